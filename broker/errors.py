@@ -1,0 +1,54 @@
+"""What can go wrong with a user's request, as typed exceptions.
+
+Raised where it happens; translated to an AMQP condition in `broker.gateway.conditions`, and to an HTTP status in
+`broker.http`. Between gateway and workers an error travels as its class name and its text.
+"""
+
+
+class BrokerError(Exception):
+    """A request that cannot be done. The text names what is wrong and is shown to the user."""
+
+
+class EntityNotFound(BrokerError): ...
+
+
+class EntityDisabled(BrokerError): ...
+
+
+class NotAllowed(BrokerError):
+    """The kind of entity does not offer this: a receiver without session on a session queue, and the like."""
+
+
+class Unauthorized(BrokerError): ...
+
+
+class QuotaExceeded(BrokerError):
+    """The entity, the partition's store, or a count is at its limit; a retry helps once there is room."""
+
+
+class MessageTooLarge(BrokerError): ...
+
+
+class InvalidArgument(BrokerError): ...
+
+
+class OutOfRange(BrokerError): ...
+
+
+class LockLost(BrokerError): ...
+
+
+class MessageNotFound(BrokerError): ...
+
+
+class ServerBusy(BrokerError):
+    """Not now: a partition is down or overloaded. A retry helps."""
+
+
+class NotImplementedByBroker(BrokerError): ...
+
+
+class InternalError(BrokerError): ...
+
+
+BY_NAME: dict[str, type[BrokerError]] = {kind.__name__: kind for kind in BrokerError.__subclasses__()}

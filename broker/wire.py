@@ -1,0 +1,81 @@
+"""The language between gateways and workers: msgpack arrays, many to a frame.
+
+A frame is a 4-byte big-endian length and that many bytes of msgpack: one array of messages, each an array that begins
+with its `Op`. Everything that one loop turn has to say goes into one frame. `partition` is a partition id, `queue` a
+queue id. A `channel` is a number the gateway chooses for one link on one partition; its answers come in the order of
+its requests. Channel 0 wants no answer. `limit` counts deliveries since the receiver was opened (it is absolute).
+
+An incoming message is [layout, body, ttl_ms | None, extra | None]: see `Extra`. In DELIVER, entries are flat, `ENTRY`
+items each: token (16 bytes), sequence number, delivery count, message record, overlay | None. In the answer to `peek`
+the `Place` of the message stands where the token would.
+
+Requests, their arguments and results (all or nothing each; `docs/architecture.md` has the meaning):
+    renew-locks       [tokens]                                   [locked_until_ms, ...] in the same order
+    peek              from sequence number, count, max bytes     entry items
+    receive-deferred  [sequence numbers], receive_and_delete     [locked_until_ms, entry items]
+    settle            [tokens], outcome, properties | None       None
+    schedule          [messages]                                 [sequence numbers]
+    cancel-scheduled  [sequence numbers]                         None
+    delete-batch      count, enqueued before ms                  number deleted
+    purge                                                        number deleted
+    counts                                                       queue -> [available, deferred, scheduled, bytes, locked]
+    metrics                                                      see broker.metrics
+    probe                                                        None, after a real write and read
+"""
+
+from enum import IntEnum
+from typing import Any
+
+import msgpack
+
+VERSION = 1
+ENTRY = 5  # items per delivery in DELIVER and in the results of peek and receive-deferred
+
+
+class Op(IntEnum):
+    # gateway -> worker
+    SEND = 1  # partition, channel, queue, [message, ...]: as many deliveries
+    SEND_BATCH = 2  # partition, channel, queue, [message, ...]: one delivery, all or nothing
+    OPEN_RECEIVER = 3  # partition, channel, queue, receive_and_delete
+    GRANT = 4  # partition, channel, limit
+    DRAIN = 5  # partition, channel, limit
+    CLOSE_RECEIVER = 6  # partition, channel, broken
+    SETTLE = 7  # partition, channel, queue, outcome, [token, ...], properties | None
+    REQUEST = 8  # partition, request id, name, queue, [argument, ...]
+    RESTORE = 9  # partition, queue, [entry items, ...]: received and deleted, but never put on the wire
+    # worker -> gateway
+    HELLO = 100  # version, [partition, ...]
+    SENT = 101  # channel, count of deliveries stored
+    REFUSED = 102  # channel, count of deliveries refused, error name, text
+    OPENED = 103  # channel
+    CLOSED = 104  # channel, error name, text: refused, or detached by the broker
+    DRAINED = 105  # channel, deliveries since it was opened
+    SETTLED = 106  # channel, count
+    UNSETTLED = 107  # channel, count, error name, text
+    DELIVER = 108  # channel, locked_until_ms, [entry items, ...]
+    REPLY = 109  # request id, result
+    FAILED = 110  # request id, error name, text
+    CATALOG = 111  # version, [definition, ...]
+
+
+class Extra(IntEnum):
+    """Keys of an incoming message's extra map, each present only when the message has it."""
+
+    SCHEDULED_MS = 1
+    SESSION_ID = 2
+    PARTITION_KEY = 3
+    MESSAGE_ID = 4  # encoded AMQP value
+    PING = 5
+
+
+class Outcome(IntEnum):
+    ACCEPTED = 0  # complete
+    ABANDONED = 1  # modified: available again, one failed delivery more
+    DEFERRED = 2  # modified, undeliverable here
+    DEAD_LETTERED = 3  # rejected
+    RELEASED = 4  # available again, no failed delivery
+
+
+def unpack(frame: bytes | memoryview) -> list[list[Any]]:
+    messages: list[list[Any]] = msgpack.unpackb(frame, strict_map_key=False)
+    return messages

@@ -1,0 +1,156 @@
+"""Keys and values of the store's tables, each value with a checksum that is verified when it is read.
+
+Numbers are big-endian. A queue id is `entity id << 3 | part`; the parts of a queue are in `Part`.
+"""
+
+import struct
+from enum import IntEnum
+from typing import Any, NamedTuple
+from zlib import crc32
+
+import msgpack
+from xxhash import xxh3_64_intdigest
+
+FORMAT_VERSION = 1
+NEVER = (1 << 63) - 1  # the time that never comes, milliseconds
+
+
+class CorruptRecord(Exception):
+    """A stored value does not match its checksum or its shape."""
+
+
+class Part(IntEnum):
+    """The sub-queues of one entity; low three bits of a queue id."""
+
+    MAIN = 0
+    DEAD_LETTER = 1
+    TRANSFER_DEAD_LETTER = 2
+    TRANSFER = 3
+
+
+class Place(IntEnum):
+    """Where in its queue a message is; the second part of a QUEUE key. Locks are not stored."""
+
+    AVAILABLE = 0
+    DEFERRED = 1
+    SCHEDULED = 2
+
+
+class Timer(IntEnum):
+    """What is due; the second part of a DUE key."""
+
+    SCHEDULED = 0  # becomes available
+    EXPIRY = 1  # time to live ends
+
+
+class Field(IntEnum):
+    """Keys of a queue entry's overlay: what differs between this copy of the message and its record."""
+
+    ENQUEUED_MS = 1
+    EXPIRES_MS = 2
+    ENQUEUE_SEQUENCE_NUMBER = 3
+    PROPERTIES = 4  # application properties set since: name -> str, or bytes of one encoded AMQP value
+    DEAD_LETTER_SOURCE = 5
+
+
+Overlay = dict[int, Any]
+
+message_key = struct.Struct(">Q").pack  # message id
+queue_key = struct.Struct(">IBQ").pack  # queue id, place, sequence number
+due_key = struct.Struct(">IBqQ").pack  # queue id, timer, time ms, sequence number
+entity_key = struct.Struct(">I").pack
+unpack_message_key = struct.Struct(">Q").unpack
+unpack_queue_key = struct.Struct(">IBQ").unpack
+unpack_due_key = struct.Struct(">IBqQ").unpack
+
+
+# Message record: checksum of all that follows, enqueued ms, expires ms (NEVER), layout (opaque here: see
+# protocol.sections.Layout), then the message's bytes.
+LAYOUT_BYTES = 16
+_message = struct.Struct(">Qqq16s")
+_message_rest = struct.Struct(">qq16s")
+MESSAGE_HEADER_BYTES = _message.size
+
+
+def encode_message(enqueued_ms: int, expires_ms: int, layout: bytes, body: bytes) -> bytes:
+    rest = _message_rest.pack(enqueued_ms, expires_ms, layout) + body
+    return xxh3_64_intdigest(rest).to_bytes(8, "big") + rest
+
+
+def check_message(record: bytes) -> None:
+    """Raises CorruptRecord if the record is short or its checksum does not match."""
+    if len(record) < MESSAGE_HEADER_BYTES or xxh3_64_intdigest(memoryview(record)[8:]) != int.from_bytes(
+        record[:8], "big"
+    ):
+        raise CorruptRecord("message record: checksum mismatch")
+
+
+def message_expires_ms(record: bytes) -> int:
+    return int.from_bytes(record[16:24], "big", signed=True)
+
+
+class Entry(NamedTuple):
+    """One message in one queue. `overlay` is None when nothing differs from the record."""
+
+    message_id: int
+    delivery_count: int
+    overlay: Overlay | None
+
+
+# Queue entry: crc32 of the rest, message id, delivery count, then the overlay in msgpack or nothing.
+_entry = struct.Struct(">IQI")
+_entry_rest = struct.Struct(">QI")
+
+
+def encode_entry(message_id: int, delivery_count: int = 0, overlay: Overlay | None = None) -> bytes:
+    rest = _entry_rest.pack(message_id, delivery_count)
+    if overlay:
+        rest += msgpack.packb(overlay)
+    return crc32(rest).to_bytes(4, "big") + rest
+
+
+def decode_entry(value: bytes) -> Entry:
+    """Raises CorruptRecord."""
+    if len(value) < _entry.size or crc32(value[4:]) != int.from_bytes(value[:4], "big"):
+        raise CorruptRecord("queue entry: checksum mismatch")
+    _, message_id, delivery_count = _entry.unpack_from(value)
+    overlay = msgpack.unpackb(value[_entry.size :], strict_map_key=False) if len(value) > _entry.size else None
+    return Entry(message_id, delivery_count, overlay)
+
+
+class Counts(NamedTuple):
+    """What a queue holds. A locked message counts as available. Bytes are of the message records."""
+
+    next_sequence_number: int = 1
+    available: int = 0
+    deferred: int = 0
+    scheduled: int = 0
+    size_bytes: int = 0
+
+
+_counts = struct.Struct(">QQQQQ")
+
+
+def encode_counts(counts: Counts) -> bytes:
+    rest = _counts.pack(*counts)
+    return crc32(rest).to_bytes(4, "big") + rest
+
+
+def decode_counts(value: bytes) -> Counts:
+    """Raises CorruptRecord."""
+    if len(value) != _counts.size + 4 or crc32(value[4:]) != int.from_bytes(value[:4], "big"):
+        raise CorruptRecord("counts: checksum mismatch")
+    return Counts(*_counts.unpack_from(value, 4))
+
+
+def encode_document(document: Any) -> bytes:
+    """A META or ENTITIES value: any msgpack value."""
+    rest: bytes = msgpack.packb(document)
+    return crc32(rest).to_bytes(4, "big") + rest
+
+
+def decode_document(value: bytes) -> Any:
+    """Raises CorruptRecord."""
+    if len(value) < 5 or crc32(value[4:]) != int.from_bytes(value[:4], "big"):
+        raise CorruptRecord("document: checksum mismatch")
+    return msgpack.unpackb(value[4:], strict_map_key=False)

@@ -1,0 +1,75 @@
+"""The store of one partition: ordered tables of bytes, changed in atomic, durable commits."""
+
+from collections.abc import Iterable, Sequence
+from enum import IntEnum
+from typing import Protocol
+
+
+class Table(IntEnum):
+    """The tables of a partition. Keys are big-endian, so that byte order is the order of the numbers.
+
+    Keys and values are made and read in `storage.records` only.
+    """
+
+    META = 0  # name -> value: format version, partition id, next entity id, catalog version
+    ENTITIES = 1  # entity id -> definition
+    MESSAGES = 2  # message id -> message record
+    QUEUE = 3  # (queue id, place, sequence number) -> queue entry
+    DUE = 4  # (queue id, timer kind, time, sequence number) -> message id
+    COUNTS = 5  # queue id -> next sequence number, messages by place, bytes
+    QUARANTINE = 6  # (table, key) of a corrupt record -> its bytes as found
+
+
+class StoreError(Exception):
+    """The store failed to read or write: the partition must stop, and reload from what is on disk."""
+
+
+class StoreFull(StoreError):
+    """The map or the disk has no room left for this commit; nothing of it was kept."""
+
+
+class Store(Protocol):
+    """Ordered tables of one partition.
+
+    Writes are staged in one transaction that begins with the first of them; reads see what is staged. `commit` makes
+    all that is staged durable (synced to disk), or none of it; `abort` forgets it. One thread only. After a StoreError
+    the store is of no further use.
+    """
+
+    def get(self, table: Table, key: bytes) -> bytes | None: ...
+
+    def put(self, table: Table, key: bytes, value: bytes) -> None: ...
+
+    def append(self, table: Table, items: Sequence[tuple[bytes, bytes]]) -> None:
+        """Put `items`, which are in key order and above every key in the table (fast path for MESSAGES)."""
+
+    def put_many(self, table: Table, items: Sequence[tuple[bytes, bytes]]) -> None: ...
+
+    def delete(self, table: Table, key: bytes) -> bool:
+        """True if the key was there."""
+
+    def delete_many(self, table: Table, keys: Iterable[bytes]) -> int:
+        """The number of keys that were there."""
+
+    def scan(
+        self, table: Table, start: bytes, end: bytes, limit: int, reverse: bool = False
+    ) -> list[tuple[bytes, bytes]]:
+        """Up to `limit` items with start <= key < end in key order, or from the end backwards."""
+
+    def last_key(self, table: Table) -> bytes | None: ...
+
+    def commit(self) -> None:
+        """Make what is staged durable; without staged writes nothing happens. Raises StoreFull or StoreError."""
+
+    def abort(self) -> None: ...
+
+    @property
+    def dirty(self) -> bool:
+        """True while writes are staged."""
+
+    def used_bytes(self) -> int:
+        """Bytes of the map in use, free pages not counted."""
+
+    def capacity_bytes(self) -> int: ...
+
+    def close(self) -> None: ...
