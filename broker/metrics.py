@@ -1,0 +1,174 @@
+"""What gateway and workers count while they work: plain numbers, cheap enough for the hot path.
+
+Each process has one thread that records, so there are no locks; nothing here imports the exposition format, which
+`broker.exposition` makes when somebody asks. Counters only grow; a process that is restarted begins at zero, as
+Prometheus expects. Times are seconds, sizes bytes.
+"""
+
+import os
+import time
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+# Upper bounds, each included in its bucket. One fsync is about 0.3 ms on an SSD and 10 ms on a disk that turns.
+WORK_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+# From a message's arrival to its delivery lies whatever backlog there is, so the bounds reach to a day.
+DELIVERY_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0, 300.0, 3600.0, 86400.0)
+GROUP_SIZES = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0)
+
+
+class Histogram:
+    """Counts of observations by upper bound.
+
+    `counts` has one item more than `bounds`, for what is above the last; it is not cumulative.
+    """
+
+    __slots__ = ("bounds", "counts", "sum")
+
+    def __init__(self, bounds: Sequence[float] = WORK_SECONDS) -> None:
+        self.bounds = tuple(bounds)
+        self.counts = [0] * (len(self.bounds) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float, count: int = 1) -> None:
+        """Count `value`, `count` times."""
+        self.counts[bisect_left(self.bounds, value)] += count
+        self.sum += value * count
+
+    def snapshot(self) -> list[Any]:
+        """[bounds, counts, sum], as plain lists and numbers that msgpack can carry."""
+        return [list(self.bounds), list(self.counts), self.sum]
+
+
+class EntityMetrics:
+    """What happened on one entity; the names are those of Service Bus's metrics.
+
+    A request is one operation of a client: a transfer (a batch is one), a settlement, a management request. Answered
+    requests are counted in exactly one of `successful_requests` and, by `failed`, the three kinds of error.
+    """
+
+    __slots__ = (
+        "incoming_bytes",
+        "incoming_messages",
+        "incoming_requests",
+        "outgoing_bytes",
+        "outgoing_messages",
+        "server_errors",
+        "settled",
+        "successful_requests",
+        "throttled_requests",
+        "user_errors",
+    )
+
+    def __init__(self) -> None:
+        self.incoming_requests = 0
+        self.successful_requests = 0
+        self.server_errors = 0
+        self.user_errors = 0
+        self.throttled_requests = 0
+        self.incoming_messages = 0  # a batch of n counts n
+        self.outgoing_messages = 0
+        self.incoming_bytes = 0  # encoded messages, as the client sent them
+        self.outgoing_bytes = 0
+        self.settled = [0] * 5  # messages whose settlement was confirmed, by `wire.Outcome`
+
+    def failed(self, error: str, count: int = 1) -> None:
+        """Count `count` requests that ended with this error, a class name of `broker.errors`."""
+        if error == "InternalError":
+            self.server_errors += count
+        elif error == "ServerBusy":
+            self.throttled_requests += count
+        else:
+            self.user_errors += count
+
+
+class GatewayMetrics:
+    """One gateway's counters. Active connections are those opened less those closed."""
+
+    __slots__ = (
+        "authentication_failures",
+        "bytes_in",
+        "bytes_out",
+        "connections_closed",
+        "connections_opened",
+        "connections_refused",
+        "delivery_latency",
+        "entities",
+        "errors",
+        "lost_settlements",
+        "receivers",
+        "send_latency",
+        "senders",
+        "sessions",
+        "worker_connects",
+    )
+
+    def __init__(self) -> None:
+        self.connections_opened = 0
+        self.connections_closed = 0
+        self.connections_refused = 0  # over the limit: closed before anything was read
+        self.sessions = 0  # AMQP sessions open now
+        self.senders = 0  # links open now on which clients send
+        self.receivers = 0  # links open now on which clients receive
+        self.bytes_in = 0  # off the sockets, below TLS
+        self.bytes_out = 0
+        self.authentication_failures = 0  # SASL and CBS
+        self.lost_settlements = 0  # deliveries whose settlement came after the lock was gone
+        self.worker_connects = 0  # times a worker was connected to, the first time included
+        self.errors: Counter[str] = Counter()  # errors sent to clients, by AMQP condition
+        self.send_latency = Histogram()  # a send's last byte to its disposition
+        self.delivery_latency = Histogram(DELIVERY_SECONDS)  # enqueued to handed to the wire
+        self.entities: dict[str, EntityMetrics] = {}
+
+    def entity(self, name: str) -> EntityMetrics:
+        """The recorder of an existing entity, by its name in the catalog (never by what a client asks for)."""
+        entity = self.entities.get(name)
+        if entity is None:
+            entity = self.entities[name] = EntityMetrics()
+        return entity
+
+    def forget(self, name: str) -> None:
+        """Drop a deleted entity's series."""
+        self.entities.pop(name, None)
+
+
+class WorkerMetrics:
+    """One worker's counters.
+
+    A turn is what the loop applied and committed at once, on all its partitions; a commit is one partition's share.
+    """
+
+    __slots__ = ("commits", "fsync_seconds", "messages_per_commit", "turn_seconds", "turns")
+
+    def __init__(self) -> None:
+        self.turns = 0
+        self.commits = 0
+        self.turn_seconds = Histogram()  # one turn with a commit: apply, hand out, commit
+        self.fsync_seconds = Histogram()  # one partition's store commit
+        self.messages_per_commit = Histogram(GROUP_SIZES)  # sends and settlements that shared one
+
+    def snapshot(self, worker: int, restarts: int, partitions: Mapping[int, Mapping[str, int]]) -> dict[str, Any]:
+        """The answer to the request `metrics`: a plain dict that `broker.exposition.render` takes.
+
+        `partitions` maps each partition's id to the keys of `broker.exposition.PARTITION`; one left out is not shown.
+        """
+        return {
+            "worker": worker,
+            "restarts": restarts,
+            "turns": self.turns,
+            "commits": self.commits,
+            "turn_seconds": self.turn_seconds.snapshot(),
+            "fsync_seconds": self.fsync_seconds.snapshot(),
+            "messages_per_commit": self.messages_per_commit.snapshot(),
+            "partitions": {partition: dict(gauges) for partition, gauges in partitions.items()},
+            **process_usage(),
+        }
+
+
+def process_usage() -> dict[str, float]:
+    """This process's resident memory in bytes and the CPU time it has used in seconds."""
+    resident_pages = int(Path("/proc/self/statm").read_bytes().split()[1])
+    return {"resident_bytes": resident_pages * os.sysconf("SC_PAGE_SIZE"), "cpu_seconds": time.process_time()}
