@@ -1,0 +1,249 @@
+"""The settings of a broker: one frozen model, read once and passed down.
+
+`broker.config_sources` reads it from flags, environment and file; children get it as JSON, secrets included, on their
+standard input (`model_dump_json`, `model_validate_json`). Its repr holds no secret.
+"""
+
+import ipaddress
+import os
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Self
+
+from pydantic import Field, StringConstraints, model_validator
+
+from broker.entities import DAY_MS, MINUTE_MS, SECOND_MS, AuthorizationRule, Frozen, QueueDescription
+
+KIB = 1024
+MIB = 1024 * KIB
+GIB = 1024 * MIB
+MAX_MESSAGE_BYTES = 100 * MIB
+MAX_PARTITIONS = 64
+
+Host = Annotated[str, StringConstraints(min_length=1, max_length=255, pattern=r"^[0-9A-Za-z.:_%-]+$")]
+Secret = Annotated[str, StringConstraints(min_length=1, max_length=256)]
+
+
+class ConfigurationError(Exception):
+    """The settings, or what they ask for, cannot be used. Its text is for the user: what, where, and the fix."""
+
+
+class LogLevel(StrEnum):
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+class LogFormat(StrEnum):
+    AUTO = "auto"
+    JSON = "json"
+    CONSOLE = "console"
+
+
+def is_loopback(host: str) -> bool:
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
+    except ValueError:
+        return False
+
+
+def _refuse_duplicates(what: str, names: list[str]) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise ValueError(f"{what} {name!r} is declared twice: remove one")
+        seen.add(name)
+
+
+class Amqp(Frozen):
+    """The AMQP listener and the limits of its connections."""
+
+    host: Host = Field("127.0.0.1", description="Address to listen on; 0.0.0.0 or :: for all.")
+    port: int | None = Field(
+        5672, ge=0, le=65535, description="Port for plain TCP; 0 takes any free one, off has none."
+    )
+    tls_port: int | None = Field(None, ge=0, le=65535, description="Port for TLS, by custom 5671; off has none.")
+    tls_certificate: Path | None = Field(None, description="PEM file with the server's certificate and its chain.")
+    tls_key: Path | None = Field(None, description="PEM file with the certificate's private key.")
+    tls_client_ca: Path | None = Field(
+        None, description="PEM file of the authorities whose client certificates are required; off asks for none."
+    )
+    max_frame_size_bytes: int = Field(64 * KIB, ge=512, le=MIB, description="Largest frame accepted from a peer.")
+    idle_time_out_ms: int = Field(
+        240 * SECOND_MS, ge=SECOND_MS, le=DAY_MS, description="Silence after which a connection is closed."
+    )
+    tls_timeout_ms: int = Field(
+        10 * SECOND_MS, ge=100, le=10 * MINUTE_MS, description="Time a peer has for the TLS handshake."
+    )
+    sasl_timeout_ms: int = Field(
+        10 * SECOND_MS, ge=100, le=10 * MINUTE_MS, description="Time a peer has to finish SASL after connecting."
+    )
+    open_timeout_ms: int = Field(
+        10 * SECOND_MS, ge=100, le=10 * MINUTE_MS, description="Time a peer has to send open after SASL."
+    )
+    cbs_timeout_ms: int = Field(
+        20 * SECOND_MS, ge=100, le=10 * MINUTE_MS, description="Time a peer has to put a first valid token after open."
+    )
+    write_stall_timeout_ms: int = Field(
+        30 * SECOND_MS, ge=100, le=DAY_MS, description="Time a peer may leave its output unread before it is cut off."
+    )
+    max_connections: int = Field(6000, ge=1, le=100_000, description="Connections open at once, in one gateway.")
+    max_sessions_per_connection: int = Field(5000, ge=1, le=65_536, description="AMQP sessions on one connection.")
+    max_links_per_session: int = Field(256, ge=1, le=65_536, description="Links in one AMQP session.")
+    max_links_per_connection: int = Field(5000, ge=1, le=65_536, description="Links on one connection.")
+    sender_credit: int = Field(
+        1000, ge=1, le=100_000, description="Messages a sender may have in flight, on one link (its credit)."
+    )
+    receiver_window: int = Field(
+        2000, ge=1, le=100_000, description="Messages taken from partitions ahead of the wire, for one link at most."
+    )
+    max_unsettled_per_link: int = Field(
+        50_000, ge=1, le=1_000_000, description="Messages handed out on one link and not yet settled, at most."
+    )
+    max_message_size_bytes: int = Field(
+        MIB, ge=KIB, le=MAX_MESSAGE_BYTES, description="Largest message accepted; a queue may set a smaller one."
+    )
+    max_output_buffer_bytes: int = Field(
+        8 * MIB, ge=64 * KIB, le=GIB, description="Output kept for one connection before its deliveries wait."
+    )
+
+    @property
+    def channel_max(self) -> int:
+        """The highest channel number, as open carries it (2.7.1)."""
+        return self.max_sessions_per_connection - 1
+
+    @property
+    def handle_max(self) -> int:
+        """The highest handle, as begin carries it (2.7.2)."""
+        return self.max_links_per_session - 1
+
+    @model_validator(mode="after")
+    def _tls_is_complete(self) -> Self:
+        if self.tls_port is not None and (self.tls_certificate is None or self.tls_key is None):
+            raise ValueError("tls_port needs tls_certificate and tls_key: set both, or turn tls_port off")
+        if self.tls_port is None and (self.tls_certificate or self.tls_key or self.tls_client_ca):
+            raise ValueError("tls_certificate, tls_key and tls_client_ca need tls_port: set it, by custom to 5671")
+        if self.port is None and self.tls_port is None:
+            raise ValueError("port and tls_port are both off: nobody could connect; set one")
+        return self
+
+
+class Ops(Frozen):
+    """The HTTP endpoint for operators: metrics and health."""
+
+    host: Host = Field("127.0.0.1", description="Address to listen on; 0.0.0.0 or :: for all.")
+    port: int | None = Field(9464, ge=0, le=65535, description="Port; 0 takes any free one, off has no endpoint.")
+
+
+class Stores(Frozen):
+    """The partitions' stores on disk."""
+
+    map_size_bytes: int = Field(
+        64 * GIB,
+        ge=16 * MIB,
+        le=1024 * 1024 * GIB,
+        description="Size a partition's store may grow to; sparse until used.",
+    )
+    send_watermark: float = Field(
+        0.9, gt=0, lt=1, description="Used share of the store above which sends are refused; receiving goes on."
+    )
+    min_free_disk_bytes: int = Field(
+        256 * MIB, ge=0, le=1024 * 1024 * GIB, description="Free disk space below which sends are refused."
+    )
+
+
+class Delivery(Frozen):
+    """How messages are handed out."""
+
+    keep_locks_of_broken_connections: bool = Field(
+        False,
+        description="Keep locks until they expire when a connection breaks, as the cloud does; "
+        "else the messages are free at once and the delivery counts as failed.",
+    )
+
+
+class Security(Frozen):
+    """Who may do what."""
+
+    root_key: Secret | None = Field(
+        None,
+        repr=False,
+        description="Key of RootManageSharedAccessKey; off makes a random one, kept in <data_dir>/root-key.",
+    )
+    authorization_rules: tuple[AuthorizationRule, ...] = Field(
+        (), max_length=12, description="Shared access keys for the whole namespace, beside the root key."
+    )
+    allow_anonymous: bool = Field(
+        False, description="Let clients without a key do everything. For development; loopback addresses only."
+    )
+
+    @model_validator(mode="after")
+    def _key_names_differ(self) -> Self:
+        names = [rule.key_name for rule in self.authorization_rules]
+        _refuse_duplicates("authorization rule", ["RootManageSharedAccessKey", *names])
+        return self
+
+
+class Log(Frozen):
+    """Logs, on standard error."""
+
+    level: LogLevel = Field(LogLevel.INFO, description="Least level that is written.")
+    format: LogFormat = Field(LogFormat.AUTO, description="JSON lines or console; auto is console on a terminal.")
+
+
+class Settings(Frozen):
+    """All settings of one broker."""
+
+    data_dir: Path = Field(
+        Path("peeklock-data"), description="Directory that holds messages, entities and the root key."
+    )
+    partitions: int = Field(
+        4, ge=1, le=MAX_PARTITIONS, description="Partitions of the namespace; fixed when the data directory is made."
+    )
+    workers: int | None = Field(
+        None,
+        ge=1,
+        le=MAX_PARTITIONS,
+        description="Worker processes, at most one per partition; off takes one less than there are processors.",
+    )
+    gateways: int = Field(1, ge=1, le=64, description="Gateway processes that share the AMQP ports.")
+    emulator: bool = Field(False, description="Be the Service Bus emulator: its well-known key SAS_KEY_VALUE.")
+    namespace: Annotated[str, StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9-]{0,48}[A-Za-z0-9]$")] = Field(
+        "peeklock", description="Name of the namespace, in metrics and logs."
+    )
+    shutdown_timeout_ms: int = Field(
+        10 * SECOND_MS, ge=100, le=10 * MINUTE_MS, description="Time processes have to end after SIGTERM."
+    )
+    amqp: Amqp = Field(Amqp(), description="The AMQP listener and the limits of its connections.")
+    ops: Ops = Field(Ops(), description="The HTTP endpoint for operators: metrics and health.")
+    store: Stores = Field(Stores(), description="The partitions' stores on disk.")
+    delivery: Delivery = Field(Delivery(), description="How messages are handed out.")
+    security: Security = Field(Security(), description="Who may do what.")
+    log: Log = Field(Log(), description="Logs, on standard error.")
+    queues: tuple[QueueDescription, ...] = Field(
+        (), max_length=10_000, description="Queues to create when missing and to update when they differ."
+    )
+
+    @property
+    def worker_count(self) -> int:
+        if self.workers is not None:
+            return self.workers
+        return max(1, min(self.partitions, (os.cpu_count() or 1) - 1))
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.workers is not None and self.workers > self.partitions:
+            raise ValueError(f"workers is {self.workers}, more than the {self.partitions} partitions: lower it")
+        if self.security.allow_anonymous and not is_loopback(self.amqp.host):
+            raise ValueError(
+                f"security.allow_anonymous would open the namespace to everybody who reaches {self.amqp.host}: "
+                "set amqp.host to 127.0.0.1, or allow_anonymous to false"
+            )
+        _refuse_duplicates("queue", [queue.name.lower() for queue in self.queues])
+        for queue in self.queues:
+            names = [rule.key_name for rule in queue.authorization_rules]
+            _refuse_duplicates(f"authorization rule of queue {queue.name!r}", names)
+        return self
