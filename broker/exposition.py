@@ -1,0 +1,234 @@
+"""The text of `/metrics`: Prometheus families made from what gateway and workers counted.
+
+Names are those of Azure Monitor for Service Bus in snake case, with `peeklock_` before and Prometheus's suffixes
+after; what Service Bus has no name for is named alike. `docs/operations.md` explains each. Imported when the first
+scrape comes, because only then is the Prometheus library worth its memory.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from broker.metrics import EntityMetrics, GatewayMetrics, process_usage
+from broker.wire import Outcome
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+
+ENTITY_COUNTERS = {  # attribute of EntityMetrics: help
+    "incoming_requests": "Operations that clients asked of the entity.",
+    "successful_requests": "Operations that succeeded.",
+    "server_errors": "Operations that failed for a reason inside the broker.",
+    "user_errors": "Operations refused because of what the client asked, lost locks included.",
+    "throttled_requests": "Operations refused for now; a retry helps.",
+    "incoming_messages": "Messages accepted; each of a batch counts.",
+    "outgoing_messages": "Messages put on the wire, redeliveries included.",
+    "incoming_bytes": "Encoded size of the messages accepted.",
+    "outgoing_bytes": "Encoded size of the messages put on the wire.",
+}
+
+SETTLED = {  # outcome: name, help
+    Outcome.ACCEPTED: ("complete_message", "Messages completed."),
+    Outcome.ABANDONED: ("abandon_message", "Messages abandoned by their receiver."),
+    Outcome.DEFERRED: ("defer_message", "Messages deferred."),
+    Outcome.DEAD_LETTERED: ("deadletter_message", "Messages dead-lettered by their receiver."),
+    Outcome.RELEASED: ("release_message", "Messages released, which is no failed delivery."),
+}
+
+GATEWAY_COUNTERS = {  # attribute of GatewayMetrics: name, help
+    "connections_opened": ("connections_opened", "Connections accepted."),
+    "connections_closed": ("connections_closed", "Connections that ended."),
+    "connections_refused": ("connections_refused", "Connections closed at once because of the connection limit."),
+    "authentication_failures": ("authentication_failures", "Failed SASL exchanges and refused CBS tokens."),
+    "lost_settlements": ("lost_settlements", "Settlements that came after their lock was lost."),
+    "bytes_in": ("connection_incoming_bytes", "AMQP bytes read from clients."),
+    "bytes_out": ("connection_outgoing_bytes", "AMQP bytes written to clients."),
+    "worker_connects": ("worker_connects", "Connections made from this gateway to workers."),
+}
+
+WORKER_COUNTERS = {  # key of a worker's snapshot: name, help
+    "restarts": ("worker_restarts", "Times the worker was restarted since the broker was started."),
+    "turns": ("worker_turns", "Turns of the worker's loop."),
+    "commits": ("worker_commits", "Commits, each with one fsync, of all the worker's partitions."),
+}
+
+WORKER_HISTOGRAMS = {
+    "turn_seconds": ("worker_turn_seconds", "Duration of a turn that committed: apply, hand out, commit."),
+    "fsync_seconds": ("worker_fsync_seconds", "Duration of one partition's commit to disk."),
+    "messages_per_commit": ("worker_messages_per_commit", "Sends and settlements that shared one commit."),
+}
+
+PARTITION = {  # key of a partition's part of the snapshot: type, name, help
+    "used_bytes": (GaugeMetricFamily, "store_used_bytes", "Bytes of the partition's store in use."),
+    "capacity_bytes": (GaugeMetricFamily, "store_capacity_bytes", "Bytes the partition's store may grow to."),
+    "locks": (GaugeMetricFamily, "locks", "Messages locked now."),
+    "receivers": (GaugeMetricFamily, "receivers", "Receivers open on the partition now."),
+    "quarantined": (GaugeMetricFamily, "quarantined_records", "Corrupt records set aside, see `peeklock verify`."),
+    "expired": (CounterMetricFamily, "expired_messages", "Messages whose time to live ended."),
+    "dead_lettered": (CounterMetricFamily, "broker_deadletter_message", "Messages the broker itself dead-lettered."),
+    "locks_expired": (CounterMetricFamily, "expired_locks", "Locks that ran out before a settlement."),
+}
+
+ENTITY_GAUGES = {
+    "messages": "Messages in the entity in any state, its dead-letter queue included.",
+    "active_messages": "Messages available or locked, and those deferred.",
+    "deadlettered_messages": "Messages in the dead-letter queue.",
+    "scheduled_messages": "Messages that wait for their scheduled time.",
+    "deferred_messages": "Messages deferred, of the active ones.",
+    "locked_messages": "Messages locked, of the active ones.",
+    "size_bytes": "Bytes of the messages of the entity, its dead-letter queue included.",
+}
+
+PART_BITS = 3  # a queue id is entity id << 3 | part: storage.records
+DEAD_LETTER_PARTS = (1, 2)  # dead-letter and transfer dead-letter
+
+
+class Scene(NamedTuple):
+    """All that one scrape shows.
+
+    `workers` has each worker's snapshot, None for one that did not answer. `counts` are the answers of partitions to
+    the request `counts`: queue id -> [available, deferred, scheduled, bytes, locked]. `entities` are the names by
+    entity id.
+    """
+
+    gateway: GatewayMetrics
+    workers: Mapping[int, Mapping[str, Any] | None]
+    counts: Iterable[Mapping[int, Sequence[int]]]
+    entities: Mapping[int, str]
+    version: str
+
+
+def render(scene: Scene) -> bytes:
+    """The exposition text, in the format of CONTENT_TYPE."""
+    return generate_latest(_Families(scene))
+
+
+class _Families(Collector):
+    def __init__(self, scene: Scene) -> None:
+        self._scene = scene
+
+    def collect(self) -> Iterable[Metric]:
+        scene = self._scene
+        build = GaugeMetricFamily("peeklock_build_info", "Always 1; the label tells the version.", labels=["version"])
+        build.add_metric([scene.version], 1)
+        yield build
+        yield from _gateway(scene.gateway)
+        yield from _entity_counters(scene.gateway.entities)
+        yield from _entity_gauges(scene.counts, scene.entities)
+        yield from _workers(scene.workers)
+        yield from _processes(scene.workers)
+
+
+def _gateway(gateway: GatewayMetrics) -> Iterable[Metric]:
+    for attribute, (name, text) in GATEWAY_COUNTERS.items():
+        yield CounterMetricFamily(f"peeklock_{name}", text, value=getattr(gateway, attribute))
+    active = gateway.connections_opened - gateway.connections_closed
+    yield GaugeMetricFamily("peeklock_active_connections", "Connections open now.", value=active)
+    yield GaugeMetricFamily("peeklock_sessions", "AMQP sessions open now.", value=gateway.sessions)
+    links = GaugeMetricFamily("peeklock_links", "Links open now, by what the client does on them.", labels=["role"])
+    links.add_metric(["sender"], gateway.senders)
+    links.add_metric(["receiver"], gateway.receivers)
+    yield links
+    errors = CounterMetricFamily("peeklock_errors", "Errors sent to clients, by condition.", labels=["condition"])
+    for condition, count in sorted(gateway.errors.items()):
+        errors.add_metric([condition], count)
+    yield errors
+    latency = HistogramMetricFamily(
+        "peeklock_server_send_latency_seconds", "Time from a send's last byte to its disposition."
+    )
+    _add_histogram(latency, [], gateway.send_latency.snapshot())
+    yield latency
+    latency = HistogramMetricFamily(
+        "peeklock_delivery_latency_seconds", "Time from a message's enqueueing to its hand-over to the wire."
+    )
+    _add_histogram(latency, [], gateway.delivery_latency.snapshot())
+    yield latency
+
+
+def _entity_counters(entities: Mapping[str, EntityMetrics]) -> Iterable[Metric]:
+    by_name = sorted(entities.items())
+    for attribute, text in ENTITY_COUNTERS.items():
+        family = CounterMetricFamily(f"peeklock_{attribute}", text, labels=["entity"])
+        for name, entity in by_name:
+            family.add_metric([name], getattr(entity, attribute))
+        yield family
+    for outcome, (name, text) in SETTLED.items():
+        family = CounterMetricFamily(f"peeklock_{name}", text, labels=["entity"])
+        for entity_name, entity in by_name:
+            family.add_metric([entity_name], entity.settled[outcome])
+        yield family
+
+
+def _entity_gauges(counts: Iterable[Mapping[int, Sequence[int]]], names: Mapping[int, str]) -> Iterable[Metric]:
+    totals = {name: dict.fromkeys(ENTITY_GAUGES, 0) for name in names.values()}
+    for by_queue in counts:
+        for queue, (available, deferred, scheduled, size, locked) in by_queue.items():
+            name = names.get(queue >> PART_BITS)
+            if name is None:
+                continue  # deleted since
+            total = totals[name]
+            total["messages"] += available + deferred + scheduled
+            total["size_bytes"] += size
+            if queue & (1 << PART_BITS) - 1 in DEAD_LETTER_PARTS:
+                total["deadlettered_messages"] += available + deferred + scheduled
+            else:
+                total["active_messages"] += available + deferred
+                total["scheduled_messages"] += scheduled
+                total["deferred_messages"] += deferred
+                total["locked_messages"] += locked
+    for gauge, text in ENTITY_GAUGES.items():
+        family = GaugeMetricFamily(f"peeklock_{gauge}", text, labels=["entity"])
+        for name, total in sorted(totals.items()):
+            family.add_metric([name], total[gauge])
+        yield family
+
+
+def _workers(workers: Mapping[int, Mapping[str, Any] | None]) -> Iterable[Metric]:
+    up = GaugeMetricFamily("peeklock_worker_up", "1 if the worker answered this scrape, else 0.", labels=["worker"])
+    for worker, snapshot in sorted(workers.items()):
+        up.add_metric([str(worker)], snapshot is not None)
+    yield up
+    present = [(str(worker), snapshot) for worker, snapshot in sorted(workers.items()) if snapshot is not None]
+    for key, (name, text) in WORKER_COUNTERS.items():
+        counter = CounterMetricFamily(f"peeklock_{name}", text, labels=["worker"])
+        for worker_label, snapshot in present:
+            counter.add_metric([worker_label], snapshot[key])
+        yield counter
+    for key, (name, text) in WORKER_HISTOGRAMS.items():
+        histogram = HistogramMetricFamily(f"peeklock_{name}", text, labels=["worker"])
+        for worker_label, snapshot in present:
+            _add_histogram(histogram, [worker_label], snapshot[key])
+        yield histogram
+    for key, (kind, name, text) in PARTITION.items():
+        family = kind(f"peeklock_{name}", text, labels=["partition"])
+        for _, snapshot in present:
+            for partition, values in snapshot["partitions"].items():
+                if key in values:
+                    family.add_metric([str(partition)], values[key])
+        yield family
+
+
+def _processes(workers: Mapping[int, Mapping[str, Any] | None]) -> Iterable[Metric]:
+    resident = GaugeMetricFamily(
+        "peeklock_process_resident_memory_bytes", "Resident memory of a process of the broker.", labels=["process"]
+    )
+    cpu = CounterMetricFamily("peeklock_process_cpu_seconds", "CPU time a process has used.", labels=["process"])
+    usage: list[tuple[str, Mapping[str, Any]]] = [("gateway", process_usage())]
+    usage += [(f"worker-{worker}", snapshot) for worker, snapshot in sorted(workers.items()) if snapshot is not None]
+    for process, used in usage:
+        resident.add_metric([process], used["resident_bytes"])
+        cpu.add_metric([process], used["cpu_seconds"])
+    yield resident
+    yield cpu
+
+
+def _add_histogram(family: HistogramMetricFamily, labels: list[str], snapshot: Sequence[Any]) -> None:
+    bounds, counts, total = snapshot
+    buckets: list[tuple[str, float]] = []
+    cumulative = 0
+    for bound, count in zip([*map(repr, bounds), "+Inf"], counts, strict=True):
+        cumulative += count
+        buckets.append((bound, cumulative))
+    family.add_metric(labels, buckets, sum_value=total)
