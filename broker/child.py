@@ -1,0 +1,103 @@
+"""What a gateway or worker process has in common: how it is told what to do, and how it answers its supervisor.
+
+The supervisor starts `python -m broker.worker` or `-m broker.gateway` in the data directory, writes one line of JSON to
+its standard input, and reads one line of JSON from its standard output: either that it serves, or why it never can.
+
+    instructions = read_instructions()
+    try:
+        ...                                          # open stores, listen
+    except ConfigurationError as error:
+        fail(str(error))
+    announce_ready(amqp_port=port)
+
+A child must not outlive its supervisor, whose successor needs the ports and the stores: the kernel kills it then.
+"""
+
+import ctypes
+import json
+import os
+import signal
+import sys
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from broker.config import Settings
+
+PERMANENT_FAULT = 78  # EX_CONFIG of sysexits.h: starting again as things are would fail again
+_PR_SET_PDEATHSIG = 1  # prctl(2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instructions:
+    """What one child is to do.
+
+    `sockets` are the paths of the workers' unix sockets, relative to the working directory; the index is the worker.
+    Partition p is on worker p % len(sockets). `worker` is None, and `partitions` empty, for a gateway. In `settings`
+    the root key is always set, and `data_dir` is absolute.
+    """
+
+    settings: Settings
+    supervisor: int  # process id
+    worker: int | None
+    partitions: tuple[int, ...]
+    sockets: tuple[str, ...]
+    restarts: int  # how often this child was started again
+
+    def to_json(self) -> str:
+        return json.dumps(
+            {
+                "settings": self.settings.model_dump(mode="json"),
+                "supervisor": self.supervisor,
+                "worker": self.worker,
+                "partitions": self.partitions,
+                "sockets": self.sockets,
+                "restarts": self.restarts,
+            }
+        )
+
+    @classmethod
+    def from_json(cls, line: str) -> "Instructions":
+        fields = json.loads(line)
+        return cls(
+            settings=Settings.model_validate(fields["settings"]),
+            supervisor=fields["supervisor"],
+            worker=fields["worker"],
+            partitions=tuple(fields["partitions"]),
+            sockets=tuple(fields["sockets"]),
+            restarts=fields["restarts"],
+        )
+
+
+def read_instructions() -> Instructions:
+    """The supervisor's line from standard input; from now on this process dies with the supervisor.
+
+    Exits quietly if the supervisor is gone before it has spoken.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    line = sys.stdin.readline()
+    if not line:
+        sys.exit(1)
+    instructions = Instructions.from_json(line)
+    if os.getppid() != instructions.supervisor:  # it died before prctl was called
+        sys.exit(1)
+    return instructions
+
+
+def announce_ready(**fields: Any) -> None:
+    """Tell the supervisor that this process serves; `fields` are what only it knows, such as a port that it chose."""
+    _answer({"ready": True, **fields})
+
+
+def fail(message: str) -> NoReturn:
+    """Tell the supervisor that this process can never serve as things are, and exit.
+
+    `message` is shown to the user: it names the setting and the fix.
+    """
+    _answer({"ready": False, "message": message})
+    sys.exit(PERMANENT_FAULT)
+
+
+def _answer(document: dict[str, Any]) -> None:
+    print(json.dumps(document), flush=True)
+    # Nobody reads the pipe after this line: whatever is printed later belongs with the logs.
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
