@@ -1,0 +1,85 @@
+"""The names that Service Bus gave to annotations, properties, filters and the like, and AMQP's numbers of types.
+
+Error conditions are in `protocol.conditions`. Annotation and attach property keys are symbols, application property
+keys are strings; on the wire that matters.
+"""
+
+from enum import IntEnum
+from typing import Final
+
+from protocol.codec import Symbol
+
+
+class Descriptor(IntEnum):
+    """Descriptor codes of AMQP 1.0 (2.7, 2.8, 3.2, 3.4, 3.5, 4.5)."""
+
+    OPEN = 0x10
+    BEGIN = 0x11
+    ATTACH = 0x12
+    FLOW = 0x13
+    TRANSFER = 0x14
+    DISPOSITION = 0x15
+    DETACH = 0x16
+    END = 0x17
+    CLOSE = 0x18
+    ERROR = 0x1D
+    RECEIVED = 0x23
+    ACCEPTED = 0x24
+    REJECTED = 0x25
+    RELEASED = 0x26
+    MODIFIED = 0x27
+    SOURCE = 0x28
+    TARGET = 0x29
+    COORDINATOR = 0x30
+    DECLARE = 0x31
+    DISCHARGE = 0x32
+    DECLARED = 0x33
+    TRANSACTIONAL_STATE = 0x34
+    SASL_MECHANISMS = 0x40
+    SASL_INIT = 0x41
+    SASL_CHALLENGE = 0x42
+    SASL_RESPONSE = 0x43
+    SASL_OUTCOME = 0x44
+    HEADER = 0x70
+    DELIVERY_ANNOTATIONS = 0x71
+    MESSAGE_ANNOTATIONS = 0x72
+    PROPERTIES = 0x73
+    APPLICATION_PROPERTIES = 0x74
+    DATA = 0x75
+    AMQP_SEQUENCE = 0x76
+    AMQP_VALUE = 0x77
+    FOOTER = 0x78
+
+
+BATCH_FORMAT: Final = 0x80013700  # message-format of a transfer whose data sections are messages
+
+# Message annotations
+SEQUENCE_NUMBER: Final = Symbol("x-opt-sequence-number")  # long
+ENQUEUED_TIME: Final = Symbol("x-opt-enqueued-time")  # timestamp
+LOCKED_UNTIL: Final = Symbol("x-opt-locked-until")  # timestamp
+ENQUEUE_SEQUENCE_NUMBER: Final = Symbol("x-opt-enqueue-sequence-number")  # long
+PARTITION_KEY: Final = Symbol("x-opt-partition-key")  # string
+VIA_PARTITION_KEY: Final = Symbol("x-opt-via-partition-key")  # string
+SCHEDULED_ENQUEUE_TIME: Final = Symbol("x-opt-scheduled-enqueue-time")  # timestamp
+DEADLETTER_SOURCE: Final = Symbol("x-opt-deadletter-source")  # string
+MESSAGE_STATE: Final = Symbol("x-opt-message-state")  # int: 0 active, 1 deferred, 2 scheduled
+PARTITION_ID: Final = Symbol("x-opt-partition-id")  # short
+
+# Delivery annotation of messages embedded in answers of $management
+LOCK_TOKEN: Final = Symbol("x-opt-lock-token")  # uuid
+
+# Application properties of a dead-lettered message
+DEAD_LETTER_REASON: Final = "DeadLetterReason"
+DEAD_LETTER_ERROR_DESCRIPTION: Final = "DeadLetterErrorDescription"
+
+# Content type of a message that is swallowed
+PING_CONTENT_TYPE: Final = "application/vnd.ms-servicebus-ping"
+
+# Link properties
+TIMEOUT: Final = Symbol("com.microsoft:timeout")  # uint, milliseconds
+RECEIVER_NAME: Final = Symbol("com.microsoft:receiver-name")  # string
+ENTITY_TYPE: Final = Symbol("com.microsoft:entity-type")
+CLIENT_IDENTIFIER: Final = Symbol("com.microsoft:client-identifier")  # string
+MAX_MESSAGE_BATCH_SIZE: Final = Symbol("com.microsoft:max-message-batch-size")  # ulong, bytes
+TRANSFER_DESTINATION_ADDRESS: Final = Symbol("com.microsoft:transfer-destination-address")  # string
+LOCKED_UNTIL_UTC: Final = Symbol("com.microsoft:locked-until-utc")  # ticks, long
