@@ -1,0 +1,166 @@
+"""A real broker for tests: its own process tree, in its own directory, on free ports of the loopback interface."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import psutil
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+KEY_NAME = "RootManageSharedAccessKey"
+KEY = "SAS_KEY_VALUE"  # the emulator's well-known key
+START_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 20.0
+LOG_TAIL_BYTES = 20_000
+
+
+class BrokerFailed(Exception):
+    """The broker did not start or stop as it should; the text ends with its log."""
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports free at this moment; all sockets are held until the last is found, so that they differ."""
+    with contextlib.ExitStack() as stack:
+        ports = []
+        for _ in range(count):
+            held = stack.enter_context(socket.socket())
+            held.bind(("127.0.0.1", 0))
+            ports.append(int(held.getsockname()[1]))
+        return ports
+
+
+class Broker:
+    """One broker and its data directory, which outlives `stop`, `kill` and `restart`.
+
+    `config` is the text of a TOML file. Ports are chosen once and kept over restarts.
+    """
+
+    def __init__(self, directory: Path, config: str = "", *, arguments: tuple[str, ...] = ("--emulator",)) -> None:
+        self.directory = directory
+        self.data_dir = directory / "data"
+        self.config_file = directory / "config.toml"
+        self.log_file = directory / "broker.log"
+        self.arguments = arguments
+        self.amqp_port, self.ops_port = free_ports(2)
+        self._process: subprocess.Popen[bytes] | None = None
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self.config_file.write_text(config)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill() if error else self.stop()
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, "the broker is not running"
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def connection_string(self) -> str:
+        return self.connection_string_for(KEY_NAME, KEY)
+
+    def connection_string_for(self, key_name: str, key: str) -> str:
+        return (
+            f"Endpoint=sb://localhost:{self.amqp_port};SharedAccessKeyName={key_name};SharedAccessKey={key};"
+            "UseDevelopmentEmulator=true;"
+        )
+
+    def start(self) -> None:
+        """Start it and wait until it is ready; on failure kill what started and raise BrokerFailed."""
+        assert self._process is None, "the broker is running already"
+        command = [sys.executable, "-m", "broker.cli", "serve"]
+        command += ["--config", str(self.config_file), "--data-dir", str(self.data_dir)]
+        command += ["--amqp-port", str(self.amqp_port), "--ops-port", str(self.ops_port), *self.arguments]
+        with self.log_file.open("ab") as log:
+            self._process = subprocess.Popen(
+                command, cwd=REPOSITORY, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+        try:
+            self._wait_until_ready()
+        except BrokerFailed:
+            self.kill()
+            raise
+
+    def stop(self) -> None:
+        """End it by SIGTERM, as an operator does. Raises BrokerFailed if it does not end cleanly in time."""
+        if self._process is None:
+            return
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            code = self._process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise BrokerFailed(f"still running {STOP_TIMEOUT_S:.0f} s after SIGTERM\n{self.log()}") from None
+        self._process = None
+        if code != 0:
+            raise BrokerFailed(f"ended with exit code {code} after SIGTERM\n{self.log()}")
+
+    def kill(self) -> None:
+        """SIGKILL the whole process tree at once, as a power cut would, and wait until all of it is gone."""
+        if self._process is None:
+            return
+        tree = self.processes()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)  # it leads its own process group; also when it is dead itself
+        for process in tree:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        self._process.wait()
+        psutil.wait_procs(tree, timeout=STOP_TIMEOUT_S)
+        self._process = None
+
+    def restart(self) -> None:
+        self.stop()
+        self.start()
+
+    def processes(self) -> list[psutil.Process]:
+        """The supervisor and everything below it; the supervisor first, so that killing in order restarts nothing."""
+        try:
+            root = psutil.Process(self.pid)
+            return [root, *root.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return []
+
+    def get(self, path: str, timeout_s: float = 2.0) -> tuple[int, str]:
+        """GET from the operations endpoint: (HTTP status, body). Raises OSError while nobody listens."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.ops_port}{path}", timeout=timeout_s) as answer:
+                return int(answer.status), answer.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+
+    def log(self) -> str:
+        """The end of what it wrote on its terminal."""
+        with self.log_file.open("rb") as log:
+            log.seek(max(0, os.fstat(log.fileno()).st_size - LOG_TAIL_BYTES))
+            return f"--- {self.log_file} ---\n{log.read().decode(errors='replace')}"
+
+    def _wait_until_ready(self) -> None:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < deadline:
+            if not self.running:
+                raise BrokerFailed(f"ended while starting\n{self.log()}")
+            with contextlib.suppress(OSError):
+                if self.get("/readyz")[0] == 200:
+                    return
+            time.sleep(0.02)
+        raise BrokerFailed(f"not ready after {START_TIMEOUT_S:.0f} s\n{self.log()}")

@@ -1,0 +1,306 @@
+"""The scenarios every SDK runs, in one table; and which SDK cannot run which, with the reason.
+
+A scenario has its own queue, named `QUEUE_PREFIX` and its id, so that all can run at once. What a program does for an
+id is the sentence here in its SDK's own words: a program asserts values, not only that nothing was raised.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+QUEUE_PREFIX = "interop-"
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """`seeds` are the lines of the requirements it shows. `queue` differs from `QueueDescription`'s defaults;
+    None declares no queue."""
+
+    id: str
+    sentence: str
+    seeds: tuple[str, ...]
+    queue: Mapping[str, object] | None = field(default_factory=dict)
+
+
+SHORT_LOCK = {"lock_duration_ms": 5_000}
+
+SCENARIOS = (
+    Scenario(
+        "send-complete",
+        "A message sent is received under a lock, and gone once completed.",
+        ("ST1", "ST5", "ST8"),
+    ),
+    Scenario(
+        "properties",
+        "Message id, subject, correlation id and the other standard properties arrive as sent; sequence number, "
+        "enqueued time and lock end are there.",
+        ("ST15",),
+    ),
+    Scenario(
+        "application-properties",
+        "Application properties arrive with the types the SDK can send.",
+        (),
+    ),
+    Scenario(
+        "bodies",
+        "Binary, empty, value and sequence bodies arrive as sent.",
+        (),
+    ),
+    Scenario(
+        "batch",
+        "A batch of 100 is stored in order with consecutive sequence numbers.",
+        ("ST1",),
+    ),
+    Scenario(
+        "large-message",
+        "A message of 900 KiB arrives unchanged.",
+        (),
+    ),
+    Scenario(
+        "pipelined",
+        "2,000 messages, many in flight at once, each arrive once and can all be completed.",
+        ("ST1", "ST2"),
+    ),
+    Scenario(
+        "presettled-send",
+        "Messages sent settled are stored without an answer.",
+        ("ST3",),
+    ),
+    Scenario(
+        "receive-and-delete",
+        "What was received so is gone without a settlement.",
+        ("ST4",),
+    ),
+    Scenario(
+        "abandon",
+        "An abandoned message comes again at once, before the next one, with the same id and one delivery more.",
+        ("ST6", "ST9", "ST15"),
+    ),
+    Scenario(
+        "abandon-properties",
+        "Properties set while abandoning are on the message when it comes again.",
+        ("ST9",),
+    ),
+    Scenario(
+        "defer",
+        "A deferred message is delivered no more, is received by its number, completed, and then not found.",
+        ("ST11",),
+    ),
+    Scenario(
+        "dead-letter",
+        "A dead-lettered message is in the dead-letter queue with reason, description and properties.",
+        ("ST10", "DL1", "DL4"),
+    ),
+    Scenario(
+        "dead-letter-queue",
+        "The dead-letter queue is received from, abandoned in and completed in like any; "
+        "time to live ends nothing in it.",
+        ("DL2", "DL3"),
+    ),
+    Scenario(
+        "max-delivery-count",
+        "A message abandoned as often as allowed is dead-lettered as MaxDeliveryCountExceeded.",
+        ("ST7", "DL4", "DL5"),
+        {"max_delivery_count": 2},
+    ),
+    Scenario(
+        "lock-expiry",
+        "A message nobody settles comes again after its lock, with one delivery more.",
+        ("ST5", "ST6", "ST9"),
+        SHORT_LOCK,
+    ),
+    Scenario(
+        "renew-lock",
+        "A renewed lock lasts longer: the message is completed after its first lock would have ended.",
+        ("ST14",),
+        SHORT_LOCK,
+    ),
+    Scenario(
+        "auto-renew",
+        "The SDK's own renewer keeps the lock while a message is worked on.",
+        ("ST14",),
+        SHORT_LOCK,
+    ),
+    Scenario(
+        "lock-lost",
+        "Settling after the lock ended fails with the SDK's lock-lost error, and the message comes again.",
+        ("ST12",),
+        SHORT_LOCK,
+    ),
+    Scenario(
+        "peek",
+        "Browsing shows messages in order, from a sequence number on too, and locks none.",
+        ("ST5",),
+    ),
+    Scenario(
+        "schedule",
+        "A scheduled message can be browsed, arrives at its time and not before.",
+        (),
+    ),
+    Scenario(
+        "cancel-scheduled",
+        "Of two scheduled messages only the one not cancelled arrives; a second cancel is an error.",
+        (),
+    ),
+    Scenario(
+        "time-to-live",
+        "An expired message is not delivered.",
+        ("DL6",),
+    ),
+    Scenario(
+        "time-to-live-dead-letter",
+        "Where the queue says so an expired message is dead-lettered as TTLExpiredException.",
+        ("DL4", "DL6"),
+        {"dead_lettering_on_message_expiration": True},
+    ),
+    Scenario(
+        "settle-elsewhere",
+        "A message received on a link now closed is settled by its lock token on another.",
+        ("ST8",),
+    ),
+    Scenario(
+        "prompt-return",
+        "Receiving returns in time: empty from an empty queue, and with fewer than asked; "
+        "credit left over loses nothing.",
+        (),
+    ),
+    Scenario(
+        "prefetch",
+        "With prefetch all messages arrive once, in order, and can be completed.",
+        (),
+    ),
+    Scenario(
+        "push-receive",
+        "The SDK's handler or iterator receives and completes messages as they are sent.",
+        (),
+    ),
+    Scenario(
+        "competing",
+        "Three receivers of one queue get disjoint sets that make the whole.",
+        ("ST5",),
+    ),
+    Scenario(
+        "connection-reuse",
+        "Senders and receivers opened, closed and opened again on one client all work.",
+        (),
+    ),
+    Scenario(
+        "close-unsettled",
+        "A message held by a receiver that closes is there for the next one, with one delivery more.",
+        ("ST6", "ST9"),
+        SHORT_LOCK,
+    ),
+    Scenario(
+        "connection-lost",
+        "When the socket breaks its locks end: another connection gets the message at once, with one delivery more.",
+        ("ST12",),
+        {"lock_duration_ms": 300_000},
+    ),
+    Scenario(
+        "batch-delete",
+        "Messages are deleted in bulk by number or until the queue is empty.",
+        (),
+    ),
+    Scenario(
+        "unknown-queue",
+        "A queue that does not exist is the SDK's not-found error, at once.",
+        ("ST1",),
+        None,
+    ),
+    Scenario(
+        "wrong-key",
+        "A wrong key is the SDK's authentication error.",
+        (),
+    ),
+    Scenario(
+        "missing-right",
+        "A key that may only listen cannot send, and one that may only send cannot receive: "
+        "the SDK's unauthorized error.",
+        (),
+    ),
+    Scenario(
+        "oversized",
+        "A message above the queue's limit is the SDK's size error; the next, small enough, is stored.",
+        ("ST1",),
+        {"max_message_size_kb": 64},
+    ),
+    Scenario(
+        "disabled",
+        "A disabled queue is the SDK's entity-disabled error for senders and receivers.",
+        (),
+        {"status": "Disabled"},
+    ),
+    Scenario(
+        "send-disabled",
+        "A queue disabled for sending refuses senders with the SDK's entity-disabled error and can be received from.",
+        (),
+        {"status": "SendDisabled"},
+    ),
+    Scenario(
+        "receive-disabled",
+        "A queue disabled for receiving refuses receivers with the SDK's entity-disabled error and can be sent to.",
+        (),
+        {"status": "ReceiveDisabled"},
+    ),
+)
+
+_NO_CUT = "the SDK has no way to cut its socket"
+_NO_PRESETTLED = "the SDK always waits for the outcome"
+_NO_BULK = "the SDK has no call for it"
+
+_PYTHON = {
+    "abandon-properties": "abandon_message takes none",
+    "settle-elsewhere": "the SDK settles only through the receiver a message came from",
+    "connection-lost": _NO_CUT,
+    "presettled-send": _NO_PRESETTLED,
+    "batch-delete": _NO_BULK,
+}
+
+_JMS_MANAGEMENT = "needs the $management node, of which JMS knows nothing"
+
+NOT_APPLICABLE: dict[str, dict[str, str]] = {
+    "python-7.14.3": _PYTHON,
+    "python-7.15.0": _PYTHON,
+    "javascript": {
+        "connection-lost": _NO_CUT,
+        "presettled-send": _NO_PRESETTLED,
+        "batch-delete": _NO_BULK,
+    },
+    "go": {
+        "auto-renew": "the SDK has no renewer; renew-lock shows the call",
+        "push-receive": "the SDK has neither handler nor iterator",
+        "connection-lost": _NO_CUT,
+        "presettled-send": _NO_PRESETTLED,
+        "batch-delete": _NO_BULK,
+    },
+    "java": {
+        "connection-lost": _NO_CUT,
+        "presettled-send": _NO_PRESETTLED,
+        "batch-delete": _NO_BULK,
+    },
+    "jms": {
+        "batch": "JMS has no batches",
+        "abandon-properties": "JMS sets no properties while settling",
+        "dead-letter-queue": "JMS cannot abandon and peek one message of it; dead-letter receives from it",
+        "renew-lock": _JMS_MANAGEMENT,
+        "auto-renew": _JMS_MANAGEMENT,
+        "lock-lost": "JMS settles without waiting for an answer",
+        "peek": _JMS_MANAGEMENT,
+        "schedule": _JMS_MANAGEMENT,
+        "cancel-scheduled": _JMS_MANAGEMENT,
+        "settle-elsewhere": _JMS_MANAGEMENT,
+        "connection-lost": _NO_CUT,
+        "batch-delete": _JMS_MANAGEMENT,
+    },
+    "rhea": {
+        "auto-renew": "the library has no renewer; renew-lock shows the request",
+    },
+    "proton": {
+        "auto-renew": "the library has no renewer; renew-lock shows the request",
+    },
+}
+
+SDKS = tuple(NOT_APPLICABLE)
+
+
+def applicable(sdk: str) -> list[Scenario]:
+    return [scenario for scenario in SCENARIOS if scenario.id not in NOT_APPLICABLE[sdk]]
