@@ -14,6 +14,9 @@ from xxhash import xxh3_64_intdigest
 FORMAT_VERSION = 1
 NEVER = (1 << 63) - 1  # the time that never comes, milliseconds
 
+FORMAT_VERSION_KEY = b"format-version"  # in META, a document: FORMAT_VERSION
+PARTITION_ID_KEY = b"partition-id"  # in META, a document: whose store this is
+
 
 class CorruptRecord(Exception):
     """A stored value does not match its checksum or its shape."""

@@ -1,0 +1,34 @@
+"""Files that are there after a power cut, whole or not at all."""
+
+import os
+from pathlib import Path
+
+
+def write_file(path: Path, content: bytes, mode: int = 0o600) -> None:
+    """Make `path` hold `content`: readers see the old content or all of the new, and so does the next start."""
+    partial = path.with_name(path.name + ".partial")
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.rename(path)
+    sync_directory(path.parent)
+
+
+def sync_file(path: Path) -> None:
+    """Make a file's content durable that another means has written."""
+    _sync(path, os.O_RDONLY)
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names in a directory durable: a file's own sync does not include its name."""
+    _sync(path, os.O_RDONLY | os.O_DIRECTORY)
+
+
+def _sync(path: Path, flags: int) -> None:
+    descriptor = os.open(path, flags)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

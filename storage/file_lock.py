@@ -1,0 +1,41 @@
+"""A lock file that is held by at most one process and ends with it, however it ends."""
+
+import fcntl
+import os
+from pathlib import Path
+
+
+class FileLocked(Exception):
+    """Another process holds the lock; `pid` is its process id, if known."""
+
+    def __init__(self, path: Path, pid: int | None) -> None:
+        super().__init__(f"{path} is held by process {pid if pid else '(unknown)'}")
+        self.path, self.pid = path, pid
+
+
+class FileLock:
+    """The exclusive lock on `path`, a file made if missing; it contains the process id of its holder.
+
+    The file stays when the lock is released: removing it would let two processes lock two files of the same name.
+    Raises FileLocked at once if it is held, OSError if the file cannot be made.
+    """
+
+    def __init__(self, path: Path) -> None:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        except BlockingIOError:
+            content = os.pread(descriptor, 32, 0).strip()
+            os.close(descriptor)
+            raise FileLocked(path, int(content) if content.isdigit() else None) from None
+        except BaseException:
+            os.close(descriptor)
+            raise
+        self._descriptor: int | None = descriptor
+
+    def release(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None

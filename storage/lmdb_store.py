@@ -1,0 +1,435 @@
+"""A partition's store on disk: one LMDB environment in a directory of its own. The only module that imports lmdb.
+
+    <partition>/data.mdb    the tables
+    <partition>/lock.mdb    LMDB's own: writer's mutex and reader slots
+    <partition>/owner.lock  held by the process that has the store open; others may only read (`Snapshot`)
+
+A commit is two syncs: the changed pages, then the root that points to them. Pages are never changed in place, so a
+process killed at any moment leaves the last commit that returned, or the one under way if its root got to the disk.
+"""
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from errno import EDQUOT, ENOSPC
+from itertools import islice
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NoReturn, Self
+
+import lmdb
+
+from storage.durable import sync_directory
+from storage.file_lock import FileLock, FileLocked
+from storage.mapped_pages import MappedPages
+from storage.records import (
+    FORMAT_VERSION,
+    FORMAT_VERSION_KEY,
+    PARTITION_ID_KEY,
+    CorruptRecord,
+    decode_document,
+    encode_document,
+)
+from storage.store import Store, StoreError, StoreFull, Table
+
+DATA_FILE = "data.mdb"
+LOCK_FILE = "lock.mdb"
+OWNER_LOCK_FILE = "owner.lock"
+
+MAX_READERS = 16  # ours, and a few processes that verify or back up
+META_PAGES = 2  # LMDB's two roots at the start of the file
+
+_NAMES = [table.name.lower().encode() for table in Table]
+
+
+class UnknownFormat(StoreError):
+    """The file was written in a format this version does not know. Nothing was changed."""
+
+    def __init__(self, path: Path, found: object, supported: int = FORMAT_VERSION) -> None:
+        super().__init__(f"{path}: format version {found!r} found, {supported} supported; the file was left untouched")
+        self.path, self.found, self.supported = path, found, supported
+
+
+class WrongPartition(StoreError):
+    """The directory holds another partition's store. Nothing was changed."""
+
+    def __init__(self, path: Path, found: object, wanted: int) -> None:
+        super().__init__(f"{path}: holds partition {found!r}, not {wanted}; the file was left untouched")
+        self.path, self.found, self.wanted = path, found, wanted
+
+
+class StoreInUse(StoreError):
+    """Another process has this store open."""
+
+
+def _translated(path: Path, doing: str, error: Exception) -> StoreError:
+    number = error.errno if isinstance(error, OSError) else getattr(error, "code", None)
+    full = isinstance(error, lmdb.MapFullError) or number in (ENOSPC, EDQUOT)
+    return (StoreFull if full else StoreError)(f"{path}: {doing}: {error}")
+
+
+def _open_read_only(path: Path) -> Any:
+    """The environment at `path`, for reading. Raises StoreError.
+
+    Where there is no lock file nobody writes (a backup, or a store never opened since), and none is made.
+    """
+    try:
+        env = lmdb.open(
+            str(path),
+            map_size=0,  # as large as the file says
+            readonly=True,
+            lock=(path / LOCK_FILE).exists(),
+            create=False,
+            readahead=False,
+            max_dbs=len(Table),
+            max_readers=MAX_READERS,
+        )
+    except lmdb.VersionMismatchError as error:
+        raise UnknownFormat(path, f"LMDB's own file format ({error})") from error
+    except (lmdb.Error, OSError) as error:
+        raise StoreError(f"{path / DATA_FILE}: cannot be opened: {error}") from error
+    # A read beyond the end of a mapped file kills the process (SIGBUS), so a truncated file must not get that far.
+    needed = (env.info()["last_pgno"] + 1) * env.stat()["psize"]
+    found = (path / DATA_FILE).stat().st_size
+    if found < needed:
+        env.close()
+        raise StoreError(f"{path / DATA_FILE}: truncated: {found} bytes of {needed}")
+    return env
+
+
+def _open_tables(env: Any) -> list[Any]:
+    """Handles of all tables, in the order of Table. Raises lmdb.NotFoundError if one is missing."""
+    return [env.open_db(name, create=False) for name in _NAMES]
+
+
+class Snapshot:
+    """One partition as it was at one commit, to read while its owner goes on.
+
+    As long as it is open, pages freed since cannot be used again: the file grows with what is written meanwhile.
+    Raises StoreError, UnknownFormat.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._env = _open_read_only(path)
+        self.partition_id: int
+        try:
+            self._databases = _open_tables(self._env)
+            self._txn = self._env.begin(buffers=True)
+            found = self._document(FORMAT_VERSION_KEY)
+            if found != FORMAT_VERSION:
+                raise UnknownFormat(path, found)
+            self.partition_id = self._document(PARTITION_ID_KEY)
+        except lmdb.NotFoundError as error:
+            self.close()
+            raise UnknownFormat(path, None) from error
+        except (lmdb.Error, OSError) as error:
+            self.close()
+            raise StoreError(f"{path}: {error}") from error
+        except BaseException:
+            self.close()
+            raise
+
+    def items(self, table: Table) -> Iterator[tuple[memoryview, memoryview]]:
+        """All items in key order. The views are valid until `close`."""
+        items: Iterator[tuple[memoryview, memoryview]] = self._txn.cursor(self._databases[table]).iternext()
+        return items
+
+    def get(self, table: Table, key: bytes) -> bytes | None:
+        value = self._txn.get(key, db=self._databases[table])
+        return None if value is None else bytes(value)
+
+    def copy(self, target: Path) -> None:
+        """Write this snapshot, compacted, into the empty directory `target`. Not yet synced to disk."""
+        try:
+            self._env.copy(str(target), compact=True, txn=self._txn)
+        except (lmdb.Error, OSError) as error:
+            raise _translated(self.path, f"copy to {target}", error) from error
+
+    def close(self) -> None:
+        self._env.close()  # ends its transaction, too
+
+    def _document(self, key: bytes) -> Any:
+        value = self.get(Table.META, key)
+        try:
+            return None if value is None else decode_document(value)
+        except CorruptRecord as error:
+            raise StoreError(f"{self.path}: META {key.decode()}: {error}") from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _look(path: Path, partition_id: int) -> bool:
+    """True if `path` holds this partition's store, False if it holds none yet. Writes nothing.
+
+    Raises UnknownFormat, WrongPartition, StoreError.
+    """
+    data = path / DATA_FILE
+    if not data.exists() or data.stat().st_size == 0:
+        return False
+    env = _open_read_only(path)
+    try:
+        if env.begin().stat()["entries"] == 0:
+            return False  # the process that made the file ended before its first commit
+    finally:
+        env.close()
+    with Snapshot(path) as snapshot:
+        if snapshot.partition_id != partition_id:
+            raise WrongPartition(path, snapshot.partition_id, partition_id)
+    return True
+
+
+class LmdbStore(Store):
+    """See Store. Open it in the process and thread that use it: LMDB ties a write transaction to its thread.
+
+    `map_size_bytes` is address space, not disk: choose it large once; the file grows to it as needed. With `create`,
+    a missing store is made. After StoreFull nothing is staged, and the store can go on; after any other StoreError
+    it is closed, because a failed sync must not be tried again: the kernel may have dropped the pages it could not
+    write, and would report success.
+
+    Raises StoreError, UnknownFormat, WrongPartition, StoreInUse.
+    """
+
+    def __init__(self, path: Path, *, partition_id: int, map_size_bytes: int, create: bool) -> None:
+        self._path = path
+        self._map_size_bytes = map_size_bytes
+        self._writing: Any = None
+        self._reading: Any = None
+        self._pid = str(os.getpid())
+        self._last_page_seen = 0
+        self._free_pages_pinned = False
+        self._env: Any = None
+        self._pages: MappedPages | None = None
+        self._lock = self._take_lock(create)
+        try:
+            known = _look(path, partition_id)
+            if not known and not create:
+                raise StoreError(f"{path}: no store here")
+            self._env = lmdb.open(
+                str(path),
+                map_size=map_size_bytes,
+                mode=0o600,
+                create=not known,
+                readahead=False,  # messages are read in the order of the queue, not of the file
+                max_dbs=len(_NAMES),
+                max_readers=MAX_READERS,
+                max_spare_txns=1,
+            )
+            self._env.reader_check()  # frees slots of readers that were killed; they would pin old pages
+            self._databases = _open_tables(self._env) if known else self._create(partition_id)
+            self._pages = MappedPages(path / DATA_FILE)
+        except (lmdb.Error, OSError) as error:
+            self.close()
+            raise _translated(path, "open", error) from error
+        except StoreError:
+            self.close()
+            raise
+
+    def get(self, table: Table, key: bytes) -> bytes | None:
+        try:
+            value: bytes | None = self._transaction().get(key, db=self._databases[table])
+            return value
+        except (lmdb.Error, OSError) as error:
+            self._failed("get", error)
+
+    def put(self, table: Table, key: bytes, value: bytes) -> None:
+        try:
+            (self._writing or self._begin()).put(key, value, db=self._databases[table])
+        except (lmdb.Error, OSError) as error:
+            self._failed("put", error)
+
+    def append(self, table: Table, items: Sequence[tuple[bytes, bytes]]) -> None:
+        try:
+            cursor = (self._writing or self._begin()).cursor(self._databases[table])
+            _, added = cursor.putmulti(items, append=True)
+        except (lmdb.Error, OSError) as error:
+            self._failed("append", error)
+        if added != len(items):
+            self._failed("append", ValueError("keys are not in order above the last of the table"))
+
+    def put_many(self, table: Table, items: Sequence[tuple[bytes, bytes]]) -> None:
+        try:
+            (self._writing or self._begin()).cursor(self._databases[table]).putmulti(items)
+        except (lmdb.Error, OSError) as error:
+            self._failed("put", error)
+
+    def delete(self, table: Table, key: bytes) -> bool:
+        try:
+            deleted: bool = (self._writing or self._begin()).delete(key, db=self._databases[table])
+            return deleted
+        except (lmdb.Error, OSError) as error:
+            self._failed("delete", error)
+
+    def delete_many(self, table: Table, keys: Iterable[bytes]) -> int:
+        deleted = 0
+        try:
+            # One cursor finds a neighbour on the page it stands on, without a walk from the root.
+            cursor = (self._writing or self._begin()).cursor(self._databases[table])
+            for key in keys:
+                if cursor.set_key(key):
+                    cursor.delete()
+                    deleted += 1
+        except (lmdb.Error, OSError) as error:
+            self._failed("delete", error)
+        return deleted
+
+    def scan(
+        self, table: Table, start: bytes, end: bytes, limit: int, reverse: bool = False
+    ) -> list[tuple[bytes, bytes]]:
+        found: list[tuple[bytes, bytes]] = []
+        try:
+            cursor = self._transaction().cursor(self._databases[table])
+            if reverse:
+                if not (cursor.prev() if cursor.set_range(end) else cursor.last()):
+                    return found
+                for item in islice(cursor.iterprev(), limit):
+                    if item[0] < start:
+                        break
+                    found.append(item)
+            elif cursor.set_range(start):
+                for item in islice(cursor.iternext(), limit):
+                    if item[0] >= end:
+                        break
+                    found.append(item)
+        except (lmdb.Error, OSError) as error:
+            self._failed("scan", error)
+        return found
+
+    def last_key(self, table: Table) -> bytes | None:
+        try:
+            cursor = self._transaction().cursor(self._databases[table])
+            key: bytes | None = cursor.key() if cursor.last() else None
+            return key
+        except (lmdb.Error, OSError) as error:
+            self._failed("last key", error)
+
+    def commit(self) -> None:
+        if self._writing is None:
+            return
+        txn, self._writing = self._writing, None
+        try:
+            txn.commit()
+        except (lmdb.Error, OSError) as error:
+            self._failed("commit", error)
+
+    def abort(self) -> None:
+        if self._writing is not None:
+            self._writing.abort()
+            self._writing = None
+
+    @property
+    def dirty(self) -> bool:
+        return self._writing is not None
+
+    def used_bytes(self) -> int:
+        """Bytes of the pages that hold something; while another process reads, also of pages it keeps from reuse.
+
+        LMDB does not say how many pages are free without a walk of its list of them, but each table's own counters
+        of pages are exact: the rest is free (but for the list itself, which is small). A foreign reader keeps pages
+        freed since it began from being used again, and how many is not known either. That matters once no others are
+        left, and this shows: the file grows. From then on, until the reader has gone, all of the file counts as used,
+        so that a watermark below the capacity still leaves room for settling. About 6 us.
+        """
+        try:
+            txn = self._transaction()
+            stat = txn.stat()
+            pages = META_PAGES + stat["branch_pages"] + stat["leaf_pages"]
+            for database in self._databases:
+                table = txn.stat(database)
+                pages += table["branch_pages"] + table["leaf_pages"] + table["overflow_pages"]
+            last_page = self._env.info()["last_pgno"]
+            grown, self._last_page_seen = last_page > self._last_page_seen, last_page
+            self._free_pages_pinned = (self._free_pages_pinned or grown) and self._foreign_reader()
+            used: int = stat["psize"] * (last_page + 1 if self._free_pages_pinned else pages)
+            return used
+        except (lmdb.Error, OSError) as error:
+            self._failed("statistics", error)
+
+    def capacity_bytes(self) -> int:
+        """The map, or what the file has and the disk has left, whichever is less."""
+        try:
+            disk = os.statvfs(self._path)
+            file_bytes = (self._path / DATA_FILE).stat().st_size
+        except OSError as error:
+            self._failed("statistics", error)
+        return min(self._map_size_bytes, file_bytes + disk.f_bavail * disk.f_frsize)
+
+    def release_pages(self) -> None:
+        """Give the memory of pages read back to the kernel; see MappedPages."""
+        if self._pages is not None:
+            self._pages.release()
+
+    def close(self) -> None:
+        self._pages = None  # the address may soon be another's
+        if self._env is not None:
+            self.abort()
+            self._end_reading()
+            self._env.close()
+        self._lock.release()
+
+    def _transaction(self) -> Any:
+        """The transaction to read in: the staged one, so that reads see it."""
+        if self._writing is not None:
+            return self._writing
+        if self._reading is None:
+            self._reading = self._env.begin()
+        return self._reading
+
+    def _begin(self) -> Any:
+        # Our own reader must not outlive the start of a write: it would keep freed pages from being used again.
+        self._end_reading()
+        self._writing = self._env.begin(write=True)
+        return self._writing
+
+    def _end_reading(self) -> None:
+        if self._reading is not None:
+            self._reading.abort()  # LMDB keeps its slot; the next `begin` takes it at once (max_spare_txns)
+            self._reading = None
+
+    def _foreign_reader(self) -> bool:
+        lines = [line.split() for line in self._env.readers().splitlines()[1:]]
+        if not any(pid != self._pid for pid, *_ in lines):
+            return False
+        self._env.reader_check()
+        lines = [line.split() for line in self._env.readers().splitlines()[1:]]
+        return any(pid != self._pid and txn != "-" for pid, _, txn in lines)
+
+    def _create(self, partition_id: int) -> list[Any]:
+        with self._env.begin(write=True) as txn:
+            databases = [self._env.open_db(name, txn=txn) for name in _NAMES]
+            meta = databases[Table.META]
+            txn.put(FORMAT_VERSION_KEY, encode_document(FORMAT_VERSION), db=meta)
+            txn.put(PARTITION_ID_KEY, encode_document(partition_id), db=meta)
+        for directory in (self._path, self._path.parent):  # the file's name must survive a power cut as well
+            sync_directory(directory)
+        return databases
+
+    def _take_lock(self, create: bool) -> FileLock:
+        try:
+            if create:
+                self._path.mkdir(mode=0o700, exist_ok=True)
+            return FileLock(self._path / OWNER_LOCK_FILE)
+        except FileLocked as error:
+            raise StoreInUse(f"{self._path}: another process has this store open: {error}") from error
+        except OSError as error:
+            raise StoreError(f"{self._path}: cannot be opened: {error}") from error
+
+    def _failed(self, doing: str, error: Exception) -> NoReturn:
+        """Raise what `error` means for the caller; nothing stays staged."""
+        raised = _translated(self._path, doing, error)
+        if isinstance(raised, StoreFull):
+            self.abort()
+        else:
+            self.close()
+        raise raised from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
