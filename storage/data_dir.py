@@ -1,0 +1,209 @@
+"""The broker's directory: one per broker, on a disk of this machine, used by one broker at a time.
+
+peeklock.json        format version and the number of partitions, fixed at creation
+lock                 held by the broker that uses the directory; contains its process id
+root-key             the key made at first start, mode 0600
+partitions/<n>/      one store each, see lmdb_store
+run/                 sockets of the running broker; of no value when it does not run
+"""
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from storage.durable import sync_directory, write_file
+from storage.file_lock import FileLock, FileLocked
+
+LAYOUT_VERSION = 1
+DESCRIPTION_FILE = "peeklock.json"
+LOCK_FILE = "lock"
+ROOT_KEY_FILE = "root-key"
+PARTITIONS = "partitions"
+RUN = "run"
+
+MOUNT_TABLE = Path("/proc/self/mountinfo")  # Linux; elsewhere there is none and nothing is refused
+
+# A store is mapped memory plus POSIX locks: on these, another machine's writes are not seen, locks may not hold, and a
+# sync may return before the data is safe.
+NETWORK_FILE_SYSTEMS = frozenset(
+    "9p afp afs ceph cifs coda fuse.ceph fuse.cephfs fuse.glusterfs fuse.rclone fuse.s3fs fuse.sshfs gfs gfs2 glusterfs"
+    " gpfs lustre ncpfs nfs nfs3 nfs4 ocfs2 orangefs pvfs2 smb2 smb3 smbfs virtiofs webdav davfs fuse.davfs2"
+    " beegfs fuse.gcsfuse fuse.blobfuse fuse.blobfuse2".split()
+)
+
+
+class DataDirectoryError(Exception):
+    """The data directory cannot be used; the text says why and what to do."""
+
+
+class DataDirectoryLocked(DataDirectoryError):
+    """Another broker uses it; `pid` is that broker's process id, if known."""
+
+    def __init__(self, path: Path, pid: int | None) -> None:
+        by = f"process {pid}" if pid else "another process"
+        super().__init__(
+            f"data directory {path} is in use by {by}: stop that broker first, or choose another --data-dir"
+        )
+        self.path, self.pid = path, pid
+
+
+class NetworkFileSystem(DataDirectoryError):
+    def __init__(self, path: Path, mount_point: str, kind: str) -> None:
+        super().__init__(
+            f"data directory {path} is on a network file system: {mount_point} is of type {kind}, where neither locks "
+            f"nor syncs can be relied on. Choose a --data-dir on a local disk or an attached block volume"
+        )
+        self.path, self.mount_point, self.kind = path, mount_point, kind
+
+
+class DataDirectoryUnwritable(DataDirectoryError):
+    def __init__(self, path: Path, error: OSError) -> None:
+        super().__init__(
+            f"data directory {path} cannot be written: {error.strerror} ({error.filename}). Make it writable for user "
+            f"id {os.geteuid()}, or choose another --data-dir"
+        )
+        self.path = path
+
+
+class UnknownLayout(DataDirectoryError):
+    """`peeklock.json` is of another version, or is not what this broker writes."""
+
+
+class PartitionCountMismatch(DataDirectoryError):
+    def __init__(self, path: Path, found: int, wanted: int) -> None:
+        super().__init__(
+            f"data directory {path} was created with {found} partitions, and {wanted} are configured: the number is "
+            f"fixed at creation. Set --partitions {found}, or choose another --data-dir"
+        )
+        self.path, self.found, self.wanted = path, found, wanted
+
+
+@dataclass(frozen=True)
+class Description:
+    """What `peeklock.json` says."""
+
+    partitions: int
+    layout_version: int = LAYOUT_VERSION
+
+    def to_json(self) -> bytes:
+        document = {"layout-version": self.layout_version, "partitions": self.partitions}
+        return json.dumps(document, indent=2).encode() + b"\n"
+
+
+def read_description(path: Path) -> Description | None:
+    """The description of the data directory or backup `path`; None if it has none. Raises UnknownLayout, OSError."""
+    file = path / DESCRIPTION_FILE
+    try:
+        content = file.read_bytes()
+    except FileNotFoundError:
+        return None
+    try:
+        document = json.loads(content)
+        version, partitions = document["layout-version"], document["partitions"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise UnknownLayout(f"{file}: not a description of a data directory: {error!r}") from error
+    if version != LAYOUT_VERSION:
+        raise UnknownLayout(
+            f"{file}: layout version {version!r} found, {LAYOUT_VERSION} supported; nothing was changed"
+        )
+    if type(partitions) is not int or partitions < 1:
+        raise UnknownLayout(f"{file}: the number of partitions is {partitions!r}")
+    return Description(partitions)
+
+
+def partition_path(path: Path, partition: int) -> Path:
+    return path / PARTITIONS / str(partition)
+
+
+class DataDirectory:
+    """The directory, locked for this process until `close` or the process's end.
+
+    A missing one is created with mode 0700 for `partitions` partitions; nothing is changed in one that is refused.
+    Raises DataDirectoryError in one of its kinds.
+    """
+
+    def __init__(self, path: Path, *, partitions: int, mount_table: Path = MOUNT_TABLE) -> None:
+        self.path = path = path.absolute()
+        self.partitions = partitions
+        refuse_network_file_system(path, mount_table)
+        try:
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._lock = FileLock(path / LOCK_FILE)
+        except FileLocked as error:
+            raise DataDirectoryLocked(path, error.pid) from error
+        except OSError as error:
+            raise DataDirectoryUnwritable(path, error) from error
+        try:
+            self._describe()
+            for directory in (path / PARTITIONS, self.run_path):
+                directory.mkdir(mode=0o700, exist_ok=True)
+            sync_directory(path)
+            sync_directory(path.parent)
+        except OSError as error:
+            self.close()
+            raise DataDirectoryUnwritable(path, error) from error
+        except DataDirectoryError:
+            self.close()
+            raise
+
+    @property
+    def run_path(self) -> Path:
+        return self.path / RUN
+
+    @property
+    def root_key_path(self) -> Path:
+        return self.path / ROOT_KEY_FILE
+
+    def partition_path(self, partition: int) -> Path:
+        return partition_path(self.path, partition)
+
+    def close(self) -> None:
+        self._lock.release()
+
+    def _describe(self) -> None:
+        found = read_description(self.path)
+        if found is not None:
+            if found.partitions != self.partitions:
+                raise PartitionCountMismatch(self.path, found.partitions, self.partitions)
+            return
+        # The description is written before anything else, so stores without one are not ours to count.
+        if (self.path / PARTITIONS).exists():
+            raise UnknownLayout(f"{self.path}: has {PARTITIONS}/ but no {DESCRIPTION_FILE}; restore that file")
+        write_file(self.path / DESCRIPTION_FILE, Description(self.partitions).to_json())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def refuse_network_file_system(path: Path, mount_table: Path = MOUNT_TABLE) -> None:
+    """Raises NetworkFileSystem if `path`, or where it would be created, is on one."""
+    try:
+        lines = mount_table.read_text(errors="surrogateescape").splitlines()
+    except OSError:
+        return
+    there = path.resolve()
+    best, kind = -1, ""
+    mount_point = Path("/")
+    for line in lines:
+        # 36 35 98:0 /root /mount\040point rw,noatime shared:1 - ext4 /dev/sda1 rw: proc(5)
+        before, separator, after = line.partition(" - ")
+        if not separator:
+            continue
+        mounted = Path(_unescape(before.split()[4]))
+        # Of equal mount points the later line counts: it is mounted over the earlier.
+        if there.is_relative_to(mounted) and len(mounted.parts) >= best:
+            best, kind, mount_point = len(mounted.parts), after.split()[0], mounted
+    if kind in NETWORK_FILE_SYSTEMS:
+        raise NetworkFileSystem(path, str(mount_point), kind)
+
+
+def _unescape(field: str) -> str:
+    """The kernel writes space, tab, newline and backslash as three octal digits."""
+    for escaped, character in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
+        field = field.replace(escaped, character)
+    return field
