@@ -1,0 +1,39 @@
+"""Setting aside a record that cannot be read, so that it is neither served nor lost.
+
+Its bytes go to QUARANTINE as they were found, under the table's number and the key, for a person to look at; the rest
+of the partition is served. What else must change with it (counts, timers, entries that refer to a message) is the
+partition's business, in the same commit.
+"""
+
+from collections.abc import Iterator
+
+from storage.store import Store, Table
+
+_END = b"\xff" * 16  # above every quarantine key: the first byte is a table's number
+
+
+def quarantine_key(table: Table, key: bytes) -> bytes:
+    return bytes([table]) + key
+
+
+def quarantine(store: Store, table: Table, key: bytes) -> int | None:
+    """Stage the move of the record at `key` to QUARANTINE; returns its size in bytes, or None if there is none.
+
+    Found again at the same key (a number is used once, but a partition may quarantine before its delete was
+    committed), the newer bytes replace the older.
+    """
+    value = store.get(table, key)
+    if value is None:
+        return None
+    store.put(Table.QUARANTINE, quarantine_key(table, key), value)
+    store.delete(table, key)
+    return len(value)
+
+
+def quarantined(store: Store, page: int = 100) -> Iterator[tuple[Table, bytes, bytes]]:
+    """(table, key, bytes as found) of each record set aside."""
+    start = b"\0"
+    while items := store.scan(Table.QUARANTINE, start, _END, page):
+        for key, value in items:
+            yield Table(key[0]), key[1:], value
+        start = items[-1][0] + b"\0"
