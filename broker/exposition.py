@@ -5,14 +5,14 @@ after; what Service Bus has no name for is named alike. `docs/operations.md` exp
 scrape comes, because only then is the Prometheus library worth its memory.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from broker.metrics import EntityMetrics, GatewayMetrics, process_usage
+from broker.metrics import EntityMetrics, GatewayMetrics, Scene, process_usage
 from broker.wire import Outcome
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -85,43 +85,37 @@ PART_BITS = 3  # a queue id is entity id << 3 | part: storage.records
 DEAD_LETTER_PARTS = (1, 2)  # dead-letter and transfer dead-letter
 
 
-class Scene(NamedTuple):
-    """All that one scrape shows.
+def render(scene: Scene) -> Iterator[bytes]:
+    """The exposition text in the format of CONTENT_TYPE, one family at a time.
 
-    `workers` has each worker's snapshot, None for one that did not answer. `counts` are the answers of partitions to
-    the request `counts`: queue id -> [available, deferred, scheduled, bytes, locked]. `entities` are the names by
-    entity id.
+    With thousands of entities the whole takes long enough to be felt by clients; the caller lets them in between.
     """
-
-    gateway: GatewayMetrics
-    workers: Mapping[int, Mapping[str, Any] | None]
-    counts: Iterable[Mapping[int, Sequence[int]]]
-    entities: Mapping[int, str]
-    version: str
+    for family in _families(scene):
+        yield generate_latest(_One(family))
 
 
-def render(scene: Scene) -> bytes:
-    """The exposition text, in the format of CONTENT_TYPE."""
-    return generate_latest(_Families(scene))
+class _One(Collector):
+    """A registry of one family, which is what `generate_latest` wants."""
 
-
-class _Families(Collector):
-    def __init__(self, scene: Scene) -> None:
-        self._scene = scene
+    def __init__(self, family: Metric) -> None:
+        self._family = family
 
     def collect(self) -> Iterable[Metric]:
-        scene = self._scene
-        build = GaugeMetricFamily("peeklock_build_info", "Always 1; the label tells the version.", labels=["version"])
-        build.add_metric([scene.version], 1)
-        yield build
-        yield from _gateway(scene.gateway)
-        yield from _entity_counters(scene.gateway.entities)
-        yield from _entity_gauges(scene.counts, scene.entities)
-        yield from _workers(scene.workers)
-        yield from _processes(scene.workers)
+        return [self._family]
 
 
-def _gateway(gateway: GatewayMetrics) -> Iterable[Metric]:
+def _families(scene: Scene) -> Iterator[Metric]:
+    build = GaugeMetricFamily("peeklock_build_info", "Always 1; the label tells the version.", labels=["version"])
+    build.add_metric([scene.version], 1)
+    yield build
+    yield from _gateway(scene.gateway)
+    yield from _entity_counters(scene.gateway.entities)
+    yield from _entity_gauges(scene.counts, scene.entities)
+    yield from _workers(scene.workers)
+    yield from _processes(scene.workers)
+
+
+def _gateway(gateway: GatewayMetrics) -> Iterator[Metric]:
     for attribute, (name, text) in GATEWAY_COUNTERS.items():
         yield CounterMetricFamily(f"peeklock_{name}", text, value=getattr(gateway, attribute))
     active = gateway.connections_opened - gateway.connections_closed
@@ -147,7 +141,7 @@ def _gateway(gateway: GatewayMetrics) -> Iterable[Metric]:
     yield latency
 
 
-def _entity_counters(entities: Mapping[str, EntityMetrics]) -> Iterable[Metric]:
+def _entity_counters(entities: Mapping[str, EntityMetrics]) -> Iterator[Metric]:
     by_name = sorted(entities.items())
     for attribute, text in ENTITY_COUNTERS.items():
         family = CounterMetricFamily(f"peeklock_{attribute}", text, labels=["entity"])
@@ -161,7 +155,7 @@ def _entity_counters(entities: Mapping[str, EntityMetrics]) -> Iterable[Metric]:
         yield family
 
 
-def _entity_gauges(counts: Iterable[Mapping[int, Sequence[int]]], names: Mapping[int, str]) -> Iterable[Metric]:
+def _entity_gauges(counts: Iterable[Mapping[int, Sequence[int]]], names: Mapping[int, str]) -> Iterator[Metric]:
     totals = {name: dict.fromkeys(ENTITY_GAUGES, 0) for name in names.values()}
     for by_queue in counts:
         for queue, (available, deferred, scheduled, size, locked) in by_queue.items():
@@ -185,7 +179,7 @@ def _entity_gauges(counts: Iterable[Mapping[int, Sequence[int]]], names: Mapping
         yield family
 
 
-def _workers(workers: Mapping[int, Mapping[str, Any] | None]) -> Iterable[Metric]:
+def _workers(workers: Mapping[int, Mapping[str, Any] | None]) -> Iterator[Metric]:
     up = GaugeMetricFamily("peeklock_worker_up", "1 if the worker answered this scrape, else 0.", labels=["worker"])
     for worker, snapshot in sorted(workers.items()):
         up.add_metric([str(worker)], snapshot is not None)
@@ -210,7 +204,7 @@ def _workers(workers: Mapping[int, Mapping[str, Any] | None]) -> Iterable[Metric
         yield family
 
 
-def _processes(workers: Mapping[int, Mapping[str, Any] | None]) -> Iterable[Metric]:
+def _processes(workers: Mapping[int, Mapping[str, Any] | None]) -> Iterator[Metric]:
     resident = GaugeMetricFamily(
         "peeklock_process_resident_memory_bytes", "Resident memory of a process of the broker.", labels=["process"]
     )

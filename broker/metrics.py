@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 # Upper bounds, each included in its bucket. One fsync is about 0.3 ms on an SSD and 10 ms on a disk that turns.
 WORK_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -166,6 +166,21 @@ class WorkerMetrics:
             "partitions": {partition: dict(gauges) for partition, gauges in partitions.items()},
             **process_usage(),
         }
+
+
+class Scene(NamedTuple):
+    """All that one scrape shows.
+
+    `workers` has each worker's snapshot, None for one that did not answer. `counts` are the partitions' answers to the
+    request `counts`: queue id -> [available, deferred, scheduled, bytes, locked]. `entities` are the names by entity
+    id.
+    """
+
+    gateway: GatewayMetrics
+    workers: Mapping[int, Mapping[str, Any] | None]
+    counts: Sequence[Mapping[int, Sequence[int]]]
+    entities: Mapping[int, str]
+    version: str
 
 
 def process_usage() -> dict[str, float]:

@@ -1,0 +1,178 @@
+"""The operations endpoint: metrics for Prometheus, and health for whoever restarts or routes around a broker.
+
+    GET /livez    200 while the event loop turns
+    GET /readyz   200 after a real write and read on every partition, else 503 and which partition fails and why
+    GET /health   the same, as the Service Bus emulator words it
+    GET /metrics  Prometheus's text format
+
+Answers are JSON but for the metrics. Nothing here changes the broker, and there are no credentials: whoever reaches
+the port may read it, so it listens on loopback by default.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Protocol
+
+import structlog
+from aiohttp import web
+
+from broker.config import ConfigurationError
+from broker.metrics import Scene
+
+PROBE_SECONDS = 5.0  # for one partition: a disk slower than this does not serve
+METRICS_SECONDS = 10.0  # Prometheus's own default time-out for a scrape
+
+_HEADERS = {"Cache-Control": "no-store"}
+_HEALTH = {  # what the Service Bus emulator answers
+    True: {"status": "healthy", "message": "Service is healthy."},
+    False: {"status": "unhealthy", "message": "Service not available. Please try after some time."},
+}
+
+log = structlog.get_logger()
+
+
+class OpsSource(Protocol):
+    """What the endpoint asks of the process that it runs in."""
+
+    @property
+    def version(self) -> str: ...
+
+    @property
+    def partitions(self) -> Sequence[int]: ...
+
+    def unready(self) -> str | None:
+        """Why this process takes no work now (it starts, it stops), or None."""
+
+    async def probe(self, partition: int) -> None:
+        """Write, commit and read on the partition. Raises what went wrong."""
+
+    async def scene(self) -> Scene:
+        """All that was counted. A worker that does not answer is left out after a short time."""
+
+
+class OpsServer:
+    """A listening endpoint."""
+
+    def __init__(self, runner: web.AppRunner, port: int) -> None:
+        self._runner = runner
+        self.port = port
+
+    async def close(self) -> None:
+        await self._runner.cleanup()
+
+
+async def start_ops(source: OpsSource, host: str, port: int) -> OpsServer:
+    """Listen; port 0 takes any free one. Raises ConfigurationError if the address cannot be had."""
+    runner = web.AppRunner(create_ops_app(source), access_log=None, handle_signals=False, shutdown_timeout=1.0)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, host, port).start()
+    except OSError as error:
+        await runner.cleanup()
+        raise ConfigurationError(
+            f"cannot listen on {host} port {port} for operations: {error.strerror or error}. "
+            "Free the port, or set ops.port (--ops-port) or ops.host to another"
+        ) from error
+    return OpsServer(runner, runner.addresses[0][1])
+
+
+def create_ops_app(source: OpsSource, probe_seconds: float = PROBE_SECONDS) -> web.Application:
+    readiness = _Readiness(source, probe_seconds)
+
+    async def livez(_: web.Request) -> web.Response:
+        return _json({"status": "live", "version": source.version})
+
+    async def readyz(_: web.Request) -> web.Response:
+        reason, faults = await readiness.check()
+        if reason is None:
+            return _json({"status": "ready", "partitions": len(source.partitions)})
+        body = {"status": "not ready", "reason": reason, "partitions": {str(p): text for p, text in faults.items()}}
+        return _json(body, status=503)
+
+    async def health(_: web.Request) -> web.Response:
+        reason, _faults = await readiness.check()
+        return _json(_HEALTH[reason is None], status=200 if reason is None else 503)
+
+    async def metrics(_: web.Request) -> web.Response:
+        try:
+            async with asyncio.timeout(METRICS_SECONDS):
+                content_type, text = await _metrics_text(source)
+        except TimeoutError:
+            return _json({"error": f"no metrics within {METRICS_SECONDS:g} s"}, status=503)
+        return web.Response(body=text, headers={"Content-Type": content_type, **_HEADERS})
+
+    app = web.Application(middlewares=[_errors_as_json], client_max_size=1024)
+    app.router.add_get("/livez", livez)
+    app.router.add_get("/readyz", readyz)
+    app.router.add_get("/health", health)
+    app.router.add_get("/metrics", metrics)
+    return app
+
+
+async def _metrics_text(source: OpsSource) -> tuple[str, bytes]:
+    from broker.exposition import CONTENT_TYPE, render  # only a broker that is scraped pays for this import
+
+    text = bytearray()
+    for family in render(await source.scene()):
+        text += family
+        await asyncio.sleep(0)
+    return CONTENT_TYPE, bytes(text)
+
+
+class _Readiness:
+    """Probes all partitions, once for all who ask at the same time: no number of askers makes more than one fsync."""
+
+    def __init__(self, source: OpsSource, probe_seconds: float) -> None:
+        self._source = source
+        self._probe_seconds = probe_seconds
+        self._probing: asyncio.Task[dict[int, str]] | None = None
+
+    async def check(self) -> tuple[str | None, Mapping[int, str]]:
+        """Why the broker is not ready, or None; and what is wrong, by partition."""
+        reason = self._source.unready()
+        if reason is not None:
+            return reason, {}
+        if self._probing is None or self._probing.done():
+            self._probing = asyncio.create_task(self._probe_all())
+        faults = await asyncio.shield(self._probing)  # a client that hangs up must not end it for the others
+        if not faults:
+            return None, {}
+        return "partitions that fail: " + ", ".join(map(str, faults)), faults
+
+    async def _probe_all(self) -> dict[int, str]:
+        partitions = self._source.partitions
+        faults = await asyncio.gather(*map(self._probe, partitions))
+        return {partition: fault for partition, fault in zip(partitions, faults, strict=True) if fault is not None}
+
+    async def _probe(self, partition: int) -> str | None:
+        try:
+            async with asyncio.timeout(self._probe_seconds):
+                await self._source.probe(partition)
+        except TimeoutError:
+            return f"no answer within {self._probe_seconds:g} s"
+        except Exception as error:  # whatever it is, this partition does not serve
+            return str(error) or type(error).__name__
+        return None
+
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@web.middleware
+async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except web.HTTPMethodNotAllowed as error:
+        allow = ", ".join(sorted(error.allowed_methods))
+        return _json({"error": f"only {allow} is allowed here"}, status=405, Allow=allow)
+    except web.HTTPNotFound:
+        return _json({"error": "not found", "paths": ["/livez", "/readyz", "/health", "/metrics"]}, status=404)
+    except web.HTTPException as error:
+        return _json({"error": error.reason}, status=error.status)
+    except Exception:
+        log.exception("operations request failed", path=request.path)
+        return _json({"error": "internal error, see the log"}, status=500)
+
+
+def _json(body: object, status: int = 200, **headers: str) -> web.Response:
+    return web.json_response(body, status=status, headers={**_HEADERS, **headers})

@@ -1,0 +1,173 @@
+import re
+from pathlib import Path
+
+import msgpack
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from broker.exposition import PARTITION, render
+from broker.metrics import GatewayMetrics, Histogram, Scene, WorkerMetrics
+from broker.wire import Outcome
+
+OPERATIONS_MD = Path(__file__).parents[2] / "docs" / "operations.md"
+QUEUE, OTHER = 7, 8  # entity ids
+MAIN, DEAD_LETTER = 0, 1  # parts
+
+
+def scene(gateway=None, workers=None, counts=(), entities=None):
+    return Scene(gateway or GatewayMetrics(), workers or {}, counts, entities or {}, version="1.2.3")
+
+
+def samples(scene):
+    """(name, labels as a sorted tuple) -> value."""
+    text = b"".join(render(scene)).decode()
+    return {
+        (sample.name, *sorted(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_a_bound_is_part_of_its_bucket():
+    histogram = Histogram((1, 2))
+    for value in (0.5, 1, 1.5, 2, 3):
+        histogram.observe(value)
+    assert histogram.snapshot() == [[1, 2], [2, 2, 1], 8]
+
+
+def test_many_equal_observations_count_as_many():
+    histogram = Histogram((1,))
+    histogram.observe(0.5, count=3)
+    assert histogram.snapshot() == [[1], [3, 0], 1.5]
+
+
+def test_histogram_buckets_are_cumulative_in_the_exposition():
+    gateway = GatewayMetrics()
+    gateway.send_latency.observe(0.0002, 2)
+    gateway.send_latency.observe(0.3)
+    gateway.send_latency.observe(99)
+    shown = samples(scene(gateway))
+    name = "peeklock_server_send_latency_seconds"
+    assert shown[f"{name}_bucket", ("le", "0.0001")] == 0
+    assert shown[f"{name}_bucket", ("le", "0.00025")] == 2
+    assert shown[f"{name}_bucket", ("le", "0.5")] == 3
+    assert shown[f"{name}_bucket", ("le", "+Inf")] == 4
+    assert shown[f"{name}_count",] == 4
+    assert shown[f"{name}_sum",] == pytest.approx(99.3004)
+
+
+@pytest.mark.parametrize(
+    ("error", "counter"),
+    [
+        ("InternalError", "server_errors"),
+        ("ServerBusy", "throttled_requests"),
+        ("LockLost", "user_errors"),
+        ("QuotaExceeded", "user_errors"),
+    ],
+)
+def test_a_failed_request_counts_as_one_kind_of_error(error, counter):
+    gateway = GatewayMetrics()
+    gateway.entity("orders").failed(error, 2)
+    kinds = ("server_errors", "throttled_requests", "user_errors", "successful_requests")
+    shown = samples(scene(gateway))
+    assert {kind: shown[f"peeklock_{kind}_total", ("entity", "orders")] for kind in kinds} == {
+        kind: 2 if kind == counter else 0 for kind in kinds
+    }
+
+
+def test_each_outcome_has_its_counter():
+    gateway = GatewayMetrics()
+    for outcome in Outcome:
+        gateway.entity("orders").settled[outcome] = 10 + outcome
+    shown = samples(scene(gateway))
+    names = ("complete", "abandon", "defer", "deadletter", "release")
+    assert [shown[f"peeklock_{name}_message_total", ("entity", "orders")] for name in names] == [10, 11, 12, 13, 14]
+
+
+def test_counts_of_all_partitions_and_parts_add_up_by_entity():
+    counts = [
+        {QUEUE << 3 | MAIN: [5, 1, 2, 100, 3], QUEUE << 3 | DEAD_LETTER: [4, 1, 0, 40, 2]},
+        {QUEUE << 3 | MAIN: [10, 0, 0, 7, 0], 99 << 3: [1, 1, 1, 1, 1]},  # 99 was deleted meanwhile
+    ]
+    shown = samples(scene(counts=counts, entities={QUEUE: "orders", OTHER: "idle"}))
+    assert {
+        name.removeprefix("peeklock_"): value
+        for (name, *labels), value in shown.items()
+        if labels == [("entity", "orders")]
+    } == {
+        "messages": 23,
+        "active_messages": 16,
+        "deadlettered_messages": 5,
+        "scheduled_messages": 2,
+        "deferred_messages": 1,
+        "locked_messages": 3,
+        "size_bytes": 147,
+    }
+    assert shown["peeklock_messages", ("entity", "idle")] == 0
+    assert not [key for key in shown if ("entity", "99") in key]
+
+
+def test_active_connections_are_those_opened_and_not_closed():
+    gateway = GatewayMetrics()
+    gateway.connections_opened, gateway.connections_closed = 5, 2
+    assert samples(scene(gateway))["peeklock_active_connections",] == 3
+
+
+def test_a_deleted_entity_leaves_no_series():
+    gateway = GatewayMetrics()
+    gateway.entity("orders").incoming_messages += 1
+    gateway.forget("orders")
+    gateway.forget("never seen")
+    assert not [key for key in samples(scene(gateway)) if ("entity", "orders") in key]
+
+
+def test_names_of_entities_and_conditions_are_escaped():
+    gateway = GatewayMetrics()
+    gateway.errors['a"b\\c\nd'] += 1
+    assert samples(scene(gateway))["peeklock_errors_total", ("condition", 'a"b\\c\nd')] == 1
+
+
+def test_a_worker_that_does_not_answer_is_shown_as_down():
+    answered = WorkerMetrics().snapshot(worker=0, restarts=4, partitions={})
+    shown = samples(scene(workers={0: answered, 1: None}))
+    assert shown["peeklock_worker_up", ("worker", "0")] == 1
+    assert shown["peeklock_worker_up", ("worker", "1")] == 0
+    assert shown["peeklock_worker_restarts_total", ("worker", "0")] == 4
+    assert ("peeklock_worker_restarts_total", ("worker", "1")) not in shown
+
+
+def test_a_workers_snapshot_survives_the_wire():
+    metrics = WorkerMetrics()
+    metrics.turns, metrics.commits = 3, 2
+    metrics.fsync_seconds.observe(0.001)
+    metrics.messages_per_commit.observe(64, 2)
+    snapshot = metrics.snapshot(1, 0, {3: {"used_bytes": 4096, "locks": 2}})
+    received = msgpack.unpackb(msgpack.packb(snapshot), strict_map_key=False)
+    assert received == snapshot
+    shown = samples(scene(workers={1: received}))
+    assert shown["peeklock_worker_turns_total", ("worker", "1")] == 3
+    assert shown["peeklock_worker_messages_per_commit_count", ("worker", "1")] == 2
+    assert shown["peeklock_store_used_bytes", ("partition", "3")] == 4096
+    assert ("peeklock_store_capacity_bytes", ("partition", "3")) not in shown
+    assert shown["peeklock_process_resident_memory_bytes", ("process", "worker-1")] > 1_000_000
+
+
+def test_every_metric_is_documented_and_every_documented_metric_exists():
+    """Each row of a table of metrics in docs/operations.md: | `name{label}` | type | meaning |."""
+    gateway = GatewayMetrics()
+    gateway.entity("orders")
+    gateway.errors["amqp:not-found"] += 1
+    workers = {0: WorkerMetrics().snapshot(0, 0, {0: dict.fromkeys(PARTITION, 1)})}
+    text = b"".join(render(scene(gateway, workers, entities={QUEUE: "orders"}))).decode()
+    shown = set()
+    for family in text_string_to_metric_families(text):
+        sample = family.samples[0]
+        labels = ",".join(sorted(set(sample.labels) - {"le"}))
+        suffix = "_total" if family.type == "counter" else ""
+        shown.add((family.name + suffix, labels, family.type))
+    documented = set()
+    for name, labels, kind in re.findall(
+        r"^\| `(peeklock_\w+)(?:\{(.*?)\})?` \| (\w+) \|", OPERATIONS_MD.read_text(), re.M
+    ):
+        documented.add((name, labels, kind))
+    assert documented == shown
