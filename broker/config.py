@@ -8,9 +8,10 @@ import ipaddress
 import os
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Any, NamedTuple, Self
 
 from pydantic import Field, StringConstraints, model_validator
+from pydantic_core import PydanticCustomError
 
 from broker.entities import DAY_MS, MINUTE_MS, SECOND_MS, AuthorizationRule, Frozen, QueueDescription
 
@@ -26,6 +27,24 @@ Secret = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 
 class ConfigurationError(Exception):
     """The settings, or what they ask for, cannot be used. Its text is for the user: what, where, and the fix."""
+
+
+Place = tuple[str | int, ...]
+"""Where a value is in the settings: ("queues", 0, "name")."""
+
+
+class Origin(NamedTuple):
+    """Where a value was set, as its user spells the place, and what is written there."""
+
+    spelling: str
+    value: Any
+
+
+class Problem(NamedTuple):
+    """What is wrong with the value at a place, spelled as its user does."""
+
+    spelling: str
+    text: str
 
 
 class LogLevel(StrEnum):
@@ -50,11 +69,16 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def _refuse_duplicates(what: str, names: list[str]) -> None:
+def inconsistent(text: str, *places: str) -> PydanticCustomError:
+    """Settings that do not go together. `places` are dotted and relative to the section that raises it."""
+    return PydanticCustomError("inconsistent", "{text}", {"text": text, "places": places})
+
+
+def _refuse_duplicates(what: str, place: str, names: list[str]) -> None:
     seen: set[str] = set()
     for name in names:
         if name in seen:
-            raise ValueError(f"{what} {name!r} is declared twice: remove one")
+            raise inconsistent(f"{what} {name!r} is declared twice; remove one", place)
         seen.add(name)
 
 
@@ -65,7 +89,7 @@ class Amqp(Frozen):
     port: int | None = Field(
         5672, ge=0, le=65535, description="Port for plain TCP; 0 takes any free one, off has none."
     )
-    tls_port: int | None = Field(None, ge=0, le=65535, description="Port for TLS, by custom 5671; off has none.")
+    tls_port: int | None = Field(None, ge=0, le=65535, description="Port for TLS, usually 5671; off has none.")
     tls_certificate: Path | None = Field(None, description="PEM file with the server's certificate and its chain.")
     tls_key: Path | None = Field(None, description="PEM file with the certificate's private key.")
     tls_client_ca: Path | None = Field(
@@ -123,11 +147,15 @@ class Amqp(Frozen):
     @model_validator(mode="after")
     def _tls_is_complete(self) -> Self:
         if self.tls_port is not None and (self.tls_certificate is None or self.tls_key is None):
-            raise ValueError("tls_port needs tls_certificate and tls_key: set both, or turn tls_port off")
+            raise inconsistent("needs both tls_certificate and tls_key; set them, or turn it off", "tls_port")
         if self.tls_port is None and (self.tls_certificate or self.tls_key or self.tls_client_ca):
-            raise ValueError("tls_certificate, tls_key and tls_client_ca need tls_port: set it, by custom to 5671")
+            places = ("tls_certificate", "tls_key", "tls_client_ca")
+            raise inconsistent(
+                "has no effect without tls_port; set that, usually to 5671",
+                *(place for place in places if getattr(self, place)),
+            )
         if self.port is None and self.tls_port is None:
-            raise ValueError("port and tls_port are both off: nobody could connect; set one")
+            raise inconsistent("is off, and so is tls_port: nobody could connect; set one of them", "port")
         return self
 
 
@@ -171,7 +199,7 @@ class Security(Frozen):
     root_key: Secret | None = Field(
         None,
         repr=False,
-        description="Key of RootManageSharedAccessKey; off makes a random one, kept in <data_dir>/root-key.",
+        description="Key of RootManageSharedAccessKey; off makes a random one, kept in the file root-key of data_dir.",
     )
     authorization_rules: tuple[AuthorizationRule, ...] = Field(
         (), max_length=12, description="Shared access keys for the whole namespace, beside the root key."
@@ -183,7 +211,7 @@ class Security(Frozen):
     @model_validator(mode="after")
     def _key_names_differ(self) -> Self:
         names = [rule.key_name for rule in self.authorization_rules]
-        _refuse_duplicates("authorization rule", ["RootManageSharedAccessKey", *names])
+        _refuse_duplicates("authorization rule", "authorization_rules", ["RootManageSharedAccessKey", *names])
         return self
 
 
@@ -198,7 +226,9 @@ class Settings(Frozen):
     """All settings of one broker."""
 
     data_dir: Path = Field(
-        Path("peeklock-data"), description="Directory that holds messages, entities and the root key."
+        Path("peeklock-data"),
+        validate_default=False,  # strict JSON, as config_sources reads, takes a path as text only
+        description="Directory that holds messages, entities and the root key.",
     )
     partitions: int = Field(
         4, ge=1, le=MAX_PARTITIONS, description="Partitions of the namespace; fixed when the data directory is made."
@@ -236,14 +266,15 @@ class Settings(Frozen):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.workers is not None and self.workers > self.partitions:
-            raise ValueError(f"workers is {self.workers}, more than the {self.partitions} partitions: lower it")
+            raise inconsistent(f"is more than the {self.partitions} partitions; lower it, or leave it out", "workers")
         if self.security.allow_anonymous and not is_loopback(self.amqp.host):
-            raise ValueError(
-                f"security.allow_anonymous would open the namespace to everybody who reaches {self.amqp.host}: "
-                "set amqp.host to 127.0.0.1, or allow_anonymous to false"
+            raise inconsistent(
+                f"would open the namespace to everybody who reaches {self.amqp.host}; "
+                "set amqp.host to 127.0.0.1, or turn this off",
+                "security.allow_anonymous",
             )
-        _refuse_duplicates("queue", [queue.name.lower() for queue in self.queues])
-        for queue in self.queues:
+        _refuse_duplicates("queue", "queues", [queue.name.lower() for queue in self.queues])
+        for index, queue in enumerate(self.queues):
             names = [rule.key_name for rule in queue.authorization_rules]
-            _refuse_duplicates(f"authorization rule of queue {queue.name!r}", names)
+            _refuse_duplicates("authorization rule", f"queues.{index}.authorization_rules", names)
         return self

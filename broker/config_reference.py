@@ -1,0 +1,177 @@
+"""Settings as people read them: the page of all there are, and what is in force."""
+
+import json
+from collections.abc import Iterable
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, get_args
+
+from pydantic.fields import FieldInfo
+
+from broker.config import Place, Settings
+from broker.config_sources import FLAGS, OFF, SECRETS, Loaded, dotted, leaves, limits, optional, section_of, variable
+from broker.durations import format_duration
+from broker.emulator_config import QUEUE_PROPERTIES
+from broker.entities import IMMUTABLE, AuthorizationRule, Frozen, QueueDescription
+
+MASK = "***"
+
+_INTRODUCTION = """\
+# Configuration
+
+Written by `peeklock config reference`; a test keeps it current.
+
+A setting comes from a flag of `peeklock serve`, else from its environment variable, else from the file named by
+`--config` or `PEEKLOCK_CONFIG`, else it is the default. An empty variable counts as not set. A setting that may be
+`off` is switched off by that word. Lists are written as JSON in a variable. An unknown setting or a wrong value stops
+the start, with a message that names the place and the fix. `peeklock config check` tries it; `peeklock config show`
+prints what is in force and where it came from, without keys.
+
+The file is TOML:
+
+```toml
+data_dir = "/var/lib/peeklock"
+
+[amqp]
+host = "0.0.0.0"
+max_message_size_bytes = 104857600
+
+[[security.authorization_rules]]
+key_name = "reports"
+primary_key = "a long random text"
+rights = ["Listen"]
+
+[[queues]]
+name = "orders"
+lock_duration_ms = 60000
+```
+
+or the Service Bus emulator's `Config.json`, unchanged: see the end of this page.
+
+Names end in their unit: `_ms` milliseconds, `_bytes`, `_kb` KiB, `_mb` MiB.
+"""
+
+_EMULATOR = """\
+## The Service Bus emulator's Config.json
+
+A file whose outermost member is `UserConfig` is read as the emulator's. It declares one namespace and its queues; other
+settings come from flags and environment. `Logging` has no effect. Topics are not served yet and are refused by name.
+Durations are ISO 8601 (`PT1M`, `P7D`, `PT0.5S`). An absent or empty property has the emulator's default, which is not
+always the one above:
+
+| Property | Queue setting | Default |
+|---|---|---|
+"""
+
+_QUEUES = """\
+## queues
+
+Each `[[queues]]` is created when it is missing, and updated when a property differs. A queue that is no longer
+declared stays. Names are compared without regard to case. Fixed at creation, so that a difference stops the start:
+{immutable}.
+
+"""
+
+_RULES = """\
+## authorization_rules
+
+Shared access keys, of the namespace (`security.authorization_rules`) or of one queue.
+
+"""
+
+_TABLE = "| Setting | Default | Allowed | Meaning |\n|---|---|---|---|\n"
+
+
+def document() -> str:
+    """docs/configuration.md"""
+    flags = {place: flag for flag, places in FLAGS.items() for place in places}
+    parts = [_INTRODUCTION]
+    sections: dict[str, list[str]] = {}
+    for place, field in leaves().items():
+        name = dotted(place)
+        spellings = f"`{name}`<br>`{variable(place)}`" + (f"<br>`{flags[name]}`" if name in flags else "")
+        sections.setdefault(str(place[0]) if len(place) > 1 else "", []).append(_row(spellings, field))
+    for section, rows in sections.items():
+        title = f"## {section}\n\n{Settings.model_fields[section].description}" if section else "## General"
+        parts.append(f"{title}\n\n{_TABLE}{''.join(rows)}")
+    parts.append(
+        _QUEUES.format(immutable=", ".join(f"`{name}`" for name in IMMUTABLE)) + _model_table(QueueDescription)
+    )
+    parts.append(_RULES + _model_table(AuthorizationRule))
+    parts.append(_EMULATOR + "".join(_emulator_rows()))
+    return "\n".join(parts)
+
+
+def _model_table(model: type[Frozen]) -> str:
+    rows = (_row(f"`{name}`", field, off=False) for name, field in model.model_fields.items())
+    return _TABLE + "".join(rows)
+
+
+def _emulator_rows() -> Iterable[str]:
+    for item in QUEUE_PROPERTIES:
+        default = item.default
+        if item.field.endswith("_ms"):
+            default = format_duration(default)
+        yield f"| `{item.name}` | `{item.field}` | {'none' if default is None else _value(default)} |\n"
+
+
+def _row(spellings: str, field: FieldInfo, off: bool = True) -> str:
+    """`off`: None is written so; else by leaving the setting out."""
+    return f"| {spellings} | {_default(field, off)} | {_allowed(field, off)} | {field.description} |\n"
+
+
+def _default(field: FieldInfo, off: bool) -> str:
+    if field.is_required():
+        return "must be given"
+    if field.default is None:
+        return f"`{OFF}`" if off else "unset"
+    return "none" if field.default == () else _value(field.default)
+
+
+def _value(value: Any) -> str:
+    if value == "":
+        return "empty"
+    return f"`{value if isinstance(value, str | Path) else json.dumps(value)}`"
+
+
+def _allowed(field: FieldInfo, off: bool) -> str:
+    kinds = get_args(field.annotation) or (field.annotation,)
+    words = [f"`{member}`" for kind in kinds if isinstance(kind, type) and issubclass(kind, StrEnum) for member in kind]
+    if bool in kinds:
+        words = ["`true`", "`false`"]
+    if allowed := limits(field):
+        words.append(allowed)
+    if optional(field) and off:
+        words.append(f"`{OFF}`")
+    return ", ".join(words)
+
+
+def show(loaded: Loaded) -> str:
+    """What is in force, as TOML with where each setting was set; keys are masked."""
+    values = loaded.settings.model_dump(mode="json")
+    general, sections = [], []
+    for name, field in Settings.model_fields.items():
+        if section_of(field):
+            lines = [_line(loaded, (name, inner), value) for inner, value in values[name].items()]
+            sections.append("\n".join([f"\n[{name}]", *lines]))
+        else:
+            general.append(_line(loaded, (name,), values[name]))
+    return "\n".join(general + sections) + "\n"
+
+
+def _line(loaded: Loaded, place: Place, value: Any) -> str:
+    origin = loaded.origins.get(place)
+    comment = f"  # {origin.spelling}" if origin else ""
+    return f"{place[-1]} = {_toml(value, str(place[-1]))}{comment}"
+
+
+def _toml(value: Any, name: str) -> str:
+    """An inline TOML value; members without value are left out, keys masked."""
+    if isinstance(value, dict):
+        members = (f"{key} = {_toml(member, key)}" for key, member in value.items() if member is not None)
+        return "{" + ", ".join(members) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(_toml(item, name) for item in value) + "]"
+    if value is None:
+        return json.dumps(OFF)
+    return json.dumps(MASK if name in SECRETS else value, ensure_ascii=False)

@@ -1,0 +1,370 @@
+"""Sources of settings: flags over environment over file over default; a mistake is named as the user spelled it."""
+
+import difflib
+import json
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, NamedTuple, get_args, get_origin
+
+import annotated_types
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+from broker.config import ConfigurationError, Origin, Place, Problem, Settings
+from broker.durations import format_duration
+from broker.emulator_config import is_emulator_config, read_emulator_config
+from broker.entities import Frozen
+
+PREFIX = "PEEKLOCK_"
+CONFIG_VARIABLE = "PEEKLOCK_CONFIG"
+OFF = "off"
+"""How None is written: TOML has no null."""
+
+FLAGS: dict[str, tuple[str, ...]] = {
+    "--data-dir": ("data_dir",),
+    "--host": ("amqp.host", "ops.host"),
+    "--amqp-port": ("amqp.port",),
+    "--ops-port": ("ops.port",),
+    "--partitions": ("partitions",),
+    "--workers": ("workers",),
+    "--emulator": ("emulator",),
+    "--log-level": ("log.level",),
+}
+
+SECRETS = frozenset({"root_key", "primary_key", "secondary_key"})
+
+# Kubernetes sets these for a service called peeklock or peeklock-something; they are not meant for us.
+_SERVICE_LINK = re.compile(
+    r"PEEKLOCK(_[A-Z0-9]+)*_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?)"
+)
+
+_PATTERNS = {  # in words, by the last name of the place
+    "name": "1 to 260 letters, digits and . _ - / ~, with a letter or digit at both ends",
+    "forward_to": "the name of a queue",
+    "forward_dead_lettered_messages_to": "the name of a queue",
+    "host": "an IP address or a host name",
+    "namespace": "2 to 50 letters, digits and -, beginning with a letter and ending with a letter or digit",
+}
+
+
+class Loaded(NamedTuple):
+    settings: Settings
+    origins: dict[Place, Origin]  # of what is not default
+
+
+def load(
+    config: Path | None = None,
+    flags: Mapping[str, str | None] | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Loaded:
+    """Settings from a file (else the one that PEEKLOCK_CONFIG names), an environment, and flags (a key of FLAGS: text).
+
+    Raises ConfigurationError with everything that is wrong.
+    """
+    sources = _Sources()
+    environment = environment or {}
+    if config is None and environment.get(CONFIG_VARIABLE):
+        config = Path(environment[CONFIG_VARIABLE])
+    if config is not None:
+        sources.read_file(config)
+    sources.read_environment(environment)
+    sources.read_flags(flags or {})
+    return sources.settings()
+
+
+def leaves() -> dict[Place, FieldInfo]:
+    """Every setting that is not a section."""
+    found: dict[Place, FieldInfo] = {}
+    for name, field in Settings.model_fields.items():
+        if section := section_of(field):
+            found.update({(name, inner): inner_field for inner, inner_field in section.model_fields.items()})
+        else:
+            found[name,] = field
+    return found
+
+
+def section_of(field: FieldInfo) -> type[Frozen] | None:
+    kind = field.annotation
+    return kind if isinstance(kind, type) and issubclass(kind, Frozen) else None
+
+
+def _is_list(field: FieldInfo | None) -> bool:
+    return field is not None and get_origin(field.annotation) is tuple
+
+
+def optional(field: FieldInfo) -> bool:
+    return type(None) in get_args(field.annotation)
+
+
+def limits(field: FieldInfo) -> str | None:
+    """What a number or a count must be, in words: "from 0 to 65535"; None if it has no limits."""
+    metadata = [*field.metadata, *(item for kind in get_args(field.annotation) for item in _metadata(kind))]
+    low = next((f"from {item.ge}" for item in metadata if isinstance(item, annotated_types.Ge)), None)
+    low = low or next((f"above {item.gt}" for item in metadata if isinstance(item, annotated_types.Gt)), None)
+    high = next((f"to {item.le}" for item in metadata if isinstance(item, annotated_types.Le)), None)
+    high = high or next((f"below {item.lt}" for item in metadata if isinstance(item, annotated_types.Lt)), None)
+    if low and high:
+        return f"{low} {high}" if high.startswith("to") else f"{low} and {high}"
+    if low or high:
+        return (low or high or "").replace("from", "at least").replace("to", "at most")
+    return None
+
+
+def _metadata(kind: Any) -> Iterable[Any]:
+    return getattr(kind, "__metadata__", ())
+
+
+def dotted(place: Place) -> str:
+    """queues[0].name"""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).lstrip(".")
+
+
+def variable(place: Place) -> str:
+    return PREFIX + "__".join(str(part) for part in place).upper()
+
+
+class _Sources:
+    """What has been read so far, later over earlier."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, Any] = {}
+        self._origins: dict[Place, Origin] = {}
+        self._problems: list[Problem] = []
+        self._leaves = leaves()
+        self._file: Path | None = None
+
+    def read_file(self, path: Path) -> None:
+        self._file = path
+        try:
+            text = path.read_text("utf-8-sig")
+        except OSError as error:
+            raise ConfigurationError(f"{path}: cannot be read ({error.strerror}); name an existing file") from None
+        except UnicodeDecodeError:
+            raise ConfigurationError(f"{path}: is not UTF-8 text; save it as UTF-8") from None
+        if text.lstrip().startswith("{"):
+            self._read_emulator_config(path, text)
+            return
+        try:
+            document = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigurationError(f"{path}: is not valid TOML: {error}") from None
+        for place, value in self._members(document):
+            field = self._leaves.get(place)
+            if field and optional(field) and value == OFF:
+                value = None
+            self._set(place, value, Origin(f"{path}: {dotted(place)}", value))
+
+    def _read_emulator_config(self, path: Path, text: str) -> None:
+        try:
+            document = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise ConfigurationError(f"{path}: is not valid JSON: {error}") from None
+        if not is_emulator_config(document):
+            raise ConfigurationError(
+                f"{path}: is JSON without UserConfig, so not the emulator's Config.json; write other settings as TOML"
+            )
+        reading = read_emulator_config(document)
+        for name, value in reading.settings.items():
+            self._values[name] = value
+        for place, origin in reading.origins.items():
+            self._origins[place] = Origin(f"{path}: {origin.spelling}", origin.value)
+        self._problems += [Problem(f"{path}: {problem.spelling}", problem.text) for problem in reading.problems]
+
+    def _members(self, document: dict[str, Any]) -> Iterable[tuple[Place, Any]]:
+        """The leaves in a TOML document, sections taken apart; what is unknown or no section is left whole."""
+        for name, value in document.items():
+            field = Settings.model_fields.get(name)
+            if field and section_of(field) and isinstance(value, dict):
+                yield from (((name, inner), inner_value) for inner, inner_value in value.items())
+            else:
+                yield (name,), value
+
+    def read_environment(self, environment: Mapping[str, str]) -> None:
+        """An empty variable counts as not set, so that a compose file can pass on what its caller may have set."""
+        by_variable = {variable(place): place for place in self._leaves}
+        for name, text in sorted(environment.items()):
+            if not name.startswith(PREFIX) or name == CONFIG_VARIABLE or text == "":
+                continue
+            if place := by_variable.get(name):
+                self._set(place, _parse(self._leaves[place], text), Origin(name, text))
+            elif not _SERVICE_LINK.fullmatch(name):
+                self._problems.append(Problem(name, "no such setting; " + _suggestion(name, by_variable)))
+
+    def read_flags(self, flags: Mapping[str, str | None]) -> None:
+        for flag, text in flags.items():
+            if text is None:
+                continue
+            for place in (tuple(name.split(".")) for name in FLAGS[flag]):
+                self._set(place, _parse(self._leaves[place], text), Origin(flag, text))
+
+    def _set(self, place: Place, value: Any, origin: Origin) -> None:
+        for known in [known for known in self._origins if known[: len(place)] == place]:
+            del self._origins[known]
+        self._origins[place] = origin
+        if len(place) == 1:
+            self._values[str(place[0])] = value
+            return
+        section = self._values.setdefault(str(place[0]), {})
+        if isinstance(section, dict):  # else the file has a plain value where a section belongs: reported as that
+            section[str(place[1])] = value
+
+    def settings(self) -> Loaded:
+        try:
+            # Strict JSON: a boolean is no number, and text is no boolean.
+            settings = Settings.model_validate_json(json.dumps(self._values, default=str), strict=True)
+        except ValidationError as error:
+            for details in error.errors(include_url=False):
+                self._problems += self._explain(details)
+        else:
+            self._problems += self._missing_files(settings)
+        if self._problems:
+            raise ConfigurationError("\n".join(f"{spelling}: {text}" for spelling, text in self._problems))
+        return Loaded(settings, self._origins)
+
+    def _missing_files(self, settings: Settings) -> Iterable[Problem]:
+        for name in ("tls_certificate", "tls_key", "tls_client_ca"):
+            path = getattr(settings.amqp, name)
+            if path is not None and not path.is_file():
+                yield Problem(self._origin(("amqp", name)).spelling, f"{str(path)!r} is not a file; name a PEM file")
+
+    def _explain(self, details: ErrorDetails) -> list[Problem]:
+        place: Place = details["loc"]
+        if details["type"] == "inconsistent":
+            context = details["ctx"]
+            places = [
+                (*place, *(int(part) if part.isdecimal() else part for part in dotted_place.split(".")))
+                for dotted_place in context["places"]
+            ]
+            return [self._problem(at, context["text"]) for at in places]
+        if details["type"] == "extra_forbidden":
+            known = _model_and_field(place)[0].model_fields
+            return [Problem(self._origin(place).spelling, f"no such setting; {_suggestion(str(place[-1]), known)}")]
+        return [self._problem(place, _in_words(place, details))]
+
+    def _problem(self, place: Place, text: str) -> Problem:
+        origin = self._origin(place)
+        # A value in the wrong place may be a key: what is near keys is never shown.
+        secret = SECRETS.intersection(place) or place[:1] == ("security",) or "authorization_rules" in place
+        if secret or not isinstance(origin.value, str | int | float) or _is_list(_model_and_field(place)[1]):
+            return Problem(origin.spelling, text)
+        return Problem(origin.spelling, f"{json.dumps(origin.value, ensure_ascii=False)[:100]} {text}")
+
+    def _origin(self, place: Place) -> Origin:
+        """Where `place` was set: exactly, or the nearest thing around it that was."""
+        if origin := self._origins.get(place):
+            return origin
+        for length in range(len(place) - 1, 0, -1):
+            if around := self._origins.get(place[:length]):
+                rest = dotted(place[length:])
+                value = _inside(around.value, place[length:])
+                joint = "" if rest.startswith("[") else "."
+                return Origin(f"{around.spelling}{joint}{rest}", value)
+        return Origin(f"{self._file}: {dotted(place)}" if self._file else dotted(place), None)
+
+
+def _inside(value: Any, place: Place) -> Any:
+    for part in place:
+        try:
+            value = value[part]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return value
+
+
+def _parse(field: FieldInfo, text: str) -> Any:
+    """The value that `text` from a flag or variable stands for; the text itself if it stands for none of the kind."""
+    kinds = get_args(field.annotation) if optional(field) else (field.annotation,)
+    word = text.strip().lower()
+    if optional(field) and word == OFF:
+        return None
+    if bool in kinds:
+        return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}.get(word, text)
+    if any(isinstance(kind, type) and issubclass(kind, StrEnum) for kind in kinds):
+        return word
+    try:
+        if int in kinds:
+            return int(text)
+        if float in kinds:
+            return float(text)
+        if _is_list(field):
+            return json.loads(text)
+    except (ValueError, RecursionError):
+        pass
+    return text
+
+
+def _suggestion(name: str, known: Iterable[str]) -> str:
+    known = list(known)
+    close = difflib.get_close_matches(name, known, n=1)
+    if close:
+        return f"did you mean {close[0]}?"
+    return "known: " + ", ".join(known) if len(known) <= 32 else "docs/configuration.md lists them"
+
+
+def _in_words(place: Place, details: ErrorDetails) -> str:
+    """What a value must be. Follows the value in the message, so it begins with "must" and the like."""
+    kind, context = details["type"], details.get("ctx", {})
+    field = _model_and_field(place)[1]
+    name = str(place[-1])
+    if kind == "missing":
+        return "is missing; add it"
+    words = {
+        "int_type": "must be a whole number",
+        "int_from_float": "must be a whole number",
+        "float_type": "must be a number",
+        "bool_type": "must be true or false",
+        "string_type": "must be a string",
+        "path_type": "must be a path",
+        "model_type": "must be a table",
+        "model_attributes_type": "must be a table",
+        "tuple_type": "must be a list (in a variable: as JSON)",
+        "frozen_set_type": "must be a list",
+    }.get(kind)
+    if kind == "enum":
+        words = f"must be {context['expected']}"
+    elif kind == "string_pattern_mismatch":
+        words = f"must be {_PATTERNS[name]}" if name in _PATTERNS else f"must match {context['pattern']}"
+    elif kind == "string_too_long":
+        words = f"must have at most {context['max_length']} characters"
+    elif kind == "string_too_short":
+        words = "must not be empty"
+    elif kind == "too_long":
+        return f"must have at most {context['max_length']} items"
+    elif kind in ("greater_than_equal", "greater_than", "less_than_equal", "less_than"):
+        words = "is out of range; it must be"
+    words = words or details["msg"]
+    allowed = limits(field) if field else None
+    if allowed:
+        words += f" {allowed}"
+        if field and name.endswith("_ms"):
+            words += f" ms ({_as_durations(allowed)})"
+        elif name.endswith("_bytes"):
+            words += " bytes"
+    if field and optional(field) and len(place) <= 2:
+        words += f", or {OFF}"
+    return words
+
+
+def _as_durations(allowed: str) -> str:
+    return re.sub(r"\d+", lambda number: format_duration(int(number[0])), allowed)
+
+
+def _model_and_field(place: Place) -> tuple[type[Frozen], FieldInfo | None]:
+    """The model around the value at `place`, and its field of that name."""
+    model: type[Frozen] = Settings
+    field: FieldInfo | None = None
+    for part in place:
+        if field is not None:
+            inner = section_of(field) or next(
+                (kind for kind in get_args(field.annotation) if isinstance(kind, type) and issubclass(kind, Frozen)),
+                None,
+            )
+            if inner is not None:
+                model = inner
+        if isinstance(part, str):
+            field = model.model_fields.get(part)
+    return model, field
