@@ -1,0 +1,434 @@
+"""The loop around partitions: read what the sockets hold, apply it all, commit, answer.
+
+A worker is a plain synchronous process. One turn takes everything that has arrived from all gateways, applies it to the
+partitions it is for, fires timers, hands out messages, commits each changed partition (one fsync each), and only then
+answers. While it waits for the disk more input gathers, so commits grow with the load by themselves.
+
+When a commit fails nothing is answered and the process ends: memory and disk may disagree, and an fsync is never tried
+again. The supervisor starts it anew from what is on disk.
+"""
+
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import msgpack
+import structlog
+
+from broker import wire
+from broker.child import announce_ready, fail, read_instructions
+from broker.errors import BrokerError
+from broker.logging import configure_logging
+from broker.metrics import WorkerMetrics
+from broker.partition.partition import Partition, PartitionSettings
+from broker.wire import Op, Outcome
+from storage.data_dir import partition_path
+from storage.lmdb_store import LmdbStore
+from storage.records import decode_document
+from storage.store import Store, StoreError, Table
+
+log = structlog.get_logger("worker")
+
+READ_BYTES = 1 << 20
+# One turn takes at most this much from one gateway, so that a commit stays short and the others get their turn.
+TURN_BYTES = 8 << 20
+# A gateway that has this much unread is not read from until it has caught up.
+OUTPUT_HIGH_BYTES = 64 << 20
+
+
+class Peer:
+    """One gateway's connection: frames in, frames out."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.socket = connection
+        self.answers: list[list[Any]] = []
+        self.receivers: dict[int, Partition] = {}
+        self._input = bytearray()
+        self._output: deque[memoryview] = deque()
+        self._output_bytes = 0
+        self._packer = msgpack.Packer(autoreset=True)
+
+    def read(self) -> list[list[Any]] | None:
+        """Whole messages that have arrived; None when the gateway is gone."""
+        messages: list[list[Any]] = []
+        buffer = self._input
+        taken = 0
+        while taken < TURN_BYTES:
+            try:
+                data = self.socket.recv(READ_BYTES)
+            except BlockingIOError:
+                break
+            except OSError:
+                return None
+            if not data:
+                return None
+            taken += len(data)
+            if not buffer and len(data) >= 4 and int.from_bytes(data[:4], "big") == len(data) - 4:
+                messages += wire.unpack(memoryview(data)[4:])  # the usual case: one frame, whole
+            else:
+                buffer += data
+            if len(data) < READ_BYTES:
+                break
+        if buffer:
+            at = 0
+            with memoryview(buffer) as view:
+                while len(view) - at >= 4:
+                    end = at + 4 + int.from_bytes(view[at : at + 4], "big")
+                    if end > len(view):
+                        break
+                    messages += wire.unpack(view[at + 4 : end])
+                    at = end
+            if at:
+                del buffer[:at]
+        return messages
+
+    def queue_answers(self) -> None:
+        if self.answers:
+            payload = self._packer.pack(self.answers)
+            self.answers = []
+            self._output.append(memoryview(len(payload).to_bytes(4, "big")))
+            self._output.append(memoryview(payload))
+            self._output_bytes += 4 + len(payload)
+
+    def write(self) -> bool:
+        """Write what the socket takes; False when the gateway is gone."""
+        output = self._output
+        while output:
+            try:
+                sent = self.socket.sendmsg(list(output)[:16])
+            except BlockingIOError:
+                return True
+            except OSError:
+                return False
+            self._output_bytes -= sent
+            while sent:
+                first = output[0]
+                if sent >= len(first):
+                    sent -= len(first)
+                    output.popleft()
+                else:
+                    output[0] = first[sent:]
+                    sent = 0
+        return True
+
+    @property
+    def has_output(self) -> bool:
+        return bool(self._output)
+
+    @property
+    def is_behind(self) -> bool:
+        return self._output_bytes > OUTPUT_HIGH_BYTES
+
+
+class Worker:
+    """Partitions, and the gateways that use them."""
+
+    def __init__(
+        self,
+        number: int,
+        restarts: int,
+        partitions: dict[int, Partition],
+        stores: dict[int, Store],
+        listener: socket.socket,
+    ) -> None:
+        self._number = number
+        self._restarts = restarts
+        self._partitions = partitions
+        self._stores = stores
+        self._listener = listener
+        self._peers: dict[int, Peer] = {}
+        self._touched: set[Partition] = set()
+        self._messages_in_turn = 0
+        self._now_ms = 0
+        self._metrics = WorkerMetrics()
+        self._poll = select.epoll()
+        self._stopping = False
+        self._apply: dict[int, Callable[[Peer, list[Any]], None]] = {
+            Op.SEND: self._send,
+            Op.SEND_BATCH: self._send_batch,
+            Op.OPEN_RECEIVER: self._open_receiver,
+            Op.GRANT: self._grant,
+            Op.DRAIN: self._drain,
+            Op.CLOSE_RECEIVER: self._close_receiver,
+            Op.SETTLE: self._settle,
+            Op.REQUEST: self._request,
+            Op.RESTORE: self._restore,
+        }
+
+    def run(self) -> None:
+        """Serve until SIGTERM. Raises StoreError when a commit fails."""
+        wake_receive, wake_send = socket.socketpair()
+        wake_send.setblocking(False)
+        signal.set_wakeup_fd(wake_send.fileno())
+        signal.signal(signal.SIGTERM, lambda *_: setattr(self, "_stopping", True))
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides
+        self._poll.register(self._listener, select.EPOLLIN)
+        self._poll.register(wake_receive, select.EPOLLIN)
+        more = False
+        while not self._stopping:
+            events = self._poll.poll(0 if more else self._timeout_seconds())
+            started = time.perf_counter()
+            self._now_ms = max(self._now_ms, int(time.time() * 1000))
+            for descriptor, event in events:
+                peer = self._peers.get(descriptor)
+                if peer is not None:
+                    self._serve(peer, event)
+                elif descriptor == self._listener.fileno():
+                    self._accept()
+                else:
+                    wake_receive.recv(64)
+            more = self._finish_turn(started, more)
+
+    def _timeout_seconds(self) -> float | None:
+        due = min((due for p in self._partitions.values() if (due := p.next_timer_ms()) is not None), default=None)
+        if due is None:
+            return None
+        return max(0.0, due / 1000 - time.time())
+
+    def _finish_turn(self, started: float, more: bool) -> bool:
+        """Timers, hand-out, commit, answers. True if a partition could hand out more at once."""
+        now_ms = self._now_ms
+        metrics = self._metrics
+        remaining = False
+        committed = False
+        for partition in self._partitions.values():
+            due = partition.next_timer_ms()
+            if due is not None and due <= now_ms:
+                partition.advance(now_ms)
+            elif partition not in self._touched and not more:
+                continue
+            pumped = partition.pump(now_ms)
+            for (peer, channel), locked_until_ms, entries in pumped.deliveries:
+                peer.answers.append([Op.DELIVER, channel, locked_until_ms, entries])
+            for (peer, channel), delivered in pumped.drained:
+                peer.answers.append([Op.DRAINED, channel, delivered])
+            for (peer, channel), error in pumped.closed:
+                peer.receivers.pop(channel, None)
+                peer.answers.append([Op.CLOSED, channel, type(error).__name__, str(error)])
+            remaining = remaining or pumped.more
+            before = time.perf_counter()
+            if partition.commit():
+                committed = True
+                metrics.commits += 1
+                metrics.fsync_seconds.observe(time.perf_counter() - before)
+        self._touched.clear()
+        metrics.turns += 1
+        if committed:
+            metrics.turn_seconds.observe(time.perf_counter() - started)
+            if self._messages_in_turn:
+                metrics.messages_per_commit.observe(self._messages_in_turn)
+        self._messages_in_turn = 0
+        for peer in list(self._peers.values()):
+            if peer.answers or peer.has_output:
+                peer.queue_answers()
+                self._write(peer)
+        return remaining
+
+    # -- gateways come and go
+
+    def _accept(self) -> None:
+        connection, _ = self._listener.accept()
+        connection.setblocking(False)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
+        peer = self._peers[connection.fileno()] = Peer(connection)
+        self._poll.register(connection, select.EPOLLIN)
+        peer.answers.append([Op.HELLO, wire.VERSION, list(self._partitions)])
+        if 0 in self._partitions:
+            peer.answers.append(self._catalog())
+
+    def _catalog(self) -> list[Any]:
+        store = self._stores[0]
+        definitions = store.scan(Table.ENTITIES, b"", b"\xff" * 8, 1 << 30)
+        return [Op.CATALOG, 0, [decode_document(value) for _, value in definitions]]
+
+    def _serve(self, peer: Peer, event: int) -> None:
+        if event & (select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR) and not peer.is_behind:
+            messages = peer.read()
+            if messages is None:
+                self._drop(peer)
+                return
+            for message in messages:
+                self._apply[message[0]](peer, message)
+        if event & select.EPOLLOUT:
+            self._write(peer)
+
+    def _write(self, peer: Peer) -> None:
+        if not peer.write():
+            self._drop(peer)
+            return
+        interest = 0 if peer.is_behind else select.EPOLLIN
+        self._poll.modify(peer.socket, interest | select.EPOLLOUT if peer.has_output else interest)
+
+    def _drop(self, peer: Peer) -> None:
+        """A gateway is gone, and with it the connections of all its receivers."""
+        descriptor = peer.socket.fileno()
+        if self._peers.pop(descriptor, None) is None:
+            return
+        self._poll.unregister(descriptor)
+        peer.socket.close()
+        for channel, partition in peer.receivers.items():
+            partition.close_receiver((peer, channel), True, self._now_ms)
+            self._touched.add(partition)
+        peer.receivers.clear()
+
+    # -- commands
+
+    def _partition(self, message: list[Any]) -> Partition:
+        partition = self._partitions[message[1]]
+        self._touched.add(partition)
+        return partition
+
+    def _send(self, peer: Peer, message: list[Any]) -> None:
+        partition = self._partition(message)
+        _, _, channel, queue, messages = message
+        self._messages_in_turn += len(messages)
+        try:
+            partition.send(queue, messages, self._now_ms)
+        except BrokerError as error:
+            if len(messages) == 1:
+                self._answer(peer, channel, Op.REFUSED, 1, error)
+            else:
+                # The send is all or nothing, but these are deliveries of their own: each gets its own outcome.
+                for each in messages:
+                    self._send(peer, [Op.SEND, message[1], channel, queue, [each]])
+        else:
+            self._answer(peer, channel, Op.SENT, len(messages), None)
+
+    def _send_batch(self, peer: Peer, message: list[Any]) -> None:
+        partition = self._partition(message)
+        _, _, channel, queue, messages = message
+        self._messages_in_turn += len(messages)
+        try:
+            partition.send(queue, messages, self._now_ms)
+        except BrokerError as error:
+            self._answer(peer, channel, Op.REFUSED, 1, error)
+        else:
+            self._answer(peer, channel, Op.SENT, 1, None)
+
+    def _answer(self, peer: Peer, channel: int, op: Op, count: int, error: BrokerError | None) -> None:
+        if channel:
+            answer: list[Any] = [op, channel, count]
+            if error is not None:
+                answer += [type(error).__name__, str(error)]
+            peer.answers.append(answer)
+
+    def _open_receiver(self, peer: Peer, message: list[Any]) -> None:
+        partition = self._partition(message)
+        _, _, channel, queue, receive_and_delete = message
+        try:
+            partition.open_receiver((peer, channel), queue, receive_and_delete, self._now_ms)
+        except BrokerError as error:
+            peer.answers.append([Op.CLOSED, channel, type(error).__name__, str(error)])
+        else:
+            peer.receivers[channel] = partition
+            peer.answers.append([Op.OPENED, channel])
+
+    def _grant(self, peer: Peer, message: list[Any]) -> None:
+        _, _, channel, limit = message
+        if channel in peer.receivers:
+            self._partition(message).grant((peer, channel), limit)
+
+    def _drain(self, peer: Peer, message: list[Any]) -> None:
+        _, _, channel, limit = message
+        if channel in peer.receivers:
+            self._partition(message).drain((peer, channel), limit)
+
+    def _close_receiver(self, peer: Peer, message: list[Any]) -> None:
+        _, _, channel, broken = message
+        if peer.receivers.pop(channel, None) is not None:
+            self._partition(message).close_receiver((peer, channel), broken, self._now_ms)
+
+    def _settle(self, peer: Peer, message: list[Any]) -> None:
+        partition = self._partition(message)
+        _, _, channel, queue, outcome, tokens, properties = message
+        self._messages_in_turn += len(tokens)
+        results = partition.settle(queue, tokens, Outcome(outcome), properties, self._now_ms)
+        if not channel:
+            return
+        at = 0
+        for end in range(1, len(results) + 1):  # runs of the same result
+            if end == len(results) or results[end] is not results[at]:
+                error = results[at]
+                self._answer(peer, channel, Op.SETTLED if error is None else Op.UNSETTLED, end - at, error)
+                at = end
+
+    def _request(self, peer: Peer, message: list[Any]) -> None:
+        partition = self._partition(message)
+        _, _, request, name, queue, arguments = message
+        try:
+            if name == "metrics":
+                gauges = {number: partition.gauges() for number, partition in self._partitions.items()}
+                result: Any = self._metrics.snapshot(self._number, self._restarts, gauges)
+            else:
+                result = partition.request(name, queue, arguments, self._now_ms)
+        except BrokerError as error:
+            peer.answers.append([Op.FAILED, request, type(error).__name__, str(error)])
+        else:
+            peer.answers.append([Op.REPLY, request, result])
+
+    def _restore(self, peer: Peer, message: list[Any]) -> None:
+        _, _, queue, entries = message
+        self._partition(message).restore(queue, entries, self._now_ms)
+
+
+def listen(path: str) -> socket.socket:
+    """A unix socket that only this user can connect to, in place of a dead worker's."""
+    if os.path.exists(path):  # noqa: PTH110 - a relative path short enough for sun_path
+        os.unlink(path)  # noqa: PTH108
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    previous = os.umask(0o177)
+    try:
+        listener.bind(path)
+    finally:
+        os.umask(previous)
+    listener.setblocking(False)
+    listener.listen(64)
+    return listener
+
+
+def main() -> int:
+    instructions = read_instructions()
+    settings = instructions.settings
+    configure_logging(settings.log)
+    number = instructions.worker
+    assert number is not None
+    partition_settings = PartitionSettings.of(settings)
+    stores: dict[int, Store] = {}
+    partitions: dict[int, Partition] = {}
+    try:
+        for partition in instructions.partitions:
+            stores[partition] = LmdbStore(
+                partition_path(settings.data_dir, partition),
+                partition_id=partition,
+                map_size_bytes=settings.store.map_size_bytes,
+                create=False,
+            )
+            partitions[partition] = Partition(
+                partition,
+                stores[partition],
+                now_ms=int(time.time() * 1000),
+                incarnation=os.urandom(6),
+                settings=partition_settings,
+            )
+    except StoreError as error:
+        fail(str(error))
+    worker = Worker(number, instructions.restarts, partitions, stores, listen(instructions.sockets[number]))
+    announce_ready()
+    try:
+        worker.run()
+    except StoreError as error:
+        log.error("store failed; ending, to start again from what is on disk", worker=number, error=str(error))
+        return 1
+    for store in stores.values():
+        store.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
