@@ -1,0 +1,86 @@
+"""Runs of the load tool `amqpload` (bench/amqpload): built from source, one JSON line of figures each."""
+
+import json
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+SOURCE = Path(__file__).parent / "amqpload"
+INSTALL_HINT = "install a C compiler, make, pkg-config and libqpid-proton11-dev (Debian, Ubuntu)"
+
+
+class LoadToolMissing(Exception):
+    """amqpload cannot be built here. The text says what to install."""
+
+
+class LoadFailed(Exception):
+    """A run of amqpload ended with an error, or lost or damaged messages."""
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where a broker listens, and as whom to log in (SASL PLAIN)."""
+
+    port: int
+    user: str
+    password: str
+    host: str = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Milliseconds; quantiles from a histogram with errors below 0.8 %."""
+
+    p50: float
+    p99: float
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What one run of amqpload measured. `ack`: send to accept, `end_to_end`: intended send to receive."""
+
+    messages: int
+    messages_per_s: float
+    seconds: float
+    client_cpu_s: float
+    ack: Latency | None
+    end_to_end: Latency | None
+
+
+def build() -> Path:
+    """Compile amqpload unless it is up to date; return the binary."""
+    for tool in ("make", "cc", "pkg-config"):
+        if shutil.which(tool) is None:
+            raise LoadToolMissing(f"{tool} not found: {INSTALL_HINT}")
+    made = subprocess.run(["make", "-s", "-C", str(SOURCE)], capture_output=True, text=True)
+    if made.returncode:
+        raise LoadToolMissing(f"{INSTALL_HINT}\n{made.stderr.strip()}")
+    return SOURCE / "build" / "amqpload"
+
+
+def run(binary: Path, mode: str, endpoint: Endpoint, address: str, *options: str, timeout_s: float = 600) -> Figures:
+    """One run: `mode` is send, recv or both. Raises LoadFailed."""
+    command = [str(binary), mode, "--host", endpoint.host, "--port", str(endpoint.port)]
+    command += ["--user", endpoint.user, "--password", endpoint.password, "--addresses", address, *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
+    if done.returncode or not done.stdout:
+        raise LoadFailed(f"amqpload {mode} {address} {' '.join(options)}: {done.stderr.strip()}{done.stdout.strip()}")
+    return parse(done.stdout)
+
+
+def parse(line: str) -> Figures:
+    raw: dict[str, Any] = json.loads(line)
+    return Figures(
+        messages=raw["n"],
+        messages_per_s=raw["msgs_per_s"],
+        seconds=raw["seconds"],
+        client_cpu_s=raw["client_cpu_s"],
+        ack=_latency(raw.get("ack_us")),
+        end_to_end=_latency(raw.get("e2e_us")),
+    )
+
+
+def _latency(raw: dict[str, float] | None) -> Latency | None:
+    return Latency(raw["p50"] / 1000, raw["p99"] / 1000) if raw else None

@@ -1,0 +1,272 @@
+"""How each group of rows is measured.
+
+Brokers take turns within every run, the one that is not measured is stopped by signal (SIGSTOP), and a broker's turn
+ends when its background work has: otherwise the next one's figures would pay for it.
+"""
+
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bench import load
+from bench.processes import Memory, cpu_s, machine_cpu_s
+from bench.rows import KIB, MODE_NAMES, SIZES
+from bench.servers import ROOT, Server
+
+MB = 1_000_000
+KB = 1_000
+BUSY_CORES = 0.3  # more than this used by others makes a run's figures doubtful
+
+Maker = Callable[[Path], Server]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Sizes of the measurements; the defaults are those the targets speak of."""
+
+    runs: int = 3
+    seconds: float = 5.0
+    sizes: tuple[int, ...] = SIZES
+    rate: int = 2000
+    rate_seconds: float = 10.0
+    connections: int = 5000
+    backlog: int = 1_000_000
+    peer_backlog_runs: int = 1  # its load, restart and drain take minutes, and no target depends on them
+    warm_up_seconds: float = 5.0
+    rest_seconds: float = 2.0  # before memory is read
+
+    @classmethod
+    def tiny(cls) -> "Plan":
+        """Everything once, in seconds: shows that the measurements work, says nothing about the broker."""
+        return cls(
+            runs=1,
+            seconds=0.2,
+            sizes=(KIB,),
+            rate_seconds=0.3,
+            connections=50,
+            backlog=2000,
+            warm_up_seconds=0,
+            rest_seconds=0.2,
+        )
+
+
+@dataclass
+class Bench:
+    """Collects samples by (server name, row key)."""
+
+    plan: Plan
+    tool: Path
+    makers: Sequence[Maker]
+    say: Callable[[str], None]
+    samples: dict[tuple[str, str], list[float]] = field(default_factory=lambda: defaultdict(list))
+    disturbed: list[str] = field(default_factory=list)
+
+    def measure(self, groups: Sequence[str]) -> None:
+        """Raises LoadFailed, ServerFailed."""
+        if "idle" in groups:
+            self._each_alone(self.plan.runs, self._idle)
+        if "connections" in groups:
+            self._each_alone(self.plan.runs, self._connections)
+        together = [group for group in groups if group in ("throughput", "confirmed", "unpipelined", "openloop")]
+        if together:
+            self._interleaved(together)
+        if "backlog" in groups:
+            self._each_alone(self.plan.runs, self._backlog, peer_runs=self.plan.peer_backlog_runs)
+
+    def _add(self, server: Server, key: str, value: float) -> None:
+        self.samples[server.name, key].append(value)
+
+    # --- one broker at a time, each on a fresh data directory
+
+    def _each_alone(self, runs: int, measure: Callable[[Server], None], peer_runs: int | None = None) -> None:
+        for number in range(runs):
+            for place, maker in enumerate(self.makers):
+                if place and peer_runs is not None and number >= peer_runs:
+                    continue
+                with fresh(maker) as server:
+                    self.say(f"{measure.__name__.strip('_')}: {server.name}, run {number + 1} of {runs}")
+                    measure(server)
+
+    def _idle(self, server: Server) -> None:
+        self._add(server, "start", server.start())
+        time.sleep(self.plan.rest_seconds)
+        memory = server.memory()
+        self._add(server, "idle-used", memory.used / MB)
+        self._add(server, "idle-anonymous", memory.anonymous / MB)
+        self._add(server, "idle-rss", memory.rss / MB)
+
+    def _connections(self, server: Server) -> None:
+        server.start()
+        time.sleep(self.plan.rest_seconds)
+        before = server.memory()
+        with idle_connections(server, self.plan.connections):
+            time.sleep(self.plan.rest_seconds)
+            grown = server.memory() - before
+        self._add(server, "connection-used", grown.used / self.plan.connections / KB)
+        self._add(server, "connection-anonymous", grown.anonymous / self.plan.connections / KB)
+        self._add(server, "connection-rss", grown.rss / self.plan.connections / KB)
+
+    def _backlog(self, server: Server) -> None:
+        server.start()
+        time.sleep(self.plan.rest_seconds)
+        before = server.memory()
+        count = str(self.plan.backlog)
+        loaded = self._run(server, "send", 1, "-n", count, "--size", str(KIB), "--idle", "60")
+        self._add(server, "backlog-load", loaded.messages_per_s)
+        time.sleep(self.plan.rest_seconds)
+        self._add_growth(server, server.memory() - before)
+        server.stop()
+        self._add(server, "backlog-restart", self._first_message(server))
+        left = str(self.plan.backlog - 1)
+        drained = self._run(server, "recv", 1, "-n", left, "--size", str(KIB), "--idle", "60")
+        self._add(server, "backlog-drain", drained.messages_per_s)
+
+    def _add_growth(self, server: Server, grown: Memory) -> None:
+        self._add(server, "backlog-used", grown.used / MB)
+        self._add(server, "backlog-anonymous", grown.anonymous / MB)
+        self._add(server, "backlog-cache", grown.store_cache / MB)
+        self._add(server, "backlog-rss", grown.rss / MB)
+
+    def _first_message(self, server: Server, timeout_s: float = 180.0) -> float:
+        """Seconds from the start of the process until a client has a message. One attempt after the other."""
+        began = time.monotonic()
+        server.spawn()
+        while True:
+            try:
+                load.run(
+                    self.tool, "recv", server.endpoint, server.address(1), "-n", "1", "--window", "1", "--idle", "1"
+                )
+                return time.monotonic() - began
+            except load.LoadFailed:
+                if time.monotonic() - began > timeout_s:
+                    raise
+                time.sleep(0.01)
+
+    # --- taking turns
+
+    def _interleaved(self, groups: Sequence[str]) -> None:
+        with tempfile.TemporaryDirectory(prefix="peeklock-bench-") as scratch:
+            servers: list[Server] = []
+            try:
+                for number, maker in enumerate(self.makers):
+                    directory = Path(scratch) / str(number)
+                    directory.mkdir()
+                    servers.append(maker(directory))
+                    servers[-1].start()
+                    self._warm_up(servers[-1])
+                    servers[-1].pause()
+                for number in range(self.plan.runs):
+                    order = servers if number % 2 == 0 else servers[::-1]
+                    for group in groups:
+                        self.say(f"{group}: run {number + 1} of {self.plan.runs}")
+                        self._turns(group, order)
+            finally:
+                for server in servers:
+                    server.resume()
+                    server.close()
+
+    def _warm_up(self, server: Server) -> None:
+        if self.plan.warm_up_seconds:
+            self._run(server, "both", 16, "--size", str(KIB), "--seconds", str(self.plan.warm_up_seconds))
+        server.settle()
+
+    def _turns(self, group: str, servers: Sequence[Server]) -> None:
+        if group == "throughput":
+            for number, size in enumerate(self.plan.sizes):
+                for server in servers:
+                    with awake(server):
+                        self._throughput(server, size, queue=1 + number)
+            return
+        measure = {"confirmed": self._confirmed, "unpipelined": self._unpipelined, "openloop": self._open_loop}[group]
+        for server in servers:
+            if group == "confirmed" and server.name != "Peeklock":
+                continue  # RabbitMQ 3.10 refuses rcv-settle-mode second
+            with awake(server):
+                measure(server)
+
+    def _throughput(self, server: Server, size: int, queue: int) -> None:
+        seconds, body = ("--seconds", str(self.plan.seconds)), ("--size", str(size))
+        sent = self._run(server, "send", queue, *body, *seconds)
+        received = self._run(server, "recv", queue, *body, "-n", str(sent.messages), "--idle", "8")
+        both = self._run(server, "both", queue, *body, *seconds)
+        for mode, figures in zip(MODE_NAMES, (sent, received, both), strict=True):
+            self._add(server, f"{mode}-{size}", figures.messages_per_s)
+
+    def _confirmed(self, server: Server) -> None:
+        seconds, body = ("--seconds", str(self.plan.seconds)), ("--size", str(KIB))
+        sent = self._run(server, "send", 4, *body, *seconds)
+        received = self._run(server, "recv", 4, *body, "--second", "-n", str(sent.messages), "--idle", "8")
+        both = self._run(server, "both", 4, *body, "--second", *seconds)
+        self._add(server, "confirmed-recv", received.messages_per_s)
+        self._add(server, "confirmed-both", both.messages_per_s)
+
+    def _unpipelined(self, server: Server) -> None:
+        seconds = min(3.0, self.plan.seconds)
+        figures = self._run(server, "send", 5, "--size", str(KIB), "--window", "1", "--seconds", str(seconds))
+        assert figures.ack is not None
+        self._add(server, "unpipelined-p50", figures.ack.p50)
+        self._add(server, "unpipelined-p99", figures.ack.p99)
+
+    def _open_loop(self, server: Server) -> None:
+        count = int(self.plan.rate * self.plan.rate_seconds)
+        rate = ("--rate", str(self.plan.rate), "-n", str(count), "--warmup", str(count // 20))
+        figures = self._run(server, "both", 6, "--size", str(KIB), *rate, "--idle", "15")
+        assert figures.end_to_end is not None
+        self._add(server, "openloop-p50", figures.end_to_end.p50)
+        self._add(server, "openloop-p99", figures.end_to_end.p99)
+
+    def _run(self, server: Server, mode: str, queue: int, *options: str) -> load.Figures:
+        """One run of the tool; notes it when somebody else used the machine meanwhile."""
+        processes = server.processes()
+        machine, broker, began = machine_cpu_s(), cpu_s(processes), time.monotonic()
+        figures = load.run(self.tool, mode, server.endpoint, server.address(queue), *options)
+        elapsed = time.monotonic() - began
+        used_here = cpu_s(processes) - broker + figures.client_cpu_s
+        others = (machine_cpu_s() - machine - used_here) / elapsed
+        if others > BUSY_CORES and elapsed > 1:
+            self.disturbed.append(f"{server.name} {mode} {' '.join(options)}: others used {others:.2f} cores")
+        return figures
+
+
+@contextmanager
+def fresh(maker: Maker) -> Iterator[Server]:
+    with tempfile.TemporaryDirectory(prefix="peeklock-bench-") as scratch:
+        server = maker(Path(scratch))
+        try:
+            yield server
+        finally:
+            server.close()
+
+
+@contextmanager
+def awake(server: Server) -> Iterator[None]:
+    server.resume()
+    server.settle()
+    try:
+        yield
+        server.settle()
+    finally:
+        server.pause()
+
+
+@contextmanager
+def idle_connections(server: Server, count: int) -> Iterator[None]:
+    """`count` connections with a receiver each while the block runs. Raises ServerFailed."""
+    addresses = ",".join(server.address(n) for n in range(1, 17))
+    command = [sys.executable, "-m", "bench.idle_connections", "--port", str(server.endpoint.port)]
+    command += ["--user", server.endpoint.user, "--password", server.endpoint.password]
+    command += ["--addresses", addresses, "--count", str(count)]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as program:
+        assert program.stdin is not None
+        assert program.stdout is not None
+        if program.stdout.readline() != f"open {count}\n":
+            program.stdin.close()
+            raise load.LoadFailed(f"{server.name}: {count} idle connections could not be opened")
+        yield
+        program.stdin.close()

@@ -1,0 +1,99 @@
+"""What the processes of one broker use together: memory and CPU, read from /proc."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+MAPPING = re.compile(r"^[0-9a-f]+-[0-9a-f]+ \S+ \S+ \S+ \S+ *(.*)$")
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of several processes together.
+
+    `rss` counts a page shared by n processes n times. `pss` counts each page once. `store_cache` is the part of `pss`
+    that maps files under the data directory: page cache the kernel drops when anybody needs it, which a broker that
+    uses read() has as well but is not charged for. `anonymous` is heap, stacks and shared memory only, no code.
+    """
+
+    rss: int
+    pss: int
+    store_cache: int
+    anonymous: int
+
+    @property
+    def used(self) -> int:
+        """What the broker keeps from others: every page once, without the store's page cache."""
+        return self.pss - self.store_cache
+
+    def __sub__(self, other: "Memory") -> "Memory":
+        return Memory(
+            self.rss - other.rss,
+            self.pss - other.pss,
+            self.store_cache - other.store_cache,
+            self.anonymous - other.anonymous,
+        )
+
+
+def tree(root_pid: int) -> list[psutil.Process]:
+    """A process and all its descendants; empty when it has ended."""
+    try:
+        root = psutil.Process(root_pid)
+        return [root, *root.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def memory_of(processes: Sequence[psutil.Process], data_dir: Path) -> Memory:
+    """Processes that end meanwhile count as nothing."""
+    total = [0, 0, 0, 0]
+    prefix = str(data_dir.resolve())
+    for process in processes:
+        try:
+            one = _memory_of_one(Path(f"/proc/{process.pid}"), prefix)
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        total = [a + b for a, b in zip(total, one, strict=True)]
+    return Memory(*total)
+
+
+def _memory_of_one(proc: Path, prefix: str) -> tuple[int, int, int, int]:
+    rollup = _kib_fields((proc / "smaps_rollup").read_text())
+    cached = 0
+    in_store = False
+    for line in (proc / "smaps").read_text().splitlines():
+        if header := MAPPING.match(line):
+            in_store = header[1].startswith(prefix)
+        elif in_store and line.startswith("Pss:"):
+            cached += int(line.split()[1])
+    anonymous = rollup["Pss_Anon"] + rollup["Pss_Shmem"] + rollup["SwapPss"]
+    return rollup["Rss"] * 1024, rollup["Pss"] * 1024, cached * 1024, anonymous * 1024
+
+
+def _kib_fields(text: str) -> dict[str, int]:
+    fields = {}
+    for line in text.splitlines()[1:]:
+        name, value, *_ = line.split()
+        fields[name.rstrip(":")] = int(value)
+    return fields
+
+
+def cpu_s(processes: Sequence[psutil.Process]) -> float:
+    """CPU seconds used so far, by processes that still live."""
+    total = 0.0
+    for process in processes:
+        try:
+            times = process.cpu_times()
+        except psutil.NoSuchProcess:
+            continue
+        total += times.user + times.system
+    return total
+
+
+def machine_cpu_s() -> float:
+    """CPU seconds the whole machine has spent on work so far."""
+    times = psutil.cpu_times()
+    return float(sum(times) - times.idle - times.iowait - times.guest - times.guest_nice)
