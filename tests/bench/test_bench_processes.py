@@ -1,0 +1,64 @@
+"""Memory of processes as the benchmarks count it."""
+
+import mmap
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+
+from bench.processes import memory_of, tree
+
+MIB = 1 << 20
+HOLD = """
+import mmap, sys
+heap = bytearray(b"x" * {heap})
+with open({path!r}, "rb") as file:
+    mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+    touched = sum(mapped[at] for at in range(0, len(mapped), {page}))
+    print("ready", flush=True)
+    sys.stdin.read()
+"""
+
+
+def hold(path: Path, heap: int) -> "subprocess.Popen[str]":
+    """A process with `heap` bytes of its own and all pages of the file mapped."""
+    program = HOLD.format(heap=heap, path=str(path), page=mmap.PAGESIZE)
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+def test_pages_that_map_the_store_are_not_counted_as_memory_and_heap_is(tmp_path):
+    store = tmp_path / "data.mdb"
+    store.write_bytes(b"y" * (32 * MIB))
+    with hold(store, heap=16 * MIB) as process:
+        seen = memory_of([psutil.Process(process.pid)], tmp_path)
+        elsewhere = memory_of([psutil.Process(process.pid)], Path("/nonexistent"))
+        process.communicate()
+    assert seen.store_cache == 32 * MIB
+    assert 16 * MIB < seen.anonymous < seen.used < 32 * MIB
+    assert seen.rss >= seen.pss == elsewhere.pss
+    assert elsewhere.used == seen.used + 32 * MIB
+
+
+def test_a_page_shared_by_two_processes_counts_once_in_pss_and_twice_in_rss(tmp_path):
+    store = tmp_path / "data.mdb"
+    store.write_bytes(b"y" * (32 * MIB))
+    with hold(store, heap=MIB) as one, hold(store, heap=MIB) as other:
+        both = memory_of([psutil.Process(one.pid), psutil.Process(other.pid)], tmp_path)
+        one.communicate()
+        other.communicate()
+    assert both.store_cache == 32 * MIB
+    assert both.rss > 64 * MIB
+
+
+def test_a_process_that_has_ended_has_no_tree_and_no_memory(tmp_path):
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    gone = psutil.Process(process.pid)
+    process.wait()
+    assert tree(process.pid) == []
+    assert memory_of([gone], tmp_path).rss == 0
