@@ -1,0 +1,83 @@
+"""Logs: structured events on standard error, readable on a terminal, JSON lines elsewhere; never a key or a body.
+
+    log = structlog.get_logger("gateway")
+    log.info("link opened", entity="orders", role="receiver")
+
+An event is a sentence fragment; what varies goes into fields. Times are UTC.
+"""
+
+import logging
+import re
+import sys
+from typing import TextIO
+
+import structlog
+from structlog.typing import EventDict, Processor, WrappedLogger
+
+from broker.config import Log, LogFormat
+
+LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+
+REDACTED = "***"
+_SECRET_FIELD = re.compile(
+    r"(^|_)(key|password|secret|credentials?|token|signature|sig|sas|authorization|connection_string|body|payload)$",
+    re.IGNORECASE,
+)
+_SECRET_TEXT = re.compile(r"(SharedAccessKey|SharedAccessSignature|sig|primary_key|secondary_key|root_key)=[^\s;&,)]+")
+_NO_SECRET = {"lock_token"}  # names one delivery, to who holds the right anyway
+
+
+def configure_logging(settings: Log, stream: TextIO | None = None) -> None:
+    """Set up logging for this process, the standard library's included, to `stream` or standard error."""
+    stream = stream or sys.stderr
+    console = settings.format is LogFormat.CONSOLE or (settings.format is LogFormat.AUTO and stream.isatty())
+    shared: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.format_exc_info,
+        redact,
+    ]
+    renderer: Processor
+    if console:
+        renderer = structlog.dev.ConsoleRenderer(
+            colors=stream.isatty(), exception_formatter=structlog.dev.plain_traceback
+        )
+    else:
+        renderer = structlog.processors.JSONRenderer(ensure_ascii=False)
+    level = LEVELS[settings.level]
+    structlog.configure(
+        processors=[*shared, renderer],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=structlog.WriteLoggerFactory(file=stream),
+        cache_logger_on_first_use=False,
+    )
+    logging.basicConfig(handlers=[_ToStructlog()], level=max(level, logging.WARNING), force=True)
+
+
+def redact(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
+    """Mask fields that are named like a secret or a body, keys inside texts, and all bytes."""
+    return {name: _masked(name, value) for name, value in event.items()}
+
+
+def _masked(name: str, value: object) -> object:
+    if _SECRET_FIELD.search(name) and name not in _NO_SECRET and value is not None:
+        return REDACTED
+    if isinstance(value, str):
+        return _SECRET_TEXT.sub(rf"\1={REDACTED}", value) if "=" in value else value
+    if isinstance(value, bytes | bytearray | memoryview):
+        return value.hex() if name in _NO_SECRET else f"<{len(value)} bytes>"
+    if isinstance(value, dict):
+        return {inner: _masked(str(inner), inner_value) for inner, inner_value in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_masked("", item) for item in value]
+    return value
+
+
+class _ToStructlog(logging.Handler):
+    """What libraries log (asyncio, aiohttp), in the form of our own."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        structlog.get_logger().log(
+            record.levelno, record.getMessage(), logger=record.name, exc_info=record.exc_info or None
+        )
