@@ -32,12 +32,14 @@ class Instructions:
     """What one child is to do.
 
     `sockets` are the paths of the workers' unix sockets, relative to the working directory; the index is the worker.
-    Partition p is on worker p % len(sockets). `worker` is None, and `partitions` empty, for a gateway. In `settings`
-    the root key is always set, and `data_dir` is absolute.
+    Partition p is on worker p % len(sockets). A gateway has `gateway`, its number, and a worker has `worker`; the other
+    is None, and a gateway's `partitions` are empty. In `settings` the root key is always set, paths are absolute, and
+    `queues` is empty: entities are in the stores.
     """
 
     settings: Settings
     supervisor: int  # process id
+    gateway: int | None
     worker: int | None
     partitions: tuple[int, ...]
     sockets: tuple[str, ...]
@@ -48,6 +50,7 @@ class Instructions:
             {
                 "settings": self.settings.model_dump(mode="json"),
                 "supervisor": self.supervisor,
+                "gateway": self.gateway,
                 "worker": self.worker,
                 "partitions": self.partitions,
                 "sockets": self.sockets,
@@ -61,6 +64,7 @@ class Instructions:
         return cls(
             settings=Settings.model_validate(fields["settings"]),
             supervisor=fields["supervisor"],
+            gateway=fields["gateway"],
             worker=fields["worker"],
             partitions=tuple(fields["partitions"]),
             sockets=tuple(fields["sockets"]),

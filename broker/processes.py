@@ -1,0 +1,261 @@
+"""Keeps a broker's processes running: starts them, starts those again that end, and ends all of them in order.
+
+A plain loop over signals and the children's one line of output (`broker.child`); it holds no data, so that it has
+nothing to lose. States of a child: started, ready (it has said so), ended (waits for its next start).
+"""
+
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from broker.child import PERMANENT_FAULT, Instructions
+from broker.config import ConfigurationError
+
+FIRST_DELAY_SECONDS = 0.1
+LONGEST_DELAY_SECONDS = 5.0
+STEADY_SECONDS = 30.0  # a process that lived this long was not at fault from the start
+STARTS_BEFORE_GIVING_UP = 3  # before the broker has ever served; afterwards it never gives up
+ANSWER_MAX_BYTES = 64 << 10
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+PACKAGES = Path(__file__).resolve().parent.parent  # what children must find, whatever their working directory
+
+log = structlog.get_logger("supervisor")
+
+
+class Backoff:
+    """How long to wait before a process is started again: longer each time, unless it had lived well."""
+
+    def __init__(self) -> None:
+        self._delay_seconds = FIRST_DELAY_SECONDS
+
+    def after(self, lived_seconds: float) -> float:
+        """The seconds to wait, now that the process has ended after `lived_seconds`."""
+        if lived_seconds >= STEADY_SECONDS:
+            self._delay_seconds = FIRST_DELAY_SECONDS
+        delay = self._delay_seconds
+        self._delay_seconds = min(LONGEST_DELAY_SECONDS, delay * 2)
+        return delay
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """One process that is to run: `python -m module`, with `instructions` for the given number of restarts."""
+
+    name: str
+    module: str
+    instructions: Callable[[int], Instructions]
+
+
+class _Child:
+    def __init__(self, role: Role) -> None:
+        self.role = role
+        self.process: subprocess.Popen[bytes] | None = None
+        self.answer: dict[str, Any] | None = None
+        self.start_at = 0.0  # monotonic seconds; of meaning while there is no process
+        self.started_at = 0.0
+        self.starts = 0
+        self.backoff = Backoff()
+        self._output = b""
+
+    @property
+    def ready(self) -> bool:
+        return self.process is not None and self.answer is not None and self.answer["ready"]
+
+    @property
+    def descriptor(self) -> int:
+        assert self.process is not None
+        assert self.process.stdout is not None
+        return self.process.stdout.fileno()
+
+    def start(self, directory: Path) -> None:
+        path = os.environ.get("PYTHONPATH")
+        self.answer, self._output = None, b""
+        self.process = process = subprocess.Popen(
+            # -P: the working directory is the data directory, and no place for modules.
+            [sys.executable, "-P", "-m", self.role.module],
+            cwd=directory,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=os.environ | {"PYTHONPATH": f"{PACKAGES}{os.pathsep}{path}" if path else str(PACKAGES)},
+            process_group=0,  # a Ctrl-C on the terminal is for the supervisor, which ends children in order
+        )
+        assert process.stdin is not None
+        os.set_blocking(self.descriptor, False)
+        self.started_at = time.monotonic()
+        instructions = self.role.instructions(self.starts)
+        self.starts += 1
+        try:
+            process.stdin.write(instructions.to_json().encode() + b"\n")
+            process.stdin.close()
+        except BrokenPipeError:
+            pass  # it has ended; its exit status is on the way
+
+    def read(self) -> bool:
+        """Take what the child has written; False at the end of its output."""
+        try:
+            output = os.read(self.descriptor, ANSWER_MAX_BYTES)
+        except BlockingIOError:
+            return True
+        *lines, self._output = (self._output + output).split(b"\n")
+        for line in lines:
+            try:
+                self.answer = json.loads(line)
+            except ValueError:
+                log.warning("unexpected output", process=self.role.name, line=line[:200].decode(errors="replace"))
+        return bool(output) and len(self._output) < ANSWER_MAX_BYTES
+
+    def ended(self) -> None:
+        assert self.process is not None
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        self.process = None
+
+
+class Processes:
+    """The processes of `groups`, which are ended group by group in this order.
+
+    `stop_seconds` is the time each group has to end after SIGTERM.
+    """
+
+    def __init__(self, groups: Sequence[Sequence[Role]], directory: Path, stop_seconds: float) -> None:
+        self._groups = [[_Child(role) for role in group] for group in groups]
+        self._children = [child for group in self._groups for child in group]
+        self._directory = directory
+        self._stop_seconds = stop_seconds
+        self._selector = selectors.DefaultSelector()
+        self._wake, self._waker = socket.socketpair()  # the interpreter writes each signal's number to the second
+        self._waker.setblocking(False)
+        self._stop_signals = 0
+        self._has_served = False
+
+    def run(self, on_ready: Callable[[dict[str, dict[str, Any]]], None]) -> int:
+        """Run until a stop signal; then end all. Call it in the main thread.
+
+        `on_ready` is called once, when every process has become ready, with their answers by name. Returns 0 if all
+        ended in time, else 1. Raises ConfigurationError if a process cannot serve as things are, before they all did.
+        """
+        self._selector.register(self._wake, selectors.EVENT_READ, self._take_signals)
+        previous = {number: signal.signal(number, lambda *_: None) for number in (*STOP_SIGNALS, signal.SIGCHLD)}
+        previous_waker = signal.set_wakeup_fd(self._waker.fileno())
+        try:
+            self._serve(on_ready)
+            return 0 if self._stop() else 1
+        finally:
+            self._kill(self._children)
+            signal.set_wakeup_fd(previous_waker)
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+            self._selector.close()
+            self._wake.close()
+            self._waker.close()
+
+    def _serve(self, on_ready: Callable[[dict[str, dict[str, Any]]], None]) -> None:
+        for child in self._children:
+            self._start(child)
+        while not self._stop_signals:
+            waiting = [child.start_at for child in self._children if child.process is None]
+            self._wait(min(waiting, default=None))
+            for child, code in self._take_ended():
+                self._plan_restart(child, code)
+            if not self._has_served and all(child.ready for child in self._children):
+                self._has_served = True
+                on_ready({child.role.name: child.answer for child in self._children if child.answer})
+            now = time.monotonic()
+            for child in self._children:
+                if child.process is None and child.start_at <= now:
+                    self._start(child)
+
+    def _start(self, child: _Child) -> None:
+        child.start(self._directory)
+        self._selector.register(child.descriptor, selectors.EVENT_READ, lambda: self._read(child))
+
+    def _read(self, child: _Child) -> None:
+        was_ready = child.ready
+        if not child.read():
+            self._selector.unregister(child.descriptor)
+        if child.ready and not was_ready and child.process is not None:
+            seconds = round(time.monotonic() - child.started_at, 3)
+            log.info("process ready", process=child.role.name, pid=child.process.pid, seconds=seconds)
+
+    def _wait(self, until: float | None) -> None:
+        """Until a signal, output of a child, or `until` on the monotonic clock."""
+        timeout = None if until is None else max(0.0, until - time.monotonic())
+        for key, _ in self._selector.select(timeout):
+            key.data()
+
+    def _take_signals(self) -> None:
+        self._stop_signals += sum(number in STOP_SIGNALS for number in self._wake.recv(4096))
+
+    def _take_ended(self) -> list[tuple[_Child, int]]:
+        """Children that have ended since, with their exit codes (minus the signal that killed them)."""
+        ended = []
+        for child in self._children:
+            if child.process is not None and (code := child.process.poll()) is not None:
+                if child.descriptor in self._selector.get_map():
+                    child.read()  # its last words
+                    self._selector.unregister(child.descriptor)
+                child.ended()
+                ended.append((child, code))
+        return ended
+
+    def _plan_restart(self, child: _Child, code: int) -> None:
+        lived = time.monotonic() - child.started_at
+        how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        delay = child.backoff.after(lived)
+        if code == PERMANENT_FAULT:
+            message = child.answer["message"] if child.answer and not child.answer["ready"] else how
+            if not self._has_served:
+                raise ConfigurationError(message)
+            log.error("process cannot serve", process=child.role.name, reason=message)
+            delay = LONGEST_DELAY_SECONDS
+        elif not self._has_served and child.starts >= STARTS_BEFORE_GIVING_UP:
+            raise ConfigurationError(
+                f"{child.role.name} ended {child.starts} times while it started ({how}): see the log above"
+            )
+        log.error("process ended", process=child.role.name, how=how, restart_in_seconds=delay, restarts=child.starts)
+        child.start_at = time.monotonic() + delay
+
+    def _stop(self) -> bool:
+        """End all, group by group. False if something had to be killed."""
+        log.info("stopping")
+        in_time = True
+        for group in self._groups:
+            for child in group:
+                if child.process is not None:
+                    child.process.terminate()
+            deadline = time.monotonic() + self._stop_seconds
+            while any(child.process for child in group):
+                if self._stop_signals > 1:
+                    log.warning("killing all processes", reason="second signal")
+                    return False
+                if time.monotonic() >= deadline:
+                    late = [child.role.name for child in group if child.process]
+                    log.warning("killing processes", reason="not ended in time", processes=late)
+                    in_time = False
+                    self._kill(group)
+                    break
+                self._wait(deadline)
+                self._take_ended()
+        log.info("stopped")
+        return in_time
+
+    def _kill(self, children: Sequence[_Child]) -> None:
+        for child in children:
+            if child.process is not None:
+                child.process.kill()
+        for child in children:
+            if child.process is not None:
+                child.process.wait()
+        self._take_ended()

@@ -1,0 +1,38 @@
+"""Run `broker.processes` in the directory given, with stub children: one gateway and two workers."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from broker.child import Instructions
+from broker.config import ConfigurationError, Settings
+from broker.processes import Processes, Role
+
+directory = Path(sys.argv[1])
+sockets = ("run/worker-0.sock", "run/worker-1.sock")
+
+
+def role(worker: int | None) -> Role:
+    def instructions(restarts: int) -> Instructions:
+        return Instructions(
+            settings=Settings(),
+            supervisor=os.getpid(),
+            gateway=0 if worker is None else None,
+            worker=worker,
+            partitions=() if worker is None else (worker, worker + 2),
+            sockets=sockets,
+            restarts=restarts,
+        )
+
+    return Role("gateway" if worker is None else f"worker-{worker}", "stub_child", instructions)
+
+
+processes = Processes([[role(None)], [role(0), role(1)]], directory, stop_seconds=float(sys.argv[2]))
+try:
+    code = processes.run(lambda answers: print("READY", json.dumps(answers), flush=True))
+except ConfigurationError as error:
+    print("ERROR", error, flush=True)
+    code = 78
+print("END", flush=True)
+sys.exit(code)
