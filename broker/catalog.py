@@ -1,9 +1,10 @@
 """The namespace's entities as every partition stores them, and how they are brought in line with what is declared.
 
-Partition 0 is the home: a change is committed there first, with the next catalog version, and then copied to the
-others. So a copy's version is never above the home's, and a crash in between is mended at the next start by copying.
+Partition 0 is the home: a change is committed there first, with the next catalog version, and then on the others. A
+crash in between is mended at the next start: the catalog with the highest version is the latest, and goes to all. That
+is the home's, unless partitions were restored from copies of different moments.
 
-META      next-entity-id (home only), catalog-version
+META      next-entity-id, catalog-version
 ENTITIES  entity id -> the description's fields, and kind, entity_id, created_ms, updated_ms
 """
 
@@ -27,10 +28,6 @@ _LIMIT = 1 << 29  # entity ids: a queue id has three bits more, in 32
 
 class ImmutablePropertyChanged(ConfigurationError):
     """A declared entity differs from the stored one where it cannot change."""
-
-
-class CatalogOutdated(StoreError):
-    """The home's catalog is older than a copy: it was restored from an older backup than the rest."""
 
 
 class Definition(NamedTuple):
@@ -69,12 +66,12 @@ class Update(NamedTuple):
 
 
 class Reconciled(NamedTuple):
-    """What was changed; `copied` are partitions that lagged behind the home."""
+    """What was changed; `mended` are partitions that had not got the latest version."""
 
     version: int
     created: tuple[str, ...]
     updated: tuple[Update, ...]
-    copied: tuple[int, ...]
+    mended: tuple[int, ...]
 
 
 def home_partition(name: str, partitions: int) -> int:
@@ -92,33 +89,22 @@ def catalog_version(store: Store) -> int:
 
 def definitions(store: Store) -> list[Definition]:
     """All entities, in the order of their creation. Raises StoreError."""
-    found = []
-    for key, value in store.scan(Table.ENTITIES, *_ALL, _LIMIT):
-        try:
-            found.append(Definition.from_document(decode_document(value)))
-        except (CorruptRecord, ValueError) as error:
-            raise StoreError(f"entity {int.from_bytes(key, 'big')}: {error}") from error
-    return found
+    return [_definition(key, value) for key, value in store.scan(Table.ENTITIES, *_ALL, _LIMIT)]
 
 
 def reconcile(stores: Sequence[Store], declared: Iterable[QueueDescription], now_ms: int) -> Reconciled:
-    """Create what is declared and missing, update what differs, and bring all copies in line. Others stay as they are.
+    """Create what is declared and missing, update what differs, and bring all partitions in line. Others stay.
 
     `stores` are those of all partitions, in order. Raises ImmutablePropertyChanged before anything is changed;
-    CatalogOutdated, StoreError.
+    StoreError.
     """
-    home = stores[0]
-    version = catalog_version(home)
-    for partition, store in enumerate(stores):
-        if (copy_version := catalog_version(store)) > version:
-            raise CatalogOutdated(
-                f"partition 0 has catalog version {version}, partition {partition} has {copy_version}: partition 0 is "
-                "from an older backup. Restore all partitions from one backup"
-            )
-    stored = {definition.description.name.lower(): definition for definition in definitions(home)}
-    next_id = _number(home, NEXT_ENTITY_ID_KEY, FIRST_ENTITY_ID)
-    changed, created, updated = [], [], []
-    refused: list[str] = []
+    versions = [catalog_version(store) for store in stores]
+    version = max(versions)
+    latest = stores[versions.index(version)]
+    entities = dict(latest.scan(Table.ENTITIES, *_ALL, _LIMIT))
+    next_id = _number(latest, NEXT_ENTITY_ID_KEY, FIRST_ENTITY_ID)
+    stored = {item.description.name.lower(): item for item in (_definition(*entity) for entity in entities.items())}
+    changed, created, updated, refused = [], [], [], []
     for wanted in declared:
         known = stored.get(wanted.name.lower())
         if known is None:
@@ -127,39 +113,41 @@ def reconcile(stores: Sequence[Store], declared: Iterable[QueueDescription], now
             next_id += 1
             continue
         wanted = wanted.model_copy(update={"name": known.description.name})
-        names = [
-            name for name in type(wanted).model_fields if getattr(wanted, name) != getattr(known.description, name)
-        ]
-        refused += [_refusal(known.description, wanted, name) for name in IMMUTABLE if name in names]
+        names = [name for name in QueueDescription.model_fields if _differ(name, known.description, wanted)]
+        refused += [_refusal(name, known.description, wanted) for name in IMMUTABLE if name in names]
         if names:
             changed.append(known._replace(description=wanted, updated_ms=now_ms))
             updated.append(Update(wanted.name, tuple(names)))
     if refused:
         raise ImmutablePropertyChanged("\n".join(refused))
-    if changed:
-        version += 1
-        _put(home, version, [(entity_key(item.entity_id), encode_document(item.document())) for item in changed])
-        home.put(Table.META, NEXT_ENTITY_ID_KEY, encode_document(next_id))
-        home.commit()
-    copied = [partition for partition in range(1, len(stores)) if _copy(home, stores[partition], version)]
-    return Reconciled(version, tuple(created), tuple(updated), tuple(copied))
+    mended = tuple(partition for partition, found in enumerate(versions) if found < version)
+    entities.update((entity_key(item.entity_id), encode_document(item.document())) for item in changed)
+    for store in stores:
+        _write(store, entities, next_id, version + 1 if changed else version)
+    return Reconciled(catalog_version(stores[0]), tuple(created), tuple(updated), mended)
 
 
-def _copy(home: Store, store: Store, version: int) -> bool:
-    """Make a store's entities those of the home. True if they were not."""
-    wanted = dict(home.scan(Table.ENTITIES, *_ALL, _LIMIT))
+def _write(store: Store, entities: dict[bytes, bytes], next_id: int, version: int) -> None:
+    """Make the catalog of one partition this one, in one commit; none if it is."""
     found = dict(store.scan(Table.ENTITIES, *_ALL, _LIMIT))
-    if found == wanted and catalog_version(store) == version:
-        return False
-    store.delete_many(Table.ENTITIES, [key for key in found if key not in wanted])
-    _put(store, version, [(key, value) for key, value in wanted.items() if found.get(key) != value])
-    store.commit()
-    return True
-
-
-def _put(store: Store, version: int, items: Sequence[tuple[bytes, bytes]]) -> None:
-    store.put_many(Table.ENTITIES, items)
+    if found == entities and catalog_version(store) == version:
+        return
+    store.delete_many(Table.ENTITIES, [key for key in found if key not in entities])
+    store.put_many(Table.ENTITIES, [(key, value) for key, value in entities.items() if found.get(key) != value])
+    store.put(Table.META, NEXT_ENTITY_ID_KEY, encode_document(next_id))
     store.put(Table.META, CATALOG_VERSION_KEY, encode_document(version))
+    store.commit()
+
+
+def _definition(key: bytes, value: bytes) -> Definition:
+    try:
+        return Definition.from_document(decode_document(value))
+    except (CorruptRecord, ValueError) as error:
+        raise StoreError(f"entity {int.from_bytes(key, 'big')}: {error}") from error
+
+
+def _differ(name: str, one: QueueDescription, other: QueueDescription) -> bool:
+    return bool(getattr(one, name) != getattr(other, name))
 
 
 def _number(store: Store, key: bytes, default: int) -> int:
@@ -172,7 +160,7 @@ def _number(store: Store, key: bytes, default: int) -> int:
         raise StoreError(f"META {key.decode()}: {error}") from error
 
 
-def _refusal(stored: QueueDescription, wanted: QueueDescription, name: str) -> str:
+def _refusal(name: str, stored: QueueDescription, wanted: QueueDescription) -> str:
     return (
         f"queue {stored.name!r}: {name} is {_word(getattr(stored, name))} since its creation and cannot become "
         f"{_word(getattr(wanted, name))}. Declare it as stored, or declare a queue of another name"
