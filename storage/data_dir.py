@@ -27,11 +27,16 @@ MOUNT_TABLE = Path("/proc/self/mountinfo")  # Linux; elsewhere there is none and
 
 # A store is mapped memory plus POSIX locks: on these, another machine's writes are not seen, locks may not hold, and a
 # sync may return before the data is safe.
+# fmt: off
 NETWORK_FILE_SYSTEMS = frozenset(
-    "9p afp afs ceph cifs coda fuse.ceph fuse.cephfs fuse.glusterfs fuse.rclone fuse.s3fs fuse.sshfs gfs gfs2 glusterfs"
-    " gpfs lustre ncpfs nfs nfs3 nfs4 ocfs2 orangefs pvfs2 smb2 smb3 smbfs virtiofs webdav davfs fuse.davfs2"
-    " beegfs fuse.gcsfuse fuse.blobfuse fuse.blobfuse2".split()
+    [
+        "9p", "afp", "afs", "beegfs", "ceph", "cifs", "coda", "davfs", "fuse.blobfuse", "fuse.blobfuse2",
+        "fuse.ceph", "fuse.davfs2", "fuse.gcsfuse", "fuse.glusterfs", "fuse.rclone", "fuse.s3fs", "fuse.sshfs",
+        "glusterfs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4", "orangefs", "pvfs2", "smb2", "smb3", "smbfs",
+        "webdav",
+    ]
 )
+# fmt: on
 
 
 class DataDirectoryError(Exception):
@@ -129,7 +134,9 @@ class DataDirectory:
         self.partitions = partitions
         refuse_network_file_system(path, mount_table)
         try:
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if not path.exists():
+                path.mkdir(mode=0o700, parents=True, exist_ok=True)
+                sync_directory(path.parent)
             self._lock = FileLock(path / LOCK_FILE)
         except FileLocked as error:
             raise DataDirectoryLocked(path, error.pid) from error
@@ -140,7 +147,6 @@ class DataDirectory:
             for directory in (path / PARTITIONS, self.run_path):
                 directory.mkdir(mode=0o700, exist_ok=True)
             sync_directory(path)
-            sync_directory(path.parent)
         except OSError as error:
             self.close()
             raise DataDirectoryUnwritable(path, error) from error

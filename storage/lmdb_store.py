@@ -61,9 +61,10 @@ class StoreInUse(StoreError):
     """Another process has this store open."""
 
 
-def _translated(path: Path, doing: str, error: Exception) -> StoreError:
+def store_error(path: Path, doing: str, error: Exception) -> StoreError:
+    """What a failure of LMDB or of the system while `doing` something means for the caller."""
     number = error.errno if isinstance(error, OSError) else getattr(error, "code", None)
-    full = isinstance(error, lmdb.MapFullError) or number in (ENOSPC, EDQUOT)
+    full = isinstance(error, (lmdb.MapFullError, lmdb.DiskError)) or number in (ENOSPC, EDQUOT)
     return (StoreFull if full else StoreError)(f"{path}: {doing}: {error}")
 
 
@@ -114,7 +115,7 @@ class Snapshot:
         self.partition_id: int
         try:
             self._databases = _open_tables(self._env)
-            self._txn = self._env.begin(buffers=True)
+            self._txn = self._env.begin()
             found = self._document(FORMAT_VERSION_KEY)
             if found != FORMAT_VERSION:
                 raise UnknownFormat(path, found)
@@ -129,21 +130,26 @@ class Snapshot:
             self.close()
             raise
 
-    def items(self, table: Table) -> Iterator[tuple[memoryview, memoryview]]:
-        """All items in key order. The views are valid until `close`."""
-        items: Iterator[tuple[memoryview, memoryview]] = self._txn.cursor(self._databases[table]).iternext()
-        return items
+    def items(self, table: Table) -> Iterator[tuple[bytes, bytes]]:
+        """All items in key order. Raises StoreError where the file's pages make no sense."""
+        try:
+            yield from self._txn.cursor(self._databases[table]).iternext()
+        except lmdb.Error as error:
+            raise store_error(self.path, f"read {table.name}", error) from error
 
     def get(self, table: Table, key: bytes) -> bytes | None:
-        value = self._txn.get(key, db=self._databases[table])
-        return None if value is None else bytes(value)
+        try:
+            value: bytes | None = self._txn.get(key, db=self._databases[table])
+            return value
+        except lmdb.Error as error:
+            raise store_error(self.path, f"read {table.name}", error) from error
 
     def copy(self, target: Path) -> None:
-        """Write this snapshot, compacted, into the empty directory `target`. Not yet synced to disk."""
+        """Write the latest commit, compacted, into the empty directory `target`. Not yet synced to disk."""
         try:
-            self._env.copy(str(target), compact=True, txn=self._txn)
+            self._env.copy(str(target), compact=True)
         except (lmdb.Error, OSError) as error:
-            raise _translated(self.path, f"copy to {target}", error) from error
+            raise store_error(self.path, f"copy to {target}", error) from error
 
     def close(self) -> None:
         self._env.close()  # ends its transaction, too
@@ -223,7 +229,7 @@ class LmdbStore(Store):
             self._pages = MappedPages(path / DATA_FILE)
         except (lmdb.Error, OSError) as error:
             self.close()
-            raise _translated(path, "open", error) from error
+            raise store_error(path, "open", error) from error
         except StoreError:
             self.close()
             raise
@@ -419,7 +425,7 @@ class LmdbStore(Store):
 
     def _failed(self, doing: str, error: Exception) -> NoReturn:
         """Raise what `error` means for the caller; nothing stays staged."""
-        raised = _translated(self._path, doing, error)
+        raised = store_error(self._path, doing, error)
         if isinstance(raised, StoreFull):
             self.abort()
         else:

@@ -1,0 +1,169 @@
+"""What an operator does with a data directory from outside: verify it, back it up, restore it.
+
+Verify and backup read snapshots, so the broker may go on meanwhile. Each partition is copied as it was at one commit;
+the partitions of a backup are not of the same instant. A backup has the layout of a data directory, without the root
+key, which is a secret, and without what is of use only to a running broker.
+"""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from storage.data_dir import (
+    DESCRIPTION_FILE,
+    LOCK_FILE,
+    PARTITIONS,
+    Description,
+    partition_path,
+    read_description,
+    refuse_network_file_system,
+)
+from storage.durable import sync_directory, sync_file, write_file
+from storage.file_lock import FileLock
+from storage.lmdb_store import DATA_FILE, Snapshot
+from storage.store import StoreError
+from storage.verification import PartitionReport, Problem, verify_snapshot
+
+
+class MaintenanceError(Exception):
+    """What was asked for cannot be done; the text says why. Nothing was changed."""
+
+
+class NotADataDirectory(MaintenanceError):
+    def __init__(self, path: Path) -> None:
+        super().__init__(f"{path} is neither a data directory nor a complete backup: it has no {DESCRIPTION_FILE}")
+        self.path = path
+
+
+class TargetNotEmpty(MaintenanceError):
+    def __init__(self, path: Path) -> None:
+        super().__init__(f"{path} exists and is not an empty directory; choose another, or move it away")
+        self.path = path
+
+
+class BackupDamaged(MaintenanceError):
+    """The backup did not pass `verify`; `report` says what is wrong with it."""
+
+    def __init__(self, path: Path, report: "Report") -> None:
+        super().__init__(f"{path}: {report.problem_count} problems found, not restored; `peeklock verify` lists them")
+        self.path, self.report = path, report
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `verify` found, by partition."""
+
+    partitions: tuple[PartitionReport, ...]
+
+    @property
+    def ok(self) -> bool:
+        return all(partition.ok for partition in self.partitions)
+
+    @property
+    def problem_count(self) -> int:
+        return sum(partition.problems.total() for partition in self.partitions)
+
+
+def verify(path: Path) -> Report:
+    """Read all of a data directory or backup and report what is wrong. Changes nothing; the broker may be running.
+
+    Raises NotADataDirectory, UnknownLayout. A store that cannot be read is a finding.
+    """
+    description = _description(path)
+    return Report(tuple(_verify_partition(path, partition) for partition in range(description.partitions)))
+
+
+def backup(source: Path, target: Path) -> int:
+    """Copy the data directory `source` to the new directory `target`; returns the bytes written.
+
+    The broker may be running. `target` appears when it is complete and on disk; a backup that failed leaves nothing.
+    Raises NotADataDirectory, UnknownLayout, TargetNotEmpty, StoreError, OSError.
+    """
+    description = _description(source)
+    target = target.absolute()
+    _refuse_unless_empty(target)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(f"{target.name}.partial")
+    try:
+        partial.mkdir(mode=0o700)
+    except FileExistsError:
+        raise MaintenanceError(f"{partial} exists: another backup is under way, or one was killed; remove it") from None
+    try:
+        copied_bytes = _copy(source, partial, description)
+        partial.rename(target)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    sync_directory(target.parent)
+    return copied_bytes
+
+
+def restore(source: Path, data_directory: Path) -> int:
+    """Verify the backup `source` and copy it to `data_directory`, missing or empty; returns the bytes written.
+
+    A broker refuses the directory until it is complete. Raises NotADataDirectory, UnknownLayout, TargetNotEmpty,
+    BackupDamaged, NetworkFileSystem, StoreError, OSError.
+    """
+    description = _description(source)
+    data_directory = data_directory.absolute()
+    _refuse_unless_empty(data_directory)
+    refuse_network_file_system(data_directory)
+    report = verify(source)
+    if not report.ok:
+        raise BackupDamaged(source, report)
+    data_directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    lock = FileLock(data_directory / LOCK_FILE)
+    try:
+        copied_bytes = _copy(source, data_directory, description)
+        sync_directory(data_directory.parent)
+    finally:
+        lock.release()
+    return copied_bytes
+
+
+def _copy(source: Path, target: Path, description: Description) -> int:
+    """Copy all partitions, and last the description, which makes the copy one; all of it synced."""
+    (target / PARTITIONS).mkdir(mode=0o700)
+    copied_bytes = 0
+    for partition in range(description.partitions):
+        directory = partition_path(target, partition)
+        directory.mkdir(mode=0o700)
+        with Snapshot(partition_path(source, partition)) as snapshot:
+            snapshot.copy(directory)
+        file = directory / DATA_FILE
+        file.chmod(0o600)
+        sync_file(file)
+        sync_directory(directory)
+        copied_bytes += file.stat().st_size
+    sync_directory(target / PARTITIONS)
+    write_file(target / DESCRIPTION_FILE, description.to_json())
+    return copied_bytes
+
+
+def _verify_partition(path: Path, partition: int) -> PartitionReport:
+    try:
+        with Snapshot(partition_path(path, partition)) as snapshot:
+            report = verify_snapshot(snapshot)
+    except StoreError as error:
+        report = PartitionReport(partition)
+        report.add(Problem.UNREADABLE_STORE, None, b"", str(error))
+    else:
+        if report.partition != partition:
+            text = f"{partition_path(path, partition)}: holds partition {report.partition}"
+            report.add(Problem.UNREADABLE_STORE, None, b"", text)
+    return report
+
+
+def _description(path: Path) -> Description:
+    description = read_description(path)
+    if description is None:
+        raise NotADataDirectory(path)
+    return description
+
+
+def _refuse_unless_empty(path: Path) -> None:
+    if not (path.exists() or path.is_symlink()):
+        return
+    # A volume of its own may have the lost+found that its file system makes.
+    if not path.is_dir() or any(child.name != "lost+found" for child in path.iterdir()):
+        raise TargetNotEmpty(path)
