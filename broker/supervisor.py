@@ -1,0 +1,180 @@
+"""Brings a broker up: its directory, its key, its entities; then its processes, which it keeps running to the end."""
+
+import os
+import sys
+import time
+from errno import ENOMEM
+from pathlib import Path
+from typing import Any, NoReturn
+
+import structlog
+
+from broker import __version__
+from broker.catalog import reconcile
+from broker.child import PERMANENT_FAULT, Instructions
+from broker.config import ConfigurationError, Settings
+from broker.keys import EMULATOR_KEY, ROOT_KEY_NAME, connection_string, with_root_key
+from broker.logging import configure_logging
+from broker.processes import Processes, Role
+from storage.data_dir import RUN, DataDirectory, DataDirectoryError
+from storage.lmdb_store import LmdbStore, StoreInUse, UnknownFormat, WrongPartition
+from storage.store import StoreError, StoreFull
+
+log = structlog.get_logger("supervisor")
+
+
+def run(settings: Settings) -> int:
+    """Serve until SIGTERM, SIGINT or SIGHUP; returns the exit code. What it cannot start with it says on stderr."""
+    configure_logging(settings.log)
+    try:
+        # Held to the end: a second broker on the same directory is refused.
+        with _opened(settings := _with_absolute_paths(settings)) as directory:
+            key_is_new = not directory.root_key_path.exists()
+            settings = _with_key(settings)
+            _reconcile(settings, directory)
+            processes = Processes(_roles(settings), directory.path, settings.shutdown_timeout_ms / 1000)
+            return processes.run(lambda answers: _announce(settings, answers, key_is_new))
+    except ConfigurationError as error:
+        print(f"peeklock: cannot start: {error}", file=sys.stderr)
+        return PERMANENT_FAULT
+
+
+def _with_absolute_paths(settings: Settings) -> Settings:
+    """Paths as the user meant them: children run in the data directory."""
+    amqp = {
+        name: path.absolute()
+        for name in ("tls_certificate", "tls_key", "tls_client_ca")
+        if isinstance(path := getattr(settings.amqp, name), Path)
+    }
+    return settings.model_copy(
+        update={"data_dir": settings.data_dir.absolute(), "amqp": settings.amqp.model_copy(update=amqp)}
+    )
+
+
+def _opened(settings: Settings) -> DataDirectory:
+    try:
+        return DataDirectory(settings.data_dir, partitions=settings.partitions)
+    except DataDirectoryError as error:
+        raise ConfigurationError(str(error)) from error
+
+
+def _with_key(settings: Settings) -> Settings:
+    try:
+        return with_root_key(settings)
+    except OSError as error:
+        raise ConfigurationError(
+            f"the root key cannot be read or made: {error.strerror} ({error.filename}). Give user id {os.geteuid()} "
+            "the right to, or set PEEKLOCK_SECURITY__ROOT_KEY"
+        ) from error
+
+
+def _reconcile(settings: Settings, directory: DataDirectory) -> None:
+    """Make missing stores, and bring the entities in line with those declared. All stores are closed again."""
+    stores: list[LmdbStore] = []
+    try:
+        for partition in range(settings.partitions):
+            path = directory.partition_path(partition)
+            size = settings.store.map_size_bytes
+            stores.append(LmdbStore(path, partition_id=partition, map_size_bytes=size, create=True))
+        result = reconcile(stores, settings.queues, int(time.time() * 1000))
+    except StoreError as error:
+        _refuse(error)
+    finally:
+        for store in stores:
+            store.close()
+    for name in result.created:
+        log.info("queue created", queue=name)
+    for update in result.updated:
+        log.info("queue updated", queue=update.name, properties=update.properties)
+
+
+def _refuse(error: StoreError) -> NoReturn:
+    match error:
+        case UnknownFormat():
+            fix = "Run the version that wrote it, or restore a backup with: peeklock restore"
+        case StoreInUse():
+            fix = "Wait until that process has ended, or end it"
+        case StoreFull():
+            fix = "Free space on the disk, or set store.map_size_bytes higher"
+        case WrongPartition():
+            fix = "Put the partitions' directories back under their own numbers"
+        case _ if os.strerror(ENOMEM) in str(error):
+            fix = "Set store.map_size_bytes lower: it is address space, which is limited here (ulimit -v)"
+        case _:
+            fix = "The files were left as they are. Restore a backup with: peeklock restore"
+    raise ConfigurationError(f"{error}. {fix}") from error
+
+
+def _roles(settings: Settings) -> list[list[Role]]:
+    """Gateways before workers: clients are told before what they work on ends."""
+    for_children = settings.model_copy(update={"queues": ()})
+    workers = settings.worker_count
+    sockets = tuple(f"{RUN}/worker-{worker}.sock" for worker in range(workers))
+
+    def gateway(number: int) -> Role:
+        def instructions(restarts: int) -> Instructions:
+            return Instructions(
+                settings=for_children,
+                supervisor=os.getpid(),
+                gateway=number,
+                worker=None,
+                partitions=(),
+                sockets=sockets,
+                restarts=restarts,
+            )
+
+        return Role("gateway" if number == 0 else f"gateway-{number}", "broker.gateway", instructions)
+
+    def worker(number: int) -> Role:
+        def instructions(restarts: int) -> Instructions:
+            return Instructions(
+                settings=for_children,
+                supervisor=os.getpid(),
+                gateway=None,
+                worker=number,
+                partitions=tuple(range(number, settings.partitions, workers)),
+                sockets=sockets,
+                restarts=restarts,
+            )
+
+        return Role(f"worker-{number}", "broker.worker", instructions)
+
+    return [list(map(gateway, range(settings.gateways))), list(map(worker, range(workers)))]
+
+
+def _announce(settings: Settings, answers: dict[str, dict[str, Any]], key_is_new: bool) -> None:
+    answer = answers["gateway"]
+    log.info("ready", partitions=settings.partitions, workers=settings.worker_count)
+    print(start_text(settings, answer, show_key=key_is_new or sys.stdout.isatty()), flush=True)
+
+
+def start_text(settings: Settings, answer: dict[str, Any], show_key: bool) -> str:
+    """What the user sees once the broker serves; `answer` is the gateway's, with the ports that it got.
+
+    Unless `show_key`, or the key is the emulator's, the text says where the key is: output that is collected like a
+    log must not hold it.
+    """
+    key = settings.security.root_key
+    assert key is not None
+    if not show_key and key != EMULATOR_KEY:
+        kept = settings.data_dir / "root-key"
+        key = f"<the key in {kept}>" if kept.exists() else "<the key in security.root_key>"
+    plain, tls, ops = (answer.get(name) for name in ("amqp_port", "tls_port", "ops_port"))
+    lines = [f"Peeklock {__version__} is ready.", ""]
+    if plain is not None:
+        lines.append(f"  AMQP        amqp://{_address(settings.amqp.host, plain)}")
+    if tls is not None:
+        lines.append(f"  AMQP, TLS   amqps://{_address(settings.amqp.host, tls)}")
+    if ops is not None:
+        lines.append(f"  Operations  http://{_address(settings.ops.host, ops)}/metrics, /readyz")
+    lines.append(f"  Data        {settings.data_dir}")
+    lines += ["", "  Connection string for the Service Bus SDKs:"]
+    port = plain if plain is not None else tls
+    assert port is not None
+    return "\n".join(
+        [*lines, "  " + connection_string(settings.amqp.host, port, ROOT_KEY_NAME, key, tls=plain is None), ""]
+    )
+
+
+def _address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,0 +1,217 @@
+"""How a broker starts, up to its processes: what it refuses, and what it says."""
+
+import json
+import os
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from broker.config import Settings
+from broker.supervisor import start_text
+from storage.data_dir import DataDirectory
+from storage.lmdb_store import LmdbStore
+from storage.records import FORMAT_VERSION_KEY, encode_document
+from storage.store import Table
+
+MIB = 1 << 20
+RUN = """
+import os
+import sys
+from broker import processes, supervisor
+from broker.config import Settings
+
+class Started:  # in place of the processes: the start has come this far
+    def __init__(self, groups, directory, stop_seconds):
+        self.names = [role.name for group in groups for role in group]
+    def run(self, on_ready):
+        print("started", *self.names)
+        return 0
+
+supervisor.Processes = Started
+if len(sys.argv) > 2:  # the user id to run as
+    os.setuid(int(sys.argv[2]))
+sys.exit(supervisor.run(Settings.model_validate_json(sys.argv[1])))
+"""
+
+
+def start(data_dir, **settings):
+    """Run the start in a process of its own: (exit code, stdout, stderr)."""
+    settings = {"data_dir": str(data_dir), "partitions": 2, "store": {"map_size_bytes": 64 * MIB}} | settings
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, json.dumps(settings)], capture_output=True, text=True, timeout=30, check=False
+    )
+    assert "Traceback" not in done.stderr
+    return done.returncode, done.stdout, done.stderr
+
+
+def refused(data_dir, **settings):
+    """The message of a start that must be refused."""
+    code, stdout, stderr = start(data_dir, **settings)
+    assert (code, stdout) == (78, "")
+    prefix, _, message = stderr.rpartition("peeklock: cannot start: ")
+    assert not prefix
+    return message
+
+
+@pytest.fixture
+def data_dir(tmp_path):
+    """A directory in which a broker has been started before."""
+    path = tmp_path / "data"
+    assert start(path, queues=[{"name": "orders"}])[0] == 0
+    return path
+
+
+def data_file(data_dir, partition):
+    return data_dir / "partitions" / str(partition) / "data.mdb"
+
+
+def test_first_start_makes_directory_key_stores_and_queues(tmp_path):
+    code, stdout, stderr = start(tmp_path / "new" / "data", queues=[{"name": "orders"}], workers=2)
+    assert (code, stdout) == (0, "started gateway worker-0 worker-1\n")
+    assert [json.loads(line)["event"] for line in stderr.splitlines()] == ["queue created"]
+    key_file = tmp_path / "new" / "data" / "root-key"
+    assert key_file.stat().st_mode & 0o777 == 0o600
+    assert key_file.read_text().strip() not in stdout + stderr
+
+
+def test_the_key_and_the_entities_stay_over_a_restart(data_dir):
+    key = (data_dir / "root-key").read_text()
+    code, _, stderr = start(data_dir, queues=[{"name": "orders"}])
+    assert (code, stderr) == (0, "")
+    assert (data_dir / "root-key").read_text() == key
+
+
+def test_a_changed_queue_is_updated_at_the_next_start(data_dir):
+    _, _, stderr = start(data_dir, queues=[{"name": "orders", "max_delivery_count": 3}])
+    assert json.loads(stderr)["properties"] == ["max_delivery_count"]
+
+
+def test_an_immutable_difference_names_queue_and_property(data_dir):
+    message = refused(data_dir, queues=[{"name": "orders", "requires_session": True}])
+    assert "orders" in message
+    assert "requires_session" in message
+
+
+def test_a_directory_that_cannot_be_made_names_the_setting(tmp_path):
+    (tmp_path / "file").write_text("")
+    message = refused(tmp_path / "file" / "data")
+    assert str(tmp_path / "file" / "data") in message
+    assert "--data-dir" in message
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give up rights and have a directory of another user")
+def test_an_unwritable_directory_names_the_setting_and_the_user(tmp_path):
+    tmp_path.chmod(0o755)
+    settings = json.dumps({"data_dir": str(tmp_path / "data")})
+    command = [sys.executable, "-c", RUN, settings, "65534"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 78
+    assert "cannot be written" in done.stderr
+    assert "user id 65534" in done.stderr
+
+
+def test_a_directory_in_use_names_the_other_process(data_dir):
+    with DataDirectory(data_dir, partitions=2):
+        message = refused(data_dir)
+    assert f"in use by process {os.getpid()}" in message
+
+
+def test_another_number_of_partitions_names_the_setting(data_dir):
+    assert "--partitions 2" in refused(data_dir, partitions=4)
+
+
+def test_a_root_key_that_others_can_read_is_refused(data_dir):
+    (data_dir / "root-key").chmod(0o644)
+    assert "chmod 600" in refused(data_dir)
+
+
+def test_a_store_of_an_unknown_format_is_named_and_left_untouched(data_dir):
+    path = data_file(data_dir, 1).parent
+    store = LmdbStore(path, partition_id=1, map_size_bytes=64 * MIB, create=False)
+    store.put(Table.META, FORMAT_VERSION_KEY, encode_document(99))
+    store.commit()
+    store.close()
+    before = data_file(data_dir, 1).read_bytes()
+    message = refused(data_dir)
+    assert str(path) in message
+    assert "99" in message
+    assert data_file(data_dir, 1).read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        pytest.param(lambda content: b"not a database" * 1000, id="other content"),
+        pytest.param(lambda content: content[: len(content) // 2], id="second half lost"),
+        pytest.param(lambda content: content[:100], id="all but 100 bytes lost"),
+        pytest.param(lambda content: bytes(8192) + content[8192:], id="both roots zeroed"),
+    ],
+)
+def test_a_damaged_store_is_named_with_the_way_back(data_dir, damage):
+    file = data_file(data_dir, 1)
+    damaged = damage(file.read_bytes())
+    file.write_bytes(damaged)
+    message = refused(data_dir)
+    assert str(file.parent) in message
+    assert "peeklock restore" in message
+    assert file.read_bytes() == damaged
+
+
+def test_swapped_stores_are_noticed(data_dir):
+    stores = data_dir / "partitions"
+    (stores / "0").rename(stores / "2")
+    (stores / "1").rename(stores / "0")
+    (stores / "2").rename(stores / "1")
+    assert "own numbers" in refused(data_dir)
+
+
+def test_a_store_another_process_has_open_is_named(data_dir):
+    path = data_file(data_dir, 0).parent
+    with ExitStack() as stack:
+        store = LmdbStore(path, partition_id=0, map_size_bytes=64 * MIB, create=False)
+        stack.callback(store.close)
+        assert str(path) in refused(data_dir)
+
+
+def text(*, show_key, key="c2VjcmV0", data_dir=Path("/var/lib/peeklock"), host="127.0.0.1", **ports):
+    settings = Settings.model_validate(
+        {"data_dir": data_dir, "security": {"root_key": key}, "amqp": {"host": host}, "namespace": "peeklock"}
+    )
+    answer = {"ready": True, "amqp_port": 5672, "tls_port": None, "ops_port": 9464} | ports
+    return start_text(settings, answer, show_key)
+
+
+def test_the_start_text_has_the_connection_string():
+    assert (
+        "  Endpoint=sb://localhost;SharedAccessKeyName=RootManageSharedAccessKey;SharedAccessKey=c2VjcmV0;"
+        "UseDevelopmentEmulator=true;\n" in text(show_key=True)
+    )
+
+
+def test_the_start_text_names_the_ports_that_were_taken():
+    shown = text(show_key=True, amqp_port=40001, ops_port=40002)
+    assert "amqp://127.0.0.1:40001\n" in shown
+    assert "http://127.0.0.1:40002/metrics" in shown
+    assert "Endpoint=sb://localhost:40001;" in shown
+
+
+def test_without_plain_tcp_the_connection_string_is_for_tls():
+    shown = text(show_key=True, amqp_port=None, tls_port=5671, host="broker.example")
+    assert "amqp://" not in shown
+    assert "amqps://broker.example:5671\n" in shown
+    assert "Endpoint=sb://broker.example;" in shown
+    assert "UseDevelopmentEmulator" not in shown
+
+
+def test_collected_output_does_not_hold_the_key(data_dir):
+    key = (data_dir / "root-key").read_text().strip()
+    shown = text(show_key=False, key=key, data_dir=data_dir)
+    assert key not in shown
+    assert str(data_dir / "root-key") in shown
+
+
+def test_the_emulators_key_is_no_secret():
+    assert "SharedAccessKey=SAS_KEY_VALUE;" in text(show_key=False, key="SAS_KEY_VALUE")
