@@ -66,12 +66,12 @@ class Update(NamedTuple):
 
 
 class Reconciled(NamedTuple):
-    """What was changed; `mended` are partitions that had not got the latest version."""
+    """What was changed; `copied` are partitions that had not got the latest version."""
 
     version: int
     created: tuple[str, ...]
     updated: tuple[Update, ...]
-    mended: tuple[int, ...]
+    copied: tuple[int, ...]
 
 
 def home_partition(name: str, partitions: int) -> int:
@@ -120,11 +120,11 @@ def reconcile(stores: Sequence[Store], declared: Iterable[QueueDescription], now
             updated.append(Update(wanted.name, tuple(names)))
     if refused:
         raise ImmutablePropertyChanged("\n".join(refused))
-    mended = tuple(partition for partition, found in enumerate(versions) if found < version)
+    copied = tuple(partition for partition, found in enumerate(versions) if found < version)
     entities.update((entity_key(item.entity_id), encode_document(item.document())) for item in changed)
     for store in stores:
         _write(store, entities, next_id, version + 1 if changed else version)
-    return Reconciled(catalog_version(stores[0]), tuple(created), tuple(updated), mended)
+    return Reconciled(catalog_version(stores[0]), tuple(created), tuple(updated), copied)
 
 
 def _write(store: Store, entities: dict[bytes, bytes], next_id: int, version: int) -> None:

@@ -1,0 +1,272 @@
+"""The command line, `peeklock`.
+
+Exit codes: 0 done; 1 it failed, or a check found something; 2 the command or the configuration is wrong. What the user
+can mend is one message on standard error, never a traceback.
+"""
+
+# What a command alone needs is imported in it: the time to start counts.
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from broker import __version__
+from broker.config import ConfigurationError, Settings
+from broker.config_sources import FLAGS, Loaded, leaves, load
+
+if TYPE_CHECKING:
+    from storage.maintenance import Report
+
+FAILED = 1
+WRONG_USE = 2
+
+app = typer.Typer(
+    help="A standalone AMQP 1.0 broker with the semantics of Azure Service Bus.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+config_app = typer.Typer(help="Check, show and explain the configuration.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(config_app, name="config")
+
+
+def _option(flag: str, metavar: str) -> Any:
+    place = FLAGS[flag][0]
+    return typer.Option(flag, metavar=metavar, help=leaves()[tuple(place.split("."))].description, show_default=False)
+
+
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option("--config", metavar="FILE", help="Settings as TOML, or the Service Bus emulator's Config.json."),
+]
+DataDirOption = Annotated[str | None, _option("--data-dir", "DIR")]
+HostOption = Annotated[str | None, _option("--host", "ADDRESS")]
+AmqpPortOption = Annotated[str | None, _option("--amqp-port", "PORT")]
+OpsPortOption = Annotated[str | None, _option("--ops-port", "PORT")]
+PartitionsOption = Annotated[str | None, _option("--partitions", "N")]
+WorkersOption = Annotated[str | None, _option("--workers", "N")]
+LogLevelOption = Annotated[str | None, _option("--log-level", "LEVEL")]
+EmulatorOption = Annotated[
+    bool | None,
+    typer.Option("--emulator/--no-emulator", help=leaves()["emulator",].description, show_default=False),
+]
+
+
+@contextmanager
+def _failures() -> Iterator[None]:
+    """Turn what can go wrong with a user's wish into a message and an exit code."""
+    from storage.data_dir import DataDirectoryError, PartitionCountMismatch
+    from storage.maintenance import MaintenanceError
+    from storage.store import StoreError
+
+    try:
+        yield
+    except ConfigurationError as error:
+        _fail(str(error), WRONG_USE)
+    except PartitionCountMismatch as error:
+        _fail(str(error), WRONG_USE)
+    except (DataDirectoryError, MaintenanceError, StoreError) as error:
+        _fail(str(error), FAILED)
+    except OSError as error:
+        _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error), FAILED)
+
+
+def _fail(text: str, code: int) -> None:
+    lines = text.splitlines()
+    if len(lines) > 1:
+        text = "\n  ".join([f"{len(lines)} things are wrong:", *lines])
+    typer.echo(f"peeklock: {text}", err=True)
+    raise typer.Exit(code)
+
+
+def _load(config: Path | None, **flags: str | bool | None) -> Loaded:
+    """`flags` by their names with underscores."""
+    texts = {
+        "--" + name.replace("_", "-"): str(value).lower() if isinstance(value, bool) else value
+        for name, value in flags.items()
+    }
+    return load(config, texts, os.environ)
+
+
+@app.command()
+def serve(
+    config: ConfigOption = None,
+    data_dir: DataDirOption = None,
+    host: HostOption = None,
+    amqp_port: AmqpPortOption = None,
+    ops_port: OpsPortOption = None,
+    partitions: PartitionsOption = None,
+    workers: WorkersOption = None,
+    emulator: EmulatorOption = None,
+    log_level: LogLevelOption = None,
+) -> None:
+    """Run the broker until SIGTERM or Ctrl-C."""
+    with _failures():
+        settings = _load(
+            config,
+            data_dir=data_dir,
+            host=host,
+            amqp_port=amqp_port,
+            ops_port=ops_port,
+            partitions=partitions,
+            workers=workers,
+            emulator=emulator,
+            log_level=log_level,
+        ).settings
+        from broker.supervisor import run
+
+        code = run(settings)
+    raise typer.Exit(code)
+
+
+@app.command("connection-string")
+def print_connection_string(
+    config: ConfigOption = None,
+    data_dir: DataDirOption = None,
+    host: HostOption = None,
+    amqp_port: AmqpPortOption = None,
+    emulator: EmulatorOption = None,
+    key_name: Annotated[
+        str, typer.Option("--key-name", metavar="NAME", help="An authorization rule of the namespace.")
+    ] = "RootManageSharedAccessKey",
+    tls: Annotated[bool, typer.Option("--tls", help="For the TLS port.")] = False,
+) -> None:
+    """Print what clients need to connect. It holds a key: treat it as one."""
+    from broker.keys import connection_string
+
+    with _failures():
+        settings = _load(config, data_dir=data_dir, host=host, amqp_port=amqp_port, emulator=emulator).settings
+        key = _key(settings, key_name)
+        port = settings.amqp.tls_port if tls else settings.amqp.port
+        name = "amqp.tls_port" if tls else "amqp.port"
+        if port is None:
+            raise ConfigurationError(f"{name} is off; {'set it' if tls else 'use --tls'}")
+        if port == 0:
+            raise ConfigurationError(f"{name} is 0, any free port; use what the broker prints when it starts")
+        typer.echo(connection_string(settings.amqp.host, port, key_name, key, tls=tls))
+
+
+def _key(settings: Settings, key_name: str) -> str:
+    from broker.keys import ROOT_KEY_NAME, Keyring, with_root_key
+    from storage.data_dir import ROOT_KEY_FILE
+
+    path = settings.data_dir / ROOT_KEY_FILE
+    if settings.security.root_key is None and not settings.emulator and not path.exists():
+        if key_name == ROOT_KEY_NAME:
+            raise ConfigurationError(f"{path}: there is no root key yet; start the broker once, or name its --data-dir")
+        rule = Keyring(settings.security.authorization_rules).lookup(key_name)
+    else:
+        rule = Keyring.of(with_root_key(settings)).lookup(key_name)
+    if rule is None:
+        raise ConfigurationError(f"--key-name: {key_name!r} is no authorization rule of the namespace")
+    return rule.primary_key
+
+
+@app.command()
+def verify(
+    path: Annotated[Path | None, typer.Argument(metavar="DIR", help="A data directory or a backup.")] = None,
+    config: ConfigOption = None,
+    data_dir: DataDirOption = None,
+) -> None:
+    """Read everything stored and report what is wrong. Changes nothing; the broker may be running."""
+    from storage.maintenance import verify as verify_directory
+
+    with _failures():
+        if path is None:
+            path = _load(config, data_dir=data_dir).settings.data_dir
+        report = verify_directory(path)
+    _print_report(path, report)
+    if not report.ok:
+        raise typer.Exit(FAILED)
+
+
+def _print_report(path: Path, report: "Report") -> None:
+    from storage.store import Table
+
+    for partition in report.partitions:
+        records = partition.records
+        typer.echo(
+            f"partition {partition.partition}: {records[Table.MESSAGES]} messages, {records[Table.QUEUE]} entries in "
+            f"queues, {records[Table.QUARANTINE]} in quarantine, {partition.problems.total()} problems"
+        )
+        for finding in partition.findings:
+            typer.echo(f"  {finding.problem}: {finding.text}")
+        if unlisted := partition.problems.total() - len(partition.findings):
+            typer.echo(f"  and {unlisted} more")
+    typer.echo(f"{path}: {'ok' if report.ok else f'{report.problem_count} problems'}")
+
+
+@app.command()
+def backup(
+    destination: Annotated[Path, typer.Argument(metavar="DEST", help="A directory that does not exist yet.")],
+    config: ConfigOption = None,
+    data_dir: DataDirOption = None,
+) -> None:
+    """Copy the data directory, without the root key. The broker may be running."""
+    from storage.maintenance import backup as back_up
+
+    with _failures():
+        source = _load(config, data_dir=data_dir).settings.data_dir
+        copied_bytes = back_up(source, destination)
+    typer.echo(f"{destination}: {copied_bytes} bytes backed up from {source}")
+
+
+@app.command()
+def restore(
+    source: Annotated[Path, typer.Argument(metavar="BACKUP", help="A directory that `peeklock backup` wrote.")],
+    config: ConfigOption = None,
+    data_dir: DataDirOption = None,
+) -> None:
+    """Verify a backup and copy it to the data directory, which must be missing or empty."""
+    from storage.maintenance import restore as restore_backup
+
+    with _failures():
+        target = _load(config, data_dir=data_dir).settings.data_dir
+        copied_bytes = restore_backup(source, target)
+    typer.echo(f"{target}: {copied_bytes} bytes restored from {source}")
+
+
+@config_app.command()
+def check(config: ConfigOption = None) -> None:
+    """Read file and environment as `serve` would, and say what is wrong."""
+    with _failures():
+        loaded = _load(config)
+    count = len(loaded.settings.queues)
+    typer.echo(f"ok: {len(loaded.origins)} settings given, {count} {'queue' if count == 1 else 'queues'} declared")
+
+
+@config_app.command()
+def show(config: ConfigOption = None) -> None:
+    """Print the settings in force as TOML, each with where it was set; keys are masked."""
+    from broker.config_reference import show as render
+
+    with _failures():
+        typer.echo(render(_load(config)), nl=False)
+
+
+@config_app.command()
+def reference() -> None:
+    """Print the page of all settings, as Markdown."""
+    from broker.config_reference import document
+
+    typer.echo(document(), nl=False)
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    typer.echo(__version__)
+
+
+def main() -> None:
+    sys.exit(app())
+
+
+if __name__ == "__main__":
+    main()
