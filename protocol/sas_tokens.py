@@ -1,0 +1,146 @@
+"""Shared access signatures: tokens in which a key's holder states a resource and a time.
+
+    SharedAccessSignature sr=<enc(resource)>&sig=<enc(base64 signature)>&se=<unix seconds>&skn=<enc(key name)>
+
+The signature is HMAC-SHA-256 over the `sr` text exactly as it stands in the token, a line feed, and `se`; its key is
+the shared access key's text, not what that text would be as base64.
+"""
+
+import base64
+import binascii
+import hmac
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+from urllib.parse import quote, unquote
+
+from protocol.errors import ProtocolError
+
+PREFIX: Final = "SharedAccessSignature "
+MAX_TOKEN_CHARACTERS = 8192
+
+_ORIGIN: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/]*")
+_EXPIRY: Final = re.compile(r"[0-9]{1,15}")
+
+
+class TokenError(ProtocolError):
+    """A token that grants nothing. The text begins with the kind's name, as clients know it."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"{type(self).__name__}: {reason}")
+
+
+class MalformedToken(TokenError): ...
+
+
+class InvalidSignature(TokenError): ...
+
+
+class ExpiredToken(TokenError): ...
+
+
+class InvalidAudience(TokenError): ...
+
+
+class KeyRule(NamedTuple):
+    """An authorization rule: its keys (primary, then secondary if there is one) and the names of its rights."""
+
+    keys: tuple[str, ...]
+    rights: frozenset[str]
+
+
+# (key name, audience path) -> the rule that has that name at the path or above it, up to the namespace.
+KeyLookup = Callable[[str, str], KeyRule | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a verified token grants: `rights` at `path` until `expires_s` (Unix seconds).
+
+    `path` is the audience's, never the wider resource of the token: a rule of one entity may sign any resource, and
+    grants nothing outside of that entity all the same.
+    """
+
+    path: str
+    key_name: str
+    rights: frozenset[str]
+    expires_s: int
+
+
+class Token(NamedTuple):
+    """A token taken apart; nothing of it is verified."""
+
+    resource: str  # as it stands in the token, still encoded
+    signature: bytes
+    expires: str  # Unix seconds, as it stands in the token
+    key_name: str
+
+
+def parse(token: str) -> Token:
+    """Raises MalformedToken."""
+    if len(token) > MAX_TOKEN_CHARACTERS:
+        raise MalformedToken(f"The token is longer than {MAX_TOKEN_CHARACTERS} characters.")
+    if not token.startswith(PREFIX):
+        raise MalformedToken("The token does not begin with 'SharedAccessSignature'.")
+    fields: dict[str, str] = {}
+    for parameter in token.removeprefix(PREFIX).strip().split("&"):
+        name, _, value = parameter.partition("=")
+        if name in fields:
+            raise MalformedToken(f"The parameter '{name}' is given more than once.")
+        fields[name] = value
+    for name in ("sr", "sig", "se", "skn"):
+        if not fields.get(name):
+            raise MalformedToken(f"The parameter '{name}' is missing.")
+    if not _EXPIRY.fullmatch(fields["se"]):
+        raise MalformedToken("The parameter 'se' is not a time in seconds since 1970.")
+    try:
+        signature = base64.b64decode(unquote(fields["sig"]), validate=True)
+    except (binascii.Error, ValueError):
+        raise MalformedToken("The parameter 'sig' is not base64.") from None
+    return Token(fields["sr"], signature, fields["se"], unquote(fields["skn"]))
+
+
+def verify(token: str, audience: str, lookup: KeyLookup, now_s: float) -> Claim:
+    """What `token` grants at `audience`, a URI or a path. Raises a TokenError."""
+    path = resource_path(audience)
+    parsed = parse(token)
+    rule = lookup(parsed.key_name, path)
+    # A name that is not there takes as long to refuse as a wrong key.
+    matches = [
+        hmac.compare_digest(_sign(parsed.resource, parsed.expires, key), parsed.signature)
+        for key in (rule.keys if rule else ("",))
+    ]
+    if rule is None or not any(matches):
+        raise InvalidSignature("The token has an invalid signature.")
+    expires_s = int(parsed.expires)
+    if expires_s <= now_s:
+        raise ExpiredToken("The token is expired.")
+    if not covers(resource_path(unquote(parsed.resource)), path):
+        raise InvalidAudience(f"The token does not cover '{path[:260]}'.")
+    return Claim(path, parsed.key_name, rule.rights, expires_s)
+
+
+def generate(resource: str, key_name: str, key: str, expires_s: int) -> str:
+    """A token for `resource` (a URI such as sb://host/entity) that ends at `expires_s` (Unix seconds)."""
+    encoded, expires = quote(resource, safe=""), str(expires_s)
+    signature = base64.b64encode(_sign(encoded, expires, key)).decode()
+    return f"{PREFIX}sr={encoded}&sig={quote(signature, safe='')}&se={expires}&skn={quote(key_name, safe='')}"
+
+
+def resource_path(uri: str) -> str:
+    """The path that `uri` names, for comparing: decoded, in lower case, without slashes around it or `/$management`.
+
+    Scheme, host and port do not count; the namespace itself is the empty path.
+    """
+    path = unquote(_ORIGIN.sub("", uri, count=1)).strip("/").lower()
+    return "" if path == "$management" else path.removesuffix("/$management")
+
+
+def covers(scope: str, path: str) -> bool:
+    """Whether `path` is `scope` or below it; both as `resource_path` makes them."""
+    return not scope or path == scope or path.startswith(scope + "/")
+
+
+def _sign(resource: str, expires: str, key: str) -> bytes:
+    return hmac.digest(key.encode(), f"{resource}\n{expires}".encode(errors="surrogatepass"), "sha256")
