@@ -1,0 +1,116 @@
+"""Texts of errors as clients know them: a sentence, then what identifies the occurrence in the logs.
+
+Some SDKs decide by these texts. Java and JavaScript take `amqp:not-found` for a missing entity only if the text has
+"The messaging entity '...' could not be found".
+"""
+
+from datetime import UTC, datetime, timedelta
+from uuid import UUID
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def entity_tracker(namespace: str, name: str, kind: str = "Queue") -> str:
+    """The system tracker of an entity. `kind` is Queue, Topic or Subscription."""
+    return f"{namespace}:{kind}:{name}"
+
+
+def tracked(
+    text: str,
+    tracking_id: UUID,
+    now_ms: int,
+    system_tracker: str = "NoSystemTracker",
+    gateway: int = 0,
+    partition: int = 0,
+) -> str:
+    """`text` with its tracking id (G: gateway, B: backend, our partition), where it arose, and the time, UTC."""
+    time = (_EPOCH + timedelta(milliseconds=now_ms)).strftime("%Y-%m-%dT%H:%M:%S")
+    return f"{text} TrackingId:{tracking_id}_G{gateway}_B{partition}, SystemTracker:{system_tracker}, Timestamp:{time}"
+
+
+# --- on attach --------------------------------------------------------------------------------------------------------
+
+
+def entity_not_found(namespace: str, name: str, kind: str = "Queue") -> str:
+    return (
+        f"The messaging entity '{namespace}:{kind.lower()}:{name}' could not be found. "
+        "To know more visit https://aka.ms/sbResourceMgrExceptions."
+    )
+
+
+def entity_disabled(name: str, status: str) -> str:
+    """`status` is Disabled, SendDisabled or ReceiveDisabled."""
+    return f"The messaging entity '{name}' is not enabled for this operation: its status is {status}."
+
+
+def receiver_on_topic(name: str) -> str:
+    return f"A topic has no messages to receive: attach to one of the subscriptions of '{name}'."
+
+
+def sender_on_subscription(name: str) -> str:
+    return f"A subscription cannot be sent to: send to the topic of '{name}'."
+
+
+SESSION_RECEIVER_REQUIRED = (
+    "It is not possible for an entity that requires sessions to create a non-sessionful message receiver."
+)
+
+SESSION_RECEIVER_NOT_SUPPORTED = (
+    "A sessionful message receiver cannot be created on an entity that does not require sessions. "
+    "Ensure RequiresSession is set to true when creating a Queue or Subscription to enable sessionful behavior."
+)
+
+
+def claim_required(right: str, resource: str) -> str:
+    """`right` is Send, Listen or Manage; `resource` a URI such as sb://host/entity."""
+    return f"Unauthorized access. '{right}' claim(s) are required to perform this operation. Resource: '{resource}'."
+
+
+def too_many_links(name: str, maximum: int) -> str:
+    return f"The messaging entity '{name}' has as many links as are allowed: {maximum}."
+
+
+# --- on sending -------------------------------------------------------------------------------------------------------
+
+
+def message_too_large(delivery_id: int, size_bytes: int, limit_bytes: int) -> str:
+    return (
+        f"The received message (delivery-id:{delivery_id}, size:{size_bytes} bytes) exceeds the limit "
+        f"({limit_bytes} bytes) currently allowed on the link."
+    )
+
+
+def entity_full(name: str, limit_bytes: int) -> str:
+    return f"The messaging entity '{name}' is full: its limit is {limit_bytes} bytes."
+
+
+def session_id_missing(name: str) -> str:
+    return (
+        f"The message has no session id, and the messaging entity '{name}' requires sessions: "
+        "set the session id (group-id) of the message."
+    )
+
+
+PARTITION_KEY_DIFFERS = "The partition key of a message with a session id must be the session id."
+
+SERVER_BUSY = (
+    "The request was terminated because the entity is being throttled. Error code : 50009. "
+    "Please wait 2 seconds and try again."
+)
+
+
+def property_too_large(name: str, size_bytes: int, limit_bytes: int) -> str:
+    return f"The property '{name}' of the message has {size_bytes} bytes; the limit is {limit_bytes} bytes."
+
+
+def header_too_large(size_bytes: int, limit_bytes: int) -> str:
+    return f"The headers and properties of the message have {size_bytes} bytes; the limit is {limit_bytes} bytes."
+
+
+# --- on settling ------------------------------------------------------------------------------------------------------
+
+LOCK_LOST = (
+    "The lock supplied is invalid. Either the lock expired, or the message has already been removed from the queue."
+)
+
+SESSION_LOCK_LOST = "The session lock has expired on the MessageSession. Accept a new MessageSession."
