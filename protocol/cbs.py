@@ -1,0 +1,74 @@
+"""The $cbs node: clients put tokens, one per audience, and read whether they were taken.
+
+Spelling differs from $management: `status-code` and `status-description`, and no condition. Python takes the mere
+presence of an `error-condition` for a failure.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from protocol.codec import Int
+from protocol.errors import ProtocolError
+from protocol.request_message import Request, encode_response
+from protocol.sas_tokens import PREFIX, MalformedToken
+
+ACCEPTED: Final = 202
+BAD_REQUEST: Final = 400
+UNAUTHORIZED: Final = 401
+
+_JWT: Final = re.compile(r"[\w-]+\.[\w-]+\.[\w-]*", re.ASCII)
+
+
+class BadCbsRequest(ProtocolError):
+    """Not a put-token request; answered with 400."""
+
+
+class UnsupportedToken(ProtocolError):
+    """A token of a kind that is not taken here; answered with 401."""
+
+
+@dataclass(frozen=True, slots=True)
+class PutToken:
+    """`audience` is what the client wants the token for, as it spelled it; `token` a shared access signature."""
+
+    audience: str
+    token: str
+
+
+def parse_put_token(request: Request) -> PutToken:
+    """The token in `request`: its kind is seen in its text, since Python declares `jwt` whatever it sends.
+
+    The request's `expiration` does not matter: a token says itself when it ends. Raises BadCbsRequest,
+    UnsupportedToken, or MalformedToken for a body that is no token at all.
+    """
+    operation = request.properties.get("operation")
+    if operation != "put-token":
+        raise BadCbsRequest(f"The operation {operation!r} is not offered by $cbs: 'put-token' is.")
+    audience = request.properties.get("name")
+    if not isinstance(audience, str) or not audience:
+        raise BadCbsRequest("The application property 'name', the audience of the token, is missing.")
+    token = request.body
+    if not isinstance(token, str):
+        raise MalformedToken("The body is not a string.")
+    if token.startswith(PREFIX):
+        return PutToken(audience, token)
+    if _JWT.fullmatch(token):
+        raise UnsupportedToken(
+            "Tokens of Microsoft Entra ID (JWT) are not accepted here: use a shared access signature."
+        )
+    raise MalformedToken("The body is not a shared access signature.")
+
+
+def encode_accepted(request: Request) -> bytes:
+    return _encode(request, ACCEPTED, "Accepted")
+
+
+def encode_refused(request: Request, error: ProtocolError, text: str | None = None) -> bytes:
+    """The answer to a request that failed with `error`, with `text` (its tracking text appended) in its place."""
+    status = BAD_REQUEST if isinstance(error, BadCbsRequest) else UNAUTHORIZED
+    return _encode(request, status, text or str(error))
+
+
+def _encode(request: Request, status: int, description: str) -> bytes:
+    return encode_response(request, {"status-code": Int(status), "status-description": description}, None)

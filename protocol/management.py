@@ -1,0 +1,442 @@
+"""The $management node of an entity: requests as typed arguments, responses with the exact types that SDKs assert.
+
+Requests are read generously (any integer type, list or array, symbol or string, unknown keys ignored); responses are
+written strictly (an int status, a symbol condition, arrays of one type, a map as the body whatever happened).
+
+    call = management.parse(request)        # ManagementError: answer with encode_failure
+    call.arguments                          # RenewLocks, PeekMessages, ...: which one says what is asked for
+    management.encode_success(request, ...) # or encode_messages, ...
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final
+from uuid import UUID
+
+from protocol import conditions
+from protocol.codec import Array, Int, Long, Symbol, Timestamp, array, encode
+from protocol.errors import ProtocolError
+from protocol.request_message import Request, encode_response
+
+OK: Final = 200
+NO_CONTENT: Final = 204
+
+# The status that goes with each condition (8.5); any other condition is an internal error to the client, 500.
+STATUS: Final[Mapping[str, int]] = {
+    conditions.ARGUMENT_ERROR: 400,
+    conditions.ARGUMENT_OUT_OF_RANGE: 400,
+    conditions.NOT_ALLOWED: 400,
+    conditions.DECODE_ERROR: 400,
+    conditions.INVALID_FIELD: 400,
+    conditions.PRECONDITION_FAILED: 400,
+    conditions.ENTITY_DISABLED: 400,
+    conditions.UNAUTHORIZED_ACCESS: 401,
+    conditions.AUTH_FAILED: 401,
+    conditions.PUBLISHER_REVOKED: 401,
+    conditions.RESOURCE_LIMIT_EXCEEDED: 403,
+    conditions.LINK_MESSAGE_SIZE_EXCEEDED: 403,
+    conditions.NOT_FOUND: 404,
+    conditions.MESSAGE_NOT_FOUND: 404,
+    conditions.SESSION_NOT_FOUND: 404,
+    conditions.TIMEOUT: 408,
+    conditions.ENTITY_ALREADY_EXISTS: 409,
+    conditions.MESSAGE_LOCK_LOST: 410,
+    conditions.SESSION_LOCK_LOST: 410,
+    conditions.SESSION_CANNOT_BE_LOCKED: 410,
+    conditions.STORE_LOCK_LOST: 410,
+    conditions.LINK_STOLEN: 410,
+    conditions.PARTITION_NOT_OWNED: 410,
+    conditions.INTERNAL_ERROR: 500,
+    conditions.NO_MATCHING_SUBSCRIPTION: 500,
+    conditions.NOT_IMPLEMENTED: 501,
+    conditions.SERVER_BUSY: 503,
+}
+
+
+class ManagementError(ProtocolError):
+    """A request that cannot be done as it stands; `condition` is the one to answer with."""
+
+    condition: Symbol = conditions.ARGUMENT_ERROR
+
+
+class ArgumentError(ManagementError):
+    """An argument is missing or of the wrong type. The text names the field."""
+
+
+class ArgumentOutOfRange(ManagementError):
+    condition = conditions.ARGUMENT_OUT_OF_RANGE
+
+
+class UnknownOperation(ManagementError):
+    condition = conditions.NOT_IMPLEMENTED
+
+
+# --- arguments --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RenewLocks:
+    lock_tokens: tuple[UUID, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PeekMessages:
+    from_sequence_number: int  # inclusive
+    message_count: int
+    session_id: str | None
+    omit_body: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledMessage:
+    """`message` is a complete encoded message; the rest repeats what is in it, as the client put it."""
+
+    message: bytes
+    message_id: Any
+    session_id: str | None
+    partition_key: str | None
+    via_partition_key: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleMessages:
+    messages: tuple[ScheduledMessage, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CancelScheduled:
+    sequence_numbers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiveDeferred:
+    sequence_numbers: tuple[int, ...]
+    receive_and_delete: bool
+    session_id: str | None
+
+
+class Disposition(Enum):
+    COMPLETED = "completed"
+    ABANDONED = "abandoned"
+    DEAD_LETTERED = "suspended"
+    DEFERRED = "defered"
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateDisposition:
+    """`properties_to_modify` holds encoded AMQP values by name. An empty reason or description is None."""
+
+    disposition: Disposition
+    lock_tokens: tuple[UUID, ...]
+    dead_letter_reason: str | None
+    dead_letter_description: str | None
+    properties_to_modify: Mapping[str, bytes]
+    session_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteMessages:
+    """Deletes those enqueued before `enqueued_before_ms`, at most `message_count`."""
+
+    message_count: int
+    enqueued_before_ms: int
+    session_id: str | None
+
+
+Arguments = (
+    RenewLocks
+    | PeekMessages
+    | ScheduleMessages
+    | CancelScheduled
+    | ReceiveDeferred
+    | UpdateDisposition
+    | DeleteMessages
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A request that is understood. `associated_link_name` is the data link it belongs to, if the client said so."""
+
+    operation: str
+    arguments: Arguments
+    server_timeout_ms: int | None
+    associated_link_name: str | None
+    tracking_id: str | None
+
+
+def parse(request: Request) -> Call:
+    """Raises a ManagementError."""
+    properties = request.properties
+    operation = properties.get("operation")
+    if not isinstance(operation, str):
+        raise ArgumentError("The application property 'operation' is missing.")
+    reader = _READERS.get(operation.lower())
+    if reader is None:
+        raise UnknownOperation(f"The operation '{operation[:100]}' is not offered.")
+    body = request.body if request.body is not None else {}
+    if not isinstance(body, dict):
+        raise ArgumentError(f"The body of '{operation}' is not a map.")
+    envelope = _Fields(properties)
+    timeout_ms = envelope.optional_integer("com.microsoft:server-timeout")
+    if timeout_ms is None:
+        timeout_ms = envelope.optional_integer("server-timeout")
+    return Call(
+        operation.lower(),
+        reader(_Fields(body)),
+        None if timeout_ms is None else max(0, timeout_ms),
+        envelope.optional_string("associated-link-name"),
+        envelope.optional_string("com.microsoft:tracking-id"),
+    )
+
+
+class _Fields:
+    """Typed access to a map of arguments; each method raises an error that names the field."""
+
+    def __init__(self, fields: Mapping[Any, Any]) -> None:
+        self._fields = fields
+
+    def optional_integer(self, name: str) -> int | None:
+        value = self._fields.get(name)
+        if value is None:
+            return None
+        if not _is_integer(value):
+            raise ArgumentError(f"'{name}' is not an integer.")
+        return int(value)
+
+    def integer(self, name: str, minimum: int) -> int:
+        value = self.optional_integer(name)
+        if value is None:
+            raise ArgumentError(f"'{name}' is missing.")
+        if value < minimum:
+            raise ArgumentOutOfRange(f"'{name}' is {value}; the least is {minimum}.")
+        return value
+
+    def optional_string(self, name: str) -> str | None:
+        value = self._fields.get(name)
+        if not isinstance(value, str | None):
+            raise ArgumentError(f"'{name}' is not a string.")
+        return value
+
+    def optional_boolean(self, name: str) -> bool:
+        value = self._fields.get(name)
+        if not isinstance(value, bool | None):
+            raise ArgumentError(f"'{name}' is not a boolean.")
+        return bool(value)
+
+    def value(self, name: str) -> Any:
+        return self._fields.get(name)
+
+    def binary(self, name: str) -> bytes:
+        value = self._fields.get(name)
+        if not isinstance(value, bytes):
+            raise ArgumentError(f"'{name}' is missing or not binary.")
+        return value
+
+    def collection(self, name: str, kind: str, is_kind: Callable[[Any], bool]) -> tuple[Any, ...]:
+        """The items of a list or an array, at least one; `kind` names what they must be."""
+        value = self._fields.get(name)
+        if not isinstance(value, list | Array):
+            raise ArgumentError(f"'{name}' is missing or not an array.")
+        items = tuple(value)
+        if not items:
+            raise ArgumentError(f"'{name}' is empty.")
+        if not all(map(is_kind, items)):
+            raise ArgumentError(f"'{name}' contains something else than {kind}.")
+        return items
+
+    def lock_tokens(self) -> tuple[UUID, ...]:
+        return self.collection("lock-tokens", "uuids", lambda item: isinstance(item, UUID))
+
+    def sequence_numbers(self) -> tuple[int, ...]:
+        numbers = self.collection("sequence-numbers", "integers", _is_integer)
+        if min(numbers) < 0:
+            raise ArgumentOutOfRange(f"'sequence-numbers' contains {min(numbers)}; the least is 0.")
+        return tuple(map(int, numbers))
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+# --- operations -------------------------------------------------------------------------------------------------------
+
+
+def _renew_locks(fields: _Fields) -> RenewLocks:
+    return RenewLocks(fields.lock_tokens())
+
+
+def _peek_messages(fields: _Fields) -> PeekMessages:
+    return PeekMessages(
+        # Numbers begin at 1; some clients begin to peek at the least that a long holds.
+        max(0, fields.integer("from-sequence-number", -(1 << 63))),
+        fields.integer("message-count", 1),
+        fields.optional_string("session-id"),
+        fields.optional_boolean("omit-message-body"),
+    )
+
+
+def _schedule_messages(fields: _Fields) -> ScheduleMessages:
+    items = fields.collection("messages", "maps", lambda item: isinstance(item, dict))
+    return ScheduleMessages(tuple(_scheduled_message(_Fields(item)) for item in items))
+
+
+def _scheduled_message(fields: _Fields) -> ScheduledMessage:
+    return ScheduledMessage(
+        fields.binary("message"),
+        fields.value("message-id"),
+        fields.optional_string("session-id"),
+        fields.optional_string("partition-key"),
+        fields.optional_string("via-partition-key"),
+    )
+
+
+def _cancel_scheduled(fields: _Fields) -> CancelScheduled:
+    return CancelScheduled(fields.sequence_numbers())
+
+
+def _receive_deferred(fields: _Fields) -> ReceiveDeferred:
+    mode = fields.integer("receiver-settle-mode", 0)
+    if mode > 1:
+        raise ArgumentOutOfRange(f"'receiver-settle-mode' is {mode}; it is 0 or 1.")
+    return ReceiveDeferred(fields.sequence_numbers(), mode == 0, fields.optional_string("session-id"))
+
+
+def _update_disposition(fields: _Fields) -> UpdateDisposition:
+    status = fields.optional_string("disposition-status")
+    if status is None:
+        raise ArgumentError("'disposition-status' is missing.")
+    disposition = _DISPOSITIONS.get(status.lower())
+    if disposition is None:
+        raise ArgumentError(f"'disposition-status' is '{status[:100]}'; it is one of {', '.join(_DISPOSITIONS)}.")
+    return UpdateDisposition(
+        disposition,
+        fields.lock_tokens(),
+        # Python sends an empty string for none.
+        fields.optional_string("deadletter-reason") or None,
+        fields.optional_string("deadletter-description") or None,
+        _properties_to_modify(fields.value("properties-to-modify")),
+        fields.optional_string("session-id"),
+    )
+
+
+def _properties_to_modify(value: Any) -> Mapping[str, bytes]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
+        raise ArgumentError("'properties-to-modify' is not a map with names as its keys.")
+    for name, item in value.items():
+        if isinstance(item, list | dict | Array):
+            raise ArgumentError(f"'properties-to-modify': '{name[:100]}' is not a simple value.")
+    return {str(name): encode(item) for name, item in value.items()}
+
+
+def _delete_messages(fields: _Fields) -> DeleteMessages:
+    return DeleteMessages(
+        fields.integer("message-count", 1),
+        fields.integer("enqueued-time-utc", -(1 << 63)),
+        fields.optional_string("session-id"),
+    )
+
+
+_DISPOSITIONS: Final = {item.value: item for item in Disposition} | {"deferred": Disposition.DEFERRED}
+
+_READERS: Final[Mapping[str, Callable[[_Fields], Arguments]]] = {
+    "com.microsoft:renew-lock": _renew_locks,
+    "com.microsoft:peek-message": _peek_messages,
+    "com.microsoft:schedule-message": _schedule_messages,
+    "com.microsoft:cancel-scheduled-message": _cancel_scheduled,
+    "com.microsoft:receive-by-sequence-number": _receive_deferred,
+    "com.microsoft:update-disposition": _update_disposition,
+    "com.microsoft:batch-delete-messages": _delete_messages,
+}
+
+
+# --- responses --------------------------------------------------------------------------------------------------------
+
+
+def encode_success(request: Request, body: Mapping[str, Any] | None = None) -> bytes:
+    """200. `body` holds values of exact AMQP types."""
+    return _encode(request, OK, "OK", body)
+
+
+def encode_expirations(request: Request, locked_until_ms: Iterable[int]) -> bytes:
+    """200 to renew-lock: the new ends of the locks in the order of the request."""
+    return encode_success(request, {"expirations": array(Timestamp, locked_until_ms)})
+
+
+def encode_sequence_numbers(request: Request, sequence_numbers: Iterable[int]) -> bytes:
+    """200 to schedule-message, in the order of the request."""
+    return encode_success(request, {"sequence-numbers": array(Long, sequence_numbers)})
+
+
+def encode_deleted(request: Request, count: int) -> bytes:
+    """200 to batch-delete-messages, or 204 if there was none."""
+    return encode_success(request, {"message-count": Int(count)}) if count else encode_no_content(request)
+
+
+def encode_peeked(request: Request, messages: Sequence[bytes], max_bytes: int = 0) -> bytes:
+    """200 to peek-message with as many of the encoded `messages` as fit, or 204 if there are none.
+
+    `max_bytes` is the limit of the link, 0 if it has none. A first message that does not fit is a failure, 403.
+    """
+    if not messages:
+        return encode_no_content(request)
+    items = [{"message": message} for message in messages]
+    if max_bytes:
+        items = items[: _fitting(items, max_bytes - len(encode_success(request, {"messages": []})) - _COUNTS_BYTES)]
+    return encode_limited(request, {"messages": items or [{"message": messages[0]}]}, max_bytes)
+
+
+def encode_deferred(request: Request, messages: Iterable[tuple[UUID | None, bytes]], max_bytes: int = 0) -> bytes:
+    """200 to receive-by-sequence-number: lock token (None if received and deleted) and encoded message of each.
+
+    More than `max_bytes` (0: no limit) is a failure, 403, and the messages stay locked until their locks expire.
+    """
+    items = [
+        {"message": message} if token is None else {"lock-token": token, "message": message}
+        for token, message in messages
+    ]
+    return encode_limited(request, {"messages": items}, max_bytes)
+
+
+def encode_limited(request: Request, body: Mapping[str, Any], max_bytes: int) -> bytes:
+    """200, or 403 if the response would be larger than `max_bytes` (0: no limit)."""
+    response = encode_success(request, body)
+    if not max_bytes or len(response) <= max_bytes:
+        return response
+    text = f"The response has {len(response)} bytes; the limit of the link is {max_bytes} bytes. Ask for less at once."
+    return encode_failure(request, conditions.LINK_MESSAGE_SIZE_EXCEEDED, text)
+
+
+def encode_no_content(request: Request, condition: Symbol | None = None) -> bytes:
+    """204: nothing there, which is no error."""
+    return _encode(request, NO_CONTENT, "No Content", None, condition)
+
+
+def encode_failure(request: Request, condition: Symbol, text: str) -> bytes:
+    return _encode(request, STATUS.get(condition, 500), text, None, condition)
+
+
+# The list of messages may need the wide form of its size and count, and so may the map around it.
+_COUNTS_BYTES: Final = 16
+
+
+def _fitting(items: Sequence[Mapping[str, Any]], max_bytes: int) -> int:
+    """How many of `items` encode to no more than `max_bytes`."""
+    for count, item in enumerate(items):
+        max_bytes -= len(encode(item))
+        if max_bytes < 0:
+            return count
+    return len(items)
+
+
+def _encode(
+    request: Request, status: int, description: str, body: Mapping[str, Any] | None, condition: Symbol | None = None
+) -> bytes:
+    properties: dict[str, Any] = {"statusCode": Int(status), "statusDescription": description}
+    if condition is not None:
+        properties["errorCondition"] = Symbol(condition)
+    # Python and Go look into the body before they look at the status.
+    return encode_response(request, properties, dict(body or {}))

@@ -1,0 +1,70 @@
+"""Requests to $cbs and $management, and their responses, as messages: what both nodes share.
+
+A request is a message with an operation in its application properties and an argument in its amqp-value. The response
+carries the request's message-id as its correlation-id, with the AMQP type that it had: Python sends a uuid, Java a
+ulong, others a string, and each looks for its own.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+from uuid import UUID
+
+from protocol.codec import Buffer, Described, ULong, decode, encode
+from protocol.errors import DecodeError, InvalidField
+
+_PROPERTIES, _APPLICATION_PROPERTIES, _VALUE = 0x73, 0x74, 0x77
+_SECTIONS: Final = {
+    "amqp:properties:list": _PROPERTIES,
+    "amqp:application-properties:map": _APPLICATION_PROPERTIES,
+    "amqp:amqp-value:*": _VALUE,
+}
+_MESSAGE_ID, _REPLY_TO, _CORRELATION_ID = 0, 4, 5  # fields of the properties (3.2.4)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """`message_id` is a ulong, uuid, binary, string or None; `properties` are the application properties."""
+
+    message_id: Any
+    reply_to: str | None
+    properties: Mapping[str, Any]
+    body: Any
+
+
+def parse(message: Buffer) -> Request:
+    """Take a request apart, its sections in any order. Raises DecodeError, LimitExceeded or InvalidField."""
+    sections: dict[int, Any] = {}
+    offset = 0
+    while offset < len(message):
+        section, end = decode(message, offset)
+        if not isinstance(section, Described):
+            raise DecodeError("a value where a section of a message is due", offset)
+        descriptor = section.descriptor
+        code = _SECTIONS.get(descriptor) if isinstance(descriptor, str) else descriptor
+        if isinstance(code, int):
+            sections[code] = section.value
+        offset = end
+    fields = sections.get(_PROPERTIES) or []
+    if not isinstance(fields, list):
+        raise InvalidField("properties", "not a list")
+    properties = sections.get(_APPLICATION_PROPERTIES) or {}
+    if not isinstance(properties, dict):
+        raise InvalidField("application-properties", "not a map")
+    fields += [None] * (_CORRELATION_ID + 1 - len(fields))
+    message_id = fields[_MESSAGE_ID] if fields[_MESSAGE_ID] is not None else fields[_CORRELATION_ID]
+    if not isinstance(message_id, ULong | UUID | bytes | str | None):
+        raise InvalidField("message-id", "not a ulong, uuid, binary or string")
+    reply_to = fields[_REPLY_TO]
+    if not isinstance(reply_to, str | None):
+        raise InvalidField("reply-to", "not a string")
+    return Request(message_id, reply_to, properties, sections.get(_VALUE))
+
+
+def encode_response(request: Request, properties: Mapping[str, Any], body: Any) -> bytes:
+    """The response to `request`, with `properties` as its application properties and `body` as its amqp-value."""
+    fields = [None] * _CORRELATION_ID + [request.message_id]
+    return b"".join(
+        encode(Described(code, value))
+        for code, value in ((_PROPERTIES, fields), (_APPLICATION_PROPERTIES, dict(properties)), (_VALUE, body))
+    )
