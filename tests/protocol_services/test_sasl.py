@@ -222,7 +222,7 @@ def test_the_client_reads_byte_by_byte_and_leaves_over_what_is_behind():
     stream = SASL_HEADER + MECHANISMS + OK
     written = b"".join(client.feed(stream[at : at + 1]) for at in range(len(stream) - 1))
     assert client.feed(stream[-1:] + AMQP_HEADER) == b""
-    init_frame = bytes.fromhex("0000001b 02010000 005341 c0 0f 03 a309") + b"ANONYMOUS" + bytes.fromhex("a000 40")
+    init_frame = bytes.fromhex("0000001c 02010000 005341 c0 0f 03 a309") + b"ANONYMOUS" + bytes.fromhex("a000 40")
     assert written == init_frame
     assert (client.finished, client.rest) == (True, AMQP_HEADER)
 
