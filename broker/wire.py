@@ -48,7 +48,7 @@ class Op(IntEnum):
     SENT = 101  # channel, count of deliveries stored
     REFUSED = 102  # channel, count of deliveries refused, error name, text
     OPENED = 103  # channel
-    CLOSED = 104  # channel, error name, text: refused, or detached by the broker
+    CLOSED = 104  # channel, error name, text: refused, or detached by the broker; closed as asked if both are empty
     DRAINED = 105  # channel, deliveries since it was opened
     SETTLED = 106  # channel, count
     UNSETTLED = 107  # channel, count, error name, text

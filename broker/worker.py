@@ -189,7 +189,8 @@ class Worker:
         due = min((due for p in self._partitions.values() if (due := p.next_timer_ms()) is not None), default=None)
         if due is None:
             return None
-        return max(0.0, due / 1000 - time.time())
+        seconds: float = due / 1000 - time.time()
+        return max(0.0, seconds)
 
     def _finish_turn(self, started: float, more: bool) -> bool:
         """Timers, hand-out, commit, answers. True if a partition could hand out more at once."""
@@ -343,6 +344,7 @@ class Worker:
         _, _, channel, broken = message
         if peer.receivers.pop(channel, None) is not None:
             self._partition(message).close_receiver((peer, channel), broken, self._now_ms)
+        peer.answers.append([Op.CLOSED, channel, "", ""])
 
     def _settle(self, peer: Peer, message: list[Any]) -> None:
         partition = self._partition(message)

@@ -17,7 +17,7 @@ from protocol import codec
 from protocol.codec import Symbol
 from protocol.errors import ProtocolError
 from protocol.frames import FrameWalk
-from protocol.padding import pad
+from protocol.padding import CONTROL, EVERYTHING, pad, reads_by_position
 
 ACCEPTED: int = lib.PN_ACCEPTED
 REJECTED: int = lib.PN_REJECTED
@@ -122,7 +122,7 @@ class Link:
         self.address: str | None = None
         self.channel_handle: tuple[int, int] = (0, 0)
         self.max_message_bytes = 0
-        self.partial = b""
+        self.partial: bytes | bytearray = b""
         self.oversized_bytes = 0
         self.closed = False
         self.context: Any = None
@@ -264,6 +264,7 @@ class Engine:
         self.sessions: dict[Pointer, Session] = {}
         self.attaching: list[Link] = []
         self.needs_padding = False
+        self._widths = CONTROL
         self._flow_answers: list[tuple[int, bytes | None]] = []
         self._handles: dict[Link, tuple[int, int]] = {}
         self._freed = False
@@ -321,7 +322,7 @@ class Engine:
         # Taking output makes events of no interest (PN_TRANSPORT); they must not pile up.
         self._dispatch()
         output = chunks[0] if len(chunks) == 1 else b"".join(chunks)
-        if self.needs_padding or self._flow_answers:
+        if self.needs_padding or self._flow_answers or self._widths is EVERYTHING:
             output = self._finish(output)
         return output
 
@@ -558,6 +559,9 @@ class Engine:
         elif kind == lib.PN_SESSION_REMOTE_CLOSE:
             self._ended(lib.pn_event_session(event))
         elif kind == lib.PN_CONNECTION_REMOTE_OPEN:
+            properties = _value(lib.pn_connection_remote_properties(self._connection))
+            if isinstance(properties, dict) and reads_by_position(properties):
+                self._widths = EVERYTHING
             handler.on_open(
                 _text(lib.pn_connection_remote_container(self._connection)),
                 _text(lib.pn_connection_remote_hostname(self._connection)),
@@ -650,10 +654,8 @@ class Engine:
         answers, self._flow_answers = self._flow_answers, []
         if self.attaching or answers:
             output = self._walk_output(output, answers)
-        if self.needs_padding:
-            self.needs_padding = False
-            output = pad(output)
-        return output
+        self.needs_padding = False
+        return pad(output, self._widths)
 
     def _walk_output(self, output: bytes, answers: list[tuple[int, bytes | None]]) -> bytes:
         frames = []

@@ -1,0 +1,25 @@
+"""`python -m broker.gateway`: one gateway process, as the supervisor starts it."""
+
+import gc
+import sys
+
+import uvloop
+
+from broker.child import fail, read_instructions
+from broker.config import ConfigurationError
+from broker.gateway.gateway import Gateway
+from broker.logging import configure_logging
+
+
+async def _serve() -> None:
+    await Gateway(_INSTRUCTIONS).run()
+
+
+_INSTRUCTIONS = read_instructions()
+configure_logging(_INSTRUCTIONS.settings.log)
+gc.freeze()  # what imports made lives as long as the process: collections need not look at it
+try:
+    uvloop.run(_serve())
+except ConfigurationError as error:
+    fail(str(error))
+sys.exit(0)

@@ -1,0 +1,38 @@
+"""Errors as AMQP conditions: the one place where a gateway translates them."""
+
+from broker import errors
+from protocol import conditions
+from protocol.codec import Symbol
+from protocol.errors import DecodeError, HeaderTooLarge, InvalidField, LimitExceeded, ProtocolError
+
+CONDITION: dict[type[errors.BrokerError], Symbol] = {
+    errors.EntityNotFound: conditions.NOT_FOUND,
+    errors.EntityDisabled: conditions.ENTITY_DISABLED,
+    errors.NotAllowed: conditions.NOT_ALLOWED,
+    errors.Unauthorized: conditions.UNAUTHORIZED_ACCESS,
+    errors.QuotaExceeded: conditions.RESOURCE_LIMIT_EXCEEDED,
+    errors.MessageTooLarge: conditions.LINK_MESSAGE_SIZE_EXCEEDED,
+    errors.InvalidArgument: conditions.ARGUMENT_ERROR,
+    errors.OutOfRange: conditions.ARGUMENT_OUT_OF_RANGE,
+    errors.LockLost: conditions.MESSAGE_LOCK_LOST,
+    errors.MessageNotFound: conditions.MESSAGE_NOT_FOUND,
+    errors.ServerBusy: conditions.SERVER_BUSY,
+    errors.NotImplementedByBroker: conditions.NOT_IMPLEMENTED,
+    errors.InternalError: conditions.INTERNAL_ERROR,
+}
+
+# A peer's mistake in the content of a message; the first match in order counts.
+PROTOCOL_CONDITION: tuple[tuple[type[ProtocolError], Symbol], ...] = (
+    (HeaderTooLarge, conditions.ARGUMENT_ERROR),
+    (LimitExceeded, conditions.ARGUMENT_ERROR),
+    (InvalidField, conditions.ARGUMENT_ERROR),
+    (DecodeError, conditions.DECODE_ERROR),
+    (ProtocolError, conditions.DECODE_ERROR),
+)
+
+
+def condition_of(error: Exception) -> Symbol:
+    """The condition for a BrokerError or a ProtocolError."""
+    if isinstance(error, errors.BrokerError):
+        return CONDITION[type(error)]
+    return next(condition for kind, condition in PROTOCOL_CONDITION if isinstance(error, kind))

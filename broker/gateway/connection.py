@@ -1,0 +1,467 @@
+"""One client's connection: SASL, then an engine whose links are bound to entities and nodes.
+
+It never waits: what needs an answer from a partition is settled when the answer comes. Faults are answered in the
+smallest scope that is true: the delivery, then the link, then the connection.
+"""
+
+import asyncio
+import socket
+import time
+import uuid
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from broker.entities import Right
+from broker.errors import BrokerError, InvalidArgument, NotAllowed, NotImplementedByBroker, QuotaExceeded
+from broker.gateway.conditions import condition_of
+from broker.gateway.links import ClientReceiver, ClientSender
+from broker.gateway.nodes import REQUEST_CREDIT, CbsRequests, ManagementRequests, RequestLink, ResponseLink
+from broker.gateway.rights import Rights
+from protocol import conditions, tracking
+from protocol.addresses import Address, Node, Part
+from protocol.addresses import parse as parse_address
+from protocol.engine import Delivery, Engine, Link, Session
+from protocol.errors import DecodeError, ProtocolError
+from protocol.frames import FramingError
+from protocol.sas_tokens import Claim
+from protocol.sasl import Identity, IdentityKind, SaslServer
+
+if TYPE_CHECKING:
+    from broker.gateway.gateway import Gateway
+
+log = structlog.get_logger("gateway")
+
+
+def no_delay(transport: asyncio.BaseTransport) -> None:
+    """Answers are gathered by turns already: Nagle's algorithm would only add its delay."""
+    connection = transport.get_extra_info("socket")
+    if connection is not None and connection.family in (socket.AF_INET, socket.AF_INET6):
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+# After a close the peer has this long to answer before the socket is closed.
+CLOSE_GRACE_SECONDS = 2.0
+# A client whose sends overrun its credit this often over is not read from until the store has caught up.
+OVERRUN = 4
+
+Bound = ClientSender | ClientReceiver | RequestLink | ResponseLink
+
+
+class ClientConnection(asyncio.Protocol):
+    """Implements `protocol.engine.Handler` on an asyncio transport."""
+
+    engine: Engine
+
+    def __init__(self, gateway: "Gateway") -> None:
+        self.gateway = gateway
+        self.active: set[ClientSender | ClientReceiver] = set()
+        self.rights = Rights(everything=gateway.settings.security.allow_anonymous)
+        self.is_stalled = False
+        self.next_tick_ms = 0
+        self._transport: asyncio.Transport | None = None
+        self._sasl: SaslServer | None = None
+        self._opened = False
+        self._closing = False
+        self._deadline: asyncio.TimerHandle | None = None
+        self._expiry: asyncio.TimerHandle | None = None
+        self._stall: asyncio.TimerHandle | None = None
+        self._responses: list[ResponseLink] = []
+        self._links = 0
+        self._peer = ""
+        self._reason = ""
+
+    # -- asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        amqp = self.gateway.settings.amqp
+        transport.set_write_buffer_limits(high=amqp.max_output_buffer_bytes)
+        peer = transport.get_extra_info("peername")
+        self._peer = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "unix"
+        certificate = transport.get_extra_info("peercert")
+        subject = str(certificate.get("subject")) if certificate else None
+        self._sasl = SaslServer(self._verify_plain, subject)
+        no_delay(transport)
+        self._set_deadline(amqp.sasl_timeout_ms, "SASL was not finished in time")
+        if not self.gateway.admit(self):
+            self._reason = "connection limit reached"
+            transport.abort()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._transport = None
+        for timer in (self._deadline, self._expiry, self._stall):
+            if timer is not None:
+                timer.cancel()
+        self.gateway.leave(self)
+        if self._sasl is None:
+            broken = not self._closing
+            for link in list(self.engine.links.values()):
+                link.closed = True
+                self._unbind(link, broken)
+            self.gateway.metrics.sessions -= len(self.engine.sessions)
+            self.active.clear()
+            self.engine.free()
+        if self._opened:
+            log.info("connection ended", peer=self._peer, reason=self._reason or str(error or "closed by the client"))
+
+    def data_received(self, data: bytes) -> None:
+        self.gateway.metrics.bytes_in += len(data)
+        if self._transport is None:
+            return
+        try:
+            if self._sasl is not None:
+                data = self._negotiate(data)
+            if data and not self._closing:
+                self.engine.push(data)
+        except ProtocolError as error:
+            self._fault(error)
+        self.flush()
+
+    def eof_received(self) -> bool:
+        if self._sasl is None:
+            self.engine.input_ended()
+        return False
+
+    def pause_writing(self) -> None:
+        """The peer does not read: nothing more is handed out to it, and in the end it is cut off."""
+        self.is_stalled = True
+        timeout_s = self.gateway.settings.amqp.write_stall_timeout_ms / 1000
+        self._stall = asyncio.get_running_loop().call_later(timeout_s, self._abort, "the client does not read")
+
+    def resume_writing(self) -> None:
+        self.is_stalled = False
+        if self._stall is not None:
+            self._stall.cancel()
+            self._stall = None
+        if self._sasl is None:
+            for link in self.engine.links.values():
+                if isinstance(link.context, ClientReceiver):
+                    self.active.add(link.context)
+        self.flush()
+
+    # -- SASL
+
+    def _negotiate(self, data: bytes) -> bytes:
+        """The SASL layer: what is left belongs to AMQP."""
+        sasl = self._sasl
+        assert sasl is not None
+        assert self._transport is not None
+        answer = sasl.feed(data)
+        if answer:
+            self._write(answer)
+        if not sasl.finished:
+            return b""
+        if sasl.identity is None:
+            self.gateway.metrics.authentication_failures += 1
+            self._reason = "authentication failed"
+            log.warning("authentication failed", peer=self._peer)
+            self._closing = True
+            self._transport.close()
+            return b""
+        self._start_engine(sasl.identity)
+        rest = sasl.rest
+        self._sasl = None
+        return rest
+
+    def _verify_plain(self, key_name: str, key: str) -> Identity | None:
+        grants = self.gateway.keyring.verify_plain(key_name, key)
+        for grant in grants:
+            self.rights.grant(grant.entity or "", grant.rights)
+        return Identity(IdentityKind.KEY, key_name) if grants else None
+
+    def _start_engine(self, identity: Identity) -> None:
+        amqp = self.gateway.settings.amqp
+        self._anonymous = identity.kind is not IdentityKind.KEY
+        self.engine = Engine(
+            self,
+            server=True,
+            container_id=self.gateway.container_id,
+            max_frame_size=amqp.max_frame_size_bytes,
+            channel_max=amqp.channel_max,
+            idle_time_out_ms=amqp.idle_time_out_ms,
+        )
+        self._set_deadline(amqp.open_timeout_ms, "open was not sent in time")
+
+    # -- protocol.engine.Handler
+
+    def on_open(self, container_id: str, hostname: str) -> None:
+        self._opened = True
+        self.engine.open()
+        log.info("connection opened", peer=self._peer, container=container_id)
+        if self.gateway.is_full:
+            self.gateway.metrics.connections_refused += 1
+            limit = self.gateway.settings.amqp.max_connections
+            self.close(
+                conditions.RESOURCE_LIMIT_EXCEEDED, f"The namespace has {limit} connections, which is its limit."
+            )
+        elif self._anonymous and self.rights.is_empty:
+            self._set_deadline(self.gateway.settings.amqp.cbs_timeout_ms, "no valid token was put in time")
+        else:
+            self._set_deadline(None, "")
+
+    def on_session(self, session: Session) -> None:
+        self.gateway.metrics.sessions += 1
+
+    def on_session_end(self, session: Session) -> None:
+        self.gateway.metrics.sessions -= 1
+
+    def on_attach(self, link: Link) -> None:
+        tracker = "NoSystemTracker"
+        try:
+            amqp = self.gateway.settings.amqp
+            if len(link.session.links) > amqp.max_links_per_session or self._links >= amqp.max_links_per_connection:
+                raise QuotaExceeded(
+                    f"The connection has {self._links} links and the session {len(link.session.links) - 1}: "
+                    f"{amqp.max_links_per_connection} and {amqp.max_links_per_session} are allowed."
+                )
+            if link.is_coordinator:
+                raise NotImplementedByBroker("Transactions are not offered by this version.")
+            if link.is_dynamic or link.address is None:
+                raise InvalidArgument("The link names no entity: the source or target needs an address.")
+            address = parse_address(link.address)
+            if address.node is Node.CBS:
+                bound: Bound = self._bind_node(link, address, None)
+            else:
+                right = Right.SEND if not link.is_sender else Right.LISTEN
+                if address.node is Node.ENTITY:
+                    self.rights.require(address.key, right, time.time())
+                elif not any(self.rights.allows(address.key, right, time.time()) for right in Right):
+                    self.rights.require(address.key, Right.LISTEN, time.time())
+                entity = self.gateway.namespace.find(address)
+                tracker = tracking.entity_tracker(self.gateway.namespace.name, entity.name)
+                if address.node is Node.MANAGEMENT:
+                    bound = self._bind_node(link, address, entity)
+                else:
+                    bound = self._bind_entity(link, address, entity)
+        except (BrokerError, ProtocolError) as error:
+            condition = condition_of(error)
+            self.gateway.metrics.errors[condition] += 1
+            link.refuse(condition, self.tracked(str(error), tracker))
+            return
+        link.context = bound
+        self._links += 1
+        self._count_link(link, 1)
+
+    def _bind_node(self, link: Link, address: Address, entity: Any) -> RequestLink | ResponseLink:
+        if link.is_sender:
+            response = ResponseLink(self, link, address)
+            self._responses.append(response)
+            link.accept()
+            return response
+        link.accept(self.gateway.settings.amqp.max_message_size_bytes, REQUEST_CREDIT)
+        if entity is None:
+            return CbsRequests(self, link, address)
+        return ManagementRequests(self, link, entity, address)
+
+    def _bind_entity(self, link: Link, address: Address, entity: Any) -> ClientSender | ClientReceiver:
+        amqp = self.gateway.settings.amqp
+        if not link.is_sender:
+            entity.require_send()
+            if address.part is not Part.MAIN:
+                raise NotAllowed("Messages come into a dead-letter queue by dead-lettering only: nobody sends to it.")
+            limit = entity.max_message_bytes(amqp.max_message_size_bytes)
+            asked = link.remote_max_message_bytes
+            link.accept(min(asked, limit) if asked else limit, amqp.sender_credit)
+            return ClientSender(self, link, entity, address)
+        entity.require_receive()
+        if any("session-filter" in str(key) for key in link.source_filter()):
+            if not entity.description.requires_session:
+                raise NotAllowed(tracking.SESSION_RECEIVER_NOT_SUPPORTED)
+            raise NotImplementedByBroker("Sessions are not offered by this version.")
+        if entity.description.requires_session and address.part is Part.MAIN:
+            raise NotAllowed(tracking.SESSION_RECEIVER_REQUIRED)
+        link.accept(entity.max_message_bytes(amqp.max_message_size_bytes))
+        return ClientReceiver(self, link, entity, address)
+
+    def on_detach(self, link: Link, closed: bool, condition: str, description: str) -> None:
+        self._unbind(link, False)
+
+    def _unbind(self, link: Link, broken: bool) -> None:
+        bound: Bound | None = link.context
+        if bound is None:
+            return
+        link.context = None
+        self._links -= 1
+        self._count_link(link, -1)
+        if isinstance(bound, ClientReceiver):
+            bound.on_detach(broken)
+        else:
+            bound.on_detach()
+        if isinstance(bound, ResponseLink):
+            self._responses.remove(bound)
+        elif isinstance(bound, ClientSender | ClientReceiver):
+            self.active.discard(bound)
+
+    def on_flow(self, link: Link) -> None:
+        if link.context is not None:
+            link.context.on_flow()
+
+    def on_message(self, link: Link, delivery: Delivery, payload: bytes, batch: bool, settled: bool) -> None:
+        if link.context is not None:
+            link.context.on_message(delivery, payload, batch, settled)
+
+    def on_oversized(self, link: Link, delivery: Delivery, size_bytes: int, settled: bool) -> None:
+        if link.context is not None:
+            link.context.on_oversized(delivery, size_bytes, settled)
+
+    def on_outcome(self, link: Link, delivery: Delivery, token: bytes, state: int, settled: bool) -> None:
+        if isinstance(link.context, ClientReceiver):
+            link.context.on_outcome(delivery, token, state, settled)
+        elif settled:
+            self.engine.forget(delivery)
+
+    def on_close(self, condition: str, description: str) -> None:
+        self._closing = True
+        self._reason = self._reason or description or "closed by the client"
+
+    # -- what bound links use
+
+    def flush(self) -> None:
+        """Post what the links have gathered, and write what the engine has to say."""
+        while self.active:
+            self.active.pop().post()
+        transport = self._transport
+        if transport is None or self._sasl is not None or self.is_stalled:
+            return
+        output = self.engine.pull()
+        if output:
+            self._write(output)
+        if self.engine.finished:
+            self._closing = True
+            if not self._reason:
+                self._reason = " ".join(self.engine.fault()) or "closed"
+            transport.close()
+
+    def reject(self, delivery: Delivery, condition: str, text: str, tracker: str = "NoSystemTracker") -> None:
+        self.gateway.metrics.errors[condition] += 1
+        self.engine.reject(delivery, condition, self.tracked(text, tracker))
+
+    def detach(self, link: Link, error: BrokerError, tracker: str = "NoSystemTracker") -> None:
+        condition = condition_of(error)
+        self.gateway.metrics.errors[condition] += 1
+        link.detach(condition, self.tracked(str(error), tracker))
+        self._unbind(link, False)
+
+    def tracked(self, text: str, tracker: str = "NoSystemTracker") -> str:
+        return tracking.tracked(text, uuid.uuid4(), int(time.time() * 1000), tracker)
+
+    def response_link(self, node: tuple[Node, str], reply_to: str | None, request: Link) -> ResponseLink | None:
+        """Where the response to a request goes (amqp.md 2.1)."""
+        links = [link for link in self._responses if link.node == node]
+        if reply_to is not None:
+            for link in links:
+                if link.link.target_address == reply_to:
+                    return link
+            for link in links:
+                if link.link.name == reply_to:
+                    return link
+        return next((link for link in links if link.link.session is request.session), None)
+
+    def put_claim(self, claim: Claim) -> None:
+        """Take a verified token: its rights hold until it expires."""
+        self.rights.put(claim)
+        self._set_deadline(None, "")
+        self._watch_expiry()
+
+    # -- time
+
+    def tick(self, now_ms: int) -> None:
+        """Heartbeats and the peer's silence."""
+        if self._sasl is None and self._transport is not None:
+            self.next_tick_ms = self.engine.tick(now_ms)
+            self.flush()
+
+    def close(self, condition: str | None = None, description: str = "") -> None:
+        """Close the connection, and its socket soon, whether or not the client answers."""
+        if self._transport is None or self._closing:
+            return
+        if self._sasl is not None:
+            self._abort(description)
+            return
+        self._reason = description
+        if condition:
+            self.gateway.metrics.errors[condition] += 1
+        self.engine.close(condition, self.tracked(description))
+        self.flush()
+        asyncio.get_running_loop().call_later(CLOSE_GRACE_SECONDS, self._abort, description)
+
+    def shut_down(self) -> None:
+        """The gateway ends: links are detached, then the connection is closed (design 8)."""
+        if self._sasl is None:
+            for link in list(self.engine.links.values()):
+                if not link.closed:
+                    link.detach(conditions.CONNECTION_FORCED, self.tracked("The broker is shutting down."))
+                    self._unbind(link, False)
+        self.close(conditions.CONNECTION_FORCED, "The broker is shutting down.")
+
+    def _fault(self, error: ProtocolError) -> None:
+        """The peer's bytes make no sense: say so if there is an engine to say it, and read no more."""
+        self._reason = str(error)
+        log.warning("protocol error", peer=self._peer, error=str(error))
+        if self._sasl is not None or self._transport is None:
+            self._abort(str(error))
+            return
+        framing = isinstance(error, FramingError)
+        condition = conditions.CONNECTION_FRAMING_ERROR if framing else condition_of(error)
+        if isinstance(error, DecodeError):
+            condition = conditions.DECODE_ERROR
+        self.close(condition, str(error))
+        self._transport.pause_reading()
+
+    def _set_deadline(self, after_ms: int | None, reason: str) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+        if after_ms is not None:
+            loop = asyncio.get_running_loop()
+            self._deadline = loop.call_later(after_ms / 1000, self._too_late, reason)
+
+    def _too_late(self, reason: str) -> None:
+        self._deadline = None
+        self.close(conditions.UNAUTHORIZED_ACCESS if self._opened else conditions.CONNECTION_FORCED, reason)
+
+    def _watch_expiry(self) -> None:
+        if self._expiry is not None:
+            self._expiry.cancel()
+            self._expiry = None
+        now_s = time.time()
+        next_s = self.rights.next_expiry_s(now_s)
+        if next_s is not None:
+            delay_s = min(next_s - now_s, 86_400.0)
+            self._expiry = asyncio.get_running_loop().call_later(delay_s, self._check_rights)
+
+    def _check_rights(self) -> None:
+        """A token has ended: links that nothing covers any more are detached."""
+        self._expiry = None
+        now_s = time.time()
+        for link in list(self.engine.links.values()):
+            bound = link.context
+            if isinstance(bound, ClientSender | ClientReceiver) and not self.rights.allows(
+                bound.path, bound.right, now_s
+            ):
+                text = self.tracked(f"ExpiredToken: The token for '{bound.path}' is expired.", bound.tracker)
+                self.gateway.metrics.errors[conditions.UNAUTHORIZED_ACCESS] += 1
+                link.detach(conditions.UNAUTHORIZED_ACCESS, text)
+                self._unbind(link, False)
+        self._watch_expiry()
+        self.flush()
+
+    # -- the socket
+
+    def _write(self, data: bytes) -> None:
+        assert self._transport is not None
+        self.gateway.metrics.bytes_out += len(data)
+        self._transport.write(data)
+
+    def _abort(self, reason: str) -> None:
+        if self._transport is not None:
+            self._reason = self._reason or reason
+            self._transport.abort()
+
+    def _count_link(self, link: Link, change: int) -> None:
+        if link.is_sender:
+            self.gateway.metrics.receivers += change
+        else:
+            self.gateway.metrics.senders += change

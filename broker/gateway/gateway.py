@@ -1,0 +1,205 @@
+"""A gateway process: listeners, their connections, the way to the partitions, the operations endpoint."""
+
+import asyncio
+import signal
+import ssl
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+import structlog
+
+from broker import __version__
+from broker.catalog import Definition, home_partition
+from broker.child import Instructions, announce_ready
+from broker.config import Amqp, ConfigurationError, Settings
+from broker.gateway.connection import ClientConnection
+from broker.gateway.namespace import Entity, Namespace
+from broker.gateway.router import Router
+from broker.http.ops import OpsServer, start_ops
+from broker.keys import Keyring
+from broker.metrics import GatewayMetrics, Scene
+
+log = structlog.get_logger("gateway")
+
+TICK_SECONDS = 0.25
+BACKLOG = 4096
+# Connections over the limit still get an answer that says so; this many over it are cut off at once.
+REFUSED_CONNECTIONS = 200
+# A worker that does not answer a scrape in this time is left out of it.
+SCRAPE_SECONDS = 2.0
+DETACH_SECONDS = 1.0
+
+
+class Gateway:
+    """Everything that connections share. Also the operations endpoint's source (`broker.http.ops.OpsSource`)."""
+
+    def __init__(self, instructions: Instructions) -> None:
+        self.settings: Settings = instructions.settings
+        self.metrics = GatewayMetrics()
+        self.keyring = Keyring.of(self.settings)
+        self.namespace = Namespace(self.settings.namespace)
+        self.container_id = f"{uuid.uuid4().hex}_G0"
+        self.router = Router(instructions.sockets, self.settings.partitions, self.metrics, self._on_catalog)
+        self.connections: set[ClientConnection] = set()
+        self._catalog_known = asyncio.Event()
+        self._servers: list[asyncio.Server] = []
+        self._ops: OpsServer | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._stopping = asyncio.Event()
+        self._left = asyncio.Event()
+
+    async def run(self) -> None:
+        """Serve until SIGTERM. Raises ConfigurationError if an address or certificate cannot be used."""
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, self._stopping.set)
+        loop.add_signal_handler(signal.SIGINT, lambda: None)  # the supervisor decides
+        self._tasks += [loop.create_task(worker.keep_connected()) for worker in self.router.workers]
+        for worker in self.router.workers:
+            await worker.connected.wait()
+        await self._catalog_known.wait()
+        ports = await self._listen()
+        self._tasks.append(loop.create_task(self._tick()))
+        announce_ready(**ports)
+        await self._stopping.wait()
+        await self._stop()
+
+    async def _listen(self) -> dict[str, int]:
+        amqp = self.settings.amqp
+        ports = {}
+        if amqp.port is not None:
+            ports["amqp_port"] = await self._serve(amqp.host, amqp.port, "amqp.port", None)
+        if amqp.tls_port is not None:
+            ports["amqps_port"] = await self._serve(amqp.host, amqp.tls_port, "amqp.tls_port", tls_context(amqp))
+        if self.settings.ops.port is not None:
+            self._ops = await start_ops(self, self.settings.ops.host, self.settings.ops.port)
+            ports["ops_port"] = self._ops.port
+        return ports
+
+    async def _serve(self, host: str, port: int, setting: str, tls: ssl.SSLContext | None) -> int:
+        handshake = self.settings.amqp.tls_timeout_ms / 1000 if tls else None
+        try:
+            server = await asyncio.get_running_loop().create_server(
+                lambda: ClientConnection(self), host, port, ssl=tls, backlog=BACKLOG, ssl_handshake_timeout=handshake
+            )
+        except OSError as error:
+            raise ConfigurationError(
+                f"cannot listen on {host} port {port} for AMQP: {error.strerror or error}. "
+                f"Free the port, or set {setting} or amqp.host to another"
+            ) from error
+        self._servers.append(server)
+        bound: int = server.sockets[0].getsockname()[1]
+        return bound
+
+    async def _stop(self) -> None:
+        log.info("gateway ends", connections=len(self.connections))
+        for server in self._servers:
+            server.close()
+        for connection in list(self.connections):
+            connection.shut_down()
+        try:
+            async with asyncio.timeout(DETACH_SECONDS):
+                while self.connections:
+                    self._left.clear()
+                    await self._left.wait()
+        except TimeoutError:
+            log.warning("clients did not close in time", connections=len(self.connections))
+        if self._ops is not None:
+            await self._ops.close()
+        for task in self._tasks:
+            task.cancel()
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            now_ms = int(time.monotonic() * 1000)
+            for connection in list(self.connections):
+                if connection.next_tick_ms <= now_ms:
+                    connection.tick(now_ms)
+
+    def _on_catalog(self, documents: Sequence[dict[str, Any]]) -> None:
+        definitions = [Definition.from_document(document) for document in documents]
+        partitions = self.settings.partitions
+        self.namespace.replace(
+            Entity(each.entity_id, each.description, home_partition(each.description.name, partitions))
+            for each in definitions
+        )
+        self.keyring.set_entities(each.description for each in definitions)
+        self._catalog_known.set()
+
+    # -- connections
+
+    def admit(self, connection: ClientConnection) -> bool:
+        """Count a new connection; False if it must go at once."""
+        self.connections.add(connection)
+        self.metrics.connections_opened += 1
+        if len(self.connections) > self.settings.amqp.max_connections + REFUSED_CONNECTIONS:
+            self.metrics.connections_refused += 1
+            return False
+        return True
+
+    def leave(self, connection: ClientConnection) -> None:
+        self.connections.discard(connection)
+        self._left.set()
+        self.metrics.connections_closed += 1
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.connections) > self.settings.amqp.max_connections
+
+    # -- broker.http.ops.OpsSource
+
+    @property
+    def version(self) -> str:
+        return __version__
+
+    @property
+    def partitions(self) -> Sequence[int]:
+        return range(self.settings.partitions)
+
+    def unready(self) -> str | None:
+        return "the broker is shutting down" if self._stopping.is_set() else None
+
+    async def probe(self, partition: int) -> None:
+        await self.router.ask(partition, "probe")
+
+    async def scene(self) -> Scene:
+        counts = await asyncio.gather(*(self._scrape(partition, "counts") for partition in self.partitions))
+        workers = await asyncio.gather(*(self._scrape(worker, "metrics") for worker in range(len(self.router.workers))))
+        return Scene(
+            gateway=self.metrics,
+            workers=dict(enumerate(workers)),
+            counts=[each for each in counts if each is not None],
+            entities=self.namespace.names(),
+            version=__version__,
+        )
+
+    async def _scrape(self, partition: int, name: str) -> Any:
+        try:
+            async with asyncio.timeout(SCRAPE_SECONDS):
+                return await self.router.ask(partition, name)
+        except Exception as error:
+            log.warning("no answer to a scrape", partition=partition, error=str(error))
+            return None
+
+
+def tls_context(amqp: Amqp) -> ssl.SSLContext:
+    """TLS 1.2 or later; with `tls_client_ca` a client must have a certificate. Raises ConfigurationError."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    assert amqp.tls_certificate is not None
+    try:
+        context.load_cert_chain(amqp.tls_certificate, amqp.tls_key)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigurationError(
+            f"amqp.tls_certificate {amqp.tls_certificate} with amqp.tls_key {amqp.tls_key} cannot be used: {error}. "
+            "Both must be readable PEM files that belong together"
+        ) from error
+    if amqp.tls_client_ca is not None:
+        try:
+            context.load_verify_locations(amqp.tls_client_ca)
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigurationError(f"amqp.tls_client_ca {amqp.tls_client_ca} cannot be used: {error}") from error
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context

@@ -1,0 +1,430 @@
+"""Links to an entity: a client's sender, and a client's receiver, each one channel to the entity's partition.
+
+Both gather what one read of the socket holds into one command: single sends into one SEND, settlements with the same
+outcome into one SETTLE.
+"""
+
+import asyncio
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from broker.entities import Right
+from broker.errors import BrokerError, LockLost, MessageTooLarge, NotAllowed, ServerBusy
+from broker.gateway.conditions import condition_of
+from broker.gateway.delivery import render_delivery
+from broker.gateway.namespace import Entity
+from broker.gateway.properties import dead_letter_properties, encode_properties
+from broker.wire import ENTRY, Extra, Op, Outcome
+from protocol import tracking
+from protocol.addresses import Address
+from protocol.batches import unpack_batch
+from protocol.engine import ACCEPTED, MODIFIED, REJECTED, RELEASED, Delivery, Link
+from protocol.errors import ProtocolError
+from protocol.sections import take_apart
+
+if TYPE_CHECKING:
+    from broker.gateway.connection import ClientConnection
+
+_BUSY = ServerBusy(tracking.SERVER_BUSY)
+
+# What the answer to an outcome says: the same kind (amqp.md 6.2).
+_STATE = {
+    Outcome.ACCEPTED: ACCEPTED,
+    Outcome.ABANDONED: MODIFIED,
+    Outcome.DEFERRED: MODIFIED,
+    Outcome.DEAD_LETTERED: REJECTED,
+    Outcome.RELEASED: RELEASED,
+}
+
+
+class EntityLink:
+    """What a client's sender and receiver have in common."""
+
+    right: Right
+
+    def __init__(self, connection: "ClientConnection", link: Link, entity: Entity, address: Address) -> None:
+        self.connection = connection
+        self.link = link
+        self.entity = entity
+        self.path = address.key
+        self.queue = entity.queue(address.part)
+        self.partition = entity.partition
+        self.metrics = connection.gateway.metrics.entity(entity.name)
+        self.worker = connection.gateway.router.worker(entity.partition)
+        self.channel = connection.gateway.router.next_number()
+        self.worker.channels[self.channel] = self
+
+    @property
+    def tracker(self) -> str:
+        return tracking.entity_tracker(self.connection.gateway.namespace.name, self.entity.name)
+
+    def flush(self) -> None:
+        self.connection.flush()
+
+    def detach(self, error: BrokerError) -> None:
+        """End the link from our side."""
+        self.connection.detach(self.link, error, self.tracker)
+
+    # Answers that only one kind of link gets.
+
+    def on_sent(self, count: int, error: BrokerError | None) -> None:
+        raise AssertionError("no sends on this channel")
+
+    def on_opened(self) -> None: ...
+
+    def on_drained(self, delivered: int) -> None:
+        raise AssertionError("no receiver on this channel")
+
+    def on_settled(self, count: int, error: BrokerError | None) -> None:
+        raise AssertionError("no receiver on this channel")
+
+    def on_deliver(self, locked_until_ms: int, entries: list[Any]) -> None:
+        raise AssertionError("no receiver on this channel")
+
+    def on_closed(self, error: BrokerError | None) -> None:
+        raise AssertionError("no receiver on this channel")
+
+    def on_worker_lost(self) -> None:
+        raise NotImplementedError
+
+    def on_worker_back(self) -> None: ...
+
+
+class ClientSender(EntityLink):
+    """A link on which the client sends to an entity."""
+
+    right = Right.SEND
+
+    def __init__(self, connection: "ClientConnection", link: Link, entity: Entity, address: Address) -> None:
+        super().__init__(connection, link, entity, address)
+        self._window = connection.gateway.settings.amqp.sender_credit
+        self._messages: list[Any] = []
+        self._pending: deque[Delivery | None] = deque()  # in order of arrival; None was sent settled
+        self._sends: deque[tuple[float, int, int, int]] = deque()  # per command: when, deliveries, messages, bytes
+        self._requires_session = entity.description.requires_session
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._pending)
+
+    def on_message(self, delivery: Delivery, payload: bytes, batch: bool, settled: bool) -> None:
+        try:
+            if batch:
+                messages = [take_apart(message) for message in unpack_batch(payload)]
+                for message in messages:
+                    self._check(message)
+                self.post()
+                self._post(Op.SEND_BATCH, messages, 1, len(payload))
+            else:
+                message = take_apart(payload)
+                if self._requires_session:
+                    self._check(message)
+                self._messages.append(message)
+                if len(payload) > 1 << 16:
+                    self.post()  # large ones are not gathered: the worker can begin
+        except (ProtocolError, BrokerError) as error:
+            self.refuse(delivery, settled, error)
+            return
+        if settled:
+            self.connection.engine.forget(delivery)
+            self._pending.append(None)
+        else:
+            self._pending.append(delivery)
+        self.connection.active.add(self)
+
+    def on_oversized(self, delivery: Delivery, size_bytes: int, settled: bool) -> None:
+        text = tracking.message_too_large(0, size_bytes, self.link.max_message_bytes)
+        self.refuse(delivery, settled, MessageTooLarge(text))
+
+    def _check(self, message: Any) -> None:
+        if self._requires_session and not (message[3] and Extra.SESSION_ID in message[3]):
+            raise NotAllowed(tracking.session_id_missing(self.entity.name))
+
+    def refuse(self, delivery: Delivery, settled: bool, error: Exception) -> None:
+        self.metrics.incoming_requests += 1
+        self.metrics.failed(type(error).__name__)
+        if settled:
+            self.connection.engine.forget(delivery)
+        else:
+            self.connection.reject(delivery, condition_of(error), str(error), self.tracker)
+
+    def post(self) -> None:
+        """Send what has gathered to the partition, and give the client credit again."""
+        if self._messages:
+            messages, self._messages = self._messages, []
+            self._post(Op.SEND, messages, len(messages), 0)
+        if not self.link.closed:
+            self._grant()
+
+    def _post(self, op: Op, messages: list[Any], deliveries: int, size_bytes: int) -> None:
+        size_bytes = size_bytes or sum([len(message[1]) for message in messages])
+        self._sends.append((time.perf_counter(), deliveries, len(messages), size_bytes))
+        if not self.worker.post((op, self.partition, self.channel, self.queue, messages)):
+            asyncio.get_running_loop().call_soon(self.on_worker_lost)
+
+    def _grant(self) -> None:
+        # In halves of the window, so that flow frames stay few.
+        free = self._window - self.link.credit - len(self._pending)
+        if free >= self._window // 2:
+            self.link.grant(free)
+
+    def on_sent(self, count: int, error: BrokerError | None) -> None:
+        pending = self._pending
+        engine = self.connection.engine
+        if error is None:
+            settle = engine.settle
+            for _ in range(count):
+                delivery = pending.popleft()
+                if delivery is not None:
+                    settle(delivery, ACCEPTED)
+        else:
+            condition, text = condition_of(error), str(error)
+            for _ in range(count):
+                delivery = pending.popleft()
+                if delivery is not None:
+                    self.connection.reject(delivery, condition, text, self.tracker)
+        self._count(count, error)
+        self._grant()
+
+    def _count(self, count: int, error: BrokerError | None) -> None:
+        metrics = self.metrics
+        metrics.incoming_requests += count
+        if error is None:
+            metrics.successful_requests += count
+        else:
+            metrics.failed(type(error).__name__, count)
+        now = time.perf_counter()
+        latency = self.connection.gateway.metrics.send_latency
+        while count and self._sends:
+            since, deliveries, messages, size_bytes = self._sends.popleft()
+            answered = min(count, deliveries)
+            count -= answered
+            latency.observe(now - since, answered)
+            if error is None:
+                metrics.incoming_messages += messages * answered // deliveries
+                metrics.incoming_bytes += size_bytes * answered // deliveries
+            if answered < deliveries:
+                left = deliveries - answered
+                self._sends.appendleft((since, left, messages * left // deliveries, size_bytes * left // deliveries))
+
+    def on_worker_lost(self) -> None:
+        """Whether the messages were stored is not known; the client may send them again."""
+        self.on_sent(len(self._pending), _BUSY)
+
+    def on_detach(self) -> None:
+        """The client is gone. What it sent is stored all the same; there is nobody to tell."""
+        self.post_rest()
+        self.worker.channels.pop(self.channel, None)
+        self._pending.clear()
+
+    def post_rest(self) -> None:
+        if self._messages:
+            messages, self._messages = self._messages, []
+            self.worker.post((Op.SEND, self.partition, 0, self.queue, messages))
+
+
+class ClientReceiver(EntityLink):
+    """A link on which the client receives from an entity.
+
+    The partition is told an absolute limit of deliveries, never more than the client's credit; what it hands out
+    although the credit went meanwhile goes back unharmed.
+    """
+
+    right = Right.LISTEN
+
+    def __init__(self, connection: "ClientConnection", link: Link, entity: Entity, address: Address) -> None:
+        super().__init__(connection, link, entity, address)
+        amqp = connection.gateway.settings.amqp
+        self._window = amqp.receiver_window
+        self._max_unsettled = amqp.max_unsettled_per_link
+        self._receive_and_delete = link.settled_by_sender
+        self._delivered = 0  # since the receiver was opened on the partition
+        self._limit = 0
+        self._draining = False
+        self._unsettled = 0
+        self._outcome: Outcome | None = None  # of the settlements gathered
+        self._quiet = False  # they were settled by the client and get no answer
+        self._tokens: list[bytes] = []
+        self._settling: deque[tuple[Delivery, Outcome]] = deque()  # waits for the partition
+        self._closing = False
+        self._open()
+
+    def _open(self) -> None:
+        self._delivered = 0
+        self._limit = 0
+        self.worker.post((Op.OPEN_RECEIVER, self.partition, self.channel, self.queue, self._receive_and_delete))
+
+    # -- credit
+
+    def on_flow(self) -> None:
+        self.connection.active.add(self)
+
+    def grant(self) -> None:
+        """Tell the partition how many deliveries the client's credit and our windows allow now."""
+        link = self.link
+        if link.closed or self._draining:
+            return
+        credit = link.credit
+        room = min(credit, self._window, self._max_unsettled - self._unsettled)
+        if self.connection.is_stalled:
+            room = 0
+        limit = self._delivered + max(room, 0)
+        if link.drain and (limit == self._delivered or credit > 0):
+            self._draining = True
+            self.worker.post((Op.DRAIN, self.partition, self.channel, limit))
+            self._limit = limit
+        elif limit < self._limit or (limit > self._limit and self._limit - self._delivered <= room // 2):
+            self.worker.post((Op.GRANT, self.partition, self.channel, limit))
+            self._limit = limit
+
+    def on_drained(self, delivered: int) -> None:
+        self._draining = False
+        link = self.link
+        if link.closed:
+            return
+        if link.drain and link.credit > 0 and delivered >= self._limit and self._limit > 0 and not self._is_full:
+            self.grant()  # the window was smaller than the credit: ask on
+        elif link.drain:
+            link.drained()
+        else:
+            self.grant()
+
+    @property
+    def _is_full(self) -> bool:
+        return self._unsettled >= self._max_unsettled or self.connection.is_stalled
+
+    # -- deliveries
+
+    def on_deliver(self, locked_until_ms: int, entries: list[Any]) -> None:
+        count = len(entries) // ENTRY
+        self._delivered += count
+        link = self.link
+        usable = 0 if link.closed else min(count, link.credit)
+        if usable < count:
+            self._return(entries[usable * ENTRY :])
+        if usable <= 0:
+            return
+        settled = self._receive_and_delete
+        send = link.send
+        size_bytes = 0
+        locked_until = None if settled else locked_until_ms
+        at = 0
+        for _ in range(usable):
+            record = entries[at + 3]
+            prefix, offset = render_delivery(record, entries[at + 1], entries[at + 2], locked_until, entries[at + 4])
+            send(entries[at], prefix, record, offset, settled)
+            size_bytes += len(record)
+            at += ENTRY
+        if not settled:
+            self._unsettled += usable
+        self.metrics.outgoing_messages += usable
+        self.metrics.outgoing_bytes += size_bytes
+        enqueued_ms = int.from_bytes(entries[3][8:16], "big")
+        self.connection.gateway.metrics.delivery_latency.observe(max(0.0, time.time() - enqueued_ms / 1000), usable)
+        if self._limit - self._delivered < self._window // 2 and link.credit > 0:
+            self.connection.active.add(self)
+
+    def _return(self, entries: list[Any]) -> None:
+        """Deliveries that never reached the wire go back, without counting as failed."""
+        if self._receive_and_delete:
+            self.worker.post((Op.RESTORE, self.partition, self.queue, entries))
+        else:
+            tokens = entries[0::ENTRY]
+            self.worker.post((Op.SETTLE, self.partition, 0, self.queue, Outcome.RELEASED, tokens, None))
+
+    # -- settlement
+
+    def on_outcome(self, delivery: Delivery, token: bytes, state: int, settled: bool) -> None:
+        self._unsettled -= 1
+        properties = None
+        if state == ACCEPTED:
+            outcome = Outcome.ACCEPTED
+        elif state == MODIFIED:
+            undeliverable, annotations = self.connection.engine.modification(delivery)
+            outcome = Outcome.DEFERRED if undeliverable else Outcome.ABANDONED
+            properties = encode_properties(annotations)
+        elif state == REJECTED:
+            outcome = Outcome.DEAD_LETTERED
+            _, description, info = self.connection.engine.rejection(delivery)
+            properties = dead_letter_properties(info, description)
+        else:
+            outcome = Outcome.RELEASED
+        if outcome is not self._outcome or settled is not self._quiet or properties:
+            self.post_settlements()
+            self._outcome = outcome
+            self._quiet = settled
+        self._tokens.append(token)
+        if settled:
+            self.connection.engine.forget(delivery)
+        else:
+            self._settling.append((delivery, outcome))
+        if properties:
+            self.post_settlements(properties)
+        self.connection.active.add(self)
+
+    def post_settlements(self, properties: dict[str, Any] | None = None) -> None:
+        if not self._tokens:
+            return
+        tokens, self._tokens = self._tokens, []
+        outcome, self._outcome = self._outcome, None
+        channel = 0 if self._quiet else self.channel
+        command = (Op.SETTLE, self.partition, channel, self.queue, outcome, tokens, properties)
+        self.metrics.incoming_requests += len(tokens)
+        if not self.worker.post(command) and channel:
+            asyncio.get_running_loop().call_soon(self.on_worker_lost)
+        elif not channel:
+            self.metrics.settled[outcome or 0] += len(tokens)
+            self.metrics.successful_requests += len(tokens)
+
+    def on_settled(self, count: int, error: BrokerError | None) -> None:
+        engine = self.connection.engine
+        settling = self._settling
+        metrics = self.metrics
+        if error is None:
+            settle = engine.settle
+            for _ in range(count):
+                delivery, outcome = settling.popleft()
+                settle(delivery, _STATE[outcome])
+                metrics.settled[outcome] += 1
+            metrics.successful_requests += count
+            return
+        condition, text = condition_of(error), str(error)
+        if isinstance(error, LockLost):
+            self.connection.gateway.metrics.lost_settlements += count
+        metrics.failed(type(error).__name__, count)
+        for _ in range(count):
+            delivery, _ = settling.popleft()
+            self.connection.reject(delivery, condition, text, self.tracker)
+
+    # -- the end
+
+    def post(self) -> None:
+        """Send what one read of the socket has gathered to the partition."""
+        self.post_settlements()
+        self.grant()
+
+    def on_detach(self, broken: bool = False) -> None:
+        self.post_settlements()
+        self._settling.clear()
+        self._closing = True
+        if not self.worker.post((Op.CLOSE_RECEIVER, self.partition, self.channel, broken)):
+            self.worker.channels.pop(self.channel, None)
+
+    def on_closed(self, error: BrokerError | None) -> None:
+        if error is not None and not self.link.closed:
+            self.detach(error)
+
+    def on_worker_lost(self) -> None:
+        self._draining = False
+        if self._closing:
+            self.worker.channels.pop(self.channel, None)
+        elif self._settling:
+            lost = LockLost(tracking.LOCK_LOST)
+            self.on_settled(len(self._settling), lost)
+
+    def on_worker_back(self) -> None:
+        if not self._closing:
+            self._open()
+            self.connection.active.add(self)
+            self.connection.flush()

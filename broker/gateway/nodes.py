@@ -1,0 +1,286 @@
+"""Nodes that answer requests: $cbs, and $management of each entity.
+
+A client opens a pair of links to the node. A response goes to the link that the request's reply-to names, or else to
+the node's response link on the session of the request (amqp.md 2.1); never to another connection.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from broker.entities import Right
+from broker.errors import BrokerError, MessageNotFound
+from broker.gateway.conditions import condition_of
+from broker.gateway.delivery import embed
+from broker.gateway.namespace import Entity
+from broker.gateway.properties import DEAD_LETTER_DESCRIPTION, DEAD_LETTER_REASON, MAX_REASON_CHARACTERS
+from broker.wire import ENTRY, Outcome
+from protocol import cbs, conditions, management, sas_tokens, tracking
+from protocol.addresses import Address
+from protocol.engine import ACCEPTED, Delivery, Link
+from protocol.errors import ProtocolError
+from protocol.lock_tokens import token_of, uuid_of
+from protocol.request_message import Request
+from protocol.request_message import parse as parse_request
+from protocol.sas_tokens import KeyRule, TokenError
+from protocol.sections import take_apart
+from storage.records import Place
+
+if TYPE_CHECKING:
+    from broker.gateway.connection import ClientConnection
+
+REQUEST_CREDIT = 100
+# Responses that wait for credit on one link; a client that asks and does not read loses the oldest.
+MAX_WAITING_RESPONSES = 1000
+# One answer to peek carries no more, so that it fits any client's buffers (PE11).
+MAX_PEEK_BYTES = 256 * 1024
+MAX_PEEK_MESSAGES = 1000
+MAX_DELETE_MESSAGES = 4000
+
+Answer = Callable[[bytes], None]
+
+
+class ResponseLink:
+    """A client's receiver on a node: responses go out settled, when there is credit."""
+
+    def __init__(self, connection: "ClientConnection", link: Link, address: Address) -> None:
+        self.connection = connection
+        self.link = link
+        self.node = (address.node, address.key)
+        self._waiting: deque[bytes] = deque(maxlen=MAX_WAITING_RESPONSES)
+        self._count = 0
+
+    def respond(self, response: bytes) -> None:
+        self._waiting.append(response)
+        self.on_flow()
+
+    def on_flow(self) -> None:
+        link = self.link
+        while self._waiting and not link.closed and link.credit > 0:
+            self._count += 1
+            link.send(self._count.to_bytes(16, "big"), self._waiting.popleft(), b"", 0, True)
+        if link.drain and not link.closed:
+            link.drained()
+
+    def on_detach(self, broken: bool = False) -> None:
+        self._waiting.clear()
+
+
+class RequestLink:
+    """A client's sender to a node."""
+
+    def __init__(self, connection: "ClientConnection", link: Link, address: Address) -> None:
+        self.connection = connection
+        self.link = link
+        self.node = (address.node, address.key)
+
+    def on_message(self, delivery: Delivery, payload: bytes, batch: bool, settled: bool) -> None:
+        engine = self.connection.engine
+        if settled:
+            engine.forget(delivery)
+        try:
+            request = parse_request(payload)
+        except ProtocolError as error:
+            if not settled:
+                self.connection.reject(delivery, condition_of(error), str(error))
+            return
+        if not settled:
+            engine.settle(delivery, ACCEPTED)
+        if self.link.credit < REQUEST_CREDIT // 2:
+            self.link.grant(REQUEST_CREDIT - self.link.credit)
+        self.handle(request, lambda response: self._respond(request, response))
+
+    def on_oversized(self, delivery: Delivery, size_bytes: int, settled: bool) -> None:
+        text = tracking.message_too_large(0, size_bytes, self.link.max_message_bytes)
+        self.connection.reject(delivery, conditions.LINK_MESSAGE_SIZE_EXCEEDED, text)
+
+    def on_detach(self) -> None: ...
+
+    def handle(self, request: Request, answer: Answer) -> None:
+        raise NotImplementedError
+
+    def max_response_bytes(self) -> int:
+        return self.connection.gateway.settings.amqp.max_message_size_bytes
+
+    def _respond(self, request: Request, response: bytes) -> None:
+        link = self.connection.response_link(self.node, request.reply_to, self.link)
+        if link is not None:
+            link.respond(response)
+            link.connection.flush()
+
+
+class CbsRequests(RequestLink):
+    """The $cbs node: takes tokens for the connection."""
+
+    def handle(self, request: Request, answer: Answer) -> None:
+        connection = self.connection
+        now_s = time.time()
+        try:
+            put = cbs.parse_put_token(request)
+            claim = sas_tokens.verify(put.token, put.audience, self._lookup, now_s)
+        except ProtocolError as error:
+            if isinstance(error, TokenError):
+                connection.gateway.metrics.authentication_failures += 1
+            answer(cbs.encode_refused(request, error, connection.tracked(str(error))))
+            return
+        connection.put_claim(claim)
+        answer(cbs.encode_accepted(request))
+
+    def _lookup(self, key_name: str, path: str) -> KeyRule | None:
+        """The rule of that name at the entity whose path is `path` or begins it, else the namespace's."""
+        keyring = self.connection.gateway.keyring
+        entity = path.removesuffix("/$deadletterqueue").removesuffix("/$transfer")
+        rule = keyring.lookup(key_name, entity or None)
+        if rule is None:
+            return None
+        keys = (rule.primary_key,) if rule.secondary_key is None else (rule.primary_key, rule.secondary_key)
+        return KeyRule(keys, frozenset(rule.rights))
+
+
+class ManagementRequests(RequestLink):
+    """The $management node of one entity or of its dead-letter queue."""
+
+    def __init__(self, connection: "ClientConnection", link: Link, entity: Entity, address: Address) -> None:
+        super().__init__(connection, link, address)
+        self.entity = entity
+        self.path = address.key
+        self.queue = entity.queue(address.part)
+        self._metrics = connection.gateway.metrics.entity(entity.name)
+        self._operations: dict[type, Callable[[Request, Any, Answer], None]] = {
+            management.RenewLocks: self._renew_locks,
+            management.PeekMessages: self._peek,
+            management.ScheduleMessages: self._schedule,
+            management.CancelScheduled: self._cancel_scheduled,
+            management.ReceiveDeferred: self._receive_deferred,
+            management.UpdateDisposition: self._update_disposition,
+            management.DeleteMessages: self._delete,
+        }
+
+    def handle(self, request: Request, answer: Answer) -> None:
+        self._metrics.incoming_requests += 1
+        try:
+            call = management.parse(request)
+            right = Right.SEND if isinstance(call.arguments, _SENDING) else Right.LISTEN
+            self.connection.rights.require(self.path, right, time.time())
+            self._operations[type(call.arguments)](request, call.arguments, answer)
+        except (BrokerError, ProtocolError) as error:
+            self._fail(request, error, answer)
+
+    def _fail(self, request: Request, error: Exception, answer: Answer) -> None:
+        self._metrics.failed(type(error).__name__)
+        condition = error.condition if isinstance(error, management.ManagementError) else condition_of(error)
+        answer(management.encode_failure(request, condition, self.connection.tracked(str(error))))
+
+    def _ask(
+        self, request: Request, answer: Answer, encode: Callable[[Any], bytes], name: str, *arguments: Any
+    ) -> None:
+        def reply(result: Any, error: BrokerError | None) -> None:
+            if error is None:
+                try:
+                    response = encode(result)
+                except ProtocolError as fault:
+                    self._fail(request, fault, answer)
+                    return
+                self._metrics.successful_requests += 1
+                answer(response)
+            else:
+                self._fail(request, error, answer)
+
+        router = self.connection.gateway.router
+        router.request(self.entity.partition, name, self.queue, arguments, reply)
+
+    # -- operations (amqp.md 8.4)
+
+    def _renew_locks(self, request: Request, arguments: management.RenewLocks, answer: Answer) -> None:
+        tokens = [token_of(token) for token in arguments.lock_tokens]
+        self._ask(request, answer, lambda ends: management.encode_expirations(request, ends), "renew-locks", tokens)
+
+    def _peek(self, request: Request, arguments: management.PeekMessages, answer: Answer) -> None:
+        limit = self.max_response_bytes()
+
+        def encode(entries: list[Any]) -> bytes:
+            messages = [
+                embed(record, number, count, None, overlay, place=place, omit_body=arguments.omit_body)
+                for place, number, count, record, overlay in _rows(entries)
+            ]
+            self._metrics.outgoing_messages += len(messages)
+            return management.encode_peeked(request, messages, limit)
+
+        count = min(arguments.message_count, MAX_PEEK_MESSAGES)
+        self._ask(request, answer, encode, "peek", arguments.from_sequence_number, count, MAX_PEEK_BYTES)
+
+    def _schedule(self, request: Request, arguments: management.ScheduleMessages, answer: Answer) -> None:
+        self.entity.require_send()
+        messages = [take_apart(item.message) for item in arguments.messages]
+        self._metrics.incoming_messages += len(messages)
+        self._ask(
+            request, answer, lambda numbers: management.encode_sequence_numbers(request, numbers), "schedule", messages
+        )
+
+    def _cancel_scheduled(self, request: Request, arguments: management.CancelScheduled, answer: Answer) -> None:
+        numbers = list(arguments.sequence_numbers)
+        self._ask(request, answer, lambda _: management.encode_success(request), "cancel-scheduled", numbers)
+
+    def _receive_deferred(self, request: Request, arguments: management.ReceiveDeferred, answer: Answer) -> None:
+        self.entity.require_receive()
+
+        def encode(result: list[Any]) -> bytes:
+            locked_until_ms, entries = result
+            if not entries:
+                raise MessageNotFound("None of the messages could be found.")
+            messages = []
+            for token, number, count, record, overlay in _rows(entries):
+                until = None if arguments.receive_and_delete else locked_until_ms
+                uuid = None if arguments.receive_and_delete else uuid_of(token)
+                lock_token = uuid.bytes if uuid else None
+                place = Place.DEFERRED
+                message = embed(record, number, count, until, overlay, place=place, lock_token=lock_token)
+                messages.append((uuid, message))
+            self._metrics.outgoing_messages += len(messages)
+            return management.encode_deferred(request, messages, 0)
+
+        numbers = list(arguments.sequence_numbers)
+        self._ask(request, answer, encode, "receive-deferred", numbers, arguments.receive_and_delete)
+
+    def _update_disposition(self, request: Request, arguments: management.UpdateDisposition, answer: Answer) -> None:
+        outcome = _OUTCOME[arguments.disposition]
+        properties: dict[str, Any] = dict(arguments.properties_to_modify)
+        if outcome is Outcome.DEAD_LETTERED:
+            for name, text in (
+                (DEAD_LETTER_REASON, arguments.dead_letter_reason),
+                (DEAD_LETTER_DESCRIPTION, arguments.dead_letter_description),
+            ):
+                if text is not None:
+                    properties[name] = text[:MAX_REASON_CHARACTERS]
+        tokens = [token_of(token) for token in arguments.lock_tokens]
+
+        def encode(_: Any) -> bytes:
+            self._metrics.settled[outcome] += len(tokens)
+            return management.encode_success(request)
+
+        self._ask(request, answer, encode, "settle", tokens, outcome, properties or None)
+
+    def _delete(self, request: Request, arguments: management.DeleteMessages, answer: Answer) -> None:
+        count = min(arguments.message_count, MAX_DELETE_MESSAGES)
+        self._ask(
+            request,
+            answer,
+            lambda deleted: management.encode_deleted(request, deleted),
+            "delete-batch",
+            count,
+            arguments.enqueued_before_ms,
+        )
+
+
+_SENDING = (management.ScheduleMessages, management.CancelScheduled)
+_OUTCOME = {
+    management.Disposition.COMPLETED: Outcome.ACCEPTED,
+    management.Disposition.ABANDONED: Outcome.ABANDONED,
+    management.Disposition.DEAD_LETTERED: Outcome.DEAD_LETTERED,
+    management.Disposition.DEFERRED: Outcome.DEFERRED,
+}
+
+
+def _rows(entries: list[Any]) -> list[list[Any]]:
+    return [entries[at : at + ENTRY] for at in range(0, len(entries), ENTRY)]

@@ -1,0 +1,36 @@
+"""Properties that a receiver sets while it settles, as the partition keeps them: names, and encoded AMQP values."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from protocol import codec
+from protocol.codec import Array
+
+DEAD_LETTER_REASON = "DeadLetterReason"
+DEAD_LETTER_DESCRIPTION = "DeadLetterErrorDescription"
+MAX_REASON_CHARACTERS = 4096  # of the reason and of the description (amqp.md 13.1)
+
+
+def encode_properties(properties: Mapping[Any, Any]) -> dict[str, Any] | None:
+    """Keys as strings, values as encoded AMQP; what cannot be an application property (11.2) is left out."""
+    return {
+        str(name): codec.encode(value)
+        for name, value in properties.items()
+        if isinstance(name, str) and not isinstance(value, dict | list | Array)
+    } or None
+
+
+def dead_letter_properties(info: Mapping[Any, Any], description: str = "") -> dict[str, Any] | None:
+    """Properties of a message that its receiver dead-letters, from the info map of `rejected` (amqp.md 6.1).
+
+    Without an info map a description that the error has is kept as the description of the dead letter.
+    """
+    properties: dict[str, Any] = {}
+    for name, value in info.items():
+        if name in (DEAD_LETTER_REASON, DEAD_LETTER_DESCRIPTION) and isinstance(value, str):
+            properties[str(name)] = str(value)[:MAX_REASON_CHARACTERS]
+        else:
+            properties |= encode_properties({name: value}) or {}
+    if description and DEAD_LETTER_DESCRIPTION not in properties:
+        properties[DEAD_LETTER_DESCRIPTION] = description[:MAX_REASON_CHARACTERS]
+    return properties or None

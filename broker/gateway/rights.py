@@ -1,0 +1,46 @@
+"""What one connection may do: the rights of its key, and those of the tokens it has put."""
+
+from collections.abc import Iterable
+
+from broker.entities import Right
+from broker.errors import Unauthorized
+from protocol import tracking
+from protocol.sas_tokens import Claim, covers
+
+_FOREVER = float("inf")
+
+
+class Rights:
+    """Rights by path. Times are Unix seconds; a right ends at the instant its token expires."""
+
+    def __init__(self, everything: bool = False) -> None:
+        self._everything = everything
+        self._granted: dict[str, tuple[frozenset[str], float]] = {}
+
+    def grant(self, path: str, rights: Iterable[str], until_s: float = _FOREVER) -> None:
+        self._granted[path] = (frozenset(rights), until_s)
+
+    def put(self, claim: Claim) -> None:
+        """Take the claim of a verified token; a later one for the same path replaces an earlier one (amqp.md 2.7)."""
+        self.grant(claim.path, claim.rights, claim.expires_s)
+
+    def allows(self, path: str, right: Right, now_s: float) -> bool:
+        """`path` is an address's, in lower case. Manage implies Send and Listen."""
+        return self._everything or any(
+            until_s > now_s and (right in rights or Right.MANAGE in rights) and covers(scope, path)
+            for scope, (rights, until_s) in self._granted.items()
+        )
+
+    def require(self, path: str, right: Right, now_s: float) -> None:
+        """Raises Unauthorized."""
+        if not self.allows(path, right, now_s):
+            raise Unauthorized(tracking.claim_required(right, f"sb://peeklock/{path}"))
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._everything and not self._granted
+
+    def next_expiry_s(self, now_s: float) -> float | None:
+        """When the next of the rights held now will end."""
+        ends = [until_s for _, until_s in self._granted.values() if now_s < until_s < _FOREVER]
+        return min(ends, default=None)

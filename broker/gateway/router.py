@@ -1,0 +1,258 @@
+"""A gateway's way to the partitions: one connection to each worker, and channels on it.
+
+Commands of one loop turn leave in one frame per worker. A channel is one link on one partition; it takes the answers
+to its commands in their order. When a worker is lost, its channels are told, and told again when it is back.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+import msgpack
+import structlog
+
+from broker import wire
+from broker.errors import BY_NAME, BrokerError, InternalError, ServerBusy
+from broker.metrics import GatewayMetrics
+from broker.wire import Op
+
+log = structlog.get_logger("gateway")
+
+RECONNECT_SECONDS = 0.05
+# Commands kept for one worker before its links are made to wait.
+OUTPUT_HIGH_BYTES = 32 << 20
+
+Reply = Callable[[Any, BrokerError | None], None]
+
+
+class Channel(Protocol):
+    """What takes a worker's answers on one channel."""
+
+    def on_sent(self, count: int, error: BrokerError | None) -> None: ...
+
+    def on_opened(self) -> None: ...
+
+    def on_closed(self, error: BrokerError | None) -> None:
+        """The receiver is closed: by the broker with an error, or as asked with None. The channel is gone."""
+
+    def on_drained(self, delivered: int) -> None: ...
+
+    def on_settled(self, count: int, error: BrokerError | None) -> None: ...
+
+    def on_deliver(self, locked_until_ms: int, entries: list[Any]) -> None: ...
+
+    def on_worker_lost(self) -> None:
+        """What was not answered never will be; the worker's locks are gone."""
+
+    def on_worker_back(self) -> None: ...
+
+    def flush(self) -> None:
+        """Write what the answers of one frame made."""
+
+
+def error_named(name: str, text: str) -> BrokerError:
+    return BY_NAME.get(name, InternalError)(text)
+
+
+class WorkerConnection(asyncio.Protocol):
+    """One worker's socket, reconnected as long as the gateway lives."""
+
+    def __init__(self, path: str, router: "Router") -> None:
+        self._path = path
+        self._router = router
+        self._transport: asyncio.Transport | None = None
+        self._packer = msgpack.Packer(autoreset=False)
+        self._commands = 0
+        self._chunks: list[bytes] = []
+        self._chunk_bytes = 0
+        self._wanted = 4  # bytes of the frame that has begun
+        self._flush_scheduled = False
+        self._was_lost = False
+        self.channels: dict[int, Channel] = {}
+        self._requests: dict[int, Reply] = {}
+        self.connected = asyncio.Event()
+
+    async def keep_connected(self) -> None:
+        """Connect, and again whenever the connection is lost; runs until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            if not self.connected.is_set():
+                try:
+                    await loop.create_unix_connection(lambda: self, self._path)
+                except OSError:
+                    await asyncio.sleep(RECONNECT_SECONDS)
+                    continue
+                await self.connected.wait()
+            await self._lost.wait()
+
+    # -- asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        transport.set_write_buffer_limits(high=OUTPUT_HIGH_BYTES)
+        self._transport = transport
+        self._lost = asyncio.Event()
+        self.connected.set()
+        self._router.metrics.worker_connects += 1
+        if self._was_lost:
+            log.info("worker is back", worker=self._path)
+            for channel in list(self.channels.values()):
+                channel.on_worker_back()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._transport = None
+        self._was_lost = True
+        self._chunks.clear()
+        self._chunk_bytes = 0
+        self._packer.reset()
+        self._commands = 0
+        self.connected.clear()
+        self._lost.set()
+        log.warning("worker connection lost", worker=self._path)
+        busy = ServerBusy("The partition is restarting. Please wait 2 seconds and try again.")
+        requests, self._requests = self._requests, {}
+        for reply in requests.values():
+            reply(None, busy)
+        for channel in list(self.channels.values()):
+            channel.on_worker_lost()
+            channel.flush()
+
+    def data_received(self, data: bytes) -> None:
+        if self._chunks:
+            self._chunks.append(data)
+            self._chunk_bytes += len(data)
+            if self._chunk_bytes < self._wanted:
+                return
+            data = b"".join(self._chunks)
+            self._chunks.clear()
+        view = memoryview(data)
+        at = 0
+        end = len(data)
+        while end - at >= 4:
+            stop = at + 4 + int.from_bytes(view[at : at + 4], "big")
+            if stop > end:
+                break
+            self._dispatch(wire.unpack(view[at + 4 : stop]))
+            at = stop
+        if at < end:
+            rest = data[at:]
+            self._chunks.append(rest)
+            self._chunk_bytes = len(rest)
+            self._wanted = 4 + int.from_bytes(rest[:4], "big") if len(rest) >= 4 else 4
+
+    # -- commands
+
+    def post(self, command: Sequence[Any]) -> bool:
+        """Send a command with the others of this loop turn; False if the worker is not connected."""
+        if self._transport is None:
+            return False
+        self._packer.pack(command)
+        self._commands += 1
+        if not self._flush_scheduled:
+            self._flush_scheduled = True
+            asyncio.get_running_loop().call_soon(self._flush)
+        return True
+
+    def request(self, partition: int, name: str, queue: int, arguments: Sequence[Any], reply: Reply) -> None:
+        number = self._router.next_number()
+        if self.post((Op.REQUEST, partition, number, name, queue, arguments)):
+            self._requests[number] = reply
+        else:
+            reply(None, ServerBusy("The partition is restarting. Please wait 2 seconds and try again."))
+
+    def _flush(self) -> None:
+        self._flush_scheduled = False
+        transport = self._transport
+        if not self._commands or transport is None:
+            return
+        count, self._commands = self._commands, 0
+        header = b"\xdd" + count.to_bytes(4, "big")  # msgpack array 32
+        body = self._packer.getbuffer()
+        transport.write((len(header) + len(body)).to_bytes(4, "big") + header + body)
+        del body
+        self._packer.reset()
+
+    # -- answers
+
+    def _dispatch(self, messages: Iterable[list[Any]]) -> None:
+        channels = self.channels
+        touched = set()
+        for message in messages:
+            op = message[0]
+            if op == Op.REPLY or op == Op.FAILED:
+                reply = self._requests.pop(message[1], None)
+                if reply is not None:
+                    if op == Op.REPLY:
+                        reply(message[2], None)
+                    else:
+                        reply(None, error_named(message[2], message[3]))
+                continue
+            if op == Op.HELLO:
+                assert message[1] == wire.VERSION
+                continue
+            if op == Op.CATALOG:
+                self._router.on_catalog(message[2])
+                continue
+            channel = channels.get(message[1])
+            if channel is None:
+                continue
+            touched.add(channel)
+            if op == Op.DELIVER:
+                channel.on_deliver(message[2], message[3])
+            elif op == Op.SENT:
+                channel.on_sent(message[2], None)
+            elif op == Op.SETTLED:
+                channel.on_settled(message[2], None)
+            elif op == Op.REFUSED:
+                channel.on_sent(message[2], error_named(message[3], message[4]))
+            elif op == Op.UNSETTLED:
+                channel.on_settled(message[2], error_named(message[3], message[4]))
+            elif op == Op.OPENED:
+                channel.on_opened()
+            elif op == Op.DRAINED:
+                channel.on_drained(message[2])
+            elif op == Op.CLOSED:
+                del channels[message[1]]
+                channel.on_closed(error_named(message[2], message[3]) if message[2] else None)
+        for channel in touched:
+            channel.flush()
+
+
+class Router:
+    """All workers of the namespace."""
+
+    def __init__(
+        self, sockets: Sequence[str], partitions: int, metrics: GatewayMetrics, on_catalog: Callable[[list[Any]], None]
+    ) -> None:
+        self.metrics = metrics
+        self.partitions = partitions
+        self.on_catalog = on_catalog
+        self.workers = [WorkerConnection(path, self) for path in sockets]
+        self._number = 0
+
+    def next_number(self) -> int:
+        """A number for a channel or a request, never used before in this process; never 0."""
+        self._number += 1
+        return self._number
+
+    def worker(self, partition: int) -> WorkerConnection:
+        return self.workers[partition % len(self.workers)]
+
+    def request(self, partition: int, name: str, queue: int, arguments: Sequence[Any], reply: Reply) -> None:
+        """Ask a partition; `reply` is called with the result, or with the error."""
+        self.worker(partition).request(partition, name, queue, arguments, reply)
+
+    async def ask(self, partition: int, name: str, queue: int = 0, arguments: Sequence[Any] = ()) -> Any:
+        """The awaitable form of `request`. Raises BrokerError."""
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+        def reply(result: Any, error: BrokerError | None) -> None:
+            if answer.done():
+                return
+            if error is None:
+                answer.set_result(result)
+            else:
+                answer.set_exception(error)
+
+        self.request(partition, name, queue, arguments, reply)
+        return await answer
