@@ -1,0 +1,43 @@
+# The broker in a container: data in /var/lib/peeklock, everything else may be read-only.
+#
+#   docker build -t peeklock .
+#   docker run --read-only -v peeklock:/var/lib/peeklock -p 5672:5672 -p 9464:9464 peeklock
+#
+# The connection string is in the output of the first start. deploy/compose.yaml has a whole set-up.
+
+FROM python:3.11-slim AS build
+WORKDIR /src
+COPY pyproject.toml README.md ./
+COPY protocol protocol
+COPY storage storage
+COPY broker broker
+RUN python -m venv /opt/peeklock && \
+    /opt/peeklock/bin/pip install --no-cache-dir --no-compile . && \
+    /opt/peeklock/bin/pip uninstall --yes pip setuptools && \
+    # Compiled here, because at run time nothing can be written beside the sources.
+    python -m compileall -q --invalidation-mode unchecked-hash /opt/peeklock/lib
+
+FROM python:3.11-slim
+LABEL org.opencontainers.image.title="Peeklock" \
+      org.opencontainers.image.description="A standalone AMQP 1.0 broker with the semantics of Azure Service Bus"
+RUN groupadd --gid 10001 peeklock && \
+    useradd --uid 10001 --gid peeklock --no-create-home --home-dir /nonexistent --shell /usr/sbin/nologin peeklock && \
+    install -d -o peeklock -g peeklock -m 0700 /var/lib/peeklock
+COPY --from=build /opt/peeklock /opt/peeklock
+
+ENV PATH=/opt/peeklock/bin:$PATH \
+    PYTHONDONTWRITEBYTECODE=1 \
+    PYTHONUNBUFFERED=1 \
+    PEEKLOCK_DATA_DIR=/var/lib/peeklock \
+    PEEKLOCK_AMQP__HOST=0.0.0.0 \
+    PEEKLOCK_OPS__HOST=0.0.0.0 \
+    PEEKLOCK_LOG__FORMAT=json
+USER 10001:10001
+WORKDIR /var/lib/peeklock
+VOLUME /var/lib/peeklock
+EXPOSE 5672 5671 9464
+STOPSIGNAL SIGTERM
+HEALTHCHECK --interval=10s --timeout=6s --start-period=30s --retries=3 \
+    CMD ["python", "-c", "import os, urllib.request; urllib.request.urlopen('http://127.0.0.1:' + os.environ.get('PEEKLOCK_OPS__PORT', '9464') + '/readyz', timeout=5)"]
+ENTRYPOINT ["peeklock"]
+CMD ["serve"]

@@ -1,0 +1,58 @@
+# Everything from a fresh checkout; needs Python 3.11 or later, and make.
+#
+#   make serve     run a broker with deploy/quickstart.toml        ARGS="--amqp-port 5673"
+#   make test      all tests; those of SDKs that are not installed are skipped
+#   make lint      formatting, lint, types
+#   make bench     the broker beside RabbitMQ                      bench/README.md says what it needs
+#   make soak, make fuzz                                           ARGS="--help" tells the rest
+#   make install   only make .venv, with the command peeklock in it
+#   make clean     remove what these made, data of brokers excepted
+
+PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3.13 python3.14 python3,$(shell command -v $(name))))
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+CONFIG ?= deploy/quickstart.toml
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help install serve test lint bench soak fuzz clean
+
+help:
+	@sed -n 's/^#   //p' Makefile
+
+install: $(INSTALLED)
+
+$(INSTALLED): pyproject.toml
+	@test -n "$(PYTHON)" || { echo 'Peeklock needs Python 3.11 or later: make PYTHON=/path/to/python3.11' >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo 'Peeklock needs Python 3.11 or later, $(PYTHON) is older: make PYTHON=/path/to/python3.11' >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || \
+		{ rm -rf $(VENV); echo '$(PYTHON) cannot make a virtual environment; on Debian: apt install python3-venv' >&2; exit 1; }
+	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+	$(BIN)/python -m pip install --quiet --editable . --group dev
+	@touch $@
+
+serve: $(INSTALLED)
+	@exec $(BIN)/peeklock serve --config $(CONFIG) $(ARGS)
+
+test: $(INSTALLED)
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(INSTALLED)
+	$(BIN)/python -m bench.run $(ARGS)
+
+soak: $(INSTALLED)
+	$(BIN)/python -m tests.soak.run $(ARGS)
+
+fuzz: $(INSTALLED)
+	$(BIN)/python -m tests.fuzz.run $(ARGS)
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis tests/interop/.build
+	find broker protocol storage bench tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,168 @@
+"""The import rules of docs/architecture.md, held by reading every import in the sources."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+OURS = ("protocol", "storage", "broker", "pipeline", "bench", "tests")
+
+# What waits, or looks at the world: no business of a pure module.
+OUTSIDE = {
+    "asyncio", "concurrent", "ctypes", "http", "io", "logging", "mmap", "multiprocessing", "os", "pathlib", "queue",
+    "random", "select", "selectors", "shutil", "signal", "socket", "socketserver", "ssl", "subprocess", "sys",
+    "tempfile", "threading", "time", "urllib.request",
+    "aiohttp", "lmdb", "prometheus_client", "structlog", "uvloop",
+}  # fmt: skip
+
+# Folder or module: what of ours it may import. The longest name that fits a module counts.
+MAY_IMPORT = {
+    "protocol": {"protocol"},
+    "storage": {"storage"},
+    "broker": {"broker", "storage"},
+    "broker.partition": {
+        "broker.partition",
+        "broker.errors",
+        "broker.entities",
+        "broker.wire",
+        "storage",
+    },
+    "broker.gateway": {
+        "broker",
+        "protocol",
+        "storage.records",
+    },
+    "broker.http": {"broker"},
+    # What all processes share must not drag in a part of one of them.
+    "broker.errors": set(),
+    "broker.wire": set(),
+    "broker.entities": set(),
+    "broker.metrics": set(),
+    "broker.config": {"broker.entities"},
+    "pipeline": {"protocol", "pipeline"},
+}
+
+# Modules within a folder that may import broker, but not these of it.
+MAY_NOT_IMPORT = {
+    "broker.gateway": {"broker.partition", "broker.worker", "broker.supervisor", "broker.processes", "broker.cli"},
+    "broker.http": {"broker.partition", "broker.worker", "broker.supervisor", "broker.gateway", "broker.cli"},
+    "broker.worker": {"broker.gateway", "broker.http", "broker.supervisor", "broker.cli", "broker.exposition"},
+    "broker.supervisor": {"broker.gateway", "broker.http", "broker.worker", "broker.partition", "broker.cli"},
+    "broker.catalog": {"broker.gateway", "broker.http", "broker.worker", "broker.partition", "broker.cli"},
+}
+
+PURE = ("protocol", "broker.partition", "broker.wire", "broker.errors", "broker.entities", "storage.records")
+NOT_PURE = {
+    "protocol.client": {"asyncio", "ssl", "socket", "time"},
+}
+
+# Libraries that one place alone knows.
+ONLY_IN = {
+    "lmdb": "storage.lmdb_store",
+    "cproton_ffi": "protocol.engine",
+    "uvloop": "broker.gateway",
+    "aiohttp": "broker.http",
+    "prometheus_client": "broker.exposition",
+    "typer": "broker.cli",
+    "rich": "broker.cli",
+}
+
+NOWHERE = {"proton", "cproton"}  # Proton's own Python classes: too slow for the wire, and a second way to do it
+
+
+def is_within(name: str, package: str) -> bool:
+    return name == package or name.startswith(package + ".")
+
+
+def modules() -> Iterator[tuple[str, Path]]:
+    for package in ("protocol", "storage", "broker", "pipeline"):
+        for path in sorted((ROOT / package).rglob("*.py")):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            yield ".".join(part for part in parts if part != "__init__"), path
+
+
+def imports(tree: ast.AST, module: str, is_package: bool) -> set[str]:
+    """Full names of all that is imported anywhere: of `from a.b import c`, a.b.c."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parent = module.split(".") if is_package else module.split(".")[:-1]
+                parent = parent[: len(parent) - node.level + 1]
+                base = ".".join([*parent, base]) if base else ".".join(parent)
+            found |= {f"{base}.{alias.name}" for alias in node.names}
+    return found
+
+
+SOURCES = {
+    module: imports(ast.parse(path.read_text()), module, path.name == "__init__.py") for module, path in modules()
+}
+
+
+def rule_for(module, rules):
+    fitting = [name for name in rules if is_within(module, name)]
+    return rules[max(fitting, key=len)] if fitting else None
+
+
+def violations(module: str, imported: set[str]) -> list[str]:
+    """The imports of `module` that break a rule."""
+    allowed = rule_for(module, MAY_IMPORT)
+    refused = rule_for(module, MAY_NOT_IMPORT) or set()
+    is_pure = any(is_within(module, name) for name in PURE)
+    excused = NOT_PURE.get(module, set())
+    broken = []
+    for name in sorted(imported):
+        # `from broker import wire` is an import of broker.wire; of a bare package, only __version__ is worth having.
+        ours = any(is_within(name, package) for package in OURS) and name != "broker.__version__"
+        if ours and not any(is_within(name, each) for each in allowed or ()):
+            broken.append(f"{name}: not among what it may import")
+        if any(is_within(name, each) for each in refused):
+            broken.append(f"{name}: belongs to another process")
+        if is_pure and any(is_within(name, each) for each in OUTSIDE - excused):
+            broken.append(f"{name}: a pure module does not look at the world")
+        for library, place in ONLY_IN.items():
+            if is_within(name, library) and not is_within(module, place):
+                broken.append(f"{name}: only {place} knows it")
+        if any(is_within(name, each) for each in NOWHERE):
+            broken.append(f"{name}: not used here")
+    return broken
+
+
+@pytest.mark.parametrize("module", SOURCES)
+def test_a_module_imports_only_what_it_may(module):
+    assert violations(module, SOURCES[module]) == []
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("protocol.sections", "import broker.wire"),
+        ("protocol.sections", "from storage import records"),
+        ("protocol.sections", "import time"),
+        ("protocol.sections", "def f():\n    from cproton_ffi import lib"),
+        ("protocol.engine", "from proton import Message"),
+        ("storage.verification", "import lmdb"),
+        ("storage.store", "from broker.errors import LockLost"),
+        ("broker.partition.queue", "import asyncio"),
+        ("broker.partition.queue", "from broker.config import Settings"),
+        ("broker.partition.queue", "from ..gateway import links"),
+        ("broker.gateway.links", "from storage.lmdb_store import LmdbStore"),
+        ("broker.gateway.links", "from broker import worker"),
+        ("broker.supervisor", "import broker.gateway.links"),
+        ("broker.worker", "from protocol import codec"),
+        ("broker.metrics", "from prometheus_client import Counter"),
+        ("broker.cli", "import tests.brokers"),
+    ],
+)
+def test_the_rules_catch(module, source):
+    assert violations(module, imports(ast.parse(source), module, is_package=False))
+
+
+def test_every_rule_is_about_something_that_exists():
+    named = {*MAY_IMPORT, *MAY_NOT_IMPORT, *PURE, *ONLY_IN.values()} - {"pipeline"}
+    assert [name for name in sorted(named) if not any(is_within(module, name) for module in SOURCES)] == []
