@@ -150,7 +150,7 @@ class _Sources:
             return
         try:
             document = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
+        except (tomllib.TOMLDecodeError, RecursionError) as error:
             raise ConfigurationError(f"{path}: is not valid TOML: {error}") from None
         for place, value in self._members(document):
             field = self._leaves.get(place)
@@ -190,16 +190,21 @@ class _Sources:
             if not name.startswith(PREFIX) or name == CONFIG_VARIABLE or text == "":
                 continue
             if place := by_variable.get(name):
-                self._set(place, _parse(self._leaves[place], text), Origin(name, text))
+                self._set_text(place, text, name)
             elif not _SERVICE_LINK.fullmatch(name):
-                self._problems.append(Problem(name, "no such setting; " + _suggestion(name, by_variable)))
+                self._problems.append(Problem(name, "no such setting; " + _suggestion(name, by_variable, PREFIX)))
 
     def read_flags(self, flags: Mapping[str, str | None]) -> None:
         for flag, text in flags.items():
             if text is None:
                 continue
             for place in (tuple(name.split(".")) for name in FLAGS[flag]):
-                self._set(place, _parse(self._leaves[place], text), Origin(flag, text))
+                self._set_text(place, text, flag)
+
+    def _set_text(self, place: Place, text: str, spelling: str) -> None:
+        field = self._leaves[place]
+        value = _parse(field, text)
+        self._set(place, value, Origin(spelling, value if _is_list(field) else text))
 
     def _set(self, place: Place, value: Any, origin: Origin) -> None:
         for known in [known for known in self._origins if known[: len(place)] == place]:
@@ -215,7 +220,7 @@ class _Sources:
     def settings(self) -> Loaded:
         try:
             # Strict JSON: a boolean is no number, and text is no boolean.
-            settings = Settings.model_validate_json(json.dumps(self._values, default=str), strict=True)
+            settings = Settings.model_validate_json(json.dumps(self._values, default=_nothing_we_take), strict=True)
         except ValidationError as error:
             for details in error.errors(include_url=False):
                 self._problems += self._explain(details)
@@ -251,7 +256,8 @@ class _Sources:
         secret = SECRETS.intersection(place) or place[:1] == ("security",) or "authorization_rules" in place
         if secret or not isinstance(origin.value, str | int | float) or _is_list(_model_and_field(place)[1]):
             return Problem(origin.spelling, text)
-        return Problem(origin.spelling, f"{json.dumps(origin.value, ensure_ascii=False)[:100]} {text}")
+        value = json.dumps(origin.value, ensure_ascii=False)
+        return Problem(origin.spelling, f"{value if len(value) <= 100 else value[:99] + '…'} {text}")
 
     def _origin(self, place: Place) -> Origin:
         """Where `place` was set: exactly, or the nearest thing around it that was."""
@@ -297,11 +303,17 @@ def _parse(field: FieldInfo, text: str) -> Any:
     return text
 
 
-def _suggestion(name: str, known: Iterable[str]) -> str:
+def _nothing_we_take(_: object) -> dict[str, str]:
+    """For a date of TOML: something that is wrong for every setting."""
+    return {"date": ""}
+
+
+def _suggestion(name: str, known: Iterable[str], prefix: str = "") -> str:
     known = list(known)
-    close = difflib.get_close_matches(name, known, n=1)
+    # What all have in common would make all alike.
+    close = difflib.get_close_matches(name.removeprefix(prefix), [item.removeprefix(prefix) for item in known], n=1)
     if close:
-        return f"did you mean {close[0]}?"
+        return f"did you mean {prefix}{close[0]}?"
     return "known: " + ", ".join(known) if len(known) <= 32 else "docs/configuration.md lists them"
 
 

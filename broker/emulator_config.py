@@ -5,6 +5,7 @@ As in the emulator, the case of a key does not matter, a number or boolean may b
 string or null means the property is absent. An absent property has the emulator's default.
 """
 
+import json
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -96,6 +97,8 @@ class _Reader:
     def read(self, document: dict[str, Any]) -> None:
         top = self._members("", document, ("UserConfig",))
         user = self._members("UserConfig", top.get("UserConfig"), ("Namespaces", "Logging"))
+        if self.problems:
+            return
         self._members("UserConfig.Logging", user.get("Logging", {}), ("Type",))
         at = "UserConfig.Namespaces"
         namespaces = list(self._items(at, user.get("Namespaces")))
@@ -131,7 +134,7 @@ class _Reader:
                 try:
                     fields[item.field] = item.read(properties[item.name])
                 except ValueError as error:
-                    self._problem(where, f"{properties[item.name]!r} {error}")
+                    self._problem(where, f"{json.dumps(properties[item.name])} {error}")
         self.settings["queues"].append(fields)
 
     def _members(self, at: str, value: Any, known: tuple[str, ...]) -> dict[str, Any]:

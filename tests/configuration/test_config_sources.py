@@ -1,0 +1,282 @@
+import json
+
+import pytest
+
+from broker.config import ConfigurationError, LogLevel, Settings
+from broker.config_sources import FLAGS, leaves, load, variable
+
+
+@pytest.fixture
+def toml(tmp_path):
+    def write(text):
+        path = tmp_path / "peeklock.toml"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def problems(config=None, flags=None, environment=None) -> list[str]:
+    with pytest.raises(ConfigurationError) as raised:
+        load(config, flags, environment)
+    return str(raised.value).splitlines()
+
+
+def test_without_sources_all_is_default():
+    assert load().settings == Settings()
+
+
+def test_flags_go_over_environment_over_file_over_default(toml):
+    file = toml("[amqp]\nport = 1\nsender_credit = 11\nmax_connections = 111\n")
+    environment = {"PEEKLOCK_AMQP__PORT": "2", "PEEKLOCK_AMQP__SENDER_CREDIT": "22"}
+    loaded = load(file, {"--amqp-port": "3"}, environment)
+    amqp = loaded.settings.amqp
+    assert (amqp.port, amqp.sender_credit, amqp.max_connections) == (3, 22, 111)
+    assert amqp.max_frame_size_bytes == 65536
+    assert loaded.origins["amqp", "port"].spelling == "--amqp-port"
+    assert loaded.origins["amqp", "sender_credit"].spelling == "PEEKLOCK_AMQP__SENDER_CREDIT"
+    assert loaded.origins["amqp", "max_connections"].spelling == f"{file}: amqp.max_connections"
+
+
+def test_the_file_may_be_named_by_the_environment(toml):
+    file = toml("partitions = 7")
+    assert load(None, {}, {"PEEKLOCK_CONFIG": str(file)}).settings.partitions == 7
+
+
+def test_a_file_named_by_flag_goes_over_one_named_by_the_environment(toml):
+    assert load(toml("partitions = 7"), {}, {"PEEKLOCK_CONFIG": "/nowhere"}).settings.partitions == 7
+
+
+def text_of(place, value) -> str:
+    if value is None:
+        return "off"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return json.dumps(value) if isinstance(value, list | tuple) else str(value)
+
+
+@pytest.mark.parametrize("place", leaves())
+def test_every_setting_can_be_given_by_its_variable(place):
+    document = Settings().model_dump(mode="json")
+    value = document[place[0]] if len(place) == 1 else document[place[0]][place[1]]
+    loaded = load(environment={variable(place): text_of(place, value)})
+    assert loaded.settings == Settings()
+    assert list(loaded.origins) == [place]
+
+
+def test_values_from_the_environment_have_the_type_of_their_setting():
+    settings = load(
+        environment={
+            "PEEKLOCK_DATA_DIR": "/var/lib/peeklock",
+            "PEEKLOCK_EMULATOR": "Yes",
+            "PEEKLOCK_WORKERS": "2",
+            "PEEKLOCK_OPS__PORT": "OFF",
+            "PEEKLOCK_STORE__SEND_WATERMARK": "0.5",
+            "PEEKLOCK_LOG__LEVEL": "WARNING",
+            "PEEKLOCK_QUEUES": '[{"name": "orders", "max_delivery_count": 3}]',
+        }
+    ).settings
+    assert str(settings.data_dir) == "/var/lib/peeklock"
+    assert settings.emulator is True
+    assert settings.workers == 2
+    assert settings.ops.port is None
+    assert settings.store.send_watermark == 0.5
+    assert settings.log.level is LogLevel.WARNING
+    assert settings.queues[0].max_delivery_count == 3
+
+
+def test_an_empty_variable_counts_as_not_set(toml):
+    file = toml("partitions = 7")
+    assert load(file, {}, {"PEEKLOCK_PARTITIONS": "", "PEEKLOCK_CONFIG": ""}).settings.partitions == 7
+
+
+def test_off_in_a_file_is_no_value(toml):
+    assert load(toml('[ops]\nport = "off"')).settings.ops.port is None
+
+
+def test_host_is_for_all_listeners():
+    settings = load(flags={"--host": "0.0.0.0"}).settings
+    assert settings.amqp.host == settings.ops.host == "0.0.0.0"
+
+
+def test_flags_name_settings_that_exist():
+    for places in FLAGS.values():
+        for place in places:
+            assert tuple(place.split(".")) in leaves()
+
+
+def test_a_byte_order_mark_is_no_part_of_the_file(toml):
+    assert load(toml("\ufeffpartitions = 2")).settings.partitions == 2
+
+
+def test_what_kubernetes_sets_for_a_service_of_our_name_is_not_ours():
+    load(
+        environment={
+            "PEEKLOCK_SERVICE_HOST": "10.0.0.1",
+            "PEEKLOCK_SERVICE_PORT": "5672",
+            "PEEKLOCK_SERVICE_PORT_AMQP": "5672",
+            "PEEKLOCK_PORT": "tcp://10.0.0.1:5672",
+            "PEEKLOCK_PORT_5672_TCP": "tcp://10.0.0.1:5672",
+            "PEEKLOCK_PORT_5672_TCP_ADDR": "10.0.0.1",
+            "PEEKLOCK_OPS_SERVICE_HOST": "10.0.0.1",
+            "PEEKLOCK_OPS_PORT": "tcp://10.0.0.1:9464",
+        }
+    )
+
+
+# Each wrong value: how it is given, and what the message must say.
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "text"),
+    [
+        ("--amqp-port", "x", '--amqp-port: "x" must be a whole number from 0 to 65535, or off'),
+        ("--amqp-port", "70000", '--amqp-port: "70000" is out of range; it must be from 0 to 65535, or off'),
+        ("--partitions", "0", '--partitions: "0" is out of range; it must be from 1 to 64'),
+        ("--partitions", "off", '--partitions: "off" must be a whole number from 1 to 64'),
+        ("--workers", "9", '--workers: "9" is more than the 4 partitions; lower it, or leave it out'),
+        ("--log-level", "loud", "--log-level: \"loud\" must be 'debug', 'info', 'warning' or 'error'"),
+        ("--emulator", "perhaps", '--emulator: "perhaps" must be true or false'),
+    ],
+)
+def test_a_wrong_flag_is_named_with_value_and_limits(flag, value, text):
+    assert problems(flags={flag: value}) == [text]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("PEEKLOCK_AMQP__PORT", "1.5", '"1.5" must be a whole number from 0 to 65535, or off'),
+        ("PEEKLOCK_AMQP__HOST", "a b", '"a b" must be an IP address or a host name'),
+        ("PEEKLOCK_STORE__SEND_WATERMARK", "1", '"1" is out of range; it must be above 0 and below 1'),
+        ("PEEKLOCK_STORE__SEND_WATERMARK", "x", '"x" must be a number above 0 and below 1'),
+        (
+            "PEEKLOCK_AMQP__IDLE_TIME_OUT_MS",
+            "5",
+            '"5" is out of range; it must be from 1000 to 86400000 ms (from PT1S to P1D)',
+        ),
+        ("PEEKLOCK_NAMESPACE", "a_b", '"a_b" must be 2 to 50 letters, digits and -, beginning with a letter and'),
+        ("PEEKLOCK_QUEUES", "[", "must be a list (in a variable: as JSON)"),
+        ("PEEKLOCK_AMQP__TLS_KEY", "k.pem", '"k.pem" has no effect without tls_port; set that, usually to 5671'),
+        ("PEEKLOCK_AMQP__TLS_PORT", "5671", '"5671" needs both tls_certificate and tls_key; set them'),
+        ("PEEKLOCK_AMQP__PORT", "off", '"off" is off, and so is tls_port: nobody could connect'),
+        ("PEEKLOCK_AMQP__PROT", "1", "no such setting; did you mean PEEKLOCK_AMQP__PORT?"),
+        ("PEEKLOCK_WHAT", "1", "no such setting; docs/configuration.md lists them"),
+    ],
+)
+def test_a_wrong_variable_is_named_with_value_and_limits(name, value, text):
+    [problem] = problems(environment={name: value})
+    assert problem.startswith(f"{name}: {text}")
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("partitions = true", "partitions: true must be a whole number from 1 to 64"),
+        ("partitions = '4'", 'partitions: "4" must be a whole number from 1 to 64'),
+        ("emulator = 1", "emulator: 1 must be true or false"),
+        ("log = 3", "log: 3 must be a table"),
+        ("partition = 3", "partition: no such setting; did you mean partitions?"),
+        ("[amqp]\nprot = 3", "amqp.prot: no such setting; did you mean port?"),
+        ("queues = 3", "queues: must be a list (in a variable: as JSON)"),
+        ("data_dir = 2020-01-01", "data_dir: must be a "),
+        ("[[queues]]\nname = 'a'\nlock_duration_ms = 1", "queues[0].lock_duration_ms: 1 is out of range; it must be "),
+        ("[[queues]]\nname = 'a b'", 'queues[0].name: "a b" must be 1 to 260 letters, digits and . _ - / ~, with '),
+        ("[[queues]]\nname = 'a'\nforward_to = '/'", 'queues[0].forward_to: "/" must be the name of a queue'),
+        ("[[queues]]\nmax_delivery_count = 1", "queues[0].name: is missing; add it"),
+        ("[[queues]]\nname = 'a'\nlock = 1", "queues[0].lock: no such setting; "),
+        ("[[queues]]\nname = 'a'\n[[queues]]\nname = 'A'", "queues: queue 'a' is declared twice; remove one"),
+        (
+            "[[queues]]\nname = 'a'\nuser_metadata = '" + "m" * 1025 + "'",
+            'queues[0].user_metadata: "' + "m" * 98 + "… must have at most 1024 characters",
+        ),
+        (
+            "[[queues]]\nname = 'a'\nauthorization_rules = ["
+            + "{key_name='k', primary_key='p', rights=['Send']}," * 2
+            + "]",
+            "queues[0].authorization_rules: authorization rule 'k' is declared twice; remove one",
+        ),
+        (
+            "[[security.authorization_rules]]\nkey_name = 'RootManageSharedAccessKey'\nprimary_key = 'p'\nrights = []",
+            "security.authorization_rules: authorization rule 'RootManageSharedAccessKey' is declared twice",
+        ),
+    ],
+)
+def test_a_wrong_value_in_a_file_is_named_by_its_path(toml, text, problem):
+    file = toml(text)
+    [found] = problems(file)
+    assert found.startswith(f"{file}: {problem}")
+
+
+def test_all_mistakes_are_told_at_once(toml):
+    file = toml("partitions = 0\n[ops]\nport = -1\n")
+    found = problems(file, {"--workers": "x"}, {"PEEKLOCK_GATEWAYS": "0", "PEEKLOCK_NO": "1"})
+    assert sorted(line.split(": ")[0] for line in found) == sorted(
+        [str(file), str(file), "--workers", "PEEKLOCK_GATEWAYS", "PEEKLOCK_NO"]
+    )
+
+
+def test_open_access_is_only_for_loopback():
+    anonymous = {"PEEKLOCK_SECURITY__ALLOW_ANONYMOUS": "true"}
+    assert load(environment=anonymous).settings.security.allow_anonymous
+    [problem] = problems(None, {"--host": "0.0.0.0"}, anonymous)
+    assert problem.startswith("PEEKLOCK_SECURITY__ALLOW_ANONYMOUS: would open the namespace to everybody")
+
+
+def test_tls_files_must_be_there(tmp_path):
+    (tmp_path / "c.pem").write_text("")
+    environment = {
+        "PEEKLOCK_AMQP__TLS_PORT": "0",
+        "PEEKLOCK_AMQP__TLS_CERTIFICATE": str(tmp_path / "c.pem"),
+        "PEEKLOCK_AMQP__TLS_KEY": str(tmp_path / "k.pem"),
+    }
+    assert problems(environment=environment) == [
+        f"PEEKLOCK_AMQP__TLS_KEY: '{tmp_path / 'k.pem'}' is not a file; name a PEM file"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (b"partitions = ", "is not valid TOML: "),
+        (b"{", "is not valid JSON: "),
+        (b"a = " + b"[" * 100_000, "is not valid TOML: "),
+        (b'{"a": ' * 100_000, "is not valid JSON: "),
+        (b'{"partitions": 4}', "is JSON without UserConfig, so not the emulator's Config.json; write other settings"),
+        (b"\xff\xfe", "is not UTF-8 text; save it as UTF-8"),
+    ],
+)
+def test_a_file_that_cannot_be_read_says_why(tmp_path, content, text):
+    file = tmp_path / "config"
+    file.write_bytes(content)
+    [problem] = problems(file)
+    assert problem.startswith(f"{file}: {text}")
+
+
+@pytest.mark.parametrize("name", ["missing.toml", "."])
+def test_a_file_that_cannot_be_opened_is_named(tmp_path, name):
+    [problem] = problems(tmp_path / name)
+    assert problem.startswith(f"{tmp_path / name}: cannot be read (")
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"PEEKLOCK_SECURITY__ROOT_KEY": "hunter2" * 50},
+        {"PEEKLOCK_SECURITY__AUTHORIZATION_RULES": "[{'primary_key': 'hunter2'}]"},
+        {"PEEKLOCK_SECURITY__AUTHORIZATION_RULES": '[{"primary_key": "hunter2"}]'},
+        {"PEEKLOCK_SECURITY__AUTHORIZATION_RULES": '[{"primary_key": 7, "key_name": "hunter2"}]'},
+        {"PEEKLOCK_SECURITY__AUTHORIZATION_RULES": '{"primary_key": "hunter2"}'},
+        {"PEEKLOCK_QUEUES": "[{'primary_key': 'hunter2'}]"},
+        {"PEEKLOCK_QUEUES": '[{"name": "q", "authorization_rules": ["hunter2"]}]'},
+        {"PEEKLOCK_QUEUES": '[{"name": "q", "primary_key": "hunter2"}]'},
+        {"PEEKLOCK_ROOT_KEY": "hunter2"},
+    ],
+)
+def test_no_message_shows_a_key(environment):
+    assert "hunter2" not in "\n".join(problems(environment=environment))
+
+
+@pytest.mark.parametrize("text", ["root_key = 'hunter2'", "[security]\nrootkey = 'hunter2'", "security = 'hunter2'"])
+def test_no_message_shows_a_key_in_the_wrong_place_of_a_file(toml, text):
+    assert "hunter2" not in "\n".join(problems(toml(text)))

@@ -1,0 +1,115 @@
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from broker.config import Amqp, Settings, is_loopback
+from broker.config_reference import document
+from broker.config_sources import leaves, section_of, variable
+from broker.entities import AuthorizationRule, QueueDescription
+
+REPOSITORY = Path(__file__).parents[2]
+UNITS = {"timeout": "_ms", "time_out": "_ms", "duration": "_ms", "size": "_bytes", "buffer": "_bytes"}
+
+
+def everything() -> list[tuple[str, object]]:
+    sections = [(model.__name__, model) for model in map(section_of, Settings.model_fields.values()) if model]
+    models = [("Settings", Settings), ("QueueDescription", QueueDescription), *sections]
+    models.append(("AuthorizationRule", AuthorizationRule))
+    return [(f"{name}.{field}", info) for name, model in models for field, info in model.model_fields.items()]
+
+
+@pytest.mark.parametrize(("name", "field"), everything())
+def test_every_setting_has_one_line_of_meaning(name, field):
+    assert field.description, name
+    assert field.description.endswith("."), name
+    assert "\n" not in field.description, name
+
+
+def test_every_setting_has_a_default():
+    assert [place for place, field in leaves().items() if field.is_required()] == []
+
+
+def test_a_setting_with_a_unit_has_it_last_in_its_name():
+    for place in leaves():
+        name = str(place[-1])
+        for word, unit in UNITS.items():
+            assert word not in name or name.endswith(unit), name
+
+
+def test_numbers_have_limits():
+    for place, field in leaves().items():
+        if field.annotation in (int, float, int | None):
+            assert len(field.metadata) == 2, place
+
+
+def test_the_page_of_settings_is_current():
+    page = (REPOSITORY / "docs" / "configuration.md").read_text()
+    assert page == document(), "run: peeklock config reference > docs/configuration.md"
+
+
+def test_the_page_of_settings_lists_each_with_its_variable():
+    page = document()
+    for place in leaves():
+        assert f"`{'.'.join(map(str, place))}`<br>`{variable(place)}`" in page
+
+
+def test_defaults_are_secure():
+    settings = Settings()
+    assert is_loopback(settings.amqp.host)
+    assert is_loopback(settings.ops.host)
+    assert not settings.security.allow_anonymous
+    assert not settings.emulator
+    assert settings.security.root_key is None
+
+
+def test_settings_cannot_change():
+    with pytest.raises(ValidationError):
+        Settings().partitions = 5
+
+
+def test_children_get_the_same_settings_with_their_secrets():
+    rule = {"key_name": "k", "primary_key": "one", "secondary_key": "two", "rights": ["Send", "Listen"]}
+    settings = Settings(
+        security={"root_key": "root", "authorization_rules": [rule]},
+        queues=[{"name": "q", "authorization_rules": [rule]}],
+        amqp={"tls_port": 0, "tls_certificate": "c.pem", "tls_key": "k.pem"},
+        log={"level": "debug"},
+    )
+    there = Settings.model_validate_json(settings.model_dump_json())
+    assert there == settings
+    assert there.security.root_key == "root"
+    assert there.queues[0].authorization_rules[0].secondary_key == "two"
+
+
+def test_no_secret_is_in_what_is_printed():
+    rule = AuthorizationRule(key_name="k", primary_key="hunter2", secondary_key="hunter3", rights=frozenset())
+    settings = Settings(
+        security={"root_key": "hunter1", "authorization_rules": (rule,)},
+        queues=(QueueDescription(name="q", authorization_rules=(rule,)),),
+    )
+    assert "hunter" not in repr(settings) + str(settings) + f"{settings.security!r}"
+
+
+def test_channel_and_handle_maxima_are_the_highest_numbers_not_counts():
+    amqp = Amqp(max_sessions_per_connection=10, max_links_per_session=1)
+    assert (amqp.channel_max, amqp.handle_max) == (9, 0)
+
+
+@pytest.mark.parametrize(
+    ("partitions", "workers", "processors", "count"),
+    [(4, None, 2, 1), (4, None, 1, 1), (4, None, 16, 4), (4, None, 3, 2), (4, 4, 2, 4), (1, None, 8, 1)],
+)
+def test_workers_leave_a_processor_to_the_gateway_unless_set(monkeypatch, partitions, workers, processors, count):
+    monkeypatch.setattr("os.cpu_count", lambda: processors)
+    assert Settings(partitions=partitions, workers=workers).worker_count == count
+
+
+@pytest.mark.parametrize("host", ["localhost", "LocalHost", "127.0.0.1", "127.1.2.3", "::1"])
+def test_loopback_addresses_are_known(host):
+    assert is_loopback(host)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "broker.example", "fe80::1%eth0"])
+def test_other_addresses_are_not_loopback(host):
+    assert not is_loopback(host)
