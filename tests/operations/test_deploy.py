@@ -1,0 +1,143 @@
+"""What cannot be run here without an engine is read: the image's recipe and the files that it is set up with."""
+
+import ast
+import fnmatch
+import json
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from broker.config_sources import load
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+
+
+def instructions():
+    """(name, arguments) of each instruction of the Dockerfile, continuation lines joined and comments left out."""
+    text = re.sub(r"^\s*#.*\n", "", (ROOT / "Dockerfile").read_text(), flags=re.M)
+    lines = re.sub(r"\\\n\s*", " ", text).splitlines()
+    return [tuple(line.split(" ", 1)) for line in lines if line.strip()]
+
+
+def final_stage():
+    stages = instructions()
+    last = max(index for index, (name, _) in enumerate(stages) if name == "FROM")
+    return stages[last:]
+
+
+def environment():
+    pairs = [pair for name, arguments in final_stage() if name == "ENV" for pair in arguments.split()]
+    return dict(pair.split("=", 1) for pair in pairs)
+
+
+def only(name):
+    [arguments] = [arguments for each, arguments in final_stage() if each == name]
+    return arguments
+
+
+def test_the_image_runs_as_a_user_that_an_orchestrator_can_see_is_not_root():
+    assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", only("USER"))
+
+
+def test_the_images_settings_are_settings():
+    settings = load(environment={**environment()}).settings
+    assert str(settings.data_dir) == only("VOLUME")
+    assert settings.amqp.host == settings.ops.host == "0.0.0.0"
+
+
+def test_the_images_ports_are_those_the_broker_listens_on():
+    settings = load(environment={}).settings
+    assert {settings.amqp.port, settings.ops.port} < {int(port) for port in only("EXPOSE").split()}
+
+
+def test_the_image_stops_by_a_signal_that_the_broker_takes():
+    assert only("STOPSIGNAL") == "SIGTERM"
+
+
+def test_the_health_check_is_a_program_that_asks_for_readiness():
+    command = json.loads(only("HEALTHCHECK").split("CMD ", 1)[1])
+    assert command[:2] == ["python", "-c"]
+    ast.parse(command[2])
+    assert "/readyz" in command[2]
+
+
+def test_the_health_check_fails_while_nobody_listens():
+    program = json.loads(only("HEALTHCHECK").split("CMD ", 1)[1])[2]
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={"PEEKLOCK_OPS__PORT": "1"}, capture_output=True, timeout=30, check=False
+    )
+    assert done.returncode != 0
+
+
+def test_what_the_image_copies_is_there_and_not_ignored():
+    rules = (ROOT / ".dockerignore").read_text().split()
+    copied = [
+        source
+        for name, arguments in instructions()
+        if name == "COPY" and "--from" not in arguments
+        for source in arguments.split()[:-1]
+    ]
+    assert copied
+    for source in copied:
+        assert (ROOT / source).exists(), source
+        kept = None
+        for rule in rules:  # the last that fits counts
+            if fnmatch.fnmatch(source, rule.removeprefix("!")):
+                kept = rule.startswith("!")
+        assert kept, source
+
+
+@pytest.mark.parametrize("file", ["quickstart.toml", "container.toml"])
+def test_example_settings_are_valid_and_have_the_queue_of_the_readme(file):
+    settings = load(DEPLOY / file, environment={}).settings
+    assert [queue.name for queue in settings.queues] == ["orders"]
+
+
+def test_the_well_known_key_is_for_this_machine_only():
+    settings = load(DEPLOY / "quickstart.toml", environment={}).settings
+    assert settings.emulator
+    assert settings.amqp.host == settings.ops.host == "127.0.0.1"
+    assert not load(DEPLOY / "container.toml", environment=environment()).settings.emulator
+
+
+def test_a_wheel_is_all_that_an_installation_needs(tmp_path):
+    """Everything imported from an unpacked, read-only wheel, with nothing of the checkout in reach."""
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path / "dist"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        timeout=60,
+    )
+    [wheel] = (tmp_path / "dist").glob("peeklock-*.whl")
+    installed = tmp_path / "installed"
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(installed)
+        shipped = {name for name in archive.namelist() if name.endswith(".py")}
+    sources = {
+        str(path.relative_to(ROOT))
+        for folder in ("broker", "protocol", "storage")
+        for path in (ROOT / folder).rglob("*.py")
+    }
+    assert shipped == sources
+    for path in [*installed.rglob("*"), installed]:
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    imported = subprocess.run(
+        [sys.executable, "-c", "import broker.cli, broker.supervisor, broker.worker; print(broker.cli.__file__)"],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(installed), "PYTHONDONTWRITEBYTECODE": "1", "PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=True,
+    )
+    assert imported.stdout.strip() == str(installed / "broker" / "cli.py")
+    for path in [installed, *installed.rglob("*")]:
+        if path.is_dir():
+            path.chmod(0o755)  # so that the temporary directory can be removed
