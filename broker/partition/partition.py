@@ -1,0 +1,156 @@
+"""One partition: a deterministic state machine over one store, told the time.
+
+Every call stages its writes; `commit` makes them durable. Nothing may be answered before. If anything but a BrokerError
+is raised, memory and disk may disagree: the partition must be dropped and made again from the store. Times are
+milliseconds since 1970 and should not go backwards.
+"""
+
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+from broker.entities import QueueDescription
+from broker.errors import BrokerError
+from broker.partition import entities, expiry, handing_out, schedule, sending, settlement
+from broker.partition.core import Core
+from broker.partition.handing_out import Pumped
+from broker.partition.receivers import Receiver
+from broker.partition.requests import request
+from broker.partition.restoring import restore
+from broker.partition.settings import PartitionSettings
+from broker.partition.timers import Due
+from broker.wire import Outcome
+from storage.store import Store
+
+
+class Partition:
+    """A queue id is `entity id << 3 | storage.records.Part`.
+
+    `receiver` is any key the caller chooses, unique while the receiver is open. Calls with a receiver that is not open
+    (the partition may have closed it) do nothing.
+    """
+
+    def __init__(
+        self, partition_id: int, store: Store, *, now_ms: int, incarnation: bytes, settings: PartitionSettings
+    ) -> None:
+        """`incarnation`: 6 random bytes, so that no lock token is ever given twice."""
+        self.id = partition_id
+        self._store = store
+        self._core = Core(store, partition_id, incarnation, settings)
+        entities.load(self._core, now_ms)
+
+    def send(self, queue_id: int, messages: Sequence[sending.Incoming], now_ms: int) -> None:
+        """Accept all of them or none. Raises EntityNotFound, NotAllowed, EntityDisabled, QuotaExceeded."""
+        sending.send(self._core, queue_id, messages, now_ms)
+
+    def open_receiver(self, receiver: Hashable, queue_id: int, receive_and_delete: bool, now_ms: int) -> None:
+        """Raises EntityNotFound, EntityDisabled."""
+        core = self._core
+        queue = core.queue(queue_id)
+        if not queue.terms.can_receive:
+            raise entities.disabled(queue.terms)
+        assert receiver not in core.receivers, f"receiver {receiver!r} is open already"
+        core.receivers[receiver] = queue.receivers[receiver] = Receiver(receiver, queue_id, receive_and_delete)
+        queue.window.active = True
+
+    def grant(self, receiver: Hashable, limit: int) -> None:
+        """The receiver may get up to `limit` deliveries since it was opened. Replaces what was granted before."""
+        self._grant(receiver, limit, drain=False)
+
+    def drain(self, receiver: Hashable, limit: int) -> None:
+        """As `grant`; the next `pump` hands out what there is, and the rest of the grant is void."""
+        self._grant(receiver, limit, drain=True)
+
+    def _grant(self, receiver: Hashable, limit: int, drain: bool) -> None:
+        found = self._core.receivers.get(receiver)
+        if found is None:
+            return
+        queue = self._core.queue(found.queue_id)
+        if drain:
+            queue.line.drain(found, limit)
+        else:
+            queue.line.grant(found, limit)
+        if queue.expiry_paused and queue.line.waiting:
+            expiry.resume(self._core, queue)
+        self._core.wake(queue)
+
+    def close_receiver(self, receiver: Hashable, broken: bool, now_ms: int) -> None:
+        """`broken`: its connection was lost, and its locks with it. Otherwise they stay until settled or ended."""
+        found = self._core.receivers.get(receiver)
+        if found is None:
+            return
+        queue = self._core.close_receiver(found)
+        if queue is None:
+            return
+        if broken and not self._core.settings.keep_locks_of_broken_connections:
+            settlement.fail_locks(self._core, queue, list(found.tokens), now_ms)
+        if not queue.receivers:
+            queue.window.active = False
+            queue.window.reset(queue.locks.numbers())
+
+    def settle(
+        self, queue_id: int, tokens: Sequence[bytes], outcome: int, properties: dict[str, Any] | None, now_ms: int
+    ) -> list[BrokerError | None]:
+        """One result per token; None if its outcome was applied. `properties` are merged into the message's.
+
+        A token is found whoever received the message. Errors: LockLost, NotAllowed, MessageTooLarge, EntityNotFound.
+        """
+        try:
+            queue = self._core.queue(queue_id)
+        except BrokerError as error:
+            return [error] * len(tokens)
+        return settlement.settle(self._core, queue, tokens, Outcome(outcome), properties, now_ms)
+
+    def restore(self, queue_id: int, entries: Sequence[Any], now_ms: int) -> None:
+        """Put back what was received and deleted, but never reached the wire. `entries`: items as in a delivery."""
+        restore(self._core, queue_id, entries, now_ms)
+
+    def request(self, name: str, queue_id: int, args: Sequence[Any], now_ms: int) -> Any:
+        """See broker.wire. Raises BrokerError."""
+        return request(self._core, name, queue_id, args, now_ms)
+
+    def advance(self, now_ms: int) -> None:
+        """Do what is due, in bounded steps: if `next_timer_ms` is in the past afterwards, there is more."""
+        core = self._core
+        for queue_id, due in core.timers.take_due(now_ms):
+            if due == Due.DELETION:
+                entities.free(core, queue_id >> 3, now_ms)
+                continue
+            queue = core.find(queue_id)
+            if queue is None:
+                continue  # deleted
+            if due == Due.LOCKS:
+                settlement.end_locks(core, queue, now_ms)
+            elif due == Due.EXPIRY:
+                expiry.sweep(core, queue, now_ms)
+            else:
+                schedule.activate(core, queue, now_ms)
+
+    def next_timer_ms(self) -> int | None:
+        return self._core.timers.next_ms()
+
+    def pump(self, now_ms: int) -> Pumped:
+        """Hand ready messages to receivers with credit. To be called after everything else of a turn."""
+        return handing_out.pump(self._core, now_ms)
+
+    def commit(self) -> None:
+        """Make all that was done durable. Raises StoreFull, StoreError: then this partition is of no further use."""
+        self._core.end_turn()
+        self._store.commit()
+
+    def put_queue(self, entity_id: int, description: QueueDescription, now_ms: int) -> None:
+        """Create a queue or change its properties. Raises ServerBusy while the id's former owner is being freed."""
+        entities.put_queue(self._core, entity_id, description, now_ms)
+
+    def delete_queue(self, entity_id: int, now_ms: int) -> None:
+        """Raises EntityNotFound."""
+        entities.delete_queue(self._core, entity_id, now_ms)
+
+    def queues(self) -> dict[int, QueueDescription]:
+        """Descriptions by entity id, as stored; entities being deleted left out."""
+        stored = entities.descriptions(self._core)
+        return {entity_id: description for entity_id, description in stored.items() if description is not None}
+
+    @property
+    def unreadable_records(self) -> int:
+        """Records found corrupt since the start that belong to no queue; the others are in the queues' metrics."""
+        return self._core.unreadable

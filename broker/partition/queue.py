@@ -1,0 +1,107 @@
+"""One queue or dead-letter queue: its counts, and what of it is in memory."""
+
+from broker.partition.locks import Locks
+from broker.partition.receivers import Line, Receiver
+from broker.partition.terms import Terms
+from broker.partition.window import Window
+from storage.records import Counts, Part, Place
+
+
+class Tally:
+    """What happened in a queue since the partition was opened. Messages, unless the name says otherwise.
+
+    Each way to leave `incoming + restored + moved in` is counted once, so that every message can be accounted for.
+    """
+
+    __slots__ = (
+        "abandoned",
+        "activated",
+        "cancelled",
+        "completed",
+        "dead_lettered",
+        "deferred",
+        "deleted",
+        "expired",
+        "incoming",
+        "locks_ended",
+        "locks_lost",
+        "moved_in",
+        "outgoing",
+        "pings",
+        "quarantined",
+        "received_and_deleted",
+        "released",
+        "renewed",
+        "restored",
+        "settlements_too_late",
+    )
+
+    def __init__(self) -> None:
+        self.incoming = 0
+        self.moved_in = 0  # dead-lettered from the main queue
+        self.restored = 0  # received and deleted, but never put on the wire
+        self.outgoing = 0  # deliveries, by link and by request
+        self.completed = 0
+        self.received_and_deleted = 0
+        self.abandoned = 0
+        self.released = 0
+        self.deferred = 0
+        self.dead_lettered: dict[str, int] = {}  # by reason; "Application" for those dead-lettered by a receiver
+        self.expired = 0  # dropped, not dead-lettered
+        self.deleted = 0  # by delete-batch and purge
+        self.cancelled = 0  # scheduled ones
+        self.activated = 0
+        self.locks_ended = 0  # ran out
+        self.locks_lost = 0  # with a broken connection, or by a change of the entity
+        self.renewed = 0
+        self.settlements_too_late = 0
+        self.pings = 0  # accepted and dropped, in `incoming` as well
+        self.quarantined = 0  # records that could not be read
+
+    def snapshot(self) -> dict[str, int | dict[str, int]]:
+        return {
+            name: dict(value) if isinstance(value := getattr(self, name), dict) else value for name in self.__slots__
+        }
+
+
+class Queue:
+    __slots__ = (
+        "counts",
+        "expiry_paused",
+        "id",
+        "line",
+        "locks",
+        "next_number",
+        "receivers",
+        "size_bytes",
+        "swept",
+        "tally",
+        "terms",
+        "window",
+    )
+
+    def __init__(self, queue_id: int, terms: Terms, counts: Counts) -> None:
+        self.id = queue_id
+        self.terms = terms
+        self.next_number = counts.next_sequence_number
+        self.counts = [counts.available, counts.deferred, counts.scheduled]  # by Place
+        self.size_bytes = counts.size_bytes
+        self.window = Window()
+        self.locks = Locks()
+        self.line = Line()
+        self.receivers: dict[object, Receiver] = {}
+        self.tally = Tally()
+        self.swept = b""  # DUE keys below it have been looked at by expiry; those left belong to locked messages
+        self.expiry_paused = False  # something may have expired, but nobody pulls: see expiry
+
+    @property
+    def is_dead_letter(self) -> bool:
+        return self.id & 7 == Part.DEAD_LETTER
+
+    def ready(self) -> int:
+        """Available and not locked, some perhaps expired or unreadable: never less than can be handed out."""
+        return self.counts[Place.AVAILABLE] - self.locks.available_locked()
+
+    def stored_counts(self) -> Counts:
+        available, deferred, scheduled = self.counts
+        return Counts(self.next_number, available, deferred, scheduled, self.size_bytes)

@@ -1,0 +1,300 @@
+"""What is asked for by name: renewing, browsing, deferred and scheduled messages, deleting, counts.
+
+Names, arguments and results are in `broker.wire`. Each is done wholly or not at all, if it raises a BrokerError; only
+what is found expired or unreadable on the way goes where it belongs.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from broker.errors import (
+    EntityDisabled,
+    InternalError,
+    InvalidArgument,
+    LockLost,
+    MessageNotFound,
+    NotImplementedByBroker,
+    OutOfRange,
+)
+from broker.partition import browsing, sending, settlement
+from broker.partition.core import PARTS, Core
+from broker.partition.handing_out import new_token
+from broker.partition.locks import NOBODY, Held
+from broker.partition.moves import Properties, discard, expire, overlay_expires_ms, set_aside, unlocked
+from broker.partition.queue import Queue
+from broker.partition.timers import Due
+from broker.wire import Outcome
+from storage.records import (
+    NEVER,
+    CorruptRecord,
+    Field,
+    Overlay,
+    Place,
+    decode_counts,
+    decode_document,
+    decode_entry,
+    encode_document,
+    message_expires_ms,
+    queue_key,
+    unpack_queue_key,
+)
+from storage.store import Table
+
+PROBE_KEY = b"probe"
+
+
+def request(core: Core, name: str, queue_id: int, args: Sequence[Any], now_ms: int) -> Any:
+    """Raises BrokerError."""
+    if name in _OF_PARTITION:
+        return _OF_PARTITION[name](core, args, now_ms)
+    if name not in _OF_QUEUE:
+        raise NotImplementedByBroker(f"There is no operation '{name}'.")
+    return _OF_QUEUE[name](core, core.queue(queue_id), args, now_ms)
+
+
+def _renew_locks(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> list[int]:
+    tokens: Sequence[bytes] = args[0]
+    if any(queue.locks.find(token, now_ms) is None for token in tokens):
+        raise LockLost(settlement.LOCK_LOST)
+    until_ms = now_ms + queue.terms.lock_duration_ms
+    for token in tokens:
+        queue.locks.renew(token, until_ms)
+    queue.tally.renewed += len(tokens)
+    return [until_ms] * len(tokens)
+
+
+def _peek(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> list[Any]:
+    from_number, count, max_bytes = args
+    return browsing.peek(core, queue, from_number, count, max_bytes)
+
+
+def _receive_deferred(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> list[Any]:
+    """[locked_until_ms or 0, entry items]. MessageNotFound if any of the numbers is not deferred, or locked."""
+    numbers: list[int] = list(dict.fromkeys(args[0]))
+    receive_and_delete: bool = args[1]
+    if not queue.terms.can_receive:
+        raise EntityDisabled(f"Messaging entity '{queue.terms.name}' is currently disabled for receiving.")
+    found: list[tuple[Held, bytes]] = []
+    expired: list[Held] = []
+    unreadable: list[tuple[int, int | None]] = []
+    missing: list[int] = []
+    used_bytes = 0
+    for number in numbers:
+        entry = _entry(core, queue, Place.DEFERRED, number)
+        if entry is None or number in queue.locks.deferred:
+            missing.append(number)
+            continue
+        try:
+            message_id, delivery_count, overlay = decode_entry(entry)
+        except CorruptRecord:
+            unreadable.append((number, None))
+            continue
+        record = core.bodies.read_one(message_id)
+        if record is None:
+            unreadable.append((number, message_id))
+            continue
+        held = unlocked((number, message_id, delivery_count, overlay), len(record), NEVER, Place.DEFERRED)
+        if not queue.is_dead_letter and _expires_ms(overlay, record) <= now_ms:
+            expired.append(held)
+            continue
+        used_bytes += len(record)
+        if used_bytes > core.settings.reply_bytes and len(numbers) > 1:
+            raise OutOfRange(f"These messages exceed {core.settings.reply_bytes} bytes; ask for fewer at once.")
+        found.append((held, record))
+    for held in expired:
+        expire(core, queue, held)
+    for number, body_of in unreadable:
+        set_aside(core, queue, Place.DEFERRED, number, body_of)
+    if len(found) < len(numbers):
+        gone = missing + [held[0][0] for held in expired] + [number for number, _ in unreadable]
+        raise MessageNotFound(f"No deferred message that is not locked has the sequence number {gone[0]}.")
+    until_ms = 0 if receive_and_delete else now_ms + queue.terms.lock_duration_ms
+    items: list[Any] = []
+    for (ref, size, due_ms, place, _, _), record in found:
+        token = new_token(core)
+        items += (token, ref[0], ref[2], record, ref[3])
+        if not receive_and_delete:
+            queue.locks.add(token, (ref, size, due_ms, place, until_ms, NOBODY))
+    if receive_and_delete:
+        discard(core, queue, [held for held, _ in found])
+        queue.tally.received_and_deleted += len(found)
+    elif found:
+        core.timers.arm(until_ms, (queue.id, Due.LOCKS))
+    queue.tally.outgoing += len(found)
+    return [until_ms, items]
+
+
+def _settle(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> None:
+    tokens: list[bytes] = list(args[0])
+    outcome = _outcome(args[1])
+    properties: Properties | None = args[2]
+    if len(set(tokens)) < len(tokens):
+        raise InvalidArgument("A lock token is given twice.")
+    for token in tokens:
+        error = settlement.refusal(core, queue, token, outcome, properties, now_ms)
+        if error is not None:
+            queue.tally.settlements_too_late += isinstance(error, LockLost)
+            raise error
+    settlement.settle(core, queue, tokens, outcome, properties, now_ms)
+
+
+def _outcome(value: int) -> Outcome:
+    try:
+        return Outcome(value)
+    except ValueError:
+        raise InvalidArgument(f"There is no outcome {value}.") from None
+
+
+def _schedule(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> list[int]:
+    return sending.send(core, queue.id, args[0], now_ms)
+
+
+def _cancel_scheduled(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> None:
+    """MessageNotFound if any of the numbers is not that of a message still waiting."""
+    cancelled: list[Held] = []
+    for number in dict.fromkeys(args[0]):
+        entry = _entry(core, queue, Place.SCHEDULED, number)
+        if entry is None:
+            raise MessageNotFound(f"No scheduled message has the sequence number {number}.")
+        try:
+            message_id, delivery_count, overlay = decode_entry(entry)
+        except CorruptRecord:
+            set_aside(core, queue, Place.SCHEDULED, number, None)
+            raise MessageNotFound(f"The scheduled message {number} cannot be read.") from None
+        record = core.bodies.read_one(message_id)
+        if record is None:
+            set_aside(core, queue, Place.SCHEDULED, number, message_id)
+            raise MessageNotFound(f"The scheduled message {number} cannot be read.")
+        scheduled_ms = int.from_bytes(record[8:16], "big", signed=True)  # a scheduled message's enqueued time
+        ref = (number, message_id, delivery_count, overlay)
+        cancelled.append(unlocked(ref, len(record), scheduled_ms, Place.SCHEDULED))
+    discard(core, queue, cancelled)
+    queue.tally.cancelled += len(cancelled)
+
+
+def _delete_batch(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> int:
+    """Available messages, the oldest first; locked ones are passed over."""
+    count, before_ms = args
+    if count < 1:
+        raise InvalidArgument(f"message-count must be positive, not {count}.")
+    return _delete(core, queue, Place.AVAILABLE, count, before_ms)
+
+
+def _purge(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> int:
+    """A step of it: all that is not locked goes. To be asked again until the answer is 0."""
+    limit = 10 * core.settings.step
+    deleted = 0
+    for place in Place:
+        if deleted < limit:
+            deleted += _delete(core, queue, place, limit - deleted, None)
+    return deleted
+
+
+def _delete(core: Core, queue: Queue, place: Place, count: int, before_ms: int | None) -> int:
+    """Delete up to `count` unlocked messages, enqueued before `before_ms`; fewer if many bytes must be read."""
+    locked = queue.locks.numbers() if place == Place.AVAILABLE else queue.locks.deferred
+    start, end = queue_key(queue.id, place, 0), queue_key(queue.id, place + 1, 0)
+    messages: list[Held] = []
+    unreadable: list[tuple[int, int | None]] = []
+    read_bytes = 0
+    while len(messages) < count and read_bytes < core.settings.step_bytes:
+        items = core.store.scan(Table.QUEUE, start, end, min(count, core.settings.step))
+        if not items:
+            break
+        start = items[-1][0] + b"\0"
+        for key, value in items:
+            number = unpack_queue_key(key)[2]
+            if number in locked:
+                continue
+            try:
+                message_id, delivery_count, overlay = decode_entry(value)
+            except CorruptRecord:
+                unreadable.append((number, None))
+                continue
+            record = core.bodies.read_one(message_id)
+            if record is None:
+                unreadable.append((number, message_id))
+                continue
+            read_bytes += len(record)
+            enqueued_ms = int.from_bytes(record[8:16], "big", signed=True)
+            if before_ms is not None and ((overlay or {}).get(Field.ENQUEUED_MS) or enqueued_ms) >= before_ms:
+                continue
+            due_ms = NEVER
+            if place == Place.SCHEDULED:
+                due_ms = enqueued_ms
+            elif place == Place.AVAILABLE and not queue.is_dead_letter:
+                due_ms = _expires_ms(overlay, record)
+            messages.append(unlocked((number, message_id, delivery_count, overlay), len(record), due_ms, place))
+            if len(messages) == count:
+                break
+    discard(core, queue, messages)
+    for number, body_of in unreadable:
+        set_aside(core, queue, place, number, body_of)
+    if place == Place.AVAILABLE:
+        for number in [held[0][0] for held in messages] + [number for number, _ in unreadable]:
+            queue.window.remove(number)
+    queue.tally.deleted += len(messages)
+    return len(messages)
+
+
+def _counts(core: Core, args: Sequence[Any], now_ms: int) -> dict[int, list[int]]:
+    """Of the queues whose ids are the arguments; of all that ever held something, without arguments."""
+    if args:
+        wanted = [queue for queue_id in args if (queue := core.find(queue_id)) is not None]
+        return {queue.id: _count(queue) for queue in wanted}
+    counts = {}
+    for key, value in core.store.scan(Table.COUNTS, b"\0", b"\xff" * 5, 1 << 32):
+        queue_id = int.from_bytes(key, "big")
+        if queue_id >> 3 in core.terms and queue_id & 7 in PARTS and queue_id not in core.queues:
+            try:
+                _, available, deferred, scheduled, size_bytes = decode_counts(value)
+            except CorruptRecord:
+                core.queue(queue_id)  # counts anew
+            else:
+                counts[queue_id] = [available, deferred, scheduled, size_bytes, 0]
+    return counts | {queue.id: _count(queue) for queue in core.queues.values()}
+
+
+def _count(queue: Queue) -> list[int]:
+    return [*queue.counts, queue.size_bytes, len(queue.locks.held)]
+
+
+def _metrics(core: Core, args: Sequence[Any], now_ms: int) -> dict[int, dict[str, Any]]:
+    """queue id -> the names of `queue.Tally` -> number since the start, of the queues in use."""
+    return {queue.id: queue.tally.snapshot() for queue in core.queues.values()}
+
+
+def _probe(core: Core, args: Sequence[Any], now_ms: int) -> None:
+    """The write becomes durable with this turn's commit, before the answer."""
+    value = encode_document(now_ms)
+    core.store.put(Table.META, PROBE_KEY, value)
+    if decode_document(core.store.get(Table.META, PROBE_KEY) or b"") != now_ms:
+        raise InternalError("The store does not return what was written to it.")
+
+
+def _entry(core: Core, queue: Queue, place: Place, number: int) -> bytes | None:
+    if not 0 <= number < 1 << 64:
+        return None
+    return core.store.get(Table.QUEUE, queue_key(queue.id, place, number))
+
+
+def _expires_ms(overlay: Overlay | None, record: bytes) -> int:
+    return overlay_expires_ms(overlay) or message_expires_ms(record)
+
+
+_OF_QUEUE: dict[str, Callable[[Core, Queue, Sequence[Any], int], Any]] = {
+    "renew-locks": _renew_locks,
+    "peek": _peek,
+    "receive-deferred": _receive_deferred,
+    "settle": _settle,
+    "schedule": _schedule,
+    "cancel-scheduled": _cancel_scheduled,
+    "delete-batch": _delete_batch,
+    "purge": _purge,
+}
+
+_OF_PARTITION: dict[str, Callable[[Core, Sequence[Any], int], Any]] = {
+    "counts": _counts,
+    "metrics": _metrics,
+    "probe": _probe,
+}

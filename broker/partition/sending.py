@@ -1,0 +1,116 @@
+"""Accepting messages: all of a call or none, with consecutive sequence numbers."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from broker.errors import EntityDisabled, NotAllowed, QuotaExceeded
+from broker.partition.core import Core
+from broker.partition.queue import Queue
+from broker.partition.timers import Due
+from broker.partition.window import Ref
+from broker.wire import Extra
+from storage.records import (
+    MESSAGE_HEADER_BYTES,
+    NEVER,
+    Field,
+    Overlay,
+    Part,
+    Place,
+    due_key,
+    encode_entry,
+    encode_message,
+    message_key,
+    queue_key,
+)
+from storage.store import Table
+
+Incoming = Sequence[Any]  # layout, body, ttl_ms | None, extra | None: see broker.wire
+
+
+def send(core: Core, queue_id: int, messages: Sequence[Incoming], now_ms: int) -> list[int]:
+    """Their sequence numbers, 0 for a ping. Raises EntityNotFound, NotAllowed, EntityDisabled, QuotaExceeded.
+
+    A message with a scheduled time in the future waits under its number until then; ttl counts from then.
+    """
+    queue = core.queue(queue_id)
+    _check(core, queue, messages)
+    first, number = queue.next_number, queue.next_number
+    message_id = core.bodies.next_id
+    records: list[bytes] = []
+    entries: list[tuple[bytes, bytes]] = []
+    refs: list[Ref] = []
+    due: list[tuple[bytes, bytes]] = []
+    numbers: list[int] = []
+    size_bytes = scheduled_count = 0
+    earliest = [NEVER, NEVER]  # by Timer
+    default_ttl_ms = queue.terms.time_to_live_ms
+
+    for layout, body, ttl_ms, extra in messages:
+        if default_ttl_ms is not None and (ttl_ms is None or ttl_ms > default_ttl_ms):
+            ttl_ms = default_ttl_ms
+        scheduled_ms = 0
+        if extra:
+            if extra.get(Extra.PING):
+                queue.tally.pings += 1
+                numbers.append(0)
+                continue
+            scheduled_ms = extra.get(Extra.SCHEDULED_MS) or 0
+        overlay: Overlay | None = None
+        if scheduled_ms <= now_ms:
+            place, timer, enqueued_ms = Place.AVAILABLE, Due.EXPIRY, now_ms
+            due_ms = expires_ms = NEVER if ttl_ms is None else min(now_ms + ttl_ms, NEVER)
+            refs.append((number, message_id, 0, None))
+        else:
+            place, timer, enqueued_ms, due_ms = Place.SCHEDULED, Due.SCHEDULED, scheduled_ms, scheduled_ms
+            expires_ms = NEVER if ttl_ms is None else min(scheduled_ms + ttl_ms, NEVER)
+            if expires_ms != NEVER:
+                overlay = {Field.EXPIRES_MS: expires_ms}
+            scheduled_count += 1
+        if due_ms != NEVER:
+            due.append((due_key(queue_id, timer, due_ms, number), message_key(message_id)))
+            if due_ms < earliest[timer]:
+                earliest[timer] = due_ms
+        record = encode_message(enqueued_ms, expires_ms, layout, body)
+        records.append(record)
+        size_bytes += len(record)
+        entries.append((queue_key(queue_id, place, number), encode_entry(message_id, 0, overlay)))
+        numbers.append(number)
+        number += 1
+        message_id += 1
+
+    queue.tally.incoming += len(messages)
+    if not records:
+        return numbers
+    core.bodies.append(records, keep=bool(queue.line.waiting))
+    core.store.put_many(Table.QUEUE, entries)
+    queue.next_number = number
+    queue.counts[Place.AVAILABLE] += len(refs)
+    queue.counts[Place.SCHEDULED] += scheduled_count
+    queue.size_bytes += size_bytes
+    queue.window.extend(refs, first, number, core.settings.window)
+    core.touch(queue)
+    core.wake(queue)
+    if due:
+        core.store.put_many(Table.DUE, due)
+        if earliest[Due.EXPIRY] != NEVER:
+            core.arm_expiry(queue, earliest[Due.EXPIRY])
+        if earliest[Due.SCHEDULED] != NEVER:
+            core.timers.arm(earliest[Due.SCHEDULED], (queue_id, Due.SCHEDULED))
+    return numbers
+
+
+def _check(core: Core, queue: Queue, messages: Sequence[Incoming]) -> None:
+    terms = queue.terms
+    if queue.id & 7 != Part.MAIN:
+        raise NotAllowed(f"Messages cannot be sent to the dead-letter queue of '{terms.name}'.")
+    if not terms.can_send:
+        raise EntityDisabled(f"Messaging entity '{terms.name}' is currently disabled for sending.")
+    size_bytes = queue.size_bytes + core.queue(queue.id | Part.DEAD_LETTER).size_bytes
+    added_bytes = sum(len(message[1]) for message in messages) + MESSAGE_HEADER_BYTES * len(messages)
+    if size_bytes + added_bytes > terms.size_bytes_max:
+        raise QuotaExceeded(
+            f"The maximum entity size has been reached or exceeded for '{terms.name}'. "
+            f"Size of entity in bytes: {size_bytes}, max entity size in bytes: {terms.size_bytes_max}."
+        )
+    if core.store_is_full():
+        raise QuotaExceeded("The store of this partition is nearly full; messages must be received first.")

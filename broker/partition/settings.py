@@ -1,0 +1,21 @@
+"""What bounds a partition's work and memory. One value of each kind per broker; entities have their own terms."""
+
+from dataclasses import dataclass
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class PartitionSettings:
+    """Counts are of messages unless the name says otherwise."""
+
+    keep_locks_of_broken_connections: bool = False  # True is the cloud's way: the lock runs out by itself
+    store_watermark: float = 0.9  # of the store's capacity; above it sends are refused, so that settling always works
+    window: int = 4096  # entries of one queue's head in memory; as many returned ones on top
+    pump_bytes_per_receiver: int = 4 * MIB  # handed to one receiver in one turn
+    pump_bytes: int = 16 * MIB  # handed out in one turn in all
+    step: int = 1000  # timers fired, or messages of a deleted entity freed, per queue and turn
+    step_bytes: int = 64 * MIB  # read by one purge or deletion request
+    peek_max: int = 1000  # in one answer to `peek`; the caller asks again from where it ended
+    reply_bytes: int = 64 * MIB  # in one answer to `receive-deferred` for more than one message
+    properties_bytes: int = 64 * 1024  # names and values set on one message by its receivers

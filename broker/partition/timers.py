@@ -1,0 +1,56 @@
+"""When something is next due, for each thing that can be due.
+
+A thing is (queue id, what). It has at most one timer: the earliest it was armed with. Firing early is harmless, so a
+timer whose reason has gone is left alone; whoever is called looks at what is really due and arms the next.
+"""
+
+from enum import IntEnum
+from heapq import heapify, heappop, heappush
+
+
+class Due(IntEnum):
+    """What is due on a queue. The first two are `storage.records.Timer`, which are on disk."""
+
+    SCHEDULED = 0
+    EXPIRY = 1
+    LOCKS = 2
+    DELETION = 3
+
+
+Thing = tuple[int, int]
+
+
+class Timers:
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, Thing]] = []
+        self._armed: dict[Thing, int] = {}
+
+    def arm(self, time_ms: int, thing: Thing) -> None:
+        """Have `thing` due at `time_ms`, if it is not due earlier anyway."""
+        armed_ms = self._armed.get(thing)
+        if armed_ms is not None and armed_ms <= time_ms:
+            return
+        self._armed[thing] = time_ms
+        heappush(self._heap, (time_ms, thing))
+        # Re-armed earlier and earlier, a thing leaves stale items behind; they must not outgrow the real ones.
+        if len(self._heap) > 2 * len(self._armed) + 64:
+            self._heap = [(time_ms, thing) for thing, time_ms in self._armed.items()]
+            heapify(self._heap)
+
+    def take_due(self, now_ms: int) -> list[Thing]:
+        """Things due at or before `now_ms`, each once, the earliest first; they are no longer armed."""
+        due = []
+        while self._heap and self._heap[0][0] <= now_ms:
+            time_ms, thing = heappop(self._heap)
+            if self._armed.get(thing) == time_ms:
+                del self._armed[thing]
+                due.append(thing)
+        return due
+
+    def next_ms(self) -> int | None:
+        while self._heap:
+            time_ms, thing = self._heap[0]
+            if self._armed.get(thing) == time_ms:
+                return time_ms
+            heappop(self._heap)
+        return None

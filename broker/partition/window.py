@@ -1,0 +1,94 @@
+"""The head of one queue in memory: what can be handed out next, in order of sequence numbers.
+
+Sequence numbers below `cursor` have been fetched from the store. Of these, an available message is in exactly one of:
+- `entries` from `head` on: fetched and not handed out yet, at most as many as the window is long;
+- `returned`: handed out before and back again, a heap;
+- the queue's locks.
+Numbers from `cursor` on are in the store only, except that those in `skip` are locked: after `reset` the head is
+fetched again, and what is locked must be passed over. `gone` are numbers that were removed while in `entries` or
+`returned`.
+"""
+
+from heapq import heappop, heappush
+
+from storage.records import Overlay
+
+# A message in a queue: sequence number, message id, delivery count, overlay. A plain tuple: one is made per message.
+Ref = tuple[int, int, int, Overlay | None]
+
+
+class Window:
+    __slots__ = ("active", "cursor", "entries", "gone", "head", "returned", "skip")
+
+    def __init__(self) -> None:
+        self.active = False  # True while somebody receives: only then new messages are kept
+        self.entries: list[Ref] = []
+        self.head = 0
+        self.cursor = 0
+        self.returned: list[Ref] = []
+        self.gone: set[int] = set()
+        self.skip: set[int] = set()
+
+    def next(self, count: int) -> list[Ref]:
+        """Up to `count` of the lowest in memory, removed from it. Fewer does not mean that the store has no more."""
+        if not self.returned and not self.gone:
+            taken = self.entries[self.head : self.head + count]
+            self.head += len(taken)
+        else:
+            taken = self._merge(count)
+        if self.head == len(self.entries):
+            self.entries, self.head = [], 0
+        return taken
+
+    def _merge(self, count: int) -> list[Ref]:
+        taken: list[Ref] = []
+        entries, returned, gone = self.entries, self.returned, self.gone
+        while len(taken) < count:
+            if returned and (self.head == len(entries) or returned[0][0] < entries[self.head][0]):
+                ref = heappop(returned)
+            elif self.head < len(entries):
+                ref = entries[self.head]
+                self.head += 1
+            else:
+                break
+            if ref[0] in gone:
+                gone.discard(ref[0])
+            else:
+                taken.append(ref)
+        return taken
+
+    def fill(self, refs: list[Ref], cursor: int) -> None:
+        """Add what was fetched from the store, from the old cursor to below the new one."""
+        self._compact()
+        self.entries += refs
+        self.cursor = cursor
+
+    def extend(self, refs: list[Ref], first: int, end: int, limit: int) -> None:
+        """Take note of new messages at the queue's end, which had the numbers from `first` to below `end`.
+
+        Without a receiver, room, or all that comes before them, they are left to be fetched later.
+        """
+        if self.active and self.cursor == first and len(self.entries) - self.head + len(refs) <= limit:
+            self.fill(refs, end)
+
+    def put_back(self, ref: Ref) -> None:
+        if ref[0] < self.cursor:
+            heappush(self.returned, ref)
+        else:
+            self.skip.discard(ref[0])
+
+    def remove(self, number: int) -> None:
+        """An available, unlocked message was removed from the store."""
+        if number < self.cursor:
+            self.gone.add(number)
+
+    def reset(self, locked: set[int]) -> None:
+        """Forget what is in memory, to be fetched again from the start; `locked` are available messages under lock."""
+        self.entries, self.head, self.cursor = [], 0, 0
+        self.returned, self.gone, self.skip = [], set(), locked
+
+    def _compact(self) -> None:
+        # A queue that is never quite empty would otherwise keep every entry it has handed out.
+        if self.head > 512:
+            del self.entries[: self.head]
+            self.head = 0
