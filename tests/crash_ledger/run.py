@@ -1,0 +1,211 @@
+"""Kills a broker at random moments under load and checks it against the ledger: `python -m tests.crash_ledger.run`."""
+
+import argparse
+import contextlib
+import os
+import random
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+import psutil
+
+from tests.brokers import KEY, KEY_NAME, Broker, BrokerFailed
+from tests.crash_ledger.ledger import Ledger, Summary
+from tests.crash_ledger.links import Login
+from tests.crash_ledger.load import Load, Mix
+
+QUEUE = "ledger"
+# The delivery limit is out of reach, or messages that crashes interrupt would be dead-lettered; locks outlive the run.
+CONFIG = f"""
+[[queues]]
+name = "{QUEUE}"
+max_delivery_count = 2000000000
+lock_duration_ms = 300000
+"""
+RECOVERY_TIMEOUT_S = 30.0
+
+
+class Victim(Enum):
+    """What is killed. Workers and gateways are started again by their supervisor, the rest by us."""
+
+    ALL = "all"
+    STARTING = "starting"  # all, and all again while it starts
+    SUPERVISOR = "supervisor"
+    GATEWAY = "gateway"
+    WORKER = "worker"
+
+
+WEIGHTS = {Victim.ALL: 4, Victim.STARTING: 1, Victim.SUPERVISOR: 1, Victim.GATEWAY: 2, Victim.WORKER: 2}
+STARTED_BY_US = (Victim.ALL, Victim.STARTING, Victim.SUPERVISOR)
+
+
+@dataclass(frozen=True)
+class Report:
+    summary: Summary
+    kills: Counter[Victim]
+    links_lost: int
+    seconds: float
+    slowest_recovery_s: float  # from a kill until every link is attached again
+    problem: str  # what ended the run early; empty if nothing did
+
+    @property
+    def sound(self) -> bool:
+        return not self.summary.violations and not self.problem
+
+    def __str__(self) -> str:
+        kills = ", ".join(f"{victim.value} {count}" for victim, count in self.kills.most_common())
+        lines = [
+            f"{self.kills.total()} kills with SIGKILL in {self.seconds:.0f} s: {kills}",
+            f"links lost {self.links_lost:,}, slowest recovery {self.slowest_recovery_s:.2f} s",
+            str(self.summary),
+        ]
+        return "\n".join([*lines, f"ended early: {self.problem}"] if self.problem else lines)
+
+
+def run(
+    directory: Path,
+    kills: int,
+    *,
+    seed: int = 0,
+    victims: Sequence[Victim] = (),
+    mix: Mix | None = None,
+    longest_gap_s: float = 1.5,
+    say: Callable[[str], None] = lambda text: None,
+) -> Report:
+    """Load a fresh broker, kill something `kills` times, drain, and judge.
+
+    `victims` are taken in turn; without any they are drawn at random. Raises BrokerFailed if it does not start again.
+    """
+    chance = random.Random(seed)
+    began = time.monotonic()
+    done: Counter[Victim] = Counter()
+    slowest = 0.0
+    problem = ""
+    broker = Broker(directory, CONFIG)
+    ledger = Ledger()
+    load = Load(Login(broker.amqp_port, KEY_NAME, KEY), QUEUE, ledger, mix or Mix(), seed)
+    broker.start()
+    try:
+        for number in range(kills):
+            recover(load)
+            if victims:
+                victim = victims[number % len(victims)]
+            else:
+                victim = chance.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
+            kill_during(load, broker, victim, after_s=chance.uniform(0.05, longest_gap_s))
+            done[victim] += 1
+            killed = time.monotonic()
+            if victim is Victim.STARTING:
+                kill_while_starting(broker, after_s=chance.uniform(0.0, 1.0))
+            if victim in STARTED_BY_US:
+                broker.start()
+            recover(load)
+            slowest = max(slowest, time.monotonic() - killed)
+            say(f"kill {number + 1} of {kills}, {victim.value}: {load.accepted:,} accepted, {load.gone:,} settled")
+        load.run(0.5)
+        load.drain()
+        broker.stop()
+    except TimeoutError as timeout:
+        problem = str(timeout)
+    finally:
+        broker.kill()
+    return Report(ledger.close(), done, len(load.lost_links), time.monotonic() - began, slowest, problem)
+
+
+def recover(load: Load) -> None:
+    """Raises TimeoutError unless all links are attached, and a message sent after that is accepted, in time."""
+    load.run(RECOVERY_TIMEOUT_S, until=load.all_attached)
+    before = load.accepted
+    load.run(RECOVERY_TIMEOUT_S, until=lambda: load.accepted > before)
+    if not load.all_attached() or load.accepted == before:
+        lost = "; ".join(load.lost_links[-3:])
+        raise TimeoutError(f"not serving {RECOVERY_TIMEOUT_S:.0f} s after a kill. Links lost last: {lost}")
+
+
+def kill_during(load: Load, broker: Broker, victim: Victim, after_s: float) -> None:
+    """Kill from another thread, so that it hits the broker at any point of its work, and ours at any of the loop."""
+    killed = threading.Event()
+
+    def act() -> None:
+        time.sleep(after_s)
+        kill(broker, victim)
+        killed.set()
+
+    thread = threading.Thread(target=act)
+    thread.start()
+    load.run(after_s + 10, until=killed.is_set)
+    thread.join()
+    load.new_epoch()
+    if victim in STARTED_BY_US:
+        load.run(0.5, until=load.all_lost)  # what it still wrote counts: read it before connections are made anew
+
+
+def kill(broker: Broker, victim: Victim) -> None:
+    """SIGKILL, and return when the victim is gone. A killed supervisor must take its children with it."""
+    processes = broker.processes()
+    if victim in (Victim.ALL, Victim.STARTING):
+        broker.kill()
+    elif victim is Victim.SUPERVISOR:
+        processes[0].kill()
+        _, alive = psutil.wait_procs(processes[1:], timeout=5)
+        broker.kill()
+        assert not alive, f"still running without their supervisor: {alive}"
+    else:
+        of_kind = [process for process in processes[1:] if f"broker.{victim.value}" in _command(process)]
+        assert of_kind, f"no {victim.value} among {[_command(process) for process in processes]}"
+        chosen = random.choice(of_kind)
+        chosen.kill()
+        psutil.wait_procs([chosen], timeout=5)
+
+
+def kill_while_starting(broker: Broker, after_s: float) -> None:
+    """Start it and kill all of it after that time, whether it is ready by then or not."""
+
+    def start() -> None:
+        with contextlib.suppress(BrokerFailed):
+            broker.start()
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    time.sleep(after_s)
+    if broker.running:
+        os.killpg(broker.pid, signal.SIGKILL)  # it leads its own process group
+    thread.join()
+    broker.kill()
+
+
+def _command(process: psutil.Process) -> str:
+    with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+        return " ".join(process.cmdline())
+    return ""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.crash_ledger.run", description=__doc__)
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=None, help="repeats victims and moments (default: a new one)")
+    parser.add_argument(
+        "--victim", choices=[victim.value for victim in Victim], help="kill only these (default: mixed)"
+    )
+    options = parser.parse_args()
+    seed = options.seed if options.seed is not None else random.SystemRandom().randrange(2**32)
+    victims = [Victim(options.victim)] if options.victim else []
+    print(f"seed {seed}", flush=True)
+    with tempfile.TemporaryDirectory(prefix="peeklock-ledger-") as directory:
+        report = run(
+            Path(directory), options.kills, seed=seed, victims=victims, say=lambda text: print(text, flush=True)
+        )
+    print(report)
+    return 0 if report.sound else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,78 @@
+"""What was accepted is never lost and what was settled never comes back, whatever is killed under load."""
+
+import time
+
+import pytest
+
+from tests.brokers import KEY, KEY_NAME, Broker
+from tests.crash_ledger import bodies
+from tests.crash_ledger.ledger import Breach, Ledger, Outcome
+from tests.crash_ledger.links import Login, Receiver, Sender
+from tests.crash_ledger.load import Load, Mix
+from tests.crash_ledger.run import CONFIG, QUEUE, Victim, run
+
+
+@pytest.mark.slow
+def test_nothing_accepted_is_lost_and_nothing_settled_returns_over_kills(tmp_path):
+    report = run(tmp_path, 3, seed=3, victims=(Victim.ALL, Victim.WORKER, Victim.GATEWAY), longest_gap_s=0.5)
+    assert report.sound, str(report)
+    assert report.summary.accepted > 500
+    assert report.summary.completed > 500
+    assert report.summary.dead_lettered > 0
+
+
+def test_a_message_taken_behind_the_ledgers_back_is_reported_lost_and_one_put_back_as_resurrected(tmp_path):
+    """The whole tool, with one message lost and one resurrected by another client in the broker's place."""
+    with Broker(tmp_path, CONFIG) as broker:
+        login = Login(broker.amqp_port, KEY_NAME, KEY)
+        ledger = Ledger()
+        load = Load(login, QUEUE, ledger, Mix(senders=1, receivers=0), seed=1)
+        load.run(20, until=lambda: load.accepted >= 10)
+        load.sending = False
+        load.run(0.3)
+        stolen = steal_one(login)
+        load.add_receiver()
+        load.run(20, until=lambda: load.gone >= load.accepted - 1)
+        returned = next(key for key in ((0, number) for number in range(10)) if key != stolen)
+        put_back(login, returned)
+        load.drain()
+    summary = ledger.close()
+    assert {(violation.breach, violation.key) for violation in summary.violations} == {
+        (Breach.LOST, stolen),
+        (Breach.RESURRECTED, returned),
+    }
+
+
+def steal_one(login: Login) -> tuple[int, int]:
+    """Complete the first message of the queue."""
+    taken: list[tuple[int, int]] = []
+    settled: list[bool] = []
+
+    def delivered(receiver, delivery, body):
+        key, _ = bodies.read(body)
+        taken.append(key)
+        receiver.settle(delivery, key, Outcome.COMPLETE)
+
+    receiver = Receiver(login, "thief", QUEUE, 1, delivered, lambda key, outcome, applied: settled.append(applied))
+    exchange(receiver, lambda: bool(settled))
+    assert settled == [True]
+    return taken[0]
+
+
+def put_back(login: Login, key: tuple[int, int]) -> None:
+    answers: list[bool] = []
+    sender = Sender(login, "forger", QUEUE, lambda key, accepted: answers.append(accepted))
+    exchange(sender, lambda: sender.credit > 0)
+    sender.send(key, bodies.make(key, time.monotonic_ns()))
+    exchange(sender, lambda: bool(answers))
+    assert answers == [True]
+
+
+def exchange(peer, until) -> None:
+    end = time.monotonic() + 10
+    while not until():
+        assert time.monotonic() < end, "no answer"
+        peer.write()
+        peer.read()
+        time.sleep(0.001)
+    peer.write()
