@@ -57,11 +57,11 @@ def greeting(user: str, password: str) -> bytes:
     return b"AMQP\x03\x01\x00\x00" + frame(1, init)
 
 
-def receiver(name: str, hostname: str, address: str) -> bytes:
-    """Header, open, begin, attach of a receiver with credit."""
+def receiver(name: str, hostname: str, address: str, credit: int) -> bytes:
+    """Header, open, begin, attach of a receiver, flow with its credit."""
     source, target = described(0x28, string(address)), described(0x29)
     attach = described(0x12, string(name), uint(0), TRUE, NULL, NULL, source, target)
-    flow = described(0x13, uint(0), uint(2048), uint(0), uint(2048), uint(0), uint(0), uint(CREDIT))
+    flow = described(0x13, uint(0), uint(2048), uint(0), uint(2048), uint(0), uint(0), uint(credit))
     return b"".join(
         [
             b"AMQP\x00\x01\x00\x00",
@@ -119,7 +119,9 @@ class Connection:
         return 0
 
 
-def open_all(host: str, port: int, user: str, password: str, addresses: list[str], count: int) -> list[Connection]:
+def open_all(
+    host: str, port: int, user: str, password: str, addresses: list[str], count: int, *, credit: int = CREDIT
+) -> list[Connection]:
     """Returns when every receiver is attached. Raises Refused or TimeoutError."""
     hello = greeting(user, password)
     opened: list[Connection] = []
@@ -129,7 +131,7 @@ def open_all(host: str, port: int, user: str, password: str, addresses: list[str
         while len(opened) < count or pending:
             while len(opened) < count and pending < AT_ONCE:
                 number = len(opened)
-                then = receiver(f"idle-{number}", host, addresses[number % len(addresses)])
+                then = receiver(f"idle-{number}", host, addresses[number % len(addresses)], credit)
                 connection = Connection(host, port, hello, then)
                 selector.register(connection.socket, selectors.EVENT_READ, connection)
                 opened.append(connection)
