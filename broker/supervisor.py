@@ -159,7 +159,7 @@ def start_text(settings: Settings, answer: dict[str, Any], show_key: bool) -> st
     if not show_key and key != EMULATOR_KEY:
         kept = settings.data_dir / "root-key"
         key = f"<the key in {kept}>" if kept.exists() else "<the key in security.root_key>"
-    plain, tls, ops = (answer.get(name) for name in ("amqp_port", "tls_port", "ops_port"))
+    plain, tls, ops = (answer.get(name) for name in ("amqp_port", "amqps_port", "ops_port"))
     lines = [f"Peeklock {__version__} is ready.", ""]
     if plain is not None:
         lines.append(f"  AMQP        amqp://{_address(settings.amqp.host, plain)}")

@@ -180,7 +180,7 @@ def text(*, show_key, key="c2VjcmV0", data_dir=Path("/var/lib/peeklock"), host="
     settings = Settings.model_validate(
         {"data_dir": data_dir, "security": {"root_key": key}, "amqp": {"host": host}, "namespace": "peeklock"}
     )
-    answer = {"ready": True, "amqp_port": 5672, "tls_port": None, "ops_port": 9464} | ports
+    answer = {"ready": True, "amqp_port": 5672, "amqps_port": None, "ops_port": 9464} | ports
     return start_text(settings, answer, show_key)
 
 
@@ -199,7 +199,7 @@ def test_the_start_text_names_the_ports_that_were_taken():
 
 
 def test_without_plain_tcp_the_connection_string_is_for_tls():
-    shown = text(show_key=True, amqp_port=None, tls_port=5671, host="broker.example")
+    shown = text(show_key=True, amqp_port=None, amqps_port=5671, host="broker.example")
     assert "amqp://" not in shown
     assert "amqps://broker.example:5671\n" in shown
     assert "Endpoint=sb://broker.example;" in shown
