@@ -10,7 +10,7 @@ from typing import Final
 
 from protocol.codec import Int
 from protocol.errors import ProtocolError
-from protocol.request_message import Request, encode_response
+from protocol.request_message import Request, encode_response, text
 from protocol.sas_tokens import PREFIX, MalformedToken
 
 ACCEPTED: Final = 202
@@ -42,14 +42,14 @@ def parse_put_token(request: Request) -> PutToken:
     The request's `expiration` does not matter: a token says itself when it ends. Raises BadCbsRequest,
     UnsupportedToken, or MalformedToken for a body that is no token at all.
     """
-    operation = request.properties.get("operation")
+    operation = text(request.properties.get("operation"))
     if operation != "put-token":
-        raise BadCbsRequest(f"The operation {operation!r} is not offered by $cbs: 'put-token' is.")
-    audience = request.properties.get("name")
-    if not isinstance(audience, str) or not audience:
+        raise BadCbsRequest(f"The operation '{(operation or '')[:100]}' is not offered by $cbs: 'put-token' is.")
+    audience = text(request.properties.get("name"))
+    if not audience:
         raise BadCbsRequest("The application property 'name', the audience of the token, is missing.")
-    token = request.body
-    if not isinstance(token, str):
+    token = text(request.body)
+    if token is None:
         raise MalformedToken("The body is not a string.")
     if token.startswith(PREFIX):
         return PutToken(audience, token)
@@ -64,10 +64,10 @@ def encode_accepted(request: Request) -> bytes:
     return _encode(request, ACCEPTED, "Accepted")
 
 
-def encode_refused(request: Request, error: ProtocolError, text: str | None = None) -> bytes:
-    """The answer to a request that failed with `error`, with `text` (its tracking text appended) in its place."""
+def encode_refused(request: Request, error: ProtocolError, description: str | None = None) -> bytes:
+    """The answer to a request that failed with `error`; `description` stands for its text, with tracking."""
     status = BAD_REQUEST if isinstance(error, BadCbsRequest) else UNAUTHORIZED
-    return _encode(request, status, text or str(error))
+    return _encode(request, status, description or str(error))
 
 
 def _encode(request: Request, status: int, description: str) -> bytes:

@@ -1,11 +1,11 @@
 """The $management node of an entity: requests as typed arguments, responses with the exact types that SDKs assert.
 
-Requests are read generously (any integer type, list or array, symbol or string, unknown keys ignored); responses are
-written strictly (an int status, a symbol condition, arrays of one type, a map as the body whatever happened).
+Requests are read generously: any integer type, list or array, string or symbol or binary; unknown keys are ignored.
+Responses are written strictly: an int status, a symbol condition, arrays, a map as the body whatever happened.
 
     call = management.parse(request)        # ManagementError: answer with encode_failure
     call.arguments                          # RenewLocks, PeekMessages, ...: which one says what is asked for
-    management.encode_success(request, ...) # or encode_messages, ...
+    management.encode_success(request, ...) # or encode_peeked, encode_deferred, ...
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,7 +17,7 @@ from uuid import UUID
 from protocol import conditions
 from protocol.codec import Array, Int, Long, Symbol, Timestamp, array, encode
 from protocol.errors import ProtocolError
-from protocol.request_message import Request, encode_response
+from protocol.request_message import Request, encode_response, text
 
 OK: Final = 200
 NO_CONTENT: Final = 204
@@ -169,8 +169,8 @@ class Call:
 def parse(request: Request) -> Call:
     """Raises a ManagementError."""
     properties = request.properties
-    operation = properties.get("operation")
-    if not isinstance(operation, str):
+    operation = text(properties.get("operation"))
+    if operation is None:
         raise ArgumentError("The application property 'operation' is missing.")
     reader = _READERS.get(operation.lower())
     if reader is None:
@@ -215,9 +215,10 @@ class _Fields:
 
     def optional_string(self, name: str) -> str | None:
         value = self._fields.get(name)
-        if not isinstance(value, str | None):
+        result = text(value)
+        if result is None and value is not None:
             raise ArgumentError(f"'{name}' is not a string.")
-        return value
+        return result
 
     def optional_boolean(self, name: str) -> bool:
         value = self._fields.get(name)
@@ -406,8 +407,10 @@ def encode_limited(request: Request, body: Mapping[str, Any], max_bytes: int) ->
     response = encode_success(request, body)
     if not max_bytes or len(response) <= max_bytes:
         return response
-    text = f"The response has {len(response)} bytes; the limit of the link is {max_bytes} bytes. Ask for less at once."
-    return encode_failure(request, conditions.LINK_MESSAGE_SIZE_EXCEEDED, text)
+    problem = (
+        f"The response has {len(response)} bytes; the limit of the link is {max_bytes} bytes. Ask for less at once."
+    )
+    return encode_failure(request, conditions.LINK_MESSAGE_SIZE_EXCEEDED, problem)
 
 
 def encode_no_content(request: Request, condition: Symbol | None = None) -> bytes:
@@ -415,8 +418,8 @@ def encode_no_content(request: Request, condition: Symbol | None = None) -> byte
     return _encode(request, NO_CONTENT, "No Content", None, condition)
 
 
-def encode_failure(request: Request, condition: Symbol, text: str) -> bytes:
-    return _encode(request, STATUS.get(condition, 500), text, None, condition)
+def encode_failure(request: Request, condition: Symbol, description: str) -> bytes:
+    return _encode(request, STATUS.get(condition, 500), description, None, condition)
 
 
 # The list of messages may need the wide form of its size and count, and so may the map around it.

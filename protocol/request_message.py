@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 from uuid import UUID
 
-from protocol.codec import Buffer, Described, ULong, decode, encode
+from protocol.codec import Buffer, Described, decode, encode
 from protocol.errors import DecodeError, InvalidField
 
 _PROPERTIES, _APPLICATION_PROPERTIES, _VALUE = 0x73, 0x74, 0x77
@@ -24,7 +24,7 @@ _MESSAGE_ID, _REPLY_TO, _CORRELATION_ID = 0, 4, 5  # fields of the properties (3
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """`message_id` is a ulong, uuid, binary, string or None; `properties` are the application properties."""
+    """`message_id` is a number, uuid, binary, string or None; `properties` are the application properties."""
 
     message_id: Any
     reply_to: str | None
@@ -53,12 +53,22 @@ def parse(message: Buffer) -> Request:
         raise InvalidField("application-properties", "not a map")
     fields += [None] * (_CORRELATION_ID + 1 - len(fields))
     message_id = fields[_MESSAGE_ID] if fields[_MESSAGE_ID] is not None else fields[_CORRELATION_ID]
-    if not isinstance(message_id, ULong | UUID | bytes | str | None):
-        raise InvalidField("message-id", "not a ulong, uuid, binary or string")
+    if not isinstance(message_id, int | UUID | bytes | str | None):
+        raise InvalidField("message-id", "not a number, uuid, binary or string")
     reply_to = fields[_REPLY_TO]
     if not isinstance(reply_to, str | None):
         raise InvalidField("reply-to", "not a string")
     return Request(message_id, reply_to, properties, sections.get(_VALUE))
+
+
+def text(value: Any) -> str | None:
+    """A string that may have come as binary, as Python sends its operations; None if it is neither."""
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return None
+    return value if isinstance(value, str) else None
 
 
 def encode_response(request: Request, properties: Mapping[str, Any], body: Any) -> bytes:
