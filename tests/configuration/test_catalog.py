@@ -1,0 +1,305 @@
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from broker.catalog import (
+    Definition,
+    ImmutablePropertyChanged,
+    Reconciled,
+    Update,
+    catalog_version,
+    definitions,
+    home_partition,
+    reconcile,
+)
+from broker.config import ConfigurationError
+from broker.entities import IMMUTABLE, AuthorizationRule, QueueDescription, Right, Status
+from storage.lmdb_store import LmdbStore
+from storage.memory import MemoryStore
+from storage.records import entity_key
+from storage.store import Store, StoreError, StoreFull, Table
+
+T0, T1, T2 = 1_000, 2_000, 3_000
+PARTITIONS = 3
+
+
+class Crash(Exception): ...
+
+
+class Crashing(MemoryStore):
+    """Does not survive its commit when told so: `keeps` says if the commit still got to the disk."""
+
+    crash = False
+    keeps = False
+
+    def commit(self) -> None:
+        if not self.crash:
+            super().commit()
+            return
+        self.crash = False
+        if self.keeps:
+            super().commit()
+        else:
+            self.abort()
+        raise Crash
+
+
+@pytest.fixture
+def stores() -> list[Crashing]:
+    return [Crashing() for _ in range(PARTITIONS)]
+
+
+def queue(name="orders", **properties) -> QueueDescription:
+    return QueueDescription(name=name, **properties)
+
+
+def contents(store: Store) -> list[list[tuple[bytes, bytes]]]:
+    return [store.scan(table, b"", b"\xff" * 64, 1000) for table in Table]
+
+
+def assert_alike(stores) -> None:
+    assert all(contents(store) == contents(stores[0]) for store in stores)
+    assert not any(store.dirty for store in stores)
+
+
+def test_a_missing_entity_is_created_on_all_partitions(stores):
+    orders = queue(lock_duration_ms=60_000, authorization_rules=(
+        AuthorizationRule(key_name="k", primary_key="p", secondary_key=None, rights=frozenset({Right.SEND})),
+    ))  # fmt: skip
+    assert reconcile(stores, [orders, queue("bills")], T0) == Reconciled(1, ("orders", "bills"), (), ())
+    for store in stores:
+        assert definitions(store) == [Definition(1, orders, T0, T0), Definition(2, queue("bills"), T0, T0)]
+        assert catalog_version(store) == 1
+    assert_alike(stores)
+
+
+def test_nothing_declared_changes_nothing(stores):
+    assert reconcile(stores, [], T0) == Reconciled(0, (), (), ())
+    assert contents(stores[0]) == contents(MemoryStore())
+
+
+def test_the_same_declaration_again_changes_nothing(stores):
+    reconcile(stores, [queue()], T0)
+    before = contents(stores[0])
+    assert reconcile(stores, [queue()], T1) == Reconciled(1, (), (), ())
+    assert contents(stores[0]) == before
+
+
+def test_mutable_differences_are_updated_and_named(stores):
+    reconcile(stores, [queue()], T0)
+    wanted = queue(max_delivery_count=3, status=Status.SEND_DISABLED, forward_to="other")
+    result = reconcile(stores, [wanted], T1)
+    changed = ("max_delivery_count", "forward_to", "status")
+    assert result == Reconciled(2, (), (Update("orders", changed),), ())
+    for store in stores:
+        assert definitions(store) == [Definition(1, wanted, T0, T1)]
+    assert_alike(stores)
+
+
+def test_every_property_but_the_immutable_can_be_updated(stores):
+    other = queue(
+        lock_duration_ms=5_000, max_delivery_count=1, default_message_time_to_live_ms=1_000,
+        dead_lettering_on_message_expiration=True, duplicate_detection_history_time_window_ms=5_000,
+        enable_batched_operations=False, max_size_mb=1, max_message_size_kb=1, auto_delete_on_idle_ms=300_000,
+        forward_to="a", forward_dead_lettered_messages_to="b", status=Status.DISABLED, user_metadata="m",
+        authorization_rules=(AuthorizationRule(key_name="k", primary_key="p", rights=frozenset()),),
+    )  # fmt: skip
+    reconcile(stores, [queue()], T0)
+    [update] = reconcile(stores, [other], T1).updated
+    assert set(update.properties) == set(QueueDescription.model_fields) - {"name", *IMMUTABLE}
+    assert definitions(stores[1])[0].description == other
+
+
+@pytest.mark.parametrize("name", IMMUTABLE)
+@pytest.mark.parametrize("stored", [True, False])
+def test_an_immutable_difference_names_entity_property_and_values(stores, name, stored):
+    reconcile(stores, [queue("Orders", **{name: stored})], T0)
+    before = [contents(store) for store in stores]
+    words = {True: "true", False: "false"}
+    with pytest.raises(
+        ImmutablePropertyChanged,
+        match=f"queue 'Orders': {name} is {words[stored]} since its creation and cannot become {words[not stored]}",
+    ):
+        reconcile(stores, [queue("new"), queue("orders", max_delivery_count=3, **{name: not stored})], T1)
+    assert [contents(store) for store in stores] == before
+    assert not any(store.dirty for store in stores)
+
+
+def test_all_immutable_differences_are_told_at_once(stores):
+    reconcile(stores, [queue("a"), queue("b")], T0)
+    wanted = [queue("a", requires_session=True, enable_partitioning=True), queue("b", requires_session=True)]
+    with pytest.raises(ImmutablePropertyChanged) as raised:
+        reconcile(stores, wanted, T1)
+    assert len(str(raised.value).splitlines()) == 3
+
+
+def test_the_user_is_told_as_of_any_wrong_configuration():
+    assert issubclass(ImmutablePropertyChanged, ConfigurationError)
+
+
+def test_names_are_one_in_any_case_and_keep_their_first_spelling(stores):
+    reconcile(stores, [queue("Orders")], T0)
+    assert reconcile(stores, [queue("ORDERS")], T1) == Reconciled(1, (), (), ())
+    reconcile(stores, [queue("orders", max_delivery_count=3)], T2)
+    assert [item.description.name for item in definitions(stores[0])] == ["Orders"]
+
+
+def test_what_is_not_declared_stays(stores):
+    reconcile(stores, [queue("a"), queue("b")], T0)
+    reconcile(stores, [queue("c")], T1)
+    assert [(item.entity_id, item.description.name) for item in definitions(stores[2])] == [
+        (1, "a"),
+        (2, "b"),
+        (3, "c"),
+    ]
+
+
+def reconcile_until(crash_at: int, keeps: bool, stores: list[Crashing], declared) -> None:
+    stores[crash_at].crash, stores[crash_at].keeps = True, keeps
+    with pytest.raises(Crash):
+        reconcile(stores, declared, T1)
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+@pytest.mark.parametrize("partition", range(PARTITIONS))
+def test_a_crash_between_partitions_is_mended_at_the_next_start(stores, partition, keeps):
+    declared = [queue("a", max_delivery_count=3), queue("b")]
+    reconcile(stores, [queue("a")], T0)
+    reconcile_until(partition, keeps, stores, declared)
+    result = reconcile(stores, declared, T2)
+    began = partition > 0 or keeps
+    assert result.version == 2
+    assert result.created == (() if began else ("b",))
+    assert result.copied == (tuple(range(partition + keeps, PARTITIONS)) if began else ())
+    assert [item.description for item in definitions(stores[2])] == declared
+    assert_alike(stores)
+
+
+def test_a_crash_is_mended_even_if_the_declaration_is_gone(stores):
+    reconcile_until(1, False, stores, [queue("a")])
+    assert reconcile(stores, [], T2) == Reconciled(1, (), (), (1, 2))
+    assert [item.description.name for item in definitions(stores[2])] == ["a"]
+    assert_alike(stores)
+
+
+def test_the_latest_catalog_wins_after_a_restore_of_copies_from_different_moments():
+    older = MemoryStore()
+    reconcile([older], [queue("a")], T0)
+    newer = MemoryStore()
+    reconcile([newer], [queue("a")], T0)
+    reconcile([newer], [queue("b")], T1)
+    stores = [older, newer]
+    assert reconcile(stores, [queue("c")], T2) == Reconciled(3, ("c",), (), (0,))
+    assert [(item.entity_id, item.description.name) for item in definitions(older)] == [(1, "a"), (2, "b"), (3, "c")]
+    assert_alike(stores)
+
+
+def test_a_full_home_starts_nothing():
+    stores = [MemoryStore(capacity_bytes=64), MemoryStore()]
+    with pytest.raises(StoreFull):
+        reconcile(stores, [queue()], T0)
+    assert definitions(stores[1]) == []
+
+
+@pytest.mark.parametrize(
+    ("table", "key", "reading"),
+    [(Table.ENTITIES, entity_key(1), "entity 1"), (Table.META, b"catalog-version", "META catalog-version")],
+)
+def test_a_corrupt_record_is_named(stores, table, key, reading):
+    reconcile(stores, [queue()], T0)
+    stores[0].put(table, key, b"nonsense")
+    stores[0].commit()
+    with pytest.raises(StoreError, match=reading):
+        reconcile(stores, [queue()], T1)
+
+
+def test_an_entity_of_an_unknown_kind_is_refused():
+    document = {**Definition(1, queue(), T0, T0).document(), "kind": "ring"}
+    with pytest.raises(ValueError, match="kind 'ring' is unknown"):
+        Definition.from_document(document)
+
+
+@pytest.mark.parametrize("change", [{"lock_duration_ms": 1}, {"color": "red"}])
+def test_a_definition_out_of_its_limits_is_refused(change):
+    with pytest.raises(ValueError, match="not a definition"):
+        Definition.from_document({**Definition(1, queue(), T0, T0).document(), **change})
+
+
+def test_a_definition_without_its_id_is_refused():
+    document = Definition(1, queue(), T0, T0).document()
+    del document["entity_id"]
+    with pytest.raises(ValueError, match="not a definition"):
+        Definition.from_document(document)
+
+
+def test_entities_are_there_after_a_restart(tmp_path):
+    def opened():
+        return [
+            LmdbStore(tmp_path / str(number), partition_id=number, map_size_bytes=1 << 24, create=True)
+            for number in range(2)
+        ]
+
+    for now_ms, expected in ((T0, ("orders",)), (T1, ())):
+        stores = opened()
+        try:
+            assert reconcile(stores, [queue(max_size_mb=5)], now_ms).created == expected
+            assert definitions(stores[1]) == [Definition(1, queue(max_size_mb=5), T0, T0)]
+        finally:
+            for store in stores:
+                store.close()
+
+
+NAMES = st.sampled_from(["a", "A", "b", "c/d"])
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.dictionaries(NAMES.map(str.lower), st.integers(1, 3), max_size=3),
+            st.none() | st.tuples(st.integers(0, PARTITIONS - 1), st.booleans()),
+        ),
+        max_size=6,
+    )
+)
+def test_whatever_crashes_happen_a_last_start_has_all_partitions_alike(starts):
+    stores = [Crashing() for _ in range(PARTITIONS)]
+    begun: dict[str, set[int]] = {}
+    for declared, crash in starts:
+        for name, count in declared.items():
+            begun.setdefault(name, set()).add(count)
+        if crash:
+            stores[crash[0]].crash, stores[crash[0]].keeps = True, crash[1]
+        try:
+            reconcile(stores, [queue(name, max_delivery_count=count) for name, count in declared.items()], T0)
+        except Crash:
+            continue
+        finally:
+            for store in stores:
+                store.crash = False
+        assert_alike(stores)
+        found = {item.description.name: item.description.max_delivery_count for item in definitions(stores[0])}
+        assert declared.items() <= found.items()
+    reconcile(stores, [], T1)
+    assert_alike(stores)
+    left = definitions(stores[0])
+    assert len({item.entity_id for item in left}) == len(left)
+    assert all(item.description.max_delivery_count in begun[item.description.name] for item in left)
+
+
+# Where a plain queue lives: these values are on users' disks.
+
+
+def test_the_home_of_a_name_never_changes():
+    names = ["orders", "queue.1", "a/b/c", "x", "invoices-2024"]
+    assert [home_partition(name, 4) for name in names] == [3, 3, 3, 1, 0]
+    assert [home_partition(name, 1) for name in names] == [0] * 5
+
+
+def test_the_home_does_not_depend_on_case():
+    assert home_partition("ORDERS", 64) == home_partition("orders", 64)
+
+
+def test_names_spread_over_partitions():
+    homes = [home_partition(f"queue-{number}", 8) for number in range(800)]
+    assert all(60 < homes.count(partition) < 140 for partition in range(8))

@@ -1,0 +1,269 @@
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from broker import __version__
+from broker.catalog import reconcile
+from broker.cli import app
+from broker.config import ConfigurationError, Settings
+from broker.config_reference import document
+from broker.entities import QueueDescription
+from storage.data_dir import DataDirectory
+from storage.lmdb_store import DATA_FILE, LmdbStore
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def peeklock(monkeypatch, tmp_path):
+    """Run a command, in an empty directory and without settings in the environment."""
+    for name in list(os.environ):
+        if name.startswith("PEEKLOCK_"):
+            monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+    return lambda *arguments: CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def data_dir(tmp_path) -> Path:
+    """A data directory of two partitions with one queue."""
+    path = tmp_path / "data"
+    with DataDirectory(path, partitions=2) as directory:
+        stores = [
+            LmdbStore(directory.partition_path(number), partition_id=number, map_size_bytes=1 << 24, create=True)
+            for number in range(2)
+        ]
+        reconcile(stores, [QueueDescription(name="orders")], 0)
+        for store in stores:
+            store.close()
+    return path
+
+
+@pytest.fixture
+def served(monkeypatch) -> list[Settings]:
+    """What serve hands to the supervisor, which does not run."""
+    calls: list[Settings] = []
+    monkeypatch.setattr("broker.supervisor.run", lambda settings: calls.append(settings) or 0)
+    return calls
+
+
+def test_serve_hands_all_its_flags_to_the_supervisor(peeklock, served, tmp_path):
+    (tmp_path / "peeklock.toml").write_text("gateways = 2\npartitions = 9")
+    result = peeklock(
+        "serve", "--config", "peeklock.toml", "--data-dir", "d", "--host", "::1", "--amqp-port", 0, "--ops-port", "off",
+        "--partitions", 8, "--workers", 3, "--emulator", "--log-level", "debug",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    [settings] = served
+    expected = Settings(
+        data_dir="d", partitions=8, workers=3, gateways=2, emulator=True,
+        amqp={"host": "::1", "port": 0}, ops={"host": "::1", "port": None}, log={"level": "debug"},
+    )  # fmt: skip
+    assert settings == expected
+
+
+def test_serve_reads_the_environment(peeklock, served, monkeypatch):
+    monkeypatch.setenv("PEEKLOCK_EMULATOR", "true")
+    monkeypatch.setenv("PEEKLOCK_AMQP__PORT", "7")
+    peeklock("serve")
+    peeklock("serve", "--no-emulator", "--amqp-port", "8")
+    assert [(settings.emulator, settings.amqp.port) for settings in served] == [(True, 7), (False, 8)]
+
+
+@pytest.mark.parametrize("code", [0, 1, 78])
+def test_the_exit_code_of_serve_is_the_supervisors(peeklock, monkeypatch, code):
+    monkeypatch.setattr("broker.supervisor.run", lambda settings: code)
+    assert peeklock("serve").exit_code == code
+
+
+def test_a_wrong_setting_starts_nothing_and_is_one_message(peeklock, served):
+    result = peeklock("serve", "--amqp-port", "70000")
+    assert (result.exit_code, result.stdout, served) == (2, "", [])
+    assert result.stderr == 'peeklock: --amqp-port: "70000" is out of range; it must be from 0 to 65535, or off\n'
+
+
+def test_several_wrong_settings_are_a_list(peeklock, served):
+    result = peeklock("serve", "--amqp-port", "70000", "--workers", "0")
+    assert result.exit_code == 2
+    first, *rest = result.stderr.splitlines()
+    assert first == "peeklock: 2 things are wrong:"
+    assert {line.split(":")[0] for line in rest} == {"  --amqp-port", "  --workers"}
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "text"),
+    [
+        (ConfigurationError("queue 'a' is odd"), 2, "queue 'a' is odd"),
+        (PermissionError(13, "Permission denied", "/data"), 1, "/data: Permission denied"),
+        (OSError("odd"), 1, "odd"),
+    ],
+)
+def test_what_fails_in_serving_is_one_message(peeklock, monkeypatch, error, code, text):
+    def run(settings):
+        raise error
+
+    monkeypatch.setattr("broker.supervisor.run", run)
+    result = peeklock("serve")
+    assert (result.exit_code, result.stderr) == (code, f"peeklock: {text}\n")
+
+
+@pytest.mark.parametrize("arguments", [["serve", "--port", "1"], ["sevre"], ["backup"], ["config", "what"]])
+def test_a_wrong_command_is_exit_code_two(peeklock, arguments):
+    result = peeklock(*arguments)
+    assert result.exit_code == 2
+    assert "Traceback" not in result.output
+
+
+def test_config_check_counts_what_is_given(peeklock, tmp_path):
+    (tmp_path / "peeklock.toml").write_text("partitions = 2\n[[queues]]\nname = 'a'\n")
+    result = peeklock("config", "check", "--config", "peeklock.toml")
+    assert (result.exit_code, result.stdout) == (0, "ok: 2 settings given, 1 queue declared\n")
+
+
+def test_config_check_says_what_is_wrong(peeklock, tmp_path):
+    (tmp_path / "peeklock.toml").write_text("partitions = 65")
+    result = peeklock("config", "check", "--config", "peeklock.toml")
+    assert result.exit_code == 2
+    assert result.stderr == "peeklock: peeklock.toml: partitions: 65 is out of range; it must be from 1 to 64\n"
+
+
+def test_config_show_is_a_file_that_says_the_same_with_places_and_without_keys(peeklock, monkeypatch, tmp_path):
+    (tmp_path / "peeklock.toml").write_text(
+        "[[queues]]\nname = 'a \"quoted\" name'".replace(' "quoted" ', "-")
+        + "\nuser_metadata = 'with \"quotes\" # and €'\n"
+        + "authorization_rules = [{key_name = 'k', primary_key = 'hunter2', rights = ['Send']}]\n"
+        + "[security]\nroot_key = 'hunter2'\n[amqp]\nport = 'off'\ntls_port = 0\n"
+        + "tls_certificate = 'peeklock.toml'\ntls_key = 'peeklock.toml'\n"
+    )
+    monkeypatch.setenv("PEEKLOCK_GATEWAYS", "3")
+    result = peeklock("config", "show", "--config", "peeklock.toml")
+    assert result.exit_code == 0, result.output
+    assert "hunter2" not in result.stdout
+    assert "gateways = 3  # PEEKLOCK_GATEWAYS\n" in result.stdout
+    assert 'port = "off"  # peeklock.toml: amqp.port\n' in result.stdout
+    shown = tomllib.loads(result.stdout)
+    assert shown["security"]["root_key"] == shown["queues"][0]["authorization_rules"][0]["primary_key"] == "***"
+    (tmp_path / "shown.toml").write_text(result.stdout)
+    again = peeklock("config", "show", "--config", "shown.toml").stdout
+    assert tomllib.loads(again) == shown
+
+
+def test_config_reference_is_the_page_of_settings(peeklock):
+    assert peeklock("config", "reference").stdout == document()
+
+
+def test_version_is_the_packages(peeklock):
+    assert peeklock("version").stdout == f"{__version__}\n"
+
+
+# Connection strings
+
+
+def test_the_emulators_connection_string_is_the_well_known_one(peeklock):
+    assert peeklock("connection-string", "--emulator").stdout == (
+        "Endpoint=sb://localhost;SharedAccessKeyName=RootManageSharedAccessKey;SharedAccessKey=SAS_KEY_VALUE;"
+        "UseDevelopmentEmulator=true;\n"
+    )
+
+
+def test_the_connection_string_has_the_kept_root_key(peeklock, tmp_path):
+    (tmp_path / "root-key").write_text("kept")
+    (tmp_path / "root-key").chmod(0o600)
+    result = peeklock("connection-string", "--data-dir", tmp_path, "--host", "broker.example", "--amqp-port", 5673)
+    assert result.stdout == (
+        "Endpoint=sb://broker.example:5673;SharedAccessKeyName=RootManageSharedAccessKey;SharedAccessKey=kept;"
+        "UseDevelopmentEmulator=true;\n"
+    )
+
+
+def test_the_connection_string_of_another_rule_needs_no_root_key(peeklock, tmp_path):
+    (tmp_path / "peeklock.toml").write_text(
+        "[[security.authorization_rules]]\nkey_name = 'k'\nprimary_key = 'p'\nrights = ['Send']\n"
+        "[amqp]\ntls_port = 5671\ntls_certificate = 'peeklock.toml'\ntls_key = 'peeklock.toml'\n"
+    )
+    result = peeklock("connection-string", "--config", "peeklock.toml", "--key-name", "k", "--tls")
+    assert result.stdout == "Endpoint=sb://localhost;SharedAccessKeyName=k;SharedAccessKey=p;\n"
+    assert not (tmp_path / "peeklock-data").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ([], "peeklock-data/root-key: there is no root key yet; start the broker once, or name its --data-dir"),
+        (["--emulator", "--key-name", "k"], "--key-name: 'k' is no authorization rule of the namespace"),
+        (["--key-name", "k"], "--key-name: 'k' is no authorization rule of the namespace"),
+        (["--emulator", "--tls"], "amqp.tls_port is off; set it"),
+        (["--emulator", "--amqp-port", "0"], "amqp.port is 0, any free port; use what the broker prints when it"),
+    ],
+)
+def test_a_connection_string_that_cannot_be_made_says_why(peeklock, tmp_path, arguments, text):
+    result = peeklock("connection-string", *arguments)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith(f"peeklock: {text}")
+    assert list(tmp_path.iterdir()) == []
+
+
+# Maintenance
+
+
+def test_a_sound_data_directory_verifies(peeklock, data_dir):
+    result = peeklock("verify", "--data-dir", data_dir)
+    assert result.exit_code == 0
+    assert result.stdout.splitlines() == [
+        "partition 0: 0 messages, 0 entries in queues, 0 in quarantine, 0 problems",
+        "partition 1: 0 messages, 0 entries in queues, 0 in quarantine, 0 problems",
+        f"{data_dir}: ok",
+    ]
+    assert peeklock("verify", data_dir).stdout == result.stdout
+
+
+def test_a_damaged_data_directory_is_exit_code_one_and_says_where(peeklock, data_dir):
+    os.truncate(data_dir / "partitions" / "1" / DATA_FILE, 100)
+    result = peeklock("verify", data_dir)
+    assert result.exit_code == 1
+    assert "  unreadable-store: " in result.stdout
+    assert f"{data_dir}: 1 problems" in result.stdout
+
+
+def test_a_backup_can_be_restored(peeklock, data_dir, tmp_path):
+    backup, restored = tmp_path / "backup", tmp_path / "restored"
+    result = peeklock("backup", backup, "--data-dir", data_dir)
+    assert (result.exit_code, f"bytes backed up from {data_dir}" in result.stdout) == (0, True)
+    result = peeklock("restore", backup, "--data-dir", restored)
+    assert (result.exit_code, f"bytes restored from {backup}" in result.stdout) == (0, True)
+    assert peeklock("verify", restored).exit_code == 0
+
+
+@pytest.mark.parametrize("command", [["verify", "nothing"], ["backup", "there"], ["restore", "nothing"]])
+def test_a_directory_that_is_none_is_exit_code_one_with_its_name(peeklock, command):
+    result = peeklock(*command)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.startswith("peeklock: ")
+    assert "Traceback" not in result.stderr
+
+
+def test_restoring_over_data_is_refused(peeklock, data_dir, tmp_path):
+    peeklock("backup", tmp_path / "backup", "--data-dir", data_dir)
+    result = peeklock("restore", tmp_path / "backup", "--data-dir", data_dir)
+    assert result.exit_code == 1
+    assert str(data_dir) in result.stderr
+
+
+# Time to start
+
+
+def test_settings_are_loaded_without_what_serving_alone_needs():
+    script = (
+        "import sys, broker.cli\n"
+        "late = {'rich', 'asyncio', 'aiohttp', 'uvloop', 'structlog', 'lmdb', 'cproton_ffi', 'prometheus_client'}\n"
+        "print(*sorted(late & set(sys.modules)))\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", script], cwd=REPOSITORY, capture_output=True, text=True, check=True, timeout=60
+    )
+    assert result.stdout == "\n"
