@@ -1,0 +1,166 @@
+"""The data directory: made private, locked, refused with a text that says what to do."""
+
+import json
+import stat
+from pathlib import Path
+
+import pytest
+from partition_contents import said, start
+
+from storage.data_dir import (
+    DataDirectory,
+    DataDirectoryLocked,
+    DataDirectoryUnwritable,
+    Description,
+    NetworkFileSystem,
+    PartitionCountMismatch,
+    UnknownLayout,
+    read_description,
+)
+from storage.durable import write_file
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_a_missing_directory_is_made_for_its_owner_only(tmp_path: Path) -> None:
+    with DataDirectory(tmp_path / "a" / "data", partitions=4) as directory:
+        assert directory.partition_path(3) == tmp_path / "a" / "data" / "partitions" / "3"
+        assert directory.run_path.is_dir()
+        assert directory.root_key_path == directory.path / "root-key"
+    assert mode(directory.path) == mode(directory.path / "partitions") == mode(directory.run_path) == 0o700
+    assert read_description(directory.path) == Description(partitions=4)
+
+
+def test_it_opens_again_with_the_same_number_of_partitions(tmp_path: Path) -> None:
+    for _ in range(2):
+        DataDirectory(tmp_path / "data", partitions=4).close()
+
+
+def test_another_number_of_partitions_is_refused_naming_both(tmp_path: Path) -> None:
+    DataDirectory(tmp_path / "data", partitions=4).close()
+    with pytest.raises(PartitionCountMismatch, match="created with 4 partitions, and 8 are configured"):
+        DataDirectory(tmp_path / "data", partitions=8)
+    DataDirectory(tmp_path / "data", partitions=4).close()
+
+
+HOLD = """
+import sys
+from pathlib import Path
+from storage.data_dir import DataDirectory
+directory = DataDirectory(Path(sys.argv[1]), partitions=1)
+print("open", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_directory_in_use_is_refused_naming_the_process_until_that_ends(tmp_path: Path) -> None:
+    with start(HOLD, tmp_path / "data") as process:
+        assert said(process) == "open"
+        with pytest.raises(DataDirectoryLocked, match=f"in use by process {process.pid}: stop that broker"):
+            DataDirectory(tmp_path / "data", partitions=1)
+        process.kill()
+    DataDirectory(tmp_path / "data", partitions=1).close()
+
+
+def test_a_refused_directory_is_not_left_locked(tmp_path: Path) -> None:
+    DataDirectory(tmp_path / "data", partitions=1).close()
+    with pytest.raises(PartitionCountMismatch):
+        DataDirectory(tmp_path / "data", partitions=2)
+    DataDirectory(tmp_path / "data", partitions=1).close()
+
+
+# /proc takes no directories, whoever asks; a file is none
+@pytest.mark.parametrize("parent", ["/proc", "file"])
+def test_a_directory_that_cannot_be_written_is_refused(tmp_path: Path, parent: str) -> None:
+    (tmp_path / "file").touch()
+    path = tmp_path / parent / "peeklock"
+    with pytest.raises(DataDirectoryUnwritable, match=f"{path} cannot be written: .*choose another --data-dir"):
+        DataDirectory(path, partitions=1)
+
+
+def mount_table(tmp_path: Path, *mounts: tuple[Path, str]) -> Path:
+    """A table in the form of /proc/self/mountinfo; `mounts` are mount points and types."""
+    lines = ["22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw"]
+    for number, (point, kind) in enumerate(mounts, start=30):
+        escaped = str(point).replace(" ", "\\040")
+        lines.append(f"{number} 22 0:{number} / {escaped} rw,relatime shared:{number} master:1 - {kind} server:/x rw")
+    table = tmp_path / "mountinfo"
+    table.write_text("\n".join(lines) + "\n")
+    return table
+
+
+@pytest.mark.parametrize(
+    "kind", ["nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs", "ceph", "fuse.glusterfs", "lustre"]
+)
+def test_a_network_file_system_is_refused_naming_it(tmp_path: Path, kind: str) -> None:
+    table = mount_table(tmp_path, (tmp_path / "share", kind))
+    with pytest.raises(NetworkFileSystem, match=f"{tmp_path / 'share'} is of type {kind}, .*local disk"):
+        DataDirectory(tmp_path / "share" / "deep" / "data", partitions=1, mount_table=table)
+    assert not (tmp_path / "share").exists()
+
+
+def test_a_local_file_system_is_taken(tmp_path: Path) -> None:
+    table = mount_table(tmp_path, (tmp_path / "share", "nfs4"), (tmp_path / "volume", "xfs"))
+    DataDirectory(tmp_path / "volume" / "data", partitions=1, mount_table=table).close()
+    DataDirectory(tmp_path / "shared-by-name-only", partitions=1, mount_table=table).close()
+
+
+def test_the_innermost_mount_counts_and_of_equal_ones_the_last(tmp_path: Path) -> None:
+    table = mount_table(tmp_path, (tmp_path / "share", "nfs4"), (tmp_path / "share" / "local", "ext4"))
+    DataDirectory(tmp_path / "share" / "local" / "data", partitions=1, mount_table=table).close()
+    table = mount_table(tmp_path, (tmp_path / "over", "nfs4"), (tmp_path / "over", "ext4"))
+    DataDirectory(tmp_path / "over" / "data", partitions=1, mount_table=table).close()
+
+
+def test_a_mount_point_with_a_space_and_a_way_in_by_a_link(tmp_path: Path) -> None:
+    table = mount_table(tmp_path, (tmp_path / "net work", "nfs"))
+    (tmp_path / "link").symlink_to(tmp_path / "net work")
+    with pytest.raises(NetworkFileSystem):
+        DataDirectory(tmp_path / "link" / "data", partitions=1, mount_table=table)
+
+
+def test_a_system_without_mount_table_refuses_nothing(tmp_path: Path) -> None:
+    DataDirectory(tmp_path / "data", partitions=1, mount_table=tmp_path / "none").close()
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ("", "not a description"),
+        ("[]", "not a description"),
+        ('{"layout-version": 1}', "not a description"),
+        ('{"layout-version": 2, "partitions": 1}', "layout version 2 found, 1 supported"),
+        ('{"layout-version": 1, "partitions": 0}', "number of partitions is 0"),
+        ('{"layout-version": 1, "partitions": true}', "number of partitions is True"),
+    ],
+)
+def test_a_description_of_another_kind_is_refused_and_left_untouched(tmp_path: Path, content: str, text: str) -> None:
+    file = tmp_path / "peeklock.json"
+    file.write_text(content)
+    with pytest.raises(UnknownLayout, match=text):
+        DataDirectory(tmp_path, partitions=1)
+    assert file.read_text() == content
+
+
+def test_partitions_without_a_description_are_not_taken_over(tmp_path: Path) -> None:
+    (tmp_path / "partitions").mkdir()
+    with pytest.raises(UnknownLayout, match=r"has partitions/ but no peeklock\.json"):
+        DataDirectory(tmp_path, partitions=1)
+    assert not (tmp_path / "peeklock.json").exists()
+
+
+def test_the_description_is_for_people_to_read(tmp_path: Path) -> None:
+    DataDirectory(tmp_path / "data", partitions=4).close()
+    document = json.loads((tmp_path / "data" / "peeklock.json").read_text())
+    assert document == {"layout-version": 1, "partitions": 4}
+
+
+def test_a_written_file_replaces_the_old_one_whole(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    write_file(file, b"old")
+    write_file(file, b"new")
+    assert file.read_bytes() == b"new"
+    assert mode(file) == 0o600
+    assert list(tmp_path.iterdir()) == [file]
