@@ -10,7 +10,7 @@ process killed at any moment leaves the last commit that returned, or the one un
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from errno import EDQUOT, ENOSPC
+from errno import EDQUOT, EIO, ENOSPC
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
@@ -36,6 +36,7 @@ LOCK_FILE = "lock.mdb"
 OWNER_LOCK_FILE = "owner.lock"
 
 MAX_READERS = 16  # ours, and a few processes that verify or back up
+FULL_DISK_BYTES = 1 << 20  # with less left, a failed write failed for want of room
 META_PAGES = 2  # LMDB's two roots at the start of the file
 
 _NAMES = [table.name.lower().encode() for table in Table]
@@ -61,10 +62,18 @@ class StoreInUse(StoreError):
     """Another process has this store open."""
 
 
+def _free_disk_bytes(path: Path) -> int:
+    """Raises OSError."""
+    disk = os.statvfs(path)
+    return disk.f_bavail * disk.f_frsize
+
+
 def store_error(path: Path, doing: str, error: Exception) -> StoreError:
-    """What a failure of LMDB or of the system while `doing` something means for the caller."""
+    """What a failure of LMDB or of the system while `doing` something at `path`, which exists, means for the caller."""
     number = error.errno if isinstance(error, OSError) else getattr(error, "code", None)
     full = isinstance(error, (lmdb.MapFullError, lmdb.DiskError)) or number in (ENOSPC, EDQUOT)
+    # LMDB reports a write that was cut short as EIO, and that is how most disks get full.
+    full = full or (number == EIO and _free_disk_bytes(path) < FULL_DISK_BYTES)
     return (StoreFull if full else StoreError)(f"{path}: {doing}: {error}")
 
 
@@ -149,7 +158,7 @@ class Snapshot:
         try:
             self._env.copy(str(target), compact=True)
         except (lmdb.Error, OSError) as error:
-            raise store_error(self.path, f"copy to {target}", error) from error
+            raise store_error(target, f"copy of {self.path}", error) from error
 
     def close(self) -> None:
         self._env.close()  # ends its transaction, too
@@ -248,6 +257,8 @@ class LmdbStore(Store):
             self._failed("put", error)
 
     def append(self, table: Table, items: Sequence[tuple[bytes, bytes]]) -> None:
+        if not items:
+            return
         try:
             cursor = (self._writing or self._begin()).cursor(self._databases[table])
             _, added = cursor.putmulti(items, append=True)
@@ -257,6 +268,8 @@ class LmdbStore(Store):
             self._failed("append", ValueError("keys are not in order above the last of the table"))
 
     def put_many(self, table: Table, items: Sequence[tuple[bytes, bytes]]) -> None:
+        if not items:
+            return
         try:
             (self._writing or self._begin()).cursor(self._databases[table]).putmulti(items)
         except (lmdb.Error, OSError) as error:
@@ -357,11 +370,10 @@ class LmdbStore(Store):
     def capacity_bytes(self) -> int:
         """The map, or what the file has and the disk has left, whichever is less."""
         try:
-            disk = os.statvfs(self._path)
-            file_bytes = (self._path / DATA_FILE).stat().st_size
+            possible_bytes = (self._path / DATA_FILE).stat().st_size + _free_disk_bytes(self._path)
         except OSError as error:
             self._failed("statistics", error)
-        return min(self._map_size_bytes, file_bytes + disk.f_bavail * disk.f_frsize)
+        return min(self._map_size_bytes, possible_bytes)
 
     def release_pages(self) -> None:
         """Give the memory of pages read back to the kernel; see MappedPages."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from storage.data_dir import (
     DESCRIPTION_FILE,
     LOCK_FILE,
+    MOUNT_TABLE,
     PARTITIONS,
     Description,
     partition_path,
@@ -107,7 +108,7 @@ def restore(source: Path, data_directory: Path) -> int:
     description = _description(source)
     data_directory = data_directory.absolute()
     _refuse_unless_empty(data_directory)
-    refuse_network_file_system(data_directory)
+    refuse_network_file_system(data_directory, MOUNT_TABLE)
     report = verify(source)
     if not report.ok:
         raise BackupDamaged(source, report)

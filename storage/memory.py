@@ -57,6 +57,7 @@ class MemoryStore(Store):
         return True
 
     def delete_many(self, table: Table, keys: Iterable[bytes]) -> int:
+        self._dirty = True
         return sum(self.delete(table, key) for key in keys)
 
     def scan(

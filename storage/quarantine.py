@@ -19,8 +19,7 @@ def quarantine_key(table: Table, key: bytes) -> bytes:
 def quarantine(store: Store, table: Table, key: bytes) -> int | None:
     """Stage the move of the record at `key` to QUARANTINE; returns its size in bytes, or None if there is none.
 
-    Found again at the same key (a number is used once, but a partition may quarantine before its delete was
-    committed), the newer bytes replace the older.
+    What was set aside before under the same table and key is replaced.
     """
     value = store.get(table, key)
     if value is None:

@@ -147,7 +147,7 @@ def decode_counts(value: bytes) -> Counts:
 
 
 def encode_document(document: Any) -> bytes:
-    """A META or ENTITIES value: any msgpack value."""
+    """A META or ENTITIES value: any msgpack value. An entity's map with a true `deleted` is still being freed."""
     rest: bytes = msgpack.packb(document)
     return crc32(rest).to_bytes(4, "big") + rest
 

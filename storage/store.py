@@ -65,7 +65,7 @@ class Store(Protocol):
 
     @property
     def dirty(self) -> bool:
-        """True while writes are staged."""
+        """True while writes are staged; an attempt to delete counts as one."""
 
     def used_bytes(self) -> int:
         """Bytes of the map in use, free pages not counted."""
