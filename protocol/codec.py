@@ -325,9 +325,13 @@ _SIZE_WIDTH: Final = {0xA: 1, 0xB: 4, 0xC: 1, 0xD: 4, 0xE: 1, 0xF: 4}
 
 
 def skip(data: Buffer, offset: int) -> int:
-    """The offset behind the value at `offset`, whose content is not looked at. Raises DecodeError."""
+    """The offset behind the value at `offset`, whose content is not looked at.
+
+    Raises DecodeError; LimitExceeded if it has more than MAX_DEPTH descriptors.
+    """
     length = len(data)
     pending = 1
+    descriptors = 0
     while pending:
         if offset >= length:
             raise DecodeError("the bytes end within a value", length)
@@ -335,6 +339,9 @@ def skip(data: Buffer, offset: int) -> int:
         offset += 1
         if code == 0:
             pending += 1
+            descriptors += 1
+            if descriptors > MAX_DEPTH:
+                raise LimitExceeded("nesting of values", MAX_DEPTH, "levels")
             continue
         pending -= 1
         width = _WIDTH.get(code >> 4)

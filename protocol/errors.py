@@ -14,6 +14,7 @@ class DecodeError(ProtocolError):
 
     def __init__(self, reason: str, offset: int) -> None:
         super().__init__(f"{reason} at byte {offset}")
+        self.reason = reason
         self.offset = offset
 
 

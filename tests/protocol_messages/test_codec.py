@@ -302,9 +302,11 @@ def test_values_that_take_no_bytes_count():
         decode(encode([[None] * 6, [None] * 6]), max_items=10)
 
 
-def test_skipping_is_linear_in_nested_descriptors():
-    with pytest.raises(DecodeError):
-        skip(b"\x00" * 1_000_000, 0)
+@pytest.mark.parametrize("chain", [b"\x00", b"\x00\x53\x01"])
+def test_descriptors_of_descriptors_and_of_values_are_limited_when_skipping(chain):
+    assert skip(chain * MAX_DEPTH + b"\x40" * (MAX_DEPTH + 1), 0) <= MAX_DEPTH * 4 + 1
+    with pytest.raises(LimitExceeded):
+        skip(chain * 1_000_000, 0)
 
 
 @pytest.mark.parametrize("value", [object(), {1, 2}, Array(int, (1,)), Array(Long, ("a",))])
