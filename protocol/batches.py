@@ -1,0 +1,34 @@
+"""Several messages in one transfer: message format 0x80013700.
+
+The payload is a message (the envelope) whose body is data sections, each one encoded message. The envelope's own
+properties repeat those of the first message as a hint for routing, and mean nothing here.
+"""
+
+from typing import Final
+
+from protocol.errors import DecodeError, LimitExceeded
+from protocol.sections import scan
+from protocol.symbols import Descriptor
+
+MAX_BATCH_MESSAGES: Final = 16_384  # the smallest messages that clients send fill 1 MiB with about as many
+_ENVELOPE_SECTIONS: Final = 16  # beside the data sections
+
+
+def unpack_batch(payload: bytes, max_messages: int = MAX_BATCH_MESSAGES) -> list[bytes]:
+    """The encoded messages in order, none of them looked into.
+
+    Raises DecodeError for a malformed envelope, one without messages or one with another kind of body, LimitExceeded
+    for more than `max_messages`.
+    """
+    messages: list[bytes] = []
+    for section in scan(payload, max_messages + _ENVELOPE_SECTIONS):
+        if section.kind is Descriptor.DATA:
+            if len(messages) == max_messages:
+                raise LimitExceeded("number of messages in a batch", max_messages)
+            size_bytes = 1 if payload[section.value] == 0xA0 else 4
+            messages.append(payload[section.value + 1 + size_bytes : section.end])
+        elif section.kind in (Descriptor.AMQP_VALUE, Descriptor.AMQP_SEQUENCE):
+            raise DecodeError("a batch whose body is not data", section.start)
+    if not messages:
+        raise DecodeError("a batch without messages", len(payload))
+    return messages

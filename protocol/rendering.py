@@ -1,0 +1,275 @@
+"""What a stored message looks like to a receiver.
+
+The broker writes a fresh header and its own message annotations; the stored bytes follow. These begin with the
+sender's annotation pairs, so that they continue the map of annotations and then go on to the bare message: most
+messages are a prefix and the stored bytes as they are. What must change in properties or application properties is
+put into the prefix too, and of the stored bytes only what comes after it is sent.
+
+Header and properties are always there, even if empty, because some clients take them for granted.
+"""
+
+import struct
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from protocol.codec import Int, Long, Symbol, Timestamp, encode, skip
+from protocol.section_content import DURABLE, HAS_PRIORITY
+from protocol.sections import LAYOUT, Layout, unpack_layout
+from protocol.symbols import (
+    DEADLETTER_SOURCE,
+    ENQUEUE_SEQUENCE_NUMBER,
+    ENQUEUED_TIME,
+    LOCK_TOKEN,
+    LOCKED_UNTIL,
+    MESSAGE_STATE,
+    SEQUENCE_NUMBER,
+)
+
+MAX_TTL_MS: Final = (1 << 32) - 1  # the most that a header can say; the true one is in the properties' times
+MAX_EXPIRY_MS: Final = 253_402_243_199_000  # 9999-12-31T07:59:59Z: what clients with local dates can still show
+
+
+class Additions(NamedTuple):
+    """What a receiver is shown of few messages only; None is not shown.
+
+    `properties` are application properties set since, by name: a str, or bytes of one encoded AMQP value.
+    `message_state` is 0 active, 1 deferred, 2 scheduled. `lock_token` is an AMQP uuid's 16 bytes.
+    """
+
+    enqueue_sequence_number: int | None = None
+    dead_letter_source: str | None = None
+    properties: Mapping[str, str | bytes] | None = None
+    message_state: int | None = None
+    lock_token: bytes | None = None
+
+
+def render(
+    layout: bytes,
+    record: bytes,
+    start: int,
+    sequence_number: int,
+    delivery_count: int,
+    enqueued_ms: int,
+    locked_until_ms: int | None = None,
+    ttl_ms: int | None = None,
+    additions: Additions | None = None,
+) -> tuple[bytes, int]:
+    """A prefix, and the offset in `record` from which on the rest of it follows.
+
+    `record[start:]` are the bytes stored with `layout`. `delivery_count` counts earlier failed deliveries. `ttl_ms` is
+    the effective time to live, counted from `enqueued_ms`.
+    """
+    if additions is not None:
+        return _render_with(
+            additions, layout, record, start, sequence_number, delivery_count, enqueued_ms, locked_until_ms, ttl_ms
+        )
+    flags, priority, values, pairs_bytes, properties_bytes, _ = _unpack_layout(layout)
+    header = _HEADER[flags, priority] if ttl_ms is None else _header_with_ttl(flags, priority, ttl_ms)
+    if locked_until_ms is not None:
+        prefix = header + _pack_locked(
+            delivery_count,
+            _ANNOTATIONS,
+            _LOCKED_BYTES + pairs_bytes,
+            6 + values,
+            _SEQUENCE_NUMBER,
+            sequence_number,
+            _ENQUEUED_TIME,
+            enqueued_ms,
+            _LOCKED_UNTIL,
+            locked_until_ms,
+        )
+    else:
+        prefix = header + _pack_plain(
+            delivery_count,
+            _ANNOTATIONS,
+            _PLAIN_BYTES + pairs_bytes,
+            4 + values,
+            _SEQUENCE_NUMBER,
+            sequence_number,
+            _ENQUEUED_TIME,
+            enqueued_ms,
+        )
+    bare = start + pairs_bytes
+    if ttl_ms is not None:
+        rest = bare + properties_bytes
+        return b"".join((prefix, record[start:bare], _with_times(record[bare:rest], enqueued_ms, ttl_ms))), rest
+    if properties_bytes:
+        return prefix, start
+    return prefix + record[start:bare] + _NO_PROPERTIES, bare
+
+
+def render_embedded(
+    layout: bytes,
+    record: bytes,
+    start: int,
+    sequence_number: int,
+    delivery_count: int,
+    enqueued_ms: int,
+    locked_until_ms: int | None = None,
+    ttl_ms: int | None = None,
+    additions: Additions | None = None,
+    omit_body: bool = False,
+) -> bytes:
+    """The whole message, as answers of $management carry it; `omit_body` leaves out body and footer."""
+    prefix, offset = render(
+        layout, record, start, sequence_number, delivery_count, enqueued_ms, locked_until_ms, ttl_ms, additions
+    )
+    if omit_body:
+        parts = unpack_layout(layout)
+        body = start + parts.annotation_bytes + parts.properties_bytes + parts.application_properties_bytes
+        return prefix + record[offset:body]
+    return b"".join((prefix, memoryview(record)[offset:]))
+
+
+# --- the common way ---------------------------------------------------------------------------------------------------
+
+_unpack_layout = LAYOUT.unpack
+
+
+def _header_begin(flags: int, priority: int, ttl: bytes) -> bytes:
+    """A header as far as the ttl field's constructor."""
+    fields = (b"\x41" if flags & DURABLE else b"\x42") + (bytes((0x50, priority)) if flags & HAS_PRIORITY else b"\x40")
+    to_come = _HEADER_END_BYTES + (4 if ttl == b"\x70" else 0)
+    return b"\x00\x53\x70\xc0" + bytes((1 + len(fields) + len(ttl) + to_come, 5)) + fields + ttl
+
+
+_HEADER_END: Final = b"\x40\x70"  # first-acquirer null, the constructor of the delivery count
+_HEADER_END_BYTES: Final = len(_HEADER_END) + 4
+_FLAGS_AND_PRIORITY: Final = [
+    (flags, priority) for flags in range(4) for priority in (range(256) if flags & HAS_PRIORITY else (0,))
+]
+_HEADER: Final = {key: _header_begin(*key, b"\x40") + _HEADER_END for key in _FLAGS_AND_PRIORITY}
+_HEADER_TO_TTL: Final = {key: _header_begin(*key, b"\x70") for key in _FLAGS_AND_PRIORITY}
+
+
+def _header_with_ttl(flags: int, priority: int, ttl_ms: int) -> bytes:
+    return _HEADER_TO_TTL[flags, priority] + min(ttl_ms, MAX_TTL_MS).to_bytes(4, "big") + _HEADER_END
+
+
+_ANNOTATIONS: Final = b"\x00\x53\x72\xd1"
+_SEQUENCE_NUMBER: Final = encode(SEQUENCE_NUMBER) + b"\x81"
+_ENQUEUED_TIME: Final = encode(ENQUEUED_TIME) + b"\x83"
+_LOCKED_UNTIL: Final = encode(LOCKED_UNTIL) + b"\x83"
+_NO_PROPERTIES: Final = b"\x00\x53\x73\x45"
+
+_plain = struct.Struct(f">I4sII{len(_SEQUENCE_NUMBER)}sq{len(_ENQUEUED_TIME)}sq")
+_pack_plain = _plain.pack
+_PLAIN_BYTES: Final = _plain.size - 4 - 4 - 4  # what the map's size counts: neither itself nor what is before it
+_locked = struct.Struct(f"{_plain.format}{len(_LOCKED_UNTIL)}sq")
+_pack_locked = _locked.pack
+_LOCKED_BYTES: Final = _locked.size - 4 - 4 - 4
+
+
+# --- additions --------------------------------------------------------------------------------------------------------
+
+
+def _render_with(
+    additions: Additions,
+    layout: bytes,
+    record: bytes,
+    start: int,
+    sequence_number: int,
+    delivery_count: int,
+    enqueued_ms: int,
+    locked_until_ms: int | None,
+    ttl_ms: int | None,
+) -> tuple[bytes, int]:
+    parts = unpack_layout(layout)
+    flags, priority = parts.flags, parts.priority
+    properties_at = start + parts.annotation_bytes
+    application_properties_at = properties_at + parts.properties_bytes
+    properties = record[properties_at:application_properties_at]
+    prefix = [
+        _HEADER[flags, priority] if ttl_ms is None else _header_with_ttl(flags, priority, ttl_ms),
+        delivery_count.to_bytes(4, "big"),
+        b"" if additions.lock_token is None else _LOCK_TOKEN + additions.lock_token,
+        _annotations(parts, sequence_number, enqueued_ms, locked_until_ms, additions),
+        record[start:properties_at],
+        (properties or _NO_PROPERTIES) if ttl_ms is None else _with_times(properties, enqueued_ms, ttl_ms),
+    ]
+    if not additions.properties:
+        return b"".join(prefix), application_properties_at
+    body_at = application_properties_at + parts.application_properties_bytes
+    prefix.append(_merged(record[application_properties_at:body_at], additions.properties))
+    return b"".join(prefix), body_at
+
+
+_LOCK_TOKEN: Final = b"\x00\x53\x71\xc1" + bytes((1 + len(encode(LOCK_TOKEN)) + 17, 2)) + encode(LOCK_TOKEN) + b"\x98"
+
+
+def _annotations(
+    parts: Layout, sequence_number: int, enqueued_ms: int, locked_until_ms: int | None, additions: Additions
+) -> bytes:
+    """The section of message annotations up to the sender's own pairs."""
+    ours: list[tuple[Symbol, Long | Timestamp | Int | str]] = [
+        (SEQUENCE_NUMBER, Long(sequence_number)),
+        (ENQUEUED_TIME, Timestamp(enqueued_ms)),
+    ]
+    if locked_until_ms is not None:
+        ours.append((LOCKED_UNTIL, Timestamp(locked_until_ms)))
+    if additions.enqueue_sequence_number is not None:
+        ours.append((ENQUEUE_SEQUENCE_NUMBER, Long(additions.enqueue_sequence_number)))
+    if additions.message_state is not None:
+        ours.append((MESSAGE_STATE, Int(additions.message_state)))
+    if additions.dead_letter_source is not None:
+        ours.append((DEADLETTER_SOURCE, additions.dead_letter_source))
+    encoded = b"".join(encode(item) for pair in ours for item in pair)
+    size = 4 + len(encoded) + parts.annotation_bytes
+    return _ANNOTATIONS + _two(size, 2 * len(ours) + parts.annotation_values) + encoded
+
+
+# --- changed sections -------------------------------------------------------------------------------------------------
+
+_two = struct.Struct(">II").pack
+_times = struct.Struct(">BqBq").pack
+_EXPIRY_FIELD: Final = 8  # absolute-expiry-time; creation-time is the next
+_CREATION_FIELD: Final = 9
+
+
+def _values(section: bytes) -> tuple[int, int]:
+    """The count of a section's list or map, and the offset of its first value."""
+    constructor = section[3]
+    if constructor == 0x45:
+        return 0, 4
+    if constructor < 0xD0:
+        return section[5], 6
+    return int.from_bytes(section[8:12], "big"), 12
+
+
+def _with_times(properties: bytes, enqueued_ms: int, ttl_ms: int) -> bytes:
+    """The properties section (empty: none) with creation-time, and absolute-expiry-time, that say the ttl."""
+    times = _times(0x83, min(enqueued_ms + ttl_ms, MAX_EXPIRY_MS), 0x83, enqueued_ms)
+    count, at = _values(properties) if properties else (0, 0)
+    if count <= _EXPIRY_FIELD:
+        fields = properties[at:] + b"\x40" * (_EXPIRY_FIELD - count) + times
+        count = _CREATION_FIELD + 1
+    else:
+        begin = at
+        for _ in range(_EXPIRY_FIELD):
+            at = at + 1 if properties[at] == 0x40 else skip(properties, at)
+        before = properties[begin:at]
+        for _ in range(min(count, _CREATION_FIELD + 1) - _EXPIRY_FIELD):
+            at = at + 1 if properties[at] == 0x40 else skip(properties, at)
+        fields = before + times + properties[at:]
+        count = max(count, _CREATION_FIELD + 1)
+    return b"\x00\x53\x73\xd0" + _two(len(fields) + 4, count) + fields
+
+
+def _merged(application_properties: bytes, changes: Mapping[str, str | bytes]) -> bytes:
+    """The section (empty: none) with these properties added, or in the place of those that have their names."""
+    added = {encode(name): encode(value) if isinstance(value, str) else value for name, value in changes.items()}
+    pairs = []
+    if application_properties:
+        count, at = _values(application_properties)
+        for _ in range(count >> 1):
+            value_at = skip(application_properties, at)
+            end = skip(application_properties, value_at)
+            name = application_properties[at:value_at]
+            if name[0] == 0xB1:  # not every encoder takes the short form
+                name = encode(name[5:].decode())
+            if name not in added:
+                pairs.append(application_properties[at:end])
+            at = end
+    pairs += [name + value for name, value in added.items()]
+    content = b"".join(pairs)
+    return b"\x00\x53\x74\xd1" + _two(len(content) + 4, 2 * len(pairs)) + content
