@@ -240,7 +240,9 @@ class Settings(Frozen):
         description="Worker processes, at most one per partition; off takes one less than there are processors.",
     )
     gateways: int = Field(1, ge=1, le=64, description="Gateway processes that share the AMQP ports.")
-    emulator: bool = Field(False, description="Be the Service Bus emulator: its well-known key SAS_KEY_VALUE.")
+    emulator: bool = Field(
+        False, description="Be the Service Bus emulator, with its well-known key: for whoever can connect."
+    )
     namespace: Annotated[str, StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9-]{0,48}[A-Za-z0-9]$")] = Field(
         "peeklock", description="Name of the namespace, in metrics and logs."
     )
