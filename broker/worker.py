@@ -26,7 +26,9 @@ from broker.child import announce_ready, fail, read_instructions
 from broker.errors import BrokerError
 from broker.logging import configure_logging
 from broker.metrics import WorkerMetrics
-from broker.partition.partition import Partition, PartitionSettings
+from broker.partition.handing_out import Pumped
+from broker.partition.partition import Partition
+from broker.partition.settings import PartitionSettings
 from broker.wire import Op, Outcome
 from storage.data_dir import partition_path
 from storage.lmdb_store import LmdbStore
@@ -205,13 +207,7 @@ class Worker:
             elif partition not in self._touched and not more:
                 continue
             pumped = partition.pump(now_ms)
-            for (peer, channel), locked_until_ms, entries in pumped.deliveries:
-                peer.answers.append([Op.DELIVER, channel, locked_until_ms, entries])
-            for (peer, channel), delivered in pumped.drained:
-                peer.answers.append([Op.DRAINED, channel, delivered])
-            for (peer, channel), error in pumped.closed:
-                peer.receivers.pop(channel, None)
-                peer.answers.append([Op.CLOSED, channel, type(error).__name__, str(error)])
+            self._answer_pumped(pumped)
             remaining = remaining or pumped.more
             before = time.perf_counter()
             if partition.commit():
@@ -230,6 +226,17 @@ class Worker:
                 peer.queue_answers()
                 self._write(peer)
         return remaining
+
+    def _answer_pumped(self, pumped: Pumped) -> None:
+        peer: Peer
+        channel: int
+        for (peer, channel), locked_until_ms, entries in pumped.deliveries:  # type: ignore[misc] # our own keys
+            peer.answers.append([Op.DELIVER, channel, locked_until_ms, entries])
+        for (peer, channel), delivered in pumped.drained:  # type: ignore[misc]
+            peer.answers.append([Op.DRAINED, channel, delivered])
+        for (peer, channel), error in pumped.closed:  # type: ignore[misc]
+            peer.receivers.pop(channel, None)
+            peer.answers.append([Op.CLOSED, channel, type(error).__name__, str(error)])
 
     # -- gateways come and go
 

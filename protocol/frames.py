@@ -17,6 +17,7 @@ BATCH_FORMAT = 0x80013700
 _BATCH_FORMAT_BYTES = BATCH_FORMAT.to_bytes(4, "big")
 _AMQP_HEADER = b"AMQP\x00\x01\x00\x00"
 _ATTACH, _FLOW, _TRANSFER = 0x12, 0x13, 0x14
+_FIRST, _LAST = 0x10, 0x18
 _frame_size = struct.Struct(">I").unpack_from
 
 
@@ -84,6 +85,9 @@ class FrameWalk:
                     self._flow(data, at, size)
                 elif code == _ATTACH:
                     self._attach(data, at, size)
+                elif data[at + 9] == 0x53 and not _FIRST <= code <= _LAST:
+                    # Proton would pass over it without a word.
+                    raise DecodeError(f"an unknown performative, 0x{code:02x},", at + 10)
             at += size
         if at == end:
             return data
@@ -104,9 +108,9 @@ class FrameWalk:
             self.flows.append(Flow(_channel(data, at), handle, limit, bool(drain)))
 
     def _attach(self, data: bytes, at: int, size: int) -> None:
-        fields = _fields(data, at, size, 2)
-        if len(fields) < 2:
-            raise DecodeError("attach without a handle", at)
+        fields = _fields(data, at, size, 3)
+        if len(fields) < 3 or not isinstance(fields[0], str) or not isinstance(fields[1], int):
+            raise DecodeError("an attach without name, handle or role", at)
         self.attached.append((_channel(data, at), fields[1]))
 
 

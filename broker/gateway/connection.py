@@ -8,7 +8,7 @@ import asyncio
 import socket
 import time
 import uuid
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import structlog
 
@@ -74,7 +74,7 @@ class ClientConnection(asyncio.Protocol):
     # -- asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+        transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but its base class
         self._transport = transport
         amqp = self.gateway.settings.amqp
         transport.set_write_buffer_limits(high=amqp.max_output_buffer_bytes)

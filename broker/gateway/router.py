@@ -6,7 +6,7 @@ to its commands in their order. When a worker is lost, its channels are told, an
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import msgpack
 import structlog
@@ -88,7 +88,7 @@ class WorkerConnection(asyncio.Protocol):
     # -- asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+        transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but its base class
         transport.set_write_buffer_limits(high=OUTPUT_HIGH_BYTES)
         self._transport = transport
         self._lost = asyncio.Event()
