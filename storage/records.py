@@ -16,6 +16,7 @@ NEVER = (1 << 63) - 1  # the time that never comes, milliseconds
 
 FORMAT_VERSION_KEY = b"format-version"  # in META, a document: FORMAT_VERSION
 PARTITION_ID_KEY = b"partition-id"  # in META, a document: whose store this is
+DELETED_ENTITY_PREFIX = b"deleted-entity-"  # in META, then the key of an entity whose messages are still being freed
 
 
 class CorruptRecord(Exception):
@@ -147,7 +148,7 @@ def decode_counts(value: bytes) -> Counts:
 
 
 def encode_document(document: Any) -> bytes:
-    """A META or ENTITIES value: any msgpack value. An entity's map with a true `deleted` is still being freed."""
+    """A META or ENTITIES value: any msgpack value."""
     rest: bytes = msgpack.packb(document)
     return crc32(rest).to_bytes(4, "big") + rest
 

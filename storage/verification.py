@@ -11,6 +11,7 @@ from enum import StrEnum
 
 from storage.lmdb_store import Snapshot
 from storage.records import (
+    DELETED_ENTITY_PREFIX,
     NEVER,
     CorruptRecord,
     Counts,
@@ -147,12 +148,11 @@ class _Verification:
         for key, value in self._snapshot.items(table):
             self._report.records[table] += 1
             try:
-                document = decode_document(value)
+                decode_document(value)
             except (CorruptRecord, ValueError) as error:
                 self._report.add(Problem.CORRUPT_RECORD, table, key, str(error))
-                continue
-            if table is Table.ENTITIES and isinstance(document, dict) and document.get("deleted"):
-                self._deleted.add(int.from_bytes(key, "big"))
+            if table is Table.META and key.startswith(DELETED_ENTITY_PREFIX):
+                self._deleted.add(int.from_bytes(key.removeprefix(DELETED_ENTITY_PREFIX), "big"))
 
     def _quarantine(self) -> None:
         """A record set aside is no problem; that its entry's timer and size may still be there, is none either."""

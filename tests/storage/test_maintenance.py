@@ -29,6 +29,7 @@ from storage.maintenance import (
 )
 from storage.quarantine import quarantine
 from storage.records import (
+    DELETED_ENTITY_PREFIX,
     NEVER,
     Counts,
     Field,
@@ -204,7 +205,7 @@ def test_what_is_dead_lettered_does_not_expire_and_needs_no_timer(tmp_path: Path
 def test_a_deleted_entity_is_freed_step_by_step_and_that_is_no_problem(tmp_path: Path) -> None:
     make_data_directory(tmp_path)
     with open_store(partition_path(tmp_path, 0)) as store:
-        store.put(Table.ENTITIES, entity_key(QUEUE_ID >> 3), encode_document({"deleted": True}))
+        store.put(Table.META, DELETED_ENTITY_PREFIX + entity_key(QUEUE_ID >> 3), encode_document(1_000))
         for number, place in ((1, Place.AVAILABLE), (2, Place.AVAILABLE), (3, Place.DEFERRED)):
             store.delete(Table.QUEUE, queue_key(QUEUE_ID, place, number))
             store.delete(Table.MESSAGES, message_key(number))
