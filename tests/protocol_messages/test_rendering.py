@@ -196,9 +196,10 @@ def test_proton_reads_what_is_rendered():
 
 parts = st.tuples(
     st.sampled_from([b"", section(HEADER, [True]), section(HEADER, [None, UByte(9)])]),
-    st.dictionaries(st.text(st.characters(max_codepoint=127), max_size=90).map(Symbol), st.text(max_size=90)).map(
-        lambda pairs: section(ANNOTATIONS, pairs) if pairs else b""
-    ),
+    st.dictionaries(
+        st.text(st.characters(max_codepoint=127), max_size=90).map(lambda name: Symbol("mine-" + name)),
+        st.text(max_size=90),
+    ).map(lambda pairs: section(ANNOTATIONS, pairs) if pairs else b""),
     st.none() | st.integers(0, 11).map(lambda count: ["id", *[None] * 9, "s"][:count]),
     st.none() | st.dictionaries(st.text(max_size=90), st.text(max_size=90)),
 )
