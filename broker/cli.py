@@ -119,10 +119,11 @@ def serve(
             emulator=emulator,
             log_level=log_level,
         ).settings
+        from broker.child import PERMANENT_FAULT
         from broker.supervisor import run
 
         code = run(settings)
-    raise typer.Exit(code)
+    raise typer.Exit(WRONG_USE if code == PERMANENT_FAULT else code)
 
 
 @app.command("connection-string")

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from broker import __version__
 from broker.catalog import reconcile
+from broker.child import PERMANENT_FAULT
 from broker.cli import app
 from broker.config import ConfigurationError, Settings
 from broker.config_reference import document
@@ -75,9 +76,9 @@ def test_serve_reads_the_environment(peeklock, served, monkeypatch):
     assert [(settings.emulator, settings.amqp.port) for settings in served] == [(True, 7), (False, 8)]
 
 
-@pytest.mark.parametrize("code", [0, 1, 78])
-def test_the_exit_code_of_serve_is_the_supervisors(peeklock, monkeypatch, code):
-    monkeypatch.setattr("broker.supervisor.run", lambda settings: code)
+@pytest.mark.parametrize(("ended", "code"), [(0, 0), (1, 1), (PERMANENT_FAULT, 2)])
+def test_the_exit_code_of_serve_tells_failure_from_wrong_settings(peeklock, monkeypatch, ended, code):
+    monkeypatch.setattr("broker.supervisor.run", lambda settings: ended)
     assert peeklock("serve").exit_code == code
 
 
