@@ -1,0 +1,186 @@
+"""The whole broker as an operator meets it: signals, deaths, ports in use, health and metrics."""
+
+import os
+import re
+import signal
+import socket
+import time
+
+import psutil
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.brokers import KEY, Broker, BrokerFailed
+
+PATIENCE_S = 20
+QUEUE = '[[queues]]\nname = "orders"\n'
+
+
+@pytest.fixture
+def broker(tmp_path):
+    broker = Broker(tmp_path, QUEUE)
+    yield broker
+    broker.kill()
+
+
+def eventually(condition, what):
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        if result := condition():
+            return result
+        time.sleep(0.02)
+    raise AssertionError(f"not within {PATIENCE_S} s: {what}")
+
+
+def process(broker, module):
+    [found] = [process for process in broker.processes() if module in process.cmdline()]
+    return found
+
+
+def metrics(broker):
+    status, text = broker.get("/metrics", timeout_s=PATIENCE_S)
+    assert status == 200
+    return {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def is_ready(broker):
+    try:
+        return broker.get("/readyz")[0] == 200
+    except OSError:
+        return False
+
+
+def test_it_says_where_it_is_and_how_to_connect(broker):
+    broker.start()
+    eventually(lambda: "is ready" in broker.log(), "the start text")
+    text = broker.log()
+    assert f"amqp://127.0.0.1:{broker.amqp_port}\n" in text
+    assert broker.connection_string in text
+    broker.stop()
+
+
+def test_the_random_key_is_printed_at_the_first_start_only(tmp_path):
+    broker = Broker(tmp_path, QUEUE, arguments=())
+    try:
+        broker.start()
+        eventually(lambda: "is ready" in broker.log(), "the start text")
+        key = (broker.data_dir / "root-key").read_text().strip()
+        assert broker.log().count(key) == 1
+        broker.restart()
+        eventually(lambda: broker.log().count("is ready") == 2, "the start text")
+        assert broker.log().count(key) == 1
+        broker.stop()
+    finally:
+        broker.kill()
+
+
+def test_sigterm_ends_all_of_it_cleanly(broker):
+    broker.start()
+    processes = broker.processes()
+    assert len(processes) >= 3
+    broker.stop()  # raises unless the exit code is 0
+    assert not [each for each in processes if each.is_running()]
+    broker.start()
+    broker.stop()
+
+
+def test_a_killed_worker_is_started_again_and_the_broker_becomes_ready(broker):
+    broker.start()
+    killed = process(broker, "broker.worker")
+    killed.kill()
+    killed.wait(PATIENCE_S)
+    eventually(lambda: is_ready(broker), "ready again")
+    shown = metrics(broker)
+    assert shown["peeklock_worker_restarts_total", "0"] == 1
+    assert shown["peeklock_worker_up", "0"] == 1
+    broker.stop()
+
+
+def test_a_killed_gateway_is_started_again_on_its_ports(broker):
+    broker.start()
+    killed = process(broker, "broker.gateway")
+    killed.kill()
+    killed.wait(PATIENCE_S)
+    eventually(lambda: is_ready(broker), "ready again")
+    socket.create_connection(("127.0.0.1", broker.amqp_port), PATIENCE_S).close()
+    broker.stop()
+
+
+def test_while_a_worker_is_down_readiness_names_its_partitions(tmp_path):
+    broker = Broker(tmp_path, QUEUE, arguments=("--emulator", "--partitions", "2", "--workers", "1"))
+    try:
+        broker.start()
+        process(broker, "broker.worker").suspend()
+        status, body = broker.get("/readyz", timeout_s=PATIENCE_S)
+        assert status == 503
+        assert "partitions that fail: 0, 1" in body
+        assert broker.get("/livez")[0] == 200
+        assert metrics(broker)["peeklock_worker_up", "0"] == 0
+        process(broker, "broker.worker").resume()
+        eventually(lambda: is_ready(broker), "ready again")
+        broker.stop()
+    finally:
+        broker.kill()
+
+
+def test_when_the_supervisor_is_killed_nothing_is_left_and_a_successor_can_start_at_once(broker):
+    broker.start()
+    supervisor, *children = broker.processes()
+    supervisor.kill()
+    _, alive = psutil.wait_procs(children, timeout=PATIENCE_S)
+    assert not alive
+    broker.kill()  # reaps the supervisor
+    broker.start()
+    broker.stop()
+
+
+def test_a_second_signal_means_now(broker):
+    broker.start()
+    gateway = process(broker, "broker.gateway")
+    gateway.suspend()  # cannot end by itself
+    children = broker.processes()[1:]
+    os.kill(broker.pid, signal.SIGTERM)
+    eventually(lambda: '"stopping"' in broker.log(), "that it stops")
+    os.kill(broker.pid, signal.SIGTERM)
+    _, alive = psutil.wait_procs(children, timeout=PATIENCE_S / 4)
+    assert not alive
+
+
+@pytest.mark.parametrize(
+    ("flag", "setting"), [("amqp_port", "amqp.port"), ("ops_port", "ops.port")], ids=["AMQP", "operations"]
+)
+def test_a_port_in_use_is_one_message_with_the_setting(broker, flag, setting):
+    with socket.create_server(("127.0.0.1", getattr(broker, flag))) as taken:
+        with pytest.raises(BrokerFailed):
+            broker.start()
+        port = taken.getsockname()[1]
+    log = broker.log()
+    assert re.search(rf"peeklock: cannot start: cannot listen on 127\.0\.0\.1 port {port} .*{re.escape(setting)}", log)
+    assert "Traceback" not in log
+
+
+def test_a_second_broker_on_the_same_directory_is_refused(broker, tmp_path):
+    broker.start()
+    second = Broker(tmp_path / "second", QUEUE, arguments=("--emulator", "--data-dir", str(broker.data_dir)))
+    with pytest.raises(BrokerFailed, match=f"in use by process {broker.pid}"):
+        second.start()
+    assert is_ready(broker)
+    broker.stop()
+
+
+def test_metrics_and_health_of_a_fresh_broker(broker):
+    broker.start()
+    assert broker.get("/health") == (200, '{"status": "healthy", "message": "Service is healthy."}')
+    shown = metrics(broker)
+    assert shown["peeklock_messages", "orders"] == 0
+    assert shown["peeklock_size_bytes", "orders"] == 0
+    assert shown["peeklock_active_connections",] == 0
+    assert 0 < shown["peeklock_store_used_bytes", "0"] < shown["peeklock_store_capacity_bytes", "0"]
+    assert shown["peeklock_quarantined_records", "0"] == 0
+    assert shown["peeklock_worker_commits_total", "0"] > 0  # the probes that waited for readiness
+    assert KEY not in broker.get("/metrics")[1]
+    broker.stop()
