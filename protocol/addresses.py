@@ -50,6 +50,8 @@ _SUFFIXES: Final = (
     ("/$deadletterqueue", Part.DEAD_LETTER),
 )
 
+_SUFFIX: Final = {part: suffix for suffix, part in _SUFFIXES}
+
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
@@ -73,6 +75,11 @@ class Address:
     @property
     def key(self) -> str:
         return self.path.lower()
+
+    @property
+    def resource(self) -> str:
+        """The path with its sub-queue's suffix, in lower case: what rights are held on."""
+        return self.key + _SUFFIX.get(self.part, "")
 
 
 def parse(address: str) -> Address:

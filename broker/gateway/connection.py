@@ -226,9 +226,9 @@ class ClientConnection(asyncio.Protocol):
             else:
                 right = Right.SEND if not link.is_sender else Right.LISTEN
                 if address.node is Node.ENTITY:
-                    self.rights.require(address.key, right, time.time())
-                elif not any(self.rights.allows(address.key, right, time.time()) for right in Right):
-                    self.rights.require(address.key, Right.LISTEN, time.time())
+                    self.rights.require(address.resource, right, time.time())
+                elif not any(self.rights.allows(address.resource, right, time.time()) for right in Right):
+                    self.rights.require(address.resource, Right.LISTEN, time.time())
                 entity = self.gateway.namespace.find(address)
                 tracker = tracking.entity_tracker(self.gateway.namespace.name, entity.name)
                 if address.node is Node.MANAGEMENT:

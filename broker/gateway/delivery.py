@@ -33,7 +33,7 @@ def render_delivery(
         sequence_number,
         delivery_count,
         *_times(enqueued_ms, expires_ms, overlay, locked_until_ms),
-        _additions(overlay or {}),
+        None if overlay is None else _additions(overlay),
     )
 
 

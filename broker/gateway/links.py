@@ -47,7 +47,7 @@ class EntityLink:
         self.connection = connection
         self.link = link
         self.entity = entity
-        self.path = address.key
+        self.path = address.resource
         self.queue = entity.queue(address.part)
         self.partition = entity.partition
         self.metrics = connection.gateway.metrics.entity(entity.name)

@@ -47,7 +47,7 @@ class ResponseLink:
     def __init__(self, connection: "ClientConnection", link: Link, address: Address) -> None:
         self.connection = connection
         self.link = link
-        self.node = (address.node, address.key)
+        self.node = (address.node, address.resource)
         self._waiting: deque[bytes] = deque(maxlen=MAX_WAITING_RESPONSES)
         self._count = 0
 
@@ -73,7 +73,7 @@ class RequestLink:
     def __init__(self, connection: "ClientConnection", link: Link, address: Address) -> None:
         self.connection = connection
         self.link = link
-        self.node = (address.node, address.key)
+        self.node = (address.node, address.resource)
 
     def on_message(self, delivery: Delivery, payload: bytes, batch: bool, settled: bool) -> None:
         engine = self.connection.engine
@@ -144,7 +144,7 @@ class ManagementRequests(RequestLink):
     def __init__(self, connection: "ClientConnection", link: Link, entity: Entity, address: Address) -> None:
         super().__init__(connection, link, address)
         self.entity = entity
-        self.path = address.key
+        self.path = address.resource
         self.queue = entity.queue(address.part)
         self._metrics = connection.gateway.metrics.entity(entity.name)
         self._operations: dict[type, Callable[[Request, Any, Answer], None]] = {

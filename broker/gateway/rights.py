@@ -5,9 +5,14 @@ from collections.abc import Iterable
 from broker.entities import Right
 from broker.errors import Unauthorized
 from protocol import tracking
-from protocol.sas_tokens import Claim, covers
+from protocol.sas_tokens import Claim
 
 _FOREVER = float("inf")
+
+
+def _covers(scope: str, path: str) -> bool:
+    """Rights at an entity are those at its sub-queues and subscriptions, but not at another entity below its path."""
+    return not scope or path == scope or path.startswith((f"{scope}/$", f"{scope}/subscriptions/"))
 
 
 class Rights:
@@ -27,7 +32,7 @@ class Rights:
     def allows(self, path: str, right: Right, now_s: float) -> bool:
         """`path` is an address's, in lower case. Manage implies Send and Listen."""
         return self._everything or any(
-            until_s > now_s and (right in rights or Right.MANAGE in rights) and covers(scope, path)
+            until_s > now_s and (right in rights or Right.MANAGE in rights) and _covers(scope, path)
             for scope, (rights, until_s) in self._granted.items()
         )
 
