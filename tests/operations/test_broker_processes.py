@@ -163,6 +163,21 @@ def test_a_port_in_use_is_one_message_with_the_setting(broker, flag, setting):
     assert "Traceback" not in log
 
 
+@pytest.mark.parametrize("content", [None, "not a certificate"], ids=["missing", "nonsense"])
+def test_a_certificate_that_cannot_be_used_is_one_message_with_the_setting(tmp_path, content):
+    certificate = tmp_path / "server.pem"
+    if content is not None:
+        certificate.write_text(content)
+    tls = f'[amqp]\ntls_port = 0\ntls_certificate = "{certificate}"\ntls_key = "{certificate}"\n'
+    broker = Broker(tmp_path, tls)
+    with pytest.raises(BrokerFailed):
+        broker.start()
+    log = broker.log()
+    assert re.search(r"peeklock: .*tls_certificate", log, re.DOTALL)
+    assert str(certificate) in log
+    assert "Traceback" not in log
+
+
 def test_a_second_broker_on_the_same_directory_is_refused(broker, tmp_path):
     broker.start()
     second = Broker(tmp_path / "second", QUEUE, arguments=("--emulator", "--data-dir", str(broker.data_dir)))
