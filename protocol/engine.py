@@ -38,8 +38,9 @@ _tag_view = ffi.buffer(_tag_bytes)
 _tag = ffi.new("pn_delivery_tag_t *")
 _tag.start = _tag_bytes
 
-# Session windows count frames; this many bytes may be unread in a session before its peer has to wait.
-INCOMING_CAPACITY_BYTES = 16 << 20
+# What arrives is taken out of the engine at once, so a session's window stays as open as it begins; each of these makes
+# proton say so once more. Windows count frames of the largest size.
+_OPEN_WINDOWS = ((1 << 30) * 65536, ((1 << 30) + 1) * 65536)
 
 _flow_frame = struct.Struct(">IBBH")
 
@@ -416,7 +417,6 @@ class Engine:
 
     def begin(self) -> Session:
         pointer = lib.pn_session(self._connection)
-        lib.pn_session_set_incoming_capacity(pointer, INCOMING_CAPACITY_BYTES)
         lib.pn_session_open(pointer)
         session = self.sessions[pointer] = Session(self, pointer)
         return session
@@ -552,7 +552,6 @@ class Engine:
             if pointer in self.sessions:
                 return  # ours, answered
             session = self.sessions[pointer] = Session(self, pointer)
-            lib.pn_session_set_incoming_capacity(pointer, INCOMING_CAPACITY_BYTES)
             lib.pn_session_open(pointer)
             self.needs_padding = True
             handler.on_session(session)
@@ -645,9 +644,9 @@ class Engine:
             )
 
     def _say_session_flow(self, session: Session) -> None:
+        first, second = _OPEN_WINDOWS
         capacity = lib.pn_session_get_incoming_capacity(session.pointer)
-        other = capacity + 65536 if capacity == INCOMING_CAPACITY_BYTES else INCOMING_CAPACITY_BYTES
-        lib.pn_session_set_incoming_capacity(session.pointer, other)
+        lib.pn_session_set_incoming_capacity(session.pointer, second if capacity == first else first)
 
     def _finish(self, output: bytes) -> bytes:
         """Note the handles of our attaches, complete flow answers, and pad what needs it."""
