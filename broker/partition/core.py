@@ -5,7 +5,7 @@ from itertools import count as count_from
 
 from broker.errors import BrokerError, EntityNotFound
 from broker.partition.bodies import Bodies
-from broker.partition.queue import Queue
+from broker.partition.queue import Queue, Totals
 from broker.partition.receivers import Receiver
 from broker.partition.recount import recount
 from broker.partition.settings import PartitionSettings
@@ -43,7 +43,7 @@ class Core:
         self.awake: dict[int, Queue] = {}
         self.token_prefix = partition_id.to_bytes(2, "big") + incarnation
         self.token_numbers = count_from(1)
-        self.unreadable = 0  # records set aside that belong to no queue
+        self.past = Totals()  # of queues since deleted
         self._refusing: bool | None = None  # True if the store is above its watermark; None: not known in this turn
 
     def find(self, queue_id: int) -> Queue | None:
@@ -73,7 +73,6 @@ class Core:
             return decode_counts(value)
         except CorruptRecord:
             quarantine(self.store, Table.COUNTS, key)
-            self.unreadable += 1
             counts = recount(self.store, queue_id)
             self.store.put(Table.COUNTS, key, encode_counts(counts))
             return counts
@@ -107,7 +106,8 @@ class Core:
         """Above the watermark, as of the first send of this turn."""
         if self._refusing is None:
             used, capacity = self.store.used_bytes(), self.store.capacity_bytes()
-            self._refusing = used > self.settings.store_watermark * capacity
+            limit = min(self.settings.store_watermark * capacity, capacity - self.settings.min_free_bytes)
+            self._refusing = used > limit
         return self._refusing
 
     def end_turn(self) -> None:

@@ -1,55 +1,50 @@
-"""Creating, changing and deleting entities while the partition runs."""
+"""Creating, changing and deleting entities while the partition runs.
+
+ENTITIES belongs to `broker.catalog`: whoever changes an entity stages its definition in the same store, before the same
+commit. Here is what the change does to messages, locks and receivers.
+"""
 
 from broker.entities import QueueDescription
 from broker.errors import EntityDisabled, EntityNotFound, ServerBusy
 from broker.partition.core import PARTS, Core
 from broker.partition.expiry import resume
 from broker.partition.settlement import drop_locks
-from broker.partition.terms import DELETED, Terms, decode_description, encode_description
+from broker.partition.terms import Terms
 from broker.partition.timers import Due
+from storage.quarantine import quarantine
 from storage.records import (
     NEVER,
     CorruptRecord,
+    decode_document,
     decode_entry,
     due_key,
+    encode_document,
     entity_key,
     message_key,
     queue_key,
     unpack_due_key,
 )
-from storage.store import Table
+from storage.store import StoreError, Table
 
-LAST = b"\xff" * 32  # above every key
+_ALL = (b"\0", b"\xff" * 32)
+_DELETED = b"deleted-entity-"  # in META, then the entity's key: its messages are still being freed
 
 
 def load(core: Core, now_ms: int) -> None:
-    """Read the entities, and what is due first of each; messages are not looked at."""
-    for entity_id, description in descriptions(core).items():
-        if description is None:
-            core.deleted.add(entity_id)
-            core.timers.arm(now_ms, (entity_id << 3, Due.DELETION))
-        else:
-            core.terms[entity_id] = Terms.of(description)
-    start = due_key(0, 0, 0, 0)
-    while items := core.store.scan(Table.DUE, start, LAST, 1):
+    """Read the entities, and what is due first of each; messages are not looked at. Raises StoreError."""
+    for key, value in core.store.scan(Table.ENTITIES, *_ALL, 1 << 32):
+        entity_id = int.from_bytes(key, "big")
+        try:
+            core.terms[entity_id] = Terms.of_definition(decode_document(value))
+        except (CorruptRecord, ValueError) as error:
+            raise StoreError(f"entity {entity_id}: {error}") from error
+    for key, _ in core.store.scan(Table.META, _DELETED, _DELETED + _ALL[1], 1 << 32):
+        _free_later(core, int.from_bytes(key[len(_DELETED) :], "big"), now_ms)
+    start = _ALL[0]
+    while items := core.store.scan(Table.DUE, start, _ALL[1], 1):
         queue_id, timer, due_ms, _ = unpack_due_key(items[0][0])
         core.timers.arm(due_ms, (queue_id, timer))
         start = due_key(queue_id, timer, NEVER, (1 << 64) - 1) + b"\0"
-
-
-def descriptions(core: Core) -> dict[int, QueueDescription | None]:
-    """By entity id; None for one whose messages are still being freed.
-
-    A definition that cannot be read is left where it is, and out of the result: its messages are served again as soon
-    as the entity is put again under its id.
-    """
-    found = {}
-    for key, value in core.store.scan(Table.ENTITIES, entity_key(0), LAST, 1 << 32):
-        try:
-            found[int.from_bytes(key, "big")] = decode_description(value)
-        except (CorruptRecord, ValueError):
-            core.unreadable += 1
-    return found
 
 
 def put_queue(core: Core, entity_id: int, description: QueueDescription, now_ms: int) -> None:
@@ -62,9 +57,6 @@ def put_queue(core: Core, entity_id: int, description: QueueDescription, now_ms:
     terms = Terms.of(description)
     before = core.terms.get(entity_id)
     core.terms[entity_id] = terms
-    key, value = entity_key(entity_id), encode_description(description)
-    if core.store.get(Table.ENTITIES, key) != value:
-        core.store.put(Table.ENTITIES, key, value)
     for part in PARTS:
         queue = core.queues.get(entity_id << 3 | part)
         if queue is None or before is None:
@@ -73,7 +65,7 @@ def put_queue(core: Core, entity_id: int, description: QueueDescription, now_ms:
         if terms.lock_duration_ms != before.lock_duration_ms:
             drop_locks(core, queue, now_ms)
         if not terms.can_receive:
-            _close_receivers(core, entity_id << 3 | part, disabled(terms))
+            _close_receivers(core, queue.id, disabled(terms))
         resume(core, queue)
 
 
@@ -89,10 +81,16 @@ def delete_queue(core: Core, entity_id: int, now_ms: int) -> None:
     for part in PARTS:
         queue_id = entity_id << 3 | part
         _close_receivers(core, queue_id, EntityNotFound(f"The messaging entity '{terms.name}' was deleted."))
-        core.queues.pop(queue_id, None)
+        queue = core.queues.pop(queue_id, None)
+        if queue is not None:
+            core.past.add(queue.tally)
         core.touched.pop(queue_id, None)
         core.awake.pop(queue_id, None)
-    core.store.put(Table.ENTITIES, entity_key(entity_id), DELETED)
+    core.store.put(Table.META, _DELETED + entity_key(entity_id), encode_document(now_ms))
+    _free_later(core, entity_id, now_ms)
+
+
+def _free_later(core: Core, entity_id: int, now_ms: int) -> None:
     core.deleted.add(entity_id)
     core.timers.arm(now_ms, (entity_id << 3, Due.DELETION))
 
@@ -112,18 +110,18 @@ def free(core: Core, entity_id: int, now_ms: int) -> None:
     store, step, first, end = core.store, core.settings.step, entity_id << 3, entity_id + 1 << 3
     if items := store.scan(Table.QUEUE, queue_key(first, 0, 0), queue_key(end, 0, 0), step):
         ids = []
-        for _, value in items:
+        for key, value in items:
             try:
                 ids.append(decode_entry(value).message_id)
             except CorruptRecord:
-                core.unreadable += 1  # its body stays: whose it was is not known
+                quarantine(store, Table.QUEUE, key)  # its body stays: whose it was is not known
         store.delete_many(Table.QUEUE, [key for key, _ in items])
         store.delete_many(Table.MESSAGES, map(message_key, ids))
     elif items := store.scan(Table.DUE, due_key(first, 0, 0, 0), due_key(end, 0, 0, 0), step):
         store.delete_many(Table.DUE, [key for key, _ in items])
     else:
         store.delete_many(Table.COUNTS, map(entity_key, range(first, end)))
-        store.delete(Table.ENTITIES, entity_key(entity_id))
+        store.delete(Table.META, _DELETED + entity_key(entity_id))
         core.deleted.discard(entity_id)
         return
     core.timers.arm(now_ms, (first, Due.DELETION))

@@ -52,12 +52,12 @@ def _expire(core: Core, queue: Queue, key: bytes, due_ms: int, number: int, mess
     try:
         ref = (number, *decode_entry(entry))
     except CorruptRecord:
-        set_aside(core, queue, Place.AVAILABLE, number, message_id)
-        return
+        size = None
     if size is None:
+        core.store.delete(Table.DUE, key)
         set_aside(core, queue, Place.AVAILABLE, number, message_id)
-        return
-    expire(core, queue, unlocked(ref, size, due_ms, Place.AVAILABLE))
+    else:
+        expire(core, queue, unlocked(ref, size, due_ms, Place.AVAILABLE))
 
 
 def arm_next(core: Core, queue: Queue) -> None:

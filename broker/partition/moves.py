@@ -9,7 +9,7 @@ from typing import Any
 
 from broker.partition.core import Core
 from broker.partition.locks import NOBODY, Held
-from broker.partition.queue import Queue
+from broker.partition.queue import MAX_DELIVERY_COUNT_EXCEEDED, TTL_EXPIRED, Queue
 from broker.partition.timers import Due
 from broker.partition.window import Ref
 from storage.quarantine import quarantine
@@ -30,9 +30,6 @@ Properties = dict[str, Any]  # name -> str, or bytes of one encoded AMQP value
 
 REASON = "DeadLetterReason"
 DESCRIPTION = "DeadLetterErrorDescription"
-MAX_DELIVERY_COUNT_EXCEEDED = "MaxDeliveryCountExceeded"
-TTL_EXPIRED = "TTLExpiredException"
-BY_APPLICATION = "Application"
 
 
 def unlocked(ref: Ref, size: int, due_ms: int, place: Place) -> Held:

@@ -19,6 +19,7 @@ from broker.partition.restoring import restore
 from broker.partition.settings import PartitionSettings
 from broker.partition.timers import Due
 from broker.wire import Outcome
+from storage.quarantine import quarantined
 from storage.store import Store
 
 
@@ -132,25 +133,44 @@ class Partition:
         """Hand ready messages to receivers with credit. To be called after everything else of a turn."""
         return handing_out.pump(self._core, now_ms)
 
-    def commit(self) -> None:
-        """Make all that was done durable. Raises StoreFull, StoreError: then this partition is of no further use."""
+    def commit(self) -> bool:
+        """Make all that was done durable. True if there was anything.
+
+        Raises StoreFull, StoreError: then this partition is of no further use.
+        """
         self._core.end_turn()
+        dirty = self._store.dirty
         self._store.commit()
+        return dirty
 
     def put_queue(self, entity_id: int, description: QueueDescription, now_ms: int) -> None:
-        """Create a queue or change its properties. Raises ServerBusy while the id's former owner is being freed."""
+        """Create a queue or change its properties; the caller stages its definition (see `entities`).
+
+        Raises ServerBusy while the id's former owner is being freed.
+        """
         entities.put_queue(self._core, entity_id, description, now_ms)
 
     def delete_queue(self, entity_id: int, now_ms: int) -> None:
-        """Raises EntityNotFound."""
+        """Delete a queue with all it holds; the caller removes its definition. Raises EntityNotFound."""
         entities.delete_queue(self._core, entity_id, now_ms)
 
-    def queues(self) -> dict[int, QueueDescription]:
-        """Descriptions by entity id, as stored; entities being deleted left out."""
-        stored = entities.descriptions(self._core)
-        return {entity_id: description for entity_id, description in stored.items() if description is not None}
+    def tallies(self) -> dict[int, dict[str, Any]]:
+        """Queue id -> the names of `queue.Tally` -> number since the start, of queues in use."""
+        return {queue.id: queue.tally.snapshot() for queue in self._core.queues.values()}
 
-    @property
-    def unreadable_records(self) -> int:
-        """Records found corrupt since the start that belong to no queue; the others are in the queues' metrics."""
-        return self._core.unreadable
+    def gauges(self) -> dict[str, int]:
+        """The keys of `broker.exposition.PARTITION`."""
+        core = self._core
+        totals = core.past.copy()
+        for queue in core.queues.values():
+            totals.add(queue.tally)
+        return {
+            "used_bytes": self._store.used_bytes(),
+            "capacity_bytes": self._store.capacity_bytes(),
+            "locks": sum(len(queue.locks.held) for queue in core.queues.values()),
+            "receivers": len(core.receivers),
+            "quarantined": sum(1 for _ in quarantined(self._store)),
+            "expired": totals.expired,
+            "dead_lettered": totals.dead_lettered,
+            "locks_expired": totals.locks_expired,
+        }

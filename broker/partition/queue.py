@@ -1,10 +1,17 @@
 """One queue or dead-letter queue: its counts, and what of it is in memory."""
 
+from copy import copy
+
 from broker.partition.locks import Locks
 from broker.partition.receivers import Line, Receiver
 from broker.partition.terms import Terms
 from broker.partition.window import Window
 from storage.records import Counts, Part, Place
+
+# Reasons for dead-lettering, as they are counted.
+MAX_DELIVERY_COUNT_EXCEEDED = "MaxDeliveryCountExceeded"
+TTL_EXPIRED = "TTLExpiredException"
+BY_APPLICATION = "Application"
 
 
 class Tally:
@@ -46,7 +53,7 @@ class Tally:
         self.abandoned = 0
         self.released = 0
         self.deferred = 0
-        self.dead_lettered: dict[str, int] = {}  # by reason; "Application" for those dead-lettered by a receiver
+        self.dead_lettered: dict[str, int] = {}  # by reason; `BY_APPLICATION`: by a receiver
         self.expired = 0  # dropped, not dead-lettered
         self.deleted = 0  # by delete-batch and purge
         self.cancelled = 0  # scheduled ones
@@ -62,6 +69,24 @@ class Tally:
         return {
             name: dict(value) if isinstance(value := getattr(self, name), dict) else value for name in self.__slots__
         }
+
+
+class Totals:
+    """What is shown of a partition as a whole. Only grows, whatever becomes of the queues."""
+
+    def __init__(self) -> None:
+        self.expired = 0  # dropped or dead-lettered
+        self.dead_lettered = 0  # by the broker itself
+        self.locks_expired = 0
+
+    def copy(self) -> "Totals":
+        return copy(self)
+
+    def add(self, tally: Tally) -> None:
+        by_broker = sum(count for reason, count in tally.dead_lettered.items() if reason != BY_APPLICATION)
+        self.dead_lettered += by_broker
+        self.expired += tally.expired + tally.dead_lettered.get(TTL_EXPIRED, 0)
+        self.locks_expired += tally.locks_ended
 
 
 class Queue:

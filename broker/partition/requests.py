@@ -259,11 +259,6 @@ def _count(queue: Queue) -> list[int]:
     return [*queue.counts, queue.size_bytes, len(queue.locks.held)]
 
 
-def _metrics(core: Core, args: Sequence[Any], now_ms: int) -> dict[int, dict[str, Any]]:
-    """queue id -> the names of `queue.Tally` -> number since the start, of the queues in use."""
-    return {queue.id: queue.tally.snapshot() for queue in core.queues.values()}
-
-
 def _probe(core: Core, args: Sequence[Any], now_ms: int) -> None:
     """The write becomes durable with this turn's commit, before the answer."""
     value = encode_document(now_ms)
@@ -295,6 +290,5 @@ _OF_QUEUE: dict[str, Callable[[Core, Queue, Sequence[Any], int], Any]] = {
 
 _OF_PARTITION: dict[str, Callable[[Core, Sequence[Any], int], Any]] = {
     "counts": _counts,
-    "metrics": _metrics,
     "probe": _probe,
 }

@@ -1,6 +1,7 @@
 """What bounds a partition's work and memory. One value of each kind per broker; entities have their own terms."""
 
 from dataclasses import dataclass
+from typing import Any
 
 MIB = 1 << 20
 
@@ -11,6 +12,7 @@ class PartitionSettings:
 
     keep_locks_of_broken_connections: bool = False  # True is the cloud's way: the lock runs out by itself
     store_watermark: float = 0.9  # of the store's capacity; above it sends are refused, so that settling always works
+    min_free_bytes: int = 0  # of the store and its disk; sends are refused when less is left
     window: int = 4096  # entries of one queue's head in memory; as many returned ones on top
     pump_bytes_per_receiver: int = 4 * MIB  # handed to one receiver in one turn
     pump_bytes: int = 16 * MIB  # handed out in one turn in all
@@ -19,3 +21,12 @@ class PartitionSettings:
     peek_max: int = 1000  # in one answer to `peek`; the caller asks again from where it ended
     reply_bytes: int = 64 * MIB  # in one answer to `receive-deferred` for more than one message
     properties_bytes: int = 64 * 1024  # names and values set on one message by its receivers
+
+    @classmethod
+    def of(cls, settings: Any) -> "PartitionSettings":
+        """From the broker's: a `broker.config.Settings`, which the state machine does not import."""
+        return cls(
+            keep_locks_of_broken_connections=settings.delivery.keep_locks_of_broken_connections,
+            store_watermark=settings.store.send_watermark,
+            min_free_bytes=settings.store.min_free_disk_bytes,
+        )

@@ -17,7 +17,6 @@ from broker.errors import BrokerError, LockLost, MessageTooLarge, NotAllowed
 from broker.partition.core import Core
 from broker.partition.locks import Held
 from broker.partition.moves import (
-    BY_APPLICATION,
     Properties,
     dead_letter,
     defer,
@@ -25,7 +24,7 @@ from broker.partition.moves import (
     put_back,
     put_back_failed,
 )
-from broker.partition.queue import Queue
+from broker.partition.queue import BY_APPLICATION, Queue
 from broker.partition.timers import Due
 from broker.wire import Outcome
 from storage.records import Field
@@ -49,7 +48,8 @@ def settle(
             return _complete(core, queue, removed)  # type: ignore[arg-type]
         _complete(core, queue, [held for held in removed if held is not None])
         queue.tally.settlements_too_late += removed.count(None)
-        return [LockLost(LOCK_LOST) if held is None else None for held in removed]
+        lost = LockLost(LOCK_LOST)
+        return [lost if held is None else None for held in removed]
     apply = _APPLY[outcome]
     results: list[BrokerError | None] = []
     for token in tokens:

@@ -1,15 +1,8 @@
-"""What the state machine needs of an entity's description, and how descriptions are stored.
-
-An ENTITIES value is a document: {"queue": the description's fields} or, while a deleted entity's messages are being
-freed, {"deleted": True}.
-"""
+"""What the state machine needs of an entity's definition. Definitions are stored by `broker.catalog`."""
 
 from typing import Any, NamedTuple
 
 from broker.entities import QueueDescription, Status
-from storage.records import decode_document, encode_document
-
-DELETED = encode_document({"deleted": True})
 
 
 class Terms(NamedTuple):
@@ -35,6 +28,15 @@ class Terms(NamedTuple):
             status=description.status,
         )
 
+    @classmethod
+    def of_definition(cls, document: dict[str, Any]) -> "Terms":
+        """Of a stored definition: the description's fields, and some of the catalog's. Raises ValueError."""
+        return cls.of(
+            QueueDescription.model_validate(
+                {name: value for name, value in document.items() if name in QueueDescription.model_fields}
+            )
+        )
+
     @property
     def can_send(self) -> bool:
         return self.status in (Status.ACTIVE, Status.RECEIVE_DISABLED)
@@ -42,13 +44,3 @@ class Terms(NamedTuple):
     @property
     def can_receive(self) -> bool:
         return self.status in (Status.ACTIVE, Status.SEND_DISABLED)
-
-
-def encode_description(description: QueueDescription) -> bytes:
-    return encode_document({"queue": description.model_dump(mode="json")})
-
-
-def decode_description(value: bytes) -> QueueDescription | None:
-    """None for a deleted entity. Raises CorruptRecord, pydantic.ValidationError."""
-    document: dict[str, Any] = decode_document(value)
-    return None if "deleted" in document else QueueDescription.model_validate(document["queue"])

@@ -1,0 +1,7 @@
+import pytest
+from driver import Driver
+
+
+@pytest.fixture
+def queue() -> Driver:
+    return Driver()
