@@ -2,8 +2,8 @@
 
 Three things matter to a broker and are not in proton's interface: the message format of a transfer (a batch or not),
 the channel and handle behind an attach, and flows that want an answer (`echo`, or a drain with no credit left). The
-walk looks at the performative's code of each frame and reads fields only of attach, flow, and transfers in a read that
-holds a batch's format at all. It also enforces the frame size, and keeps an incomplete frame until its rest arrives.
+walk looks at the performative's code of each frame and reads fields only of attach, flow, and transfers that may be a
+batch's. It also enforces the frame size.
 """
 
 import struct
@@ -18,6 +18,9 @@ _BATCH_FORMAT_BYTES = BATCH_FORMAT.to_bytes(4, "big")
 _AMQP_HEADER = b"AMQP\x00\x01\x00\x00"
 _ATTACH, _FLOW, _TRANSFER = 0x12, 0x13, 0x14
 _FIRST, _LAST = 0x10, 0x18
+# A transfer's fields up to the message format end within this many bytes of its frame: 8 of the frame's header, 3 of
+# the descriptor, 9 of the list's, and at most 5 + 5 + 34 + 5 of handle, delivery-id, delivery-tag and the format.
+_HEAD_BYTES = 69
 _frame_size = struct.Struct(">I").unpack_from
 
 
@@ -43,22 +46,27 @@ class FrameWalk:
 
     def __init__(self, max_frame_size: int) -> None:
         self._max_frame_size = max_frame_size
-        self._partial = b""
+        self._partial = b""  # the beginning of a frame that cannot be looked at yet
+        self._rest = 0  # bytes still to come of a transfer that was looked at
         self._header_seen = False
         self.attached: deque[tuple[int, int]] = deque()
         self.batches: set[tuple[int, int, bytes]] = set()
         self.flows: list[Flow] = []
 
     def feed(self, data: bytes) -> bytes:
-        """The whole frames in what came so far, to give to the engine; the rest is kept.
+        """What of the bytes that came so far can be given to the engine; the rest is kept.
 
         Raises FramingError; DecodeError for a performative whose fields cannot be read.
         """
         if self._partial:
             data = self._partial + data
             self._partial = b""
-        at = 0
+        at = self._rest
         end = len(data)
+        if at > end:
+            self._rest = at - end
+            return data
+        self._rest = 0
         if not self._header_seen:
             if end < 8:
                 self._partial = data
@@ -67,20 +75,23 @@ class FrameWalk:
                 raise FramingError(f"expected the AMQP 1.0.0 protocol header, got {data[:8].hex()}")
             self._header_seen = True
             at = 8
-        may_hold_batch = _BATCH_FORMAT_BYTES in data
         largest = self._max_frame_size
         while at + 8 <= end:
             (size,) = _frame_size(data, at)
             if size < 8 or size > largest:
                 raise FramingError(f"a frame of {size} bytes: frames have 8 to {largest} bytes")
-            if at + size > end:
-                break
+            next_at = at + size
             if size > 10:
+                if next_at > end and (end - at < _HEAD_BYTES or data[at + 10] != _TRANSFER):
+                    break
                 # The usual frame has data offset 2 and a smallulong descriptor, so the code is the 11th byte.
                 code = data[at + 10]
                 if code == _TRANSFER:
-                    if may_hold_batch:
+                    if data.find(_BATCH_FORMAT_BYTES, at + 11, at + _HEAD_BYTES) >= 0:
                         self._transfer(data, at, size)
+                    if next_at > end:  # the payload can go on to the engine as it comes
+                        self._rest = next_at - end
+                        return data
                 elif code == _FLOW:
                     self._flow(data, at, size)
                 elif code == _ATTACH:
@@ -88,7 +99,9 @@ class FrameWalk:
                 elif data[at + 9] == 0x53 and not _FIRST <= code <= _LAST:
                     # Proton would pass over it without a word.
                     raise DecodeError(f"an unknown performative, 0x{code:02x},", at + 10)
-            at += size
+            elif next_at > end:
+                break
+            at = next_at
         if at == end:
             return data
         self._partial = data[at:]

@@ -104,7 +104,7 @@ class WorkerConnection(asyncio.Protocol):
         self._was_lost = True
         self._chunks.clear()
         self._chunk_bytes = 0
-        self._packer.reset()
+        self._packer = msgpack.Packer(autoreset=False)
         self._commands = 0
         self.connected.clear()
         self._lost.set()
@@ -166,11 +166,11 @@ class WorkerConnection(asyncio.Protocol):
         if not self._commands or transport is None:
             return
         count, self._commands = self._commands, 0
-        header = b"\xdd" + count.to_bytes(4, "big")  # msgpack array 32
+        # The packer's buffer goes to the socket as it is, uncopied, and the next frame gets a new one.
         body = self._packer.getbuffer()
-        transport.write((len(header) + len(body)).to_bytes(4, "big") + header + body)
-        del body
-        self._packer.reset()
+        self._packer = msgpack.Packer(autoreset=False)
+        array_of = b"\xdd" + count.to_bytes(4, "big")  # msgpack's array 32
+        transport.writelines(((len(array_of) + len(body)).to_bytes(4, "big") + array_of, body))
 
     # -- answers
 
