@@ -191,7 +191,7 @@ SCENARIOS = (
     ),
     Scenario(
         "connection-lost",
-        "When the socket breaks its locks end: another connection gets the message at once, with one delivery more.",
+        "A process killed while it holds a message loses the lock: the next gets it at once, with one delivery more.",
         ("ST12",),
         {"lock_duration_ms": 300_000},
     ),
@@ -243,14 +243,12 @@ SCENARIOS = (
     ),
 )
 
-_NO_CUT = "the SDK has no way to cut its socket"
 _NO_PRESETTLED = "the SDK always waits for the outcome"
 _NO_BULK = "the SDK has no call for it"
 
 _PYTHON = {
     "abandon-properties": "abandon_message takes none",
     "settle-elsewhere": "the SDK settles only through the receiver a message came from",
-    "connection-lost": _NO_CUT,
     "presettled-send": _NO_PRESETTLED,
     "batch-delete": _NO_BULK,
 }
@@ -261,19 +259,16 @@ NOT_APPLICABLE: dict[str, dict[str, str]] = {
     "python-7.14.3": _PYTHON,
     "python-7.15.0": _PYTHON,
     "javascript": {
-        "connection-lost": _NO_CUT,
         "presettled-send": _NO_PRESETTLED,
         "batch-delete": _NO_BULK,
     },
     "go": {
         "auto-renew": "the SDK has no renewer; renew-lock shows the call",
         "push-receive": "the SDK has neither handler nor iterator",
-        "connection-lost": _NO_CUT,
         "presettled-send": _NO_PRESETTLED,
         "batch-delete": _NO_BULK,
     },
     "java": {
-        "connection-lost": _NO_CUT,
         "presettled-send": _NO_PRESETTLED,
         "batch-delete": _NO_BULK,
     },
@@ -288,13 +283,13 @@ NOT_APPLICABLE: dict[str, dict[str, str]] = {
         "schedule": _JMS_MANAGEMENT,
         "cancel-scheduled": _JMS_MANAGEMENT,
         "settle-elsewhere": _JMS_MANAGEMENT,
-        "connection-lost": _NO_CUT,
         "batch-delete": _JMS_MANAGEMENT,
     },
     "rhea": {
         "auto-renew": "the library has no renewer; renew-lock shows the request",
     },
     "proton": {
+        "batch": "the library cannot set the message format",
         "auto-renew": "the library has no renewer; renew-lock shows the request",
     },
 }

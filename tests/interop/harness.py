@@ -1,0 +1,102 @@
+"""Runs one SDK's program against a real broker that has a queue for every scenario."""
+
+import json
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.brokers import KEY, KEY_NAME, Broker
+from tests.interop.scenarios import QUEUE_PREFIX, SCENARIOS
+from tests.interop.sdks import CACHE, Program
+
+RUN_TIMEOUT_S = 150
+RESULTS = CACHE / "results"
+LISTENER = ("listen-only", "key of the listener")
+SENDER = ("send-only", "key of the sender")
+
+
+@dataclass(frozen=True)
+class Result:
+    ok: bool
+    detail: str
+    seconds: float
+
+
+def _toml(value: object) -> str:
+    """Booleans, integers and strings are spelled in TOML as in JSON."""
+    return json.dumps(value)
+
+
+def _rule(login: tuple[str, str], right: str) -> str:
+    name, key = login
+    return (
+        "[[security.authorization_rules]]\n"
+        f"key_name = {_toml(name)}\nprimary_key = {_toml(key)}\nrights = [{_toml(right)}]\n"
+    )
+
+
+def broker_config() -> str:
+    """Keys with one right each, and a queue for every scenario that wants one."""
+    parts = [_rule(LISTENER, "Listen"), _rule(SENDER, "Send")]
+    for scenario in SCENARIOS:
+        if scenario.queue is not None:
+            settings = {"name": QUEUE_PREFIX + scenario.id, **scenario.queue}
+            parts.append("[[queues]]\n" + "".join(f"{name} = {_toml(value)}\n" for name, value in settings.items()))
+    return "\n".join(parts)
+
+
+def program_config(broker: Broker) -> dict[str, object]:
+    """What a program finds, as JSON, in PEEKLOCK_INTEROP: connection strings, and (key name, key) for the others."""
+    return {
+        "connection_string": broker.connection_string,
+        "wrong_key": broker.connection_string_for(KEY_NAME, "wrong"),
+        "listen_only": broker.connection_string_for(*LISTENER),
+        "send_only": broker.connection_string_for(*SENDER),
+        "host": "127.0.0.1",
+        "port": broker.amqp_port,
+        "key_name": KEY_NAME,
+        "key": KEY,
+        "listener": LISTENER,
+        "sender": SENDER,
+        "queue_prefix": QUEUE_PREFIX,
+    }
+
+
+def run(program: Program, broker: Broker, scenarios: Iterable[str]) -> dict[str, Result]:
+    """Results by scenario. One that the program never reported is a failure with what it wrote on its terminal."""
+    names = list(scenarios)
+    with tempfile.TemporaryFile() as errors:
+        process = subprocess.Popen(
+            [*program.command, *names],
+            env={**os.environ, "PEEKLOCK_INTEROP": json.dumps(program_config(broker))},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+        )
+        try:
+            output, _ = process.communicate(timeout=RUN_TIMEOUT_S)
+            ending = f"the program ended with exit code {process.returncode}"
+        except subprocess.TimeoutExpired:
+            process.kill()
+            output, _ = process.communicate()
+            ending = f"the program was still running after {RUN_TIMEOUT_S} s"
+        errors.seek(0)
+        terminal = errors.read().decode(errors="replace")[-4000:]
+    results = {}
+    for line in output.decode().splitlines():
+        if line.startswith("{"):
+            report = json.loads(line)
+            results[report["scenario"]] = Result(report["ok"], report["detail"], report["seconds"])
+    missing = Result(False, f"no result: {ending}\n{terminal}", 0.0)
+    return {name: results.get(name, missing) for name in names}
+
+
+def keep(sdk: str, results: dict[str, Result]) -> Path:
+    """Write results where `readme.py` reads them."""
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    file = RESULTS / f"{sdk}.json"
+    file.write_text(json.dumps({name: result.ok for name, result in results.items()}, indent=1))
+    return file

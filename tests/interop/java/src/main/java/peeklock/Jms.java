@@ -1,0 +1,591 @@
+package peeklock;
+
+import static peeklock.Harness.CONFIG;
+import static peeklock.Harness.counting;
+import static peeklock.Harness.equal;
+import static peeklock.Harness.fails;
+import static peeklock.Harness.killedWhileHolding;
+import static peeklock.Harness.now;
+import static peeklock.Harness.queue;
+import static peeklock.Harness.truth;
+
+import jakarta.jms.BytesMessage;
+import jakarta.jms.CompletionListener;
+import jakarta.jms.Connection;
+import jakarta.jms.InvalidDestinationException;
+import jakarta.jms.JMSException;
+import jakarta.jms.JMSSecurityException;
+import jakarta.jms.MapMessage;
+import jakarta.jms.Message;
+import jakarta.jms.MessageConsumer;
+import jakarta.jms.MessageProducer;
+import jakarta.jms.ObjectMessage;
+import jakarta.jms.Queue;
+import jakarta.jms.Session;
+import jakarta.jms.StreamMessage;
+import jakarta.jms.TextMessage;
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.Collections;
+import java.util.HashMap;
+import java.util.LinkedHashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.UUID;
+import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicReference;
+import java.util.function.Predicate;
+import org.apache.qpid.jms.JmsConnectionFactory;
+
+/** The scenarios of scenarios.py with Qpid JMS, a general AMQP 1.0 client behind the JMS API. */
+public final class Jms {
+    private static final Map<String, Harness.Scenario> SCENARIOS = new LinkedHashMap<>();
+
+    // How this client's acknowledge settles one message: its own session mode and property.
+    private static final int INDIVIDUAL_ACKNOWLEDGE = 101;
+    private static final String ACK_TYPE = "JMS_AMQP_ACK_TYPE";
+    private static final int REJECTED = 2;
+    private static final int RELEASED = 3;
+    private static final int MODIFIED_FAILED = 4;
+    private static final int MODIFIED_FAILED_UNDELIVERABLE = 5;
+
+    private Jms() {}
+
+    /** A connection with one login, and the queue of one scenario. Without prefetch a receive asks for one message. */
+    private static final class Scene implements AutoCloseable {
+        final String name;
+        final Connection connection;
+        final Session session;
+
+        Scene(String name, String options, String keyName, String key) throws JMSException {
+            this.name = name;
+            String address = "amqp://%s:%d?jms.prefetchPolicy.all=0&amqp.saslMechanisms=PLAIN&%s"
+                .formatted(CONFIG.get("host").asText(), CONFIG.get("port").asInt(), options);
+            connection = new JmsConnectionFactory(keyName, key, address).createConnection();
+            connection.start();
+            session = connection.createSession(INDIVIDUAL_ACKNOWLEDGE);
+        }
+
+        Scene(String scenario, String options) throws JMSException {
+            this(Harness.queue(scenario), options, CONFIG.get("key_name").asText(), CONFIG.get("key").asText());
+        }
+
+        Scene(String scenario) throws JMSException {
+            this(scenario, "");
+        }
+
+        static Scene login(String scenario, String login) throws JMSException {
+            return new Scene(Harness.queue(scenario), "", CONFIG.get(login).get(0).asText(), CONFIG.get(login).get(1).asText());
+        }
+
+        Queue queue() {
+            try {
+                return session.createQueue(name);
+            } catch (JMSException error) {
+                throw new IllegalStateException(error);
+            }
+        }
+
+        MessageProducer producer() throws JMSException {
+            return session.createProducer(queue());
+        }
+
+        void send(String... bodies) throws JMSException {
+            try (MessageProducer producer = producer()) {
+                for (String body : bodies) {
+                    producer.send(session.createTextMessage(body));
+                }
+            }
+        }
+
+        MessageConsumer consumer() throws JMSException {
+            return session.createConsumer(queue());
+        }
+
+        MessageConsumer deadLetters() throws JMSException {
+            return session.createConsumer(session.createQueue(name + "/$DeadLetterQueue"));
+        }
+
+        void nothingIsLeft() throws JMSException {
+            try (MessageConsumer consumer = consumer()) {
+                equal(consumer.receive(1000), null, "messages left");
+            }
+        }
+
+        @Override
+        public void close() throws JMSException {
+            connection.close();
+        }
+    }
+
+    private static Message one(MessageConsumer consumer, long waitMs) throws JMSException {
+        Message message = consumer.receive(waitMs);
+        truth(message != null, "no message arrived");
+        return message;
+    }
+
+    private static Message one(MessageConsumer consumer) throws JMSException {
+        return one(consumer, 10_000);
+    }
+
+    private static void settle(Message message, int type) throws JMSException {
+        message.setIntProperty(ACK_TYPE, type);
+        message.acknowledge();
+    }
+
+    private static String text(Message message) throws JMSException {
+        return ((TextMessage) message).getText();
+    }
+
+    private static int deliveries(Message message) throws JMSException {
+        return message.getIntProperty("JMSXDeliveryCount");
+    }
+
+    private static List<String> allOf(MessageConsumer consumer, int count) throws JMSException {
+        List<String> texts = new ArrayList<>();
+        while (texts.size() < count) {
+            Message message = one(consumer);
+            message.acknowledge();
+            texts.add(text(message));
+        }
+        return texts;
+    }
+
+    private static Predicate<Throwable> is(Class<? extends Throwable> kind, String part) {
+        return error -> kind.isInstance(error) && String.valueOf(error.getMessage()).contains(part);
+    }
+
+    static {
+        SCENARIOS.put("send-complete", () -> {
+            try (Scene scene = new Scene("send-complete")) {
+                scene.send("hello");
+                try (MessageConsumer consumer = scene.consumer()) {
+                    Message message = one(consumer);
+                    equal(text(message), "hello", "body");
+                    equal(deliveries(message), 1, "delivery count");
+                    truth(!message.getJMSRedelivered(), "redelivered");
+                    message.acknowledge();
+                }
+                scene.nothingIsLeft();
+            }
+        });
+
+        SCENARIOS.put("properties", () -> {
+            try (Scene scene = new Scene("properties")) {
+                TextMessage sent = scene.session.createTextMessage("x");
+                sent.setJMSCorrelationID("correlation");
+                sent.setJMSType("subject");
+                sent.setJMSReplyTo(scene.session.createQueue("reply-to"));
+                sent.setStringProperty("JMS_AMQP_REPLY_TO_GROUP_ID", "reply-session");
+                try (MessageProducer producer = scene.producer()) {
+                    producer.setPriority(7);
+                    producer.setTimeToLive(3_600_000);
+                    producer.send(sent);
+                }
+                Message message = one(scene.consumer());
+                equal(message.getJMSMessageID(), sent.getJMSMessageID(), "message id");
+                equal(message.getJMSCorrelationID(), "correlation", "correlation id");
+                equal(message.getJMSType(), "subject", "subject");
+                equal(((Queue) message.getJMSReplyTo()).getQueueName(), "reply-to", "reply to");
+                equal(message.getStringProperty("JMS_AMQP_REPLY_TO_GROUP_ID"), "reply-session", "reply to session id");
+                equal(message.getJMSPriority(), 7, "priority");
+                long left = message.getJMSExpiration() - now();
+                truth(left > 3_570_000 && left < 3_605_000, "expires in " + left + " ms");
+                message.acknowledge();
+            }
+        });
+
+        SCENARIOS.put("application-properties", () -> {
+            try (Scene scene = new Scene("application-properties")) {
+                Map<String, Object> sent = Map.of("text", "grüße 🐇", "byte", (byte) -8, "short", (short) -300,
+                    "int", -70000, "long", -(1L << 40), "float", 1.5f, "double", 2.5, "yes", true, "no", false);
+                TextMessage message = scene.session.createTextMessage("x");
+                for (Map.Entry<String, Object> property : sent.entrySet()) {
+                    message.setObjectProperty(property.getKey(), property.getValue());
+                }
+                scene.producer().send(message);
+                Message received = one(scene.consumer());
+                Map<String, Object> got = new HashMap<>();
+                for (String name : sent.keySet()) {
+                    got.put(name, received.getObjectProperty(name));
+                }
+                equal(got, new HashMap<>(sent), "application properties");
+                received.acknowledge();
+            }
+        });
+
+        SCENARIOS.put("bodies", () -> {
+            try (Scene scene = new Scene("bodies"); MessageProducer producer = scene.producer()) {
+                byte[] binary = new byte[1024];
+                for (int i = 0; i < binary.length; i++) {
+                    binary[i] = (byte) i;
+                }
+                UUID id = UUID.randomUUID();
+                BytesMessage bytes = scene.session.createBytesMessage();
+                bytes.writeBytes(binary);
+                MapMessage map = scene.session.createMapMessage();
+                map.setString("text", "value");
+                map.setLong("number", 7);
+                StreamMessage stream = scene.session.createStreamMessage();
+                stream.writeLong(1);
+                stream.writeString("b");
+                List<Message> sent = List.of(bytes, scene.session.createBytesMessage(), map, stream,
+                    scene.session.createObjectMessage(id), scene.session.createMessage());
+                for (Message message : sent) {
+                    producer.send(message);
+                }
+                List<Message> got = new ArrayList<>();
+                MessageConsumer consumer = scene.consumer();
+                for (int i = 0; i < sent.size(); i++) {
+                    Message message = one(consumer);
+                    message.acknowledge();
+                    got.add(message);
+                }
+                equal(got.get(0).getBody(byte[].class), binary, "bytes");
+                equal(((BytesMessage) got.get(1)).getBodyLength(), 0L, "length of an empty body");
+                equal(got.get(2).getBody(Map.class), Map.of("text", "value", "number", 7L), "map");
+                equal(((StreamMessage) got.get(3)).readLong(), 1L, "first of a stream");
+                equal(((StreamMessage) got.get(3)).readString(), "b", "second of a stream");
+                equal(((ObjectMessage) got.get(4)).getObject(), id, "object");
+                truth(!(got.get(5) instanceof TextMessage), "a message without body has become a text");
+            }
+        });
+
+        SCENARIOS.put("large-message", () -> {
+            try (Scene scene = new Scene("large-message")) {
+                byte[] content = new byte[900 * 1024];
+                for (int i = 0; i < content.length; i++) {
+                    content[i] = (byte) (i * 31 % 251);
+                }
+                BytesMessage sent = scene.session.createBytesMessage();
+                sent.writeBytes(content);
+                scene.producer().send(sent);
+                Message message = one(scene.consumer(), 20_000);
+                truth(Arrays.equals(message.getBody(byte[].class), content), "the body differs");
+                message.acknowledge();
+            }
+        });
+
+        SCENARIOS.put("pipelined", () -> {
+            try (Scene scene = new Scene("pipelined", "jms.prefetchPolicy.all=200")) {
+                CountDownLatch done = new CountDownLatch(2000);
+                AtomicReference<Exception> failure = new AtomicReference<>();
+                CompletionListener listener = new CompletionListener() {
+                    @Override
+                    public void onCompletion(Message message) {
+                        done.countDown();
+                    }
+
+                    @Override
+                    public void onException(Message message, Exception error) {
+                        failure.set(error);
+                        done.countDown();
+                    }
+                };
+                try (MessageProducer producer = scene.producer()) {
+                    for (int i = 0; i < 2000; i++) {
+                        producer.send(scene.session.createTextMessage(String.valueOf(i)), listener);
+                    }
+                    truth(done.await(30, TimeUnit.SECONDS), done.getCount() + " sends have no outcome");
+                }
+                equal(failure.get(), null, "error of a send");
+                try (MessageConsumer consumer = scene.consumer()) {
+                    equal(allOf(consumer, 2000), counting(0, 2000), "bodies");
+                }
+                scene.nothingIsLeft();
+            }
+        });
+
+        SCENARIOS.put("presettled-send", () -> {
+            try (Scene scene = new Scene("presettled-send", "jms.presettlePolicy.presettleProducers=true")) {
+                scene.send(counting(0, 10).toArray(String[]::new));
+                equal(allOf(scene.consumer(), 10), counting(0, 10), "bodies");
+            }
+        });
+
+        SCENARIOS.put("receive-and-delete", () -> {
+            try (Scene scene = new Scene("receive-and-delete", "jms.presettlePolicy.presettleConsumers=true")) {
+                scene.send("a", "b");
+                try (MessageConsumer consumer = scene.consumer()) {
+                    equal(text(one(consumer)) + text(one(consumer)), "ab", "bodies");
+                }
+                scene.nothingIsLeft();
+            }
+        });
+
+        SCENARIOS.put("abandon", () -> {
+            try (Scene scene = new Scene("abandon")) {
+                scene.send("first", "second");
+                MessageConsumer consumer = scene.consumer();
+                Message message = one(consumer);
+                equal(text(message) + deliveries(message), "first1", "first delivery");
+                settle(message, MODIFIED_FAILED);
+                Message again = one(consumer);
+                equal(text(again) + deliveries(again), "first2", "second delivery");
+                equal(again.getJMSMessageID(), message.getJMSMessageID(), "id");
+                truth(again.getJMSRedelivered(), "not marked as redelivered");
+                settle(again, RELEASED);
+                Message released = one(consumer);
+                equal(text(released) + deliveries(released), "first2", "after releasing, which is no failed delivery");
+                released.acknowledge();
+                equal(allOf(consumer, 1), List.of("second"), "next message");
+            }
+        });
+
+        SCENARIOS.put("defer", () -> {
+            try (Scene scene = new Scene("defer")) {
+                scene.send("later");
+                MessageConsumer consumer = scene.consumer();
+                settle(one(consumer), MODIFIED_FAILED_UNDELIVERABLE);
+                equal(consumer.receive(1000), null, "deliveries of a deferred message");
+            }
+        });
+
+        SCENARIOS.put("dead-letter", () -> {
+            try (Scene scene = new Scene("dead-letter")) {
+                TextMessage sent = scene.session.createTextMessage("bad");
+                sent.setStringProperty("kept", "yes");
+                scene.producer().send(sent);
+                MessageConsumer consumer = scene.consumer();
+                settle(one(consumer), REJECTED);
+                equal(consumer.receive(1000), null, "messages in the queue itself");
+                MessageConsumer letters = scene.deadLetters();
+                Message message = one(letters);
+                equal(text(message) + message.getJMSMessageID(), "bad" + sent.getJMSMessageID(), "dead-lettered message");
+                equal(message.getStringProperty("kept"), "yes", "property of the sender");
+                message.acknowledge();
+                equal(letters.receive(1000), null, "dead letters left");
+            }
+        });
+
+        SCENARIOS.put("max-delivery-count", () -> {
+            try (Scene scene = new Scene("max-delivery-count")) {
+                scene.send("poison");
+                MessageConsumer consumer = scene.consumer();
+                for (int count = 1; count <= 2; count++) {
+                    Message message = one(consumer);
+                    equal(deliveries(message), count, "delivery count");
+                    settle(message, MODIFIED_FAILED);
+                }
+                equal(consumer.receive(1000), null, "messages in the queue itself");
+                Message message = one(scene.deadLetters());
+                equal(text(message), "poison", "dead letter");
+                equal(message.getStringProperty("DeadLetterReason"), "MaxDeliveryCountExceeded", "reason");
+                message.acknowledge();
+            }
+        });
+
+        SCENARIOS.put("lock-expiry", () -> {
+            try (Scene scene = new Scene("lock-expiry"); Scene other = new Scene("lock-expiry")) {
+                scene.send("slow");
+                Message message = one(scene.consumer());
+                long started = now();
+                MessageConsumer second = other.consumer();
+                equal(second.receive(1000), null, "messages while locked");
+                Message again = one(second, 12_000);
+                truth(now() - started > 3500, "delivered again after " + (now() - started) + " ms");
+                equal(again.getJMSMessageID(), message.getJMSMessageID(), "id");
+                equal(deliveries(again), 2, "delivery count");
+                again.acknowledge();
+            }
+        });
+
+        SCENARIOS.put("time-to-live", () -> {
+            try (Scene scene = new Scene("time-to-live"); MessageProducer producer = scene.producer()) {
+                producer.setTimeToLive(1000);
+                producer.send(scene.session.createTextMessage("short"));
+                scene.send("long");
+                Thread.sleep(1500);
+                equal(allOf(scene.consumer(), 1), List.of("long"), "messages that arrived");
+                scene.nothingIsLeft();
+            }
+        });
+
+        SCENARIOS.put("time-to-live-dead-letter", () -> {
+            try (Scene scene = new Scene("time-to-live-dead-letter"); MessageProducer producer = scene.producer()) {
+                producer.setTimeToLive(1000);
+                producer.send(scene.session.createTextMessage("short"));
+                Thread.sleep(1500);
+                equal(scene.consumer().receive(1000), null, "expired messages delivered");
+                Message message = one(scene.deadLetters());
+                equal(text(message), "short", "dead letter");
+                equal(message.getStringProperty("DeadLetterReason"), "TTLExpiredException", "reason");
+                message.acknowledge();
+            }
+        });
+
+        SCENARIOS.put("prompt-return", () -> {
+            try (Scene scene = new Scene("prompt-return"); MessageConsumer consumer = scene.consumer()) {
+                long started = now();
+                equal(consumer.receive(1000), null, "message of an empty queue");
+                equal(consumer.receiveNoWait(), null, "message of an empty queue, at once");
+                truth(now() - started < 4000, "empty receives took " + (now() - started) + " ms");
+                scene.send("a", "b", "c");
+                List<String> got = new ArrayList<>();
+                for (Message m = consumer.receive(1000); m != null; m = consumer.receive(1000)) {
+                    m.acknowledge();
+                    got.add(text(m));
+                }
+                equal(got, List.of("a", "b", "c"), "bodies");
+                scene.send("d", "e");
+                equal(allOf(consumer, 2), List.of("d", "e"), "the rest");
+                scene.nothingIsLeft();
+            }
+        });
+
+        SCENARIOS.put("prefetch", () -> {
+            try (Scene scene = new Scene("prefetch", "jms.prefetchPolicy.all=50")) {
+                scene.send(counting(0, 100).toArray(String[]::new));
+                try (MessageConsumer consumer = scene.consumer()) {
+                    equal(allOf(consumer, 100), counting(0, 100), "bodies");
+                }
+                scene.nothingIsLeft();
+            }
+        });
+
+        SCENARIOS.put("push-receive", () -> {
+            try (Scene scene = new Scene("push-receive", "jms.prefetchPolicy.all=10")) {
+                List<String> received = Collections.synchronizedList(new ArrayList<>());
+                CountDownLatch done = new CountDownLatch(20);
+                Session session = scene.connection.createSession(Session.AUTO_ACKNOWLEDGE);
+                session.createConsumer(scene.queue()).setMessageListener(message -> {
+                    try {
+                        received.add(text(message));
+                    } catch (JMSException error) {
+                        received.add(error.toString());
+                    }
+                    done.countDown();
+                });
+                scene.send(counting(0, 20).toArray(String[]::new));
+                truth(done.await(20, TimeUnit.SECONDS), "messages handled: " + received);
+                session.close();
+                equal(new ArrayList<>(received), counting(0, 20), "bodies");
+                scene.nothingIsLeft();
+            }
+        });
+
+        SCENARIOS.put("competing", () -> {
+            try (Scene scene = new Scene("competing")) {
+                scene.send(counting(100, 60).toArray(String[]::new));
+                List<String> received = List.of(0, 1, 2).parallelStream().flatMap(i -> {
+                    List<String> mine = new ArrayList<>();
+                    try (Scene own = new Scene("competing"); MessageConsumer consumer = own.consumer()) {
+                        for (Message m = consumer.receive(1000); m != null; m = consumer.receive(1000)) {
+                            m.acknowledge();
+                            mine.add(text(m));
+                        }
+                    } catch (JMSException error) {
+                        throw new IllegalStateException(error);
+                    }
+                    return mine.stream();
+                }).sorted().toList();
+                equal(received, counting(100, 60), "bodies");
+            }
+        });
+
+        SCENARIOS.put("connection-reuse", () -> {
+            try (Scene scene = new Scene("connection-reuse")) {
+                for (int i = 0; i < 4; i++) {
+                    scene.send(i + " a", i + " b");
+                    try (MessageConsumer first = scene.consumer(); MessageConsumer second = scene.consumer()) {
+                        List<String> texts = List.of(allOf(first, 1).get(0), allOf(second, 1).get(0));
+                        equal(texts, List.of(i + " a", i + " b"), "bodies");
+                    }
+                }
+                scene.nothingIsLeft();
+            }
+        });
+
+        SCENARIOS.put("close-unsettled", () -> {
+            try (Scene scene = new Scene("close-unsettled"); Scene other = new Scene("close-unsettled")) {
+                scene.send("held");
+                one(scene.consumer());
+                scene.close();
+                Message message = one(other.consumer(), 12_000);
+                equal(text(message), "held", "second delivery");
+                truth(deliveries(message) <= 2, "delivery count " + deliveries(message));
+                message.acknowledge();
+            }
+        });
+
+        SCENARIOS.put("connection-lost", () -> {
+            try (Scene scene = new Scene("connection-lost")) {
+                scene.send("held");
+                killedWhileHolding(Jms.class, scene.name);
+                Message message = one(scene.consumer(), 3000);
+                equal(text(message) + deliveries(message), "held2", "second delivery");
+                message.acknowledge();
+            }
+        });
+
+        SCENARIOS.put("unknown-queue", () -> {
+            try (Scene scene = new Scene("unknown-queue")) {
+                Predicate<Throwable> notFound = is(InvalidDestinationException.class, "could not be found");
+                fails(() -> scene.send("x"), notFound, "sending");
+                fails(scene::consumer, notFound, "receiving");
+            }
+        });
+
+        SCENARIOS.put("wrong-key", () -> {
+            String keyName = CONFIG.get("key_name").asText();
+            fails(() -> new Scene(queue("wrong-key"), "", keyName, "wrong"), is(JMSSecurityException.class, ""), "connecting");
+            try (Scene scene = new Scene("wrong-key")) {
+                scene.nothingIsLeft();
+            }
+        });
+
+        SCENARIOS.put("missing-right", () -> {
+            try (Scene listener = Scene.login("missing-right", "listener");
+                    Scene sender = Scene.login("missing-right", "sender")) {
+                Predicate<Throwable> unauthorized = is(JMSSecurityException.class, "");
+                fails(() -> listener.send("x"), unauthorized, "sending without the right");
+                sender.send("x");
+                fails(sender::consumer, unauthorized, "receiving without the right");
+                equal(allOf(listener.consumer(), 1), List.of("x"), "bodies");
+            }
+        });
+
+        SCENARIOS.put("oversized", () -> {
+            try (Scene scene = new Scene("oversized"); MessageProducer producer = scene.producer()) {
+                BytesMessage large = scene.session.createBytesMessage();
+                large.writeBytes(new byte[100_000]);
+                fails(() -> producer.send(large), is(JMSException.class, "limit"), "sending 100,000 bytes");
+                producer.send(scene.session.createTextMessage("small"));
+                equal(allOf(scene.consumer(), 1), List.of("small"), "messages that arrived");
+            }
+        });
+
+        Predicate<Throwable> entityDisabled = is(JMSException.class, "entity-disabled");
+
+        SCENARIOS.put("disabled", () -> {
+            try (Scene scene = new Scene("disabled")) {
+                fails(() -> scene.send("x"), entityDisabled, "sending");
+                fails(scene::consumer, entityDisabled, "receiving");
+            }
+        });
+
+        SCENARIOS.put("send-disabled", () -> {
+            try (Scene scene = new Scene("send-disabled")) {
+                fails(() -> scene.send("x"), entityDisabled, "sending");
+                scene.nothingIsLeft();
+            }
+        });
+
+        SCENARIOS.put("receive-disabled", () -> {
+            try (Scene scene = new Scene("receive-disabled")) {
+                scene.send("x");
+                fails(scene::consumer, entityDisabled, "receiving");
+            }
+        });
+    }
+
+    public static void main(String[] arguments) throws Exception {
+        if (arguments[0].equals("--hold")) {
+            Scene scene = new Scene(arguments[1], "", CONFIG.get("key_name").asText(), CONFIG.get("key").asText());
+            one(scene.consumer());
+            Harness.held();
+        }
+        Harness.main(arguments, SCENARIOS);
+    }
+}

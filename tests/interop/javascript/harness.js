@@ -1,0 +1,63 @@
+// What both programs share: running scenarios at once, one line of JSON for each, and assertions that name what differs.
+import assert from "node:assert/strict";
+import { spawn } from "node:child_process";
+import { once } from "node:events";
+
+export const config = JSON.parse(process.env.PEEKLOCK_INTEROP);
+
+export const sleep = (milliseconds) => new Promise((resolve) => setTimeout(resolve, milliseconds));
+
+export const equal = (actual, expected, what) => assert.deepEqual(actual, expected, what && `${what}: expected ${show(expected)}, got ${show(actual)}`);
+
+export const truth = (condition, what) => assert.ok(condition, what);
+
+const show = (value) => JSON.stringify(value, (_, v) => (typeof v === "bigint" ? `${v}n` : v))?.slice(0, 500);
+
+export const range = (count, from = 0) => Array.from({ length: count }, (_, i) => i + from);
+
+export async function rejects(action, isExpected, what) {
+  try {
+    await action();
+  } catch (error) {
+    assert.ok(isExpected(error), `${what}: ${error.code ?? error.condition ?? ""} ${error}`);
+    return;
+  }
+  assert.fail(`${what}: nothing was thrown`);
+}
+
+/** Let another process of this program receive the queue's message, and kill it. */
+export async function killedWhileHolding(queue) {
+  const holder = spawn(process.execPath, [process.argv[1], "--hold", queue], { stdio: ["ignore", "pipe", "inherit"] });
+  const [said] = await once(holder.stdout, "data");
+  assert.equal(String(said), "held\n");
+  holder.kill("SIGKILL");
+  await once(holder, "exit");
+}
+
+/** Run the scenarios named on the command line, all at once. `open` makes a scene of a queue; `hold` receives one message. */
+export async function main(scenarios, open, hold) {
+  if (process.argv[2] === "--hold") {
+    await hold(open(process.argv[3]));
+    process.stdout.write("held\n");
+    await sleep(60_000);
+  }
+  process.on("unhandledRejection", (error) => process.stderr.write(`unhandled: ${error?.stack ?? error}\n`));
+  await Promise.all(
+    process.argv.slice(2).map(async (name) => {
+      const started = Date.now();
+      const result = { scenario: name, ok: true, detail: "" };
+      let scene;
+      try {
+        assert.ok(scenarios[name], "this program does not know the scenario");
+        scene = open(config.queue_prefix + name);
+        await scenarios[name](scene);
+      } catch (error) {
+        Object.assign(result, { ok: false, detail: String(error?.stack ?? error) });
+      }
+      result.seconds = (Date.now() - started) / 1000;
+      process.stdout.write(JSON.stringify(result) + "\n");
+      await scene?.close().catch(() => {});
+    }),
+  );
+  process.exit(0);
+}

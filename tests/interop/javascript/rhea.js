@@ -1,0 +1,679 @@
+// The scenarios of scenarios.py with rhea, a general AMQP 1.0 client: `node rhea.js SCENARIO...`.
+// What the Azure SDKs do over $management is done here request by request.
+import rhea from "rhea";
+import { config, equal, killedWhileHolding, main, range, rejects, sleep, truth } from "./harness.js";
+
+const { message: outcomes, types } = rhea;
+const SECOND = 1; // rcv-settle-mode: wait for the broker's answer to every settlement (2.8.3)
+const UUID = 0x98;
+const LONG = 0x81;
+
+class Scene {
+  constructor(queue, [username, password] = [config.key_name, config.key]) {
+    this.queue = queue;
+    this.login = { username, password };
+  }
+
+  async connection() {
+    this.shared ??= await this.connect();
+    return this.shared;
+  }
+
+  connect() {
+    const container = rhea.create_container();
+    const { host, port } = config;
+    const connection = container.connect({ host, port, ...this.login, reconnect: false });
+    return opened(connection, "connection_open", ["connection_error", "disconnected"]).then(() => connection);
+  }
+
+  async sender(options = {}) {
+    const connection = await this.connection();
+    const sender = connection.open_sender({ target: this.queue, autosettle: true, ...options });
+    sender.pending = new Map();
+    const settle = (accepted) => (context) => {
+      const { resolve, reject } = sender.pending.get(context.delivery) ?? {};
+      sender.pending.delete(context.delivery);
+      if (accepted) resolve?.();
+      else reject?.(context.delivery.remote_state.error ?? new Error("released or modified"));
+    };
+    sender.on("accepted", settle(true));
+    for (const event of ["rejected", "released", "modified"]) sender.on(event, settle(false));
+    await opened(sender, "sendable", ["sender_error", "sender_close"]);
+    return sender;
+  }
+
+  async send(...bodies) {
+    const sender = await this.sender();
+    for (const body of bodies) await post(sender, { body });
+    sender.close();
+  }
+
+  async receiver(options = {}, connection = undefined) {
+    const receiver = (connection ?? (await this.connection())).open_receiver({
+      source: this.queue,
+      rcv_settle_mode: SECOND,
+      credit_window: 0,
+      autoaccept: false,
+      ...options,
+    });
+    receiver.inbox = [];
+    receiver.on("message", (context) => receiver.inbox.push(context));
+    receiver.on("settled", ({ delivery }) => delivery.answered?.(delivery.remote_state));
+    await opened(receiver, "receiver_open", ["receiver_error", "receiver_close"]);
+    // A refused link is attached without a source first; the error follows in a detach (2.6.3).
+    if (!receiver.remote.attach.source) await opened(receiver, "receiver_close", ["receiver_error"]);
+    return receiver;
+  }
+
+  deadLetters() {
+    return this.receiver({ source: `${this.queue}/$DeadLetterQueue` });
+  }
+
+  /** One request to the queue's management node: its body, or an error with the condition. */
+  async manage(operation, body, queue = this.queue) {
+    const address = `${queue}/$management`;
+    const connection = await this.connection();
+    const replyTo = `reply-${operation}-${Math.random()}`;
+    const receiver = connection.open_receiver({ source: address, target: replyTo, credit_window: 1 });
+    const sender = connection.open_sender({ target: address });
+    await opened(sender, "sendable", ["sender_error", "sender_close"]);
+    const answer = opened(receiver, "message", ["receiver_error", "receiver_close"]);
+    sender.send({
+      message_id: replyTo,
+      reply_to: replyTo,
+      application_properties: { operation: `com.microsoft:${operation}` },
+      body,
+    });
+    const { message } = await answer;
+    sender.close();
+    receiver.close();
+    equal(message.correlation_id, replyTo, "correlation id");
+    const { statusCode, errorCondition } = message.application_properties;
+    if (statusCode >= 300) throw Object.assign(new Error(`status ${statusCode}`), { condition: errorCondition });
+    return { status: statusCode, body: message.body };
+  }
+
+  async peek(count, from = 1, queue = this.queue) {
+    const request = { "from-sequence-number": types.wrap_long(from), "message-count": types.wrap_int(count) };
+    const { status, body } = await this.manage("peek-message", request, queue);
+    return status === 204 ? [] : body.messages.map(({ message }) => outcomes.decode(message));
+  }
+
+  async nothingIsLeft() {
+    const receiver = await this.receiver();
+    equal((await take(receiver, 1, 1000)).length, 0, "messages left");
+    receiver.close();
+    equal(await this.peek(10), [], "messages left to browse");
+  }
+
+  async close() {
+    this.shared?.close();
+  }
+}
+
+/** The first `event` of `source`; rejects with the error of the first of `failures`. */
+function opened(source, event, failures) {
+  return new Promise((resolve, reject) => {
+    const timer = setTimeout(() => reject(new Error(`no ${event} in 20 s`)), 20_000);
+    source.once(event, (context) => (clearTimeout(timer), resolve(context)));
+    for (const failure of failures) {
+      source.once(failure, (context) => (clearTimeout(timer), reject(source.error ?? context.error ?? new Error(failure))));
+    }
+  });
+}
+
+/** Send; resolves when accepted, rejects with the error of `rejected`. */
+function post(sender, message, ...rest) {
+  return new Promise((resolve, reject) => {
+    sender.pending.set(sender.send(message, ...rest), { resolve, reject });
+  });
+}
+
+/** Up to `count` messages that arrive in `wait` milliseconds; credit left over is drained. */
+async function take(receiver, count, wait) {
+  if (receiver.inbox.length < count) receiver.add_credit(count - receiver.inbox.length - receiver.credit);
+  const deadline = Date.now() + wait;
+  while (receiver.inbox.length < count && Date.now() < deadline) await sleep(10);
+  if (receiver.credit > 0) {
+    const drained = opened(receiver, "receiver_drained", ["receiver_error"]);
+    receiver.drain_credit();
+    await drained;
+    receiver.drain = false;
+    equal(receiver.credit, 0, "credit after draining");
+  }
+  return receiver.inbox.splice(0, count);
+}
+
+async function one(receiver, wait = 10_000) {
+  const [context] = await take(receiver, 1, wait);
+  truth(context, "no message arrived");
+  return context;
+}
+
+async function none(receiver, what) {
+  equal((await take(receiver, 1, 1000)).map(({ message }) => message.body), [], what);
+}
+
+/** Settle and wait for the broker's answer; rejects with its error. */
+function settle(delivery, update) {
+  const answer = new Promise((resolve, reject) => {
+    const timer = setTimeout(() => reject(new Error("no answer to a settlement in 20 s")), 20_000);
+    delivery.answered = (state) => {
+      clearTimeout(timer);
+      if (state?.error) reject(state.error);
+      else resolve(state);
+    };
+  });
+  update(delivery);
+  return answer;
+}
+
+const complete = ({ delivery }) => settle(delivery, (d) => d.accept());
+const abandon = ({ delivery }, annotations) =>
+  settle(delivery, (d) => d.modified({ delivery_failed: true, message_annotations: annotations }));
+const deferral = ({ delivery }) => settle(delivery, (d) => d.modified({ undeliverable_here: true }));
+const deadLetter = ({ delivery }, info) =>
+  settle(delivery, (d) => d.reject({ condition: "com.microsoft:dead-letter", info }));
+
+async function allOf(receiver, count) {
+  const received = await take(receiver, count, 20_000);
+  equal(received.length, count, "messages received");
+  await Promise.all(received.map(complete));
+  return received.map(({ message }) => message);
+}
+
+/** The lock token's GUID bytes, from a delivery tag in .NET order. */
+function lockToken({ delivery }) {
+  const [a, b, c, d, e, f, g, h, ...rest] = delivery.tag;
+  return Buffer.from([d, c, b, a, f, e, h, g, ...rest]);
+}
+
+const tokens = (...contexts) => types.wrap_array(contexts.map(lockToken), UUID);
+const numbers = (...sequenceNumbers) => types.wrap_array(sequenceNumbers, LONG);
+const annotation = (message, name) => message.message_annotations[name];
+const bodies = (messages) => messages.map((message) => message.body);
+const text = (message) => message.body;
+const condition = (expected) => (error) => error.condition === expected;
+const LOCK_LOST = condition("com.microsoft:message-lock-lost");
+const NOT_FOUND = condition("com.microsoft:message-not-found");
+const UNAUTHORIZED = condition("amqp:unauthorized-access");
+const ENTITY_DISABLED = condition("com.microsoft:entity-disabled");
+
+const scenarios = {
+  async "send-complete"(scene) {
+    await scene.send("hello");
+    const receiver = await scene.receiver();
+    const context = await one(receiver);
+    equal(context.message.body, "hello", "body");
+    equal(context.message.delivery_count ?? 0, 0, "delivery count");
+    equal(context.delivery.tag.length, 16, "bytes of the delivery tag");
+    truth(outcomes.is_accepted(await complete(context)) !== undefined, "an answer to accepted");
+    receiver.close();
+    await scene.nothingIsLeft();
+  },
+
+  async properties(scene) {
+    const sent = {
+      message_id: "id-1",
+      subject: "subject",
+      correlation_id: "correlation",
+      content_type: "text/plain",
+      content_encoding: "identity",
+      to: "to-somebody",
+      reply_to: "reply-to",
+      reply_to_group_id: "reply-session",
+      ttl: 3_600_000,
+    };
+    await post(await scene.sender(), { body: "x", ...sent, message_annotations: { "x-opt-partition-key": "key" } });
+    const context = await one(await scene.receiver());
+    const { message } = context;
+    for (const [name, value] of Object.entries(sent)) equal(message[name], value, name);
+    equal(annotation(message, "x-opt-partition-key"), "key", "partition key");
+    equal(annotation(message, "x-opt-sequence-number"), 1, "sequence number");
+    const enqueued = annotation(message, "x-opt-enqueued-time");
+    truth(Math.abs(enqueued - Date.now()) < 30_000, `enqueued ${enqueued}`);
+    truth(annotation(message, "x-opt-locked-until") > new Date(), "lock end");
+    equal(message.absolute_expiry_time - enqueued, 3_600_000, "expires");
+    await complete(context);
+  },
+
+  async "application-properties"(scene) {
+    const when = new Date(Date.UTC(2024, 0, 2, 3, 4, 5, 678));
+    const uuid = Buffer.from("00112233445566778899aabbccddeeff", "hex");
+    const sent = { text: "grüße 🐇", zero: 0, negative: -7, large: 2 ** 40, double: 2.5, yes: true, no: false, none: null, when };
+    const typed = { ...sent, uuid: types.wrap_uuid(uuid), ubyte: types.wrap_ubyte(200), binary: types.wrap_binary(uuid) };
+    await post(await scene.sender(), { body: "x", application_properties: typed });
+    const context = await one(await scene.receiver());
+    const { uuid: gotUuid, binary, ubyte, ...got } = context.message.application_properties;
+    equal(got, sent, "application properties");
+    equal([...gotUuid], [...uuid], "uuid");
+    equal([...binary], [...uuid], "binary");
+    equal(ubyte, 200, "ubyte");
+    await complete(context);
+  },
+
+  async bodies(scene) {
+    const sender = await scene.sender();
+    const binary = Buffer.from(range(1024).map((i) => i % 256));
+    const value = { text: "value", number: 7, list: [1, 2, 3] };
+    await post(sender, { body: outcomes.data_section(binary) });
+    await post(sender, { body: outcomes.data_section(Buffer.alloc(0)) });
+    await post(sender, { body: value });
+    await post(sender, { body: outcomes.sequence_section([1, 2, "b"]) });
+    await post(sender, { body: types.wrap_described("inside", "test:described") });
+    const messages = await allOf(await scene.receiver(), 5);
+    truth(binary.equals(messages[0].body.content), "binary body");
+    equal(messages[1].body.content.length, 0, "length of an empty body");
+    equal(messages[2].body, value, "value body");
+    equal(messages[3].body.content, [1, 2, "b"], "sequence body");
+    equal([messages[4].body.value, messages[4].body.descriptor.value], ["inside", "test:described"], "described value");
+  },
+
+  async batch(scene) {
+    const inner = range(100).map((i) => outcomes.encode({ message_id: String(i), body: `message ${i}` }));
+    const envelope = outcomes.encode({ body: outcomes.data_sections(inner) });
+    await post(await scene.sender(), envelope, undefined, 0x80013700);
+    const messages = await allOf(await scene.receiver(), 100);
+    equal(messages.map((m) => m.message_id), range(100).map(String), "ids");
+    equal(messages.map((m) => annotation(m, "x-opt-sequence-number")), range(100, 1), "sequence numbers");
+    equal(messages[99].body, "message 99", "body");
+  },
+
+  async "large-message"(scene) {
+    const body = Buffer.alloc(900 * 1024);
+    for (let i = 0; i < body.length; i++) body[i] = (i * 31) % 251;
+    await post(await scene.sender(), { body: outcomes.data_section(body) });
+    const [message] = await allOf(await scene.receiver(), 1);
+    truth(body.equals(message.body.content), "the body differs");
+  },
+
+  async pipelined(scene) {
+    const sender = await scene.sender();
+    const sends = [];
+    for (const i of range(2000)) {
+      while (!sender.sendable()) await sleep(1);
+      sends.push(post(sender, { body: "x".repeat(100), message_id: i }));
+    }
+    await Promise.all(sends);
+    const receiver = await scene.receiver();
+    const messages = await allOf(receiver, 2000);
+    equal(messages.map((m) => m.message_id), range(2000), "ids");
+    receiver.close();
+    await scene.nothingIsLeft();
+  },
+
+  async "presettled-send"(scene) {
+    const sender = await scene.sender({ snd_settle_mode: 1 });
+    for (const i of range(10)) sender.send({ body: String(i) });
+    equal(bodies(await allOf(await scene.receiver(), 10)), range(10).map(String), "bodies");
+  },
+
+  async "receive-and-delete"(scene) {
+    await scene.send("a", "b");
+    const receiver = await scene.receiver({ snd_settle_mode: 1, rcv_settle_mode: 0 });
+    const received = await take(receiver, 2, 10_000);
+    equal(received.map(({ message }) => message.body), ["a", "b"], "bodies");
+    truth(received.every(({ delivery }) => delivery.remote_settled), "a delivery was not settled");
+    receiver.close();
+    await scene.nothingIsLeft();
+  },
+
+  async abandon(scene) {
+    const sender = await scene.sender();
+    await post(sender, { body: "first", message_id: "id" });
+    await post(sender, { body: "second" });
+    const receiver = await scene.receiver();
+    const context = await one(receiver);
+    equal([context.message.body, context.message.delivery_count ?? 0], ["first", 0], "first delivery");
+    await abandon(context);
+    const again = await one(receiver);
+    equal([again.message.body, again.message.delivery_count, again.message.message_id], ["first", 1, "id"], "second delivery");
+    truth(!again.delivery.tag.equals(context.delivery.tag), "the lock token is the old one");
+    await complete(again);
+    const last = await one(receiver);
+    equal(last.message.body, "second", "next message");
+    await complete(last);
+  },
+
+  async "abandon-properties"(scene) {
+    await post(await scene.sender(), { body: "x", application_properties: { kept: 1, changed: "before" } });
+    const receiver = await scene.receiver();
+    await abandon(await one(receiver), { changed: "after", added: 5 });
+    const context = await one(receiver);
+    equal(context.message.application_properties, { kept: 1, changed: "after", added: 5 }, "application properties");
+    await complete(context);
+  },
+
+  async defer(scene) {
+    await scene.send("later");
+    const receiver = await scene.receiver();
+    const context = await one(receiver);
+    const number = annotation(context.message, "x-opt-sequence-number");
+    await deferral(context);
+    await none(receiver, "deliveries of a deferred message");
+    const request = { "sequence-numbers": numbers(number), "receiver-settle-mode": types.wrap_uint(1) };
+    const { body } = await scene.manage("receive-by-sequence-number", request);
+    equal(body.messages.length, 1, "deferred messages");
+    equal(outcomes.decode(body.messages[0].message).body, "later", "body");
+    await scene.manage("update-disposition", {
+      "disposition-status": "completed",
+      "lock-tokens": types.wrap_array([body.messages[0]["lock-token"]], UUID),
+    });
+    await rejects(() => scene.manage("receive-by-sequence-number", request), NOT_FOUND, "a completed message");
+    await scene.nothingIsLeft();
+  },
+
+  async "dead-letter"(scene) {
+    await post(await scene.sender(), { body: "bad", message_id: "id", application_properties: { kept: "yes" } });
+    const receiver = await scene.receiver();
+    await deadLetter(await one(receiver), {
+      DeadLetterReason: "my reason",
+      DeadLetterErrorDescription: "my description",
+      added: 7,
+    });
+    await none(receiver, "messages in the queue itself");
+    const letters = await scene.deadLetters();
+    const context = await one(letters);
+    const { message } = context;
+    equal([message.body, message.message_id], ["bad", "id"], "dead-lettered message");
+    const expected = { DeadLetterReason: "my reason", DeadLetterErrorDescription: "my description", kept: "yes", added: 7 };
+    equal(message.application_properties, expected, "application properties");
+    equal(annotation(message, "x-opt-deadletter-source"), scene.queue, "source");
+    await complete(context);
+    await none(letters, "dead letters left");
+  },
+
+  async "dead-letter-queue"(scene) {
+    await post(await scene.sender(), { body: "bad", ttl: 3000 });
+    await deadLetter(await one(await scene.receiver()), { DeadLetterReason: "because" });
+    await sleep(3500);
+    const queue = `${scene.queue}/$DeadLetterQueue`;
+    equal(bodies(await scene.peek(5, 1, queue)), ["bad"], "browsed");
+    const letters = await scene.deadLetters();
+    const context = await one(letters);
+    await abandon(context);
+    const again = await one(letters);
+    equal(again.message.delivery_count, (context.message.delivery_count ?? 0) + 1, "delivery count");
+    equal(again.message.application_properties.DeadLetterReason, "because", "reason");
+    await complete(again);
+    equal(await scene.peek(5, 1, queue), [], "left");
+  },
+
+  async "max-delivery-count"(scene) {
+    await scene.send("poison");
+    const receiver = await scene.receiver();
+    for (const count of range(2)) {
+      const context = await one(receiver);
+      equal(context.message.delivery_count ?? 0, count, "delivery count");
+      await abandon(context);
+    }
+    await none(receiver, "messages in the queue itself");
+    const context = await one(await scene.deadLetters());
+    const { body, application_properties: set } = context.message;
+    equal([body, set.DeadLetterReason], ["poison", "MaxDeliveryCountExceeded"], "dead letter");
+    await complete(context);
+  },
+
+  async "lock-expiry"(scene) {
+    await post(await scene.sender(), { body: "slow", message_id: "id" });
+    const [first, second] = [await scene.receiver(), await scene.receiver()];
+    await one(first);
+    const started = Date.now();
+    await none(second, "messages while locked");
+    const again = await one(second, 12_000);
+    truth(Date.now() - started > 3500, `delivered again after ${Date.now() - started} ms`);
+    equal([again.message.message_id, again.message.delivery_count], ["id", 1], "second delivery");
+    await complete(again);
+  },
+
+  async "renew-lock"(scene) {
+    await scene.send("slow");
+    const context = await one(await scene.receiver());
+    const before = annotation(context.message, "x-opt-locked-until");
+    await sleep(3000);
+    const { body } = await scene.manage("renew-lock", { "lock-tokens": tokens(context) });
+    equal(body.expirations.length, 1, "expirations");
+    truth(body.expirations[0] - before > 2000, `renewed from ${before} to ${body.expirations[0]}`);
+    await sleep(3500);
+    await complete(context);
+    await scene.nothingIsLeft();
+  },
+
+  async "lock-lost"(scene) {
+    await scene.send("slow");
+    const receiver = await scene.receiver();
+    const context = await one(receiver);
+    await sleep(6000);
+    await rejects(() => scene.manage("renew-lock", { "lock-tokens": tokens(context) }), LOCK_LOST, "renewing a lost lock");
+    await rejects(() => complete(context), LOCK_LOST, "completing after the lock");
+    const again = await one(receiver);
+    equal(again.message.delivery_count, 1, "delivery count");
+    await complete(again);
+  },
+
+  async peek(scene) {
+    await scene.send(..."abcde");
+    equal(bodies(await scene.peek(10)), [..."abcde"], "browsed");
+    const some = await scene.peek(2, 3);
+    const shown = some.map((m) => [annotation(m, "x-opt-sequence-number"), m.body]);
+    equal(shown, [[3, "c"], [4, "d"]], "browsed from a number");
+    await allOf(await scene.receiver(), 5);
+    equal(await scene.peek(10), [], "browsed when empty");
+  },
+
+  async schedule(scene) {
+    const due = new Date(Date.now() + 4000);
+    const later = (body) => ({ body, message_id: body, message_annotations: { "x-opt-scheduled-enqueue-time": due } });
+    const messages = [{ "message-id": "later", message: types.wrap_binary(outcomes.encode(later("later"))) }];
+    const { body } = await scene.manage("schedule-message", { messages });
+    const [number] = body["sequence-numbers"];
+    await post(await scene.sender(), later("later too"));
+    const browsed = await scene.peek(5);
+    equal(browsed.map((m) => [m.body, annotation(m, "x-opt-message-state")]), [["later", 2], ["later too", 2]], "browsed");
+    equal(annotation(browsed[0], "x-opt-sequence-number"), number, "the number returned");
+    const receiver = await scene.receiver();
+    await none(receiver, "messages before their time");
+    const received = await allOf(receiver, 2);
+    const late = Date.now() - due;
+    truth(late >= 0 && late < 5000, `delivered ${late} ms late`);
+    equal(bodies(received).sort(), ["later", "later too"], "bodies");
+  },
+
+  async "cancel-scheduled"(scene) {
+    const due = new Date(Date.now() + 3000);
+    const message = (body) => ({
+      "message-id": body,
+      message: types.wrap_binary(outcomes.encode({ body, message_annotations: { "x-opt-scheduled-enqueue-time": due } })),
+    });
+    const { body } = await scene.manage("schedule-message", { messages: [message("kept"), message("cancelled")] });
+    const request = { "sequence-numbers": numbers(body["sequence-numbers"][1]) };
+    await scene.manage("cancel-scheduled-message", request);
+    await rejects(() => scene.manage("cancel-scheduled-message", request), NOT_FOUND, "a second cancel");
+    equal(bodies(await allOf(await scene.receiver(), 1)), ["kept"], "messages that arrived");
+    await scene.nothingIsLeft();
+  },
+
+  async "time-to-live"(scene) {
+    const sender = await scene.sender();
+    await post(sender, { body: "short", ttl: 1000 });
+    await post(sender, { body: "long" });
+    await sleep(1500);
+    equal(bodies(await allOf(await scene.receiver(), 1)), ["long"], "messages that arrived");
+    await scene.nothingIsLeft();
+  },
+
+  async "time-to-live-dead-letter"(scene) {
+    await post(await scene.sender(), { body: "short", ttl: 1000 });
+    await sleep(1500);
+    await none(await scene.receiver(), "expired messages delivered");
+    const [message] = await allOf(await scene.deadLetters(), 1);
+    equal([message.body, message.application_properties.DeadLetterReason], ["short", "TTLExpiredException"], "dead letter");
+  },
+
+  async "settle-elsewhere"(scene) {
+    await scene.send("x");
+    const receiver = await scene.receiver();
+    const context = await one(receiver);
+    const closed = opened(receiver, "receiver_close", ["receiver_error"]);
+    receiver.close();
+    await closed;
+    const request = { "disposition-status": "completed", "lock-tokens": tokens(context) };
+    await scene.manage("update-disposition", request);
+    await rejects(() => scene.manage("update-disposition", request), LOCK_LOST, "a second settlement");
+    await scene.nothingIsLeft();
+  },
+
+  async "prompt-return"(scene) {
+    const receiver = await scene.receiver();
+    const started = Date.now();
+    equal((await take(receiver, 10, 500)).length, 0, "messages of an empty queue");
+    truth(Date.now() - started < 3000, `draining took ${Date.now() - started} ms`);
+    await scene.send(..."abc");
+    const got = await take(receiver, 10, 1000);
+    equal(got.map(({ message }) => message.body), [..."abc"], "a short receive");
+    await Promise.all(got.map(complete));
+    await scene.send("d", "e");
+    equal(bodies(await allOf(receiver, 2)), ["d", "e"], "the rest");
+    await scene.nothingIsLeft();
+  },
+
+  async prefetch(scene) {
+    await scene.send(...range(100).map(String));
+    const receiver = await scene.receiver({ credit_window: 50 });
+    const received = [];
+    const deadline = Date.now() + 20_000;
+    while (received.length < 100 && Date.now() < deadline) {
+      const some = receiver.inbox.splice(0);
+      await Promise.all(some.map(complete));
+      received.push(...some.map(({ message }) => message));
+      await sleep(5);
+    }
+    equal(bodies(received), range(100).map(String), "bodies");
+    receiver.close();
+    await scene.nothingIsLeft();
+  },
+
+  async "push-receive"(scene) {
+    const receiver = await scene.receiver({ autoaccept: true, credit_window: 10 });
+    await scene.send(...range(20).map(String));
+    const deadline = Date.now() + 20_000;
+    while (receiver.inbox.length < 20 && Date.now() < deadline) await sleep(5);
+    equal(receiver.inbox.map(({ message }) => message.body), range(20).map(String), "bodies");
+    await sleep(200); // autoaccept waits for no answer
+    receiver.close();
+    await scene.nothingIsLeft();
+  },
+
+  async competing(scene) {
+    await scene.send(...range(60).map(String));
+    const received = [];
+    await Promise.all(
+      range(3).map(async () => {
+        const receiver = await scene.receiver({}, await scene.connect());
+        for (;;) {
+          const some = await take(receiver, 5, 1000);
+          if (!some.length) return receiver.connection.close();
+          await Promise.all(some.map(complete));
+          received.push(...some.map(({ message }) => Number(message.body)));
+        }
+      }),
+    );
+    equal(received.sort((a, b) => a - b), range(60), "bodies");
+  },
+
+  async "connection-reuse"(scene) {
+    for (const i of range(4)) {
+      await scene.send(`${i} a`, `${i} b`);
+      const [first, second] = [await scene.receiver(), await scene.receiver()];
+      const contexts = [await one(first), await one(second)];
+      equal(contexts.map(({ message }) => text(message)), [`${i} a`, `${i} b`], "bodies");
+      await Promise.all(contexts.map(complete));
+      first.close();
+      second.close();
+    }
+    await scene.nothingIsLeft();
+  },
+
+  async "close-unsettled"(scene) {
+    await scene.send("held");
+    const first = await scene.receiver();
+    await one(first);
+    first.close();
+    const second = await scene.receiver();
+    await none(second, "messages while locked");
+    const context = await one(second, 12_000);
+    equal([context.message.body, context.message.delivery_count], ["held", 1], "second delivery");
+    await complete(context);
+  },
+
+  async "connection-lost"(scene) {
+    await scene.send("held");
+    await killedWhileHolding(scene.queue);
+    const context = await one(await scene.receiver(), 3000);
+    equal([context.message.body, context.message.delivery_count], ["held", 1], "second delivery");
+    await complete(context);
+  },
+
+  async "batch-delete"(scene) {
+    await scene.send(...range(25).map(String));
+    const before = { "enqueued-time-utc": types.wrap_timestamp(Date.now() + 60_000) };
+    const some = await scene.manage("batch-delete-messages", { "message-count": types.wrap_int(10), ...before });
+    equal(some.body["message-count"], 10, "deleted");
+    equal(bodies(await scene.peek(50)), range(15, 10).map(String), "left");
+    const rest = await scene.manage("batch-delete-messages", { "message-count": types.wrap_int(500), ...before });
+    equal(rest.body["message-count"], 15, "deleted with room to spare");
+    const empty = await scene.manage("batch-delete-messages", { "message-count": types.wrap_int(500), ...before });
+    equal(empty.status, 204, "status when there is nothing");
+    await scene.nothingIsLeft();
+  },
+
+  async "unknown-queue"(scene) {
+    const isNotFound = (error) =>
+      error.condition === "amqp:not-found" && /The messaging entity '.*' could not be found/.test(error.description);
+    await rejects(() => scene.send("x"), isNotFound, "sending");
+    await rejects(() => scene.receiver(), isNotFound, "receiving");
+  },
+
+  async "wrong-key"(scene) {
+    const other = new Scene(scene.queue, [config.key_name, "wrong"]);
+    const isAuthentication = (error) => /auth/i.test(`${error.name} ${error.condition} ${error.message}`);
+    await rejects(() => other.send("x"), isAuthentication, "connecting");
+    await scene.nothingIsLeft();
+  },
+
+  async "missing-right"(scene) {
+    const listener = new Scene(scene.queue, config.listener);
+    const sender = new Scene(scene.queue, config.sender);
+    await rejects(() => listener.send("x"), UNAUTHORIZED, "sending without the right");
+    await sender.send("x");
+    await rejects(() => sender.receiver(), UNAUTHORIZED, "receiving without the right");
+    await complete(await one(await listener.receiver()));
+    await Promise.all([listener.close(), sender.close()]);
+  },
+
+  async oversized(scene) {
+    const sender = await scene.sender();
+    equal(Number(sender.max_message_size), 64 * 1024, "max-message-size of the link");
+    const isTooLarge = condition("amqp:link:message-size-exceeded");
+    await rejects(() => post(sender, { body: "x".repeat(100_000) }), isTooLarge, "sending 100,000 bytes");
+    await post(sender, { body: "small" });
+    equal(bodies(await allOf(await scene.receiver(), 1)), ["small"], "messages that arrived");
+  },
+
+  async disabled(scene) {
+    await rejects(() => scene.send("x"), ENTITY_DISABLED, "sending");
+    await rejects(() => scene.receiver(), ENTITY_DISABLED, "receiving");
+  },
+
+  async "send-disabled"(scene) {
+    await rejects(() => scene.send("x"), ENTITY_DISABLED, "sending");
+    await scene.nothingIsLeft();
+  },
+
+  async "receive-disabled"(scene) {
+    await scene.send("x");
+    await rejects(() => scene.receiver(), ENTITY_DISABLED, "receiving");
+  },
+};
+
+await main(scenarios, (queue) => new Scene(queue), async (scene) => one(await scene.receiver()));

@@ -1,0 +1,896 @@
+"""The scenarios of `scenarios.py` with Qpid Proton: `program.py SCENARIO...`, one line of JSON for each.
+
+What the Azure SDKs do over `$management` is done here request by request.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+import traceback
+import uuid
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from typing import Any
+
+from cproton_ffi import ffi, lib
+from proton import (
+    UNDESCRIBED,
+    Array,
+    Condition,
+    ConnectionException,
+    Data,
+    Delivery,
+    Described,
+    Link,
+    Message,
+    Timeout,
+    int32,
+    symbol,
+    timestamp,
+    ubyte,
+    uint,
+    ulong,
+)
+from proton.handlers import MessagingHandler
+from proton.reactor import AtMostOnce, Container, LinkOption
+from proton.utils import BlockingConnection, LinkDetached
+
+CONFIG = json.loads(os.environ["PEEKLOCK_INTEROP"])
+SCENARIOS: dict[str, Callable[["Scene"], None]] = {}
+AT_ONCE = 12
+TIMEOUT_S = 20
+
+
+def scenario(name: str) -> Callable[[Callable[["Scene"], None]], Callable[["Scene"], None]]:
+    def register(run: Callable[["Scene"], None]) -> Callable[["Scene"], None]:
+        SCENARIOS[name] = run
+        return run
+
+    return register
+
+
+def equal(actual: object, expected: object, what: str) -> None:
+    if actual != expected:
+        raise AssertionError(f"{what}: expected {expected!r}, got {actual!r}")
+
+
+def true(condition: object, what: str) -> None:
+    if not condition:
+        raise AssertionError(what)
+
+
+class Failed(Exception):
+    """The broker's answer is an error."""
+
+    def __init__(self, condition: str | None, text: str = "") -> None:
+        super().__init__(f"{condition}: {text}")
+        self.condition = condition
+        self.text = text
+
+
+def fails(condition: str, action: Callable[[], object], what: str) -> str:
+    """`action` must fail with `condition`; returns the description."""
+    try:
+        action()
+    except Failed as error:
+        equal(error.condition, condition, what)
+        return error.text
+    except LinkDetached as error:
+        equal(error.condition, condition, what)
+        return str(error)
+    raise AssertionError(f"{what}: nothing was raised")
+
+
+class PeekLock(LinkOption):
+    """A receiver that waits for the broker's answer to each settlement (rcv-settle-mode second, 2.8.3)."""
+
+    def apply(self, link: Link) -> None:
+        link.snd_settle_mode = Link.SND_UNSETTLED
+        link.rcv_settle_mode = Link.RCV_SECOND
+
+
+class ReceiveAndDelete(LinkOption):
+    def apply(self, link: Link) -> None:
+        link.snd_settle_mode = Link.SND_SETTLED
+        link.rcv_settle_mode = Link.RCV_FIRST
+
+
+class Sender:
+    def __init__(self, connection: BlockingConnection, queue: str, options: LinkOption | None = None) -> None:
+        self.blocking = connection.create_sender(queue, options=options)
+        self.connection = connection
+
+    def post(self, message: Message) -> None:
+        """Send and wait; raises Failed if the broker refuses."""
+        self.settled([self.start(message)])
+
+    def start(self, message: Message) -> Delivery:
+        self.connection.wait(lambda: self.blocking.link.credit > 0, timeout=TIMEOUT_S)
+        return self.blocking.link.send(message)
+
+    def settled(self, deliveries: list[Delivery]) -> None:
+        for delivery in deliveries:
+            self.connection.wait(lambda d=delivery: d.settled, timeout=TIMEOUT_S)
+            condition = delivery.remote.condition
+            if delivery.remote_state != Delivery.ACCEPTED:
+                raise Failed(condition and condition.name, condition.description if condition else "")
+            delivery.settle()
+
+    def close(self) -> None:
+        self.blocking.close()
+
+
+class Receiver(MessagingHandler):
+    def __init__(self, connection: BlockingConnection, queue: str, options: LinkOption | None = None) -> None:
+        super().__init__(prefetch=0, auto_accept=False, auto_settle=False)
+        self.inbox: list[tuple[Message, Delivery]] = []
+        self.connection = connection
+        self.blocking = connection.create_receiver(queue, credit=0, handler=self, options=options or PeekLock())
+        self.link = self.blocking.link
+
+    def on_message(self, event: Any) -> None:
+        self.inbox.append((event.message, event.delivery))
+
+    def take(self, count: int, wait_s: float) -> list[tuple[Message, Delivery]]:
+        """Up to `count` messages that arrive in `wait_s`; credit left over is drained."""
+        self.link.flow(max(0, count - len(self.inbox)))
+        deadline = time.monotonic() + wait_s
+        while len(self.inbox) < count and (left := deadline - time.monotonic()) > 0:
+            self.pump(min(left, 0.2), lambda: len(self.inbox) >= count)
+        if self.link.credit:
+            self.link.drain(0)
+            self.connection.wait(lambda: not self.link.draining(), timeout=TIMEOUT_S, msg="draining")
+            self.link.drain_mode = False
+        taken, self.inbox = self.inbox[:count], self.inbox[count:]
+        return taken
+
+    def pump(self, wait_s: float, until: Callable[[], bool] = lambda: False) -> None:
+        try:
+            self.connection.wait(until, timeout=wait_s)
+        except Timeout:
+            return
+
+    def one(self, wait_s: float = 10) -> tuple[Message, Delivery]:
+        taken = self.take(1, wait_s)
+        equal(len(taken), 1, "messages received")
+        return taken[0]
+
+    def none(self, what: str) -> None:
+        equal([message.body for message, _ in self.take(1, 1)], [], what)
+
+    def settle(self, delivery: Delivery, outcome: int = Delivery.ACCEPTED) -> None:
+        """Settle and wait for the broker's answer; raises Failed with its error."""
+        delivery.update(outcome)
+        self.answered([delivery])
+
+    def answered(self, deliveries: list[Delivery]) -> None:
+        for delivery in deliveries:
+            self.connection.wait(lambda d=delivery: d.settled, timeout=TIMEOUT_S, msg="waiting for an answer")
+            equal(delivery.remote_state, delivery.local_state, "state of the answer")
+            condition = delivery.remote.condition
+            delivery.settle()
+            if condition is not None:
+                raise Failed(condition.name, condition.description)
+
+    def modify(self, delivery: Delivery, *, undeliverable: bool = False, annotations: Any = None) -> None:
+        delivery.local.failed = True
+        delivery.local.undeliverable = undeliverable
+        if annotations is not None:
+            delivery.local.annotations = annotations
+        self.settle(delivery, Delivery.MODIFIED)
+
+    def dead_letter(self, delivery: Delivery, **info: object) -> None:
+        delivery.local.condition = Condition("com.microsoft:dead-letter", None, info or None)
+        self.settle(delivery, Delivery.REJECTED)
+
+    def all_of(self, count: int) -> list[Message]:
+        taken = self.take(count, TIMEOUT_S)
+        equal(len(taken), count, "messages received")
+        for _, delivery in taken:
+            delivery.update(Delivery.ACCEPTED)
+        self.answered([delivery for _, delivery in taken])
+        return [message for message, _ in taken]
+
+    def close(self) -> None:
+        self.blocking.close()
+
+
+class Scene:
+    """Connections with one login, and the queue of one scenario."""
+
+    def __init__(self, name: str, login: tuple[str, str] = (CONFIG["key_name"], CONFIG["key"])) -> None:
+        self.queue = CONFIG["queue_prefix"] + name
+        self.login = login
+        self._connection: BlockingConnection | None = None
+
+    def connect(self) -> BlockingConnection:
+        user, password = self.login
+        return BlockingConnection(
+            f"{CONFIG['host']}:{CONFIG['port']}",
+            timeout=TIMEOUT_S,
+            user=user,
+            password=password,
+            allowed_mechs="PLAIN",
+            allow_insecure_mechs=True,
+            sasl_enabled=True,
+        )
+
+    @property
+    def connection(self) -> BlockingConnection:
+        self._connection = self._connection or self.connect()
+        return self._connection
+
+    def sender(self, options: LinkOption | None = None) -> Sender:
+        return Sender(self.connection, self.queue, options)
+
+    def send(self, *bodies: object) -> None:
+        sender = self.sender()
+        for body in bodies:
+            sender.post(Message(body=body))
+        sender.close()
+
+    def receiver(self, options: LinkOption | None = None, connection: BlockingConnection | None = None) -> Receiver:
+        return Receiver(connection or self.connection, self.queue, options)
+
+    def dead_letters(self) -> Receiver:
+        return Receiver(self.connection, f"{self.queue}/$DeadLetterQueue")
+
+    def manage(self, operation: str, body: dict[str, object], queue: str | None = None) -> tuple[int, Any]:
+        """One request to the queue's management node: (status, body). Raises Failed."""
+        address = f"{queue or self.queue}/$management"
+        reply_to = f"reply-{uuid.uuid4()}"
+
+        class ReplyTo(LinkOption):
+            def apply(self, link: Link) -> None:
+                link.target.address = reply_to
+
+        receiver = Receiver(self.connection, address, ReplyTo())
+        sender = Sender(self.connection, address)
+        properties = {"operation": f"com.microsoft:{operation}"}
+        sender.post(Message(id=reply_to, reply_to=reply_to, properties=properties, body=body))
+        answer, delivery = receiver.one()
+        delivery.settle()
+        sender.close()
+        receiver.close()
+        equal(answer.correlation_id, reply_to, "correlation id")
+        status = answer.properties["statusCode"]
+        equal(type(status), int32, "type of statusCode")
+        if status >= 300:
+            raise Failed(answer.properties.get("errorCondition"), str(answer.properties.get("statusDescription")))
+        return int(status), answer.body
+
+    def peek(self, count: int, start: int = 1, queue: str | None = None) -> list[Message]:
+        request = {"from-sequence-number": start, "message-count": int32(count)}
+        status, body = self.manage("peek-message", request, queue)
+        return [] if status == 204 else [decoded(item["message"]) for item in body["messages"]]
+
+    def nothing_is_left(self) -> None:
+        receiver = self.receiver()
+        equal([message.body for message, _ in receiver.take(1, 1)], [], "messages left")
+        receiver.close()
+        equal(self.peek(10), [], "messages left to browse")
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+
+
+def decoded(encoded: bytes) -> Message:
+    message = Message()
+    message.decode(encoded)
+    return message
+
+
+def annotation(message: Message, name: str) -> Any:
+    return message.annotations[symbol(name)]
+
+
+def numbers(*sequence_numbers: int) -> Array:
+    return Array(UNDESCRIBED, Data.LONG, *sequence_numbers)
+
+
+def tokens(*deliveries: Delivery) -> Array:
+    """Lock tokens of deliveries; a tag holds the GUID in .NET order."""
+    return Array(UNDESCRIBED, Data.UUID, *(uuid.UUID(bytes_le=tag(delivery)) for delivery in deliveries))
+
+
+def tag(delivery: Delivery) -> bytes:
+    """The delivery's tag. `Delivery.tag` expects text, so this asks the library below."""
+    raw = lib.pn_delivery_tag(delivery._impl)
+    return bytes(ffi.unpack(raw.start, raw.size))
+
+
+@scenario("send-complete")
+def send_complete(scene: Scene) -> None:
+    scene.send("hello")
+    receiver = scene.receiver()
+    message, delivery = receiver.one()
+    equal((message.body, message.delivery_count), ("hello", 0), "body and delivery count")
+    receiver.settle(delivery)
+    receiver.close()
+    scene.nothing_is_left()
+
+
+@scenario("properties")
+def properties(scene: Scene) -> None:
+    sent = {
+        "id": "id-1",
+        "subject": "subject",
+        "correlation_id": "correlation",
+        "content_type": symbol("text/plain"),
+        "address": "to-somebody",
+        "reply_to": "reply-to",
+        "reply_to_group_id": "reply-session",
+        "user_id": b"user",
+        "durable": True,
+        "priority": 7,
+        "ttl": 3600.0,
+    }
+    annotations = {symbol("x-opt-partition-key"): "key", symbol("x-opt-of-somebody"): ulong(2**63)}
+    scene.sender().post(Message(body="x", annotations=annotations, **sent))
+    receiver = scene.receiver()
+    message, delivery = receiver.one()
+    for name, value in sent.items():
+        equal(getattr(message, name), value, name)
+    for name, value in annotations.items():
+        equal(message.annotations[name], value, name)
+    equal(annotation(message, "x-opt-sequence-number"), 1, "sequence number")
+    enqueued = annotation(message, "x-opt-enqueued-time")
+    equal((type(enqueued), type(annotation(message, "x-opt-locked-until"))), (timestamp, timestamp), "types of times")
+    true(abs(enqueued - time.time() * 1000) < 30_000, f"enqueued {enqueued}")
+    true(annotation(message, "x-opt-locked-until") > time.time() * 1000, "lock end")
+    equal(round(message.expiry_time * 1000) - enqueued, 3_600_000, "expires")
+    receiver.settle(delivery)
+
+
+@scenario("application-properties")
+def application_properties(scene: Scene) -> None:
+    sent = {
+        "text": "grüße 🐇",
+        "symbol": symbol("symbol"),
+        "long": -(2**40),
+        "ulong": ulong(2**63),
+        "int": int32(-7),
+        "ubyte": ubyte(200),
+        "double": 2.5,
+        "yes": True,
+        "no": False,
+        "none": None,
+        "when": timestamp(1_704_164_645_678),
+        "uuid": uuid.UUID("00112233-4455-6677-8899-aabbccddeeff"),
+        "binary": b"\x00\xff",
+        "described": Described(symbol("com.microsoft:timespan"), 36_000_000_000),
+    }
+    scene.sender().post(Message(body="x", properties=sent))
+    receiver = scene.receiver()
+    message, delivery = receiver.one()
+    equal(message.properties, sent, "application properties")
+    for name in ("symbol", "ulong", "int", "ubyte", "when"):
+        equal(type(message.properties[name]), type(sent[name]), f"type of {name}")
+    receiver.settle(delivery)
+
+
+@scenario("bodies")
+def bodies(scene: Scene) -> None:
+    sequence = Message(body=[1, "b", None])
+    sequence.inferred = True
+    sent = [
+        Message(body=bytes(range(256)) * 4, inferred=True),
+        Message(body=b"", inferred=True),
+        Message(body={"text": "value", "number": 7, "list": [1, 2, 3]}),
+        sequence,
+        Message(body=Described(symbol("test:described"), "inside")),
+        Message(body=Array(UNDESCRIBED, Data.INT, 1, 2, 3)),
+    ]
+    sender = scene.sender()
+    for message in sent:
+        sender.post(message)
+    received = scene.receiver().all_of(len(sent))
+    for i, (got, expected) in enumerate(zip(received, sent, strict=True)):
+        equal((got.body, got.inferred), (expected.body, expected.inferred), f"body {i}")
+
+
+@scenario("large-message")
+def large_message(scene: Scene) -> None:
+    content = bytes(i * 31 % 251 for i in range(900 * 1024))
+    scene.send(content)
+    (message,) = scene.receiver().all_of(1)
+    true(message.body == content, "the body differs")
+
+
+@scenario("pipelined")
+def pipelined(scene: Scene) -> None:
+    sender = scene.sender()
+    sender.settled([sender.start(Message(id=ulong(i), body="x" * 100)) for i in range(2000)])
+    receiver = scene.receiver()
+    equal([message.id for message in receiver.all_of(2000)], list(range(2000)), "ids")
+    receiver.close()
+    scene.nothing_is_left()
+
+
+@scenario("presettled-send")
+def presettled_send(scene: Scene) -> None:
+    sender = scene.sender(AtMostOnce())
+    for i in range(10):
+        sender.start(Message(body=str(i)))
+    equal([message.body for message in scene.receiver().all_of(10)], [str(i) for i in range(10)], "bodies")
+
+
+@scenario("receive-and-delete")
+def receive_and_delete(scene: Scene) -> None:
+    scene.send("a", "b")
+    receiver = scene.receiver(ReceiveAndDelete())
+    taken = receiver.take(2, 10)
+    equal([(message.body, delivery.settled) for message, delivery in taken], [("a", True), ("b", True)], "received")
+    receiver.close()
+    scene.nothing_is_left()
+
+
+@scenario("abandon")
+def abandon(scene: Scene) -> None:
+    sender = scene.sender()
+    sender.post(Message(id="id", body="first"))
+    sender.post(Message(body="second"))
+    receiver = scene.receiver()
+    message, delivery = receiver.one()
+    equal((message.body, message.delivery_count), ("first", 0), "first delivery")
+    first_tag = tag(delivery)
+    receiver.modify(delivery)
+    again, delivery = receiver.one()
+    equal((again.body, again.delivery_count, again.id), ("first", 1, "id"), "second delivery")
+    true(tag(delivery) != first_tag, "the lock token is the old one")
+    receiver.settle(delivery, Delivery.RELEASED)
+    released, delivery = receiver.one()
+    equal((released.body, released.delivery_count), ("first", 1), "after releasing, which is no failed delivery")
+    receiver.settle(delivery)
+    last, delivery = receiver.one()
+    equal(last.body, "second", "next message")
+    receiver.settle(delivery)
+
+
+@scenario("abandon-properties")
+def abandon_properties(scene: Scene) -> None:
+    scene.sender().post(Message(body="x", properties={"kept": int32(1), "changed": "before"}))
+    receiver = scene.receiver()
+    _, delivery = receiver.one()
+    receiver.modify(delivery, annotations={symbol("changed"): "after", symbol("added"): 5})
+    message, delivery = receiver.one()
+    equal(message.properties, {"kept": 1, "changed": "after", "added": 5}, "application properties")
+    receiver.settle(delivery)
+
+
+@scenario("defer")
+def defer(scene: Scene) -> None:
+    scene.send("later")
+    receiver = scene.receiver()
+    message, delivery = receiver.one()
+    number = annotation(message, "x-opt-sequence-number")
+    receiver.modify(delivery, undeliverable=True)
+    receiver.none("deliveries of a deferred message")
+    request = {"sequence-numbers": numbers(number), "receiver-settle-mode": uint(1)}
+    _, body = scene.manage("receive-by-sequence-number", request)
+    (item,) = body["messages"]
+    equal(decoded(item["message"]).body, "later", "body")
+    lock = Array(UNDESCRIBED, Data.UUID, item["lock-token"])
+    scene.manage("update-disposition", {"disposition-status": "completed", "lock-tokens": lock})
+    gone = "com.microsoft:message-not-found"
+    fails(gone, lambda: scene.manage("receive-by-sequence-number", request), "a completed message")
+    scene.nothing_is_left()
+
+
+@scenario("dead-letter")
+def dead_letter(scene: Scene) -> None:
+    scene.sender().post(Message(id="id", body="bad", properties={"kept": "yes"}))
+    receiver = scene.receiver()
+    _, delivery = receiver.one()
+    reasons = {"DeadLetterReason": "my reason", "DeadLetterErrorDescription": "my description", "added": 7}
+    receiver.dead_letter(delivery, **reasons)
+    receiver.none("messages in the queue itself")
+    letters = scene.dead_letters()
+    message, delivery = letters.one()
+    equal((message.body, message.id), ("bad", "id"), "dead-lettered message")
+    equal(message.properties, {**reasons, "kept": "yes"}, "application properties")
+    equal(annotation(message, "x-opt-deadletter-source"), scene.queue, "source")
+    letters.settle(delivery)
+    letters.none("dead letters left")
+
+
+@scenario("dead-letter-queue")
+def dead_letter_queue(scene: Scene) -> None:
+    scene.sender().post(Message(body="bad", ttl=3))
+    receiver = scene.receiver()
+    receiver.dead_letter(receiver.one()[1], DeadLetterReason="because")
+    time.sleep(3.5)
+    queue = f"{scene.queue}/$DeadLetterQueue"
+    equal([message.body for message in scene.peek(5, queue=queue)], ["bad"], "browsed")
+    letters = scene.dead_letters()
+    message, delivery = letters.one()
+    letters.modify(delivery)
+    again, delivery = letters.one()
+    equal(again.delivery_count, message.delivery_count + 1, "delivery count")
+    equal(again.properties["DeadLetterReason"], "because", "reason")
+    letters.settle(delivery)
+    equal(scene.peek(5, queue=queue), [], "left")
+
+
+@scenario("max-delivery-count")
+def max_delivery_count(scene: Scene) -> None:
+    scene.send("poison")
+    receiver = scene.receiver()
+    for count in range(2):
+        message, delivery = receiver.one()
+        equal(message.delivery_count, count, "delivery count")
+        receiver.modify(delivery)
+    receiver.none("messages in the queue itself")
+    (message,) = scene.dead_letters().all_of(1)
+    reason = message.properties["DeadLetterReason"]
+    equal((message.body, reason), ("poison", "MaxDeliveryCountExceeded"), "dead letter")
+
+
+@scenario("lock-expiry")
+def lock_expiry(scene: Scene) -> None:
+    scene.sender().post(Message(id="id", body="slow"))
+    first, second = scene.receiver(), scene.receiver()
+    first.one()
+    started = time.monotonic()
+    second.none("messages while locked")
+    again, delivery = second.one(12)
+    true(time.monotonic() - started > 3.5, f"delivered again after {time.monotonic() - started:.1f} s")
+    equal((again.id, again.delivery_count), ("id", 1), "second delivery")
+    second.settle(delivery)
+
+
+@scenario("renew-lock")
+def renew_lock(scene: Scene) -> None:
+    scene.send("slow")
+    receiver = scene.receiver()
+    message, delivery = receiver.one()
+    before = annotation(message, "x-opt-locked-until")
+    time.sleep(3)
+    _, body = scene.manage("renew-lock", {"lock-tokens": tokens(delivery)})
+    (until,) = body["expirations"].elements
+    true(until - before > 2000, f"renewed from {before} to {until}")
+    time.sleep(3.5)
+    receiver.settle(delivery)
+    scene.nothing_is_left()
+
+
+@scenario("lock-lost")
+def lock_lost(scene: Scene) -> None:
+    scene.send("slow")
+    receiver = scene.receiver()
+    _, delivery = receiver.one()
+    time.sleep(6)
+    lost = "com.microsoft:message-lock-lost"
+    lock = tokens(delivery)
+    fails(lost, lambda: scene.manage("renew-lock", {"lock-tokens": lock}), "renewing a lost lock")
+    delivery.update(Delivery.ACCEPTED)
+    scene.connection.wait(lambda: delivery.settled, timeout=TIMEOUT_S, msg="waiting for an answer")
+    equal(delivery.remote_state, Delivery.REJECTED, "answer to completing after the lock")
+    equal(delivery.remote.condition.name, lost, "its condition")
+    delivery.settle()
+    again, delivery = receiver.one()
+    equal(again.delivery_count, 1, "delivery count")
+    receiver.settle(delivery)
+
+
+@scenario("peek")
+def peek(scene: Scene) -> None:
+    scene.send(*"abcde")
+    equal([message.body for message in scene.peek(10)], list("abcde"), "browsed")
+    some = [(annotation(message, "x-opt-sequence-number"), message.body) for message in scene.peek(2, 3)]
+    equal(some, [(3, "c"), (4, "d")], "browsed from a number")
+    equal(len(scene.receiver().all_of(5)), 5, "received after browsing")
+    equal(scene.peek(10), [], "browsed when empty")
+
+
+def later(body: str, due_ms: int) -> Message:
+    return Message(id=body, body=body, annotations={symbol("x-opt-scheduled-enqueue-time"): timestamp(due_ms)})
+
+
+@scenario("schedule")
+def schedule(scene: Scene) -> None:
+    due_ms = round(time.time() * 1000) + 4000
+    request = {"messages": [{"message-id": "later", "message": later("later", due_ms).encode()}]}
+    _, body = scene.manage("schedule-message", request)
+    (number,) = body["sequence-numbers"].elements
+    scene.sender().post(later("later too", due_ms))
+    browsed = scene.peek(5)
+    shown = [(message.body, annotation(message, "x-opt-message-state")) for message in browsed]
+    equal(shown, [("later", 2), ("later too", 2)], "browsed with state")
+    equal(annotation(browsed[0], "x-opt-sequence-number"), number, "the number returned")
+    receiver = scene.receiver()
+    receiver.none("messages before their time")
+    messages = receiver.all_of(2)
+    late = time.time() * 1000 - due_ms
+    true(0 <= late < 5000, f"delivered {late} ms late")
+    equal({message.body for message in messages}, {"later", "later too"}, "bodies")
+
+
+@scenario("cancel-scheduled")
+def cancel_scheduled(scene: Scene) -> None:
+    due_ms = round(time.time() * 1000) + 3000
+    items = [{"message-id": body, "message": later(body, due_ms).encode()} for body in ("kept", "cancelled")]
+    _, body = scene.manage("schedule-message", {"messages": items})
+    request = {"sequence-numbers": numbers(body["sequence-numbers"].elements[1])}
+    scene.manage("cancel-scheduled-message", request)
+    gone = "com.microsoft:message-not-found"
+    fails(gone, lambda: scene.manage("cancel-scheduled-message", request), "a second cancel")
+    equal([message.body for message in scene.receiver().all_of(1)], ["kept"], "messages that arrived")
+    scene.nothing_is_left()
+
+
+@scenario("time-to-live")
+def time_to_live(scene: Scene) -> None:
+    sender = scene.sender()
+    sender.post(Message(body="short", ttl=1))
+    sender.post(Message(body="long"))
+    time.sleep(1.5)
+    equal([message.body for message in scene.receiver().all_of(1)], ["long"], "messages that arrived")
+    scene.nothing_is_left()
+
+
+@scenario("time-to-live-dead-letter")
+def time_to_live_dead_letter(scene: Scene) -> None:
+    scene.sender().post(Message(body="short", ttl=1))
+    time.sleep(1.5)
+    scene.receiver().none("expired messages delivered")
+    (message,) = scene.dead_letters().all_of(1)
+    reason = message.properties["DeadLetterReason"]
+    equal((message.body, reason), ("short", "TTLExpiredException"), "dead letter")
+
+
+@scenario("settle-elsewhere")
+def settle_elsewhere(scene: Scene) -> None:
+    scene.send("x")
+    receiver = scene.receiver()
+    _, delivery = receiver.one()
+    request = {"disposition-status": "completed", "lock-tokens": tokens(delivery)}
+    receiver.close()
+    scene.manage("update-disposition", request)
+    lost = "com.microsoft:message-lock-lost"
+    fails(lost, lambda: scene.manage("update-disposition", request), "a second settlement")
+    scene.nothing_is_left()
+
+
+@scenario("prompt-return")
+def prompt_return(scene: Scene) -> None:
+    receiver = scene.receiver()
+    started = time.monotonic()
+    equal(receiver.take(10, 0.5), [], "messages of an empty queue")
+    true(time.monotonic() - started < 3, f"draining took {time.monotonic() - started:.1f} s")
+    scene.send(*"abc")
+    got = receiver.take(10, 1)
+    equal([message.body for message, _ in got], list("abc"), "a short receive")
+    for _, delivery in got:
+        receiver.settle(delivery)
+    scene.send("d", "e")
+    equal([message.body for message in receiver.all_of(2)], ["d", "e"], "the rest")
+    scene.nothing_is_left()
+
+
+@scenario("prefetch")
+def prefetch(scene: Scene) -> None:
+    scene.send(*map(str, range(100)))
+    receiver = scene.receiver()
+    received: list[str] = []
+    receiver.link.flow(50)
+    deadline = time.monotonic() + TIMEOUT_S
+    while len(received) < 100 and time.monotonic() < deadline:
+        receiver.pump(0.5, lambda: bool(receiver.inbox))
+        some, receiver.inbox = receiver.inbox, []
+        receiver.link.flow(len(some))
+        for _, delivery in some:
+            delivery.update(Delivery.ACCEPTED)
+        receiver.answered([delivery for _, delivery in some])
+        received += [message.body for message, _ in some]
+    equal(received, [str(i) for i in range(100)], "bodies")
+    receiver.close()
+    scene.nothing_is_left()
+
+
+@scenario("push-receive")
+def push_receive(scene: Scene) -> None:
+    received: list[str] = []
+
+    class Consumer(MessagingHandler):
+        def on_start(self, event: Any) -> None:
+            user, password = scene.login
+            connection = event.container.connect(
+                f"{CONFIG['host']}:{CONFIG['port']}",
+                user=user,
+                password=password,
+                allowed_mechs="PLAIN",
+                allow_insecure_mechs=True,
+            )
+            event.container.create_receiver(connection, scene.queue)
+
+        def on_message(self, event: Any) -> None:
+            received.append(event.message.body)
+            if len(received) == 20:
+                self.accept(event.delivery)
+                event.receiver.close()
+                event.connection.close()
+
+    consumer = threading.Thread(target=Container(Consumer()).run, daemon=True)
+    consumer.start()
+    scene.send(*map(str, range(20)))
+    consumer.join(TIMEOUT_S)
+    equal(received, [str(i) for i in range(20)], "bodies")
+    scene.nothing_is_left()
+
+
+@scenario("competing")
+def competing(scene: Scene) -> None:
+    scene.send(*map(str, range(60)))
+    received: list[str] = []
+
+    def consume() -> list[str]:
+        connection = scene.connect()
+        receiver = scene.receiver(connection=connection)
+        mine: list[str] = []
+        while taken := receiver.take(5, 1):
+            for message, delivery in taken:
+                receiver.settle(delivery)
+                mine.append(message.body)
+        connection.close()
+        return mine
+
+    with ThreadPoolExecutor(3) as pool:
+        for consumer in [pool.submit(consume) for _ in range(3)]:
+            received += consumer.result()
+    equal(sorted(received, key=int), [str(i) for i in range(60)], "bodies")
+
+
+@scenario("connection-reuse")
+def connection_reuse(scene: Scene) -> None:
+    for i in range(4):
+        scene.send(f"{i} a", f"{i} b")
+        first, second = scene.receiver(), scene.receiver()
+        taken = [first.one(), second.one()]
+        equal([message.body for message, _ in taken], [f"{i} a", f"{i} b"], "bodies")
+        first.settle(taken[0][1])
+        second.settle(taken[1][1])
+        first.close()
+        second.close()
+    scene.nothing_is_left()
+
+
+@scenario("close-unsettled")
+def close_unsettled(scene: Scene) -> None:
+    scene.send("held")
+    first = scene.receiver()
+    first.one()
+    first.close()
+    second = scene.receiver()
+    second.none("messages while locked")
+    message, delivery = second.one(12)
+    equal((message.body, message.delivery_count), ("held", 1), "second delivery")
+    second.settle(delivery)
+
+
+@scenario("connection-lost")
+def connection_lost(scene: Scene) -> None:
+    scene.send("held")
+    command = [sys.executable, __file__, "--hold", scene.queue]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as holder:
+        equal(holder.stdout.readline().strip(), b"held", "what the other process says")
+        holder.kill()
+    message, delivery = (receiver := scene.receiver()).one(3)
+    equal((message.body, message.delivery_count), ("held", 1), "second delivery")
+    receiver.settle(delivery)
+
+
+@scenario("batch-delete")
+def batch_delete(scene: Scene) -> None:
+    scene.send(*map(str, range(25)))
+
+    def delete(count: int) -> tuple[int, Any]:
+        before = timestamp(round(time.time() * 1000) + 60_000)
+        request = {"message-count": int32(count), "enqueued-time-utc": before}
+        return scene.manage("batch-delete-messages", request)
+
+    equal(delete(10)[1]["message-count"], 10, "deleted")
+    equal([message.body for message in scene.peek(50)], [str(i) for i in range(10, 25)], "left")
+    equal(delete(500)[1]["message-count"], 15, "deleted with room to spare")
+    equal(delete(500)[0], 204, "status when there is nothing")
+    scene.nothing_is_left()
+
+
+@scenario("unknown-queue")
+def unknown_queue(scene: Scene) -> None:
+    text = fails("amqp:not-found", lambda: scene.send("x"), "sending")
+    true("The messaging entity '" in text and "' could not be found" in text, f"description: {text}")
+    fails("amqp:not-found", scene.receiver, "receiving")
+
+
+@scenario("wrong-key")
+def wrong_key(scene: Scene) -> None:
+    other = Scene("wrong-key", (CONFIG["key_name"], "wrong"))
+    try:
+        other.send("x")
+    except ConnectionException as error:
+        true("auth" in str(error).lower(), f"error: {error}")
+    else:
+        raise AssertionError("connecting with a wrong key: nothing was raised")
+    scene.nothing_is_left()
+
+
+@scenario("missing-right")
+def missing_right(scene: Scene) -> None:
+    listener, sender = Scene("missing-right", CONFIG["listener"]), Scene("missing-right", CONFIG["sender"])
+    fails("amqp:unauthorized-access", lambda: listener.send("x"), "sending without the right")
+    sender.send("x")
+    fails("amqp:unauthorized-access", sender.receiver, "receiving without the right")
+    equal([message.body for message in listener.receiver().all_of(1)], ["x"], "bodies")
+    listener.close()
+    sender.close()
+
+
+@scenario("oversized")
+def oversized(scene: Scene) -> None:
+    sender = scene.sender()
+    equal(sender.blocking.link.remote_max_message_size, 64 * 1024, "max-message-size of the link")
+    large = Message(body=b"x" * 100_000)
+    fails("amqp:link:message-size-exceeded", lambda: sender.post(large), "sending 100,000 bytes")
+    sender.post(Message(body="small"))
+    equal([message.body for message in scene.receiver().all_of(1)], ["small"], "messages that arrived")
+
+
+ENTITY_DISABLED = "com.microsoft:entity-disabled"
+
+
+@scenario("disabled")
+def disabled(scene: Scene) -> None:
+    fails(ENTITY_DISABLED, lambda: scene.send("x"), "sending")
+    fails(ENTITY_DISABLED, scene.receiver, "receiving")
+
+
+@scenario("send-disabled")
+def send_disabled(scene: Scene) -> None:
+    fails(ENTITY_DISABLED, lambda: scene.send("x"), "sending")
+    scene.nothing_is_left()
+
+
+@scenario("receive-disabled")
+def receive_disabled(scene: Scene) -> None:
+    scene.send("x")
+    fails(ENTITY_DISABLED, scene.receiver, "receiving")
+
+
+def run(name: str) -> dict[str, object]:
+    started = time.monotonic()
+    try:
+        if name not in SCENARIOS:
+            raise AssertionError("this program does not know the scenario")
+        scene = Scene(name)
+        SCENARIOS[name](scene)
+        scene.close()
+    except Exception as error:
+        where = "".join(traceback.format_exception(error, limit=-4))
+        return {"scenario": name, "ok": False, "detail": f"{error!r}\n{where}", "seconds": time.monotonic() - started}
+    return {"scenario": name, "ok": True, "detail": "", "seconds": time.monotonic() - started}
+
+
+def hold(queue: str) -> None:
+    """Receive one message, say so, and wait to be killed."""
+    scene = Scene("")
+    scene.queue = queue
+    scene.receiver().one()
+    print("held", flush=True)
+    time.sleep(60)
+
+
+def main() -> None:
+    if sys.argv[1] == "--hold":
+        return hold(sys.argv[2])
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        for result in as_completed([pool.submit(run, name) for name in sys.argv[1:]]):
+            print(json.dumps(result.result()), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,656 @@
+"""The scenarios of `scenarios.py` with azure-servicebus: `program.py SCENARIO...`, one line of JSON for each."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+import traceback
+import uuid
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from datetime import UTC, datetime, timedelta
+
+from azure.servicebus import (
+    AutoLockRenewer,
+    ServiceBusClient,
+    ServiceBusMessage,
+    ServiceBusReceivedMessage,
+    ServiceBusReceiveMode,
+    ServiceBusReceiver,
+    ServiceBusSubQueue,
+)
+from azure.servicebus.aio import ServiceBusClient as AsyncServiceBusClient
+from azure.servicebus.amqp import AmqpAnnotatedMessage, AmqpMessageBodyType
+from azure.servicebus.exceptions import (
+    MessageLockLostError,
+    MessageNotFoundError,
+    MessageSizeExceededError,
+    MessagingEntityDisabledError,
+    MessagingEntityNotFoundError,
+    ServiceBusAuthenticationError,
+    ServiceBusAuthorizationError,
+)
+
+CONFIG = json.loads(os.environ["PEEKLOCK_INTEROP"])
+SCENARIOS: dict[str, Callable[["Scene"], None]] = {}
+AT_ONCE = 10
+
+
+def scenario(name: str) -> Callable[[Callable[["Scene"], None]], Callable[["Scene"], None]]:
+    def register(run: Callable[["Scene"], None]) -> Callable[["Scene"], None]:
+        SCENARIOS[name] = run
+        return run
+
+    return register
+
+
+def equal(actual: object, expected: object, what: str) -> None:
+    if actual != expected:
+        raise AssertionError(f"{what}: expected {expected!r}, got {actual!r}")
+
+
+def true(condition: object, what: str) -> None:
+    if not condition:
+        raise AssertionError(what)
+
+
+def raises(kinds: type[Exception] | tuple[type[Exception], ...], action: Callable[[], object], what: str) -> Exception:
+    try:
+        action()
+    except kinds as error:
+        return error
+    except Exception as error:
+        raise AssertionError(f"{what}: expected {kinds}, got {error!r}") from error
+    raise AssertionError(f"{what}: nothing was raised")
+
+
+def body(message: ServiceBusReceivedMessage) -> bytes:
+    return b"".join(message.body)
+
+
+class Scene:
+    """A client and the queue of one scenario."""
+
+    def __init__(self, name: str, connection_string: str = CONFIG["connection_string"]) -> None:
+        self.queue = CONFIG["queue_prefix"] + name
+        self.client = ServiceBusClient.from_connection_string(connection_string, retry_total=0)
+
+    def send(self, *bodies: str | bytes) -> None:
+        with self.client.get_queue_sender(self.queue) as sender:
+            for content in bodies:
+                sender.send_messages(ServiceBusMessage(content, message_id=str(content)[:100]))
+
+    def receiver(self, **options: object) -> ServiceBusReceiver:
+        return self.client.get_queue_receiver(self.queue, **options)
+
+    def dead_letters(self) -> ServiceBusReceiver:
+        return self.receiver(sub_queue=ServiceBusSubQueue.DEAD_LETTER)
+
+    def nothing_is_left(self) -> None:
+        with self.receiver() as receiver:
+            equal(receiver.receive_messages(1, max_wait_time=1), [], "messages left")
+            equal(receiver.peek_messages(10), [], "messages left to browse")
+
+
+def one(receiver: ServiceBusReceiver, wait_s: float = 10) -> ServiceBusReceivedMessage:
+    messages = receiver.receive_messages(1, max_wait_time=wait_s)
+    equal(len(messages), 1, "messages received")
+    return messages[0]
+
+
+def all_of(receiver: ServiceBusReceiver, count: int, *, complete: bool = True) -> list[ServiceBusReceivedMessage]:
+    received: list[ServiceBusReceivedMessage] = []
+    while len(received) < count:
+        some = receiver.receive_messages(min(200, count - len(received)), max_wait_time=10)
+        if not some:
+            raise AssertionError(f"{len(received)} of {count} messages arrived")
+        for message in some if complete else ():
+            receiver.complete_message(message)
+        received += some
+    return received
+
+
+@scenario("send-complete")
+def send_complete(scene: Scene) -> None:
+    scene.send("hello")
+    with scene.receiver() as receiver:
+        message = one(receiver)
+        equal(body(message), b"hello", "body")
+        equal(message.delivery_count, 0, "delivery count")
+        receiver.complete_message(message)
+    scene.nothing_is_left()
+
+
+@scenario("properties")
+def properties(scene: Scene) -> None:
+    sent = {
+        "message_id": "id-1",
+        "subject": "subject",
+        "correlation_id": "correlation",
+        "content_type": "text/plain",
+        "to": "to-somebody",
+        "reply_to": "reply-to",
+        "reply_to_session_id": "reply-session",
+        "partition_key": "key",
+    }
+    with scene.client.get_queue_sender(scene.queue) as sender:
+        sender.send_messages(ServiceBusMessage("x", time_to_live=timedelta(hours=1), **sent))
+    with scene.receiver() as receiver:
+        message = one(receiver)
+        for name, value in sent.items():
+            equal(getattr(message, name), value, name)
+        now = datetime.now(UTC)
+        equal(message.sequence_number, 1, "sequence number")
+        true(abs(message.enqueued_time_utc - now) < timedelta(seconds=30), f"enqueued {message.enqueued_time_utc}")
+        true(message.locked_until_utc > now, f"locked until {message.locked_until_utc}")
+        equal(message.time_to_live, timedelta(hours=1), "time to live")
+        equal(message.expires_at_utc, message.enqueued_time_utc + timedelta(hours=1), "expires")
+        true(isinstance(message.lock_token, uuid.UUID), "lock token")
+        receiver.complete_message(message)
+
+
+@scenario("application-properties")
+def application_properties(scene: Scene) -> None:
+    sent = {
+        "text": "grüße 🐇",
+        "zero": 0,
+        "negative": -7,
+        "largest": 2**31 - 1,
+        "double": 2.5,
+        "yes": True,
+        "no": False,
+        "none": None,
+        "uuid": uuid.UUID("00112233-4455-6677-8899-aabbccddeeff"),
+    }
+    when = datetime(2024, 1, 2, 3, 4, 5, tzinfo=UTC)
+    with scene.client.get_queue_sender(scene.queue) as sender:
+        sender.send_messages(ServiceBusMessage("x", application_properties={**sent, "when": when}))
+    with scene.receiver() as receiver:
+        message = one(receiver)
+        received = {(k.decode() if isinstance(k, bytes) else k): v for k, v in message.application_properties.items()}
+        received = {k: v.decode() if isinstance(v, bytes) else v for k, v in received.items()}
+        equal(received.pop("when"), int(when.timestamp() * 1000), "timestamp")  # the SDK decodes to milliseconds
+        equal(received, sent, "application properties")
+        equal(type(received["yes"]), bool, "type of a boolean")
+        receiver.complete_message(message)
+
+
+@scenario("bodies")
+def bodies(scene: Scene) -> None:
+    binary = bytes(range(256)) * 4
+    value = {b"text": b"value", b"number": 7, b"list": [1, 2, 3]}
+    with scene.client.get_queue_sender(scene.queue) as sender:
+        sender.send_messages(ServiceBusMessage(binary))
+        sender.send_messages(ServiceBusMessage(b""))
+        sender.send_messages(AmqpAnnotatedMessage(value_body=value))
+        sender.send_messages(AmqpAnnotatedMessage(sequence_body=[[1, 2, 3], [b"a", b"b"]]))
+        sender.send_messages(AmqpAnnotatedMessage(data_body=[b"part one", b"part two"]))
+    with scene.receiver() as receiver:
+        messages = all_of(receiver, 5)
+        equal(body(messages[0]), binary, "binary body")
+        equal(body(messages[1]), b"", "empty body")
+        equal(messages[2].body_type, AmqpMessageBodyType.VALUE, "type of a value body")
+        equal(messages[2].body, value, "value body")
+        equal(messages[3].body_type, AmqpMessageBodyType.SEQUENCE, "type of a sequence body")
+        equal([list(part) for part in messages[3].body], [[1, 2, 3], [b"a", b"b"]], "sequence body")
+        equal(list(messages[4].body), [b"part one", b"part two"], "two data sections")
+
+
+@scenario("batch")
+def batch(scene: Scene) -> None:
+    with scene.client.get_queue_sender(scene.queue) as sender:
+        outgoing = sender.create_message_batch()
+        for i in range(100):
+            outgoing.add_message(ServiceBusMessage(f"message {i}", message_id=str(i)))
+        sender.send_messages(outgoing)
+    with scene.receiver() as receiver:
+        messages = all_of(receiver, 100)
+        equal([message.message_id for message in messages], [str(i) for i in range(100)], "ids")
+        equal([message.sequence_number for message in messages], list(range(1, 101)), "sequence numbers")
+        equal(body(messages[99]), b"message 99", "body")
+
+
+@scenario("large-message")
+def large_message(scene: Scene) -> None:
+    content = bytes(i * 31 % 251 for i in range(900 * 1024))
+    scene.send(content)
+    with scene.receiver() as receiver:
+        message = one(receiver, 20)
+        true(body(message) == content, "the body differs")
+        receiver.complete_message(message)
+
+
+@scenario("pipelined")
+def pipelined(scene: Scene) -> None:
+    with scene.client.get_queue_sender(scene.queue) as sender:
+        for start in range(0, 2000, 200):
+            sender.send_messages([ServiceBusMessage("x" * 100, message_id=str(start + i)) for i in range(200)])
+    with scene.receiver(prefetch_count=200) as receiver:
+        messages = all_of(receiver, 2000)
+    equal(sorted(int(message.message_id) for message in messages), list(range(2000)), "ids")
+    scene.nothing_is_left()
+
+
+@scenario("receive-and-delete")
+def receive_and_delete(scene: Scene) -> None:
+    scene.send("a", "b")
+    with scene.receiver(receive_mode=ServiceBusReceiveMode.RECEIVE_AND_DELETE) as receiver:
+        equal([body(message) for message in all_of(receiver, 2, complete=False)], [b"a", b"b"], "bodies")
+    scene.nothing_is_left()
+
+
+@scenario("abandon")
+def abandon(scene: Scene) -> None:
+    scene.send("first", "second")
+    with scene.receiver() as receiver:
+        message = one(receiver)
+        equal((body(message), message.delivery_count), (b"first", 0), "first delivery")
+        receiver.abandon_message(message)
+        again = one(receiver)
+        equal(
+            (body(again), again.delivery_count, again.message_id), (b"first", 1, message.message_id), "second delivery"
+        )
+        true(again.lock_token != message.lock_token, "the lock token is the old one")
+        receiver.complete_message(again)
+        last = one(receiver)
+        equal(body(last), b"second", "next message")
+        receiver.complete_message(last)
+
+
+@scenario("defer")
+def defer(scene: Scene) -> None:
+    scene.send("later")
+    with scene.receiver() as receiver:
+        message = one(receiver)
+        receiver.defer_message(message)
+        equal(receiver.receive_messages(1, max_wait_time=1), [], "deliveries of a deferred message")
+        number = message.sequence_number
+        (deferred,) = receiver.receive_deferred_messages([number])
+        equal((body(deferred), deferred.sequence_number), (b"later", number), "deferred message")
+        receiver.complete_message(deferred)
+        raises(MessageNotFoundError, lambda: receiver.receive_deferred_messages([number]), "a completed message")
+    scene.nothing_is_left()
+
+
+@scenario("dead-letter")
+def dead_letter(scene: Scene) -> None:
+    with scene.client.get_queue_sender(scene.queue) as sender:
+        sender.send_messages(ServiceBusMessage("bad", message_id="id", application_properties={"kept": "yes"}))
+    with scene.receiver() as receiver:
+        receiver.dead_letter_message(one(receiver), reason="my reason", error_description="my description")
+        equal(receiver.receive_messages(1, max_wait_time=1), [], "messages in the queue itself")
+    with scene.dead_letters() as receiver:
+        message = one(receiver)
+        equal((body(message), message.message_id), (b"bad", "id"), "dead-lettered message")
+        equal(message.dead_letter_reason, "my reason", "reason")
+        equal(message.dead_letter_error_description, "my description", "description")
+        equal(message.application_properties[b"kept"], b"yes", "application property")
+        equal(message.dead_letter_source, scene.queue, "source")
+        receiver.complete_message(message)
+        equal(receiver.receive_messages(1, max_wait_time=1), [], "dead letters left")
+
+
+@scenario("dead-letter-queue")
+def dead_letter_queue(scene: Scene) -> None:
+    with scene.client.get_queue_sender(scene.queue) as sender:
+        sender.send_messages(ServiceBusMessage("bad", time_to_live=timedelta(seconds=3)))
+    with scene.receiver() as receiver:
+        receiver.dead_letter_message(one(receiver), reason="because")
+    time.sleep(3.5)
+    with scene.dead_letters() as receiver:
+        equal([body(message) for message in receiver.peek_messages(5)], [b"bad"], "browsed")
+        message = one(receiver)
+        receiver.abandon_message(message)
+        again = one(receiver)
+        equal(again.delivery_count, message.delivery_count + 1, "delivery count")
+        equal(again.dead_letter_reason, "because", "reason")
+        receiver.complete_message(again)
+        equal(receiver.peek_messages(5), [], "left")
+
+
+@scenario("max-delivery-count")
+def max_delivery_count(scene: Scene) -> None:
+    scene.send("poison")
+    with scene.receiver() as receiver:
+        for count in range(2):
+            message = one(receiver)
+            equal(message.delivery_count, count, "delivery count")
+            receiver.abandon_message(message)
+        equal(receiver.receive_messages(1, max_wait_time=1), [], "messages in the queue itself")
+    with scene.dead_letters() as receiver:
+        message = one(receiver)
+        equal((body(message), message.dead_letter_reason), (b"poison", "MaxDeliveryCountExceeded"), "dead letter")
+        receiver.complete_message(message)
+
+
+@scenario("lock-expiry")
+def lock_expiry(scene: Scene) -> None:
+    scene.send("slow")
+    with scene.receiver() as first, scene.receiver() as second:
+        message = one(first)
+        started = time.monotonic()
+        equal(second.receive_messages(1, max_wait_time=1), [], "messages while locked")
+        again = one(second, 12)
+        true(time.monotonic() - started > 3.5, f"delivered again after {time.monotonic() - started:.1f} s")
+        equal((again.message_id, again.delivery_count), (message.message_id, 1), "second delivery")
+        second.complete_message(again)
+
+
+@scenario("renew-lock")
+def renew_lock(scene: Scene) -> None:
+    scene.send("slow")
+    with scene.receiver() as receiver:
+        message = one(receiver)
+        before = message.locked_until_utc
+        time.sleep(3)
+        until = receiver.renew_message_lock(message)
+        true(until - before > timedelta(seconds=2), f"renewed from {before} to {until}")
+        time.sleep(3.5)
+        receiver.complete_message(message)
+    scene.nothing_is_left()
+
+
+@scenario("auto-renew")
+def auto_renew(scene: Scene) -> None:
+    scene.send("slow")
+    with AutoLockRenewer(max_lock_renewal_duration=60) as renewer, scene.receiver() as receiver:
+        message = one(receiver)
+        renewer.register(receiver, message)
+        time.sleep(8)
+        equal(message.auto_renew_error, None, "error of the renewer")
+        receiver.complete_message(message)
+    scene.nothing_is_left()
+
+
+@scenario("lock-lost")
+def lock_lost(scene: Scene) -> None:
+    scene.send("slow")
+    with scene.receiver() as receiver:
+        message = one(receiver)
+        time.sleep(6)
+        # The SDK refuses to complete by its own clock; only renewing asks the broker.
+        raises(MessageLockLostError, lambda: receiver.renew_message_lock(message), "renewing a lost lock")
+        raises(MessageLockLostError, lambda: receiver.complete_message(message), "completing after the lock")
+        again = one(receiver)
+        equal((again.message_id, again.delivery_count), (message.message_id, 1), "second delivery")
+        receiver.complete_message(again)
+
+
+@scenario("peek")
+def peek(scene: Scene) -> None:
+    scene.send(*"abcde")
+    with scene.receiver() as receiver:
+        equal([body(message) for message in receiver.peek_messages(10)], [b"a", b"b", b"c", b"d", b"e"], "browsed")
+        some = receiver.peek_messages(2, sequence_number=3)
+        equal([(m.sequence_number, body(m)) for m in some], [(3, b"c"), (4, b"d")], "browsed from a number")
+        equal(len(all_of(receiver, 5)), 5, "received after browsing")
+        equal(receiver.peek_messages(10), [], "browsed when empty")
+
+
+@scenario("schedule")
+def schedule(scene: Scene) -> None:
+    due = datetime.now(UTC) + timedelta(seconds=4)
+    with scene.client.get_queue_sender(scene.queue) as sender:
+        (number,) = sender.schedule_messages(ServiceBusMessage("later"), due)
+        sender.send_messages(ServiceBusMessage("later too", scheduled_enqueue_time_utc=due))
+    with scene.receiver() as receiver:
+        browsed = receiver.peek_messages(5)
+        equal({(body(m), int(m.state)) for m in browsed}, {(b"later", 2), (b"later too", 2)}, "browsed with state")
+        true(number in {m.sequence_number for m in browsed}, "the number returned is not there")
+        equal(receiver.receive_messages(1, max_wait_time=1), [], "messages before their time")
+        messages = all_of(receiver, 2)
+        early = due - datetime.now(UTC)
+        true(early < timedelta(0), f"delivered {early} early")
+        true(-early < timedelta(seconds=5), f"delivered {-early} late")
+        equal({body(m) for m in messages}, {b"later", b"later too"}, "bodies")
+
+
+@scenario("cancel-scheduled")
+def cancel_scheduled(scene: Scene) -> None:
+    due = datetime.now(UTC) + timedelta(seconds=3)
+    with scene.client.get_queue_sender(scene.queue) as sender:
+        numbers = sender.schedule_messages([ServiceBusMessage("kept"), ServiceBusMessage("cancelled")], due)
+        sender.cancel_scheduled_messages(numbers[1])
+        raises(MessageNotFoundError, lambda: sender.cancel_scheduled_messages(numbers[1]), "a second cancel")
+    with scene.receiver() as receiver:
+        message = one(receiver)
+        equal(body(message), b"kept", "message that arrived")
+        receiver.complete_message(message)
+    scene.nothing_is_left()
+
+
+@scenario("time-to-live")
+def time_to_live(scene: Scene) -> None:
+    with scene.client.get_queue_sender(scene.queue) as sender:
+        sender.send_messages(ServiceBusMessage("short", time_to_live=timedelta(seconds=1)))
+        sender.send_messages(ServiceBusMessage("long"))
+    time.sleep(1.5)
+    with scene.receiver() as receiver:
+        message = one(receiver)
+        equal(body(message), b"long", "message that arrived")
+        receiver.complete_message(message)
+    scene.nothing_is_left()
+
+
+@scenario("time-to-live-dead-letter")
+def time_to_live_dead_letter(scene: Scene) -> None:
+    with scene.client.get_queue_sender(scene.queue) as sender:
+        sender.send_messages(ServiceBusMessage("short", time_to_live=timedelta(seconds=1)))
+    time.sleep(1.5)
+    with scene.receiver() as receiver, scene.dead_letters() as dead:
+        equal(receiver.receive_messages(1, max_wait_time=1), [], "expired messages delivered")
+        message = one(dead)
+        equal((body(message), message.dead_letter_reason), (b"short", "TTLExpiredException"), "dead letter")
+        dead.complete_message(message)
+
+
+@scenario("prompt-return")
+def prompt_return(scene: Scene) -> None:
+    with scene.receiver() as receiver:
+        started = time.monotonic()
+        equal(receiver.receive_messages(10, max_wait_time=1), [], "messages of an empty queue")
+        true(0.8 < time.monotonic() - started < 6, f"an empty receive took {time.monotonic() - started:.1f} s")
+        scene.send("a", "b", "c")
+        started = time.monotonic()
+        got = receiver.receive_messages(10, max_wait_time=20)
+        true(time.monotonic() - started < 10, f"a short receive took {time.monotonic() - started:.1f} s")
+        for message in got:
+            receiver.complete_message(message)
+        scene.send("d", "e")
+        rest = all_of(receiver, 5 - len(got))
+        equal({body(m) for m in (*got, *rest)}, {b"a", b"b", b"c", b"d", b"e"}, "bodies")
+    scene.nothing_is_left()
+
+
+@scenario("prefetch")
+def prefetch(scene: Scene) -> None:
+    with scene.client.get_queue_sender(scene.queue) as sender:
+        sender.send_messages([ServiceBusMessage("x", message_id=str(i)) for i in range(100)])
+    with scene.receiver(prefetch_count=50) as receiver:
+        equal([m.message_id for m in all_of(receiver, 100)], [str(i) for i in range(100)], "ids")
+    scene.nothing_is_left()
+
+
+@scenario("push-receive")
+def push_receive(scene: Scene) -> None:
+    async def run() -> None:
+        client = AsyncServiceBusClient.from_connection_string(CONFIG["connection_string"], retry_total=0)
+        received: list[bytes] = []
+
+        async def consume() -> None:
+            async with client.get_queue_receiver(scene.queue) as receiver:
+                async for message in receiver:
+                    received.append(body(message))
+                    await receiver.complete_message(message)
+                    if len(received) == 20:
+                        return
+
+        async with client:
+            consumer = asyncio.create_task(consume())
+            async with client.get_queue_sender(scene.queue) as sender:
+                for i in range(20):
+                    await sender.send_messages(ServiceBusMessage(str(i)))
+            await asyncio.wait_for(consumer, 30)
+        equal(received, [str(i).encode() for i in range(20)], "bodies")
+
+    asyncio.run(run())
+    scene.nothing_is_left()
+
+
+@scenario("competing")
+def competing(scene: Scene) -> None:
+    with scene.client.get_queue_sender(scene.queue) as sender:
+        sender.send_messages([ServiceBusMessage("x", message_id=str(i)) for i in range(60)])
+    ids: list[str] = []
+    lock = threading.Lock()
+
+    def consume() -> None:
+        with scene.receiver() as receiver:
+            while messages := receiver.receive_messages(5, max_wait_time=3):
+                for message in messages:
+                    receiver.complete_message(message)
+                with lock:
+                    ids.extend(message.message_id for message in messages)
+
+    with ThreadPoolExecutor(3) as pool:
+        for consumer in [pool.submit(consume) for _ in range(3)]:
+            consumer.result()
+    equal(sorted(ids, key=int), [str(i) for i in range(60)], "ids")
+
+
+@scenario("connection-reuse")
+def connection_reuse(scene: Scene) -> None:
+    for i in range(4):
+        scene.send(f"{i} a", f"{i} b")
+        with scene.receiver() as first, scene.receiver() as second:
+            messages = one(first), one(second)
+            equal({body(m) for m in messages}, {f"{i} a".encode(), f"{i} b".encode()}, "bodies")
+            first.complete_message(messages[0])
+            second.complete_message(messages[1])
+    scene.nothing_is_left()
+
+
+@scenario("close-unsettled")
+def close_unsettled(scene: Scene) -> None:
+    scene.send("held")
+    with scene.receiver() as receiver:
+        one(receiver)
+    with scene.receiver() as receiver:
+        message = one(receiver, 12)
+        equal((body(message), message.delivery_count), (b"held", 1), "second delivery")
+        receiver.complete_message(message)
+
+
+@scenario("connection-lost")
+def connection_lost(scene: Scene) -> None:
+    scene.send("held")
+    command = [sys.executable, __file__, "--hold", scene.queue]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as holder:
+        equal(holder.stdout.readline().strip(), b"held", "what the other process says")
+        holder.kill()
+    with scene.receiver() as receiver:
+        message = one(receiver, 3)
+        equal((body(message), message.delivery_count), (b"held", 1), "second delivery")
+        receiver.complete_message(message)
+
+
+@scenario("unknown-queue")
+def unknown_queue(scene: Scene) -> None:
+    started = time.monotonic()
+    raises(MessagingEntityNotFoundError, lambda: scene.send("x"), "sending")
+    with scene.receiver() as receiver:
+        raises(MessagingEntityNotFoundError, lambda: receiver.receive_messages(1, max_wait_time=2), "receiving")
+    true(time.monotonic() - started < 15, "the error took its time")
+
+
+@scenario("wrong-key")
+def wrong_key(scene: Scene) -> None:
+    other = Scene("wrong-key", CONFIG["wrong_key"])
+    refused = (ServiceBusAuthenticationError, ServiceBusAuthorizationError)
+    raises(refused, lambda: other.send("x"), "sending")
+    scene.nothing_is_left()
+
+
+@scenario("missing-right")
+def missing_right(scene: Scene) -> None:
+    listener, sender = Scene("missing-right", CONFIG["listen_only"]), Scene("missing-right", CONFIG["send_only"])
+    refused = (ServiceBusAuthenticationError, ServiceBusAuthorizationError)
+    raises(refused, lambda: listener.send("x"), "sending without the right")
+    sender.send("x")
+    with sender.receiver() as receiver:
+        raises(refused, lambda: receiver.receive_messages(1, max_wait_time=2), "receiving without the right")
+    with listener.receiver() as receiver:
+        receiver.complete_message(one(receiver))
+
+
+@scenario("oversized")
+def oversized(scene: Scene) -> None:
+    with scene.client.get_queue_sender(scene.queue) as sender:
+        large, small = ServiceBusMessage(b"x" * 100_000), ServiceBusMessage("small")
+        raises(MessageSizeExceededError, lambda: sender.send_messages(large), "sending 100,000 bytes")
+        sender.send_messages(small)
+    with scene.receiver() as receiver:
+        message = one(receiver)
+        equal(body(message), b"small", "message that arrived")
+        receiver.complete_message(message)
+
+
+def refuses_receivers(scene: Scene) -> None:
+    with scene.receiver() as receiver:
+        raises(MessagingEntityDisabledError, lambda: receiver.receive_messages(1, max_wait_time=2), "receiving")
+
+
+@scenario("disabled")
+def disabled(scene: Scene) -> None:
+    raises(MessagingEntityDisabledError, lambda: scene.send("x"), "sending")
+    refuses_receivers(scene)
+
+
+@scenario("send-disabled")
+def send_disabled(scene: Scene) -> None:
+    raises(MessagingEntityDisabledError, lambda: scene.send("x"), "sending")
+    scene.nothing_is_left()
+
+
+@scenario("receive-disabled")
+def receive_disabled(scene: Scene) -> None:
+    scene.send("x")
+    refuses_receivers(scene)
+
+
+def run(name: str) -> dict[str, object]:
+    started = time.monotonic()
+    try:
+        if name not in SCENARIOS:
+            raise AssertionError("this program does not know the scenario")
+        scene = Scene(name)
+        with scene.client:
+            SCENARIOS[name](scene)
+    except Exception as error:
+        where = "".join(traceback.format_exception(error, limit=-4))
+        return {"scenario": name, "ok": False, "detail": f"{error!r}\n{where}", "seconds": time.monotonic() - started}
+    return {"scenario": name, "ok": True, "detail": "", "seconds": time.monotonic() - started}
+
+
+def hold(queue: str) -> None:
+    """Receive one message, say so, and wait to be killed."""
+    scene = Scene("")
+    scene.queue = queue
+    one(scene.receiver())
+    print("held", flush=True)
+    time.sleep(60)
+
+
+def main() -> None:
+    if sys.argv[1] == "--hold":
+        return hold(sys.argv[2])
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        for result in as_completed([pool.submit(run, name) for name in sys.argv[1:]]):
+            print(json.dumps(result.result()), flush=True)
+
+
+if __name__ == "__main__":
+    main()
