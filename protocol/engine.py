@@ -61,7 +61,7 @@ class Handler(Protocol):
         """The peer's detach, already answered; the link is of no further use."""
 
     def on_flow(self, link: "Link") -> None:
-        """Credit or drain of a link on which we send has changed."""
+        """Credit or drain of a link on which we send has changed, or a link on which we receive is drained."""
 
     def on_message(self, link: "Link", delivery: Delivery, payload: bytes, batch: bool, settled: bool) -> None: ...
 
@@ -69,7 +69,10 @@ class Handler(Protocol):
         """A message over the link's limit was received whole and thrown away; it waits for its outcome."""
 
     def on_outcome(self, link: "Link", delivery: Delivery, token: bytes, state: int, settled: bool) -> None:
-        """The peer's outcome for what we sent; `state` is 0 when it settled without one. `settled` by the peer."""
+        """The peer's outcome for what we sent; `state` is 0 when it settled without one. `settled` by the peer.
+
+        On a link on which we receive: its answer to what was offered.
+        """
 
     def on_close(self, condition: str, description: str) -> None:
         """The peer's close, already answered."""
@@ -104,6 +107,7 @@ class Link:
         "channel_handle",
         "closed",
         "context",
+        "draining",
         "engine",
         "is_sender",
         "max_message_bytes",
@@ -126,9 +130,21 @@ class Link:
         self.partial: bytes | bytearray = b""
         self.oversized_bytes = 0
         self.closed = False
+        self.draining = False  # we have asked for our credit back
         self.context: Any = None
 
     # -- what the peer's attach said
+
+    @property
+    def is_refused(self) -> bool:
+        """The peer attached without the terminus that is its own: its detach, with the reason, follows (2.6.3)."""
+        terminus = lib.pn_link_remote_target if self.is_sender else lib.pn_link_remote_source
+        return bool(lib.pn_terminus_get_type(terminus(self.pointer)) == lib.PN_UNSPECIFIED)
+
+    @property
+    def settles_second(self) -> bool:
+        """On a link on which we receive: the peer settles once it has our outcome, which then waits for its answer."""
+        return bool(lib.pn_link_remote_rcv_settle_mode(self.pointer) == SECOND)
 
     @property
     def source_address(self) -> str | None:
@@ -214,6 +230,11 @@ class Link:
         """Add to the credit of the sender."""
         lib.pn_link_flow(self.pointer, credit)
 
+    def ask_drain(self) -> None:
+        """Have the sender use up its credit now; `on_flow` tells when that is 0, unless messages use it up (2.6.7)."""
+        self.draining = True
+        lib.pn_link_drain(self.pointer, 0)
+
     # -- sending
 
     @property
@@ -261,6 +282,7 @@ class Engine:
         self._handler = handler
         self._walk = FrameWalk(max_frame_size)
         self.sent: dict[Delivery, tuple[Link, bytes]] = {}
+        self.offered: dict[Delivery, Link] = {}
         self.links: dict[Pointer, Link] = {}
         self.sessions: dict[Pointer, Session] = {}
         self.attaching: list[Link] = []
@@ -370,6 +392,7 @@ class Engine:
             return
         self._freed = True
         self.sent.clear()
+        self.offered.clear()
         self.links.clear()
         self.sessions.clear()
         self.attaching.clear()
@@ -395,6 +418,29 @@ class Engine:
         _set_condition(lib.pn_disposition_condition(disposition), condition, description)
         lib.pn_delivery_update(delivery, REJECTED)
         lib.pn_delivery_settle(delivery)
+
+    def offer(self, link: Link, delivery: Delivery, state: int) -> None:
+        """Tell the outcome of what was received and let the peer settle first; `on_outcome` has its answer (2.6.12)."""
+        lib.pn_delivery_update(delivery, state)
+        self.offered[delivery] = link
+
+    def is_settled(self, delivery: Delivery) -> bool:
+        """The peer has settled it."""
+        return bool(lib.pn_delivery_settled(delivery))
+
+    def describe_rejected(self, delivery: Delivery, condition: str, description: str, info: dict[Any, Any]) -> None:
+        """What `rejected` will say when it is settled with or offered (3.4.2)."""
+        _set_condition(lib.pn_disposition_condition(lib.pn_delivery_local(delivery)), condition, description, info)
+
+    def describe_modified(
+        self, delivery: Delivery, failed: bool, undeliverable_here: bool, annotations: dict[Any, Any]
+    ) -> None:
+        """What `modified` will say when it is settled with or offered (3.4.5)."""
+        disposition = lib.pn_delivery_local(delivery)
+        lib.pn_disposition_set_failed(disposition, failed)
+        lib.pn_disposition_set_undeliverable(disposition, undeliverable_here)
+        if annotations:
+            _set_value(lib.pn_disposition_annotations(disposition), annotations)
 
     def forget(self, delivery: Delivery) -> None:
         """Settle what the peer has settled; nothing goes out."""
@@ -445,6 +491,7 @@ class Engine:
             lib.pn_link_flow(pointer, credit)
         link = self.links[pointer] = Link(self, session, pointer)
         session.links.append(link)
+        self.attaching.append(link)
         return link
 
     # -- events
@@ -469,7 +516,12 @@ class Engine:
                         handler.on_outcome(entry[0], delivery, entry[1], state, settled)
             elif kind == _LINK_FLOW:
                 link = self.links.get(lib.pn_event_link(event))
-                if link is not None and link.is_sender and not link.closed:
+                if link is None or link.closed:
+                    pass
+                elif link.is_sender:
+                    handler.on_flow(link)
+                elif link.draining and link.credit <= 0:
+                    link.draining = False
                     handler.on_flow(link)
             elif kind in _LIFECYCLE:
                 self._lifecycle(kind, event)
@@ -479,6 +531,8 @@ class Engine:
         pointer = lib.pn_delivery_link(delivery)
         link = self.links.get(pointer)
         if link is None or link.is_sender or not lib.pn_delivery_readable(delivery):
+            if delivery in self.offered:
+                self._answered(delivery)
             return
         pending = lib.pn_delivery_pending(delivery)
         partial = lib.pn_delivery_partial(delivery)
@@ -511,6 +565,12 @@ class Engine:
             self._handler.on_oversized(link, delivery, oversized_bytes, settled)
         else:
             self._handler.on_message(link, delivery, payload, batch, settled)
+
+    def _answered(self, delivery: Delivery) -> None:
+        settled = lib.pn_delivery_settled(delivery)
+        state = lib.pn_delivery_remote_state(delivery)
+        if settled or state >= ACCEPTED:
+            self._handler.on_outcome(self.offered.pop(delivery), delivery, _tag_of(delivery), state, settled)
 
     def _read_part(self, link: Link, pending: int) -> None:
         """Read on in a delivery of several transfers; beyond the link's limit only its size is kept."""
@@ -591,11 +651,12 @@ class Engine:
         session = self.sessions.pop(pointer, None)
         if session is None:
             return
+        condition, description = _condition(lib.pn_session_remote_condition(pointer))
         for link in list(session.links):
             self.links.pop(link.pointer, None)
             link.closed = True
             self._forget_deliveries(link)
-            self._handler.on_detach(link, True, "", "")
+            self._handler.on_detach(link, True, condition, description)
             self._handles.pop(link, None)
         session.links.clear()
         self._handler.on_session_end(session)
@@ -608,6 +669,8 @@ class Engine:
         if link.is_sender:
             for delivery in [delivery for delivery, (owner, _) in self.sent.items() if owner is link]:
                 del self.sent[delivery]
+        elif self.offered:
+            self.offered = {delivery: owner for delivery, owner in self.offered.items() if owner is not link}
 
     # -- flows that proton leaves unanswered
 
@@ -630,6 +693,8 @@ class Engine:
                 continue
             count = (flow.limit - link.credit) & 0xFFFFFFFF if link.is_sender else 0
             if not link.is_sender:
+                if flow.drain:
+                    continue  # a sender answers with it, and asks nothing
                 link.grant(0)
                 self._say_session_flow(link.session)
                 continue
@@ -725,14 +790,17 @@ def _condition(condition: Pointer) -> tuple[str, str]:
     return _text(lib.pn_condition_get_name(condition)), _text(lib.pn_condition_get_description(condition))
 
 
-def _set_condition(condition: Pointer, name: str, description: str) -> None:
+def _set_condition(condition: Pointer, name: str, description: str, info: dict[Any, Any] | None = None) -> None:
     """The info map makes the error's list have all three elements on the wire."""
     lib.pn_condition_set_name(condition, name.encode())
     lib.pn_condition_set_description(condition, description.encode())
-    info = lib.pn_condition_info(condition)
-    lib.pn_data_clear(info)
-    encoded = codec.encode({})
-    lib.pn_data_decode(info, encoded, len(encoded))
+    _set_value(lib.pn_condition_info(condition), info or {})
+
+
+def _set_value(data: Pointer, value: Any) -> None:
+    lib.pn_data_clear(data)
+    encoded = codec.encode(value)
+    lib.pn_data_decode(data, encoded, len(encoded))
 
 
 def _value(data: Pointer) -> Any:

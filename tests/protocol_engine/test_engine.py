@@ -39,7 +39,7 @@ class Side:
         self.events.append(("session end",))
 
     def on_attach(self, link: Link) -> None:
-        self.events.append(("attach", link.name, link.address))
+        self.events.append(("attach", link.name, link.address, link.is_refused))
         self.link = link
         if self.server:
             if self.refusal:
@@ -67,7 +67,10 @@ class Side:
 
 
 class Pair:
-    """A client and a server whose bytes reach each other when `run` is called; `sent` is what the server wrote."""
+    """A client and a server whose bytes reach each other when `run` is called; `sent` is what the server wrote.
+
+    `received` is what the client wrote.
+    """
 
     def __init__(self) -> None:
         self.client = Side(server=False)
@@ -75,11 +78,13 @@ class Pair:
         self.client.engine.open()
         self.session = self.client.engine.begin()
         self.sent = b""
+        self.received = b""
         self.run()
 
     def run(self) -> None:
         while True:
             up = self.client.engine.pull()
+            self.received += up
             if up:
                 self.server.engine.push(up)
             down = self.server.engine.pull()
@@ -143,7 +148,7 @@ def test_a_message_arrives_and_its_outcome_returns(pair: Pair) -> None:
 
 
 def test_prefix_and_rest_of_the_body_are_one_message(pair: Pair) -> None:
-    ours, theirs = pair.attach(sender=False, credit=1)
+    _, theirs = pair.attach(sender=False, credit=1)
     theirs.send(b"t" * 16, b"pre", b"xxbody", 2, False)
     pair.run()
     assert pair.client.named("message")[0][1] == b"prebody"
@@ -171,7 +176,7 @@ def test_a_message_in_many_transfers_is_put_together(pair: Pair) -> None:
 
 
 def test_a_message_over_the_limit_is_counted_and_not_kept(pair: Pair) -> None:
-    ours, theirs = pair.attach(sender=True)
+    ours, _ = pair.attach(sender=True)
     for size in (1001, 200_000):
         ours.send(b"%d" % size, b"x" * size, b"", 0, False)
         ours.send(b"ok%d" % size, MESSAGE, b"", 0, False)
@@ -189,34 +194,96 @@ def test_a_settled_send_is_told_as_settled(pair: Pair) -> None:
 
 @pytest.mark.parametrize("state", [ACCEPTED, RELEASED, MODIFIED, REJECTED])
 def test_a_receivers_outcome_is_told_and_confirmed_in_kind(pair: Pair, state: int) -> None:
-    _, theirs = pair.attach(sender=False, credit=5)
+    ours, theirs = pair.attach(sender=False, credit=5)
     sent = theirs.send(b"t" * 16, MESSAGE, b"", 0, False)
     pair.run()
     delivery = pair.client.named("message")[0][0]
-    # The client answers without settling, as rcv-settle-mode second has it.
-    from cproton_ffi import lib
-
-    lib.pn_delivery_update(delivery, state)
+    pair.client.engine.offer(ours, delivery, state)
     pair.run()
     assert pair.server.named("outcome") == [(sent, b"t" * 16, state, False)]
+    assert not pair.client.named("outcome")
     pair.server.engine.settle(sent, state)
     pair.run()
     answer = performatives(pair.sent, 0x15)[-1]
     assert answer[4].descriptor == state
     assert answer[3] is True
+    assert pair.client.named("outcome") == [(delivery, b"t" * 16, state, True)]
+    assert pair.client.engine.is_settled(delivery)
+    assert not pair.client.engine.offered
+
+
+def test_a_refused_outcome_has_its_reason(pair: Pair) -> None:
+    ours, theirs = pair.attach(sender=False, credit=5)
+    sent = theirs.send(b"t" * 16, MESSAGE, b"", 0, False)
+    pair.run()
+    delivery = pair.client.named("message")[0][0]
+    pair.client.engine.offer(ours, delivery, ACCEPTED)
+    pair.run()
+    pair.server.engine.reject(sent, "com.microsoft:message-lock-lost", "too late")
+    pair.run()
+    assert pair.client.named("outcome") == [(delivery, b"t" * 16, REJECTED, True)]
+    assert pair.client.engine.rejection(delivery) == ("com.microsoft:message-lock-lost", "too late", {})
+
+
+def test_a_rejection_may_carry_info(pair: Pair) -> None:
+    ours, theirs = pair.attach(sender=False, credit=5)
+    sent = theirs.send(b"t" * 16, MESSAGE, b"", 0, False)
+    pair.run()
+    delivery = pair.client.named("message")[0][0]
+    info = {"DeadLetterReason": "unreadable", "attempts": codec.Long(3)}
+    pair.client.engine.describe_rejected(delivery, "com.microsoft:dead-letter", "no", info)
+    pair.client.engine.offer(ours, delivery, REJECTED)
+    pair.run()
+    assert pair.server.engine.rejection(sent) == ("com.microsoft:dead-letter", "no", info)
+
+
+def test_a_modification_may_carry_annotations(pair: Pair) -> None:
+    ours, theirs = pair.attach(sender=False, credit=5)
+    sent = theirs.send(b"t" * 16, MESSAGE, b"", 0, False)
+    pair.run()
+    delivery = pair.client.named("message")[0][0]
+    pair.client.engine.describe_modified(delivery, True, True, {codec.Symbol("step"): "two"})
+    pair.client.engine.offer(ours, delivery, MODIFIED)
+    pair.run()
+    assert pair.server.engine.modification(sent) == (True, {"step": "two"})
+    (disposition,) = performatives(pair.received, 0x15)
+    assert disposition[4].value[:2] == [True, True]
+
+
+def test_offers_end_with_their_link(pair: Pair) -> None:
+    ours, theirs = pair.attach(sender=False, credit=5)
+    theirs.send(b"t" * 16, MESSAGE, b"", 0, False)
+    pair.run()
+    pair.client.engine.offer(ours, pair.client.named("message")[0][0], ACCEPTED)
+    theirs.detach("amqp:link:detach-forced", "bye")
+    pair.run()
+    assert pair.client.named("detach") == [("link", True, "amqp:link:detach-forced", "bye")]
+    assert not pair.client.engine.offered
 
 
 def test_drain_uses_up_the_credit(pair: Pair) -> None:
-    _, theirs = pair.attach(sender=False, credit=5)
-    from cproton_ffi import lib
-
-    lib.pn_link_drain(pair.client.engine.sessions[pair.session.pointer].links[0].pointer, 0)
+    ours, theirs = pair.attach(sender=False, credit=5)
+    ours.ask_drain()
     pair.run()
     assert pair.server.named("flow")[-1] == (5, True)
+    assert not pair.client.named("flow")
+    pair.sent = b""
     theirs.drained()
     pair.run()
-    flow = performatives(pair.sent, 0x13)[-1]
+    (flow,) = performatives(pair.sent, 0x13)
     assert (flow[5], flow[6], flow[8]) == (5, 0, True)
+    assert pair.client.named("flow") == [(0, True)]
+
+
+def test_credit_may_be_granted_again_after_a_drain(pair: Pair) -> None:
+    ours, theirs = pair.attach(sender=False, credit=5)
+    ours.ask_drain()
+    pair.run()
+    theirs.drained()
+    pair.run()
+    ours.grant(2)
+    pair.run()
+    assert pair.server.named("flow")[-1] == (2, False)
 
 
 def raw_frame(channel: int, body: bytes) -> bytes:
@@ -267,6 +334,7 @@ def test_a_refused_link_is_attached_without_terminus_and_detached_with_the_reaso
     pair.attach(sender=True)
     (attach,) = performatives(pair.sent, 0x12)
     assert (attach[5], attach[6]) == (None, None)
+    assert pair.client.named("attach")[0][2] is True
     assert pair.client.named("detach") == [("link", True, *pair.server.refusal)]
 
 
@@ -281,9 +349,9 @@ def test_detach_frees_the_link_on_both_sides(pair: Pair) -> None:
 
 def test_an_ended_session_takes_its_links_with_it(pair: Pair) -> None:
     pair.attach(sender=True)
-    pair.session.end()
+    pair.session.end("amqp:session:errant-link", "why")
     pair.run()
-    assert pair.server.named("detach") == [("link", True, "", "")]
+    assert pair.server.named("detach") == [("link", True, "amqp:session:errant-link", "why")]
     assert pair.server.named("session end") == [()]
     assert not pair.server.engine.sessions
 
