@@ -239,7 +239,12 @@ class Settings(Frozen):
         le=MAX_PARTITIONS,
         description="Worker processes, at most one per partition; off takes one less than there are processors.",
     )
-    gateways: int = Field(1, ge=1, le=64, description="Gateway processes that share the AMQP ports.")
+    gateways: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="Gateway processes that share the AMQP ports; their operations endpoints are on ports in a row.",
+    )
     emulator: bool = Field(
         False, description="Be the Service Bus emulator, with its well-known key: for whoever can connect."
     )

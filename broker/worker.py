@@ -22,6 +22,7 @@ import msgpack
 import structlog
 
 from broker import wire
+from broker.catalog import catalog_version
 from broker.child import announce_ready, fail, read_instructions
 from broker.errors import BrokerError
 from broker.logging import configure_logging
@@ -253,7 +254,7 @@ class Worker:
     def _catalog(self) -> list[Any]:
         store = self._stores[0]
         definitions = store.scan(Table.ENTITIES, b"", b"\xff" * 8, 1 << 30)
-        return [Op.CATALOG, 0, [decode_document(value) for _, value in definitions]]
+        return [Op.CATALOG, catalog_version(store), [decode_document(value) for _, value in definitions]]
 
     def _serve(self, peer: Peer, event: int) -> None:
         if event & (select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR) and not peer.is_behind:

@@ -40,7 +40,8 @@ class Gateway:
         self.metrics = GatewayMetrics()
         self.keyring = Keyring.of(self.settings)
         self.namespace = Namespace(self.settings.namespace)
-        self.container_id = f"{uuid.uuid4().hex}_G0"
+        self._number = instructions.gateway or 0
+        self.container_id = f"{uuid.uuid4().hex}_G{self._number}"
         self.router = Router(instructions.sockets, self.settings.partitions, self.metrics, self._on_catalog)
         self.connections: set[ClientConnection] = set()
         self._catalog_known = asyncio.Event()
@@ -73,7 +74,9 @@ class Gateway:
         if amqp.tls_port is not None:
             ports["amqps_port"] = await self._serve(amqp.host, amqp.tls_port, "amqp.tls_port", tls_context(amqp))
         if self.settings.ops.port is not None:
-            self._ops = await start_ops(self, self.settings.ops.host, self.settings.ops.port)
+            # Each gateway counts its own connections, so each has its own endpoint, on the ports after the first.
+            port = self.settings.ops.port and self.settings.ops.port + self._number
+            self._ops = await start_ops(self, self.settings.ops.host, port)
             ports["ops_port"] = self._ops.port
         return ports
 
@@ -81,7 +84,13 @@ class Gateway:
         handshake = self.settings.amqp.tls_timeout_ms / 1000 if tls else None
         try:
             server = await asyncio.get_running_loop().create_server(
-                lambda: ClientConnection(self), host, port, ssl=tls, backlog=BACKLOG, ssl_handshake_timeout=handshake
+                lambda: ClientConnection(self),
+                host,
+                port,
+                ssl=tls,
+                backlog=BACKLOG,
+                ssl_handshake_timeout=handshake,
+                reuse_port=self.settings.gateways > 1,  # the kernel spreads connections over the gateways
             )
         except OSError as error:
             raise ConfigurationError(
@@ -165,6 +174,10 @@ class Gateway:
         await self.router.ask(partition, "probe")
 
     async def scene(self) -> Scene:
+        if self._number:  # the workers are on the first gateway's page
+            return Scene(
+                gateway=self.metrics, workers={}, counts=[], entities=self.namespace.names(), version=__version__
+            )
         counts = await asyncio.gather(*(self._scrape(partition, "counts") for partition in self.partitions))
         workers = await asyncio.gather(*(self._scrape(worker, "metrics") for worker in range(len(self.router.workers))))
         return Scene(
