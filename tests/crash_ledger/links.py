@@ -176,7 +176,8 @@ class Sender(Peer):
 class Receiver(Peer):
     """Receives under lock, and settles with confirmation (`rcv-settle-mode` second).
 
-    Reports `delivered(receiver, delivery, body)`, and `confirmed(key, outcome, applied)` for each answer to `settle`.
+    `window` is the credit kept up; 0 gives no more. Reports `delivered(receiver, delivery, body)`, and
+    `confirmed(key, outcome, applied)` for each answer to `settle`.
     """
 
     def __init__(
@@ -188,7 +189,7 @@ class Receiver(Peer):
         delivered: "Callable[[Receiver, Delivery, bytes], None]",
         confirmed: Callable[[Key, Outcome, bool], None],
     ) -> None:
-        self._window = window
+        self.window = window
         self._delivered = delivered
         self._confirmed = confirmed
         self.unconfirmed = 0
@@ -200,7 +201,7 @@ class Receiver(Peer):
         self._link.snd_settle_mode = Link.SND_UNSETTLED
         self._link.rcv_settle_mode = Link.RCV_SECOND
         self._link.open()
-        self._link.flow(self._window)
+        self._link.flow(self.window)
 
     def settle(self, delivery: Delivery, key: Key, outcome: Outcome) -> None:
         """The outcome leaves with the next `write`. Credit follows."""
@@ -213,12 +214,12 @@ class Receiver(Peer):
             encoded = self._link.recv(delivery.pending)
             assert encoded is not None
             self._link.advance()
-            if self._link.credit <= self._window // 2:
-                self._link.flow(self._window - self._link.credit)
             message = Message()
             message.decode(encoded)
             body = message.body
             self._delivered(self, delivery, bytes(body) if isinstance(body, bytes | memoryview) else b"")
+            if self.window and self._link.credit <= self.window // 2:
+                self._link.flow(self.window - self._link.credit)
         elif delivery.settled and hasattr(delivery, "outcome"):
             applied = (
                 delivery.remote_state == STATES[delivery.outcome] and delivery.remote.condition is None

@@ -51,10 +51,12 @@ def steal_one(login: Login) -> tuple[int, int]:
     def delivered(receiver, delivery, body):
         key, _ = bodies.read(body)
         taken.append(key)
+        receiver.window = 0
         receiver.settle(delivery, key, Outcome.COMPLETE)
 
     receiver = Receiver(login, "thief", QUEUE, 1, delivered, lambda key, outcome, applied: settled.append(applied))
     exchange(receiver, lambda: bool(settled))
+    receiver.close()
     assert settled == [True]
     return taken[0]
 
@@ -65,6 +67,7 @@ def put_back(login: Login, key: tuple[int, int]) -> None:
     exchange(sender, lambda: sender.credit > 0)
     sender.send(key, bodies.make(key, time.monotonic_ns()))
     exchange(sender, lambda: bool(answers))
+    sender.close()
     assert answers == [True]
 
 
