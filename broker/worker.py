@@ -34,13 +34,15 @@ from broker.wire import Op, Outcome
 from storage.data_dir import partition_path
 from storage.lmdb_store import LmdbStore
 from storage.records import decode_document
-from storage.store import Store, StoreError, Table
+from storage.store import StoreError, Table
 
 log = structlog.get_logger("worker")
 
 READ_BYTES = 1 << 20
 # One turn takes at most this much from one gateway, so that a commit stays short and the others get their turn.
 TURN_BYTES = 8 << 20
+# So long after it was read a page of a store may count to this process's memory (see storage.mapped_pages).
+RELEASE_AFTER_MS = 250
 # A gateway that has this much unread is not read from until it has caught up.
 OUTPUT_HIGH_BYTES = 64 << 20
 
@@ -137,7 +139,7 @@ class Worker:
         number: int,
         restarts: int,
         partitions: dict[int, Partition],
-        stores: dict[int, Store],
+        stores: dict[int, LmdbStore],
         listener: socket.socket,
     ) -> None:
         self._number = number
@@ -149,6 +151,7 @@ class Worker:
         self._touched: set[Partition] = set()
         self._messages_in_turn = 0
         self._now_ms = 0
+        self._release_ms: int | None = None  # when the stores' pages are to be given back
         self._metrics = WorkerMetrics()
         self._poll = select.epoll()
         self._stopping = False
@@ -189,7 +192,8 @@ class Worker:
             more = self._finish_turn(started, more)
 
     def _timeout_seconds(self) -> float | None:
-        due = min((due for p in self._partitions.values() if (due := p.next_timer_ms()) is not None), default=None)
+        timers = [partition.next_timer_ms() for partition in self._partitions.values()]
+        due = min((due for due in (*timers, self._release_ms) if due is not None), default=None)
         if due is None:
             return None
         seconds: float = due / 1000 - time.time()
@@ -215,6 +219,7 @@ class Worker:
                 committed = True
                 metrics.commits += 1
                 metrics.fsync_seconds.observe(time.perf_counter() - before)
+        self._release_pages(used=bool(self._touched) or more)
         self._touched.clear()
         metrics.turns += 1
         if committed:
@@ -227,6 +232,14 @@ class Worker:
                 peer.queue_answers()
                 self._write(peer)
         return remaining
+
+    def _release_pages(self, used: bool) -> None:
+        if self._release_ms is not None and self._release_ms <= self._now_ms:
+            for store in self._stores.values():
+                store.release_pages()
+            self._release_ms = None
+        if used and self._release_ms is None:
+            self._release_ms = self._now_ms + RELEASE_AFTER_MS
 
     def _answer_pumped(self, pumped: Pumped) -> None:
         peer: Peer
@@ -409,7 +422,7 @@ def main() -> int:
     number = instructions.worker
     assert number is not None
     partition_settings = PartitionSettings.of(settings)
-    stores: dict[int, Store] = {}
+    stores: dict[int, LmdbStore] = {}
     partitions: dict[int, Partition] = {}
     try:
         for partition in instructions.partitions:
