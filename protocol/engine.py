@@ -107,6 +107,7 @@ class Link:
         "channel_handle",
         "closed",
         "context",
+        "drain_limit",
         "draining",
         "engine",
         "is_sender",
@@ -131,6 +132,7 @@ class Link:
         self.oversized_bytes = 0
         self.closed = False
         self.draining = False  # we have asked for our credit back
+        self.drain_limit: int | None = None  # the delivery-count at which a drain that found credit has used it up
         self.context: Any = None
 
     # -- what the peer's attach said
@@ -242,7 +244,9 @@ class Link:
         return bool(lib.pn_link_get_drain(self.pointer))
 
     def drained(self) -> None:
-        """Use up the credit that is left, and tell the peer (2.6.7)."""
+        """Use up the credit that is left, and tell the peer, also when deliveries have used it up (2.6.7)."""
+        if self.credit <= 0 and self.drain_limit is not None:
+            self.engine.used_up.append(self)
         lib.pn_link_drained(self.pointer)
 
     def send(self, tag: bytes, prefix: bytes, body: bytes, offset: int, settled: bool) -> Delivery:
@@ -286,6 +290,7 @@ class Engine:
         self.links: dict[Pointer, Link] = {}
         self.sessions: dict[Pointer, Session] = {}
         self.attaching: list[Link] = []
+        self.used_up: list[Link] = []  # by deliveries during a drain; the peer is still to be told
         self.needs_padding = False
         self._widths = CONTROL
         self._flow_answers: list[tuple[int, bytes | None]] = []
@@ -332,6 +337,14 @@ class Engine:
 
     def pull(self) -> bytes:
         """What is to be written now, whole frames; empty if nothing is."""
+        output = self._take_output()
+        if self.used_up:
+            # Proton writes flows before transfers; this one tells of them.
+            self._answer_used_up()
+            output += self._take_output()
+        return output
+
+    def _take_output(self) -> bytes:
         transport = self._transport
         pending = lib.pn_transport_pending(transport)
         if pending <= 0:
@@ -396,6 +409,7 @@ class Engine:
         self.links.clear()
         self.sessions.clear()
         self.attaching.clear()
+        self.used_up.clear()
         self._handles.clear()
         lib.pn_transport_unbind(self._transport)
         lib.pn_collector_release(self._collector)
@@ -689,7 +703,11 @@ class Engine:
                     self._say_session_flow(link.session)
                 continue
             link = by_handle.get((flow.channel, flow.handle))
-            if link is None or link.closed or (link.credit > 0 and flow.drain):
+            if link is None or link.closed:
+                continue
+            if flow.drain and link.is_sender:
+                link.drain_limit = flow.limit if link.credit > 0 else None
+            if link.credit > 0 and flow.drain:
                 continue
             count = (flow.limit - link.credit) & 0xFFFFFFFF if link.is_sender else 0
             if not link.is_sender:
@@ -698,15 +716,27 @@ class Engine:
                 link.grant(0)
                 self._say_session_flow(link.session)
                 continue
-            fields = (codec.encode(codec.UInt(count)), codec.encode(codec.UInt(max(link.credit, 0))))
-            drain = b"\x41" if flow.drain else b"\x42"
-            handle = self._handles.get(link)
-            if handle is None:
+            self._say_link_flow(link, count, max(link.credit, 0), flow.drain)
+
+    def _answer_used_up(self) -> None:
+        """Answer drains whose credit went into deliveries, of which proton says nothing, once those are written."""
+        waiting, self.used_up = self.used_up, []
+        for link in waiting:
+            if link.closed or link.drain_limit is None:
                 continue
-            self._say_session_flow(link.session)
-            self._flow_answers.append(
-                (handle[0], codec.encode(codec.UInt(handle[1])) + b"".join(fields) + b"\x43" + drain)
-            )
+            if lib.pn_link_queued(link.pointer):
+                self.used_up.append(link)  # the session's window holds them back
+            else:
+                self._say_link_flow(link, link.drain_limit, 0, True)
+                link.drain_limit = None
+
+    def _say_link_flow(self, link: Link, delivery_count: int, credit: int, drain: bool) -> None:
+        handle = self._handles.get(link)
+        if handle is None:
+            return
+        values = (codec.encode(codec.UInt(value)) for value in (handle[1], delivery_count, credit))
+        self._say_session_flow(link.session)
+        self._flow_answers.append((handle[0], b"".join(values) + b"\x43" + (b"\x41" if drain else b"\x42")))
 
     def _say_session_flow(self, session: Session) -> None:
         first, second = _OPEN_WINDOWS

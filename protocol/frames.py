@@ -1,9 +1,9 @@
 """Walks a connection's incoming frames for what proton's engine does not tell.
 
 Three things matter to a broker and are not in proton's interface: the message format of a transfer (a batch or not),
-the channel and handle behind an attach, and flows that want an answer (`echo`, or a drain with no credit left). The
-walk looks at the performative's code of each frame and reads fields only of attach, flow, and transfers that may be a
-batch's. It also enforces the frame size.
+the channel and handle behind an attach, and flows that want an answer (`echo` or drain). The walk looks at the
+performative's code of each frame and reads fields only of attach, flow, and transfers that may be a batch's. It also
+enforces the frame size.
 """
 
 import struct
@@ -116,7 +116,7 @@ class FrameWalk:
         fields = _fields(data, at, size, 10)
         fields += [None] * (10 - len(fields))
         handle, delivery_count, credit, drain, echo = fields[4], fields[5], fields[6], fields[8], fields[9]
-        if echo or (drain and not credit):
+        if echo or drain:
             limit = ((delivery_count or 0) + (credit or 0)) & 0xFFFFFFFF
             self.flows.append(Flow(_channel(data, at), handle, limit, bool(drain)))
 

@@ -281,9 +281,11 @@ class ClientReceiver(EntityLink):
     def on_drained(self, delivered: int) -> None:
         self._draining = False
         link = self.link
+        is_used_up = delivered >= self._limit > 0
+        self._limit = delivered  # the partition has taken back what it did not use
         if link.closed:
             return
-        if link.drain and link.credit > 0 and delivered >= self._limit and self._limit > 0 and not self._is_full:
+        if link.drain and link.credit > 0 and is_used_up and not self._is_full:
             self.grant()  # the window was smaller than the credit: ask on
         elif link.drain:
             link.drained()

@@ -306,6 +306,22 @@ def test_a_drain_without_credit_is_answered(pair: Pair) -> None:
     assert len(answer) < 10 or not answer[9]
 
 
+def test_a_drain_whose_credit_went_into_deliveries_is_answered_after_them(pair: Pair) -> None:
+    ours, theirs = pair.attach(sender=False, credit=2)
+    ours.ask_drain()
+    pair.run()
+    pair.sent = b""
+    for tag in (b"a", b"b"):
+        theirs.send(tag * 16, MESSAGE, b"", 0, False)
+    theirs.drained()
+    pair.run()
+    assert [frame[10] for frame in frames(pair.sent)] == [0x14, 0x14, 0x13]
+    (answer,) = performatives(pair.sent, 0x13)
+    assert (answer[4], answer[5], answer[6], answer[8]) == (0, 2, 0, True)
+    assert answer[2] == 2, "the next outgoing id is that after the deliveries"
+    assert len(pair.client.named("message")) == 2
+
+
 def test_an_echo_is_answered_with_the_links_state(pair: Pair) -> None:
     pair.attach(sender=False, credit=3)
     pair.server.engine.push(flow(0, 0, 3, False, True))
