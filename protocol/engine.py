@@ -294,6 +294,7 @@ class Engine:
         self.needs_padding = False
         self._widths = CONTROL
         self._flow_answers: list[tuple[int, bytes | None]] = []
+        self._abandoned = False  # unsettled deliveries ended with their link, and proton will say that they are settled
         self._handles: dict[Link, tuple[int, int]] = {}
         self._freed = False
         transport = self._transport = lib.pn_transport()
@@ -679,10 +680,11 @@ class Engine:
         self.needs_padding = True
 
     def _forget_deliveries(self, link: Link) -> None:
-        """Proton frees a link's deliveries with it."""
+        """Proton frees a link's deliveries with it, and settles them in doing so."""
         if link.is_sender:
             for delivery in [delivery for delivery, (owner, _) in self.sent.items() if owner is link]:
                 del self.sent[delivery]
+                self._abandoned = True
         elif self.offered:
             self.offered = {delivery: owner for delivery, owner in self.offered.items() if owner is not link}
 
@@ -744,10 +746,11 @@ class Engine:
         lib.pn_session_set_incoming_capacity(session.pointer, second if capacity == first else first)
 
     def _finish(self, output: bytes) -> bytes:
-        """Note the handles of our attaches, complete flow answers, and pad what needs it."""
+        """Note handles of our attaches, complete flow answers, leave out what was not settled, pad what needs it."""
         answers, self._flow_answers = self._flow_answers, []
-        if self.attaching or answers:
+        if self.attaching or answers or self._abandoned:
             output = self._walk_output(output, answers)
+            self._abandoned = False
         self.needs_padding = False
         return pad(output, self._widths)
 
@@ -768,6 +771,10 @@ class Engine:
                         self._handles[link] = (channel, fields[1])
                         self.attaching.remove(link)
                         break
+            elif code == 0x15 and self._abandoned:
+                role, _, _, _, state = (*codec.decode(frame, 8)[0].value, None, None, None, None)[:5]
+                if role is False and state is None:
+                    continue  # a link's end settles nothing: its locks last (2.6.6); we settle with a state only
             elif code == 0x13 and answers and frame[11] == 0xC0 and frame[13] == 4:
                 answer = next((answer for answer in answers if answer[0] == channel), None)
                 if answer is not None:

@@ -286,6 +286,17 @@ def test_credit_may_be_granted_again_after_a_drain(pair: Pair) -> None:
     assert pair.server.named("flow")[-1] == (2, False)
 
 
+def test_the_end_of_a_link_settles_nothing(pair: Pair) -> None:
+    ours, theirs = pair.attach(sender=False, credit=3)
+    for tag in (b"a", b"b"):
+        theirs.send(tag * 16, MESSAGE, b"", 0, False)
+    pair.run()
+    pair.sent = b""
+    ours.detach()
+    pair.run()
+    assert [frame[10] for frame in frames(pair.sent)] == [0x16]
+
+
 def raw_frame(channel: int, body: bytes) -> bytes:
     return (8 + len(body)).to_bytes(4, "big") + b"\x02\x00" + channel.to_bytes(2, "big") + body
 
