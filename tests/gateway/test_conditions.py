@@ -1,0 +1,36 @@
+"""Every error has its condition, and the condition its status."""
+
+import pytest
+
+from broker.errors import BrokerError
+from broker.gateway.conditions import CONDITION, condition_of
+from protocol import conditions
+from protocol.errors import DecodeError, HeaderTooLarge, InvalidField, LimitExceeded, ProtocolError
+from protocol.management import STATUS
+
+
+def kinds(base: type) -> set[type]:
+    return {base} | {kind for child in base.__subclasses__() for kind in kinds(child)}
+
+
+def test_every_broker_error_has_a_condition_and_a_status() -> None:
+    assert kinds(BrokerError) - {BrokerError} == set(CONDITION)
+    assert all(condition in STATUS for condition in CONDITION.values())
+
+
+@pytest.mark.parametrize("kind", sorted(kinds(ProtocolError), key=lambda kind: kind.__name__))
+def test_every_protocol_error_has_a_condition(kind: type) -> None:
+    assert condition_of(kind.__new__(kind)).startswith(("amqp:", "com.microsoft:"))
+
+
+@pytest.mark.parametrize(
+    ("error", "condition"),
+    [
+        (DecodeError("x", 0), conditions.DECODE_ERROR),
+        (LimitExceeded("message-id", 128), conditions.ARGUMENT_ERROR),
+        (HeaderTooLarge("header", 65536), conditions.ARGUMENT_ERROR),
+        (InvalidField("partition key", "x"), conditions.ARGUMENT_ERROR),
+    ],
+)
+def test_a_message_that_breaks_a_rule_is_an_argument_error(error: ProtocolError, condition: str) -> None:
+    assert condition_of(error) == condition

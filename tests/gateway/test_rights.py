@@ -1,0 +1,65 @@
+"""What a connection may do, and until when."""
+
+import pytest
+
+from broker.entities import Right
+from broker.errors import Unauthorized
+from broker.gateway.rights import Rights
+from protocol.sas_tokens import Claim
+
+
+def rights(path: str, *names: str, until_s: float = 100.0) -> Rights:
+    held = Rights()
+    held.grant(path, names, until_s)
+    return held
+
+
+def test_nothing_is_allowed_without_a_grant() -> None:
+    assert Rights().is_empty
+    with pytest.raises(Unauthorized, match=r"'Listen' claim\(s\) are required.*orders"):
+        Rights().require("orders", Right.LISTEN, 0)
+
+
+def test_a_right_does_not_imply_another_but_manage_implies_all() -> None:
+    assert rights("orders", "Send").allows("orders", Right.SEND, 0)
+    assert not rights("orders", "Send").allows("orders", Right.LISTEN, 0)
+    assert all(rights("orders", "Manage").allows("orders", right, 0) for right in Right)
+
+
+@pytest.mark.parametrize(
+    ("scope", "path", "allowed"),
+    [
+        ("", "orders", True),
+        ("orders", "orders", True),
+        ("orders", "orders/$deadletterqueue", True),
+        ("news", "news/subscriptions/all", True),
+        ("orders/$deadletterqueue", "orders", False),
+        ("orders", "orders2", False),
+        ("orders", "orders/eu", False),  # another queue, whose name happens to go on
+        ("orders/eu", "orders", False),
+    ],
+)
+def test_rights_reach_from_an_entity_to_its_parts_only(scope: str, path: str, allowed: bool) -> None:
+    assert rights(scope, "Listen").allows(path, Right.LISTEN, 0) is allowed
+
+
+def test_a_right_ends_at_the_instant_its_token_expires() -> None:
+    held = rights("orders", "Send", until_s=100)
+    assert held.allows("orders", Right.SEND, 99.9)
+    assert not held.allows("orders", Right.SEND, 100)
+
+
+def test_a_later_token_for_the_same_path_replaces_the_earlier() -> None:
+    held = rights("orders", "Send", until_s=100)
+    held.put(Claim("orders", "key", frozenset({"Listen"}), 200))
+    assert held.allows("orders", Right.LISTEN, 150)
+    assert not held.allows("orders", Right.SEND, 50)
+
+
+def test_the_next_expiry_is_that_of_the_next_token_to_end() -> None:
+    held = rights("a", "Send", until_s=100)
+    held.grant("b", ("Send",), 50)
+    held.grant("c", ("Send",))
+    assert held.next_expiry_s(0) == 50
+    assert held.next_expiry_s(50) == 100
+    assert held.next_expiry_s(100) is None
