@@ -380,6 +380,8 @@ class ClientReceiver(EntityLink):
             self.metrics.successful_requests += len(tokens)
 
     def on_settled(self, count: int, error: BrokerError | None) -> None:
+        if self._closing:
+            return  # the client is gone, and its deliveries with it
         engine = self.connection.engine
         settling = self._settling
         metrics = self.metrics
