@@ -845,6 +845,8 @@ def _value(data: Pointer) -> Any:
 
     Raises ProtocolError (via the codec's limits) if the peer nested too deep.
     """
+    if data == ffi.NULL:
+        return None
     size = lib.pn_data_encoded_size(data)
     if size <= 0:
         return None
