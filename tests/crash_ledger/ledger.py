@@ -104,6 +104,7 @@ class Ledger:
 
     def __init__(self) -> None:
         self.epoch = 0
+        self.outage = False  # something is being killed, or has not recovered yet
         self.settlements_refused = 0
         self.violations: list[Violation] = []
         self._entries: dict[Key, Entry] = {}
@@ -184,9 +185,13 @@ class Ledger:
         entry.holder = None
 
     def settlement_refused(self, key: Key, outcome: Outcome) -> None:
-        """The broker answered that it did not apply it, for instance because the lock was lost."""
+        """The broker answered that it did not apply it, for instance because the lock was lost.
+
+        During an outage this excuses it: the process that was killed may have applied it before it could answer.
+        """
         if (entry := self._entries.get(key)) is not None:
-            entry.asked.remove(outcome)
+            if not self.outage:
+                entry.asked.remove(outcome)
             entry.holder = None
             self.settlements_refused += 1
 

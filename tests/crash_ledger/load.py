@@ -220,7 +220,9 @@ class Load:
 
     def _pump(self) -> None:
         budget = self._budget()
-        for number, slot in enumerate(self._senders):
+        order = list(enumerate(self._senders))
+        self._chance.shuffle(order)  # or the first would take all of a small budget
+        for number, slot in order:
             sender = slot.peer
             if not isinstance(sender, Sender) or not self.sending:
                 continue

@@ -128,6 +128,7 @@ def recover(load: Load) -> None:
     if not load.all_attached() or load.accepted == before:
         lost = "; ".join(load.lost_links[-3:])
         raise TimeoutError(f"not serving {RECOVERY_TIMEOUT_S:.0f} s after a kill. Links lost last: {lost}")
+    load.ledger.outage = False
 
 
 def kill_during(load: Load, broker: Broker, victim: Victim, after_s: float) -> None:
@@ -136,6 +137,7 @@ def kill_during(load: Load, broker: Broker, victim: Victim, after_s: float) -> N
 
     def act() -> None:
         time.sleep(after_s)
+        load.ledger.outage = True
         kill(broker, victim)
         killed.set()
 

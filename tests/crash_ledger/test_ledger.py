@@ -105,12 +105,14 @@ def test_a_settlement_without_confirmation_may_or_may_not_have_happened(ledger):
     assert (summary.settled_unconfirmed, summary.delivered_again, summary.violations) == (1, 1, ())
 
 
-def test_a_completion_that_was_refused_does_not_excuse_a_loss(ledger):
+@pytest.mark.parametrize(("outage", "expected"), [(False, [Breach.LOST]), (True, [])])
+def test_a_refused_completion_excuses_a_missing_message_only_during_an_outage(ledger, outage, expected):
     accept(ledger, 1)
     ledger.delivered(key(1), A)
     ledger.settling(key(1), Outcome.COMPLETE)
+    ledger.outage = outage
     ledger.settlement_refused(key(1), Outcome.COMPLETE)
-    assert breaches(ledger.close()) == [Breach.LOST]
+    assert breaches(ledger.close()) == expected
 
 
 def test_an_unconfirmed_dead_lettering_does_not_excuse_a_message_in_neither_queue(ledger):
