@@ -324,15 +324,16 @@ class Engine:
         offset = 0
         size = len(whole)
         transport = self._transport
-        while offset < size:
-            taken = lib.pn_transport_push(transport, view + offset, size - offset)
-            if taken <= 0:
-                # The engine found a fault, queued a close that names it, and reads no more.
-                self.needs_padding = True
+        for stop in (*self._walk.ends, size):
+            while offset < stop:
+                taken = lib.pn_transport_push(transport, view + offset, stop - offset)
+                if taken <= 0:
+                    # The engine found a fault, queued a close that names it, and reads no more.
+                    self.needs_padding = True
+                    self._dispatch()
+                    return
+                offset += taken
                 self._dispatch()
-                return
-            offset += taken
-            self._dispatch()
         if self._walk.flows:
             self._answer_flows()
 
@@ -512,6 +513,13 @@ class Engine:
     # -- events
 
     def _dispatch(self) -> None:
+        try:
+            self._dispatch_events()
+        except BaseException:
+            lib.pn_collector_pop(self._collector)  # or it would be met again
+            raise
+
+    def _dispatch_events(self) -> None:
         collector = self._collector
         handler = self._handler
         sent = self.sent

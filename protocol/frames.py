@@ -1,27 +1,54 @@
-"""Walks a connection's incoming frames for what proton's engine does not tell.
+"""Walks a connection's incoming frames: for what proton's engine does not tell, and for what it must not see.
 
 Three things matter to a broker and are not in proton's interface: the message format of a transfer (a batch or not),
-the channel and handle behind an attach, and flows that want an answer (`echo` or drain). The walk looks at the
-performative's code of each frame and reads fields only of attach, flow, and transfers that may be a batch's. It also
-enforces the frame size.
+the channel and handle behind an attach, and flows that want an answer (`echo` or drain). And proton passes over what
+it does not understand without a word, and dies of some of it: so the walk enforces the form of frames, and reads
+every performative (`protocol.performatives`) but those that make up the traffic: transfers, and dispositions in their
+usual short form. Of these proton keeps nothing but numbers.
 """
 
 import struct
 from collections import deque
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from protocol import codec
-from protocol.errors import DecodeError, ProtocolError
+from protocol.codec import ULong
+from protocol.errors import DecodeError, LimitExceeded, ProtocolError
+from protocol.performatives import (
+    ATTACH,
+    BEGIN,
+    CLOSE,
+    CODE_OF,
+    DETACH,
+    DISPOSITION,
+    END,
+    FLOW,
+    OPEN,
+    TRANSFER,
+    checked,
+)
 
 BATCH_FORMAT = 0x80013700
 _BATCH_FORMAT_BYTES = BATCH_FORMAT.to_bytes(4, "big")
 _AMQP_HEADER = b"AMQP\x00\x01\x00\x00"
-_ATTACH, _FLOW, _TRANSFER = 0x12, 0x13, 0x14
-_FIRST, _LAST = 0x10, 0x18
+_RARE = frozenset((OPEN, BEGIN, DETACH, END, CLOSE))
+_HEARTBEAT_BYTES = 8
+# What frames usually begin with: data offset 2, type AMQP; then a descriptor that is a small ulong.
+_USUAL_FORM, _SMALL_ULONG = 0x0200, 0x0053
+# The end of an accepted disposition with everything in it is at 33; an array of more than 255 elements, the least that
+# does harm, would make it longer than this.
+_SHORT_DISPOSITION_BYTES = 40
+# Its role, and the constructor of `first`.
+_SHORT_DISPOSITION = frozenset(bytes((role, first)) for role in (0x41, 0x42) for first in (0x43, 0x52, 0x70))
 # A transfer's fields up to the message format end within this many bytes of its frame: 8 of the frame's header, 3 of
 # the descriptor, 9 of the list's, and at most 5 + 5 + 34 + 5 of handle, delivery-id, delivery-tag and the format.
 _HEAD_BYTES = 69
+_LEAST_BYTES = 12  # of a frame with a performative, whose list may be empty
+_HEARTBEAT = bytes.fromhex("0000000802000000")
+# Each link can have one; more come of deliveries that are never completed.
+_MAX_BATCHES = 10_000
 _frame_size = struct.Struct(">I").unpack_from
+_head = struct.Struct(">IHHHB").unpack_from  # size, offset and type, channel, descriptor's constructor, code
 
 
 class FramingError(ProtocolError):
@@ -41,7 +68,9 @@ class FrameWalk:
     """State of one connection's input.
 
     `attached` has (channel, handle) of each attach in order of arrival, `batches` the (channel, handle, delivery tag)
-    of each batch that began, `flows` what wants an answer; who uses them takes them out.
+    of each batch that began, `flows` what wants an answer; who uses them takes them out. `ends` are the offsets in what
+    `feed` returned behind frames that end a link or session: their names and numbers may be taken anew right after,
+    so the engine's events must be handled before it gets what follows.
     """
 
     def __init__(self, max_frame_size: int) -> None:
@@ -52,12 +81,14 @@ class FrameWalk:
         self.attached: deque[tuple[int, int]] = deque()
         self.batches: set[tuple[int, int, bytes]] = set()
         self.flows: list[Flow] = []
+        self.ends: list[int] = []
 
     def feed(self, data: bytes) -> bytes:
         """What of the bytes that came so far can be given to the engine; the rest is kept.
 
-        Raises FramingError; DecodeError for a performative whose fields cannot be read.
+        Raises FramingError; DecodeError, LimitExceeded or InvalidField for a performative that is not as it must be.
         """
+        self.ends.clear()
         if self._partial:
             data = self._partial + data
             self._partial = b""
@@ -68,7 +99,7 @@ class FrameWalk:
             return data
         self._rest = 0
         if not self._header_seen:
-            if end < 8:
+            if end < 8 and _AMQP_HEADER.startswith(data):
                 self._partial = data
                 return b""
             if data[:8] != _AMQP_HEADER:
@@ -76,74 +107,106 @@ class FrameWalk:
             self._header_seen = True
             at = 8
         largest = self._max_frame_size
-        while at + 8 <= end:
-            (size,) = _frame_size(data, at)
-            if size < 8 or size > largest:
-                raise FramingError(f"a frame of {size} bytes: frames have 8 to {largest} bytes")
+        while at + _LEAST_BYTES <= end:
+            size, form, channel, descriptor, code = _head(data, at)
             next_at = at + size
-            if size > 10:
-                if next_at > end and (end - at < _HEAD_BYTES or data[at + 10] != _TRANSFER):
-                    break
-                # The usual frame has data offset 2 and a smallulong descriptor, so the code is the 11th byte.
-                code = data[at + 10]
-                if code == _TRANSFER:
-                    if data.find(_BATCH_FORMAT_BYTES, at + 11, at + _HEAD_BYTES) >= 0:
-                        self._transfer(data, at, size)
-                    if next_at > end:  # the payload can go on to the engine as it comes
-                        self._rest = next_at - end
-                        return data
-                elif code == _FLOW:
-                    self._flow(data, at, size)
-                elif code == _ATTACH:
-                    self._attach(data, at, size)
-                elif data[at + 9] == 0x53 and not _FIRST <= code <= _LAST:
-                    # Proton would pass over it without a word.
-                    raise DecodeError(f"an unknown performative, 0x{code:02x},", at + 10)
-            elif next_at > end:
+            if size > largest or size < _LEAST_BYTES:
+                if size != _HEARTBEAT_BYTES:
+                    raise FramingError(f"a frame of {size} bytes: frames have 8 to {largest} bytes")
+                if form != _USUAL_FORM:
+                    raise FramingError("an empty frame that is no AMQP frame")
+                at = next_at
+                continue
+            if next_at > end and (
+                code != TRANSFER or descriptor != _SMALL_ULONG or form != _USUAL_FORM or end - at < _HEAD_BYTES
+            ):
                 break
+            if descriptor != _SMALL_ULONG or form != _USUAL_FORM:
+                data = _in_usual_form(data, at, next_at)
+                end = len(data)
+                continue
+            if code == TRANSFER:
+                if data.find(_BATCH_FORMAT_BYTES, at + 11, at + _HEAD_BYTES) >= 0:
+                    self._transfer(data, at, min(next_at, end), channel)
+                if next_at > end:  # the payload can go on to the engine as it comes
+                    self._rest = next_at - end
+                    return data
+            elif code == DISPOSITION:
+                if size > _SHORT_DISPOSITION_BYTES or data[at + 14 : at + 16] not in _SHORT_DISPOSITION:
+                    checked(memoryview(data)[:next_at], at + 11, code)
+            elif code == FLOW:
+                self._flow(memoryview(data)[:next_at], at + 11, channel)
+            elif code == ATTACH:
+                fields = checked(memoryview(data)[:next_at], at + 11, code)
+                self.attached.append((channel, int(fields[1])))
+            elif code in _RARE:
+                checked(memoryview(data)[:next_at], at + 11, code)
+                if code in (DETACH, END):
+                    self.ends.append(next_at)
+            else:
+                raise DecodeError(f"an unknown performative, 0x{code:02x},", at + 10)
             at = next_at
         if at == end:
             return data
+        if end - at == _HEARTBEAT_BYTES and data[at:] == _HEARTBEAT:
+            return data
+        if end - at >= 4:
+            (size,) = _frame_size(data, at)
+            if size > largest or (size < _LEAST_BYTES and size != _HEARTBEAT_BYTES):
+                raise FramingError(f"a frame of {size} bytes: frames have 8 to {largest} bytes")
         self._partial = data[at:]
         return data[:at]
 
-    def _transfer(self, data: bytes, at: int, size: int) -> None:
-        fields = _fields(data, at, size, 4)
-        if len(fields) == 4 and fields[3] == BATCH_FORMAT:
-            self.batches.add((_channel(data, at), fields[0], fields[2]))
+    def _transfer(self, data: bytes, at: int, end: int, channel: int) -> None:
+        """Note a batch's first transfer. Raises DecodeError and LimitExceeded."""
+        list_at = at + 11
+        constructor = data[list_at]
+        if constructor == 0xC0:
+            count, first = data[list_at + 2], list_at + 3
+        elif constructor == 0xD0:
+            count, first = int.from_bytes(data[list_at + 5 : list_at + 9], "big"), list_at + 9
+        else:
+            raise DecodeError("a transfer whose body is not a list", list_at)
+        if count < 4:
+            return
+        head = memoryview(data)[:end]
+        handle, first = codec.decode(head, first, _HEAD_BYTES)
+        _, first = codec.decode(head, first, _HEAD_BYTES)
+        tag, first = codec.decode(head, first, _HEAD_BYTES)
+        message_format, first = codec.decode(head, first, _HEAD_BYTES)
+        if message_format != BATCH_FORMAT:
+            return
+        if not isinstance(handle, int) or not isinstance(tag, bytes):
+            raise DecodeError("a transfer whose handle or delivery-tag is of a wrong type", list_at)
+        if len(self.batches) >= _MAX_BATCHES:
+            raise LimitExceeded("number of batches that are not complete", _MAX_BATCHES)
+        self.batches.add((channel, int(handle), tag))
 
-    def _flow(self, data: bytes, at: int, size: int) -> None:
-        fields = _fields(data, at, size, 10)
-        fields += [None] * (10 - len(fields))
-        handle, delivery_count, credit, drain, echo = fields[4], fields[5], fields[6], fields[8], fields[9]
+    def _flow(self, frame: memoryview, at: int, channel: int) -> None:
+        _, _, _, _, handle, delivery_count, credit, _, drain, echo, *_ = checked(frame, at, FLOW)
         if echo or drain:
             limit = ((delivery_count or 0) + (credit or 0)) & 0xFFFFFFFF
-            self.flows.append(Flow(_channel(data, at), handle, limit, bool(drain)))
-
-    def _attach(self, data: bytes, at: int, size: int) -> None:
-        fields = _fields(data, at, size, 3)
-        if len(fields) < 3 or not isinstance(fields[0], str) or not isinstance(fields[1], int):
-            raise DecodeError("an attach without name, handle or role", at)
-        self.attached.append((_channel(data, at), fields[1]))
+            self.flows.append(Flow(channel, handle, limit, bool(drain)))
 
 
-def _channel(data: bytes, at: int) -> int:
-    return data[at + 6] << 8 | data[at + 7]
+def _in_usual_form(data: bytes, at: int, end: int) -> bytes:
+    """`data` with its frame from `at` to `end` without an extended header, and with a small ulong for a descriptor.
 
-
-def _fields(data: bytes, at: int, size: int, count: int) -> list[Any]:
-    """The first `count` fields of the frame's performative, fewer if it has fewer."""
-    list_at = at + 11
-    code = data[list_at]
-    if code == 0xC0:
-        total, first = data[list_at + 2], list_at + 3
-    elif code == 0xD0:
-        total, first = int.from_bytes(data[list_at + 5 : list_at + 9], "big"), list_at + 9
-    else:
-        return []
-    frame = memoryview(data)[: at + size]
-    fields = []
-    for _ in range(min(total, count)):
-        value, first = codec.decode(frame, first)
-        fields.append(value)
-    return fields
+    Raises FramingError, DecodeError and LimitExceeded.
+    """
+    offset, kind = data[at + 4], data[at + 5]
+    if kind != 0:
+        raise FramingError(f"a frame of type {kind} among AMQP frames")
+    body = at + 4 * offset
+    if offset < 2 or body > end:
+        raise FramingError(f"a frame of {end - at} bytes whose body begins at {4 * offset}")
+    if body == end:
+        return data[:at] + _HEARTBEAT + data[end:]
+    if data[body] != 0:
+        raise DecodeError("a frame without a performative", body)
+    descriptor, fields = codec.decode(memoryview(data)[:end], body + 1, _HEAD_BYTES)
+    code = CODE_OF.get(descriptor) if isinstance(descriptor, str) else descriptor
+    if not isinstance(code, ULong | int) or not OPEN <= code <= CLOSE or isinstance(code, bool):
+        raise DecodeError(f"an unknown performative, {str(descriptor)[:40]},", body)
+    frame = data[at + 6 : at + 8] + bytes((0, 0x53, code)) + data[fields:end]
+    return data[:at] + (len(frame) + 6).to_bytes(4, "big") + b"\x02\x00" + frame + data[end:]

@@ -22,7 +22,7 @@ from protocol import conditions, tracking
 from protocol.addresses import Address, Node, Part
 from protocol.addresses import parse as parse_address
 from protocol.engine import Delivery, Engine, Link, Session
-from protocol.errors import DecodeError, ProtocolError
+from protocol.errors import InvalidField, ProtocolError
 from protocol.frames import FramingError
 from protocol.sas_tokens import Claim
 from protocol.sasl import Identity, IdentityKind, SaslServer
@@ -403,9 +403,11 @@ class ClientConnection(asyncio.Protocol):
         if self._sasl is not None or self._transport is None:
             self._abort(str(error))
             return
-        framing = isinstance(error, FramingError)
-        condition = conditions.CONNECTION_FRAMING_ERROR if framing else condition_of(error)
-        if isinstance(error, DecodeError):
+        if isinstance(error, FramingError):
+            condition = conditions.CONNECTION_FRAMING_ERROR
+        elif isinstance(error, InvalidField):
+            condition = conditions.INVALID_FIELD
+        else:
             condition = conditions.DECODE_ERROR
         self.close(condition, str(error))
         self._transport.pause_reading()

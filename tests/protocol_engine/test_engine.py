@@ -6,7 +6,7 @@ import pytest
 
 from protocol import codec
 from protocol.engine import ACCEPTED, MODIFIED, REJECTED, RELEASED, Engine, Link, Session
-from protocol.errors import DecodeError
+from protocol.errors import DecodeError, InvalidField
 from protocol.frames import FramingError
 
 MESSAGE = b"\x00\x53\x75\xa0\x05hello"
@@ -415,8 +415,8 @@ def test_an_unknown_performative_is_a_decode_error(pair: Pair) -> None:
         pair.server.engine.push(raw_frame(0, b"\x00\x53\x99\x45"))
 
 
-def test_an_attach_without_its_mandatory_fields_is_a_decode_error(pair: Pair) -> None:
-    with pytest.raises(DecodeError, match="name, handle or role"):
+def test_an_attach_without_its_mandatory_fields_is_refused_with_their_name(pair: Pair) -> None:
+    with pytest.raises(InvalidField, match=r"attach\.name"):
         pair.server.engine.push(raw_frame(0, b"\x00\x53\x12\xc0\x03\x02\x40\x40"))
 
 
