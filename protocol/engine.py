@@ -38,9 +38,10 @@ _tag_view = ffi.buffer(_tag_bytes)
 _tag = ffi.new("pn_delivery_tag_t *")
 _tag.start = _tag_bytes
 
-# What arrives is taken out of the engine at once, so a session's window stays as open as it begins; each of these makes
-# proton say so once more. Windows count frames of the largest size.
-_OPEN_WINDOWS = ((1 << 30) * 65536, ((1 << 30) + 1) * 65536)
+# What arrives is taken out of the engine at once, so a session's window can stay wide open; a change from one of these
+# to the other makes proton say so once more. They are bytes, of which proton keeps 31 bits and tells the whole frames:
+# they differ by the largest frame there can be.
+_OPEN_WINDOWS = (0x7FFF_0000, 0x7FEF_0000)
 
 _flow_frame = struct.Struct(">IBBH")
 
@@ -245,9 +246,11 @@ class Link:
 
     def drained(self) -> None:
         """Use up the credit that is left, and tell the peer, also when deliveries have used it up (2.6.7)."""
-        if self.credit <= 0 and self.drain_limit is not None:
+        if self.credit > 0:
+            self.drain_limit = None
+            lib.pn_link_drained(self.pointer)
+        elif self.drain_limit is not None:
             self.engine.used_up.append(self)
-        lib.pn_link_drained(self.pointer)
 
     def send(self, tag: bytes, prefix: bytes, body: bytes, offset: int, settled: bool) -> Delivery:
         """One delivery of `prefix` and `body[offset:]`; needs credit. `tag` has 1 to 32 bytes."""
@@ -293,7 +296,8 @@ class Engine:
         self.used_up: list[Link] = []  # by deliveries during a drain; the peer is still to be told
         self.needs_padding = False
         self._widths = CONTROL
-        self._flow_answers: list[tuple[int, bytes | None]] = []
+        self._flow_answers: list[tuple[int, bytes]] = []
+        self._saying: set[Session] = set()  # whose flow is among the next output
         self._abandoned = False  # unsettled deliveries ended with their link, and proton will say that they are settled
         self._handles: dict[Link, tuple[int, int]] = {}
         self._freed = False
@@ -357,6 +361,7 @@ class Engine:
             chunks.append(_scratch_view[0:size])
             lib.pn_transport_pop(transport, size)
             pending = lib.pn_transport_pending(transport)
+        self._saying.clear()
         # Taking output makes events of no interest (PN_TRANSPORT); they must not pile up.
         self._dispatch()
         output = chunks[0] if len(chunks) == 1 else b"".join(chunks)
@@ -749,6 +754,9 @@ class Engine:
         self._flow_answers.append((handle[0], b"".join(values) + b"\x43" + (b"\x41" if drain else b"\x42")))
 
     def _say_session_flow(self, session: Session) -> None:
+        if session in self._saying:
+            return
+        self._saying.add(session)
         first, second = _OPEN_WINDOWS
         capacity = lib.pn_session_get_incoming_capacity(session.pointer)
         lib.pn_session_set_incoming_capacity(session.pointer, second if capacity == first else first)
@@ -762,7 +770,7 @@ class Engine:
         self.needs_padding = False
         return pad(output, self._widths)
 
-    def _walk_output(self, output: bytes, answers: list[tuple[int, bytes | None]]) -> bytes:
+    def _walk_output(self, output: bytes, answers: list[tuple[int, bytes]]) -> bytes:
         frames = []
         at = 8 if output[:4] == b"AMQP" else 0
         frames.append(output[:at])
@@ -784,17 +792,19 @@ class Engine:
                 if role is False and state is None:
                     continue  # a link's end settles nothing: its locks last (2.6.6); we settle with a state only
             elif code == 0x13 and answers and frame[11] == 0xC0 and frame[13] == 4:
-                answer = next((answer for answer in answers if answer[0] == channel), None)
-                if answer is not None:
-                    answers.remove(answer)
-                    extra = answer[1] or b""
-                    frame = (
-                        _flow_frame.pack(size + len(extra), 2, 0, channel)
-                        + b"\x00\x53\x13\xc0"
-                        + bytes((frame[12] + len(extra), 9))
-                        + frame[14:]
-                        + extra
-                    )
+                # One flow of the session carries all that is to be said of its links.
+                said = [extra for at_channel, extra in answers if at_channel == channel]
+                answers = [answer for answer in answers if answer[0] != channel]
+                frames.extend(
+                    _flow_frame.pack(size + len(extra), 2, 0, channel)
+                    + b"\x00\x53\x13\xc0"
+                    + bytes((frame[12] + len(extra), 9))
+                    + frame[14:]
+                    + extra
+                    for extra in said
+                )
+                if said:
+                    continue
             frames.append(frame)
         self._flow_answers.extend(answers)  # not said yet
         return b"".join(frames)

@@ -15,9 +15,14 @@ MESSAGE = b"\x00\x53\x75\xa0\x05hello"
 class Side:
     """One end of a connection: a handler that notes what it is told, as (name, values)."""
 
-    def __init__(self, server: bool) -> None:
+    def __init__(self, server: bool, max_frame_size: int = 65_536) -> None:
         self.events: list[tuple[Any, ...]] = []
-        self.engine = Engine(self, server=server, container_id="server" if server else "client")
+        self.engine = Engine(
+            self,
+            server=server,
+            container_id="server" if server else "client",
+            max_frame_size=max_frame_size,
+        )
         self.credit = 10
         self.max_message_bytes = 1000
         self.refusal: tuple[str, str] | None = None
@@ -72,9 +77,9 @@ class Pair:
     `received` is what the client wrote.
     """
 
-    def __init__(self) -> None:
-        self.client = Side(server=False)
-        self.server = Side(server=True)
+    def __init__(self, max_frame_size: int = 65_536) -> None:
+        self.client = Side(server=False, max_frame_size=max_frame_size)
+        self.server = Side(server=True, max_frame_size=max_frame_size)
         self.client.engine.open()
         self.session = self.client.engine.begin()
         self.sent = b""
@@ -338,6 +343,47 @@ def test_an_echo_is_answered_with_the_links_state(pair: Pair) -> None:
     pair.server.engine.push(flow(0, 0, 3, False, True))
     answer = performatives(pair.server.engine.pull(), 0x13)[-1]
     assert (answer[4], answer[5], answer[6], answer[8]) == (0, 0, 3, False)
+
+
+def test_drains_of_several_links_are_all_answered(pair: Pair) -> None:
+    for name in ("one", "two", "three"):
+        pair.client.engine.attach(pair.session, name, sender=False, source="q", target="q")
+    pair.run()
+    pair.server.engine.push(b"".join(flow(handle, 0, 0, True, False) for handle in range(3)))
+    answers = performatives(pair.server.engine.pull(), 0x13)
+    assert sorted(answer[4] for answer in answers) == [0, 1, 2]
+
+
+def test_an_answered_flow_leaves_the_session_open_for_more_than_its_window(pair: Pair) -> None:
+    ours, _ = pair.attach(sender=True)
+    count = 40_000  # more than any window that is told
+    pair.server.link.grant(count)
+    pair.run()
+    for _ in range(3):
+        pair.sent = b""
+        pair.server.engine.push(flow(None, 0, 0, False, True))
+        pair.run()
+        (answer,) = performatives(pair.sent, 0x13)
+        assert answer[1] > 2000
+    for number in range(count):
+        ours.send(number.to_bytes(4, "big"), MESSAGE, b"", 0, True)
+        if number % 1000 == 999:
+            pair.run()
+    assert len(pair.server.named("message")) == count
+
+
+@pytest.mark.parametrize("max_frame_size", [512, 65_536, 1 << 20])
+def test_a_session_flow_is_said_as_often_as_asked_for_whatever_the_frame_size(max_frame_size: int) -> None:
+    pair = Pair(max_frame_size)
+    for _ in range(3):
+        pair.server.engine.push(flow(None, 0, 0, False, True))
+        assert len(performatives(pair.server.engine.pull(), 0x13)) == 0
+    pair.attach(sender=False)
+    for _ in range(3):
+        pair.server.engine.push(flow(None, 0, 0, False, True))
+        assert len(performatives(pair.server.engine.pull(), 0x13)) == 1
+    pair.client.engine.free()
+    pair.server.engine.free()
 
 
 def test_an_echo_of_the_session_is_answered_with_a_session_flow(pair: Pair) -> None:
