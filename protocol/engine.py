@@ -445,6 +445,9 @@ class Engine:
         lib.pn_delivery_update(delivery, state)
         self.offered[delivery] = link
 
+    def tag(self, delivery: Delivery) -> bytes:
+        return _tag_of(delivery)
+
     def is_settled(self, delivery: Delivery) -> bool:
         """The peer has settled it."""
         return bool(lib.pn_delivery_settled(delivery))

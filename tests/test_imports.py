@@ -55,7 +55,9 @@ MAY_NOT_IMPORT = {
 
 PURE = ("protocol", "broker.partition", "broker.wire", "broker.errors", "broker.entities", "storage.records")
 NOT_PURE = {
-    "protocol.client": {"asyncio", "ssl", "socket", "time"},
+    "protocol.client": {"asyncio", "ssl", "socket"},
+    "protocol.client_links": {"asyncio"},
+    "protocol.client_requests": {"asyncio", "time"},
 }
 
 # Libraries that one place alone knows.

@@ -1,0 +1,448 @@
+"""An asyncio client: a connection on `protocol.engine`, and the links on it.
+
+    async with await connect_to("Endpoint=sb://localhost;...") as connection:
+        sender = await connection.sender("orders")
+        await sender.send(Message.of(b"hello", message_id="1").encode())
+
+        receiver = await connection.receiver("orders", credit=100)
+        async for received in receiver:
+            print(received.message().content())
+            await receiver.accept(received)
+
+Errors are in `protocol.client_errors`. A connection that is lost stays lost: whoever wants to go on connects again.
+"""
+
+import asyncio
+import socket
+import ssl
+import uuid
+from typing import Self, cast
+
+from protocol import conditions
+from protocol.client_errors import AuthenticationFailed, ClientError, ConnectionLost, LinkClosed, LinkDetached
+from protocol.client_links import LinkEnd, Receiver, Sender
+from protocol.client_requests import MAX_REQUESTS, Claims, Management, QueueCounts, Requests, ResponseLink, queue_counts
+from protocol.connection_string import (
+    Anonymous,
+    ConnectionString,
+    Credentials,
+    Plain,
+    SharedAccessKey,
+    SharedAccessSignature,
+)
+from protocol.engine import Delivery, Engine, Link, Session
+from protocol.errors import ProtocolError
+from protocol.sasl import ANONYMOUS, PLAIN, SaslClient, SaslRefused, plain_response
+
+DEFAULT_TIMEOUT_SECONDS = 60.0
+CLOSE_SECONDS = 2.0
+IDLE_TIME_OUT_MS = 60_000
+# Output that may wait for the socket before senders do.
+OUTPUT_HIGH_BYTES = 1 << 20
+# Brokers allow some hundred links in a session; the next ones get a session more.
+MAX_LINKS_PER_SESSION = 200
+MAX_QUEUES_PER_REQUEST = 1000
+
+
+async def connect(
+    host: str,
+    port: int,
+    credentials: Credentials = Anonymous(),  # noqa: B008 - it is frozen
+    *,
+    tls: ssl.SSLContext | None = None,
+    hostname: str | None = None,
+    container_id: str | None = None,
+    timeout_s: float = DEFAULT_TIMEOUT_SECONDS,
+    idle_time_out_ms: int = IDLE_TIME_OUT_MS,
+) -> "Connection":
+    """Connect, authenticate and open. `hostname` is what the peer is told if not `host`.
+
+    `timeout_s` is for this, and for each answer of the peer later on that has no time-out of its own. The peer is cut
+    off when it is silent for `idle_time_out_ms`. Tokens of a shared access key are put when a link needs one, not here.
+    Raises ConnectionLost, or AuthenticationFailed.
+    """
+    hostname = hostname or host
+    connection = Connection(credentials, hostname, container_id or uuid.uuid4().hex, timeout_s, idle_time_out_ms)
+    try:
+        async with asyncio.timeout(timeout_s):
+            await asyncio.get_running_loop().create_connection(
+                lambda: connection, host, port, ssl=tls, server_hostname=hostname if tls else None
+            )
+            await connection.opened
+    except TimeoutError:
+        connection.abort()
+        raise ConnectionLost("", f"cannot connect to {host} port {port} within {timeout_s} s") from None
+    except OSError as error:
+        raise ConnectionLost("", f"cannot connect to {host} port {port}: {error.strerror or error}") from error
+    except BaseException:
+        connection.abort()
+        raise
+    return connection
+
+
+async def connect_to(
+    connection_string: str | ConnectionString,
+    *,
+    tls: ssl.SSLContext | None = None,
+    container_id: str | None = None,
+    timeout_s: float = DEFAULT_TIMEOUT_SECONDS,
+) -> "Connection":
+    """Connect to what a connection string says. `tls` is for one that wants TLS; unset verifies as the system does.
+
+    Raises InvalidConnectionString, and as `connect`.
+    """
+    if isinstance(connection_string, str):
+        connection_string = ConnectionString.parse(connection_string)
+    target = connection_string
+    if target.tls:
+        tls = tls or ssl.create_default_context()
+    return await connect(
+        target.host,
+        target.port,
+        target.credentials,
+        tls=tls if target.tls else None,
+        container_id=container_id,
+        timeout_s=timeout_s,
+    )
+
+
+class Connection(asyncio.Protocol):
+    """One connection; made by `connect`. Also the engine's handler."""
+
+    engine: Engine
+
+    def __init__(
+        self, credentials: Credentials, hostname: str, container_id: str, timeout_s: float, idle_time_out_ms: int
+    ) -> None:
+        self.hostname = hostname
+        self.timeout_s = timeout_s
+        self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.is_write_paused = False
+        self._container_id = container_id
+        self._idle_time_out_ms = idle_time_out_ms
+        self._sasl: SaslClient | None = _sasl(credentials, hostname)
+        self._claims: Claims | None = None
+        if isinstance(credentials, SharedAccessKey | SharedAccessSignature):
+            self._claims = Claims(self, credentials)
+        self._transport: asyncio.Transport | None = None
+        self._failure: ClientError | None = None
+        self._lost = asyncio.Event()
+        self._flush_scheduled = False
+        self._timer: asyncio.Handle | None = None
+        self._sessions: list[Session] = []
+        self._requests: dict[str, Requests] = {}
+        self._requests_lock = asyncio.Lock()
+        self._link_count = 0
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    # -- links
+
+    async def sender(self, address: str, *, max_in_flight: int = 1000) -> Sender:
+        """Attach a sender; at most `max_in_flight` of its messages wait for their outcome at once.
+
+        Raises LinkDetached with the peer's reason, AuthenticationFailed, ConnectionLost or TimeoutError.
+        """
+        await self._authorize(address)
+        return await self._attach_sender(address, address, max_in_flight)
+
+    async def receiver(self, address: str, *, credit: int = 100, receive_and_delete: bool = False) -> Receiver:
+        """Attach a receiver that may have `credit` messages ahead of those taken; raises as `sender`."""
+        await self._authorize(address)
+        receiver = Receiver(self, address, credit, receive_and_delete)
+        await self._attach(receiver, source=address, target=self._next_name(), receive_and_delete=receive_and_delete)
+        return receiver
+
+    async def management(self, entity: str) -> Management:
+        """The management node of `entity`, such as a queue or its dead-letter queue; raises as `sender`."""
+        await self._authorize(entity)
+        return Management(await self.requests(f"{entity}/$management" if entity else "$management"), self.timeout_s)
+
+    async def requests(self, node: str) -> Requests:
+        """The links to `node`, which are made once; raises as `sender`."""
+        async with self._requests_lock:
+            requests = self._requests.get(node)
+            if requests is None or requests.closed:
+                responses = ResponseLink(self, node)
+                reply_to = self._next_name()
+                await self._attach(responses, source=node, target=reply_to, receive_and_delete=True)
+                sender = await self._attach_sender(node, reply_to, MAX_REQUESTS)
+                requests = self._requests[node] = Requests(sender, responses, reply_to)
+            return requests
+
+    async def queues(self) -> dict[str, QueueCounts]:
+        """All queues of a Peeklock namespace by name, with their counts.
+
+        Needs the right Manage; raises RequestFailed, and as `sender`.
+        """
+        management = await self.management("")
+        found: dict[str, QueueCounts] = {}
+        while True:
+            body = {"after": max(found, default=""), "count": MAX_QUEUES_PER_REQUEST}
+            answer = await management.request("peeklock:list-queues", body)
+            page = {str(item["name"]): queue_counts(item["counts"]) for item in answer.get("queues", [])}
+            found |= page
+            if not page:
+                return found
+
+    async def _authorize(self, address: str) -> None:
+        self._check()
+        if self._claims is not None:
+            await self._claims.ensure(address)
+
+    async def _attach_sender(self, address: str, source: str, max_in_flight: int) -> Sender:
+        sender = Sender(self, address, max_in_flight)
+        await self._attach(sender, source=source, target=address)
+        return sender
+
+    async def _attach(self, end: LinkEnd, *, source: str, target: str, receive_and_delete: bool = False) -> None:
+        self._check()
+        end.link = self.engine.attach(
+            self._session(),
+            self._next_name(),
+            sender=isinstance(end, Sender),
+            source=source,
+            target=target,
+            receive_and_delete=receive_and_delete,
+        )
+        end.link.context = end
+        self.flush_soon()
+        try:
+            async with asyncio.timeout(self.timeout_s):
+                await end.attached
+        except TimeoutError:
+            raise TimeoutError(f"no answer to the attach of a link to {end.address}") from None
+        finally:
+            # Whoever gave up waiting has no use for a link that comes late.
+            if not end.attached.done() or end.attached.cancelled():
+                end.link.detach()
+                self.flush_soon()
+
+    def _session(self) -> Session:
+        for session in self._sessions:
+            if len(session.links) < MAX_LINKS_PER_SESSION:
+                return session
+        session = self.engine.begin()
+        self._sessions.append(session)
+        return session
+
+    def _next_name(self) -> str:
+        self._link_count += 1
+        return f"{self._container_id}-{self._link_count}"
+
+    # -- the end
+
+    @property
+    def closed(self) -> bool:
+        return self._failure is not None
+
+    async def wait_closed(self) -> ClientError:
+        """Wait until the connection has ended, and say why."""
+        await self._lost.wait()
+        assert self._failure is not None
+        return self._failure.again()
+
+    async def close(self) -> None:
+        """Close in order; what waits on links fails with LinkClosed."""
+        if self._failure is None:
+            self._failure = LinkClosed("", "the connection was closed")
+            for link in self.engine.links.values():
+                if isinstance(link.context, LinkEnd) and not link.closed:
+                    link.context.prepare_close()
+                    link.context.fail(self._failure)
+            self.engine.close()
+            self.flush()
+        try:
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await self._lost.wait()
+        except TimeoutError:
+            self.abort()
+            await self._lost.wait()
+
+    def abort(self) -> None:
+        """End it without a word, as if it had broken."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._failure.again()
+
+    # -- asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but its base class
+        self._transport = transport
+        transport.set_write_buffer_limits(high=OUTPUT_HIGH_BYTES)
+        connection = transport.get_extra_info("socket")
+        if connection is not None and connection.family in (socket.AF_INET, socket.AF_INET6):
+            # Output is gathered by turns of the loop already: Nagle's algorithm would only add its delay.
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        assert self._sasl is not None
+        transport.write(self._sasl.start())
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            if self._sasl is not None:
+                data = self._negotiate(data)
+            if data and self._sasl is None:
+                self.engine.push(data)
+        except SaslRefused as error:
+            self._fault(AuthenticationFailed(conditions.UNAUTHORIZED_ACCESS, str(error)))
+        except ProtocolError as error:
+            self._fault(ConnectionLost(conditions.DECODE_ERROR, f"the peer breaks the protocol: {error}"))
+        else:
+            self.flush()
+
+    def eof_received(self) -> bool:
+        if self._sasl is None:
+            self.engine.input_ended()
+        return False
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._transport = None
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._claims is not None:
+            self._claims.stop()
+        if self._failure is None:
+            self._failure = ConnectionLost("", str(error or "the peer has closed the connection"))
+        failure = self._failure
+        if not self.opened.done():
+            self.opened.set_exception(failure.again())
+        if self._sasl is None:
+            links = list(self.engine.links.values())
+            self.engine.free()
+            for link in links:
+                link.closed = True
+                if isinstance(link.context, LinkEnd):
+                    link.context.on_detached(failure)
+        self._lost.set()
+
+    def pause_writing(self) -> None:
+        self.is_write_paused = True
+
+    def resume_writing(self) -> None:
+        self.is_write_paused = False
+        if self._sasl is None:
+            for link in self.engine.links.values():
+                if isinstance(link.context, LinkEnd) and not link.closed:
+                    link.context.on_resumed()
+        self.flush()
+
+    def _negotiate(self, data: bytes) -> bytes:
+        """The SASL layer: what is left belongs to AMQP."""
+        sasl = self._sasl
+        assert sasl is not None
+        assert self._transport is not None
+        answer = sasl.feed(data)
+        if answer:
+            self._transport.write(answer)
+        if not sasl.finished:
+            return b""
+        self.engine = Engine(
+            self,
+            server=False,
+            container_id=self._container_id,
+            hostname=self.hostname,
+            idle_time_out_ms=self._idle_time_out_ms,
+        )
+        self._sasl = None
+        self.engine.open()
+        return sasl.rest
+
+    def _fault(self, error: ClientError) -> None:
+        self._failure = self._failure or error
+        assert self._transport is not None
+        if self._sasl is None:
+            self.engine.close(error.condition, error.description)
+            self.flush()
+        self._transport.close()
+
+    # -- output
+
+    def flush_soon(self) -> None:
+        """Write what all have said in this turn of the loop, at once."""
+        if not self._flush_scheduled:
+            self._flush_scheduled = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flush_scheduled = False
+        self.flush()
+
+    def flush(self) -> None:
+        """Write what is to be said now."""
+        transport = self._transport
+        if transport is None or self._sasl is not None or self.is_write_paused:
+            return
+        output = self.engine.pull()
+        if output:
+            transport.write(output)
+        if self.engine.finished:
+            if self._failure is None:
+                condition, description = self.engine.fault()
+                self._failure = ConnectionLost(condition, description or "the connection was closed")
+            transport.close()
+
+    def _tick(self) -> None:
+        """Heartbeats, and the peer's silence."""
+        loop = asyncio.get_running_loop()
+        now_ms = int(loop.time() * 1000)
+        deadline_ms = self.engine.tick(now_ms)
+        self.flush()
+        if deadline_ms and self._transport is not None:
+            self._timer = loop.call_later(max(0, deadline_ms - now_ms) / 1000, self._tick)
+
+    # -- protocol.engine.Handler
+
+    def on_open(self, container_id: str, hostname: str) -> None:
+        if not self.opened.done():
+            self.opened.set_result(None)
+        self._timer = asyncio.get_running_loop().call_soon(self._tick)  # not here: the engine is at work
+
+    def on_session(self, session: Session) -> None: ...
+
+    def on_session_end(self, session: Session) -> None:
+        if session in self._sessions:
+            self._sessions.remove(session)
+
+    def on_attach(self, link: Link) -> None:
+        if not isinstance(link.context, LinkEnd):
+            link.refuse(conditions.NOT_ALLOWED, "This container attaches its links itself.")
+        elif not link.is_refused:
+            link.context.on_attached()
+
+    def on_detach(self, link: Link, closed: bool, condition: str, description: str) -> None:
+        end = link.context
+        if isinstance(end, LinkEnd):
+            end.on_detached(LinkDetached(condition, description or f"the peer has ended the link to {end.address}"))
+
+    def on_flow(self, link: Link) -> None:
+        if isinstance(link.context, LinkEnd):
+            link.context.on_flow()
+
+    def on_message(self, link: Link, delivery: Delivery, payload: bytes, batch: bool, settled: bool) -> None:
+        if isinstance(link.context, LinkEnd):
+            link.context.on_message(delivery, payload, settled)
+
+    def on_oversized(self, link: Link, delivery: Delivery, size_bytes: int, settled: bool) -> None:
+        raise AssertionError("no link has a limit")
+
+    def on_outcome(self, link: Link, delivery: Delivery, token: bytes, state: int, settled: bool) -> None:
+        if isinstance(link.context, LinkEnd):
+            link.context.on_outcome(delivery, token, state, settled)
+
+    def on_close(self, condition: str, description: str) -> None:
+        if self._failure is None:
+            self._failure = ConnectionLost(condition, description or "the peer has closed the connection")
+
+
+def _sasl(credentials: Credentials, hostname: str) -> SaslClient:
+    if isinstance(credentials, Plain):
+        return SaslClient(PLAIN, plain_response(credentials.name, credentials.password), hostname)
+    return SaslClient(ANONYMOUS, b"", hostname)

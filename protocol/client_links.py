@@ -1,0 +1,478 @@
+"""The links of a client: a sender that awaits outcomes, and a receiver that settles.
+
+Everything that waits is woken when the link or its connection ends, with the reason.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Self
+from uuid import UUID
+
+from protocol import conditions
+from protocol.client_errors import (
+    ClientError,
+    LinkClosed,
+    MessageRefused,
+    MessageReturned,
+    SettlementRefused,
+)
+from protocol.codec import Symbol
+from protocol.engine import ACCEPTED, MODIFIED, REJECTED, RELEASED, Delivery, Link
+from protocol.lock_tokens import uuid_of
+from protocol.messages import Message
+from protocol.symbols import DEAD_LETTER_ERROR_DESCRIPTION, DEAD_LETTER_REASON
+
+if TYPE_CHECKING:
+    from protocol.client import Connection
+
+
+class LinkEnd:
+    """What all links of a client have in common. `link` is there once it is attached."""
+
+    link: Link
+
+    def __init__(self, connection: "Connection", address: str) -> None:
+        self.connection = connection
+        self.address = address
+        self.error: ClientError | None = None  # why the link ended
+        self.attached: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.detached = asyncio.Event()
+
+    @property
+    def closed(self) -> bool:
+        return self.error is not None
+
+    async def close(self) -> None:
+        """Detach, and wait for the peer's answer. What waits on the link ends with LinkClosed."""
+        if self.error is None:
+            self.prepare_close()
+            self.link.detach()
+            self.connection.flush()
+            self.fail(LinkClosed("", f"the link to {self.address} was closed"))
+        async with asyncio.timeout(self.connection.timeout_s):
+            await self.detached.wait()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def check(self) -> None:
+        """Raises why the link ended, if it has."""
+        if self.error is not None:
+            raise self.error.again()
+
+    # -- what the connection tells
+
+    def on_attached(self) -> None:
+        if not self.attached.done():
+            self.attached.set_result(None)
+
+    def on_detached(self, error: ClientError) -> None:
+        """The link is gone, and with it all its deliveries."""
+        self.fail(error)
+        self.detached.set()
+
+    def fail(self, error: ClientError) -> None:
+        """Wake all who wait; of the errors of a link the first one counts."""
+        if self.error is not None:
+            return
+        self.error = error
+        if not self.attached.done():
+            self.attached.set_exception(error.again())
+        self.wake(error)
+
+    def wake(self, error: ClientError) -> None:
+        raise NotImplementedError
+
+    def prepare_close(self) -> None:
+        """Say what is to be said before the link is closed from our side."""
+
+    def on_flow(self) -> None: ...
+
+    def on_resumed(self) -> None:
+        """The socket takes bytes again."""
+
+    def on_message(self, delivery: Delivery, payload: bytes, settled: bool) -> None:
+        raise AssertionError("nothing is received on this link")
+
+    def on_outcome(self, delivery: Delivery, tag: bytes, state: int, settled: bool) -> None:
+        raise AssertionError("no outcomes on this link")
+
+
+def _fail(future: "asyncio.Future[Any]", error: ClientError) -> None:
+    if not future.done():
+        future.set_exception(error.again())
+
+
+class Sender(LinkEnd):
+    """A link on which we send. Messages are AMQP messages as encoded; `protocol.messages` makes them."""
+
+    def __init__(self, connection: "Connection", address: str, max_in_flight: int) -> None:
+        super().__init__(connection, address)
+        self._max_in_flight = max_in_flight
+        self._count = 0
+        self._in_flight: dict[bytes, asyncio.Future[None]] = {}
+        self._waiting: deque[tuple[bytes, asyncio.Future[asyncio.Future[None]]]] = deque()
+
+    @property
+    def in_flight(self) -> int:
+        """Messages sent whose outcome is not known yet."""
+        return len(self._in_flight)
+
+    async def send(self, message: bytes) -> None:
+        """Send, and wait until the peer has accepted.
+
+        Raises MessageRefused or MessageReturned; LinkDetached or ConnectionLost if the outcome will never be known.
+        """
+        await (await self.post(message))
+
+    async def post(self, message: bytes) -> "asyncio.Future[None]":
+        """Send as soon as there is room, which is bounded, without waiting for the outcome: that is the future's.
+
+        For pipelining. A future that is dropped reports its failure to the event loop's log only.
+        """
+        self.check()
+        if not self._waiting and self._has_room:
+            return self._transmit(message)
+        handed: asyncio.Future[asyncio.Future[None]] = asyncio.get_running_loop().create_future()
+        self._waiting.append((message, handed))
+        return await handed
+
+    async def send_all(self, messages: Iterable[bytes] | AsyncIterable[bytes]) -> int:
+        """Send pipelined and wait for all outcomes; the count of messages, all accepted.
+
+        On the first failure nothing more is sent, and once all outcomes are known it is raised.
+        """
+        count = 0
+        failure: BaseException | None = None
+        pending: set[asyncio.Future[None]] = set()
+
+        def done(outcome: asyncio.Future[None]) -> None:
+            nonlocal failure
+            pending.discard(outcome)
+            failure = failure or outcome.exception()
+
+        async for message in _each(messages):
+            if failure is not None:
+                break
+            outcome = await self.post(message)
+            pending.add(outcome)
+            outcome.add_done_callback(done)
+            count += 1
+        if pending:
+            await asyncio.wait(pending)
+        if failure is not None:
+            raise failure
+        return count
+
+    @property
+    def _has_room(self) -> bool:
+        return (
+            self.link.credit > 0 and len(self._in_flight) < self._max_in_flight and not self.connection.is_write_paused
+        )
+
+    def _transmit(self, message: bytes) -> "asyncio.Future[None]":
+        self._count += 1
+        tag = self._count.to_bytes(8, "big")
+        outcome = self._in_flight[tag] = asyncio.get_running_loop().create_future()
+        self.link.send(tag, message, b"", 0, False)
+        self.connection.flush_soon()
+        return outcome
+
+    def _pump(self) -> None:
+        while self._waiting and self._has_room:
+            message, handed = self._waiting.popleft()
+            if not handed.done():
+                handed.set_result(self._transmit(message))
+
+    def on_flow(self) -> None:
+        if self.link.drain:
+            self.link.drained()
+        self._pump()
+
+    def on_resumed(self) -> None:
+        self._pump()
+
+    def on_outcome(self, delivery: Delivery, tag: bytes, state: int, settled: bool) -> None:
+        outcome = self._in_flight.pop(tag)
+        engine = self.connection.engine
+        if not outcome.done():
+            if state == ACCEPTED:
+                outcome.set_result(None)
+            elif state == REJECTED:
+                condition, description, _ = engine.rejection(delivery)
+                outcome.set_exception(MessageRefused(condition, description or "the peer rejected the message"))
+            else:
+                outcome.set_exception(MessageReturned("", _RETURNED.get(state, "the peer settled without an outcome")))
+        engine.forget(delivery)
+        self._pump()
+
+    def wake(self, error: ClientError) -> None:
+        in_flight, self._in_flight = self._in_flight, {}
+        for outcome in in_flight.values():
+            _fail(outcome, error)
+        while self._waiting:
+            _fail(self._waiting.popleft()[1], error)
+
+
+_RETURNED = {RELEASED: "the peer released the message", MODIFIED: "the peer returned the message as modified"}
+
+
+async def _each(messages: Iterable[bytes] | AsyncIterable[bytes]) -> AsyncIterator[bytes]:
+    if isinstance(messages, AsyncIterable):
+        async for message in messages:
+            yield message
+    else:
+        for message in messages:
+            yield message
+
+
+class Received:
+    """A message received. `payload` is the AMQP message as encoded; `settled` once an outcome was told."""
+
+    __slots__ = ("_delivery", "payload", "tag")
+
+    def __init__(self, payload: bytes, tag: bytes, delivery: Delivery | None) -> None:
+        self.payload = payload
+        self.tag = tag
+        self._delivery = delivery
+
+    @property
+    def settled(self) -> bool:
+        return self._delivery is None
+
+    @property
+    def lock_token(self) -> UUID:
+        """What $management knows the lock by. Raises ValueError if the peer is no Service Bus."""
+        return uuid_of(self.tag)
+
+    def message(self) -> Message:
+        """Raises DecodeError or LimitExceeded."""
+        return Message.decode(self.payload)
+
+    def take_delivery(self) -> Delivery:
+        """The engine's delivery, which can be settled once. Raises ValueError."""
+        delivery, self._delivery = self._delivery, None
+        if delivery is None:
+            raise ValueError("the message is settled already")
+        return delivery
+
+
+class Receiver(LinkEnd):
+    """A link on which we receive, with peek-lock or receive-and-delete.
+
+    The peer may have `credit` messages on their way or waiting here to be taken; with a credit of 0 it has what
+    `grant` and `fetch` give. `accept`, `release`, `modify` and `reject` return a future that is done when the peer has
+    confirmed: await it at once, or settle many and await all. It fails with SettlementRefused.
+    """
+
+    def __init__(self, connection: "Connection", address: str, credit: int, receive_and_delete: bool) -> None:
+        super().__init__(connection, address)
+        self.receive_and_delete = receive_and_delete
+        self._window = credit
+        self._buffer: deque[Received] = deque()
+        self._changed = asyncio.Event()
+        self._answers: dict[Delivery, tuple[int, asyncio.Future[None]]] = {}
+        self._settles_second = False
+
+    # -- receiving
+
+    async def receive(self, timeout_s: float | None = None) -> Received | None:
+        """The next message; None if none came in `timeout_s`. Raises why the link ended."""
+        if not self._buffer and not await self._wait(lambda: bool(self._buffer), timeout_s):
+            return None
+        received = self._buffer.popleft()
+        self._refill()
+        return received
+
+    async def fetch(self, count: int, timeout_s: float = 0.0) -> list[Received]:
+        """Up to `count` messages: all that the peer has, once there is one, else none after `timeout_s`.
+
+        Ends the credit window: nothing comes between one fetch and the next.
+        """
+        self.check()
+        self._window = 0
+        missing = count - len(self._buffer) - self.link.credit
+        if missing > 0:
+            self.grant(missing)
+        if timeout_s > 0:
+            await self._wait(lambda: bool(self._buffer), timeout_s)
+        if len(self._buffer) < count:
+            await self.drain()
+        return [self._buffer.popleft() for _ in range(min(count, len(self._buffer)))]
+
+    async def drain(self) -> None:
+        """Have the peer send what it has for the credit it holds, and give back the rest; ends the credit window.
+
+        What came is there to be received without waiting. Raises TimeoutError, or why the link ended.
+        """
+        self.check()
+        self._window = 0
+        if self.link.credit > 0:
+            self.link.ask_drain()
+            self.connection.flush()
+            if not await self._wait(lambda: self.error is None and self.link.credit <= 0, self.connection.timeout_s):
+                raise TimeoutError(f"{self.address} does not answer a drain")
+
+    def grant(self, credit: int) -> None:
+        """Let the peer send `credit` messages more, apart from the credit window."""
+        self.check()
+        self.link.grant(credit)
+        self.connection.flush_soon()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Received:
+        """Ends when the link is closed from our side. Raises why else it ended."""
+        try:
+            received = await self.receive()
+        except LinkClosed:
+            raise StopAsyncIteration from None
+        assert received is not None
+        return received
+
+    async def _wait(self, is_so: Callable[[], bool], timeout_s: float | None) -> bool:
+        """Wait until `is_so()`; False after `timeout_s`."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not is_so():
+                    self.check()
+                    await self._changed.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def _pulse(self) -> None:
+        """Wake all who wait to look again."""
+        self._changed.set()
+        self._changed.clear()
+
+    def _refill(self) -> None:
+        # In halves of the window, so that flow frames stay few.
+        if self._window and self.error is None:
+            free = self._window - self.link.credit - len(self._buffer)
+            if 2 * free >= self._window:
+                self.link.grant(free)
+                self.connection.flush_soon()
+
+    # -- settling
+
+    def accept(self, received: Received) -> "asyncio.Future[None]":
+        """Complete: the message is done with. Raises ValueError if it is settled, or why the link ended."""
+        return self._settle(received, ACCEPTED)
+
+    def release(self, received: Received) -> "asyncio.Future[None]":
+        """Give it back, which does not count as a failed delivery. Raises as `accept` does."""
+        return self._settle(received, RELEASED)
+
+    def modify(
+        self,
+        received: Received,
+        *,
+        undeliverable_here: bool = False,
+        properties: Mapping[str, Any] | None = None,
+    ) -> "asyncio.Future[None]":
+        """Abandon: it comes again with one delivery more; with `undeliverable_here` it is deferred.
+
+        `properties` are set on the message. Raises as `accept` does.
+        """
+        annotations = {Symbol(name): value for name, value in (properties or {}).items()}
+
+        def describe(delivery: Delivery) -> None:
+            self.connection.engine.describe_modified(delivery, True, undeliverable_here, annotations)
+
+        return self._settle(received, MODIFIED, describe)
+
+    def reject(
+        self,
+        received: Received,
+        reason: str | None = None,
+        description: str | None = None,
+        properties: Mapping[str, Any] | None = None,
+    ) -> "asyncio.Future[None]":
+        """Dead-letter, with a reason and a description that can be read on the message, and properties set on it.
+
+        Raises as `accept` does.
+        """
+        info = {Symbol(name): value for name, value in (properties or {}).items()}
+        if reason is not None:
+            info[Symbol(DEAD_LETTER_REASON)] = reason
+        if description is not None:
+            info[Symbol(DEAD_LETTER_ERROR_DESCRIPTION)] = description
+
+        def describe(delivery: Delivery) -> None:
+            engine = self.connection.engine
+            engine.describe_rejected(delivery, conditions.DEAD_LETTER, description or "", info)
+
+        return self._settle(received, REJECTED, describe)
+
+    def _settle(
+        self, received: Received, state: int, describe: Callable[[Delivery], None] | None = None
+    ) -> "asyncio.Future[None]":
+        self.check()
+        delivery = received.take_delivery()
+        engine = self.connection.engine
+        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if engine.is_settled(delivery):
+            engine.forget(delivery)
+            answer.set_exception(SettlementRefused("", "the peer has settled the message itself"))
+            return answer
+        if describe is not None:
+            describe(delivery)
+        if self._settles_second:
+            engine.offer(self.link, delivery, state)
+            self._answers[delivery] = state, answer
+        else:
+            engine.settle(delivery, state)
+            answer.set_result(None)
+        self.connection.flush_soon()
+        return answer
+
+    # -- what the connection tells
+
+    def on_attached(self) -> None:
+        self._settles_second = self.link.settles_second
+        self._refill()
+        super().on_attached()
+
+    def on_message(self, delivery: Delivery, payload: bytes, settled: bool) -> None:
+        engine = self.connection.engine
+        tag = engine.tag(delivery)
+        if self.error is not None and not settled:
+            return  # too late; its lock ends with the link
+        if settled:
+            engine.forget(delivery)
+        self._buffer.append(Received(payload, tag, None if settled else delivery))
+        self._pulse()
+
+    def on_flow(self) -> None:
+        self._pulse()
+
+    def on_outcome(self, delivery: Delivery, tag: bytes, state: int, settled: bool) -> None:
+        told, answer = self._answers.pop(delivery)
+        engine = self.connection.engine
+        condition, description, _ = engine.rejection(delivery) if state == REJECTED else ("", "", {})
+        if not answer.done():
+            # Settled without a state leaves ours; an error is a refusal although what was asked for is `rejected` too.
+            if state == 0 or (state == told and not condition):
+                answer.set_result(None)
+            else:
+                answer.set_exception(SettlementRefused(condition, description or "the peer has another outcome"))
+        engine.forget(delivery)
+
+    def wake(self, error: ClientError) -> None:
+        """Messages under lock are of no use any more; what was received and deleted can still be taken."""
+        self._buffer = deque(received for received in self._buffer if received.settled)
+        answers, self._answers = self._answers, {}
+        for _, answer in answers.values():
+            _fail(answer, error)
+        self._pulse()
+
+    def prepare_close(self) -> None:
+        """What nobody has taken goes back at once, for other receivers."""
+        while self._buffer and not self._buffer[0].settled:
+            self.connection.engine.settle(self._buffer.popleft().take_delivery(), RELEASED)

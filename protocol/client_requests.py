@@ -1,0 +1,239 @@
+"""Requests to a node and their responses, matched by correlation id; and what $cbs and $management are asked."""
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
+from typing import TYPE_CHECKING, Any, Final
+from uuid import UUID
+
+from protocol import addresses, conditions, sas_tokens
+from protocol.client_errors import AuthenticationFailed, ClientError, RequestFailed
+from protocol.client_links import LinkEnd, Sender
+from protocol.codec import Int, Long, UInt, array
+from protocol.connection_string import SharedAccessKey, SharedAccessSignature
+from protocol.engine import ACCEPTED, Delivery
+from protocol.errors import ProtocolError
+from protocol.messages import Message, value_section
+from protocol.request_message import text
+
+if TYPE_CHECKING:
+    from protocol.client import Connection
+
+RESPONSE_CREDIT = 100
+MAX_REQUESTS = 100
+# A token is put again when this share of its life is over.
+REFRESH_AT = 0.8
+RETRY_SECONDS = 5.0
+
+_SERVER_TIMEOUT: Final = "com.microsoft:server-timeout"
+UINT_MAX: Final = (1 << 32) - 1
+_TOKEN_TYPE: Final = "servicebus.windows.net:sastoken"
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """`properties` are the application properties, `body` the value."""
+
+    properties: Mapping[str, Any]
+    body: Any
+
+
+class ResponseLink(LinkEnd):
+    """The link on which a node answers."""
+
+    def __init__(self, connection: "Connection", node: str) -> None:
+        super().__init__(connection, node)
+        self.waiting: dict[Any, asyncio.Future[Response]] = {}
+
+    def on_attached(self) -> None:
+        self.link.grant(RESPONSE_CREDIT)
+        super().on_attached()
+
+    def on_message(self, delivery: Delivery, payload: bytes, settled: bool) -> None:
+        engine = self.connection.engine
+        if settled:
+            engine.forget(delivery)
+        else:
+            engine.settle(delivery, ACCEPTED)
+        if self.link.credit <= RESPONSE_CREDIT // 2 and self.error is None:
+            self.link.grant(RESPONSE_CREDIT - self.link.credit)
+        try:
+            message = Message.decode(payload)
+            waiting = self.waiting.get(message.correlation_id)
+            if waiting is not None and not waiting.done():
+                waiting.set_result(Response(message.application_properties, message.content()))
+        except ProtocolError:
+            return  # nobody can be told whose answer it was: the request runs into its time-out
+
+    def wake(self, error: ClientError) -> None:
+        for future in self.waiting.values():
+            if not future.done():
+                future.set_exception(error.again())
+
+
+class Requests:
+    """A pair of links to one node. Any number of requests may be under way; MAX_REQUESTS are on the wire at once."""
+
+    def __init__(self, sender: Sender, responses: ResponseLink, reply_to: str) -> None:
+        self._sender = sender
+        self._responses = responses
+        self._reply_to = reply_to
+        self._count = 0
+
+    @property
+    def closed(self) -> bool:
+        return self._sender.closed or self._responses.closed
+
+    async def request(self, properties: Mapping[str, Any], body: Any, timeout_s: float | None) -> Response:
+        """Ask, and wait for the answer. Raises TimeoutError; MessageRefused, LinkDetached or ConnectionLost."""
+        self._count += 1
+        message_id = f"{self._reply_to}:{self._count}"
+        message = Message(
+            value_section(body), message_id=message_id, reply_to=self._reply_to, application_properties=dict(properties)
+        ).encode()
+        answer: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
+        self._responses.check()
+        self._responses.waiting[message_id] = answer
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._sender.send(message)
+                return await answer
+        except TimeoutError:
+            what = f"'{properties.get('operation')}' at {self._sender.address}"
+            raise TimeoutError(f"no answer to {what} within {timeout_s} s") from None
+        finally:
+            del self._responses.waiting[message_id]
+
+    async def close(self) -> None:
+        await asyncio.gather(self._sender.close(), self._responses.close())
+
+
+class Claims:
+    """The tokens of a connection: put for what is used first, and again before they expire (amqp.md 2)."""
+
+    def __init__(self, connection: "Connection", credentials: SharedAccessKey | SharedAccessSignature) -> None:
+        self._connection = connection
+        self._credentials = credentials
+        self._refresh_at: dict[str, float] = {}  # by audience, as the loop's clock has it
+        self._putting = asyncio.Lock()
+        self._refreshing: asyncio.Task[None] | None = None
+
+    async def ensure(self, address: str) -> None:
+        """Have a token for the entity that `address` belongs to. Raises AuthenticationFailed."""
+        audience = f"amqp://{self._connection.hostname}/{addresses.parse_audience(address).path}"
+        async with self._putting:
+            if audience not in self._refresh_at:
+                await self._put(audience)
+        if self._refreshing is None and isinstance(self._credentials, SharedAccessKey):
+            self._refreshing = asyncio.create_task(self._refresh())
+
+    def stop(self) -> None:
+        if self._refreshing is not None:
+            self._refreshing.cancel()
+
+    async def _put(self, audience: str) -> None:
+        token, life_s = self._token(audience)
+        requests = await self._connection.requests("$cbs")
+        properties = {"operation": "put-token", "type": _TOKEN_TYPE, "name": audience}
+        response = await requests.request(properties, token, self._connection.timeout_s)
+        status = response.properties.get("status-code")
+        if not isinstance(status, int) or not 200 <= status < 300:
+            description = text(response.properties.get("status-description"))
+            raise AuthenticationFailed(conditions.UNAUTHORIZED_ACCESS, description or f"token refused: status {status}")
+        self._refresh_at[audience] = asyncio.get_running_loop().time() + REFRESH_AT * life_s
+
+    def _token(self, audience: str) -> tuple[str, float]:
+        credentials = self._credentials
+        if isinstance(credentials, SharedAccessSignature):
+            return credentials.token, float("inf")
+        expires_s = ceil(time.time() + credentials.lifetime_s)
+        return sas_tokens.generate(audience, credentials.name, credentials.key, expires_s), credentials.lifetime_s
+
+    async def _refresh(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(min(self._refresh_at.values()) - loop.time())
+            for audience in [audience for audience, at in self._refresh_at.items() if at <= loop.time()]:
+                try:
+                    await self._put(audience)
+                except (ClientError, TimeoutError):
+                    # The links that need it are detached when the old token ends, with the reason.
+                    self._refresh_at[audience] = loop.time() + RETRY_SECONDS
+
+
+@dataclass(frozen=True, slots=True)
+class QueueCounts:
+    """Messages by state. `active` are available or locked, `locked` those of them under a lock. Sizes in bytes.
+
+    `size_bytes` includes the dead-letter queue.
+    """
+
+    active: int
+    locked: int
+    deferred: int
+    scheduled: int
+    dead_lettered: int
+    size_bytes: int
+
+
+class Management:
+    """The $management node of an entity, or of its dead-letter queue."""
+
+    def __init__(self, requests: Requests, timeout_s: float) -> None:
+        self._requests = requests
+        self._timeout_s = timeout_s
+
+    async def request(
+        self, operation: str, body: Mapping[str, Any] | None = None, timeout_s: float | None = None
+    ) -> dict[str, Any]:
+        """The body of the answer, empty if there is no content. Raises RequestFailed, TimeoutError, ..."""
+        timeout_s = self._timeout_s if timeout_s is None else timeout_s
+        properties: dict[str, Any] = {"operation": operation}
+        if timeout_s != float("inf"):
+            properties[_SERVER_TIMEOUT] = UInt(min(timeout_s * 1000, UINT_MAX))
+        answer = await self._requests.request(
+            properties, dict(body or {}), None if timeout_s == float("inf") else timeout_s
+        )
+        status = answer.properties.get("statusCode")
+        if not isinstance(status, int) or not 200 <= status < 300:
+            raise RequestFailed(
+                text(answer.properties.get("errorCondition")) or "",
+                text(answer.properties.get("statusDescription")) or f"'{operation}' failed",
+                status if isinstance(status, int) else 500,
+            )
+        return answer.body if isinstance(answer.body, dict) else {}
+
+    async def peek(self, count: int = 1, from_sequence_number: int = 0) -> list[bytes]:
+        """Messages as encoded, in any state, in the order of their sequence numbers; maybe fewer than asked for."""
+        body = {"from-sequence-number": Long(from_sequence_number), "message-count": Int(count)}
+        answer = await self.request("com.microsoft:peek-message", body)
+        return [item["message"] for item in answer.get("messages", [])]
+
+    async def renew_locks(self, lock_tokens: Sequence[UUID]) -> list[int]:
+        """Until when each is locked now, in Unix milliseconds."""
+        answer = await self.request("com.microsoft:renew-lock", {"lock-tokens": array(UUID, lock_tokens)})
+        return [int(until) for until in answer["expirations"]]
+
+    async def schedule(self, messages: Sequence[Message]) -> list[int]:
+        """Sequence numbers; when each is due is in its annotation x-opt-scheduled-enqueue-time."""
+        items = [{"message-id": message.message_id, "message": message.encode()} for message in messages]
+        answer = await self.request("com.microsoft:schedule-message", {"messages": items})
+        return [int(number) for number in answer["sequence-numbers"]]
+
+    async def cancel_scheduled(self, sequence_numbers: Sequence[int]) -> None:
+        body = {"sequence-numbers": array(Long, sequence_numbers)}
+        await self.request("com.microsoft:cancel-scheduled-message", body)
+
+    async def purge(self) -> int:
+        """Delete all messages that are not locked, however long it takes; their count. Needs the right Manage."""
+        return int((await self.request("peeklock:purge", timeout_s=float("inf")))["message-count"])
+
+    async def counts(self) -> QueueCounts:
+        return queue_counts((await self.request("peeklock:get-counts"))["counts"])
+
+
+def queue_counts(values: Mapping[str, int]) -> QueueCounts:
+    """What the broker answers, by names with hyphens."""
+    return QueueCounts(**{name: int(values[name.replace("_", "-")]) for name in QueueCounts.__slots__})
