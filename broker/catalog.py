@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from xxhash import xxh3_64_intdigest
 
 from broker.config import ConfigurationError
-from broker.entities import IMMUTABLE, QueueDescription
+from broker.entities import QueueDescription
 from storage.records import CorruptRecord, decode_document, encode_document, entity_key
 from storage.store import Store, StoreError, Table
 
@@ -114,7 +114,7 @@ def reconcile(stores: Sequence[Store], declared: Iterable[QueueDescription], now
             continue
         wanted = wanted.model_copy(update={"name": known.description.name})
         names = [name for name in QueueDescription.model_fields if _differ(name, known.description, wanted)]
-        refused += [_refusal(name, known.description, wanted) for name in IMMUTABLE if name in names]
+        refused += [_refusal(name, known.description, wanted) for name in wanted.immutable if name in names]
         if names:
             changed.append(known._replace(description=wanted, updated_ms=now_ms))
             updated.append(Update(wanted.name, tuple(names)))

@@ -12,7 +12,7 @@ from broker.config import Place, Settings
 from broker.config_sources import FLAGS, OFF, SECRETS, Loaded, dotted, leaves, limits, optional, section_of, variable
 from broker.durations import format_duration
 from broker.emulator_config import QUEUE_PROPERTIES
-from broker.entities import IMMUTABLE, AuthorizationRule, Frozen, QueueDescription
+from broker.entities import AuthorizationRule, Frozen, QueueDescription
 
 MASK = "***"
 
@@ -95,7 +95,8 @@ def document() -> str:
         title = f"## {section}\n\n{Settings.model_fields[section].description}" if section else "## General"
         parts.append(f"{title}\n\n{_TABLE}{''.join(rows)}")
     parts.append(
-        _QUEUES.format(immutable=", ".join(f"`{name}`" for name in IMMUTABLE)) + _model_table(QueueDescription)
+        _QUEUES.format(immutable=", ".join(f"`{name}`" for name in QueueDescription.immutable))
+        + _model_table(QueueDescription)
     )
     parts.append(_RULES + _model_table(AuthorizationRule))
     parts.append(_EMULATOR + "".join(_emulator_rows()))

@@ -1,18 +1,38 @@
 """Descriptions of entities: what a user may set, with limits and defaults.
 
 Limits are those of Azure Service Bus and of its emulator's schema. Durations are milliseconds; None means unlimited.
+A subscription's rules are described in `broker.rule_descriptions`.
 """
 
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic_core import PydanticCustomError
 
 SECOND_MS = 1000
 MINUTE_MS = 60 * SECOND_MS
 DAY_MS = 24 * 60 * MINUTE_MS
 
-EntityName = Annotated[str, StringConstraints(min_length=1, max_length=260, pattern=r"^[A-Za-z0-9](?:[\w./~-]*\w)?$")]
+
+def _names_no_subscription(name: str) -> str:
+    """Addresses are read from the right: below a last segment but one of that name is a subscription."""
+    segments = name.lower().split("/")
+    if "" in segments or (len(segments) > 2 and segments[-2] == "subscriptions"):
+        raise PydanticCustomError(
+            "no_address", "has no address: it must not hold // or end in /Subscriptions/ and a name"
+        )
+    return name
+
+
+EntityName = Annotated[
+    str,
+    StringConstraints(min_length=1, max_length=260, pattern=r"^[A-Za-z0-9](?:[\w./~-]*\w)?$"),
+    AfterValidator(_names_no_subscription),
+]
+SubscriptionName = Annotated[
+    str, StringConstraints(min_length=1, max_length=50, pattern=r"^[A-Za-z0-9](?:[\w.~-]*\w)?$")
+]
 
 
 class Status(StrEnum):
@@ -47,10 +67,62 @@ class AuthorizationRule(Frozen):
     rights: frozenset[Right] = Field(description="List of Send, Listen and Manage; Manage implies the others.")
 
 
-class QueueDescription(Frozen):
-    """A queue's properties. Those in `IMMUTABLE` are set at creation and never change."""
+class _Description(Frozen):
+    """What all entities have. Those in `immutable` are set at creation and never change."""
 
-    name: EntityName = Field(description="Name of the queue.")
+    kind: ClassVar[str]
+    immutable: ClassVar[tuple[str, ...]]
+
+    name: EntityName = Field(description="Name of the entity.")
+    default_message_time_to_live_ms: int | None = Field(
+        None,
+        ge=SECOND_MS,
+        description="Time to live of a message that has none, and the longest of one that has; unset is unlimited.",
+    )
+    enable_batched_operations: bool = Field(
+        True, description="Kept for clients that read it; operations are always batched."
+    )
+    auto_delete_on_idle_ms: int | None = Field(
+        None, ge=5 * MINUTE_MS, description="Idle time after which the entity is deleted; unset is never."
+    )
+    status: Status = Field(Status.ACTIVE, description="What clients may do with the entity.")
+    user_metadata: Annotated[str, StringConstraints(max_length=1024)] = Field("", description="Free text.")
+
+    @property
+    def path(self) -> str:
+        """The address, unique in the namespace without regard to case."""
+        return self.name
+
+    @property
+    def home_name(self) -> str:
+        """The name that says which partition the entity lives on (`broker.catalog.home_partition`)."""
+        return self.name
+
+
+class _Sent(_Description):
+    """What queues and topics have in common: they are sent to."""
+
+    requires_duplicate_detection: bool = Field(
+        False, description="Drop a message whose message id was seen within the window."
+    )
+    duplicate_detection_history_time_window_ms: int = Field(
+        10 * MINUTE_MS, ge=5 * SECOND_MS, le=7 * DAY_MS, description="Window of duplicate detection."
+    )
+    enable_partitioning: bool = Field(False, description="Spread the entity over all partitions.")
+    max_size_mb: int = Field(
+        1024, ge=1, le=80 * 1024, description="Size of stored messages above which sends are refused."
+    )
+    max_message_size_kb: int | None = Field(
+        None, ge=1, le=100 * 1024, description="Largest message, where smaller than amqp.max_message_size_bytes."
+    )
+    authorization_rules: tuple[AuthorizationRule, ...] = Field(
+        (), max_length=12, description="Shared access keys for this entity and all below it."
+    )
+
+
+class _Received(_Description):
+    """What queues and subscriptions have in common: they are received from."""
+
     lock_duration_ms: int = Field(
         30 * SECOND_MS,
         ge=5 * SECOND_MS,
@@ -60,43 +132,64 @@ class QueueDescription(Frozen):
     max_delivery_count: int = Field(
         10, ge=1, le=2**31 - 1, description="Failed deliveries after which a message is dead-lettered."
     )
-    default_message_time_to_live_ms: int | None = Field(
-        None,
-        ge=SECOND_MS,
-        description="Time to live of a message that has none, and the longest of one that has; unset is unlimited.",
-    )
     dead_lettering_on_message_expiration: bool = Field(
         False, description="Dead-letter expired messages, else they are dropped."
     )
     requires_session: bool = Field(False, description="Messages belong to sessions, and receivers accept sessions.")
-    requires_duplicate_detection: bool = Field(
-        False, description="Drop a message whose message id was seen within the window."
-    )
-    duplicate_detection_history_time_window_ms: int = Field(
-        10 * MINUTE_MS, ge=5 * SECOND_MS, le=7 * DAY_MS, description="Window of duplicate detection."
-    )
-    enable_partitioning: bool = Field(False, description="Spread the queue over all partitions.")
-    enable_batched_operations: bool = Field(
-        True, description="Kept for clients that read it; operations are always batched."
-    )
-    max_size_mb: int = Field(
-        1024, ge=1, le=80 * 1024, description="Size of stored messages above which sends are refused."
-    )
-    max_message_size_kb: int | None = Field(
-        None, ge=1, le=100 * 1024, description="Largest message, where smaller than amqp.max_message_size_bytes."
-    )
-    auto_delete_on_idle_ms: int | None = Field(
-        None, ge=5 * MINUTE_MS, description="Idle time after which the queue is deleted; unset is never."
-    )
-    forward_to: EntityName | None = Field(None, description="Queue that messages are moved on to.")
+    forward_to: EntityName | None = Field(None, description="Queue or topic that messages are moved on to.")
     forward_dead_lettered_messages_to: EntityName | None = Field(
-        None, description="Queue that dead-lettered messages are moved on to."
-    )
-    status: Status = Field(Status.ACTIVE, description="What clients may do with the queue.")
-    user_metadata: Annotated[str, StringConstraints(max_length=1024)] = Field("", description="Free text.")
-    authorization_rules: tuple[AuthorizationRule, ...] = Field(
-        (), max_length=12, description="Shared access keys for this queue."
+        None, description="Queue or topic that dead-lettered messages are moved on to."
     )
 
 
-IMMUTABLE = ("requires_session", "requires_duplicate_detection", "enable_partitioning")
+class QueueDescription(_Sent, _Received):
+    kind = "queue"
+    immutable = ("requires_session", "requires_duplicate_detection", "enable_partitioning")
+
+
+class TopicDescription(_Sent):
+    """A topic is sent to; what it publishes is received from its subscriptions."""
+
+    kind = "topic"
+    immutable = ("requires_duplicate_detection", "enable_partitioning")
+
+    status: Literal[Status.ACTIVE, Status.DISABLED, Status.SEND_DISABLED] = Field(
+        Status.ACTIVE, description="What clients may do with the topic; its subscriptions have their own status."
+    )
+
+
+class SubscriptionProperties(_Received):
+    """What is set of a subscription, wherever its topic is named."""
+
+    name: SubscriptionName = Field(description="Name of the subscription, of at most 50 characters.")
+    dead_lettering_on_filter_evaluation_exceptions: bool = Field(
+        True, description="Dead-letter a message on which a rule's filter or action fails, else it is dropped here."
+    )
+    status: Literal[Status.ACTIVE, Status.DISABLED, Status.RECEIVE_DISABLED] = Field(
+        Status.ACTIVE, description="What clients may do with the subscription; disabled, it still collects messages."
+    )
+
+
+class SubscriptionDescription(SubscriptionProperties):
+    """A queue of its own, filled with what its rules select of the topic's messages."""
+
+    kind = "subscription"
+    immutable = ("requires_session",)
+
+    topic: EntityName = Field(description="Name of the topic.")
+
+    @property
+    def path(self) -> str:
+        return f"{self.topic}/Subscriptions/{self.name}"
+
+    @property
+    def home_name(self) -> str:
+        """A subscription lives where its topic does."""
+        return self.topic
+
+
+Description = QueueDescription | TopicDescription | SubscriptionDescription
+
+DESCRIPTIONS: dict[str, type[Description]] = {
+    each.kind: each for each in (QueueDescription, TopicDescription, SubscriptionDescription)
+}

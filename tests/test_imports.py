@@ -39,8 +39,9 @@ MAY_IMPORT = {
     "broker.errors": set(),
     "broker.wire": set(),
     "broker.entities": set(),
+    "broker.rule_descriptions": {"broker.entities", "broker.durations", "protocol.codec", "protocol.errors"},
     "broker.metrics": set(),
-    "broker.config": {"broker.entities"},
+    "broker.config": {"broker.entities", "broker.rule_descriptions"},
     "pipeline": {"protocol", "pipeline"},
 }
 

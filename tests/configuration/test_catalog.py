@@ -13,7 +13,7 @@ from broker.catalog import (
     reconcile,
 )
 from broker.config import ConfigurationError
-from broker.entities import IMMUTABLE, AuthorizationRule, QueueDescription, Right, Status
+from broker.entities import AuthorizationRule, QueueDescription, Right, Status
 from storage.lmdb_store import LmdbStore
 from storage.memory import MemoryStore
 from storage.records import entity_key
@@ -89,7 +89,7 @@ def test_mutable_differences_are_updated_and_named(stores):
     reconcile(stores, [queue()], T0)
     wanted = queue(max_delivery_count=3, status=Status.SEND_DISABLED, forward_to="other")
     result = reconcile(stores, [wanted], T1)
-    changed = ("max_delivery_count", "forward_to", "status")
+    changed = ("status", "max_delivery_count", "forward_to")
     assert result == Reconciled(2, (), (Update("orders", changed),), ())
     for store in stores:
         assert definitions(store) == [Definition(1, wanted, T0, T1)]
@@ -106,11 +106,11 @@ def test_every_property_but_the_immutable_can_be_updated(stores):
     )  # fmt: skip
     reconcile(stores, [queue()], T0)
     [update] = reconcile(stores, [other], T1).updated
-    assert set(update.properties) == set(QueueDescription.model_fields) - {"name", *IMMUTABLE}
+    assert set(update.properties) == set(QueueDescription.model_fields) - {"name", *QueueDescription.immutable}
     assert definitions(stores[1])[0].description == other
 
 
-@pytest.mark.parametrize("name", IMMUTABLE)
+@pytest.mark.parametrize("name", QueueDescription.immutable)
 @pytest.mark.parametrize("stored", [True, False])
 def test_an_immutable_difference_names_entity_property_and_values(stores, name, stored):
     reconcile(stores, [queue("Orders", **{name: stored})], T0)
