@@ -53,8 +53,9 @@ class Field(IntEnum):
     ENQUEUED_MS = 1
     EXPIRES_MS = 2
     ENQUEUE_SEQUENCE_NUMBER = 3
-    PROPERTIES = 4  # application properties set since: name -> str, or bytes of one encoded AMQP value
+    PROPERTIES = 4  # application properties set since: name -> str, or bytes of one encoded AMQP value; None: removed
     DEAD_LETTER_SOURCE = 5
+    SYSTEM = 6  # fields of the properties section set since: index in its list -> as in PROPERTIES
 
 
 Overlay = dict[int, Any]
@@ -66,6 +67,10 @@ entity_key = struct.Struct(">I").pack
 unpack_message_key = struct.Struct(">Q").unpack
 unpack_queue_key = struct.Struct(">IBQ").unpack
 unpack_due_key = struct.Struct(">IBqQ").unpack
+
+
+def rule_key(entity_id: int, name: str) -> bytes:
+    return entity_key(entity_id) + name.encode()
 
 
 # Message record: checksum of all that follows, enqueued ms, expires ms (NEVER), layout (opaque here: see
@@ -122,8 +127,30 @@ def decode_entry(value: bytes) -> Entry:
     return Entry(message_id, delivery_count, overlay)
 
 
+# References: how many queue entries refer to one message, crc32 of that. Absent: one does.
+def encode_references(count: int) -> bytes:
+    number = count.to_bytes(4, "big")
+    return number + crc32(number).to_bytes(4, "big")
+
+
+def decode_references(value: bytes) -> int:
+    """Raises CorruptRecord."""
+    if len(value) != 8 or crc32(value[:4]) != int.from_bytes(value[4:], "big"):
+        raise CorruptRecord("references: checksum mismatch")
+    return int.from_bytes(value[:4], "big")
+
+
+# What each copy of a message in a subscription adds to the topic's size, whose bodies count once: about what an entry
+# with its key takes.
+COPY_BYTES = 48
+
+
 class Counts(NamedTuple):
-    """What a queue holds. A locked message counts as available. Bytes are of the message records."""
+    """What a queue holds. A locked message counts as available. Bytes are of the message records.
+
+    A topic has the number of messages published as its numbers, its scheduled messages, and as bytes all that is stored
+    for it: each body once, whatever the number of copies, and COPY_BYTES for each copy.
+    """
 
     next_sequence_number: int = 1
     available: int = 0
@@ -148,7 +175,7 @@ def decode_counts(value: bytes) -> Counts:
 
 
 def encode_document(document: Any) -> bytes:
-    """A META or ENTITIES value: any msgpack value."""
+    """A META, ENTITIES or RULES value: any msgpack value."""
     rest: bytes = msgpack.packb(document)
     return crc32(rest).to_bytes(4, "big") + rest
 

@@ -1,16 +1,19 @@
 """Whether what one partition's tables say is true, each by itself and of each other.
 
-Needs about 25 bytes of memory for each message, and 10 to 35 for each queue entry; reads all of the store once.
+Needs about 30 bytes of memory for each message, and 10 to 35 for each queue entry; reads all of the store once.
 """
 
 from array import array
 from bisect import bisect_left
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from storage.lmdb_store import Snapshot
 from storage.records import (
+    COPY_BYTES,
     DELETED_ENTITY_PREFIX,
     NEVER,
     CorruptRecord,
@@ -23,6 +26,7 @@ from storage.records import (
     decode_counts,
     decode_document,
     decode_entry,
+    decode_references,
     message_expires_ms,
     message_key,
     queue_key,
@@ -50,6 +54,8 @@ class Problem(StrEnum):
     WRONG_COUNTS = "wrong-counts"
     STRAY_TIMER = "stray-timer"  # of no queue entry, of one that needs none, or at another time than the entry's
     MISSING_TIMER = "missing-timer"  # an entry would never become available, or never expire
+    WRONG_REFERENCES = "wrong-references"  # another number of queue entries refers to a message than is recorded
+    STRAY_RULE = "stray-rule"  # of no subscription
 
 
 @dataclass(frozen=True)
@@ -130,29 +136,61 @@ class _Verification:
         self._message_ids = array("Q")
         self._message_sizes = array("Q")
         self._message_expiries = array("q")
-        self._referenced = bytearray()
+        self._references = array("L")  # of each message: entries that refer to it
         self._queues: defaultdict[int, _Queue] = defaultdict(_Queue)
         self._deleted: set[int] = set()  # entities whose contents are being freed step by step
+        self._topics: dict[int, int] = {}  # entity id of a subscription, one being freed included -> of its topic
+        self._topic_bytes: Counter[int] = Counter()  # entity id -> bodies once, and copies, of its subscriptions
+        self._bodies_set_aside: set[int] = set()
+        self._entry_set_aside = False
 
     def run(self) -> None:
-        self._documents(Table.META)
-        self._documents(Table.ENTITIES)
+        self._meta()
+        self._entities()
+        self._rules()
         self._quarantine()
         self._messages()
         self._entries()
         self._timers()
         self._counts()
-        self._unreferenced()
+        self._compare_references()
 
-    def _documents(self, table: Table) -> None:
+    def _documents(self, table: Table) -> Iterator[tuple[bytes, Any]]:
+        """Keys and documents, None in place of one that cannot be read."""
         for key, value in self._snapshot.items(table):
             self._report.records[table] += 1
             try:
-                decode_document(value)
+                document = decode_document(value)
             except (CorruptRecord, ValueError) as error:
                 self._report.add(Problem.CORRUPT_RECORD, table, key, str(error))
-            if table is Table.META and key.startswith(DELETED_ENTITY_PREFIX):
-                self._deleted.add(int.from_bytes(key.removeprefix(DELETED_ENTITY_PREFIX), "big"))
+                document = None
+            yield key, document
+
+    def _meta(self) -> None:
+        for key, document in self._documents(Table.META):
+            if key.startswith(DELETED_ENTITY_PREFIX):
+                entity_id = int.from_bytes(key.removeprefix(DELETED_ENTITY_PREFIX), "big")
+                self._deleted.add(entity_id)
+                if isinstance(document, dict) and document["topic_id"] is not None:
+                    self._topics[entity_id] = document["topic_id"]
+
+    def _entities(self) -> None:
+        subscriptions: dict[int, str] = {}
+        topics: dict[str, int] = {}
+        for key, document in self._documents(Table.ENTITIES):
+            kind = document.get("kind") if isinstance(document, dict) else None
+            if kind == "subscription":
+                subscriptions[int.from_bytes(key, "big")] = document["topic"].lower()
+            elif kind == "topic":
+                topics[document["name"].lower()] = int.from_bytes(key, "big")
+        self._topics.update((key, topics[name]) for key, name in subscriptions.items() if name in topics)
+
+    def _rules(self) -> None:
+        for key, _ in self._documents(Table.RULES):
+            entity_id = int.from_bytes(key[:4], "big")
+            if entity_id not in self._topics and entity_id not in self._deleted:
+                text = f"entity {entity_id}: {key[4:].decode(errors='replace')!r} is a rule of no subscription"
+                self._report.add(Problem.STRAY_RULE, Table.RULES, key, text)
 
     def _quarantine(self) -> None:
         """A record set aside is no problem; that its entry's timer and size may still be there, is none either."""
@@ -162,6 +200,9 @@ class _Verification:
                 queue_id, _, sequence_number = unpack_queue_key(key[1:])
                 self._queues[queue_id].timers_unknown.add(sequence_number)
                 self._queues[queue_id].set_aside = True
+                self._entry_set_aside = True
+            elif key[0] == Table.MESSAGES and len(key) == 9:
+                self._bodies_set_aside.add(unpack_message_key(key[1:])[0])
 
     def _messages(self) -> None:
         for key, record in self._snapshot.items(Table.MESSAGES):
@@ -178,7 +219,7 @@ class _Verification:
             self._message_ids.append(unpack_message_key(key)[0])
             self._message_sizes.append(len(record))
             self._message_expiries.append(expires_ms)
-        self._referenced = bytearray(len(self._message_ids))
+        self._references = array("L", bytes(array("L").itemsize * len(self._message_ids)))
 
     def _entries(self) -> None:
         for key, value in self._snapshot.items(Table.QUEUE):
@@ -206,11 +247,20 @@ class _Verification:
             return
         expires_ms = (entry.overlay or {}).get(Field.EXPIRES_MS)
         index = _index(self._message_ids, entry.message_id)
+        if index is None and entry.message_id in self._bodies_set_aside:
+            # Other subscriptions' copies of it follow when somebody asks for them.
+            queue.timers_unknown.add(sequence_number)
+            queue.set_aside = True
+            return
         if index is None:
             text = f"queue {queue_id}: {sequence_number} refers to message {entry.message_id}, which is not there"
             self._report.add(Problem.MISSING_MESSAGE, Table.QUEUE, key, text)
         else:
-            self._referenced[index] = True
+            topic_id = self._topics.get(queue_id >> 3)
+            if topic_id is not None:
+                first = not self._references[index]
+                self._topic_bytes[topic_id] += COPY_BYTES + (self._message_sizes[index] if first else 0)
+            self._references[index] += 1
             queue.size_bytes += self._message_sizes[index]
             if expires_ms is None:
                 expires_ms = self._message_expiries[index]
@@ -267,6 +317,7 @@ class _Verification:
 
     def _counts(self) -> None:
         without = {queue_id for queue_id, queue in self._queues.items() if any(queue.places.values())}
+        without.update(topic_id << 3 for topic_id in self._topic_bytes if topic_id not in self._deleted)
         for key, value in self._snapshot.items(Table.COUNTS):
             self._report.records[Table.COUNTS] += 1
             if len(key) != 4:
@@ -288,6 +339,7 @@ class _Verification:
             return
         queue = self._queues[queue_id]
         places = queue.places
+        size_bytes = queue.size_bytes + (self._topic_bytes[queue_id >> 3] if queue_id & 7 == Part.MAIN else 0)
         highest = max((numbers[-1] for numbers in places.values() if numbers), default=0)
         there = Counts(
             next_sequence_number=max(counts.next_sequence_number, highest + 1),
@@ -295,17 +347,57 @@ class _Verification:
             deferred=len(places[Place.DEFERRED]),
             scheduled=len(places[Place.SCHEDULED]),
             # An entry set aside does not tell whose body stays behind, so that stays counted.
-            size_bytes=max(counts.size_bytes, queue.size_bytes) if queue.set_aside else queue.size_bytes,
+            size_bytes=max(counts.size_bytes, size_bytes) if self._may_count_more(queue_id) else size_bytes,
         )
         if counts != there:
             self._report.add(
                 Problem.WRONG_COUNTS, Table.COUNTS, key, f"queue {queue_id}: counted {counts}, there are {there}"
             )
 
-    def _unreferenced(self) -> None:
-        for message_id, referenced in zip(self._message_ids, self._referenced, strict=True):
-            if not referenced:
-                key = message_id.to_bytes(8, "big")
+    def _may_count_more(self, queue_id: int) -> bool:
+        if self._queues[queue_id].set_aside:
+            return True
+        subscriptions = (key for key, topic_id in self._topics.items() if topic_id == queue_id >> 3)
+        return any(
+            (queue := self._queues.get(key << 3 | part)) is not None and queue.set_aside
+            for key in subscriptions
+            for part in Part
+        )
+
+    def _compare_references(self) -> None:
+        """A message to which several entries refer has a record that says how many; others need none."""
+        several = {index for index, references in enumerate(self._references) if references > 1}
+        for key, value in self._snapshot.items(Table.REFS):
+            self._report.records[Table.REFS] += 1
+            if len(key) != 8:
+                self._malformed(Table.REFS, key)
+                continue
+            (message_id,) = unpack_message_key(key)
+            index = _index(self._message_ids, message_id)
+            if index is not None:
+                several.discard(index)
+            try:
+                recorded = decode_references(value)
+            except CorruptRecord as error:
+                self._report.add(Problem.CORRUPT_RECORD, Table.REFS, key, str(error))
+                continue
+            if index is None:
+                wrong = message_id not in self._bodies_set_aside
+                there = 0
+            else:
+                there = self._references[index]
+                # An entry set aside is one that it still refers to.
+                wrong = recorded != there and not (self._entry_set_aside and recorded > there)
+            if wrong:
+                text = f"message {message_id}: {recorded} references recorded, there are {there}"
+                self._report.add(Problem.WRONG_REFERENCES, Table.REFS, key, text)
+        for index in sorted(several):
+            key, there = message_key(self._message_ids[index]), self._references[index]
+            text = f"message {self._message_ids[index]}: no references recorded, there are {there}"
+            self._report.add(Problem.WRONG_REFERENCES, Table.REFS, key, text)
+        for message_id, references in zip(self._message_ids, self._references, strict=True):
+            if not references:
+                key = message_key(message_id)
                 self._report.add(Problem.ORPHANED_MESSAGE, Table.MESSAGES, key, f"message {message_id} is in no queue")
 
     def _malformed(self, table: Table, key: bytes) -> None:

@@ -116,7 +116,7 @@ DAMAGES: dict[str, tuple[Callable[[LmdbStore], object], dict[Problem, int]]] = {
     ),
     "entry twice": (
         lambda store: store.put(Table.QUEUE, queue_key(QUEUE_ID, Place.DEFERRED, 1), encode_entry(1)),
-        {Problem.TWO_PLACES: 1, Problem.WRONG_COUNTS: 1},
+        {Problem.TWO_PLACES: 1, Problem.WRONG_COUNTS: 1, Problem.WRONG_REFERENCES: 1},
     ),
     "counts gone": (
         lambda store: store.delete(Table.COUNTS, entity_key(QUEUE_ID)),
@@ -205,7 +205,7 @@ def test_what_is_dead_lettered_does_not_expire_and_needs_no_timer(tmp_path: Path
 def test_a_deleted_entity_is_freed_step_by_step_and_that_is_no_problem(tmp_path: Path) -> None:
     make_data_directory(tmp_path)
     with open_store(partition_path(tmp_path, 0)) as store:
-        store.put(Table.META, DELETED_ENTITY_PREFIX + entity_key(QUEUE_ID >> 3), encode_document(1_000))
+        store.put(Table.META, DELETED_ENTITY_PREFIX + entity_key(QUEUE_ID >> 3), encode_document({"topic_id": None}))
         for number, place in ((1, Place.AVAILABLE), (2, Place.AVAILABLE), (3, Place.DEFERRED)):
             store.delete(Table.QUEUE, queue_key(QUEUE_ID, place, number))
             store.delete(Table.MESSAGES, message_key(number))
