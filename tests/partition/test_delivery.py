@@ -318,6 +318,31 @@ def test_a_backlog_is_not_held_in_memory():
     assert window.entries == []
 
 
+def test_what_is_sent_while_a_backlog_is_received_comes_after_it():
+    queue = Driver(settings=PartitionSettings(window=4))
+    queue.send(*["m"] * 100)
+    got = numbers(queue.receive(3))
+    queue.send("n", "n")
+    got += numbers(queue.receive(98))
+    queue.send("o")
+    assert got + numbers(queue.receive(5)) == list(range(1, 104))
+
+
+def test_what_a_turn_had_no_room_for_comes_in_the_next():
+    queue = Driver(settings=PartitionSettings(pump_bytes_per_receiver=5000))
+    queue.send(*[message(bytes(3000 if n % 5 == 2 else 1)) for n in range(40)])
+    assert numbers(queue.receive(100)) == list(range(1, 41))
+
+
+def test_a_returned_message_goes_to_a_receiver_that_waits(queue):
+    queue.send("a")
+    a = queue.receive_one()
+    queue.open("waiting")
+    queue.grant(1, "waiting")
+    queue.settle(Outcome.RELEASED, a)
+    assert numbers(queue.pump()["waiting"]) == [1]
+
+
 def test_many_returned_messages_are_not_held_in_memory():
     queue = Driver(settings=PartitionSettings(window=16))
     queue.send(*["m"] * 200)

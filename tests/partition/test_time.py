@@ -131,6 +131,38 @@ def test_expired_under_lock_with_nobody_pulling_it_waits_for_a_receiver():
     assert queue.bodies(DEAD) == ["a"]
 
 
+def test_expired_under_lock_it_goes_when_dead_lettering_is_turned_off():
+    queue = dead_lettering()
+    queue.send(message("a", ttl_ms=TTL_MS), message("b", ttl_ms=TTL_MS))
+    a, _ = queue.receive(2)
+    queue.open("x")
+    queue.grant(1, "x")
+    queue.wait(TTL_MS)  # the timer comes by, and leaves what is locked
+    queue.partition.grant("x", 0)
+    queue.settle(Outcome.RELEASED, a)
+    assert queue.bodies() == ["a", "b"]
+    queue.change(dead_lettering_on_message_expiration=False)
+    queue.wait(0)
+    assert queue.bodies() == ["b"]
+
+
+def test_time_to_live_ends_in_time_after_the_clock_was_set_back(queue):
+    queue.send(message("a", ttl_ms=TTL_MS))
+    queue.wait(TTL_MS)
+    queue.now_ms = START_MS - 10 * TTL_MS
+    queue.send(message("b", ttl_ms=TTL_MS))
+    queue.wait(TTL_MS)
+    assert queue.bodies() == []
+
+
+def test_expired_in_the_window_it_is_gone_from_there_too(queue):
+    queue.send(message("a", ttl_ms=TTL_MS), message("b", ttl_ms=TTL_MS), "c")
+    queue.settle(Outcome.RELEASED, queue.receive_one())
+    queue.wait(TTL_MS)
+    assert [d.body for d in queue.receive(5)] == [b"c"]
+    assert queue.partition.tallies()[MAIN]["quarantined"] == 0
+
+
 def test_a_dead_lettered_message_does_not_expire():
     queue = dead_lettering()
     queue.send(message("a", ttl_ms=TTL_MS))

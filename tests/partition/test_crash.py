@@ -1,0 +1,387 @@
+"""The process stops at each write and each commit in turn: on disk is what was confirmed, and nothing half done."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from driver import DEAD, ENTITY, LOCK_MS, MAIN, START_MS, Driver, message
+
+from broker.partition.settings import PartitionSettings
+from broker.wire import Outcome
+from storage.lmdb_store import LmdbStore
+from storage.records import (
+    NEVER,
+    Counts,
+    Field,
+    Part,
+    Place,
+    Timer,
+    decode_counts,
+    decode_entry,
+    entity_key,
+    message_expires_ms,
+    message_key,
+    unpack_due_key,
+    unpack_queue_key,
+)
+from storage.store import Store, Table
+
+WRITES = ("put", "append", "put_many", "delete", "delete_many")
+
+
+class Stopped(Exception):
+    pass
+
+
+class StoppingStore:
+    """A store that stops at a step: one step before each write, one before each commit, one after it."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.steps_left: int | None = None
+        self.steps = 0
+        self.states: list[Any] = []  # after each commit
+
+    def step(self) -> None:
+        self.steps += 1
+        if self.steps_left is not None:
+            self.steps_left -= 1
+            if self.steps_left == 0:
+                raise Stopped
+
+    def commit(self) -> None:
+        if not self._store.dirty:
+            return
+        self.step()
+        self._store.commit()
+        self.states.append(contents(self._store))
+        self.step()
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._store, name)
+        if name not in WRITES:
+            return found
+
+        def write(*args: Any) -> Any:
+            self.step()
+            return found(*args)
+
+        return write
+
+
+def contents(store: Store) -> dict[Table, list[tuple[bytes, bytes]]]:
+    return {table: store.scan(table, b"\0", b"\xff" * 64, 10_000) for table in Table}
+
+
+def assert_consistent(state: dict[Table, list[tuple[bytes, bytes]]]) -> None:
+    """Each body in exactly one queue, each timer of a message, each count true."""
+    bodies = dict(state[Table.MESSAGES])
+    used: list[bytes] = []
+    counted: dict[int, list[int]] = {}
+    timers = set()
+    for key, value in state[Table.QUEUE]:
+        queue_id, place, number = unpack_queue_key(key)
+        entry = decode_entry(value)
+        record = bodies[message_key(entry.message_id)]
+        used.append(message_key(entry.message_id))
+        counts = counted.setdefault(queue_id, [0, 0, 0, 0])
+        counts[place] += 1
+        counts[3] += len(record)
+        expires_ms = (entry.overlay or {}).get(Field.EXPIRES_MS) or message_expires_ms(record)
+        if place == Place.SCHEDULED:
+            timers.add((queue_id, Timer.SCHEDULED, int.from_bytes(record[8:16], "big"), number))
+        elif place == Place.AVAILABLE and expires_ms != NEVER and queue_id & 7 == Part.MAIN:
+            timers.add((queue_id, Timer.EXPIRY, expires_ms, number))
+    assert sorted(used) == sorted(bodies)
+    assert {unpack_due_key(key) for key, _ in state[Table.DUE]} == timers
+    stored = {key: decode_counts(value) for key, value in state[Table.COUNTS]}
+    for queue_id, counts in counted.items():
+        assert stored.pop(entity_key(queue_id))[1:] == tuple(counts)
+    assert all(counts[1:] == Counts()[1:] for counts in stored.values())
+
+
+Scenario = Iterator[None]
+
+
+def sending(queue: Driver) -> Scenario:
+    yield
+    queue.send("a")
+    queue.send("b")
+
+
+def a_batch(queue: Driver) -> Scenario:
+    yield
+    queue.send("a", message("b", ttl_ms=50), message("c", scheduled_ms=START_MS + 50), "d")
+
+
+def a_batch_to_a_waiting_receiver(queue: Driver) -> Scenario:
+    queue.open()
+    queue.grant(2)
+    yield
+    queue.partition.send(MAIN, [message("a"), message("b"), message("c")], queue.now_ms)
+    queue.settle(Outcome.ACCEPTED, *queue.pump()["r"])
+
+
+def completing(queue: Driver) -> Scenario:
+    queue.send("a", "b", message("c", ttl_ms=9000))
+    received = queue.receive(3)
+    yield
+    queue.settle(Outcome.ACCEPTED, received[0])
+    queue.settle(Outcome.ACCEPTED, *received[1:])
+
+
+def abandoning(queue: Driver) -> Scenario:
+    queue.send("a", "b")
+    a, b = queue.receive(2)
+    yield
+    queue.settle(Outcome.ABANDONED, a, properties={"p": "1"})
+    queue.settle(Outcome.RELEASED, b)
+
+
+def abandoning_for_the_last_time(queue: Driver) -> Scenario:
+    queue.change(max_delivery_count=1)
+    queue.send("a", message("b", ttl_ms=9000))
+    received = queue.receive(2)
+    yield
+    queue.settle(Outcome.ABANDONED, *received)
+
+
+def deferring(queue: Driver) -> Scenario:
+    queue.send("a", message("b", ttl_ms=9000))
+    received = queue.receive(2)
+    yield
+    queue.settle(Outcome.DEFERRED, *received, properties={"p": "1"})
+
+
+def completing_what_was_deferred(queue: Driver) -> Scenario:
+    queue.send("a", "b")
+    queue.settle(Outcome.DEFERRED, *queue.receive(2))
+    yield
+    queue.request("receive-deferred", [1], True)
+    _, items = queue.request("receive-deferred", [2], False)
+    queue.request("settle", [items[0]], Outcome.ACCEPTED, None)
+
+
+def dead_lettering(queue: Driver) -> Scenario:
+    queue.send("a", message("b", ttl_ms=9000))
+    received = queue.receive(2)
+    yield
+    queue.settle(Outcome.DEAD_LETTERED, *received, properties={"DeadLetterReason": "x"})
+
+
+def completing_what_was_dead_lettered(queue: Driver) -> Scenario:
+    queue.send(message("a", ttl_ms=9000))
+    queue.settle(Outcome.DEAD_LETTERED, queue.receive_one())
+    dead = queue.receive_one("d", DEAD)
+    yield
+    queue.settle(Outcome.ACCEPTED, dead, queue=DEAD)
+
+
+def receiving_and_deleting(queue: Driver) -> Scenario:
+    queue.send("a", message("b", ttl_ms=9000), "c")
+    queue.open("r", receive_and_delete=True)
+    yield
+    queue.grant(1)
+    queue.pump()
+    queue.grant(2)
+    queue.pump()
+
+
+def restoring(queue: Driver) -> Scenario:
+    queue.send("a", message("b", ttl_ms=9000))
+    queue.open("r", receive_and_delete=True)
+    queue.partition.grant("r", 2)
+    [(_, _, items)] = queue.partition.pump(queue.now_ms).deliveries
+    queue.partition.commit()
+    yield
+    queue.partition.restore(MAIN, items, queue.now_ms)
+    queue.partition.commit()
+
+
+def locks_that_end(queue: Driver) -> Scenario:
+    queue.change(max_delivery_count=2)
+    queue.send("a", "b")
+    queue.settle(Outcome.ABANDONED, queue.receive_one())
+    queue.receive(2)
+    yield
+    queue.wait(LOCK_MS)
+
+
+def a_connection_that_breaks(queue: Driver) -> Scenario:
+    queue.change(max_delivery_count=2)
+    queue.send("a", "b")
+    queue.settle(Outcome.ABANDONED, queue.receive_one())
+    queue.receive(2)
+    yield
+    queue.close(broken=True)
+
+
+def expiring(queue: Driver) -> Scenario:
+    queue.send(*[message(body, ttl_ms=50 + at) for at, body in enumerate("abcde")])
+    yield
+    queue.wait(60)
+
+
+def expiring_to_the_dead_letter_queue(queue: Driver) -> Scenario:
+    queue.change(dead_lettering_on_message_expiration=True)
+    queue.send(*[message(body, ttl_ms=50) for body in "abc"], "d")
+    queue.wait(60)
+    yield
+    queue.receive(1)
+    queue.wait(1)
+
+
+def activating(queue: Driver) -> Scenario:
+    queue.send(*[message(body, scheduled_ms=START_MS + 50, ttl_ms=9000 if body == "b" else None) for body in "abcde"])
+    yield
+    queue.wait(60)
+
+
+def scheduling_and_cancelling(queue: Driver) -> Scenario:
+    yield
+    numbers = queue.request("schedule", [message(body, scheduled_ms=START_MS + 50, ttl_ms=7) for body in "abc"])
+    queue.request("cancel-scheduled", numbers[:2])
+
+
+def deleting_a_batch(queue: Driver) -> Scenario:
+    queue.send("a", message("b", ttl_ms=9000), "c")
+    queue.receive_one()
+    yield
+    queue.request("delete-batch", 2, START_MS + 1)
+
+
+def purging(queue: Driver) -> Scenario:
+    queue.send("a", message("b", ttl_ms=9000), "c", message("d", scheduled_ms=START_MS + 50))
+    queue.settle(Outcome.DEFERRED, queue.receive_one())
+    yield
+    queue.request("purge")
+
+
+def several_queues_in_one_turn(queue: Driver) -> Scenario:
+    queue.send(*"abc")
+    a, b, c = queue.receive(3)
+    yield
+    partition, now_ms = queue.partition, queue.now_ms
+    partition.send(MAIN, [message("d"), message("e")], now_ms)
+    partition.settle(MAIN, [a.token], Outcome.ACCEPTED, None, now_ms)
+    partition.settle(MAIN, [b.token], Outcome.DEAD_LETTERED, None, now_ms)
+    partition.settle(MAIN, [c.token], Outcome.ABANDONED, None, now_ms)
+    partition.request("probe", 0, [], now_ms)
+    queue.open("d", DEAD)
+    queue.grant(1, "d")
+    queue.settle(Outcome.DEFERRED, *queue.pump()["d"], queue=DEAD)
+
+
+SCENARIOS = [
+    sending,
+    a_batch,
+    a_batch_to_a_waiting_receiver,
+    completing,
+    abandoning,
+    abandoning_for_the_last_time,
+    deferring,
+    completing_what_was_deferred,
+    dead_lettering,
+    completing_what_was_dead_lettered,
+    receiving_and_deleting,
+    restoring,
+    locks_that_end,
+    a_connection_that_breaks,
+    expiring,
+    expiring_to_the_dead_letter_queue,
+    activating,
+    scheduling_and_cancelling,
+    deleting_a_batch,
+    purging,
+    several_queues_in_one_turn,
+]
+
+
+def open_store(path, create=False):
+    return LmdbStore(path, partition_id=5, map_size_bytes=1 << 26, create=create)
+
+
+def run(scenario, path, stop_at):
+    """Run it on a new store until the step; returns the stopping store, and the state it began with."""
+    disk = open_store(path, create=True)
+    store = StoppingStore(disk)
+    queue = Driver(store, PartitionSettings(step=2))
+    story = scenario(queue)
+    next(story)
+    assert not disk.dirty
+    start = contents(disk)
+    store.steps, store.states, store.steps_left = 0, [], stop_at
+    try:
+        next(story, None)
+    except Stopped:
+        pass
+    else:
+        assert stop_at is None
+        assert not disk.dirty
+    disk.close()
+    return store, start
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
+def test_stopped_anywhere_it_holds_what_was_confirmed(scenario, tmp_path):
+    whole, start = run(scenario, tmp_path / "whole", None)
+    assert whole.states
+    for state in whole.states:
+        assert_consistent(state)
+    for step in range(1, whole.steps + 1):
+        path = tmp_path / str(step)
+        stopped, begun_with = run(scenario, path, step)
+        assert begun_with == start
+        disk = open_store(path)
+        assert contents(disk) == [start, *whole.states][len(stopped.states)]
+        assert stopped.states == whole.states[: len(stopped.states)]
+        after(disk)
+
+
+def after(disk: LmdbStore) -> None:
+    """It is opened anew and used: nothing is in the way, and nothing is left when all is received."""
+    queue = Driver(disk)
+    queue.wait(10 * LOCK_MS)
+    for queue_id in (MAIN, DEAD):
+        available, deferred, _, _ = queue.held(queue_id)
+        received = queue.receive(100, queue_id, queue_id)
+        assert len(received) == available
+        queue.settle(Outcome.ACCEPTED, *received, queue=queue_id)
+        assert queue.request("purge", queue=queue_id) == deferred
+        assert queue.counts(queue_id) == [0, 0, 0, 0, 0]
+    state = contents(disk)
+    assert_consistent(state)
+    assert state[Table.MESSAGES] == state[Table.QUEUE] == state[Table.DUE] == []
+    disk.close()
+
+
+def test_deletion_of_a_queue_stopped_anywhere_is_finished_after_a_restart(tmp_path):
+    def deleting(queue):
+        queue.send(*"abcde", message("f", ttl_ms=9000))
+        queue.settle(Outcome.DEAD_LETTERED, queue.receive_one())
+        yield
+        queue.partition.delete_queue(ENTITY, queue.now_ms)
+        queue.store.delete(Table.ENTITIES, entity_key(ENTITY))
+        queue.partition.commit()
+        queue.wait(1)
+
+    whole, start = run(deleting, tmp_path / "whole", None)
+    for step in range(1, whole.steps + 1):
+        path = tmp_path / str(step)
+        stopped, _ = run(deleting, path, step)
+        disk = open_store(path)
+        assert contents(disk) == [start, *whole.states][len(stopped.states)]
+        if stopped.states:
+            queue = Driver.__new__(Driver)
+            queue.store, queue.settings, queue.now_ms, queue._starts, queue._limits = (
+                disk,
+                PartitionSettings(),
+                0,
+                0,
+                {},
+            )
+            queue.start()
+            queue.now_ms = START_MS
+            queue.wait(1)
+            assert contents(disk) == whole.states[-1]
+        disk.close()

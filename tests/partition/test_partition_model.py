@@ -1,0 +1,592 @@
+"""The partition against a plain model: random operations, clock steps, changes and restarts.
+
+After each step everything is compared: what each queue shows, its counts in memory and on disk, and every delivery.
+Where the order of the partition's own work is its own business, the model looks: an expired message may have gone or
+not, within what is promised, and dead-lettered messages get whatever next number.
+
+PEEKLOCK_MODEL_EXAMPLES sets how many examples are run; 200 by default.
+"""
+
+import os
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from driver import DEAD, LOCK_MS, MAIN, Driver, deliveries, message
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from broker.errors import EntityDisabled, LockLost, MessageNotFound, NotAllowed
+from broker.partition.settings import PartitionSettings
+from broker.wire import Outcome
+from storage.records import MESSAGE_HEADER_BYTES, Field, Place
+
+NEVER = 1 << 62
+QUEUES = st.sampled_from([MAIN, MAIN, MAIN, DEAD])
+RECEIVERS = st.sampled_from("wxyz")
+TTLS = st.sampled_from([None, None, 0, 40, 500, LOCK_MS + 100])
+PICK = st.integers(0, 12)
+PADDING = ["", "", "", "x" * 400, "x" * 900]  # so that turns end in the middle of what was read
+
+
+@dataclass
+class Message:
+    body: str
+    number: int
+    place: Place
+    enqueued_ms: int
+    expires_ms: int = NEVER
+    ttl_ms: int | None = None
+    scheduled_ms: int = 0
+    count: int = 0
+    properties: dict[str, str] = field(default_factory=dict)
+    first_number: int | None = None
+    token: bytes | None = None  # locked
+    until_ms: int = 0
+    owner: str | None = None
+
+
+@dataclass
+class Receiver:
+    queue: int
+    receive_and_delete: bool
+    limit: int = 0
+    delivered: int = 0
+    draining: bool = False
+
+    @property
+    def credit(self) -> int:
+        return max(0, self.limit - self.delivered)
+
+
+class PartitionModel(RuleBasedStateMachine):
+    @initialize(
+        dead_letter_expired=st.booleans(),
+        limit=st.integers(1, 4),
+        window=st.sampled_from([2, 5, 100]),
+        step=st.sampled_from([2, 100]),
+        pump_bytes=st.sampled_from([1500, 1 << 20]),
+        keep_locks=st.booleans(),
+    )
+    def start(self, dead_letter_expired, limit, window, step, pump_bytes, keep_locks):
+        self.driver = Driver(
+            settings=PartitionSettings(
+                window=window,
+                step=step,
+                pump_bytes=pump_bytes,
+                pump_bytes_per_receiver=pump_bytes // 2,
+                keep_locks_of_broken_connections=keep_locks,
+            ),
+            dead_lettering_on_message_expiration=dead_letter_expired,
+            max_delivery_count=limit,
+        )
+        self.keep_locks = keep_locks
+        self.queues: dict[int, list[Message]] = {MAIN: [], DEAD: []}
+        self.next_number = {MAIN: 1, DEAD: 1}
+        self.receivers: dict[str, Receiver] = {}
+        self.moving: dict[str, Message] = {}  # dead-lettered in this step
+        self.gone: dict[str, str] = {}  # body: reason
+        self.accepted = 0
+        self.tokens: list[tuple[int, bytes]] = []  # all that were ever given, with their queue
+        self.removed: list[tuple[int, Message, list[Any]]] = []  # received and deleted: can be restored
+        self.locked_since: dict[bytes, None] = {}
+
+    # -- what the model knows
+
+    @property
+    def now_ms(self) -> int:
+        return self.driver.now_ms
+
+    @property
+    def terms(self):
+        return self.driver.description
+
+    def can_send(self) -> bool:
+        return self.terms.status in ("Active", "ReceiveDisabled")
+
+    def can_receive(self) -> bool:
+        return self.terms.status in ("Active", "SendDisabled")
+
+    def pulling(self, queue: int) -> bool:
+        return any(r.queue == queue and r.credit for r in self.receivers.values())
+
+    def accept(self, ttl_ms: int | None, scheduled_ms: int) -> Message:
+        default = self.terms.default_message_time_to_live_ms
+        effective = min((t for t in (ttl_ms, default) if t is not None), default=None)
+        self.accepted += 1
+        number = self.next_number[MAIN]
+        self.next_number[MAIN] += 1
+        waits = scheduled_ms > self.now_ms
+        found = Message(
+            body=self.body(self.accepted),
+            number=number,
+            place=Place.SCHEDULED if waits else Place.AVAILABLE,
+            enqueued_ms=self.now_ms,
+            expires_ms=NEVER if effective is None or waits else self.now_ms + effective,
+            ttl_ms=effective,
+            scheduled_ms=scheduled_ms,
+        )
+        self.queues[MAIN].append(found)
+        return found
+
+    def body(self, number: int) -> str:
+        return f"m{number}{PADDING[number % len(PADDING)]}"
+
+    def expired(self, queue: int, m: Message) -> bool:
+        return queue == MAIN and m.expires_ms <= self.now_ms
+
+    def leave(self, queue: int, m: Message, reason: str) -> None:
+        self.queues[queue].remove(m)
+        self.gone[m.body] = reason
+
+    def move(self, m: Message, properties: dict[str, str] | None) -> None:
+        self.queues[MAIN].remove(m)
+        m.properties = m.properties | (properties or {})
+        m.first_number = m.first_number or m.number
+        m.place, m.token, m.owner = Place.AVAILABLE, None, None
+        self.moving[m.body] = m
+
+    def unlock(self, m: Message) -> None:
+        m.token, m.owner, m.until_ms = None, None, 0
+
+    def fail(self, queue: int, m: Message, properties: dict[str, str] | None = None) -> None:
+        self.unlock(m)
+        m.count += 1
+        m.properties = m.properties | (properties or {})
+        limit = self.terms.max_delivery_count
+        if queue == MAIN and m.count >= limit:
+            text = f"Message could not be consumed after {limit} delivery attempts."
+            self.move(m, {"DeadLetterReason": "MaxDeliveryCountExceeded", "DeadLetterErrorDescription": text})
+
+    def expire_on_access(self, m: Message) -> None:
+        if self.terms.dead_lettering_on_message_expiration:
+            text = "The message expired and was dead lettered."
+            self.move(m, {"DeadLetterReason": "TTLExpiredException", "DeadLetterErrorDescription": text})
+        else:
+            self.leave(MAIN, m, "expired")
+
+    def locked(self) -> list[tuple[int, Message]]:
+        return [(queue, m) for queue in self.queues for m in self.queues[queue] if m.token is not None]
+
+    def candidates(self) -> list[tuple[int, bytes]]:
+        """Tokens to use: of locks held, and of some that are not."""
+        return [(queue, m.token) for queue, m in self.locked() if m.token] + self.tokens[-2:]
+
+    def find(self, queue: int, token: bytes) -> Message | None:
+        return next((m for m in self.queues[queue] if m.token == token and m.until_ms > self.now_ms), None)
+
+    # -- one turn of a worker, and what it must have done
+
+    def turn(self) -> None:
+        driver = self.driver
+        pulled = self.pulling(MAIN)
+        self.time_passed()
+        while (due_ms := driver.partition.next_timer_ms()) is not None and due_ms <= self.now_ms:
+            driver.partition.advance(self.now_ms)
+        given: list[tuple[str, int, list[Any]]] = []
+        drained: dict[str, int] = {}
+        more = True
+        while more:
+            pumped = driver.partition.pump(self.now_ms)
+            driver.partition.commit()
+            given += pumped.deliveries
+            drained |= dict(pumped.drained)
+            assert len(dict(pumped.drained)) == len(pumped.drained)
+            assert not pumped.closed or not self.can_receive()
+            more = pumped.more
+        shown = {queue: driver.peek(queue, count=1000) for queue in (MAIN, DEAD)}
+        self.look_for_expired(pulled, shown, given)
+        self.check_deliveries(given)
+        self.check_drained(drained)
+        if self.pulling(MAIN):
+            assert not [m for m in self.queues[MAIN] if self.may_go(m)]
+        self.compare(shown)
+
+    def time_passed(self) -> None:
+        for queue, m in self.locked():
+            if m.until_ms <= self.now_ms:
+                self.fail(queue, m)
+        due = [m for m in self.queues[MAIN] if m.place == Place.SCHEDULED and m.scheduled_ms <= self.now_ms]
+        for m in sorted(due, key=lambda m: (m.scheduled_ms, m.number)):
+            m.first_number, m.number = m.number, self.next_number[MAIN]
+            self.next_number[MAIN] += 1
+            m.place, m.enqueued_ms = Place.AVAILABLE, self.now_ms
+            m.expires_ms = NEVER if m.ttl_ms is None else self.now_ms + m.ttl_ms
+
+    def may_go(self, m: Message) -> bool:
+        return m.place == Place.AVAILABLE and m.token is None and m.expires_ms <= self.now_ms
+
+    def look_for_expired(self, pulled, shown, given) -> None:
+        """Messages that may have gone are looked for; then those dead-lettered in this step get their numbers."""
+        in_main = {d.body.decode() for d in shown[MAIN]}
+        for m in [m for m in self.queues[MAIN] if self.may_go(m)]:
+            if not self.terms.dead_lettering_on_message_expiration:
+                assert m.body not in in_main
+                self.expire_on_access(m)
+            elif m.body not in in_main:
+                assert pulled
+                self.expire_on_access(m)
+        arrived = {d.number: d.body.decode() for d in shown[DEAD]}
+        for receiver, _, items in given:
+            if self.receivers[receiver].queue == DEAD:
+                arrived |= {d.number: d.body.decode() for d in deliveries(items)}
+        for number in sorted(number for number in arrived if number >= self.next_number[DEAD]):
+            assert number == self.next_number[DEAD]
+            self.next_number[DEAD] += 1
+            m = self.moving.pop(arrived[number])
+            m.number = number
+            self.queues[DEAD].append(m)
+        assert not self.moving
+
+    def check_deliveries(self, given) -> None:
+        for queue in (MAIN, DEAD):
+            ready = [m for m in self.queues[queue] if m.place == Place.AVAILABLE and m.token is None]
+            ready = sorted((m for m in ready if not self.expired(queue, m)), key=lambda m: m.number)
+            credit = sum(r.credit for r in self.receivers.values() if r.queue == queue)
+            expected = {m.number: m for m in ready[:credit]}
+            for receiver, until_ms, items in given:
+                r = self.receivers[receiver]
+                if r.queue != queue:
+                    continue
+                numbers = [d.number for d in deliveries(items)]
+                assert numbers == sorted(numbers)
+                assert len(numbers) <= r.credit
+                r.delivered += len(numbers)
+                for at, d in enumerate(deliveries(items)):
+                    m = expected.pop(d.number)  # once only, and only what is due
+                    assert (d.body.decode(), d.delivery_count, d.properties) == (m.body, m.count, m.properties)
+                    assert d.token not in [token for _, token in self.tokens]
+                    self.tokens.append((queue, d.token))
+                    if r.receive_and_delete:
+                        assert until_ms == 0
+                        self.leave(queue, m, "received and deleted")
+                        self.removed.append((queue, m, items[at * 5 : at * 5 + 5]))
+                    else:
+                        assert until_ms == self.now_ms + self.terms.lock_duration_ms
+                        m.token, m.until_ms, m.owner = d.token, until_ms, receiver
+            assert expected == {}
+
+    def check_drained(self, drained: dict[str, int]) -> None:
+        assert drained == {name: r.delivered for name, r in self.receivers.items() if r.draining}
+        for r in self.receivers.values():
+            if r.draining:
+                r.draining, r.limit = False, r.delivered
+
+    def compare(self, shown) -> None:
+        for queue, found in shown.items():
+            expected = sorted(self.queues[queue], key=lambda m: m.number)
+            assert [
+                (
+                    d.number,
+                    d.token,
+                    d.body.decode(),
+                    d.delivery_count,
+                    d.properties,
+                    d.overlay.get(Field.ENQUEUE_SEQUENCE_NUMBER),
+                    d.overlay.get(Field.DEAD_LETTER_SOURCE),
+                )
+                for d in found
+            ] == [
+                (m.number, m.place, m.body, m.count, m.properties, m.first_number, "orders" if queue == DEAD else None)
+                for m in expected
+            ]
+            by_place = [sum(1 for m in expected if m.place == place) for place in Place]
+            size_bytes = sum(len(m.body) + MESSAGE_HEADER_BYTES for m in expected)
+            locked = sum(1 for m in expected if m.token is not None)
+            assert self.driver.counts(queue) == [*by_place, size_bytes, locked]
+            stored = self.driver.stored_counts(queue)
+            assert stored[1:] == (*by_place, size_bytes)
+            assert stored.next_sequence_number == self.next_number[queue]
+
+    @invariant()
+    def every_accepted_message_is_in_one_place_or_gone_for_a_reason(self):
+        if hasattr(self, "driver"):
+            held = [m.body for queue in self.queues.values() for m in queue]
+            assert len(held) == len(set(held))
+            assert not set(held) & set(self.gone)
+            assert len(held) + len(self.gone) == self.accepted
+
+    # -- what users do
+
+    @rule(sent=st.lists(st.tuples(TTLS, st.sampled_from([0, 0, 0, 30, 700])), min_size=1, max_size=6))
+    def send(self, sent):
+        accepted = self.accepted
+        batch = [
+            message(
+                self.body(accepted + at + 1), ttl_ms=ttl_ms, **({"scheduled_ms": self.now_ms + wait} if wait else {})
+            )
+            for at, (ttl_ms, wait) in enumerate(sent)
+        ]
+        try:
+            self.driver.partition.send(MAIN, batch, self.now_ms)
+        except EntityDisabled:
+            assert not self.can_send()
+        else:
+            assert self.can_send()
+            for ttl_ms, wait in sent:
+                self.accept(ttl_ms, self.now_ms + wait if wait else 0)
+        self.turn()
+
+    @rule(wait=st.integers(0, 100), ttl_ms=TTLS)
+    def schedule(self, wait, ttl_ms):
+        if self.can_send():
+            incoming = message(self.body(self.accepted + 1), ttl_ms=ttl_ms, scheduled_ms=self.now_ms + wait)
+            numbers = self.driver.request("schedule", [incoming])
+            assert numbers == [self.accept(ttl_ms, self.now_ms + wait).number]
+            self.turn()
+
+    @rule(pick=PICK, stray=st.booleans())
+    def cancel(self, pick, stray):
+        waiting = [m for m in self.queues[MAIN] if m.place == Place.SCHEDULED]
+        if not waiting:
+            return
+        m = waiting[pick % len(waiting)]
+        try:
+            self.driver.request("cancel-scheduled", [m.number] + [999] * stray)
+        except MessageNotFound:
+            assert stray
+        else:
+            assert not stray
+            self.leave(MAIN, m, "cancelled")
+        self.turn()
+
+    @rule(
+        name=RECEIVERS,
+        queue=QUEUES,
+        receive_and_delete=st.sampled_from([False, False, False, True]),
+        count=st.integers(0, 6),
+    )
+    def receive(self, name, queue, receive_and_delete, count):
+        if name in self.receivers:
+            self.grant(name, count)
+            return
+        try:
+            self.driver.partition.open_receiver(name, queue, receive_and_delete, self.now_ms)
+        except EntityDisabled:
+            assert not self.can_receive()
+            return
+        assert self.can_receive()
+        self.receivers[name] = Receiver(queue, receive_and_delete)
+        self.grant(name, count)
+
+    @rule(name=RECEIVERS, count=st.integers(-4, 6))
+    def grant(self, name, count):
+        if r := self.receivers.get(name):
+            r.limit = max(0, r.limit + count)
+            self.driver.partition.grant(name, r.limit)
+            self.turn()
+
+    @rule(name=RECEIVERS, count=st.integers(0, 6))
+    def drain(self, name, count):
+        if r := self.receivers.get(name):
+            r.limit = r.delivered + count
+            r.draining = True
+            self.driver.partition.drain(name, r.limit)
+            self.turn()
+
+    @rule(name=RECEIVERS, broken=st.booleans())
+    def close(self, name, broken):
+        if self.receivers.pop(name, None) is None:
+            return
+        self.driver.partition.close_receiver(name, broken, self.now_ms)
+        for queue, m in self.locked():
+            if m.owner == name:
+                if broken and not self.keep_locks:
+                    self.fail(queue, m)
+                else:
+                    m.owner = None
+        self.turn()
+
+    @rule(
+        picks=st.lists(PICK, min_size=1, max_size=5, unique=True),
+        outcome=st.sampled_from(Outcome),
+        late_ms=st.sampled_from([0, 0, 0, 0, 0, 1, 35, LOCK_MS - 1, LOCK_MS]),
+        properties=st.sampled_from([None, None, {"a": "1"}, {"b": "2"}]),
+        by_request=st.booleans(),
+    )
+    def settle(self, picks, outcome, late_ms, properties, by_request):
+        self.driver.now_ms += late_ms  # and no timer came by
+        known = self.candidates()
+        if not known:
+            return
+        chosen = list(dict.fromkeys(known[pick % len(known)] for pick in picks))
+        for queue in (MAIN, DEAD):
+            tokens = [token for q, token in chosen if q == queue]
+            found = [self.find(queue, token) for token in tokens]
+            errors = [self.refusal(queue, m, outcome) for m in found]
+            if by_request:
+                refused = next((error for error in errors if error), None)
+                with pytest.raises(refused) if refused else nullcontext():
+                    self.driver.request("settle", tokens, outcome, properties, queue=queue)
+                if refused:
+                    continue
+            else:
+                results = self.driver.partition.settle(queue, tokens, outcome, properties, self.now_ms)
+                assert [type(result) if result else None for result in results] == errors
+            for m, error in zip(found, errors, strict=True):
+                if error is None:
+                    self.settled(queue, m, outcome, properties)
+        self.turn()
+
+    def refusal(self, queue, m, outcome):
+        if m is None:
+            return LockLost
+        return NotAllowed if outcome == Outcome.DEAD_LETTERED and queue == DEAD else None
+
+    def settled(self, queue, m, outcome, properties):
+        match outcome:
+            case Outcome.ACCEPTED:
+                self.leave(queue, m, "completed")
+            case Outcome.ABANDONED:
+                self.fail(queue, m, properties)
+            case Outcome.RELEASED:
+                self.unlock(m)
+            case Outcome.DEFERRED:
+                self.unlock(m)
+                m.place = Place.DEFERRED
+                m.properties = m.properties | (properties or {})
+            case Outcome.DEAD_LETTERED:
+                self.move(m, properties)
+
+    @rule(picks=st.lists(PICK, min_size=1, max_size=3, unique=True))
+    def renew(self, picks):
+        known = self.candidates()
+        if not known:
+            return
+        chosen = [known[pick % len(known)] for pick in picks]
+        queue = chosen[0][0]
+        tokens = list(dict.fromkeys(token for q, token in chosen if q == queue))
+        found = [self.find(queue, token) for token in tokens]
+        try:
+            until = self.driver.request("renew-locks", tokens, queue=queue)
+        except LockLost:
+            assert None in found
+        else:
+            assert until == [self.now_ms + self.terms.lock_duration_ms] * len(tokens)
+            for m in found:
+                m.until_ms = until[0]
+        self.turn()
+
+    @rule(
+        queue=QUEUES,
+        picks=st.lists(PICK, min_size=1, max_size=3),
+        stray=st.sampled_from([0, 0, 77]),
+        delete=st.booleans(),
+    )
+    def receive_deferred(self, queue, picks, stray, delete):
+        deferred = [m for m in self.queues[queue] if m.place == Place.DEFERRED]
+        if not deferred:
+            return
+        chosen = list({m.number: m for m in (deferred[pick % len(deferred)] for pick in picks)}.values())
+        numbers = [m.number for m in chosen] + [stray] * bool(stray)
+        had = [m for m in chosen if m.token is None and not self.expired(queue, m)]
+        try:
+            until_ms, items = self.driver.request("receive-deferred", numbers, delete, queue=queue)
+        except EntityDisabled:
+            assert not self.can_receive()
+        except MessageNotFound:
+            assert len(had) < len(numbers)
+            for m in chosen:
+                if m.token is None and self.expired(queue, m):
+                    self.expire_on_access(m)
+        else:
+            assert had == chosen
+            for m, d in zip(chosen, deliveries(items), strict=True):
+                assert (d.number, d.body.decode(), d.delivery_count) == (m.number, m.body, m.count)
+                if delete:
+                    self.leave(queue, m, "received and deleted")
+                    continue
+                self.tokens.append((queue, d.token))
+                m.token, m.until_ms = d.token, until_ms
+        self.turn()
+
+    @rule(queue=QUEUES, count=st.integers(1, 4), age_ms=st.sampled_from([0, 0, 50]))
+    def delete_batch(self, queue, count, age_ms):
+        before_ms = self.now_ms + 1 - age_ms
+        free = [m for m in self.queues[queue] if m.place == Place.AVAILABLE and m.token is None]
+        old = sorted((m for m in free if m.enqueued_ms < before_ms), key=lambda m: m.number)[:count]
+        assert self.driver.request("delete-batch", count, before_ms, queue=queue) == len(old)
+        for m in old:
+            self.leave(queue, m, "deleted")
+        self.turn()
+
+    @rule(queue=QUEUES, yes=st.sampled_from([False] * 7 + [True]))
+    def purge(self, queue, yes):
+        if not yes:  # rarely: it ends a story
+            return
+        while self.driver.request("purge", queue=queue):
+            pass
+        for m in [m for m in self.queues[queue] if m.token is None]:
+            self.leave(queue, m, "purged")
+        self.turn()
+
+    @rule(count=st.integers(1, 3))
+    def restore(self, count):
+        for queue, m, items in self.removed[-count:]:
+            self.driver.partition.restore(queue, items, self.now_ms)
+            del self.gone[m.body]
+            self.queues[queue].append(m)
+        self.removed.clear()
+        self.turn()
+
+    @rule(ms=st.sampled_from([1, 30, 40, 40, 100, 500, LOCK_MS - 1, LOCK_MS]))
+    def wait(self, ms):
+        self.driver.now_ms += ms
+        self.turn()
+
+    @rule(
+        change=st.sampled_from(
+            [
+                {"lock_duration_ms": 5000},
+                {"lock_duration_ms": LOCK_MS},
+                {"max_delivery_count": 1},
+                {"max_delivery_count": 3},
+                {"dead_lettering_on_message_expiration": True},
+                {"dead_lettering_on_message_expiration": False},
+                {"default_message_time_to_live_ms": 1000},
+                {"default_message_time_to_live_ms": None},
+                {"status": "SendDisabled"},
+                {"status": "ReceiveDisabled"},
+            ]
+        )
+    )
+    def change(self, change):
+        before = self.terms.lock_duration_ms
+        self.driver.change(**change)
+        if self.terms.lock_duration_ms != before:
+            for _, m in self.locked():
+                self.unlock(m)
+        if not self.can_receive():
+            for _, m in self.locked():
+                m.owner = None
+            self.receivers.clear()
+        self.turn()
+        if self.terms.status != "Active":
+            self.driver.change(status="Active")
+
+    @rule(uncommitted=st.booleans())
+    def restart(self, uncommitted):
+        """The process ends, perhaps before a commit; what was not committed was never answered."""
+        if uncommitted:
+            self.driver.partition.send(MAIN, [message("lost"), message("lost", ttl_ms=5)], self.now_ms)
+            for queue, m in self.locked()[::2]:
+                self.driver.partition.settle(queue, [m.token], Outcome.ACCEPTED, None, self.now_ms)
+            self.driver.partition.advance(self.now_ms)
+            self.driver.store.abort()
+        self.driver.restart()
+        self.receivers.clear()
+        self.removed.clear()
+        for _, m in self.locked():
+            self.unlock(m)
+        self.turn()
+
+
+PartitionModel.TestCase.settings = settings(
+    max_examples=int(os.environ.get("PEEKLOCK_MODEL_EXAMPLES", "200")),
+    stateful_step_count=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
+)
+TestPartitionModel = PartitionModel.TestCase
