@@ -117,7 +117,8 @@ class Connection(asyncio.Protocol):
         self.hostname = hostname
         self.timeout_s = timeout_s
         self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.is_write_paused = False
+        self._is_write_paused = False
+        self._unwritten_bytes = 0  # of messages, in the engine
         self._container_id = container_id
         self._idle_time_out_ms = idle_time_out_ms
         self._sasl: SaslClient | None = _sasl(credentials, hostname)
@@ -324,15 +325,18 @@ class Connection(asyncio.Protocol):
         self._lost.set()
 
     def pause_writing(self) -> None:
-        self.is_write_paused = True
+        self._is_write_paused = True
 
     def resume_writing(self) -> None:
-        self.is_write_paused = False
-        if self._sasl is None:
+        self._is_write_paused = False
+        self.flush()
+        self._resume_senders()
+
+    def _resume_senders(self) -> None:
+        if self._sasl is None and self._transport is not None:
             for link in self.engine.links.values():
                 if isinstance(link.context, LinkEnd) and not link.closed:
                     link.context.on_resumed()
-        self.flush()
 
     def _negotiate(self, data: bytes) -> bytes:
         """The SASL layer: what is left belongs to AMQP."""
@@ -365,22 +369,32 @@ class Connection(asyncio.Protocol):
 
     # -- output
 
-    def flush_soon(self) -> None:
+    @property
+    def is_congested(self) -> bool:
+        """More is waiting for the socket than should: messages have to wait."""
+        return self._is_write_paused or self._unwritten_bytes > OUTPUT_HIGH_BYTES
+
+    def flush_soon(self, message_bytes: int = 0) -> None:
         """Write what all have said in this turn of the loop, at once."""
+        self._unwritten_bytes += message_bytes
         if not self._flush_scheduled:
             self._flush_scheduled = True
             asyncio.get_running_loop().call_soon(self._flush)
 
     def _flush(self) -> None:
         self._flush_scheduled = False
+        was_congested = self.is_congested
         self.flush()
+        if was_congested and not self.is_congested:
+            self._resume_senders()
 
     def flush(self) -> None:
         """Write what is to be said now."""
         transport = self._transport
-        if transport is None or self._sasl is not None or self.is_write_paused:
+        if transport is None or self._sasl is not None or self._is_write_paused:
             return
         output = self.engine.pull()
+        self._unwritten_bytes = 0
         if output:
             transport.write(output)
         if self.engine.finished:

@@ -93,7 +93,7 @@ class LinkEnd:
     def on_flow(self) -> None: ...
 
     def on_resumed(self) -> None:
-        """The socket takes bytes again."""
+        """The connection is not congested any more."""
 
     def on_message(self, delivery: Delivery, payload: bytes, settled: bool) -> None:
         raise AssertionError("nothing is received on this link")
@@ -170,16 +170,14 @@ class Sender(LinkEnd):
 
     @property
     def _has_room(self) -> bool:
-        return (
-            self.link.credit > 0 and len(self._in_flight) < self._max_in_flight and not self.connection.is_write_paused
-        )
+        return self.link.credit > 0 and len(self._in_flight) < self._max_in_flight and not self.connection.is_congested
 
     def _transmit(self, message: bytes) -> "asyncio.Future[None]":
         self._count += 1
         tag = self._count.to_bytes(8, "big")
         outcome = self._in_flight[tag] = asyncio.get_running_loop().create_future()
         self.link.send(tag, message, b"", 0, False)
-        self.connection.flush_soon()
+        self.connection.flush_soon(len(message))
         return outcome
 
     def _pump(self) -> None:
@@ -197,9 +195,9 @@ class Sender(LinkEnd):
         self._pump()
 
     def on_outcome(self, delivery: Delivery, tag: bytes, state: int, settled: bool) -> None:
-        outcome = self._in_flight.pop(tag)
+        outcome = self._in_flight.pop(tag, None)  # none: the link was closed from our side meanwhile
         engine = self.connection.engine
-        if not outcome.done():
+        if outcome is not None and not outcome.done():
             if state == ACCEPTED:
                 outcome.set_result(None)
             elif state == REJECTED:
@@ -453,10 +451,10 @@ class Receiver(LinkEnd):
         self._pulse()
 
     def on_outcome(self, delivery: Delivery, tag: bytes, state: int, settled: bool) -> None:
-        told, answer = self._answers.pop(delivery)
+        told, answer = self._answers.pop(delivery, (0, None))  # none: the link was closed from our side meanwhile
         engine = self.connection.engine
         condition, description, _ = engine.rejection(delivery) if state == REJECTED else ("", "", {})
-        if not answer.done():
+        if answer is not None and not answer.done():
             # Settled without a state leaves ours; an error is a refusal although what was asked for is `rejected` too.
             if state == 0 or (state == told and not condition):
                 answer.set_result(None)

@@ -7,15 +7,11 @@ import pytest
 from protocol.client_errors import LinkDetached, SettlementRefused
 from protocol.engine import ACCEPTED, MODIFIED, REJECTED, RELEASED
 from protocol.messages import Message
+from tests.protocol_client.scripted_peer import until
 
 
 def message(number=0):
     return Message.of(b"%d" % number).encode()
-
-
-async def until(is_so):
-    while not is_so():
-        await asyncio.sleep(0)
 
 
 async def test_a_message_is_received_and_its_completion_confirmed(peer):
@@ -216,7 +212,7 @@ async def test_a_drain_takes_the_credit_back_and_keeps_what_came_before(peer):
         receiver = await connection.receiver("q", credit=10)
 
         def send_one_and_drain(link):
-            if link.drain:
+            if link.drain and link.credit:
                 link.send(b"t" * 16, message(), b"", 0, False)
                 link.drained()
 
@@ -234,7 +230,7 @@ async def test_a_drain_that_messages_use_up_ends_as_well(peer):
         receiver = await connection.receiver("q", credit=2)
 
         def use_up(link):
-            if link.drain:
+            if link.drain and link.credit:
                 for number in range(2):
                     link.send(b"%016d" % number, message(number), b"", 0, False)
 
@@ -259,7 +255,7 @@ async def test_fetch_takes_what_is_there(peer):
             def send(link):
                 for number in range(min(count, link.credit)):
                     link.send(b"%016d" % number, message(number), b"", 0, False)
-                if link.drain:
+                if link.drain and link.credit:
                     link.drained()
 
             return send
@@ -329,9 +325,13 @@ async def test_iteration_ends_with_why_the_link_ended(peer):
         receiver = await connection.receiver("q")
         peer.send("q", message())
         taken = []
-        with pytest.raises(LinkDetached, match="the end"):
+
+        async def take():
             async for received in receiver:
                 taken.append(received.payload)
                 peer.link("q").detach("amqp:link:detach-forced", "the end")
                 peer.flush()
+
+        with pytest.raises(LinkDetached, match="the end"):
+            await take()
         assert taken == [message()]
