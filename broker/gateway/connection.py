@@ -63,6 +63,8 @@ class ClientConnection(asyncio.Protocol):
         self._sasl: SaslServer | None = None
         self._opened = False
         self._closing = False
+        self._busy = False  # in the engine: what wants to be flushed waits until we are out of it
+        self._flush_again = False
         self._deadline: asyncio.TimerHandle | None = None
         self._expiry: asyncio.TimerHandle | None = None
         self._stall: asyncio.TimerHandle | None = None
@@ -110,6 +112,7 @@ class ClientConnection(asyncio.Protocol):
         self.gateway.metrics.bytes_in += len(data)
         if self._transport is None:
             return
+        self._busy = True
         try:
             if self._sasl is not None:
                 data = self._negotiate(data)
@@ -117,6 +120,8 @@ class ClientConnection(asyncio.Protocol):
                 self.engine.push(data)
         except ProtocolError as error:
             self._fault(error)
+        finally:
+            self._busy = False
         self.flush()
 
     def eof_received(self) -> bool:
@@ -319,7 +324,23 @@ class ClientConnection(asyncio.Protocol):
     # -- what bound links use
 
     def flush(self) -> None:
-        """Post what the links have gathered, and write what the engine has to say."""
+        """Post what the links have gathered, and write what the engine has to say.
+
+        The engine calls us while it is read and written, and what we answer to that may flush: writing then would put
+        later frames before the ones the engine is just handing over.
+        """
+        self._flush_again = True
+        if self._busy:
+            return
+        self._busy = True
+        try:
+            while self._flush_again:
+                self._flush_again = False
+                self._flush()
+        finally:
+            self._busy = False
+
+    def _flush(self) -> None:
         while self.active:
             self.active.pop().post()
         transport = self._transport
