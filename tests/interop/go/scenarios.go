@@ -514,8 +514,8 @@ var scenarios = map[string]func(*scene){
 
 	"unknown-queue": func(s *scene) {
 		started := time.Now()
-		failsWithCode(s.trySend("x"), azservicebus.CodeNotFound, "sending")
-		failsWithCode(s.receiver().tryTake(), azservicebus.CodeNotFound, "receiving")
+		failsWithCondition(s.trySend("x"), "amqp:not-found", "sending")
+		failsWithCondition(s.receiver().tryTake(), "amqp:not-found", "receiving")
 		truth(time.Since(started) < 15*time.Second, "the error took its time")
 	},
 

@@ -100,7 +100,7 @@ class ReceiveAndDelete(LinkOption):
 
 class Sender:
     def __init__(self, connection: BlockingConnection, queue: str, options: LinkOption | None = None) -> None:
-        self.blocking = connection.create_sender(queue, options=options)
+        self.blocking = connection.create_sender(queue, name=str(uuid.uuid4()), options=options)
         self.connection = connection
 
     def post(self, message: Message) -> None:
@@ -128,7 +128,9 @@ class Receiver(MessagingHandler):
         super().__init__(prefetch=0, auto_accept=False, auto_settle=False)
         self.inbox: list[tuple[Message, Delivery]] = []
         self.connection = connection
-        self.blocking = connection.create_receiver(queue, credit=0, handler=self, options=options or PeekLock())
+        self.blocking = connection.create_receiver(
+            queue, credit=0, handler=self, name=str(uuid.uuid4()), options=options or PeekLock()
+        )
         self.link = self.blocking.link
 
     def on_message(self, event: Any) -> None:
@@ -260,7 +262,7 @@ class Scene:
         equal(type(status), int32, "type of statusCode")
         if status >= 300:
             raise Failed(answer.properties.get("errorCondition"), str(answer.properties.get("statusDescription")))
-        return int(status), answer.body
+        return int(status), owned(answer.body)
 
     def peek(self, count: int, start: int = 1, queue: str | None = None) -> list[Message]:
         request = {"from-sequence-number": start, "message-count": int32(count)}
@@ -276,6 +278,15 @@ class Scene:
     def close(self) -> None:
         if self._connection is not None:
             self._connection.close()
+
+
+def owned(value: Any) -> Any:
+    """A copy that outlives its message: Proton shows binaries as views of the message's memory."""
+    if isinstance(value, memoryview):
+        return bytes(value)
+    if isinstance(value, dict):
+        return {key: owned(item) for key, item in value.items()}
+    return [owned(item) for item in value] if isinstance(value, list) else value
 
 
 def decoded(encoded: bytes) -> Message:

@@ -10,6 +10,8 @@ import static peeklock.Harness.queue;
 import static peeklock.Harness.truth;
 
 import com.azure.core.amqp.AmqpRetryOptions;
+import com.azure.core.amqp.exception.AmqpErrorCondition;
+import com.azure.core.amqp.exception.AmqpException;
 import com.azure.core.amqp.models.AmqpMessageBody;
 import com.azure.core.util.BinaryData;
 import com.azure.core.util.IterableStream;
@@ -157,6 +159,18 @@ public final class Azure {
 
     private static Predicate<Throwable> reason(ServiceBusFailureReason expected) {
         return error -> error instanceof ServiceBusException failure && failure.getReason().equals(expected);
+    }
+
+    /** A receiver that could not be opened says only that it is terminated; the broker's error is among its causes. */
+    private static Predicate<Throwable> causedBy(AmqpErrorCondition expected) {
+        return error -> {
+            for (Throwable cause = error; cause != null; cause = cause.getCause()) {
+                if (cause instanceof AmqpException failure && failure.getErrorCondition() == expected) {
+                    return true;
+                }
+            }
+            return false;
+        };
     }
 
     private static void sleep(long milliseconds) {
@@ -356,8 +370,8 @@ public final class Azure {
                 equal(body(deferred), "later", "deferred message");
                 equal(deferred.getState(), ServiceBusMessageState.DEFERRED, "state");
                 receiver.complete(deferred);
-                fails(() -> receiver.receiveDeferredMessage(number), reason(ServiceBusFailureReason.MESSAGE_NOT_FOUND),
-                    "a completed message");
+                // This SDK takes message-not-found for an empty answer.
+                equal(bodies(receiver.receiveDeferredMessageBatch(List.of(number))), List.of(), "a completed message");
             }
             scene.nothingIsLeft();
         });
@@ -520,8 +534,7 @@ public final class Azure {
                 List<Long> numbers = new ArrayList<>();
                 sender.scheduleMessages(messages, OffsetDateTime.now().plusSeconds(3)).forEach(numbers::add);
                 sender.cancelScheduledMessage(numbers.get(1));
-                fails(() -> sender.cancelScheduledMessage(numbers.get(1)),
-                    reason(ServiceBusFailureReason.MESSAGE_NOT_FOUND), "a second cancel");
+                sender.cancelScheduledMessage(numbers.get(1)); // this SDK takes message-not-found for success
             }
             try (ServiceBusReceiverClient receiver = scene.receiver()) {
                 equal(bodies(allOf(receiver, 1)), List.of("kept"), "messages that arrived");
@@ -679,7 +692,7 @@ public final class Azure {
             long started = now();
             Predicate<Throwable> notFound = reason(ServiceBusFailureReason.MESSAGING_ENTITY_NOT_FOUND);
             fails(() -> scene.send("x"), notFound, "sending");
-            fails(() -> one(scene.receiver()), notFound, "receiving");
+            fails(() -> one(scene.receiver()), causedBy(AmqpErrorCondition.NOT_FOUND), "receiving");
             truth(now() - started < 15_000, "the error took its time");
         });
 
@@ -695,7 +708,8 @@ public final class Azure {
             Predicate<Throwable> unauthorized = reason(ServiceBusFailureReason.UNAUTHORIZED);
             fails(() -> listener.send("x"), unauthorized, "sending without the right");
             sender.send("x");
-            fails(() -> one(sender.receiver()), unauthorized, "receiving without the right");
+            fails(() -> one(sender.receiver()), causedBy(AmqpErrorCondition.UNAUTHORIZED_ACCESS),
+                "receiving without the right");
             try (ServiceBusReceiverClient receiver = listener.receiver()) {
                 equal(bodies(allOf(receiver, 1)), List.of("x"), "bodies");
             }
@@ -719,7 +733,7 @@ public final class Azure {
         SCENARIOS.put("disabled", () -> {
             Scene scene = new Scene("disabled");
             fails(() -> scene.send("x"), entityDisabled, "sending");
-            fails(() -> one(scene.receiver()), entityDisabled, "receiving");
+            fails(() -> one(scene.receiver()), causedBy(AmqpErrorCondition.ENTITY_DISABLED_ERROR), "receiving");
         });
 
         SCENARIOS.put("send-disabled", () -> {
@@ -731,7 +745,7 @@ public final class Azure {
         SCENARIOS.put("receive-disabled", () -> {
             Scene scene = new Scene("receive-disabled");
             scene.send("x");
-            fails(() -> one(scene.receiver()), entityDisabled, "receiving");
+            fails(() -> one(scene.receiver()), causedBy(AmqpErrorCondition.ENTITY_DISABLED_ERROR), "receiving");
         });
     }
 
