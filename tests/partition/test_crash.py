@@ -8,7 +8,7 @@ from driver import DEAD, ENTITY, LOCK_MS, MAIN, START_MS, Driver, message
 
 from broker.partition.settings import PartitionSettings
 from broker.wire import Outcome
-from storage.lmdb_store import LmdbStore
+from storage.lmdb_store import LmdbStore, Snapshot
 from storage.records import (
     NEVER,
     Counts,
@@ -25,6 +25,7 @@ from storage.records import (
     unpack_queue_key,
 )
 from storage.store import Store, Table
+from storage.verification import verify_snapshot
 
 WRITES = ("put", "append", "put_many", "delete", "delete_many")
 
@@ -332,6 +333,8 @@ def test_stopped_anywhere_it_holds_what_was_confirmed(scenario, tmp_path):
         path = tmp_path / str(step)
         stopped, begun_with = run(scenario, path, step)
         assert begun_with == start
+        with Snapshot(path) as snapshot:
+            assert not verify_snapshot(snapshot).problems
         disk = open_store(path)
         assert contents(disk) == [start, *whole.states][len(stopped.states)]
         assert stopped.states == whole.states[: len(stopped.states)]
