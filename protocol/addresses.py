@@ -5,6 +5,7 @@
     <entity>/$DeadLetterQueue           its dead-letter queue
     <entity>/$Transfer/$DeadLetterQueue its transfer dead-letter queue
     <any of these>/$management          the management node of that
+    $management                         the management node of the namespace
     $cbs                                claims
 
 All of it is case-insensitive, may begin with one slash, and may be a URL with any host and port; a path that begins
@@ -63,8 +64,8 @@ class Subscription:
 class Address:
     """`path` is the entity's, spelled as it was given, and `key` the same in lower case, to look it up with.
 
-    Both are empty for $cbs, and for the namespace as an audience. A subscription's path is the whole
-    topic/Subscriptions/name; `subscription` has its parts.
+    Both are empty for $cbs, and for the namespace, as an audience or with its management node. A subscription's path is
+    the whole topic/Subscriptions/name; `subscription` has its parts.
     """
 
     path: str
@@ -85,7 +86,7 @@ class Address:
 def parse(address: str) -> Address:
     """The address of a link's source or target. Raises InvalidAddress."""
     parsed = parse_audience(address)
-    if not parsed.path and parsed.node is not Node.CBS:
+    if not parsed.path and parsed.node is Node.ENTITY:
         raise InvalidAddress("The address names no entity.")
     return parsed
 

@@ -41,7 +41,7 @@ IDLE_TIME_OUT_MS = 60_000
 OUTPUT_HIGH_BYTES = 1 << 20
 # Brokers allow some hundred links in a session; the next ones get a session more.
 MAX_LINKS_PER_SESSION = 200
-MAX_QUEUES_PER_REQUEST = 1000
+MAX_COUNTS_PER_REQUEST = 1000
 
 
 async def connect(
@@ -175,17 +175,17 @@ class Connection(asyncio.Protocol):
                 requests = self._requests[node] = Requests(sender, responses, reply_to)
             return requests
 
-    async def queues(self) -> dict[str, QueueCounts]:
-        """All queues of a Peeklock namespace by name, with their counts.
+    async def counts(self) -> dict[str, QueueCounts]:
+        """All entities of a Peeklock namespace that hold messages, by name in order.
 
         Needs the right Manage; raises RequestFailed, and as `sender`.
         """
         management = await self.management("")
         found: dict[str, QueueCounts] = {}
         while True:
-            body = {"after": max(found, default=""), "count": MAX_QUEUES_PER_REQUEST}
-            answer = await management.request("peeklock:list-queues", body)
-            page = {str(item["name"]): queue_counts(item["counts"]) for item in answer.get("queues", [])}
+            body = {"after": next(reversed(found), ""), "count": MAX_COUNTS_PER_REQUEST}
+            answer = await management.request("peeklock:list-counts", body)
+            page = {str(item["name"]): queue_counts(item["counts"]) for item in answer["entities"]}
             found |= page
             if not page:
                 return found

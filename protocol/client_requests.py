@@ -165,9 +165,9 @@ class Claims:
 
 @dataclass(frozen=True, slots=True)
 class QueueCounts:
-    """Messages by state. `active` are available or locked, `locked` those of them under a lock. Sizes in bytes.
+    """Messages of an entity by state. `active` are those available, locked or deferred.
 
-    `size_bytes` includes the dead-letter queue.
+    `dead_lettered` are in its dead-letter queues, whose bytes are in `size_bytes`, too.
     """
 
     active: int

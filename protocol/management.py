@@ -144,6 +144,24 @@ class DeleteMessages:
     session_id: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class Purge:
+    """Deletes all messages that are not locked. Ours, as Service Bus has no such operation."""
+
+
+@dataclass(frozen=True, slots=True)
+class GetCounts:
+    """Counts of the messages of the entity. Ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListCounts:
+    """Counts of the messages of the `count` entities that follow the name `after`. Ours, of the namespace's node."""
+
+    after: str
+    count: int
+
+
 Arguments = (
     RenewLocks
     | PeekMessages
@@ -152,6 +170,9 @@ Arguments = (
     | ReceiveDeferred
     | UpdateDisposition
     | DeleteMessages
+    | Purge
+    | GetCounts
+    | ListCounts
 )
 
 
@@ -341,6 +362,18 @@ def _delete_messages(fields: _Fields) -> DeleteMessages:
     )
 
 
+def _purge(_: _Fields) -> Purge:
+    return Purge()
+
+
+def _get_counts(_: _Fields) -> GetCounts:
+    return GetCounts()
+
+
+def _list_counts(fields: _Fields) -> ListCounts:
+    return ListCounts(fields.optional_string("after") or "", fields.integer("count", 1))
+
+
 _DISPOSITIONS: Final = {item.value: item for item in Disposition} | {"deferred": Disposition.DEFERRED}
 
 _READERS: Final[Mapping[str, Callable[[_Fields], Arguments]]] = {
@@ -351,6 +384,9 @@ _READERS: Final[Mapping[str, Callable[[_Fields], Arguments]]] = {
     "com.microsoft:receive-by-sequence-number": _receive_deferred,
     "com.microsoft:update-disposition": _update_disposition,
     "com.microsoft:batch-delete-messages": _delete_messages,
+    "peeklock:purge": _purge,
+    "peeklock:get-counts": _get_counts,
+    "peeklock:list-counts": _list_counts,
 }
 
 
@@ -375,6 +411,26 @@ def encode_sequence_numbers(request: Request, sequence_numbers: Iterable[int]) -
 def encode_deleted(request: Request, count: int) -> bytes:
     """200 to batch-delete-messages, or 204 if there was none."""
     return encode_success(request, {"message-count": Int(count)}) if count else encode_no_content(request)
+
+
+def encode_purged(request: Request, count: int) -> bytes:
+    """200 to purge."""
+    return encode_success(request, {"message-count": Long(count)})
+
+
+def encode_counts(request: Request, counts: Mapping[str, int]) -> bytes:
+    """200 to get-counts; `counts` by name."""
+    return encode_success(request, {"counts": _longs(counts)})
+
+
+def encode_counts_of_all(request: Request, counts: Mapping[str, Mapping[str, int]]) -> bytes:
+    """200 to list-counts; `counts` by entity, in their order."""
+    items = [{"name": entity, "counts": _longs(values)} for entity, values in counts.items()]
+    return encode_success(request, {"entities": items})
+
+
+def _longs(values: Mapping[str, int]) -> dict[str, Long]:
+    return {name: Long(value) for name, value in values.items()}
 
 
 def encode_peeked(request: Request, messages: Sequence[bytes], max_bytes: int = 0) -> bytes:

@@ -16,6 +16,7 @@ from broker.entities import Right
 from broker.errors import BrokerError, InvalidArgument, NotAllowed, NotImplementedByBroker, QuotaExceeded
 from broker.gateway.conditions import condition_of
 from broker.gateway.links import ClientReceiver, ClientSender
+from broker.gateway.namespace_node import NamespaceRequests
 from broker.gateway.nodes import REQUEST_CREDIT, CbsRequests, ManagementRequests, RequestLink, ResponseLink
 from broker.gateway.rights import Rights
 from protocol import conditions, tracking
@@ -228,6 +229,9 @@ class ClientConnection(asyncio.Protocol):
             address = parse_address(link.address)
             if address.node is Node.CBS:
                 bound: Bound = self._bind_node(link, address, None)
+            elif not address.path:
+                self.rights.require("", Right.MANAGE, time.time())
+                bound = self._bind_node(link, address, None)
             else:
                 right = Right.SEND if not link.is_sender else Right.LISTEN
                 if address.node is Node.ENTITY:
@@ -256,8 +260,10 @@ class ClientConnection(asyncio.Protocol):
             link.accept()
             return response
         link.accept(self.gateway.settings.amqp.max_message_size_bytes, REQUEST_CREDIT)
-        if entity is None:
+        if address.node is Node.CBS:
             return CbsRequests(self, link, address)
+        if entity is None:
+            return NamespaceRequests(self, link, address)
         return ManagementRequests(self, link, entity, address)
 
     def _bind_entity(self, link: Link, address: Address, entity: Any) -> ClientSender | ClientReceiver:

@@ -6,7 +6,7 @@ the node's response link on the session of the request (amqp.md 2.1); never to a
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from broker.entities import Right
@@ -17,7 +17,7 @@ from broker.gateway.namespace import Entity
 from broker.gateway.properties import DEAD_LETTER_DESCRIPTION, DEAD_LETTER_REASON, MAX_REASON_CHARACTERS
 from broker.wire import ENTRY, Outcome
 from protocol import cbs, conditions, management, sas_tokens, tracking
-from protocol.addresses import Address
+from protocol.addresses import Address, Part
 from protocol.engine import ACCEPTED, Delivery, Link
 from protocol.errors import ProtocolError
 from protocol.lock_tokens import token_of, uuid_of
@@ -155,15 +155,19 @@ class ManagementRequests(RequestLink):
             management.ReceiveDeferred: self._receive_deferred,
             management.UpdateDisposition: self._update_disposition,
             management.DeleteMessages: self._delete,
+            management.Purge: self._purge,
+            management.GetCounts: self._get_counts,
         }
 
     def handle(self, request: Request, answer: Answer) -> None:
         self._metrics.incoming_requests += 1
         try:
             call = management.parse(request)
-            right = Right.SEND if isinstance(call.arguments, _SENDING) else Right.LISTEN
-            self.connection.rights.require(self.path, right, time.time())
-            self._operations[type(call.arguments)](request, call.arguments, answer)
+            operation = self._operations.get(type(call.arguments))
+            if operation is None:
+                raise management.UnknownOperation(f"The operation '{call.operation}' is not offered by an entity.")
+            self.connection.rights.require(self.path, _RIGHT.get(type(call.arguments), Right.LISTEN), time.time())
+            operation(request, call.arguments, answer)
         except (BrokerError, ProtocolError) as error:
             self._fail(request, error, answer)
 
@@ -272,14 +276,75 @@ class ManagementRequests(RequestLink):
             arguments.enqueued_before_ms,
         )
 
+    def _purge(self, request: Request, _: management.Purge, answer: Answer) -> None:
+        """Step by step, so that others have their turn: until nothing is left, or as many are gone as there were.
 
-_SENDING = (management.ScheduleMessages, management.CancelScheduled)
+        Messages that come in meanwhile so cannot keep it going. It ends with the link, too.
+        """
+        router = self.connection.gateway.router
+        partition, queue = self.entity.partition, self.queue
+        at_first = deleted = 0
+
+        def counted(counts: Any, error: BrokerError | None) -> None:
+            nonlocal at_first
+            if error is not None:
+                self._fail(request, error, answer)
+                return
+            at_first = sum(counts.get(queue, ())[:3])
+            router.request(partition, "purge", queue, (), stepped)
+
+        def stepped(count: Any, error: BrokerError | None) -> None:
+            nonlocal deleted
+            if error is not None:
+                self._fail(request, error, answer)
+                return
+            deleted += count
+            if count and deleted < at_first and not self.link.closed:
+                router.request(partition, "purge", queue, (), stepped)
+                return
+            self._metrics.successful_requests += 1
+            answer(management.encode_purged(request, deleted))
+
+        router.request(partition, "counts", 0, [queue], counted)
+
+    def _get_counts(self, request: Request, _: management.GetCounts, answer: Answer) -> None:
+        def encode(counts: dict[int, list[int]]) -> bytes:
+            return management.encode_counts(request, entity_counts(self.entity, counts))
+
+        self._ask(request, answer, encode, "counts", *counted_queues(self.entity))
+
+
+_RIGHT = {
+    management.ScheduleMessages: Right.SEND,
+    management.CancelScheduled: Right.SEND,
+    management.Purge: Right.MANAGE,
+}
 _OUTCOME = {
     management.Disposition.COMPLETED: Outcome.ACCEPTED,
     management.Disposition.ABANDONED: Outcome.ABANDONED,
     management.Disposition.DEAD_LETTERED: Outcome.DEAD_LETTERED,
     management.Disposition.DEFERRED: Outcome.DEFERRED,
 }
+
+
+def counted_queues(entity: Entity) -> list[int]:
+    """The queue ids to ask the counts of."""
+    return [entity.queue(part) for part in Part]
+
+
+def entity_counts(entity: Entity, counts: Mapping[int, Sequence[int]]) -> dict[str, int]:
+    """What `counts` of partitions say of the entity, as the metrics have it: deferred and locked ones are active."""
+    main = counts.get(entity.queue(Part.MAIN), (0,) * 5)
+    rest = [counts.get(entity.queue(part), (0,) * 5) for part in Part if part is not Part.MAIN]
+    available, deferred, scheduled, size_bytes, locked = main
+    return {
+        "active": available + deferred,
+        "locked": locked,
+        "deferred": deferred,
+        "scheduled": scheduled,
+        "dead-lettered": sum(sum(each[:3]) for each in rest),
+        "size-bytes": size_bytes + sum(each[3] for each in rest),
+    }
 
 
 def _rows(entries: list[Any]) -> list[list[Any]]:

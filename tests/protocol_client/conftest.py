@@ -50,6 +50,12 @@ name = "small/one"
 max_message_size_kb = 1
 
 [[queues]]
+name = "outcomes"
+
+[[queues]]
+name = "locks"
+
+[[queues]]
 name = "purged"
 
 [[queues]]

@@ -119,6 +119,30 @@ def test_a_timeout_that_has_passed_is_none_left():
     assert call.server_timeout_ms == 0
 
 
+@pytest.mark.parametrize(
+    ("operation", "body", "expected"),
+    [
+        ("peeklock:purge", {}, management.Purge()),
+        ("peeklock:purge", None, management.Purge()),
+        ("peeklock:get-counts", {}, management.GetCounts()),
+        ("peeklock:list-counts", {"count": 10}, management.ListCounts("", 10)),
+        ("peeklock:list-counts", {"count": UInt(1), "after": Symbol("q")}, management.ListCounts("q", 1)),
+    ],
+)
+def test_our_own_operations(operation, body, expected):
+    assert management.parse(request(operation, body)).arguments == expected
+
+
+def test_counts_are_longs():
+    asked = Request("1", None, {}, None)
+    for response in (
+        management.encode_counts(asked, {"active": 3}),
+        management.encode_counts_of_all(asked, {"q": {"active": 3}}),
+        management.encode_purged(asked, 3),
+    ):
+        assert encode(Long(3)) in response
+
+
 @pytest.mark.parametrize("operation", ["com.microsoft:renew-session-lock", "READ", "", "renew-lock", "x" * 10_000])
 def test_an_unknown_operation_is_not_implemented(operation):
     with pytest.raises(UnknownOperation) as error:

@@ -1,0 +1,66 @@
+"""The management node of the namespace: what is asked about all entities at once."""
+
+import time
+from collections import defaultdict
+from typing import Any
+
+from broker.entities import Right
+from broker.errors import BrokerError
+from broker.gateway.conditions import condition_of
+from broker.gateway.nodes import Answer, RequestLink, counted_queues, entity_counts
+from protocol import management
+from protocol.errors import ProtocolError
+from protocol.request_message import Request
+
+# The codec of a client takes 65,536 values in one answer.
+MAX_LISTED = 2000
+
+
+class NamespaceRequests(RequestLink):
+    """Needs the right Manage on the namespace."""
+
+    def handle(self, request: Request, answer: Answer) -> None:
+        try:
+            self.connection.rights.require("", Right.MANAGE, time.time())
+            call = management.parse(request)
+            if not isinstance(call.arguments, management.ListCounts):
+                raise management.UnknownOperation(f"The operation '{call.operation}' is not offered by the namespace.")
+            self._list_counts(request, call.arguments, answer)
+        except (BrokerError, ProtocolError) as error:
+            self._fail(request, error, answer)
+
+    def _fail(self, request: Request, error: Exception, answer: Answer) -> None:
+        condition = error.condition if isinstance(error, management.ManagementError) else condition_of(error)
+        self.connection.gateway.metrics.errors[condition] += 1
+        answer(management.encode_failure(request, condition, self.connection.tracked(str(error))))
+
+    def _list_counts(self, request: Request, arguments: management.ListCounts, answer: Answer) -> None:
+        gateway = self.connection.gateway
+        following = {entity.name: entity for entity in gateway.namespace if entity.name > arguments.after}
+        listed = {name: following[name] for name in sorted(following)[: min(arguments.count, MAX_LISTED)]}
+        queues: dict[int, list[int]] = defaultdict(list)
+        for entity in listed.values():
+            queues[entity.partition] += counted_queues(entity)
+        waiting = len(queues)
+        found: dict[int, Any] = {}
+
+        def reply(counts: Any, error: BrokerError | None) -> None:
+            nonlocal waiting
+            if waiting <= 0:
+                return  # another partition has failed
+            if error is not None:
+                waiting = 0
+                self._fail(request, error, answer)
+                return
+            waiting -= 1
+            found.update(counts)
+            if waiting == 0:
+                self._answer(request, answer, {name: entity_counts(entity, found) for name, entity in listed.items()})
+
+        if not queues:
+            self._answer(request, answer, {})
+        for partition, queue_ids in queues.items():
+            gateway.router.request(partition, "counts", 0, queue_ids, reply)
+
+    def _answer(self, request: Request, answer: Answer, counts: dict[str, dict[str, int]]) -> None:
+        answer(management.encode_counts_of_all(request, counts))
