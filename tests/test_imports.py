@@ -29,6 +29,11 @@ MAY_IMPORT = {
         "broker.wire",
         "storage",
     },
+    "broker.rules": {
+        "broker.rules",
+        "protocol.codec",
+        "protocol.errors",
+    },
     "broker.gateway": {
         "broker",
         "protocol",
@@ -54,7 +59,15 @@ MAY_NOT_IMPORT = {
     "broker.catalog": {"broker.gateway", "broker.http", "broker.worker", "broker.partition", "broker.cli"},
 }
 
-PURE = ("protocol", "broker.partition", "broker.wire", "broker.errors", "broker.entities", "storage.records")
+PURE = (
+    "protocol",
+    "broker.partition",
+    "broker.rules",
+    "broker.wire",
+    "broker.errors",
+    "broker.entities",
+    "storage.records",
+)
 NOT_PURE = {
     "protocol.client": {"asyncio", "ssl", "socket"},
     "protocol.client_links": {"asyncio"},
@@ -67,6 +80,7 @@ ONLY_IN = {
     "cproton_ffi": "protocol.engine",
     "uvloop": "broker.gateway",
     "aiohttp": "broker.http",
+    "lark": "broker.rules.syntax",
     "prometheus_client": "broker.exposition",
     "typer": "broker.cli",
     "rich": "broker.cli",

@@ -1,0 +1,49 @@
+"""AMQP's decimal types (1.6.15 to 1.6.17): IEEE 754-2008 in the binary integer encoding, as decimal.Decimal."""
+
+from decimal import Context, Decimal, DivisionByZero, InvalidOperation, Overflow
+from typing import Final, NamedTuple
+
+from protocol.codec import Decimal32, Decimal64, Decimal128
+
+# Arithmetic on decimals has the digits and the range of decimal128, and raises where it has no result.
+CONTEXT: Final = Context(prec=34, Emin=-6143, Emax=6144, clamp=1, traps=[InvalidOperation, DivisionByZero, Overflow])
+
+
+class _Format(NamedTuple):
+    bits: int
+    exponent_bits: int
+    bias: int
+    digits: int
+
+
+_FORMATS: Final = {4: _Format(32, 8, 101, 7), 8: _Format(64, 10, 398, 16), 16: _Format(128, 14, 6176, 34)}
+
+
+def decode_decimal(octets: Decimal32 | Decimal64 | Decimal128) -> Decimal | float:
+    """The number; infinities and NaN are floats, since they compare like those."""
+    form = _FORMATS[len(octets)]
+    bits = int.from_bytes(octets, "big")
+    sign = bits >> (form.bits - 1)
+    top = bits >> (form.bits - 6) & 0b11111
+    if top >= 0b11110:
+        return float("nan") if top & 1 else float("-inf" if sign else "inf")
+    coefficient_bits = form.bits - 1 - form.exponent_bits
+    implied = 0
+    if top >= 0b11000:  # two bits that announce it, then the exponent; the coefficient begins with 100
+        coefficient_bits -= 2
+        implied = 0b100 << coefficient_bits
+    exponent = bits >> coefficient_bits & ((1 << form.exponent_bits) - 1)
+    coefficient = implied | bits & ((1 << coefficient_bits) - 1)
+    if coefficient >= 10**form.digits:
+        coefficient = 0  # not canonical: zero (IEEE 754-2008, 3.5.2)
+    return Decimal(f"{'-' if sign else ''}{coefficient}E{exponent - form.bias}")
+
+
+def encode_decimal(number: Decimal) -> Decimal128:
+    """Nearest decimal128 of a finite number."""
+    sign, digits, exponent = CONTEXT.plus(number).as_tuple()
+    assert isinstance(exponent, int)
+    coefficient = int("".join(map(str, digits)) or "0")
+    form = _FORMATS[16]
+    bits = sign << 127 | (exponent + form.bias) << (127 - form.exponent_bits) | coefficient
+    return Decimal128(bits.to_bytes(16, "big"))

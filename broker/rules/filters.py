@@ -1,0 +1,138 @@
+"""Filters: whether a message is for a subscription (management.md 3.1 to 3.6)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+from broker.rules.compiling import Compiler, Parameters
+from broker.rules.errors import FilterError, InvalidRule
+from broker.rules.message import Getter, MessageView, system_property, user_property
+from broker.rules.syntax import parse_filter
+from broker.rules.values import canonical, equality_key, kind_of
+
+_NOT_CONSTANT: Final = object()
+
+
+class Filter(Protocol):
+    def matches(self, message: MessageView) -> bool:
+        """Whether the filter's result is true. Raises FilterError if it has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrueFilter:
+    def matches(self, message: MessageView) -> bool:
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class FalseFilter:
+    def matches(self, message: MessageView) -> bool:
+        return False
+
+
+class SqlFilter:
+    """An expression of management.md 3.3, compiled. Raises RuleSyntaxError, for a parameter without a value too."""
+
+    def __init__(self, expression: str, parameters: Parameters | None = None) -> None:
+        self.expression = expression
+        self.parameters = dict(parameters or {})
+        compiler = Compiler(expression, parameters)
+        self.evaluate = compiler.predicate(parse_filter(expression))
+        """The result for a message: None is unknown. Raises FilterError."""
+        self._constant: Any = self._result() if compiler.is_constant else _NOT_CONSTANT
+
+    def _result(self) -> Any:
+        try:
+            return self.evaluate(MessageView())
+        except FilterError:
+            return _NOT_CONSTANT  # it raises for each message
+
+    @property
+    def is_always_true(self) -> bool:
+        """Of an expression such as 1=1, which some clients send in place of a true filter."""
+        return self._constant is True
+
+    @property
+    def is_never_true(self) -> bool:
+        return self._constant is False or self._constant is None
+
+    def matches(self, message: MessageView) -> bool:
+        return self.evaluate(message) is True
+
+
+def compile_filter(expression: str, parameters: Parameters | None = None) -> SqlFilter:
+    """Raises RuleSyntaxError."""
+    return SqlFilter(expression, parameters)
+
+
+Condition = tuple[bool, str]  # of the system or the user, and the lower-case name of a property
+
+_FIELDS: Final = {
+    "correlation_id": "CorrelationId",
+    "message_id": "MessageId",
+    "to": "To",
+    "reply_to": "ReplyTo",
+    "label": "Label",
+    "session_id": "SessionId",
+    "reply_to_session_id": "ReplyToSessionId",
+    "content_type": "ContentType",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class CorrelationFilter:
+    """All that is set has to be equal: strings in the same case, numbers by value, names in any case.
+
+    `properties` have AMQP values (a datetime does too). None as a field is not set. Raises InvalidRule if nothing is
+    set, or a value is one that nothing equals (null, NaN, a list).
+    """
+
+    correlation_id: str | None = None
+    message_id: str | None = None
+    to: str | None = None
+    reply_to: str | None = None
+    label: str | None = None
+    session_id: str | None = None
+    reply_to_session_id: str | None = None
+    content_type: str | None = None
+    properties: Mapping[str, Any] = field(default_factory=dict)
+    # What the filter is an index entry by: the properties it looks at, and the keys of the values they must have.
+    shape: tuple[Condition, ...] = field(init=False, compare=False, repr=False)
+    key: tuple[Any, ...] = field(init=False, compare=False, repr=False)
+    _getters: tuple[Getter, ...] = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        conditions: dict[Condition, Any] = {}
+        for attribute, name in _FIELDS.items():
+            text = getattr(self, attribute)
+            if text is not None:
+                if not isinstance(text, str):
+                    raise InvalidRule(f"{name} of a correlation filter is a string, not {kind_of(canonical(text))}")
+                conditions[True, name.lower()] = str(text)
+        for name, value in self.properties.items():
+            condition = (False, name.lower())
+            if condition in conditions:
+                raise InvalidRule(f"the correlation filter has the property {name} twice")
+            conditions[condition] = equality_key(canonical(value))
+            if conditions[condition] is None:
+                raise InvalidRule(f"the correlation filter has a value for {name} that no value equals: {value!r}")
+        if not conditions:
+            raise InvalidRule("a correlation filter needs at least one condition")
+        ordered = sorted(conditions)
+        object.__setattr__(self, "shape", tuple(ordered))
+        object.__setattr__(self, "key", tuple(conditions[condition] for condition in ordered))
+        object.__setattr__(self, "_getters", getters(ordered))
+
+    def matches(self, message: MessageView) -> bool:
+        return key_of(message, self._getters) == self.key
+
+
+def getters(shape: Any) -> tuple[Getter, ...]:
+    """Readers of the properties that a shape names."""
+    return tuple(system_property(name) if is_system else user_property(name) for is_system, name in shape)
+
+
+def key_of(message: MessageView, read: tuple[Getter, ...]) -> tuple[Any, ...] | None:
+    """The key that a filter has which matches the message by these properties; None if one of them equals nothing."""
+    key = tuple([equality_key(get(message)) for get in read])
+    return None if None in key else key

@@ -1,0 +1,215 @@
+"""What rules see of a message: its properties by lower-case name, decoded when the first rule asks."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+from uuid import UUID
+
+from broker.rules.errors import FilterError
+from broker.rules.values import Duration, Instant, canonical
+from protocol import codec
+from protocol.codec import Buffer, Described
+from protocol.errors import ProtocolError
+
+# sys. names as the service spells them. Those of the properties section (AMQP 1.0 3.2.4), with their field.
+_FIELDS: Final = {
+    "MessageId": 0,
+    "To": 2,
+    "Label": 3,
+    "ReplyTo": 4,
+    "CorrelationId": 5,
+    "ContentType": 6,
+    "SessionId": 10,
+    "ReplyToSessionId": 12,
+}
+# Those of a message annotation. What the broker knows better, it gives to the view.
+_ANNOTATIONS: Final = {
+    "DeadLetterSource": "x-opt-deadletter-source",
+    "EnqueuedSequenceNumber": "x-opt-enqueue-sequence-number",
+    "EnqueuedTimeUtc": "x-opt-enqueued-time",
+    "LockedUntilUtc": "x-opt-locked-until",
+    "PartitionKey": "x-opt-partition-key",
+    "ScheduledEnqueueTimeUtc": "x-opt-scheduled-enqueue-time",
+    "SequenceNumber": "x-opt-sequence-number",
+    "State": "x-opt-message-state",
+    "ViaPartitionKey": "x-opt-via-partition-key",
+}
+_ONLY_GIVEN: Final = ("DeliveryCount", "ExpiresAtUtc", "ForcePersistence", "LockToken", "Size", "TimeToLive")
+
+SYSTEM_NAMES: Final = {name.lower(): name for name in (*_FIELDS, *_ANNOTATIONS, *_ONLY_GIVEN)} | {"subject": "Label"}
+IN_PROPERTIES: Final = frozenset(name.lower() for name in _FIELDS)
+_NAME_OF_ANNOTATION: Final = {annotation: name.lower() for name, annotation in _ANNOTATIONS.items()}
+
+Getter = Callable[["MessageView"], Any]
+
+
+class MessageView:
+    """A message for rules. Making one costs nothing; a section is decoded when it is first asked for, once.
+
+    `properties` and `application_properties` are the sections as encoded, with or without their descriptors, or a
+    list and a map already decoded; None if the message has none. `annotations` are the pairs of the message
+    annotations map, encoded one after the other, or a map. `given` are system properties that the broker knows and
+    the message does not say (SequenceNumber: int, EnqueuedTimeUtc and ExpiresAtUtc: Timestamp, TimeToLive: Duration,
+    Size: int), by their names in SYSTEM_NAMES; they win over annotations.
+
+    The attributes below hold canonical values (broker.rules.values) by lower-case name, except `encoded`: the
+    application properties as AMQP values by the names that they have. Each raises FilterError if the section's bytes
+    are not what they should be.
+    """
+
+    user: dict[str, Any]
+    encoded: dict[str, Any]
+    system_properties: dict[str, Any]  # of the properties section
+    other_system: dict[str, Any]
+
+    __slots__ = (
+        "_annotations",
+        "_application_properties",
+        "_given",
+        "_properties",
+        "encoded",
+        "other_system",
+        "system_properties",
+        "user",
+    )
+
+    def __init__(
+        self,
+        properties: Buffer | Sequence[Any] | None = None,
+        application_properties: Buffer | Mapping[str, Any] | None = None,
+        annotations: Buffer | Mapping[Any, Any] | None = None,
+        given: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._properties = properties
+        self._application_properties = application_properties
+        self._annotations = annotations
+        self._given = given
+
+    def __getattr__(self, name: str) -> Any:
+        """Called for what is not there yet."""
+        decode = _DECODERS.get(name)
+        if decode is None:
+            raise AttributeError(name)
+        value = decode(self)
+        setattr(self, name, value)
+        return value
+
+    def _decode_encoded(self) -> dict[str, Any]:
+        section = _section(self._application_properties, "application properties", {})
+        return {str(name): value for name, value in section.items()}
+
+    def _decode_user(self) -> dict[str, Any]:
+        """Of names that differ only in case, the first counts."""
+        user: dict[str, Any] = {}
+        for name, value in self.encoded.items():
+            user.setdefault(name.lower(), canonical(value))
+        return user
+
+    def _decode_properties(self) -> dict[str, Any]:
+        fields = _section(self._properties, "properties", ())
+        count = len(fields)
+        found = {name.lower(): canonical(fields[at]) for name, at in _FIELDS.items() if at < count}
+        for name in ("messageid", "correlationid"):  # texts in Service Bus, whichever type of id AMQP has them in
+            value = found.get(name)
+            if type(value) is int or type(value) is UUID:
+                found[name] = str(value)
+        return found
+
+    def _decode_other(self) -> dict[str, Any]:
+        found = {
+            _NAME_OF_ANNOTATION[key]: canonical(value)
+            for key, value in _pairs(self._annotations).items()
+            if isinstance(key, str) and key in _NAME_OF_ANNOTATION
+        }
+        for name, value in (self._given or {}).items():
+            found[name.lower()] = canonical(value)
+        return found
+
+
+_DECODERS: Final[dict[str, Callable[[MessageView], dict[str, Any]]]] = {
+    "encoded": MessageView._decode_encoded,
+    "user": MessageView._decode_user,
+    "system_properties": MessageView._decode_properties,
+    "other_system": MessageView._decode_other,
+}
+
+
+def _section(section: Any, what: str, empty: Any) -> Any:
+    """The list or map of a section, `empty` if there is none."""
+    if section is None or (isinstance(section, bytes | bytearray | memoryview) and not section):
+        return empty
+    if isinstance(section, bytes | bytearray | memoryview):
+        try:
+            section = codec.decode_exactly(section)
+        except ProtocolError as error:
+            raise FilterError(f"the message's {what} cannot be read: {error}") from None
+        if isinstance(section, Described):
+            section = section.value
+    if not isinstance(section, Mapping if isinstance(empty, dict) else Sequence):
+        raise FilterError(f"the message's {what} are no {'map' if isinstance(empty, dict) else 'list'}")
+    return section
+
+
+def _pairs(annotations: Any) -> Mapping[Any, Any]:
+    if annotations is None or isinstance(annotations, Mapping):
+        return annotations or {}
+    pairs = {}
+    at = 0
+    try:
+        while at < len(annotations):
+            key, at = codec.decode(annotations, at)
+            value, at = codec.decode(annotations, at)
+            if isinstance(key, str):
+                pairs[key] = value
+    except ProtocolError as error:
+        raise FilterError(f"the message's annotations cannot be read: {error}") from None
+    return pairs
+
+
+def user_property(name: str) -> Getter:
+    """Reads the application property of this name, in any case; None if there is none."""
+    lower = name.lower()
+    return lambda message: message.user.get(lower)
+
+
+def system_property(name: str) -> Getter:
+    """Reads a property of SYSTEM_NAMES, in any case; None if it has no value."""
+    lower = SYSTEM_NAMES[name.lower()].lower()
+    if lower in IN_PROPERTIES:
+        return lambda message: message.system_properties.get(lower)
+    return lambda message: message.other_system.get(lower)
+
+
+class Draft(MessageView):
+    """A copy of a message that an action changes; its changes are seen by later reads, and only there."""
+
+    __slots__ = ("original",)
+
+    def __init__(self, message: MessageView) -> None:
+        super().__init__(message._properties, message._application_properties, message._annotations, message._given)
+        self.original = message.encoded
+        self.encoded = dict(message.encoded)
+        self.user = dict(message.user)
+
+    def spelled(self, name: str) -> list[str]:
+        """The names of the application properties that are `name` but for case, the one that counts first."""
+        lower = name.lower()
+        return [each for each in self.encoded if each.lower() == lower]
+
+    def encoded_value(self, name: str) -> Any:
+        """The AMQP value of an application property; None if there is none."""
+        names = self.spelled(name)
+        return self.encoded[names[0]] if names else None
+
+    def set_user(self, name: str, value: Any) -> None:
+        """`name` as spelled in the message, or new; `value` is an AMQP value."""
+        self.encoded[name] = value
+        self.user[name.lower()] = canonical(value)
+
+    def remove_user(self, names: Sequence[str]) -> None:
+        for name in names:
+            del self.encoded[name]
+            self.user.pop(name.lower(), None)
+
+    def set_system(self, name: str, value: str | Instant | Duration | None) -> None:
+        lower = name.lower()
+        (self.system_properties if lower in IN_PROPERTIES else self.other_system)[lower] = value

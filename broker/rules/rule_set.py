@@ -1,0 +1,209 @@
+"""The rules of one topic: for a message, which subscriptions take it and by which rules.
+
+A correlation filter is found by the values it asks for, so thousands cost a look-up for each combination of
+properties that filters of the topic name (a shape). SQL filters are tried one by one; what is always true costs
+nothing but the copy.
+"""
+
+from bisect import insort
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
+from typing import Final
+
+from broker.rules.actions import Action
+from broker.rules.errors import FilterError
+from broker.rules.filters import (
+    Condition,
+    CorrelationFilter,
+    FalseFilter,
+    Filter,
+    SqlFilter,
+    TrueFilter,
+    getters,
+    key_of,
+)
+from broker.rules.message import Getter, MessageView
+
+RULE_NAME: Final = "RuleName"  # application property of a copy that a rule with an action made: the rule's name
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rule:
+    """An action of a blank expression counts as none."""
+
+    name: str
+    filter: Filter
+    action: Action | None = None
+
+    @property
+    def changes_copy(self) -> bool:
+        return self.action is not None and not self.action.is_empty
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """What one subscription does with one message.
+
+    `is_plain`: it takes one copy as published, because of rules without action. Each of `changed` makes a further copy
+    of its own, to be changed by the rule's action, with the property RULE_NAME. `errors` are the rules whose filters
+    had no result. Rules are in the order in which they were added.
+    """
+
+    subscription: Hashable
+    is_plain: bool = False
+    changed: tuple[Rule, ...] = ()
+    errors: tuple[tuple[Rule, FilterError], ...] = ()
+
+
+class _Entry:
+    """A rule in its place; `alone` is the match if nothing else of the subscription matches."""
+
+    __slots__ = ("alone", "order", "rule", "subscription")
+
+    def __init__(self, subscription: Hashable, order: tuple[int, int], rule: Rule) -> None:
+        self.subscription = subscription
+        self.order = order
+        self.rule = rule
+        self.alone = _match(subscription, [self], {})
+
+
+def _match(subscription: Hashable, entries: Iterable[_Entry], errors: dict[_Entry, FilterError]) -> Match:
+    matching = [entry.rule for entry in entries if entry not in errors]
+    return Match(
+        subscription,
+        is_plain=any(not rule.changes_copy for rule in matching),
+        changed=tuple(rule for rule in matching if rule.changes_copy),
+        errors=tuple((entry.rule, errors[entry]) for entry in entries if entry in errors),
+    )
+
+
+class _Shape:
+    """The correlation filters that look at the same properties, by the values they ask for."""
+
+    __slots__ = ("by_key", "read")
+
+    def __init__(self, conditions: Sequence[Condition]) -> None:
+        self.read: tuple[Getter, ...] = getters(conditions)
+        self.by_key: dict[tuple[object, ...], dict[_Entry, None]] = {}
+
+
+_order = attrgetter("order")
+
+
+class RuleSet:
+    """Subscriptions are any hashable names; matches come in the order in which those were first given a rule."""
+
+    def __init__(self) -> None:
+        self._subscriptions: dict[Hashable, dict[str, _Entry]] = {}
+        self._places: dict[Hashable, int] = {}
+        self._next_place = 0
+        self._always: list[_Entry] = []  # by order
+        self._always_matches: tuple[Match, ...] | None = ()  # what a message gets that nothing else matches
+        self._shapes: dict[tuple[Condition, ...], _Shape] = {}
+        self._tried: dict[_Entry, Filter] = {}
+
+    def __len__(self) -> int:
+        """How many rules there are."""
+        return sum(map(len, self._subscriptions.values()))
+
+    def rules(self, subscription: Hashable) -> Iterator[Rule]:
+        """In the order in which they were added."""
+        return (entry.rule for entry in self._subscriptions.get(subscription, {}).values())
+
+    def add(self, subscription: Hashable, rule: Rule) -> None:
+        """Raises KeyError if the subscription has a rule of this name."""
+        rules = self._subscriptions.setdefault(subscription, {})
+        if rule.name in rules:
+            raise KeyError(rule.name)
+        place = self._places.get(subscription)
+        if place is None:
+            place = self._places[subscription] = self._next()
+        entry = rules[rule.name] = _Entry(subscription, (place, self._next()), rule)
+        match rule.filter:
+            case CorrelationFilter() as wanted:
+                shape = self._shapes.get(wanted.shape)
+                if shape is None:
+                    shape = self._shapes[wanted.shape] = _Shape(wanted.shape)
+                shape.by_key.setdefault(wanted.key, {})[entry] = None
+            case TrueFilter() | SqlFilter(is_always_true=True):
+                insort(self._always, entry, key=_order)
+                self._always_matches = None
+            case FalseFilter() | SqlFilter(is_never_true=True):
+                pass
+            case _:
+                self._tried[entry] = rule.filter
+
+    def remove(self, subscription: Hashable, name: str) -> Rule:
+        """Raises KeyError if the subscription has no such rule."""
+        rules = self._subscriptions[subscription]
+        entry = rules.pop(name)
+        self._forget(entry)
+        return entry.rule
+
+    def remove_subscription(self, subscription: Hashable) -> None:
+        """With all its rules, if it has any."""
+        for entry in self._subscriptions.pop(subscription, {}).values():
+            self._forget(entry)
+        self._places.pop(subscription, None)
+
+    def match(self, message: MessageView) -> Sequence[Match]:
+        """The subscriptions that take the message, or have a rule that fails on it. Raises nothing of a message."""
+        found: list[_Entry] = []
+        errors: dict[_Entry, FilterError] = {}
+        for shape in self._shapes.values():
+            try:
+                entries = shape.by_key.get(key_of(message, shape.read) or ())
+            except FilterError as error:
+                errors.update((entry, error) for entries in shape.by_key.values() for entry in entries)
+                continue
+            if entries:
+                found += entries
+        for entry, tried in self._tried.items():
+            try:
+                if tried.matches(message):
+                    found.append(entry)
+            except FilterError as error:
+                errors[entry] = error
+        if not found and not errors:
+            return self._matches_of_always()
+        found += self._always
+        found += errors
+        found.sort(key=_order)
+        return _grouped(found, errors)
+
+    def _matches_of_always(self) -> tuple[Match, ...]:
+        matches = self._always_matches
+        if matches is None:
+            matches = self._always_matches = _grouped(self._always, {})
+        return matches
+
+    def _forget(self, entry: _Entry) -> None:
+        match entry.rule.filter:
+            case CorrelationFilter() as wanted:
+                by_key = self._shapes[wanted.shape].by_key
+                del by_key[wanted.key][entry]
+                if not by_key[wanted.key]:
+                    del by_key[wanted.key]
+                if not by_key:
+                    del self._shapes[wanted.shape]
+            case TrueFilter() | SqlFilter(is_always_true=True):
+                self._always.remove(entry)
+                self._always_matches = None
+            case _:
+                self._tried.pop(entry, None)
+
+    def _next(self) -> int:
+        self._next_place += 1
+        return self._next_place
+
+
+def _grouped(entries: list[_Entry], errors: dict[_Entry, FilterError]) -> tuple[Match, ...]:
+    """Of entries in order, one match for each subscription."""
+    matches = []
+    for subscription, group in groupby(entries, attrgetter("subscription")):
+        of_one = list(group)
+        alone = len(of_one) == 1 and of_one[0] not in errors
+        matches.append(of_one[0].alone if alone else _match(subscription, of_one, errors))
+    return tuple(matches)

@@ -1,0 +1,359 @@
+"""The values that rules compute with: comparison and arithmetic of C#, on what AMQP's types mean.
+
+    None                 null, or unknown: the two differ only for EXISTS
+    bool, str, bytes, UUID
+    int                  of any width; results fit 64 bits
+    float                float, double; and decimals that are no numbers
+    Decimal              decimal32, decimal64, decimal128
+    Instant, Duration    timestamp and the described types of .NET
+
+Clients disagree on the widths of numbers, so numbers compare by value. Anything else (lists, maps) compares with
+nothing. management.md 3.5, amqp.md 11.2.
+"""
+
+import math
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal, DecimalException
+from typing import Any, Final
+from uuid import UUID
+
+from broker.rules.decimals import CONTEXT, decode_decimal, encode_decimal
+from broker.rules.errors import FilterError
+from protocol import codec
+from protocol.codec import Described, Symbol, Timestamp
+
+EPOCH_TICKS: Final = 621_355_968_000_000_000  # 1970 in ticks of 100 ns since the year 1
+TICKS_PER_MS: Final = 10_000
+MIN_INT: Final = -(1 << 63)
+MAX_INT: Final = (1 << 63) - 1
+MAX_STRING: Final = 32_768  # characters of a computed string: an application property has no more bytes
+
+_TIMESPAN: Final = Symbol("com.microsoft:timespan")
+_DATETIME_OFFSET: Final = "com.microsoft:datetime-offset"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Instant:
+    """A point in time: ticks of 100 ns since the year 1, UTC. Timestamps beyond the years 1 to 9999 are fine."""
+
+    ticks: int
+
+    @classmethod
+    def from_ms(cls, ms: int) -> "Instant":
+        """Of milliseconds since 1970."""
+        return cls(EPOCH_TICKS + ms * TICKS_PER_MS)
+
+    @property
+    def ms(self) -> int:
+        return (self.ticks - EPOCH_TICKS) // TICKS_PER_MS
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Duration:
+    """Ticks of 100 ns."""
+
+    ticks: int
+
+    @classmethod
+    def from_ms(cls, ms: int) -> "Duration":
+        return cls(ms * TICKS_PER_MS)
+
+
+# --- to and from AMQP -------------------------------------------------------------------------------------------------
+
+
+def _described(value: Described) -> Any:
+    inner = value.value
+    if isinstance(inner, int) and not isinstance(inner, bool):
+        if value.descriptor == _TIMESPAN:
+            return Duration(int(inner))
+        if value.descriptor == _DATETIME_OFFSET:
+            return Instant(int(inner))
+    return canonical(inner)
+
+
+def _from_datetime(value: datetime) -> Instant:
+    """A time without a zone is UTC."""
+    since = (value if value.tzinfo else value.replace(tzinfo=UTC)) - datetime(1970, 1, 1, tzinfo=UTC)
+    return Instant(EPOCH_TICKS + _from_timedelta(since).ticks)
+
+
+def _from_timedelta(value: timedelta) -> Duration:
+    return Duration(value // timedelta(microseconds=1) * 10)
+
+
+_CANONICAL: Final[dict[type, Callable[[Any], Any]]] = {
+    **dict.fromkeys(
+        (codec.UByte, codec.UShort, codec.UInt, codec.ULong, codec.Byte, codec.Short, codec.Int, codec.Long), int
+    ),
+    codec.Float: float,
+    codec.Char: str,
+    codec.Symbol: str,
+    Timestamp: Instant.from_ms,
+    **dict.fromkeys((codec.Decimal32, codec.Decimal64, codec.Decimal128), decode_decimal),
+    Described: _described,
+    datetime: _from_datetime,
+    timedelta: _from_timedelta,
+}
+
+
+def canonical(value: Any) -> Any:
+    """What rules compute with, of a decoded AMQP value (or a datetime, a timedelta)."""
+    convert = _CANONICAL.get(type(value))
+    return value if convert is None else convert(value)
+
+
+def to_amqp(value: Any) -> Any:
+    """A canonical value as `protocol.codec` encodes it: integers as long, decimals as decimal128."""
+    match value:
+        case bool():
+            return value
+        case int():
+            return codec.Long(value) if value <= MAX_INT else codec.ULong(value)
+        case Decimal():
+            return encode_decimal(value)
+        case Instant():
+            return Timestamp(value.ms)
+        case Duration():
+            return Described(_TIMESPAN, codec.Long(value.ticks))
+    return value
+
+
+_RANGES: Final[dict[type, tuple[int, int]]] = {
+    codec.UByte: (0, 0xFF),
+    codec.UShort: (0, 0xFFFF),
+    codec.UInt: (0, 0xFFFF_FFFF),
+    codec.ULong: (0, (1 << 64) - 1),
+    codec.Byte: (-0x80, 0x7F),
+    codec.Short: (-0x8000, 0x7FFF),
+    codec.Int: (-(1 << 31), (1 << 31) - 1),
+    codec.Long: (MIN_INT, MAX_INT),
+}
+
+
+def converted(value: Any, existing: Any) -> Any:
+    """`value`, an AMQP value, in the type of the one it takes the place of, if that loses nothing; else unchanged."""
+    kind = type(existing)
+    plain = canonical(value)
+    if type(plain) is int:
+        if kind in _RANGES and _RANGES[kind][0] <= plain <= _RANGES[kind][1]:
+            return kind(plain)
+        if kind in (float, codec.Float) and float(plain) == plain:
+            return _float(plain, kind)
+        if kind in (codec.Decimal32, codec.Decimal64, codec.Decimal128):
+            return encode_decimal(Decimal(plain))
+    elif type(plain) is float and kind in (float, codec.Float):
+        return _float(plain, kind)
+    elif type(plain) is str and (
+        kind is str or (kind is Symbol and plain.isascii()) or (kind is codec.Char and len(plain) == 1)
+    ):
+        return kind(plain)
+    return value
+
+
+def _float(number: float, kind: type) -> float:
+    """In the 32 bits of a Float only if it is in their range."""
+    return kind(number) if kind is float or not math.isfinite(number) or abs(number) < 3.4e38 else float(number)
+
+
+_NAMES: Final[dict[type, str]] = {
+    bool: "a boolean",
+    int: "an integer",
+    float: "a double",
+    Decimal: "a decimal",
+    str: "a string",
+    bytes: "binary",
+    UUID: "a guid",
+    Instant: "a date",
+    Duration: "a duration",
+}
+
+
+def kind_of(value: Any) -> str:
+    return "null" if value is None else _NAMES.get(type(value), "a list or map")
+
+
+# --- comparison -------------------------------------------------------------------------------------------------------
+
+Comparison = Callable[[Any, Any], Any]
+
+COMPARISONS: Final[dict[str, Comparison]] = {
+    "=": operator.eq,
+    "<>": operator.ne,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+ORDERED: Final = frozenset((int, float, Decimal, str, Instant, Duration))
+_ONLY_EQUAL: Final = frozenset((bool, bytes, UUID))
+_NUMBERS: Final = frozenset((int, float, Decimal))
+
+
+def compare(comparison: Comparison, left: Any, right: Any) -> bool | None:
+    """True, False, or None for unknown: an operand is null, or an order is asked for that the types do not have.
+
+    Values of types that do not compare are not equal.
+    """
+    if left is None or right is None:
+        return None
+    kind, other = type(left), type(right)
+    if kind is other:
+        if kind in ORDERED or (kind in _ONLY_EQUAL and comparison in (operator.eq, operator.ne)):
+            return bool(comparison(left, right))
+    elif kind in _NUMBERS and other in _NUMBERS:
+        if kind is Decimal and other is float:
+            left = _beside_double(left)
+        elif kind is float and other is Decimal:
+            right = _beside_double(right)
+        return bool(comparison(left, right))
+    if comparison is operator.eq:
+        return False
+    return True if comparison is operator.ne else None
+
+
+def _beside_double(number: Decimal) -> Decimal | float:
+    """What a decimal compares as with a double: 0.1 is to equal 0.1, which no double is exactly."""
+    return number if number == number.to_integral_value() else float(number)
+
+
+def equality_key(value: Any) -> Any:
+    """Hashable, and equal for values that are `=`, decimals of more digits than a double aside.
+
+    None for what equals nothing: null, NaN, lists and maps.
+    """
+    kind = type(value)
+    if kind is str or kind is int:
+        return value
+    if kind is bool:
+        return (bool, value)  # True == 1 in Python
+    if kind is float:
+        return None if value != value else value
+    if kind is Decimal:
+        return _beside_double(value)
+    return value if kind in ORDERED or kind in _ONLY_EQUAL else None
+
+
+# --- arithmetic -------------------------------------------------------------------------------------------------------
+
+
+def _fitting(number: int) -> int:
+    if not MIN_INT <= number <= MAX_INT:
+        raise FilterError("a computed integer does not fit 64 bits")
+    return number
+
+
+def _divide(left: int, right: int) -> int:
+    """Truncates towards zero, as C# does."""
+    if right == 0:
+        raise FilterError("division of an integer by zero")
+    quotient = abs(left) // abs(right)
+    return quotient if (left < 0) == (right < 0) else -quotient
+
+
+def _remainder(left: int, right: int) -> int:
+    """Has the sign of `left`, as in C#."""
+    return left - right * _divide(left, right)
+
+
+def _divide_floats(left: float, right: float) -> float:
+    if right:
+        return left / right
+    if left == 0 or left != left or right != right:
+        return math.nan
+    return math.copysign(math.inf, left) * math.copysign(1, right)
+
+
+def _remainder_floats(left: float, right: float) -> float:
+    return math.fmod(left, right) if right and math.isfinite(left) else math.nan
+
+
+_INTEGERS: Final[dict[str, Callable[[int, int], int]]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": _divide,
+    "%": _remainder,
+}
+_FLOATS: Final[dict[str, Callable[[float, float], float]]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": _divide_floats,
+    "%": _remainder_floats,
+}
+_DECIMALS: Final[dict[str, Callable[[Any, Any], Decimal]]] = {
+    "+": CONTEXT.add,
+    "-": CONTEXT.subtract,
+    "*": CONTEXT.multiply,
+    "/": CONTEXT.divide,
+    "%": CONTEXT.remainder,
+}
+_TIMES: Final[dict[tuple[type, str, type], type[Instant] | type[Duration]]] = {
+    (Instant, "-", Instant): Duration,
+    (Instant, "+", Duration): Instant,
+    (Instant, "-", Duration): Instant,
+    (Duration, "+", Instant): Instant,
+    (Duration, "+", Duration): Duration,
+    (Duration, "-", Duration): Duration,
+}
+
+
+def compute(symbol: str, left: Any, right: Any) -> Any:
+    """`left` + - * / % `right`; None if either is. Raises FilterError if the types or the values have no result."""
+    if left is None or right is None:
+        return None
+    kind, other = type(left), type(right)
+    if kind is int and other is int:
+        return _fitting(_INTEGERS[symbol](left, right))
+    if kind in _NUMBERS and other in _NUMBERS:
+        if kind is Decimal or other is Decimal:
+            return _compute_decimals(symbol, left, right)
+        return _FLOATS[symbol](float(left), float(right))
+    if kind is str and other is str and symbol == "+":
+        if len(left) + len(right) > MAX_STRING:
+            raise FilterError(f"a computed string is longer than {MAX_STRING} characters")
+        return left + right
+    result = _TIMES.get((kind, symbol, other))
+    if result is None:
+        raise FilterError(f"{kind_of(left)} {symbol} {kind_of(right)} is not defined")
+    return result(_fitting(_INTEGERS[symbol](left.ticks, right.ticks)))
+
+
+def _compute_decimals(symbol: str, left: Any, right: Any) -> Decimal | float:
+    try:
+        # A double counts as what it is written as: 0.1 as 0.1.
+        result = _DECIMALS[symbol](
+            Decimal(repr(left)) if type(left) is float else left,
+            Decimal(repr(right)) if type(right) is float else right,
+        )
+    except DecimalException:
+        raise FilterError(f"{left} {symbol} {right} has no decimal result") from None
+    return result if result.is_finite() else float(result)
+
+
+def negate(value: Any) -> Any:
+    """None of None. Raises FilterError."""
+    kind = type(value)
+    if value is None:
+        return None
+    if kind is int:
+        return _fitting(-value)
+    if kind is Duration:
+        return Duration(_fitting(-value.ticks))
+    if kind is float:
+        return -value
+    if kind is Decimal:
+        return CONTEXT.minus(value)
+    raise FilterError(f"- {kind_of(value)} is not defined")
+
+
+def unary_plus(value: Any) -> Any:
+    """The number or duration itself; None of None. Raises FilterError."""
+    if value is None or type(value) in _NUMBERS or type(value) is Duration:
+        return value
+    raise FilterError(f"+ {kind_of(value)} is not defined")
