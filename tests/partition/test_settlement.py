@@ -132,6 +132,16 @@ def test_a_lock_is_renewed_from_now_on(queue):
     assert queue.settle(Outcome.ACCEPTED, a) == [None]
 
 
+def test_a_renewed_lock_is_still_its_receivers(queue):
+    queue.send("a", "b")
+    a, b = queue.receive(2)
+    queue.request("renew-locks", [a.token, b.token])
+    queue.settle(Outcome.ACCEPTED, a)
+    queue.close(broken=True)
+    assert queue.held() == [1, 0, 0, 0]
+    assert queue.receive_one("other").delivery_count == 1
+
+
 def test_renewing_is_for_all_or_none(queue):
     queue.send("a", "b")
     a, b = queue.receive(2)
