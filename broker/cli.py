@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from broker import __version__
+from broker.cli_client import app as client_app
 from broker.config import ConfigurationError, Settings
 from broker.config_sources import FLAGS, Loaded, leaves, load
 
@@ -34,6 +35,7 @@ app = typer.Typer(
 )
 config_app = typer.Typer(help="Check, show and explain the configuration.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(config_app, name="config")
+app.add_typer(client_app)
 
 
 def _option(flag: str, metavar: str) -> Any:

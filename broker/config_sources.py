@@ -21,6 +21,7 @@ from broker.entities import Frozen
 
 PREFIX = "PEEKLOCK_"
 CONFIG_VARIABLE = "PEEKLOCK_CONFIG"
+CLIENT_VARIABLE = "PEEKLOCK_CONNECTION_STRING"  # of the commands that are clients; no setting
 OFF = "off"
 """How None is written: TOML has no null."""
 
@@ -187,7 +188,7 @@ class _Sources:
         """An empty variable counts as not set, so that a compose file can pass on what its caller may have set."""
         by_variable = {variable(place): place for place in self._leaves}
         for name, text in sorted(environment.items()):
-            if not name.startswith(PREFIX) or name == CONFIG_VARIABLE or text == "":
+            if not name.startswith(PREFIX) or name in (CONFIG_VARIABLE, CLIENT_VARIABLE) or text == "":
                 continue
             if place := by_variable.get(name):
                 self._set_text(place, text, name)

@@ -1,0 +1,372 @@
+"""The commands of `peeklock` that are clients of a running broker: send, receive, peek, purge, resend, queues.
+
+Messages are printed as one JSON object a line. What the user can mend is one message on standard error, exit code 1;
+a wrong command is exit code 2.
+"""
+
+# The client and asyncio are imported in the commands: the time to start counts.
+
+import base64
+import json
+import sys
+import uuid
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
+
+import typer
+
+if TYPE_CHECKING:
+    from protocol.client import Connection
+    from protocol.client_links import Received, Receiver, Sender
+    from protocol.messages import Message
+
+FAILED = 1
+WRONG_USE = 2
+CONNECTION_STRING_VARIABLE = "PEEKLOCK_CONNECTION_STRING"
+DEAD_LETTER_SUFFIX = "/$deadletterqueue"
+# Messages taken at once; their locks must not expire before they are settled.
+BATCH = 100
+CONNECT_SECONDS = 10.0
+
+app = typer.Typer()
+
+QueueArgument = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue's name.")]
+DeadLetterOption = Annotated[bool, typer.Option("--dead-letter", help="Its dead-letter queue instead.")]
+ConnectionStringOption = Annotated[
+    str | None,
+    typer.Option(
+        "--connection-string",
+        envvar=CONNECTION_STRING_VARIABLE,
+        show_envvar=True,
+        metavar="TEXT",
+        help="Where the broker is, and a key. `peeklock connection-string` prints one.",
+    ),
+]
+PropertyHelp = "as NAME=TEXT, or NAME:=JSON for a number or a boolean; may be repeated."
+
+T = TypeVar("T")
+
+
+@app.command()
+def send(
+    queue: QueueArgument,
+    body: Annotated[str, typer.Option("--body", metavar="TEXT", help="The body; - reads it from standard input.")],
+    count: Annotated[int, typer.Option("--count", min=1, metavar="N", help="Send it so many times.")] = 1,
+    message_id: Annotated[
+        str | None, typer.Option("--message-id", metavar="ID", help="Of all of them; by default each has a new one.")
+    ] = None,
+    subject: Annotated[str | None, typer.Option("--subject", metavar="TEXT")] = None,
+    properties: Annotated[
+        list[str] | None, typer.Option("--property", metavar="PAIR", help=f"An application property, {PropertyHelp}")
+    ] = None,
+    connection_string: ConnectionStringOption = None,
+) -> None:
+    """Send messages to a queue."""
+    from protocol.messages import Message
+
+    values = _pairs(properties, "--property")
+    data = sys.stdin.buffer.read() if body == "-" else body.encode()
+
+    def messages() -> Iterator[bytes]:
+        for _ in range(count):
+            identity = message_id or str(uuid.uuid4())
+            yield Message.of(data, message_id=identity, subject=subject, application_properties=values).encode()
+
+    async def work(connection: "Connection") -> int:
+        return await (await connection.sender(queue)).send_all(messages())
+
+    typer.echo(f"{_counted(_run(connection_string, work))} sent to {queue}")
+
+
+@app.command()
+def receive(
+    queue: QueueArgument,
+    count: Annotated[int, typer.Option("--count", min=1, metavar="N", help="At most so many.")] = 1,
+    keep: Annotated[bool, typer.Option("--keep", help="Give them back instead of completing them.")] = False,
+    dead_letter: DeadLetterOption = False,
+    wait: Annotated[
+        float, typer.Option("--wait", min=0, metavar="SECONDS", help="How long to wait for a first message.")
+    ] = 0.0,
+    connection_string: ConnectionStringOption = None,
+) -> None:
+    """Print messages, and complete each once it is printed."""
+    import asyncio
+
+    async def work(connection: "Connection") -> int:
+        receiver = await connection.receiver(_address(queue, dead_letter), credit=0)
+        kept: list[Received] = []
+        done = 0
+        while done < count:
+            taken = await receiver.fetch(min(BATCH, count - done), wait if not done else 0)
+            if not taken:
+                break
+            for received in taken:
+                _print_message(received.message())
+            sys.stdout.flush()
+            if keep:
+                kept += taken  # held until the end, or they would come again
+            else:
+                await asyncio.gather(*map(receiver.accept, taken))
+            done += len(taken)
+        await asyncio.gather(*map(receiver.release, kept))
+        return done
+
+    if not _run(connection_string, work):
+        typer.echo(f"peeklock: nothing to receive from {_address(queue, dead_letter)}", err=True)
+
+
+@app.command()
+def peek(
+    queue: QueueArgument,
+    count: Annotated[int, typer.Option("--count", min=1, metavar="N", help="At most so many.")] = 10,
+    start: Annotated[int, typer.Option("--from", min=0, metavar="NUMBER", help="The least sequence number.")] = 0,
+    dead_letter: DeadLetterOption = False,
+    connection_string: ConnectionStringOption = None,
+) -> None:
+    """Print messages in any state without taking them."""
+    from protocol.messages import Message
+
+    async def work(connection: "Connection") -> None:
+        management = await connection.management(_address(queue, dead_letter))
+        left, number = count, start
+        while left > 0 and (found := await management.peek(left, number)):
+            for each in found:
+                message = Message.decode(each)
+                _print_message(message)
+                number = (message.sequence_number or 0) + 1
+            left -= len(found)
+
+    _run(connection_string, work)
+
+
+@app.command()
+def purge(
+    queue: QueueArgument,
+    dead_letter: DeadLetterOption = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    connection_string: ConnectionStringOption = None,
+) -> None:
+    """Delete all messages that are not locked, deferred and scheduled ones as well. Needs the right Manage."""
+    address = _address(queue, dead_letter)
+    if not yes:
+        typer.confirm(f"Delete all messages of {address}?", abort=True, err=True)
+
+    async def work(connection: "Connection") -> int:
+        return await (await connection.management(address)).purge()
+
+    typer.echo(f"{_counted(_run(connection_string, work))} deleted from {address}")
+
+
+@app.command()
+def queues(connection_string: ConnectionStringOption = None) -> None:
+    """Print all queues with the counts of their messages. Needs the right Manage on the namespace."""
+
+    async def work(connection: "Connection") -> list[list[str]]:
+        counts = await connection.counts()
+        return [
+            [name, *map(str, (of.active, of.locked, of.deferred, of.scheduled, of.dead_lettered, of.size_bytes))]
+            for name, of in counts.items()
+        ]
+
+    head = ["QUEUE", "ACTIVE", "LOCKED", "DEFERRED", "SCHEDULED", "DEAD-LETTERED", "BYTES"]
+    rows = [head, *_run(connection_string, work)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
+    for name, *values in rows:
+        cells = [value.rjust(width) for value, width in zip(values, widths[1:], strict=True)]
+        typer.echo("  ".join([name.ljust(widths[0]), *cells]))
+
+
+@app.command()
+def resend(
+    queue: QueueArgument,
+    count: Annotated[
+        int | None, typer.Option("--count", min=1, metavar="N", help="At most so many; else all that are there now.")
+    ] = None,
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", metavar="PAIR", help=f"Set an application property, {PropertyHelp}")
+    ] = None,
+    removals: Annotated[
+        list[str] | None, typer.Option("--unset", metavar="NAME", help="Remove one; may be repeated.")
+    ] = None,
+    connection_string: ConnectionStringOption = None,
+) -> None:
+    """Send dead-lettered messages to their queue again, the oldest first, with properties corrected.
+
+    A message leaves the dead-letter queue once its copy is stored; if that fails in between, it is there twice, under
+    the same message id.
+    """
+    values = _pairs(changes, "--set")
+
+    async def work(connection: "Connection") -> int:
+        return await _resend(connection, queue, count, values, removals or [])
+
+    typer.echo(f"{_counted(_run(connection_string, work))} sent to {queue} again")
+
+
+async def _resend(
+    connection: "Connection", queue: str, count: int | None, changes: Mapping[str, Any], removals: Sequence[str]
+) -> int:
+    import asyncio
+
+    # What comes back to the dead-letter queue meanwhile is not sent again and again.
+    left = (await (await connection.management(queue)).counts()).dead_lettered
+    if count is not None:
+        left = min(left, count)
+    sender = await connection.sender(queue)
+    receiver = await connection.receiver(queue + DEAD_LETTER_SUFFIX, credit=0)
+    done = 0
+    while left > 0 and (taken := await receiver.fetch(min(left, BATCH))):
+        moves = (_move(receiver, sender, received, changes, removals) for received in taken)
+        failures = [each for each in await asyncio.gather(*moves, return_exceptions=True) if each is not None]
+        done += len(taken) - len(failures)
+        left -= len(taken)
+        if failures:
+            typer.echo(f"{_counted(done)} sent to {queue} again", err=True)
+            raise failures[0]
+    return done
+
+
+async def _move(
+    receiver: "Receiver", sender: "Sender", received: "Received", changes: Mapping[str, Any], removals: Sequence[str]
+) -> None:
+    from protocol.client_errors import ClientError
+
+    try:
+        await sender.send(corrected(received.message(), changes, removals).encode())
+    except BaseException:
+        with suppress(ClientError):
+            await receiver.release(received)
+        raise
+    await receiver.accept(received)
+
+
+def corrected(message: "Message", changes: Mapping[str, Any], removals: Sequence[str] = ()) -> "Message":
+    """A dead-lettered message as one to send again: without what the broker said of it, with changed properties.
+
+    Its time to live begins anew.
+    """
+    from protocol import symbols
+
+    for annotation in (
+        symbols.SEQUENCE_NUMBER,
+        symbols.ENQUEUED_TIME,
+        symbols.LOCKED_UNTIL,
+        symbols.ENQUEUE_SEQUENCE_NUMBER,
+        symbols.DEADLETTER_SOURCE,
+        symbols.MESSAGE_STATE,
+        symbols.SCHEDULED_ENQUEUE_TIME,
+    ):
+        message.annotations.pop(annotation, None)
+    for name in (symbols.DEAD_LETTER_REASON, symbols.DEAD_LETTER_ERROR_DESCRIPTION, *removals):
+        message.application_properties.pop(name, None)
+    message.application_properties.update(changes)
+    message.delivery_count = None
+    if message.ttl_ms is not None:
+        # Where there is a time to live, these are the broker's, of the time that is over.
+        message.absolute_expiry_ms = message.creation_ms = None
+    return message
+
+
+# --- what the commands share ------------------------------------------------------------------------------------------
+
+
+def _run(connection_string: str | None, work: Callable[["Connection"], Awaitable[T]]) -> T:
+    """Do `work` on a connection. Ends with a message and an exit code if that fails."""
+    import asyncio
+
+    from protocol.client import connect_to
+    from protocol.client_errors import ClientError
+    from protocol.connection_string import InvalidConnectionString
+    from protocol.errors import ProtocolError
+
+    async def main() -> T:
+        async with await connect_to(connection_string or "", timeout_s=CONNECT_SECONDS) as connection:
+            return await work(connection)
+
+    if not connection_string:
+        text = "`peeklock connection-string` prints one for a broker on this machine"
+        _fail(f"give --connection-string, or set {CONNECTION_STRING_VARIABLE}: {text}", WRONG_USE)
+    try:
+        return asyncio.run(main())
+    except InvalidConnectionString as error:
+        _fail(f"--connection-string: {error}", WRONG_USE)
+    except (ClientError, ProtocolError, TimeoutError) as error:
+        _fail(str(error), FAILED)
+
+
+def _fail(text: str, code: int) -> NoReturn:
+    typer.echo(f"peeklock: {text}", err=True)
+    raise typer.Exit(code)
+
+
+def _address(queue: str, dead_letter: bool) -> str:
+    return queue + DEAD_LETTER_SUFFIX if dead_letter else queue
+
+
+def _counted(count: int) -> str:
+    return f"{count} message{'' if count == 1 else 's'}"
+
+
+def _pairs(pairs: Sequence[str] | None, option: str) -> dict[str, Any]:
+    """NAME=TEXT and NAME:=JSON as values by name."""
+    values: dict[str, Any] = {}
+    for pair in pairs or ():
+        name, equals, text = pair.partition("=")
+        is_json = name.endswith(":")
+        name = name.removesuffix(":")
+        if not equals or not name:
+            _fail(f"{option}: {pair!r} is neither NAME=TEXT nor NAME:=JSON", WRONG_USE)
+        value: Any = text
+        if is_json:
+            try:
+                value = json.loads(text)
+            except ValueError:
+                value = {}
+            if not isinstance(value, str | int | float | bool | None):
+                _fail(f"{option}: {pair!r} has no simple JSON value after :=", WRONG_USE)
+        values[name] = value
+    return values
+
+
+def _print_message(message: "Message") -> None:
+    """One line of JSON; what the message does not have is left out."""
+    annotations = message.annotations
+    times = {
+        name: datetime.fromtimestamp(annotations[key] / 1000, UTC).isoformat(timespec="milliseconds")
+        for name, key in (("enqueued", "x-opt-enqueued-time"), ("scheduled", "x-opt-scheduled-enqueue-time"))
+        if key in annotations
+    }
+    state = annotations.get("x-opt-message-state")
+    fields = {
+        "sequence_number": message.sequence_number,
+        "message_id": message.message_id,
+        "subject": message.subject,
+        "content_type": message.content_type,
+        "correlation_id": message.correlation_id,
+        "session_id": message.group_id,
+        "delivery_count": message.delivery_count,
+        "state": None if state is None else ("active", "deferred", "scheduled")[state],
+        **times,
+        "properties": message.application_properties or None,
+    }
+    shown = {name: _plain(value) for name, value in fields.items() if value is not None}
+    typer.echo(json.dumps(shown | {"body": _plain(message.content())}, ensure_ascii=False))
+
+
+def _plain(value: Any) -> Any:
+    """An AMQP value as JSON has it; bytes that are no text are {"base64": ...}."""
+    if isinstance(value, dict):
+        return {str(_plain(key)): _plain(item) for key, item in value.items()}
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return {"base64": base64.b64encode(value).decode()}
+    if isinstance(value, str | int | float | None):
+        return value
+    try:
+        return [_plain(item) for item in value]
+    except TypeError:
+        return str(value)

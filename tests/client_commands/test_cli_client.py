@@ -1,0 +1,239 @@
+"""The commands that are clients, against the real broker."""
+
+import json
+import os
+import re
+
+import pytest
+from typer.testing import CliRunner
+
+from broker.cli import app
+from broker.cli_client import CONNECTION_STRING_VARIABLE, corrected
+from protocol.codec import Symbol, Timestamp
+from protocol.messages import Message, value_section
+from tests.brokers import KEY_NAME, Broker
+
+NAMES = ("sent", "received", "kept", "peeked", "purged", "counted", "resent", "small")
+QUEUES = "".join(f'[[queues]]\nname = "{name}"\n' for name in NAMES) + "max_message_size_kb = 1\n"
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory):
+    with Broker(tmp_path_factory.mktemp("commands"), QUEUES) as broker:
+        yield broker
+
+
+@pytest.fixture
+def peeklock(broker, monkeypatch):
+    """Run a command with the broker's connection string in the environment."""
+    for name in list(os.environ):
+        if name.startswith("PEEKLOCK_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv(CONNECTION_STRING_VARIABLE, broker.connection_string)
+    return lambda *arguments, **options: CliRunner().invoke(app, [str(each) for each in arguments], **options)
+
+
+def lines(result):
+    assert result.exit_code == 0, result.output
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def bodies(result):
+    return [line["body"] for line in lines(result)]
+
+
+def test_send_and_receive(peeklock):
+    result = peeklock("send", "sent", "--body", "héllo", "--subject", "s", "--property", "a=b", "--property", "n:=7")
+    assert (result.exit_code, result.stdout) == (0, "1 message sent to sent\n")
+    (message,) = lines(peeklock("receive", "sent"))
+    assert re.fullmatch(r"[0-9a-f-]{36}", message.pop("message_id"))
+    assert message.pop("enqueued").endswith("+00:00")
+    assert message == {
+        "sequence_number": 1,
+        "subject": "s",
+        "delivery_count": 0,
+        "properties": {"a": "b", "n": 7},
+        "body": "héllo",
+    }
+    result = peeklock("receive", "sent")
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert "nothing to receive from sent" in result.stderr
+
+
+def test_a_body_comes_from_standard_input_and_may_be_bytes(peeklock):
+    assert peeklock("send", "sent", "--body", "-", input=b"\xff\x00").exit_code == 0
+    assert bodies(peeklock("receive", "sent")) == [{"base64": "/wA="}]
+
+
+def test_many_are_sent_with_ids_of_their_own_and_received_at_most_so_many(peeklock):
+    assert peeklock("send", "received", "--body", "x", "--count", 250).stdout == "250 messages sent to received\n"
+    first = lines(peeklock("receive", "received", "--count", 240))
+    assert len({message["message_id"] for message in first}) == 240
+    assert len(lines(peeklock("receive", "received", "--count", 240))) == 10
+
+
+def test_what_is_kept_can_be_received_again(peeklock):
+    peeklock("send", "kept", "--body", "x", "--count", 150)
+    kept = lines(peeklock("receive", "kept", "--keep", "--count", 200))
+    assert len(kept) == 150
+    again = lines(peeklock("receive", "kept", "--count", 200))
+    assert [message["delivery_count"] for message in again] == [0] * 150
+
+
+def test_peek_takes_nothing(peeklock):
+    for body in "abc":
+        peeklock("send", "peeked", "--body", body, "--message-id", body)
+    assert bodies(peeklock("peek", "peeked")) == ["a", "b", "c"]
+    assert bodies(peeklock("peek", "peeked", "--count", 1)) == ["a"]
+    (message,) = lines(peeklock("peek", "peeked", "--from", 3))
+    assert (message["sequence_number"], message["message_id"], message["state"]) == (3, "c", "active")
+    assert bodies(peeklock("peek", "peeked", "--dead-letter")) == []
+
+
+def test_peek_goes_on_where_one_answer_ends(peeklock):
+    peeklock("send", "purged", "--body", "x" * 100_000, "--count", 8)
+    assert len(lines(peeklock("peek", "purged", "--count", 8))) == 8
+    assert peeklock("purge", "purged", "--yes").exit_code == 0
+
+
+def test_purge_asks_first(peeklock):
+    peeklock("send", "purged", "--body", "x", "--count", 3)
+    result = peeklock("purge", "purged", input="n\n")
+    assert result.exit_code == 1
+    assert "Delete all messages of purged?" in result.stderr
+    assert len(lines(peeklock("peek", "purged"))) == 3
+    assert peeklock("purge", "purged", input="y\n").stdout.endswith("3 messages deleted from purged\n")
+    assert peeklock("purge", "purged", "--yes").stdout == "0 messages deleted from purged\n"
+    result = peeklock("purge", "purged", "--dead-letter", "--yes")
+    assert result.stdout == "0 messages deleted from purged/$deadletterqueue\n"
+
+
+def test_queues_are_listed_with_their_counts(peeklock):
+    peeklock("send", "counted", "--body", "x", "--count", 12)
+    result = peeklock("queues")
+    assert result.exit_code == 0
+    head, *rows = [line.split() for line in result.stdout.splitlines()]
+    assert head == ["QUEUE", "ACTIVE", "LOCKED", "DEFERRED", "SCHEDULED", "DEAD-LETTERED", "BYTES"]
+    assert [row[0] for row in rows] == sorted(NAMES)
+    (counted,) = [row for row in rows if row[0] == "counted"]
+    assert counted[1:6] == ["12", "0", "0", "0", "0"]
+    assert int(counted[6]) > 12
+
+
+# --- resend -----------------------------------------------------------------------------------------------------------
+
+
+def dead_letter(broker, queue, messages):
+    """Send messages and dead-letter them all."""
+    import asyncio
+
+    from protocol.client import connect_to
+
+    async def work():
+        async with await connect_to(broker.connection_string) as connection:
+            await (await connection.sender(queue)).send_all(message.encode() for message in messages)
+            receiver = await connection.receiver(queue, credit=0)
+            while taken := await receiver.fetch(100):
+                await asyncio.gather(*(receiver.reject(received, "bad", "very bad") for received in taken))
+
+    asyncio.run(work())
+
+
+def test_dead_letters_are_sent_again_with_what_was_corrected(peeklock, broker):
+    sent = [
+        Message(
+            value_section({"n": number}),
+            message_id=f"m{number}",
+            subject="s",
+            ttl_ms=600_000 if number else None,
+            application_properties={"keep": 1, "wrong": "x", "useless": True},
+        )
+        for number in range(3)
+    ]
+    dead_letter(broker, "resent", sent)
+    (first, *_) = lines(peeklock("peek", "resent", "--dead-letter"))
+    assert first["properties"]["DeadLetterReason"] == "bad"
+    result = peeklock("resend", "resent", "--count", 1, "--set", "wrong=right", "--set", "n:=1.5", "--unset", "useless")
+    assert (result.exit_code, result.stdout) == (0, "1 message sent to resent again\n")
+    assert peeklock("resend", "resent").stdout == "2 messages sent to resent again\n"
+    assert peeklock("resend", "resent").stdout == "0 messages sent to resent again\n"
+    first, second, _third = lines(peeklock("receive", "resent", "--count", 10))
+    assert (first["message_id"], first["subject"], first["body"]) == ("m0", "s", {"n": 0})
+    assert first["properties"] == {"keep": 1, "wrong": "right", "n": 1.5}
+    assert first["delivery_count"] == 0
+    assert second["properties"] == {"keep": 1, "wrong": "x", "useless": True}
+
+
+def test_many_dead_letters_keep_their_order(peeklock, broker):
+    dead_letter(broker, "resent", [Message.of(b"%d" % number) for number in range(350)])
+    assert peeklock("resend", "resent").stdout == "350 messages sent to resent again\n"
+    assert bodies(peeklock("receive", "resent", "--count", 400)) == [str(number) for number in range(350)]
+
+
+def test_a_dead_letter_that_is_refused_stays_where_it_is(peeklock, broker):
+    """With the property that is set it is too large for the queue."""
+    dead_letter(broker, "small", [Message.of(b"x" * 900, message_id="m")])
+    result = peeklock("resend", "small", "--set", "long=" + "y" * 200)
+    assert result.exit_code == 1
+    assert "0 messages sent to small again" in result.stderr
+    assert "amqp:link:message-size-exceeded" in result.stderr
+    result = peeklock("resend", "small")
+    assert result.stdout == "1 message sent to small again\n", result.stderr
+
+
+def test_the_broker_counts_the_time_to_live_anew():
+    message = Message.of(b"", ttl_ms=5, absolute_expiry_ms=Timestamp(1), creation_ms=Timestamp(1), delivery_count=9)
+    message.annotations = {Symbol("x-opt-scheduled-enqueue-time"): Timestamp(1), Symbol("mine"): "kept"}
+    again = corrected(message, {})
+    assert (again.ttl_ms, again.absolute_expiry_ms, again.creation_ms, again.delivery_count) == (5, None, None, None)
+    assert again.annotations == {"mine": "kept"}
+
+
+def test_a_senders_own_creation_time_is_kept_where_there_is_no_time_to_live():
+    assert corrected(Message.of(b"", creation_ms=Timestamp(1)), {}).creation_ms == 1
+
+
+# --- what goes wrong --------------------------------------------------------------------------------------------------
+
+
+def test_an_unknown_queue(peeklock):
+    result = peeklock("receive", "nowhere")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("peeklock: The messaging entity")
+    assert "amqp:not-found" in result.stderr
+
+
+def test_a_wrong_key(peeklock, broker):
+    result = peeklock("peek", "sent", "--connection-string", broker.connection_string_for(KEY_NAME, "wrong"))
+    assert result.exit_code == 1
+    assert "InvalidSignature" in result.stderr
+
+
+def test_no_broker(peeklock):
+    result = peeklock("queues", "--connection-string", "Endpoint=amqp://127.0.0.1:1")
+    assert result.exit_code == 1
+    assert "cannot connect to 127.0.0.1 port 1" in result.stderr
+
+
+def test_no_connection_string(peeklock, monkeypatch):
+    monkeypatch.delenv(CONNECTION_STRING_VARIABLE)
+    result = peeklock("queues")
+    assert result.exit_code == 2
+    assert CONNECTION_STRING_VARIABLE in result.stderr
+
+
+def test_a_connection_string_that_makes_no_sense(peeklock):
+    result = peeklock("queues", "--connection-string", "localhost")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("peeklock: --connection-string: ")
+
+
+@pytest.mark.parametrize("pair", ["name", "=value", ":=1", "name:={}", "name:=[1]", "name:=nonsense"])
+def test_a_property_that_makes_no_sense(peeklock, pair):
+    result = peeklock("send", "sent", "--body", "x", "--property", pair)
+    assert result.exit_code == 2
+    assert "--property" in result.stderr
+
+
+def test_the_connection_string_in_the_environment_is_no_unknown_setting(peeklock, tmp_path):
+    assert peeklock("config", "check", "--config", "/dev/null").exit_code == 0
