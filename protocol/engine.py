@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from cproton_ffi import ffi, lib
 
 from protocol import codec
-from protocol.codec import Symbol
+from protocol.codec import Described, Symbol
 from protocol.errors import ProtocolError
 from protocol.frames import FrameWalk
 from protocol.padding import CONTROL, EVERYTHING, pad, reads_by_position
@@ -300,6 +300,8 @@ class Engine:
         self._saying: set[Session] = set()  # whose flow is among the next output
         self._abandoned = False  # unsettled deliveries ended with their link, and proton will say that they are settled
         self._handles: dict[Link, tuple[int, int]] = {}
+        self._header_taken = False
+        self._container_id = container_id
         self._freed = False
         transport = self._transport = lib.pn_transport()
         if server:
@@ -321,7 +323,8 @@ class Engine:
     def push(self, data: bytes) -> None:
         """Take what the peer sent and call the handler for what is in it.
 
-        Raises ProtocolError for bytes that are not AMQP frames: close with it, then nothing more can be pushed.
+        Raises ProtocolError for what is not as AMQP has it, after all that came before it: close with it (`close`, or
+        with `refusal` before the peer's open); whatever is pushed after it is thrown away.
         """
         whole = self._walk.feed(data)
         view = ffi.from_buffer(whole)
@@ -340,6 +343,8 @@ class Engine:
                 self._dispatch()
         if self._walk.flows:
             self._answer_flows()
+        if self._walk.error:
+            raise self._walk.error
 
     def pull(self) -> bytes:
         """What is to be written now, whole frames; empty if nothing is."""
@@ -362,6 +367,7 @@ class Engine:
             lib.pn_transport_pop(transport, size)
             pending = lib.pn_transport_pending(transport)
         self._saying.clear()
+        self._header_taken = True
         # Taking output makes events of no interest (PN_TRANSPORT); they must not pile up.
         self._dispatch()
         output = chunks[0] if len(chunks) == 1 else b"".join(chunks)
@@ -397,6 +403,15 @@ class Engine:
             _set_condition(lib.pn_connection_condition(self._connection), condition, description)
         lib.pn_connection_close(self._connection)
         self.needs_padding = True
+
+    def refusal(self, condition: str, description: str) -> bytes:
+        """All that is to be written to a peer that has not sent its open: proton says no close before that."""
+        error = Described(0x1D, [Symbol(condition), description, {}])
+        frames = b"" if self._header_taken else b"AMQP\x00\x01\x00\x00"
+        for code, fields in ((0x10, [self._container_id]), (0x18, [error])):
+            body = codec.encode(Described(code, fields))
+            frames += _flow_frame.pack(8 + len(body), 2, 0, 0) + body
+        return pad(frames)
 
     @property
     def remote_idle_time_out_ms(self) -> int:

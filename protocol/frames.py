@@ -31,7 +31,6 @@ from protocol.performatives import (
 BATCH_FORMAT = 0x80013700
 _BATCH_FORMAT_BYTES = BATCH_FORMAT.to_bytes(4, "big")
 _AMQP_HEADER = b"AMQP\x00\x01\x00\x00"
-_RARE = frozenset((OPEN, BEGIN, DETACH, END, CLOSE))
 _HEARTBEAT_BYTES = 8
 # What frames usually begin with: data offset 2, type AMQP; then a descriptor that is a small ulong.
 _USUAL_FORM, _SMALL_ULONG = 0x0200, 0x0053
@@ -55,6 +54,14 @@ class FramingError(ProtocolError):
     """The bytes do not form frames, or a frame is larger than was agreed (2.3.1)."""
 
 
+class IllegalState(ProtocolError):
+    """A performative that is well formed and not due: open twice, begin on a channel in use."""
+
+
+class HandleInUse(ProtocolError):
+    """An attach with a handle that is attached (2.7.3)."""
+
+
 class Flow(NamedTuple):
     """A flow that wants an answer. `handle` is the peer's, None for the session's own flow (2.7.4)."""
 
@@ -70,7 +77,9 @@ class FrameWalk:
     `attached` has (channel, handle) of each attach in order of arrival, `batches` the (channel, handle, delivery tag)
     of each batch that began, `flows` what wants an answer; who uses them takes them out. `ends` are the offsets in what
     `feed` returned behind frames that end a link or session: their names and numbers may be taken anew right after,
-    so the engine's events must be handled before it gets what follows.
+    so the engine's events must be handled before it gets what follows. `error` is what was wrong behind the bytes that
+    `feed` returned: FramingError, DecodeError, LimitExceeded, InvalidField, IllegalState or HandleInUse. After it, and
+    after the peer's close, nothing more is taken.
     """
 
     def __init__(self, max_frame_size: int) -> None:
@@ -82,13 +91,16 @@ class FrameWalk:
         self.batches: set[tuple[int, int, bytes]] = set()
         self.flows: list[Flow] = []
         self.ends: list[int] = []
+        self.error: ProtocolError | None = None
+        self._opened = False
+        self._closed = False
+        self._handles: dict[int, set[int]] = {}  # in use, by channel
 
     def feed(self, data: bytes) -> bytes:
-        """What of the bytes that came so far can be given to the engine; the rest is kept.
-
-        Raises FramingError; DecodeError, LimitExceeded or InvalidField for a performative that is not as it must be.
-        """
+        """What of the bytes that came so far can be given to the engine; the rest is kept."""
         self.ends.clear()
+        if self._closed:
+            return b""
         if self._partial:
             data = self._partial + data
             self._partial = b""
@@ -103,59 +115,86 @@ class FrameWalk:
                 self._partial = data
                 return b""
             if data[:8] != _AMQP_HEADER:
-                raise FramingError(f"expected the AMQP 1.0.0 protocol header, got {data[:8].hex()}")
+                self.error = FramingError(f"expected the AMQP 1.0.0 protocol header, got {data[:8].hex()}")
+                self._closed = True
+                return b""
             self._header_seen = True
             at = 8
         largest = self._max_frame_size
-        while at + _LEAST_BYTES <= end:
-            size, form, channel, descriptor, code = _head(data, at)
-            next_at = at + size
-            if size > largest or size < _LEAST_BYTES:
-                if size != _HEARTBEAT_BYTES:
-                    raise FramingError(f"a frame of {size} bytes: frames have 8 to {largest} bytes")
-                if form != _USUAL_FORM:
-                    raise FramingError("an empty frame that is no AMQP frame")
+        try:
+            while at + _LEAST_BYTES <= end:
+                size, form, channel, descriptor, code = _head(data, at)
+                next_at = at + size
+                if size > largest or size < _LEAST_BYTES:
+                    if size != _HEARTBEAT_BYTES:
+                        raise FramingError(f"a frame of {size} bytes: frames have 8 to {largest} bytes")
+                    if form != _USUAL_FORM:
+                        raise FramingError("an empty frame that is no AMQP frame")
+                    at = next_at
+                    continue
+                if next_at > end and (
+                    code != TRANSFER or descriptor != _SMALL_ULONG or form != _USUAL_FORM or end - at < _HEAD_BYTES
+                ):
+                    break
+                if descriptor != _SMALL_ULONG or form != _USUAL_FORM:
+                    data = _in_usual_form(data, at, next_at)
+                    end = len(data)
+                    continue
+                if code == TRANSFER:
+                    if data.find(_BATCH_FORMAT_BYTES, at + 11, at + _HEAD_BYTES) >= 0:
+                        self._transfer(data, at, min(next_at, end), channel)
+                    if next_at > end:  # the payload can go on to the engine as it comes
+                        self._rest = next_at - end
+                        return data
+                elif code == DISPOSITION:
+                    if size > _SHORT_DISPOSITION_BYTES or data[at + 14 : at + 16] not in _SHORT_DISPOSITION:
+                        checked(memoryview(data)[:next_at], at + 11, code)
+                elif code == FLOW:
+                    self._flow(memoryview(data)[:next_at], at + 11, channel)
+                elif OPEN <= code <= CLOSE:
+                    self._rare(code, memoryview(data)[:next_at], at + 11, channel)
+                    if code == CLOSE:
+                        self._closed = True
+                        return data[:next_at]
+                else:
+                    raise DecodeError(f"an unknown performative, 0x{code:02x},", at + 10)
                 at = next_at
-                continue
-            if next_at > end and (
-                code != TRANSFER or descriptor != _SMALL_ULONG or form != _USUAL_FORM or end - at < _HEAD_BYTES
-            ):
-                break
-            if descriptor != _SMALL_ULONG or form != _USUAL_FORM:
-                data = _in_usual_form(data, at, next_at)
-                end = len(data)
-                continue
-            if code == TRANSFER:
-                if data.find(_BATCH_FORMAT_BYTES, at + 11, at + _HEAD_BYTES) >= 0:
-                    self._transfer(data, at, min(next_at, end), channel)
-                if next_at > end:  # the payload can go on to the engine as it comes
-                    self._rest = next_at - end
-                    return data
-            elif code == DISPOSITION:
-                if size > _SHORT_DISPOSITION_BYTES or data[at + 14 : at + 16] not in _SHORT_DISPOSITION:
-                    checked(memoryview(data)[:next_at], at + 11, code)
-            elif code == FLOW:
-                self._flow(memoryview(data)[:next_at], at + 11, channel)
-            elif code == ATTACH:
-                fields = checked(memoryview(data)[:next_at], at + 11, code)
-                self.attached.append((channel, int(fields[1])))
-            elif code in _RARE:
-                checked(memoryview(data)[:next_at], at + 11, code)
-                if code in (DETACH, END):
-                    self.ends.append(next_at)
-            else:
-                raise DecodeError(f"an unknown performative, 0x{code:02x},", at + 10)
-            at = next_at
-        if at == end:
-            return data
-        if end - at == _HEARTBEAT_BYTES and data[at:] == _HEARTBEAT:
-            return data
-        if end - at >= 4:
-            (size,) = _frame_size(data, at)
-            if size > largest or (size < _LEAST_BYTES and size != _HEARTBEAT_BYTES):
+            if end - at >= 4 and not _HEARTBEAT_BYTES <= (size := _frame_size(data, at)[0]) <= largest:
                 raise FramingError(f"a frame of {size} bytes: frames have 8 to {largest} bytes")
+        except ProtocolError as error:
+            self._closed = True
+            self.error = error
+            return data[:at]
+        if at == end or data[at:] == _HEARTBEAT:
+            return data
         self._partial = data[at:]
         return data[:at]
+
+    def _rare(self, code: int, frame: memoryview, at: int, channel: int) -> None:
+        """A performative that begins or ends something. Raises ProtocolError."""
+        fields = checked(frame, at, code)
+        handles = self._handles.get(channel)
+        if code == OPEN:
+            if self._opened:
+                raise IllegalState("The connection is open already.")
+            self._opened = True
+        elif code == BEGIN:
+            if handles is not None:
+                raise IllegalState(f"Channel {channel} has a session already.")
+            self._handles[channel] = set()
+        elif code == END:
+            self._handles.pop(channel, None)
+            self.ends.append(len(frame))
+        elif handles is None:
+            pass  # there is no such session, and the engine says so
+        elif code == ATTACH:
+            if fields[1] in handles:
+                raise HandleInUse(f"Handle {fields[1]} on channel {channel} is attached already.")
+            handles.add(fields[1])
+            self.attached.append((channel, int(fields[1])))
+        elif code == DETACH:
+            handles.discard(fields[0])
+            self.ends.append(len(frame))
 
     def _transfer(self, data: bytes, at: int, end: int, channel: int) -> None:
         """Note a batch's first transfer. Raises DecodeError and LimitExceeded."""

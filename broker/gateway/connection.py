@@ -22,9 +22,10 @@ from broker.gateway.rights import Rights
 from protocol import conditions, tracking
 from protocol.addresses import Address, Node, Part
 from protocol.addresses import parse as parse_address
+from protocol.codec import Symbol
 from protocol.engine import Delivery, Engine, Link, Session
 from protocol.errors import InvalidField, ProtocolError
-from protocol.frames import FramingError
+from protocol.frames import FramingError, HandleInUse, IllegalState
 from protocol.sas_tokens import Claim
 from protocol.sasl import Identity, IdentityKind, SaslServer
 
@@ -46,6 +47,13 @@ CLOSE_GRACE_SECONDS = 2.0
 # A client whose sends overrun its credit this often over is not read from until the store has caught up.
 OVERRUN = 4
 
+_FAULTS: dict[type[ProtocolError], Symbol] = {
+    FramingError: conditions.CONNECTION_FRAMING_ERROR,
+    InvalidField: conditions.INVALID_FIELD,
+    IllegalState: conditions.ILLEGAL_STATE,
+    HandleInUse: conditions.SESSION_HANDLE_IN_USE,
+}
+
 Bound = ClientSender | ClientReceiver | RequestLink | ResponseLink
 
 
@@ -64,6 +72,7 @@ class ClientConnection(asyncio.Protocol):
         self._sasl: SaslServer | None = None
         self._opened = False
         self._closing = False
+        self._closed_by_client = False
         self._busy = False  # in the engine: what wants to be flushed waits until we are out of it
         self._flush_again = False
         self._deadline: asyncio.TimerHandle | None = None
@@ -99,7 +108,7 @@ class ClientConnection(asyncio.Protocol):
                 timer.cancel()
         self.gateway.leave(self)
         if self._sasl is None:
-            broken = not self._closing
+            broken = not self._closed_by_client
             for link in list(self.engine.links.values()):
                 link.closed = True
                 self._unbind(link, broken)
@@ -163,8 +172,7 @@ class ClientConnection(asyncio.Protocol):
             self.gateway.metrics.authentication_failures += 1
             self._reason = "authentication failed"
             log.warning("authentication failed", peer=self._peer)
-            self._closing = True
-            self._transport.close()
+            self._hang_up(self._reason)
             return b""
         self._start_engine(sasl.identity)
         rest = sasl.rest
@@ -324,7 +332,7 @@ class ClientConnection(asyncio.Protocol):
             self.engine.forget(delivery)
 
     def on_close(self, condition: str, description: str) -> None:
-        self._closing = True
+        self._closing = self._closed_by_client = True
         self._reason = self._reason or description or "closed by the client"
 
     # -- what bound links use
@@ -356,10 +364,7 @@ class ClientConnection(asyncio.Protocol):
         if output:
             self._write(output)
         if self.engine.finished:
-            self._closing = True
-            if not self._reason:
-                self._reason = " ".join(self.engine.fault()) or "closed"
-            transport.close()
+            self._hang_up(" ".join(self.engine.fault()) or "closed")
 
     def reject(self, delivery: Delivery, condition: str, text: str, tracker: str = "NoSystemTracker") -> None:
         self.gateway.metrics.errors[condition] += 1
@@ -410,6 +415,10 @@ class ClientConnection(asyncio.Protocol):
         self._reason = description
         if condition:
             self.gateway.metrics.errors[condition] += 1
+        if not self._opened:
+            self._write(self.engine.refusal(condition or conditions.CONNECTION_FORCED, self.tracked(description)))
+            self._hang_up(description)
+            return
         self.engine.close(condition, self.tracked(description))
         self.flush()
         asyncio.get_running_loop().call_later(CLOSE_GRACE_SECONDS, self._abort, description)
@@ -430,14 +439,8 @@ class ClientConnection(asyncio.Protocol):
         if self._sasl is not None or self._transport is None:
             self._abort(str(error))
             return
-        if isinstance(error, FramingError):
-            condition = conditions.CONNECTION_FRAMING_ERROR
-        elif isinstance(error, InvalidField):
-            condition = conditions.INVALID_FIELD
-        else:
-            condition = conditions.DECODE_ERROR
+        condition = next((each for kind, each in _FAULTS.items() if isinstance(error, kind)), conditions.DECODE_ERROR)
         self.close(condition, str(error))
-        self._transport.pause_reading()
 
     def _set_deadline(self, after_ms: int | None, reason: str) -> None:
         if self._deadline is not None:
@@ -483,6 +486,15 @@ class ClientConnection(asyncio.Protocol):
         assert self._transport is not None
         self.gateway.metrics.bytes_out += len(data)
         self._transport.write(data)
+
+    def _hang_up(self, reason: str) -> None:
+        """Close the socket once all is written, or soon anyway: a client that does not read would keep it for ever."""
+        if self._transport is None:
+            return
+        self._closing = True
+        self._reason = self._reason or reason
+        self._transport.close()
+        asyncio.get_running_loop().call_later(CLOSE_GRACE_SECONDS, self._abort, reason)
 
     def _abort(self, reason: str) -> None:
         if self._transport is not None:
