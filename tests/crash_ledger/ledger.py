@@ -119,6 +119,17 @@ class Ledger:
         assert key not in self._entries, "a key is sent once"
         self._entries[key] = Entry(self.epoch)
 
+    def epoch_of(self, key: Key) -> int:
+        """In which a message was sent."""
+        return self._entries[key].epoch
+
+    def is_refused(self, key: Key) -> bool:
+        return self._entries[key].refused
+
+    def is_settled(self, key: Key) -> bool:
+        """Confirmed as completed or dead-lettered."""
+        return self._entries[key].confirmed is not None
+
     def accepted(self, key: Key) -> None:
         self._entries[key].accepted = True
 
@@ -195,10 +206,10 @@ class Ledger:
             entry.holder = None
             self.settlements_refused += 1
 
-    def close(self) -> Summary:
-        """Call when both queues were drained and every settlement answered: what is missing now is lost."""
+    def close(self, *, drained: bool = True) -> Summary:
+        """If both queues were drained and every settlement answered, what is missing now is lost."""
         unconfirmed = 0
-        for key, entry in self._entries.items():
+        for key, entry in self._entries.items() if drained else ():
             if entry.confirmed is Outcome.DEAD_LETTER and not entry.dead_letter_deliveries:
                 self._breach(Breach.LOST_DEAD_LETTER, key)
             elif entry.accepted and entry.confirmed is None and not entry.finished:

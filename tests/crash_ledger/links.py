@@ -192,7 +192,7 @@ class Receiver(Peer):
         self.window = window
         self._delivered = delivered
         self._confirmed = confirmed
-        self.unconfirmed = 0
+        self.unconfirmed: set[Key] = set()
         super().__init__(login, name, address)
 
     def _open_link(self, session: Session, name: str, address: str) -> None:
@@ -206,7 +206,7 @@ class Receiver(Peer):
     def settle(self, delivery: Delivery, key: Key, outcome: Outcome) -> None:
         """The outcome leaves with the next `write`. Credit follows."""
         delivery.key, delivery.outcome = key, outcome
-        self.unconfirmed += 1
+        self.unconfirmed.add(key)
         delivery.update(STATES[outcome])
 
     def _on_delivery(self, delivery: Delivery) -> None:
@@ -224,7 +224,7 @@ class Receiver(Peer):
             applied = (
                 delivery.remote_state == STATES[delivery.outcome] and delivery.remote.condition is None
             )  # a refusal is `rejected` with an error; the answer to dead-lettering is `rejected` without one
-            self.unconfirmed -= 1
+            self.unconfirmed.discard(delivery.key)
             self._confirmed(delivery.key, delivery.outcome, applied)
             delivery.settle()
 

@@ -19,6 +19,7 @@ from tests.crash_ledger.ledger import Key, Ledger, Outcome
 from tests.crash_ledger.links import LinkLost, Login, Peer, Receiver, Sender
 
 RECONNECT_AFTER_S = 0.05
+RESEND_AFTER_S = 0.05
 ATTACH_TIMEOUT_S = 10.0
 DRAIN_TIMEOUT_S = 120.0
 BROKEN_BY_US = "broken by the test"
@@ -47,6 +48,7 @@ class Slot:
     open: Callable[[str], Peer]
     peer: Peer | None = None
     not_before: float = 0.0
+    send_after: float = 0.0  # a sender that was refused pauses, as clients do that are told to come back later
     opened: int = 0
     since: float = 0.0
 
@@ -87,6 +89,8 @@ class Load:
         self._confirmed: list[tuple[Key, Outcome, bool]] = []
         self._held: deque[Held] = deque()
         self._dead_letter = False
+        self._accepted_in = -1  # the epoch in which the message accepted last was sent
+        self._doubtful: set[Key] = set()  # settled, but whether the broker did it will not be known
         self._began = time.monotonic()
         self._sent = 0
         self._last_delivery = 0.0
@@ -102,9 +106,12 @@ class Load:
     def drain(self, timeout_s: float = DRAIN_TIMEOUT_S) -> None:
         """Stop sending; receive and complete until both queues are empty and everything is answered.
 
-        Raises TimeoutError.
+        Silence alone would not tell an empty queue from a broker that does not deliver, so a last message must
+        come through it. Raises TimeoutError.
         """
         self.sending = False
+        self._until_quiet(timeout_s)
+        self._send_one_through(timeout_s)
         self._until_quiet(timeout_s)
         self._close(self._slots)
         self._dead_letter = True
@@ -127,9 +134,13 @@ class Load:
         if connected:
             self._lose(self._chance.choice(connected), BROKEN_BY_US)
 
+    def serves(self) -> bool:
+        """Every link is attached, and a message sent since the last kill or lost link was accepted."""
+        return self.all_attached() and self._accepted_in == self.ledger.epoch
+
     def waiting(self) -> int:
         """Accepted and not yet settled, as far as this side knows."""
-        return self.accepted - self.gone
+        return self.accepted - self.gone - len(self._doubtful)
 
     def all_lost(self) -> bool:
         """All that the ended connections held was read. Until the broker listens again, no new ones can be made."""
@@ -147,10 +158,27 @@ class Load:
             if time.monotonic() > end:
                 raise TimeoutError(f"not drained after {timeout_s:.0f} s; {self._unanswered()} answers are missing")
 
+    def _send_one_through(self, timeout_s: float) -> None:
+        end = time.monotonic() + timeout_s
+        key: Key | None = None
+        while key is None or not self.ledger.is_settled(key):
+            if key is None or self.ledger.is_refused(key):
+                key = self._send_one()
+            self._turn()
+            if time.monotonic() > end:
+                raise TimeoutError(f"not drained: a last message was not delivered in {timeout_s:.0f} s")
+
+    def _send_one(self) -> Key | None:
+        """None when no sender has credit."""
+        for number, slot in enumerate(self._senders):
+            if isinstance(slot.peer, Sender) and slot.peer.credit > 0 and time.monotonic() >= slot.send_after:
+                return self._send(number, slot.peer)
+        return None
+
     def _unanswered(self) -> int:
         peers = [slot.peer for slot in self._slots]
         sends = sum(peer.unanswered for peer in peers if isinstance(peer, Sender))
-        return sends + sum(peer.unconfirmed for peer in peers if isinstance(peer, Receiver)) + len(self._held)
+        return sends + sum(len(peer.unconfirmed) for peer in peers if isinstance(peer, Receiver)) + len(self._held)
 
     def _turn(self) -> None:
         self._reconnect()
@@ -164,6 +192,7 @@ class Load:
                 self.gone += outcome is not Outcome.ABANDON
             else:
                 self.ledger.settlement_refused(message, outcome)
+                self._doubtful.add(message)
         self._confirmed.clear()
         self._settle_held()
         self._pump()
@@ -214,25 +243,34 @@ class Load:
                 self._selector.unregister(peer.socket)
                 peer.close()
                 slot.peer = None
+                if isinstance(peer, Receiver):
+                    self._doubtful |= peer.unconfirmed
                 self._held = deque(held for held in self._held if held.receiver is not peer)
 
     # --- sending
 
     def _pump(self) -> None:
+        if not self.sending:
+            return
         budget = self._budget()
+        now = time.monotonic()
         order = list(enumerate(self._senders))
         self._chance.shuffle(order)  # or the first would take all of a small budget
         for number, slot in order:
             sender = slot.peer
-            if not isinstance(sender, Sender) or not self.sending:
+            if not isinstance(sender, Sender) or now < slot.send_after:
                 continue
             while budget > 0 and sender.credit > 0 and sender.unanswered < self.mix.window:
-                key = (number, self._next_number[number])
-                self._next_number[number] += 1
-                self.ledger.sent(key)
-                sender.send(key, bodies.make(key, time.monotonic_ns()))
-                self._sent += 1
+                self._send(number, sender)
                 budget -= 1
+
+    def _send(self, number: int, sender: Sender) -> Key:
+        key = (number, self._next_number[number])
+        self._next_number[number] += 1
+        self.ledger.sent(key)
+        sender.send(key, bodies.make(key, time.monotonic_ns()))
+        self._sent += 1
+        return key
 
     def _budget(self) -> float:
         """Messages that may be sent now."""
@@ -248,8 +286,10 @@ class Load:
         if accepted:
             self.ledger.accepted(key)
             self.accepted += 1
+            self._accepted_in = self.ledger.epoch_of(key)
         else:
             self.ledger.refused(key)
+            self._senders[key[0]].send_after = time.monotonic() + RESEND_AFTER_S
 
     # --- receiving
 
@@ -263,6 +303,7 @@ class Load:
             return
         if self.ledger.delivered(key, receiver.name, dead_letter=self._dead_letter):
             self.latencies_ms.append((time.monotonic_ns() - sent_ns) / 1e6)
+        self._doubtful.discard(key)
         outcome = self._choose()
         if self.sending and self._chance.random() < self.mix.hold:
             due = now + self._chance.random() * self.mix.hold_s

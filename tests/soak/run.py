@@ -70,15 +70,17 @@ def run(
                 samples.append(sample(broker, load, now))
                 say(line(samples[-1]))
                 next_sample += every_s
+        drained = True
         try:
             load.drain()
         except TimeoutError as timeout:
+            drained = False
             found.append(str(timeout))
         if {process.pid for process in broker.processes()} != pids:
             found.append("a process of the broker died and was started again")
     lost = Counter(reason for reason in load.lost_links if not reason.endswith(BROKEN_BY_US))
     found += [f"link lost {count} times: {reason}" for reason, count in lost.most_common(5)]
-    summary = ledger.close()
+    summary = ledger.close(drained=drained)
     found += [str(violation) for violation in summary.violations[:20]]
     return Report(samples, summary, problems(samples, limits or Limits()) + found)
 
