@@ -4,43 +4,52 @@ Partition 0 is the home: a change is committed there first, with the next catalo
 crash in between is mended at the next start: the catalog with the highest version is the latest, and goes to all. That
 is the home's, unless partitions were restored from copies of different moments.
 
+Rules are changed while the broker runs, by the partition that their topic lives on: there they are as they should be,
+and copied from there to the others at each start. Until that partition has got a new subscription from the latest
+catalog, its rules are those in the store that has.
+
 META      next-entity-id, catalog-version
 ENTITIES  entity id -> the description's fields, and kind, entity_id, created_ms, updated_ms
+RULES     entity id of a subscription, name -> rule document (`broker.rule_descriptions`)
 """
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 from pydantic import ValidationError
 from xxhash import xxh3_64_intdigest
 
-from broker.config import ConfigurationError
-from broker.entities import QueueDescription
-from storage.records import CorruptRecord, decode_document, encode_document, entity_key
+from broker.config import FORWARDING, MAX_RULES, MAX_SUBSCRIPTIONS, ConfigurationError
+from broker.entities import DESCRIPTIONS, Description, SubscriptionDescription
+from broker.rule_descriptions import DEFAULT_RULE, FILTER_KINDS, RuleDescription
+from storage.records import CorruptRecord, decode_document, encode_document, entity_key, rule_key
 from storage.store import Store, StoreError, Table
 
 NEXT_ENTITY_ID_KEY = b"next-entity-id"
 CATALOG_VERSION_KEY = b"catalog-version"
 FIRST_ENTITY_ID = 1
-_ALL = (b"", b"\xff" * 5)
+MAX_ENTITIES = 10_000  # queues and topics of a namespace
+MAX_OF_TOPIC = {"subscriptions": MAX_SUBSCRIPTIONS, "sql filters": 2000, "correlation filters": MAX_RULES}
+_ALL = (b"", b"\xff" * 256)
 _LIMIT = 1 << 29  # entity ids: a queue id has three bits more, in 32
 
 
-class ImmutablePropertyChanged(ConfigurationError):
-    """A declared entity differs from the stored one where it cannot change."""
+class CannotReconcile(ConfigurationError):
+    """What is declared does not go with what is stored; nothing was changed."""
 
 
 class Definition(NamedTuple):
     """One entity as it is stored."""
 
     entity_id: int
-    description: QueueDescription
+    description: Description
     created_ms: int
     updated_ms: int
 
     def document(self) -> dict[str, Any]:
         return {
-            "kind": "queue",
+            "kind": self.description.kind,
             "entity_id": self.entity_id,
             "created_ms": self.created_ms,
             "updated_ms": self.updated_ms,
@@ -52,24 +61,25 @@ class Definition(NamedTuple):
         """Raises ValueError if `document` is no definition that this version knows."""
         fields = dict(document)
         try:
-            if fields.pop("kind") != "queue":
-                raise ValueError(f"kind {document['kind']!r} is unknown")
+            kind = fields.pop("kind")
+            if kind not in DESCRIPTIONS:
+                raise ValueError(f"kind {kind!r} is unknown")
             entity_id, created_ms, updated_ms = (fields.pop(name) for name in ("entity_id", "created_ms", "updated_ms"))
-            return cls(entity_id, QueueDescription.model_validate(fields), created_ms, updated_ms)
+            return cls(entity_id, DESCRIPTIONS[kind].model_validate(fields), created_ms, updated_ms)
         except (KeyError, ValidationError) as error:
             raise ValueError(f"not a definition: {error}") from error
 
 
 class Update(NamedTuple):
-    name: str
-    properties: tuple[str, ...]  # that changed
+    path: str
+    properties: tuple[str, ...]  # that changed; "rules" among them
 
 
 class Reconciled(NamedTuple):
     """What was changed; `copied` are partitions that had not got the latest version."""
 
     version: int
-    created: tuple[str, ...]
+    created: tuple[str, ...]  # paths
     updated: tuple[Update, ...]
     copied: tuple[int, ...]
 
@@ -92,51 +102,192 @@ def definitions(store: Store) -> list[Definition]:
     return [_definition(key, value) for key, value in store.scan(Table.ENTITIES, *_ALL, _LIMIT)]
 
 
-def reconcile(stores: Sequence[Store], declared: Iterable[QueueDescription], now_ms: int) -> Reconciled:
+def reconcile(
+    stores: Sequence[Store],
+    declared: Iterable[Description],
+    now_ms: int,
+    declared_rules: Mapping[str, Sequence[RuleDescription]] | None = None,
+) -> Reconciled:
     """Create what is declared and missing, update what differs, and bring all partitions in line. Others stay.
 
-    `stores` are those of all partitions, in order. Raises ImmutablePropertyChanged before anything is changed;
-    StoreError.
+    `stores` are those of all partitions, in order; a topic is declared before its subscriptions. `declared_rules` are
+    by the path of their subscription, in lower case: it gets these and no others. Without an entry its rules stay, or
+    are the default rule if it is new. Raises CannotReconcile before anything is changed; StoreError.
     """
     versions = [catalog_version(store) for store in stores]
     version = max(versions)
     latest = stores[versions.index(version)]
-    entities = dict(latest.scan(Table.ENTITIES, *_ALL, _LIMIT))
-    next_id = _number(latest, NEXT_ENTITY_ID_KEY, FIRST_ENTITY_ID)
-    stored = {item.description.name.lower(): item for item in (_definition(*entity) for entity in entities.items())}
-    changed, created, updated, refused = [], [], [], []
+    catalog = _Catalog(latest, now_ms)
     for wanted in declared:
-        known = stored.get(wanted.name.lower())
-        if known is None:
-            changed.append(Definition(next_id, wanted, now_ms, now_ms))
-            created.append(wanted.name)
-            next_id += 1
-            continue
-        wanted = wanted.model_copy(update={"name": known.description.name})
-        names = [name for name in QueueDescription.model_fields if _differ(name, known.description, wanted)]
-        refused += [_refusal(name, known.description, wanted) for name in wanted.immutable if name in names]
-        if names:
-            changed.append(known._replace(description=wanted, updated_ms=now_ms))
-            updated.append(Update(wanted.name, tuple(names)))
-    if refused:
-        raise ImmutablePropertyChanged("\n".join(refused))
+        catalog.declare(wanted)
+    all_rules = _StoredRules(stores, latest)
+    for definition in catalog.subscriptions():
+        catalog.set_rules(
+            definition, all_rules.of(definition), (declared_rules or {}).get(definition.description.path.lower())
+        )
+    catalog.check()
     copied = tuple(partition for partition, found in enumerate(versions) if found < version)
-    entities.update((entity_key(item.entity_id), encode_document(item.document())) for item in changed)
     for store in stores:
-        _write(store, entities, next_id, version + 1 if changed else version)
-    return Reconciled(catalog_version(stores[0]), tuple(created), tuple(updated), copied)
+        _write(store, catalog, version + 1 if catalog.changed else version)
+    return Reconciled(catalog_version(stores[0]), tuple(catalog.created), catalog.updates(), copied)
 
 
-def _write(store: Store, entities: dict[bytes, bytes], next_id: int, version: int) -> None:
+class _Catalog:
+    """The entities and rules that all partitions are to have."""
+
+    def __init__(self, store: Store, now_ms: int) -> None:
+        self.changed = False
+        self.created: dict[str, None] = {}  # paths
+        self.entities = dict(store.scan(Table.ENTITIES, *_ALL, _LIMIT))
+        self.rules: dict[bytes, bytes] = {}
+        self.next_id = _number(store, NEXT_ENTITY_ID_KEY, FIRST_ENTITY_ID)
+        self._now_ms = now_ms
+        stored = (_definition(*entity) for entity in self.entities.items())
+        self._by_path = {item.description.path.lower(): item for item in stored}
+        self._updated: dict[str, list[str]] = {}
+        self._declared: list[Description] = []
+        self._refused: list[str] = []
+
+    def declare(self, wanted: Description) -> None:
+        if isinstance(wanted, SubscriptionDescription):
+            topic = self._by_path.get(wanted.topic.lower())
+            if topic is None or topic.description.kind != "topic":
+                self._refuse(wanted, f"there is no topic {wanted.topic!r}. Declare it, too")
+                return
+            wanted = wanted.model_copy(update={"topic": topic.description.name})
+        known = self._by_path.get(wanted.path.lower())
+        if known is None:
+            self._put(Definition(self.next_id, wanted, self._now_ms, self._now_ms))
+            self.created[wanted.path] = None
+            self.next_id += 1
+        elif known.description.kind != wanted.kind:
+            self._refuse(
+                wanted, f"a {known.description.kind} of this name exists. Declare a {wanted.kind} of another name"
+            )
+        else:
+            wanted = wanted.model_copy(update={"name": known.description.name})
+            names = [name for name in type(wanted).model_fields if _differ(name, known.description, wanted)]
+            for name in wanted.immutable:
+                if name in names:
+                    self._refuse(wanted, _immutable(name, known.description, wanted))
+            if names:
+                self._put(known._replace(description=wanted, updated_ms=self._now_ms))
+                self._updated[wanted.path] = names
+        self._declared.append(wanted)
+
+    def _put(self, definition: Definition) -> None:
+        self.changed = True
+        self._by_path[definition.description.path.lower()] = definition
+        self.entities[entity_key(definition.entity_id)] = encode_document(definition.document())
+
+    def subscriptions(self) -> Iterator[Definition]:
+        return (item for item in self._by_path.values() if item.description.kind == "subscription")
+
+    def set_rules(self, of: Definition, stored: dict[bytes, bytes], declared: Sequence[RuleDescription] | None) -> None:
+        """`stored` as they are now. An empty name is no rule's and stays."""
+        is_new = of.description.path in self.created
+        if declared is None and not is_new:
+            self.rules |= stored
+            return
+        known = {
+            rule["name"].lower(): rule for key, value in stored.items() if len(key) > 4 for rule in (_rule(key, value),)
+        }
+        found = {key: value for key, value in stored.items() if len(key) == 4}
+        for rule in (DEFAULT_RULE,) if declared is None else declared:
+            before = known.get(rule.name.lower())
+            document = rule.document(before["created_ms"] if before else self._now_ms)
+            found[rule_key(of.entity_id, rule.name)] = encode_document(document)
+        if found != stored and not is_new:
+            self._updated.setdefault(of.description.path, []).append("rules")
+        self.rules |= found
+
+    def updates(self) -> tuple[Update, ...]:
+        return tuple(Update(path, tuple(names)) for path, names in self._updated.items())
+
+    # -- what is refused
+
+    def check(self) -> None:
+        """Raises CannotReconcile, with all there is to say."""
+        for description in self._declared:
+            for field in FORWARDING:
+                if to := getattr(description, field, None):
+                    self._check_destination(description, field, to)
+        self._check_numbers()
+        if self._refused:
+            raise CannotReconcile("\n".join(self._refused))
+
+    def _check_destination(self, description: Description, field: str, to: str) -> None:
+        destination = self._by_path.get(to.lower())
+        if destination is None or destination.description.kind == "subscription":
+            self._refuse(description, f"{field} {to!r} is no queue or topic. Declare it, or name another")
+        elif getattr(destination.description, "requires_session", False):
+            self._refuse(
+                description, f"{field} {to!r} requires sessions, which forwarding does not offer. Name another"
+            )
+
+    def _check_numbers(self) -> None:
+        topics = {entity_key(item.entity_id): item.description.home_name for item in self.subscriptions()}
+        entities = len(self._by_path) - len(topics)
+        if entities > MAX_ENTITIES:
+            self._refused.append(f"{entities} queues and topics are more than the {MAX_ENTITIES} a namespace may have")
+        counts = Counter((topic, "subscriptions") for topic in topics.values())
+        for key, value in self.rules.items():
+            if len(key) > 4:
+                counts[topics[key[:4]], f"{_rule(key, value)['filter']['kind']} filters"] += 1
+        for (topic, what), count in counts.items():
+            if count > (limit := MAX_OF_TOPIC.get(what, count)):
+                self._refused.append(f"topic {topic!r}: {count} {what} are more than the {limit} it may have")
+
+    def _refuse(self, description: Description, text: str) -> None:
+        self._refused.append(f"{description.kind} {description.path!r}: {text}")
+
+
+class _StoredRules:
+    """The rules of each subscription where they are as they should be."""
+
+    def __init__(self, stores: Sequence[Store], latest: Store) -> None:
+        self._latest = latest
+        self._stores = stores
+
+    def of(self, definition: Definition) -> dict[bytes, bytes]:
+        key, end = entity_key(definition.entity_id), entity_key(definition.entity_id + 1)
+        home = self._stores[home_partition(definition.description.home_name, len(self._stores))]
+        has_it = home.get(Table.ENTITIES, key) is not None
+        return dict((home if has_it else self._latest).scan(Table.RULES, key, end, _LIMIT))
+
+
+def _write(store: Store, catalog: _Catalog, version: int) -> None:
     """Make the catalog of one partition this one, in one commit; none if it is."""
-    found = dict(store.scan(Table.ENTITIES, *_ALL, _LIMIT))
-    if found == entities and catalog_version(store) == version:
-        return
-    store.delete_many(Table.ENTITIES, [key for key in found if key not in entities])
-    store.put_many(Table.ENTITIES, [(key, value) for key, value in entities.items() if found.get(key) != value])
-    store.put(Table.META, NEXT_ENTITY_ID_KEY, encode_document(next_id))
-    store.put(Table.META, CATALOG_VERSION_KEY, encode_document(version))
-    store.commit()
+    changed = [
+        _bring_in_line(store, Table.ENTITIES, catalog.entities),
+        _bring_in_line(store, Table.RULES, catalog.rules),
+    ]
+    if any(changed) or catalog_version(store) != version:
+        store.put(Table.META, NEXT_ENTITY_ID_KEY, encode_document(catalog.next_id))
+        store.put(Table.META, CATALOG_VERSION_KEY, encode_document(version))
+        store.commit()
+
+
+def _bring_in_line(store: Store, table: Table, wanted: dict[bytes, bytes]) -> bool:
+    """Stage what makes `table` hold just that; False if it did."""
+    found = dict(store.scan(table, *_ALL, _LIMIT))
+    if found == wanted:
+        return False
+    store.delete_many(table, [key for key in found if key not in wanted])
+    store.put_many(table, [(key, value) for key, value in wanted.items() if found.get(key) != value])
+    return True
+
+
+def _rule(key: bytes, value: bytes) -> dict[str, Any]:
+    """The document of a stored rule; whether it can be evaluated is for its partition to say. Raises StoreError."""
+    try:
+        document: dict[str, Any] = decode_document(value)
+        if document["name"] and document["filter"]["kind"] in FILTER_KINDS:
+            return document
+        raise ValueError("its filter is of no known kind")
+    except (CorruptRecord, ValueError, KeyError, TypeError) as error:
+        name = key[4:].decode(errors="replace")
+        raise StoreError(f"rule {name!r} of entity {int.from_bytes(key[:4], 'big')}: {error}") from error
 
 
 def _definition(key: bytes, value: bytes) -> Definition:
@@ -146,7 +297,7 @@ def _definition(key: bytes, value: bytes) -> Definition:
         raise StoreError(f"entity {int.from_bytes(key, 'big')}: {error}") from error
 
 
-def _differ(name: str, one: QueueDescription, other: QueueDescription) -> bool:
+def _differ(name: str, one: Description, other: Description) -> bool:
     return bool(getattr(one, name) != getattr(other, name))
 
 
@@ -160,10 +311,10 @@ def _number(store: Store, key: bytes, default: int) -> int:
         raise StoreError(f"META {key.decode()}: {error}") from error
 
 
-def _refusal(name: str, stored: QueueDescription, wanted: QueueDescription) -> str:
+def _immutable(name: str, stored: Description, wanted: Description) -> str:
     return (
-        f"queue {stored.name!r}: {name} is {_word(getattr(stored, name))} since its creation and cannot become "
-        f"{_word(getattr(wanted, name))}. Declare it as stored, or declare a queue of another name"
+        f"{name} is {_word(getattr(stored, name))} since its creation and cannot become "
+        f"{_word(getattr(wanted, name))}. Declare it as stored, or declare a {stored.kind} of another name"
     )
 
 

@@ -240,8 +240,14 @@ def check(config: ConfigOption = None) -> None:
     """Read file and environment as `serve` would, and say what is wrong."""
     with _failures():
         loaded = _load(config)
-    count = len(loaded.settings.queues)
-    typer.echo(f"ok: {len(loaded.origins)} settings given, {count} {'queue' if count == 1 else 'queues'} declared")
+    settings = loaded.settings
+    counts = {
+        "queue": len(settings.queues),
+        "topic": len(settings.topics),
+        "subscription": sum(len(topic.subscriptions) for topic in settings.topics),
+    }
+    declared = ", ".join(f"{count} {name}{'' if count == 1 else 's'}" for name, count in counts.items())
+    typer.echo(f"ok: {len(loaded.origins)} settings given; declared: {declared}")
 
 
 @config_app.command()

@@ -13,13 +13,28 @@ from typing import Annotated, Any, NamedTuple, Self
 from pydantic import Field, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
 
-from broker.entities import DAY_MS, MINUTE_MS, SECOND_MS, AuthorizationRule, Frozen, QueueDescription
+from broker.entities import (
+    DAY_MS,
+    MINUTE_MS,
+    SECOND_MS,
+    AuthorizationRule,
+    Description,
+    Frozen,
+    QueueDescription,
+    SubscriptionDescription,
+    SubscriptionProperties,
+    TopicDescription,
+)
+from broker.rule_descriptions import RuleDescription
 
 KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB
 MAX_MESSAGE_BYTES = 100 * MIB
 MAX_PARTITIONS = 64
+MAX_SUBSCRIPTIONS = 2000  # of one topic
+MAX_RULES = 100_000  # of one topic, and so of one subscription
+FORWARDING = ("forward_to", "forward_dead_lettered_messages_to")
 
 Host = Annotated[str, StringConstraints(min_length=1, max_length=255, pattern=r"^[0-9A-Za-z.:_%-]+$")]
 Secret = Annotated[str, StringConstraints(min_length=1, max_length=256)]
@@ -222,6 +237,31 @@ class Log(Frozen):
     format: LogFormat = Field(LogFormat.AUTO, description="JSON lines or console; auto is console on a terminal.")
 
 
+class DeclaredSubscription(SubscriptionProperties):
+    """A subscription as it is declared, below its topic."""
+
+    rules: tuple[RuleDescription, ...] | None = Field(
+        None,
+        max_length=MAX_RULES,
+        description="Rules it has, and no others; unset leaves them alone, a new subscription takes every message.",
+    )
+
+    def description(self, topic: str) -> SubscriptionDescription:
+        fields = {name: getattr(self, name) for name in SubscriptionProperties.model_fields}
+        return SubscriptionDescription(topic=topic, **fields)
+
+
+class DeclaredTopic(TopicDescription):
+    """A topic as it is declared, with its subscriptions."""
+
+    subscriptions: tuple[DeclaredSubscription, ...] = Field(
+        (), max_length=MAX_SUBSCRIPTIONS, description="Subscriptions to create when missing and to update."
+    )
+
+    def description(self) -> TopicDescription:
+        return TopicDescription(**{name: getattr(self, name) for name in TopicDescription.model_fields})
+
+
 class Settings(Frozen):
     """All settings of one broker."""
 
@@ -264,6 +304,29 @@ class Settings(Frozen):
         (), max_length=10_000, description="Queues to create when missing and to update when they differ."
     )
 
+    topics: tuple[DeclaredTopic, ...] = Field(
+        (), max_length=10_000, description="Topics, with subscriptions and rules, to create and to update."
+    )
+
+    @property
+    def entities(self) -> list[Description]:
+        """All that is declared, a topic before its subscriptions."""
+        found: list[Description] = list(self.queues)
+        for topic in self.topics:
+            found.append(topic.description())
+            found += [subscription.description(topic.name) for subscription in topic.subscriptions]
+        return found
+
+    @property
+    def rules(self) -> dict[str, tuple[RuleDescription, ...]]:
+        """The declared rules by the path of their subscription, in lower case; a path is missing if there are none."""
+        return {
+            subscription.description(topic.name).path.lower(): subscription.rules
+            for topic in self.topics
+            for subscription in topic.subscriptions
+            if subscription.rules is not None
+        }
+
     @property
     def worker_count(self) -> int:
         if self.workers is not None:
@@ -282,6 +345,37 @@ class Settings(Frozen):
             )
         _refuse_duplicates("queue", "queues", [queue.name.lower() for queue in self.queues])
         for index, queue in enumerate(self.queues):
-            names = [rule.key_name for rule in queue.authorization_rules]
-            _refuse_duplicates("authorization rule", f"queues.{index}.authorization_rules", names)
+            _check_entity(f"queues.{index}", queue)
+        _refuse_duplicates("topic", "topics", [topic.name.lower() for topic in self.topics])
+        queues = {queue.name.lower() for queue in self.queues}
+        for index, topic in enumerate(self.topics):
+            if topic.name.lower() in queues:
+                text = "is the name of a queue, too; queues and topics share their names, so rename one"
+                raise inconsistent(text, f"topics.{index}.name")
+            _check_topic(f"topics.{index}", topic)
         return self
+
+
+def _check_topic(place: str, topic: DeclaredTopic) -> None:
+    _check_entity(place, topic)
+    names = [subscription.name.lower() for subscription in topic.subscriptions]
+    _refuse_duplicates("subscription", f"{place}.subscriptions", names)
+    for index, subscription in enumerate(topic.subscriptions):
+        at = f"{place}.subscriptions.{index}"
+        _check_entity(at, subscription)
+        _refuse_duplicates("rule", f"{at}.rules", [rule.name.lower() for rule in subscription.rules or ()])
+
+
+def _check_entity(place: str, entity: QueueDescription | DeclaredTopic | DeclaredSubscription) -> None:
+    if not isinstance(entity, DeclaredSubscription):
+        names = [rule.key_name for rule in entity.authorization_rules]
+        _refuse_duplicates("authorization rule", f"{place}.authorization_rules", names)
+    if isinstance(entity, DeclaredTopic):
+        return
+    if entity.requires_session and entity.forward_to:
+        raise inconsistent(
+            "cannot be set on an entity that requires sessions; remove one of the two", f"{place}.forward_to"
+        )
+    for field in FORWARDING if isinstance(entity, QueueDescription) else ():
+        if (getattr(entity, field) or "").lower() == entity.name.lower():
+            raise inconsistent("is the queue itself; name another", f"{place}.{field}")

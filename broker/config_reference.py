@@ -1,6 +1,7 @@
 """Settings as people read them: the page of all there are, and what is in force."""
 
 import json
+import re
 from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
@@ -8,11 +9,17 @@ from typing import Any, get_args
 
 from pydantic.fields import FieldInfo
 
-from broker.config import Place, Settings
+from broker.config import DeclaredSubscription, DeclaredTopic, Place, Settings
 from broker.config_sources import FLAGS, OFF, SECRETS, Loaded, dotted, leaves, limits, optional, section_of, variable
 from broker.durations import format_duration
-from broker.emulator_config import QUEUE_PROPERTIES
-from broker.entities import AuthorizationRule, Frozen, QueueDescription
+from broker.emulator_config import (
+    CORRELATION_PROPERTIES,
+    QUEUE_PROPERTIES,
+    SUBSCRIPTION_PROPERTIES,
+    TOPIC_PROPERTIES,
+)
+from broker.entities import AuthorizationRule, Frozen, QueueDescription, SubscriptionDescription
+from broker.rule_descriptions import CorrelationFilter, RuleDescription, SqlAction, SqlFilter, TrueFilter
 
 MASK = "***"
 
@@ -44,6 +51,20 @@ rights = ["Listen"]
 [[queues]]
 name = "orders"
 lock_duration_ms = 60000
+
+[[topics]]
+name = "prices"
+
+[[topics.subscriptions]]
+name = "audit"
+
+[[topics.subscriptions]]
+name = "large"
+
+[[topics.subscriptions.rules]]
+name = "large"
+filter = { kind = "sql", expression = "amount > @limit", parameters = { "@limit" = 1000 } }
+action = { expression = "SET priority = 'high'" }
 ```
 
 or the Service Bus emulator's `Config.json`, unchanged: see the end of this page.
@@ -54,13 +75,13 @@ Names end in their unit: `_ms` milliseconds, `_bytes`, `_kb` KiB, `_mb` MiB.
 _EMULATOR = """\
 ## The Service Bus emulator's Config.json
 
-A file whose outermost member is `UserConfig` is read as the emulator's. It declares one namespace and its queues; other
-settings come from flags and environment. `Logging` has no effect. Topics are not served yet and are refused by name.
-Durations are ISO 8601 (`PT1M`, `P7D`, `PT0.5S`). An absent or empty property has the emulator's default, which is not
-always the one above:
+A file whose outermost member is `UserConfig` is read as the emulator's; it may hold `//` comments. It declares one
+namespace with its queues and topics; other settings come from flags and environment. `Logging` has no effect. Durations
+are ISO 8601 (`PT1M`, `P7D`, `PT0.5S`). An absent or empty property has the emulator's default, which is not always the
+one above:
 
-| Property | Queue setting | Default |
-|---|---|---|
+| Property | Setting | Default | Of |
+|---|---|---|---|
 """
 
 _QUEUES = """\
@@ -72,11 +93,52 @@ declared stays. Names are compared without regard to case. Fixed at creation, so
 
 """
 
+_TOPICS = """\
+## topics
+
+Each `[[topics]]` is created or updated as a queue is. Queues and topics share their names. Fixed at creation:
+{immutable}.
+
+"""
+
+_SUBSCRIPTIONS = """\
+## topics.subscriptions
+
+Each `[[topics.subscriptions]]` is a queue of its own below the topic before it, with its own dead-letter queue. Fixed
+at creation: {immutable}.
+
+"""
+
 _RULES = """\
+## topics.subscriptions.rules
+
+Each `[[topics.subscriptions.rules]]` selects messages for the subscription before it. All matching rules without an
+action make one copy of a message together, each matching rule with an action a copy of its own. Declared rules are the
+only ones that the subscription has after the start; without any, those that clients made stay.
+
+"""
+
+_FILTERS = """\
+A filter is `{ kind = "true" }`, `{ kind = "false" }`, or one of these. A value is a string, `true` or `false`, a whole
+number (a long), another number (a double), or a table with its type: `{ type = "int", value = 5 }`. Types are
+`string`, `int`, `long`, `double`, `boolean`, `timestamp` (ISO 8601 or milliseconds since 1970), `uuid` and `duration`
+(ISO 8601 or ticks of 100 ns).
+
+"""
+
+_KEYS = """\
 ## authorization_rules
 
-Shared access keys, of the namespace (`security.authorization_rules`) or of one queue.
+Shared access keys, of the namespace (`security.authorization_rules`), of one queue, or of one topic and its
+subscriptions.
 
+"""
+
+_EMULATOR_RULES = """
+A topic has `Subscriptions`, each with `Rules`; without them it takes every message. A rule's `Properties` are
+`FilterType` (`Sql` or `Correlation`), `SqlFilter` or `CorrelationFilter`, and `Action`. `SqlFilter` and `Action` have
+an `SqlExpression`; a `CorrelationFilter` has {correlation}
+and `Properties`.
 """
 
 _TABLE = "| Setting | Default | Allowed | Meaning |\n|---|---|---|---|\n"
@@ -94,13 +156,29 @@ def document() -> str:
     for section, rows in sections.items():
         title = f"## {section}\n\n{Settings.model_fields[section].description}" if section else "## General"
         parts.append(f"{title}\n\n{_TABLE}{''.join(rows)}")
-    parts.append(
-        _QUEUES.format(immutable=", ".join(f"`{name}`" for name in QueueDescription.immutable))
-        + _model_table(QueueDescription)
-    )
-    parts.append(_RULES + _model_table(AuthorizationRule))
+    for words, model in ((_QUEUES, QueueDescription), (_TOPICS, DeclaredTopic)):
+        parts.append(words.format(immutable=_names(model.immutable)) + _model_table(model))
+    fixed = _names(SubscriptionDescription.immutable)
+    parts.append(_SUBSCRIPTIONS.format(immutable=fixed) + _model_table(DeclaredSubscription))
+    parts.append(_RULES + _model_table(RuleDescription))
+    parts.append(_FILTERS + _TABLE + "".join(_filter_rows()))
+    parts.append(_KEYS + _model_table(AuthorizationRule))
     parts.append(_EMULATOR + "".join(_emulator_rows()))
+    parts.append(_EMULATOR_RULES.format(correlation=_names(CORRELATION_PROPERTIES)).lstrip())
     return "\n".join(parts)
+
+
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def _filter_rows() -> Iterable[str]:
+    for title, model in (("filter", SqlFilter), ("filter", CorrelationFilter), ("action", SqlAction)):
+        for name, field in model.model_fields.items():
+            if name == "kind":
+                yield f'| `{title}.kind` | must be given | `"{field.default}"` | {model.__doc__} |\n'
+            else:
+                yield _row(f"`{title}.{name}`", field, off=False)
 
 
 def _model_table(model: type[Frozen]) -> str:
@@ -109,11 +187,14 @@ def _model_table(model: type[Frozen]) -> str:
 
 
 def _emulator_rows() -> Iterable[str]:
+    kinds = {"queue": QUEUE_PROPERTIES, "topic": TOPIC_PROPERTIES, "subscription": SUBSCRIPTION_PROPERTIES}
     for item in QUEUE_PROPERTIES:
         default = item.default
         if item.field.endswith("_ms"):
             default = format_duration(default)
-        yield f"| `{item.name}` | `{item.field}` | {'none' if default is None else _value(default)} |\n"
+        shown = "none" if default is None else _value(default)
+        of = ", ".join(kind for kind, properties in kinds.items() if item in properties)
+        yield f"| `{item.name}` | `{item.field}` | {shown} | {of} |\n"
 
 
 def _row(spellings: str, field: FieldInfo, off: bool = True) -> str:
@@ -126,7 +207,9 @@ def _default(field: FieldInfo, off: bool) -> str:
         return "must be given"
     if field.default is None:
         return f"`{OFF}`" if off else "unset"
-    return "none" if field.default == () else _value(field.default)
+    if isinstance(field.default, TrueFilter):
+        return '`{ kind = "true" }`'
+    return "none" if field.default in ((), {}) else _value(field.default)
 
 
 def _value(value: Any) -> str:
@@ -138,6 +221,7 @@ def _value(value: Any) -> str:
 def _allowed(field: FieldInfo, off: bool) -> str:
     kinds = get_args(field.annotation) or (field.annotation,)
     words = [f"`{member}`" for kind in kinds if isinstance(kind, type) and issubclass(kind, StrEnum) for member in kind]
+    words += [f"`{member}`" for member in kinds if isinstance(member, StrEnum)]
     if bool in kinds:
         words = ["`true`", "`false`"]
     if allowed := limits(field):
@@ -169,10 +253,14 @@ def _line(loaded: Loaded, place: Place, value: Any) -> str:
 def _toml(value: Any, name: str) -> str:
     """An inline TOML value; members without value are left out, keys masked."""
     if isinstance(value, dict):
-        members = (f"{key} = {_toml(member, key)}" for key, member in value.items() if member is not None)
+        members = (f"{_key(key)} = {_toml(member, key)}" for key, member in value.items() if member is not None)
         return "{" + ", ".join(members) + "}"
     if isinstance(value, list):
         return "[" + ", ".join(_toml(item, name) for item in value) + "]"
     if value is None:
         return json.dumps(OFF)
     return json.dumps(MASK if name in SECRETS else value, ensure_ascii=False)
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[\w-]+", name, re.ASCII) else json.dumps(name, ensure_ascii=False)

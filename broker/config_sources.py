@@ -4,7 +4,7 @@ import difflib
 import json
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple, get_args, get_origin
@@ -16,8 +16,9 @@ from pydantic_core import ErrorDetails
 
 from broker.config import ConfigurationError, Origin, Place, Problem, Settings
 from broker.durations import format_duration
-from broker.emulator_config import is_emulator_config, read_emulator_config
+from broker.emulator_config import is_emulator_config, read_emulator_config, without_comments
 from broker.entities import Frozen
+from broker.rule_descriptions import FILTER_KINDS
 
 PREFIX = "PEEKLOCK_"
 CONFIG_VARIABLE = "PEEKLOCK_CONFIG"
@@ -43,10 +44,12 @@ _SERVICE_LINK = re.compile(
     r"PEEKLOCK(_[A-Z0-9]+)*_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?)"
 )
 
-_PATTERNS = {  # in words, by the last name of the place
+_PATTERNS = {  # in words, by the last name of the place, or the model and that
     "name": "1 to 260 letters, digits and . _ - / ~, with a letter or digit at both ends",
-    "forward_to": "the name of a queue",
-    "forward_dead_lettered_messages_to": "the name of a queue",
+    "DeclaredSubscription.name": "1 to 50 letters, digits and . _ - ~, with a letter or digit at both ends",
+    "RuleDescription.name": "1 to 50 characters other than / \\ @ ? # *, with no space at either end",
+    "forward_to": "the name of a queue or topic",
+    "forward_dead_lettered_messages_to": "the name of a queue or topic",
     "host": "an IP address or a host name",
     "namespace": "2 to 50 letters, digits and -, beginning with a letter and ending with a letter or digit",
 }
@@ -146,7 +149,7 @@ class _Sources:
             raise ConfigurationError(f"{path}: cannot be read ({error.strerror}); name an existing file") from None
         except UnicodeDecodeError:
             raise ConfigurationError(f"{path}: is not UTF-8 text; save it as UTF-8") from None
-        if text.lstrip().startswith("{"):
+        if without_comments(text).lstrip().startswith("{"):
             self._read_emulator_config(path, text)
             return
         try:
@@ -161,7 +164,7 @@ class _Sources:
 
     def _read_emulator_config(self, path: Path, text: str) -> None:
         try:
-            document = json.loads(text)
+            document = json.loads(without_comments(text))
         except (ValueError, RecursionError) as error:
             raise ConfigurationError(f"{path}: is not valid JSON: {error}") from None
         if not is_emulator_config(document):
@@ -238,7 +241,7 @@ class _Sources:
                 yield Problem(self._origin(("amqp", name)).spelling, f"{str(path)!r} is not a file; name a PEM file")
 
     def _explain(self, details: ErrorDetails) -> list[Problem]:
-        place: Place = details["loc"]
+        place = _as_written(details["loc"])
         if details["type"] == "inconsistent":
             context = details["ctx"]
             places = [
@@ -247,7 +250,7 @@ class _Sources:
             ]
             return [self._problem(at, context["text"]) for at in places]
         if details["type"] == "extra_forbidden":
-            known = _model_and_field(place)[0].model_fields
+            known = _model_and_field(details["loc"])[0].model_fields
             return [Problem(self._origin(place).spelling, f"no such setting; {_suggestion(str(place[-1]), known)}")]
         return [self._problem(place, _in_words(place, details))]
 
@@ -318,13 +321,22 @@ def _suggestion(name: str, known: Iterable[str], prefix: str = "") -> str:
     return "known: " + ", ".join(known) if len(known) <= 32 else "docs/configuration.md lists them"
 
 
+def _as_written(place: Place) -> Place:
+    """Without the kinds of filters, which pydantic puts into the place of what is wrong with one."""
+    return tuple(
+        part for at, part in enumerate(place) if at == 0 or place[at - 1] != "filter" or part not in FILTER_KINDS
+    )
+
+
 def _in_words(place: Place, details: ErrorDetails) -> str:
     """What a value must be. Follows the value in the message, so it begins with "must" and the like."""
     kind, context = details["type"], details.get("ctx", {})
-    field = _model_and_field(place)[1]
+    model, field = _model_and_field(place)
     name = str(place[-1])
     if kind == "missing":
         return "is missing; add it"
+    if kind in ("union_tag_invalid", "union_tag_not_found"):
+        return f"must have a kind, which is {_one_of(FILTER_KINDS)}"
     words = {
         "int_type": "must be a whole number",
         "int_from_float": "must be a whole number",
@@ -333,14 +345,18 @@ def _in_words(place: Place, details: ErrorDetails) -> str:
         "string_type": "must be a string",
         "path_type": "must be a path",
         "model_type": "must be a table",
+        "dict_type": "must be a table",
         "model_attributes_type": "must be a table",
         "tuple_type": "must be a list (in a variable: as JSON)",
         "frozen_set_type": "must be a list",
     }.get(kind)
     if kind == "enum":
         words = f"must be {context['expected']}"
+    elif kind == "literal_error" and field:
+        words = f"must be {_one_of([repr(str(value)) for value in get_args(field.annotation)])}"
     elif kind == "string_pattern_mismatch":
-        words = f"must be {_PATTERNS[name]}" if name in _PATTERNS else f"must match {context['pattern']}"
+        pattern = _PATTERNS.get(f"{model.__name__}.{name}") or _PATTERNS.get(name)
+        words = f"must be {pattern}" if pattern else f"must match {context['pattern']}"
     elif kind == "string_too_long":
         words = f"must have at most {context['max_length']} characters"
     elif kind == "string_too_short":
@@ -362,6 +378,10 @@ def _in_words(place: Place, details: ErrorDetails) -> str:
     return words
 
 
+def _one_of(words: Sequence[str]) -> str:
+    return f"{', '.join(words[:-1])} or {words[-1]}"
+
+
 def _as_durations(allowed: str) -> str:
     return re.sub(r"\d+", lambda number: format_duration(int(number[0])), allowed)
 
@@ -370,14 +390,20 @@ def _model_and_field(place: Place) -> tuple[type[Frozen], FieldInfo | None]:
     """The model around the value at `place`, and its field of that name."""
     model: type[Frozen] = Settings
     field: FieldInfo | None = None
-    for part in place:
-        if field is not None:
-            inner = section_of(field) or next(
-                (kind for kind in get_args(field.annotation) if isinstance(kind, type) and issubclass(kind, Frozen)),
-                None,
-            )
-            if inner is not None:
-                model = inner
+    for at, part in enumerate(place):
         if isinstance(part, str):
+            models = [model] if field is None else list(_models(field.annotation)) or [model]
+            if at and place[at - 1] == "filter" and part in FILTER_KINDS:
+                model, field = next(each for each in models if each.model_fields["kind"].default == part), None
+                continue
+            model = next((each for each in models if part in each.model_fields), models[0])
             field = model.model_fields.get(part)
     return model, field
+
+
+def _models(annotation: Any) -> Iterator[type[Frozen]]:
+    """The models in a field's type, in lists and tables of them, too."""
+    if isinstance(annotation, type) and issubclass(annotation, Frozen):
+        yield annotation
+    for inner in get_args(annotation):
+        yield from _models(inner)

@@ -1,11 +1,14 @@
 """The Service Bus emulator's Config.json, read as settings of ours.
 
-Schema: {"UserConfig": {"Namespaces": [{"Name", "Queues": [{"Name", "Properties"}], "Topics"}], "Logging": {"Type"}}}.
-As in the emulator, the case of a key does not matter, a number or boolean may be written as a string, and an empty
-string or null means the property is absent. An absent property has the emulator's default.
+Schema: {"UserConfig": {"Namespaces": [{"Name", "Queues", "Topics"}], "Logging": {"Type"}}}. A queue has Name and
+Properties, a topic also Subscriptions, each of which has Name, Properties and Rules; a rule has Name and Properties:
+FilterType, CorrelationFilter or SqlFilter, and Action. As in the emulator, the file may hold // comments, the case of
+a key does not matter, a number or boolean may be written as a string, and an empty string or null means the property is
+absent. An absent property has the emulator's default; a subscription without rules takes every message.
 """
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -57,24 +60,60 @@ def _text(value: Any) -> str:
 
 class _Property(NamedTuple):
     name: str  # as the emulator documents it
-    field: str  # of QueueDescription
+    field: str  # of the entity's description
     read: Callable[[Any], Any]
     default: Any  # the emulator's
 
 
-QUEUE_PROPERTIES = (
-    _Property("LockDuration", "lock_duration_ms", _duration_ms, 60_000),
-    _Property("MaxDeliveryCount", "max_delivery_count", _whole_number, 3),
-    _Property("DefaultMessageTimeToLive", "default_message_time_to_live_ms", _time_to_live_ms, 3_600_000),
-    _Property("DeadLetteringOnMessageExpiration", "dead_lettering_on_message_expiration", _boolean, False),
-    _Property("RequiresSession", "requires_session", _boolean, False),
+_LOCK_DURATION = _Property("LockDuration", "lock_duration_ms", _duration_ms, 60_000)
+_MAX_DELIVERY_COUNT = _Property("MaxDeliveryCount", "max_delivery_count", _whole_number, 3)
+_TIME_TO_LIVE = _Property("DefaultMessageTimeToLive", "default_message_time_to_live_ms", _time_to_live_ms, 3_600_000)
+_DEAD_LETTERING = _Property("DeadLetteringOnMessageExpiration", "dead_lettering_on_message_expiration", _boolean, False)
+_SESSION = _Property("RequiresSession", "requires_session", _boolean, False)
+_DUPLICATES = (
     _Property("RequiresDuplicateDetection", "requires_duplicate_detection", _boolean, False),
     _Property(
         "DuplicateDetectionHistoryTimeWindow", "duplicate_detection_history_time_window_ms", _duration_ms, 20_000
     ),
+)
+_FORWARDING = (
     _Property("ForwardTo", "forward_to", _text, None),
     _Property("ForwardDeadLetteredMessagesTo", "forward_dead_lettered_messages_to", _text, None),
 )
+
+SUBSCRIPTION_PROPERTIES = (_LOCK_DURATION, _MAX_DELIVERY_COUNT, _TIME_TO_LIVE, _DEAD_LETTERING, _SESSION, *_FORWARDING)
+TOPIC_PROPERTIES = (_TIME_TO_LIVE, *_DUPLICATES)
+QUEUE_PROPERTIES = (
+    _LOCK_DURATION,
+    _MAX_DELIVERY_COUNT,
+    _TIME_TO_LIVE,
+    _DEAD_LETTERING,
+    _SESSION,
+    *_DUPLICATES,
+    *_FORWARDING,
+)
+
+CORRELATION_PROPERTIES = {  # as the emulator documents them: field of the filter
+    "ContentType": "content_type",
+    "CorrelationId": "correlation_id",
+    "Label": "label",
+    "MessageId": "message_id",
+    "ReplyTo": "reply_to",
+    "ReplyToSessionId": "reply_to_session_id",
+    "SessionId": "session_id",
+    "To": "to",
+}
+
+_STRING_OR_COMMENT = re.compile(r'"(?:[^"\\]|\\.)*"|//[^\n]*|/\*.*?\*/', re.DOTALL)
+
+
+def without_comments(text: str) -> str:
+    """JSON with blanks for comments: what is left stays on its line and column."""
+
+    def blank(match: re.Match[str]) -> str:
+        return match[0] if match[0].startswith('"') else re.sub(r"[^\n]", " ", match[0])
+
+    return _STRING_OR_COMMENT.sub(blank, text)
 
 
 def is_emulator_config(document: Any) -> bool:
@@ -90,7 +129,7 @@ def read_emulator_config(document: dict[str, Any]) -> Reading:
 
 class _Reader:
     def __init__(self) -> None:
-        self.settings: dict[str, Any] = {"queues": []}
+        self.settings: dict[str, Any] = {"queues": [], "topics": []}
         self.origins: dict[Place, Origin] = {}
         self.problems: list[Problem] = []
 
@@ -112,21 +151,89 @@ class _Reader:
         if "Name" in namespace:
             self.settings["namespace"] = namespace["Name"]
             self.origins["namespace",] = Origin(f"{at}.Name", namespace["Name"])
-        for topic_at, topic in self._items(f"{at}.Topics", namespace.get("Topics", [])):
-            name = self._members(topic_at, topic, ("Name", "Properties", "Subscriptions")).get("Name")
-            self._problem(topic_at, f"topic {name!r}: this version serves queues and no topics yet; remove it")
         for queue_at, queue in self._items(f"{at}.Queues", namespace.get("Queues", [])):
-            self._queue(queue_at, queue)
+            key = ("queues", len(self.settings["queues"]))
+            members = self._members(queue_at, queue, ("Name", "Properties"))
+            self.settings["queues"].append(self._entity(key, queue_at, members, QUEUE_PROPERTIES))
+        for topic_at, topic in self._items(f"{at}.Topics", namespace.get("Topics", [])):
+            self._topic(topic_at, topic)
 
-    def _queue(self, at: str, value: Any) -> None:
-        queue = self._members(at, value, ("Name", "Properties"))
-        key = ("queues", len(self.settings["queues"]))
+    def _topic(self, at: str, value: Any) -> None:
+        members = self._members(at, value, ("Name", "Properties", "Subscriptions"))
+        key = ("topics", len(self.settings["topics"]))
+        fields = self._entity(key, at, members, TOPIC_PROPERTIES)
+        self.origins[*key, "subscriptions"] = Origin(f"{at}.Subscriptions", None)
+        fields["subscriptions"] = [
+            self._subscription((*key, "subscriptions", index), *item)
+            for index, item in enumerate(self._items(f"{at}.Subscriptions", members.get("Subscriptions", [])))
+        ]
+        self.settings["topics"].append(fields)
+
+    def _subscription(self, key: Place, at: str, value: Any) -> dict[str, Any]:
+        members = self._members(at, value, ("Name", "Properties", "Rules"))
+        fields = self._entity(key, at, members, SUBSCRIPTION_PROPERTIES)
+        if rules := members.get("Rules"):
+            self.origins[*key, "rules"] = Origin(f"{at}.Rules", None)
+            fields["rules"] = [
+                self._rule((*key, "rules", index), *item)
+                for index, item in enumerate(self._items(f"{at}.Rules", rules))
+            ]
+        return fields
+
+    def _rule(self, key: Place, at: str, value: Any) -> dict[str, Any]:
+        rule = self._members(at, value, ("Name", "Properties"))
+        fields = self._named(key, at, rule)
+        at = f"{at}.Properties"
+        properties = self._members(
+            at, rule.get("Properties"), ("FilterType", "CorrelationFilter", "SqlFilter", "Action")
+        )
+        self.origins[*key, "filter"] = Origin(at, None)
+        kind = str(properties.get("FilterType", "")).lower()
+        if kind == "sql":
+            fields["filter"] = {
+                "kind": "sql",
+                **self._sql((*key, "filter"), f"{at}.SqlFilter", properties.get("SqlFilter")),
+            }
+        elif kind == "correlation":
+            fields["filter"] = self._correlation(key, f"{at}.CorrelationFilter", properties.get("CorrelationFilter"))
+        elif properties:
+            found = json.dumps(properties["FilterType"]) + " " if "FilterType" in properties else ""
+            self._problem(f"{at}.FilterType", f"{found}must be Correlation or Sql")
+        if "Action" in properties:
+            action = self._sql((*key, "action"), f"{at}.Action", properties["Action"])
+            fields["action"] = action if "expression" in action else None
+        return fields
+
+    def _sql(self, key: Place, at: str, value: Any) -> dict[str, Any]:
+        members = self._members(at, value, ("SqlExpression",))
         self.origins[key] = Origin(at, None)
-        self.origins[*key, "name"] = Origin(f"{at}.Name", queue.get("Name"))
-        names = tuple(item.name for item in QUEUE_PROPERTIES)
-        properties = self._members(f"{at}.Properties", queue.get("Properties", {}), names)
-        fields: dict[str, Any] = {"name": queue["Name"]} if "Name" in queue else {}
-        for item in QUEUE_PROPERTIES:
+        self.origins[*key, "expression"] = Origin(f"{at}.SqlExpression", members.get("SqlExpression"))
+        return {"expression": members["SqlExpression"]} if members else {}
+
+    def _correlation(self, key: Place, at: str, value: Any) -> dict[str, Any]:
+        members = self._members(at, value, (*CORRELATION_PROPERTIES, "Properties"))
+        self.origins[*key, "filter"] = Origin(at, None)
+        fields: dict[str, Any] = {"kind": "correlation"}
+        for name, field in CORRELATION_PROPERTIES.items():
+            if name in members:
+                fields[field] = members[name]
+                self.origins[*key, "filter", field] = Origin(f"{at}.{name}", members[name])
+        if "Properties" in members:
+            fields["properties"] = members["Properties"]
+            self.origins[*key, "filter", "properties"] = Origin(f"{at}.Properties", members["Properties"])
+        return fields
+
+    def _named(self, key: Place, at: str, members: dict[str, Any]) -> dict[str, Any]:
+        self.origins[key] = Origin(at, None)
+        self.origins[*key, "name"] = Origin(f"{at}.Name", members.get("Name"))
+        return {"name": members["Name"]} if "Name" in members else {}
+
+    def _entity(self, key: Place, at: str, members: dict[str, Any], known: tuple[_Property, ...]) -> dict[str, Any]:
+        """The fields of its description."""
+        fields = self._named(key, at, members)
+        names = tuple(item.name for item in known)
+        properties = self._members(f"{at}.Properties", members.get("Properties", {}), names)
+        for item in known:
             fields[item.field] = item.default
             if item.name in properties:
                 where = f"{at}.Properties.{item.name}"
@@ -135,7 +242,7 @@ class _Reader:
                     fields[item.field] = item.read(properties[item.name])
                 except ValueError as error:
                     self._problem(where, f"{json.dumps(properties[item.name])} {error}")
-        self.settings["queues"].append(fields)
+        return fields
 
     def _members(self, at: str, value: Any, known: tuple[str, ...]) -> dict[str, Any]:
         """The members of an object that are there, under their documented names."""

@@ -82,13 +82,16 @@ class RuleValue(Frozen):
     @classmethod
     def _completed(cls, given: Any) -> Any:
         if isinstance(given, bool | int | float | str):
-            return {"type": _BARE[type(given)], "value": given}
-        if isinstance(given, dict) and "value" in given and (read := _READ.get(str(given.get("type")))):
-            try:
-                return {**given, "value": read(given["value"])}
-            except ValueError as error:
-                raise PydanticCustomError("rule_value", "{text}", {"text": str(error)}) from None
-        return given
+            given = {"type": _BARE[type(given)], "value": given}
+        if not isinstance(given, dict) or not {"type", "value"} <= given.keys():
+            raise _wrong("must be a string, a number, true or false, or a table with type and value")
+        read = _READ.get(str(given["type"]))
+        if read is None:
+            return given  # the type is named as wrong
+        try:
+            return {**given, "value": read(given["value"])}
+        except ValueError as error:
+            raise _wrong(str(error)) from None
 
     @classmethod
     def of_amqp(cls, value: Any) -> Self:
@@ -126,6 +129,10 @@ class RuleValue(Frozen):
     def amqp(self) -> Any:
         """The AMQP value, as `protocol.codec` has it."""
         return _AMQP[self.type](self.value)
+
+
+def _wrong(text: str) -> PydanticCustomError:
+    return PydanticCustomError("rule_value", "{text}", {"text": text})
 
 
 def _text(value: Any) -> str:

@@ -76,16 +76,16 @@ def _reconcile(settings: Settings, directory: DataDirectory) -> None:
             path = directory.partition_path(partition)
             size = settings.store.map_size_bytes
             stores.append(LmdbStore(path, partition_id=partition, map_size_bytes=size, create=True))
-        result = reconcile(stores, settings.queues, int(time.time() * 1000))
+        result = reconcile(stores, settings.entities, int(time.time() * 1000), settings.rules)
     except StoreError as error:
         _refuse(error)
     finally:
         for store in stores:
             store.close()
-    for name in result.created:
-        log.info("queue created", queue=name)
+    for created in result.created:
+        log.info("entity created", entity=created)
     for update in result.updated:
-        log.info("queue updated", queue=update.name, properties=update.properties)
+        log.info("entity updated", entity=update.path, properties=update.properties)
 
 
 def _refuse(error: StoreError) -> NoReturn:
@@ -107,7 +107,7 @@ def _refuse(error: StoreError) -> NoReturn:
 
 def _roles(settings: Settings) -> list[list[Role]]:
     """Gateways before workers: clients are told before what they work on ends."""
-    for_children = settings.model_copy(update={"queues": ()})
+    for_children = settings.model_copy(update={"queues": (), "topics": ()})
     workers = settings.worker_count
     sockets = tuple(f"{RUN}/worker-{worker}.sock" for worker in range(workers))
 

@@ -3,8 +3,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker.catalog import (
+    CannotReconcile,
     Definition,
-    ImmutablePropertyChanged,
     Reconciled,
     Update,
     catalog_version,
@@ -13,10 +13,18 @@ from broker.catalog import (
     reconcile,
 )
 from broker.config import ConfigurationError
-from broker.entities import AuthorizationRule, QueueDescription, Right, Status
+from broker.entities import (
+    AuthorizationRule,
+    QueueDescription,
+    Right,
+    Status,
+    SubscriptionDescription,
+    TopicDescription,
+)
+from broker.rule_descriptions import DEFAULT_RULE, RuleDescription, SqlFilter
 from storage.lmdb_store import LmdbStore
 from storage.memory import MemoryStore
-from storage.records import entity_key
+from storage.records import decode_document, encode_document, entity_key, rule_key
 from storage.store import Store, StoreError, StoreFull, Table
 
 T0, T1, T2 = 1_000, 2_000, 3_000
@@ -86,13 +94,13 @@ def test_the_same_declaration_again_changes_nothing(stores):
 
 
 def test_mutable_differences_are_updated_and_named(stores):
-    reconcile(stores, [queue()], T0)
+    reconcile(stores, [queue(), queue("other")], T0)
     wanted = queue(max_delivery_count=3, status=Status.SEND_DISABLED, forward_to="other")
     result = reconcile(stores, [wanted], T1)
     changed = ("status", "max_delivery_count", "forward_to")
     assert result == Reconciled(2, (), (Update("orders", changed),), ())
     for store in stores:
-        assert definitions(store) == [Definition(1, wanted, T0, T1)]
+        assert definitions(store) == [Definition(1, wanted, T0, T1), Definition(2, queue("other"), T0, T0)]
     assert_alike(stores)
 
 
@@ -104,7 +112,7 @@ def test_every_property_but_the_immutable_can_be_updated(stores):
         forward_to="a", forward_dead_lettered_messages_to="b", status=Status.DISABLED, user_metadata="m",
         authorization_rules=(AuthorizationRule(key_name="k", primary_key="p", rights=frozenset()),),
     )  # fmt: skip
-    reconcile(stores, [queue()], T0)
+    reconcile(stores, [queue(), queue("a"), queue("b")], T0)
     [update] = reconcile(stores, [other], T1).updated
     assert set(update.properties) == set(QueueDescription.model_fields) - {"name", *QueueDescription.immutable}
     assert definitions(stores[1])[0].description == other
@@ -117,7 +125,7 @@ def test_an_immutable_difference_names_entity_property_and_values(stores, name, 
     before = [contents(store) for store in stores]
     words = {True: "true", False: "false"}
     with pytest.raises(
-        ImmutablePropertyChanged,
+        CannotReconcile,
         match=f"queue 'Orders': {name} is {words[stored]} since its creation and cannot become {words[not stored]}",
     ):
         reconcile(stores, [queue("new"), queue("orders", max_delivery_count=3, **{name: not stored})], T1)
@@ -128,13 +136,13 @@ def test_an_immutable_difference_names_entity_property_and_values(stores, name, 
 def test_all_immutable_differences_are_told_at_once(stores):
     reconcile(stores, [queue("a"), queue("b")], T0)
     wanted = [queue("a", requires_session=True, enable_partitioning=True), queue("b", requires_session=True)]
-    with pytest.raises(ImmutablePropertyChanged) as raised:
+    with pytest.raises(CannotReconcile) as raised:
         reconcile(stores, wanted, T1)
     assert len(str(raised.value).splitlines()) == 3
 
 
 def test_the_user_is_told_as_of_any_wrong_configuration():
-    assert issubclass(ImmutablePropertyChanged, ConfigurationError)
+    assert issubclass(CannotReconcile, ConfigurationError)
 
 
 def test_names_are_one_in_any_case_and_keep_their_first_spelling(stores):
@@ -303,3 +311,219 @@ def test_the_home_does_not_depend_on_case():
 def test_names_spread_over_partitions():
     homes = [home_partition(f"queue-{number}", 8) for number in range(800)]
     assert all(60 < homes.count(partition) < 140 for partition in range(8))
+
+
+# Topics, subscriptions and their rules
+
+
+def topic(name="prices", **properties) -> TopicDescription:
+    return TopicDescription(name=name, **properties)
+
+
+def subscription(name="audit", topic="prices", **properties) -> SubscriptionDescription:
+    return SubscriptionDescription(name=name, topic=topic, **properties)
+
+
+def sql(name="large", expression="amount > 5") -> RuleDescription:
+    return RuleDescription(name=name, filter=SqlFilter(expression=expression))
+
+
+def stored_rules(store: Store, entity_id: int) -> list[RuleDescription]:
+    found = store.scan(Table.RULES, entity_key(entity_id), entity_key(entity_id + 1), 1000)
+    return [RuleDescription.of_document(decode_document(value)) for _, value in found]
+
+
+def home_of(stores, name="prices") -> Store:
+    return stores[home_partition(name, len(stores))]
+
+
+def change_rules(store: Store, entity_id: int, *rules: RuleDescription) -> None:
+    """As the partition does while it runs."""
+    store.delete_many(Table.RULES, [key for key, _ in store.scan(Table.RULES, b"", b"\xff" * 64, 1000)])
+    store.put_many(
+        Table.RULES, [(rule_key(entity_id, rule.name), encode_document(rule.document(T1))) for rule in rules]
+    )
+    store.commit()
+
+
+AUDIT = 2  # the entity id of the first subscription
+
+
+def test_a_topic_and_its_subscriptions_are_entities_of_their_own(stores):
+    declared = [topic(), subscription(), subscription("large")]
+    result = reconcile(stores, declared, T0)
+    assert result == Reconciled(1, ("prices", "prices/Subscriptions/audit", "prices/Subscriptions/large"), (), ())
+    for store in stores:
+        assert definitions(store) == [Definition(number, each, T0, T0) for number, each in enumerate(declared, 1)]
+    assert_alike(stores)
+
+
+def test_a_definition_survives_its_document():
+    for described in (queue(), topic(max_size_mb=5), subscription(max_delivery_count=3)):
+        definition = Definition(7, described, T0, T1)
+        assert Definition.from_document(definition.document()) == definition
+        assert definition.document()["kind"] == described.kind
+
+
+def test_a_new_subscription_takes_every_message(stores):
+    reconcile(stores, [topic(), subscription()], T0)
+    for store in stores:
+        assert stored_rules(store, AUDIT) == [DEFAULT_RULE]
+
+
+def test_declared_rules_are_instead_of_the_default_rule(stores):
+    reconcile(stores, [topic(), subscription()], T0, {"prices/subscriptions/audit": (sql("b"), sql("a"))})
+    for store in stores:
+        assert stored_rules(store, AUDIT) == [sql("a"), sql("b")]
+
+
+def test_a_subscription_can_be_declared_to_have_no_rules(stores):
+    reconcile(stores, [topic(), subscription()], T0, {"prices/subscriptions/audit": ()})
+    assert stored_rules(stores[0], AUDIT) == []
+
+
+def test_declared_rules_are_brought_in_line_and_keep_their_time_of_creation(stores):
+    path = "prices/subscriptions/audit"
+    reconcile(stores, [topic(), subscription()], T0, {path: (sql("a"), sql("b"))})
+    result = reconcile(stores, [topic(), subscription()], T1, {path: (sql("A", "amount > 6"), sql("c"))})
+    assert result == Reconciled(1, (), (Update("prices/Subscriptions/audit", ("rules",)),), ())
+    documents = [decode_document(value) for _, value in stores[1].scan(Table.RULES, b"", b"\xff" * 64, 9)]
+    assert documents == [sql("A", "amount > 6").document(T0), sql("c").document(T1)]
+    assert_alike(stores)
+
+
+def test_the_same_rules_declared_again_change_nothing(stores):
+    declared = ([topic(), subscription()], T0, {"prices/subscriptions/audit": (sql("a"), sql("b"))})
+    reconcile(stores, *declared)
+    before = contents(stores[0])
+    assert reconcile(stores, *declared) == Reconciled(1, (), (), ())
+    assert contents(stores[0]) == before
+
+
+def test_rules_changed_while_running_stay_without_declaration_and_reach_all_partitions(stores):
+    reconcile(stores, [topic(), subscription()], T0)
+    change_rules(home_of(stores), AUDIT, sql("mine"))
+    assert reconcile(stores, [topic(), subscription()], T2) == Reconciled(1, (), (), ())
+    assert [stored_rules(store, AUDIT) for store in stores] == [[sql("mine")]] * PARTITIONS
+    assert_alike(stores)
+
+
+def test_rules_changed_while_running_stay_also_if_the_topic_is_no_longer_declared(stores):
+    reconcile(stores, [topic(), subscription()], T0)
+    change_rules(home_of(stores), AUDIT)
+    reconcile(stores, [], T2)
+    assert stored_rules(home_of(stores), AUDIT) == []
+    assert_alike(stores)
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+@pytest.mark.parametrize("partition", range(PARTITIONS))
+@pytest.mark.parametrize("declared", [{}, {"prices/subscriptions/audit": (sql(),)}], ids=["default", "declared"])
+def test_a_subscriptions_first_rules_survive_a_crash_between_partitions(stores, partition, keeps, declared):
+    stores[partition].crash, stores[partition].keeps = True, keeps
+    with pytest.raises(Crash):
+        reconcile(stores, [topic(), subscription()], T1, declared)
+    reconcile(stores, [], T2)
+    begun = partition > 0 or keeps
+    expected = list(declared.get("prices/subscriptions/audit", (DEFAULT_RULE,))) if begun else []
+    assert [stored_rules(store, AUDIT) for store in stores] == [expected] * PARTITIONS
+    assert_alike(stores)
+
+
+def test_a_subscription_keeps_the_spelling_of_its_topic(stores):
+    reconcile(stores, [topic("Prices")], T0)
+    result = reconcile(stores, [topic("prices"), subscription(topic="PRICES")], T1)
+    assert result.created == ("Prices/Subscriptions/audit",)
+    assert reconcile(stores, [topic("prices"), subscription("AUDIT", topic="prices")], T2).created == ()
+
+
+def refused(stores, declared, rules=None) -> str:
+    before = [contents(store) for store in stores]
+    with pytest.raises(CannotReconcile) as raised:
+        reconcile(stores, declared, T1, rules)
+    assert [contents(store) for store in stores] == before
+    assert not any(store.dirty for store in stores)
+    return str(raised.value)
+
+
+def test_queues_and_topics_share_their_names(stores):
+    reconcile(stores, [queue("Orders"), topic()], T0)
+    text = "topic 'orders': a queue of this name exists. Declare a topic of another name"
+    assert refused(stores, [topic("orders")]) == text
+    assert refused(stores, [queue("prices")]).startswith("queue 'prices': a topic of this name exists")
+
+
+@pytest.mark.parametrize("named", ["other", "orders"])
+def test_a_subscription_needs_its_topic(stores, named):
+    reconcile(stores, [queue("orders")], T0)
+    text = f"subscription '{named}/Subscriptions/audit': there is no topic '{named}'. Declare it, too"
+    assert refused(stores, [subscription(topic=named)]) == text
+
+
+def test_a_subscriptions_sessions_are_fixed_at_its_creation(stores):
+    reconcile(stores, [topic(), subscription()], T0)
+    text = (
+        "subscription 'prices/Subscriptions/audit': requires_session is false since its creation and cannot become true"
+    )
+    assert text in refused(stores, [subscription(requires_session=True)])
+
+
+FORWARDING_FIELDS = ("forward_to", "forward_dead_lettered_messages_to")
+
+
+@pytest.mark.parametrize("field", FORWARDING_FIELDS)
+@pytest.mark.parametrize("to", ["missing", "prices/audit"])
+def test_forwarding_needs_its_destination(stores, field, to):
+    reconcile(stores, [topic(), subscription()], T0)
+    for source in (queue("a", **{field: to}), subscription(**{field: to})):
+        text = f"{source.kind} {source.path!r}: {field} {to!r} is no queue or topic. Declare it, or name another"
+        assert refused(stores, [source]) == text
+
+
+@pytest.mark.parametrize("field", FORWARDING_FIELDS)
+def test_forwarding_to_sessions_is_refused(stores, field):
+    reconcile(stores, [queue("sessions", requires_session=True)], T0)
+    assert refused(stores, [queue("a", **{field: "Sessions"})]).startswith(
+        f"queue 'a': {field} 'Sessions' requires sessions"
+    )
+
+
+@pytest.mark.parametrize("field", FORWARDING_FIELDS)
+def test_a_destination_may_be_declared_in_the_same_file(stores, field):
+    declared = [queue("a", **{field: "B"}), queue("b", **{field: "prices"}), topic(), subscription(**{field: "a"})]
+    assert len(reconcile(stores, declared, T0).created) == 4
+
+
+def test_a_topic_has_a_limit_of_sql_filters(stores):
+    declared = [topic(), subscription(), subscription("other")]
+    many = tuple(sql(f"r{number}") for number in range(2000))
+    paths = ("prices/subscriptions/audit", "prices/subscriptions/other")
+    reconcile(stores[:1], declared, T0, {paths[0]: many})
+    assert refused(stores[:1], declared, {paths[1]: many[:1]}) == (
+        "topic 'prices': 2001 sql filters are more than the 2000 it may have"
+    )
+
+
+def test_a_topic_has_a_limit_of_subscriptions(stores):
+    declared = [topic(), *(subscription(f"s{number}") for number in range(2001))]
+    assert refused(stores[:1], declared) == "topic 'prices': 2001 subscriptions are more than the 2000 it may have"
+
+
+def test_a_namespace_has_a_limit_of_entities(stores):
+    declared = [queue(f"q{number}") for number in range(10_000)]
+    assert "10001 queues and topics are more than the 10000 a namespace" in refused(stores[:1], [*declared, topic()])
+
+
+@pytest.mark.parametrize("value", [b"nonsense", encode_document({"name": "x", "filter": {"kind": "y"}})])
+def test_a_corrupt_rule_is_named(stores, value):
+    reconcile(stores, [topic(), subscription()], T0)
+    home = home_of(stores)
+    home.put(Table.RULES, rule_key(AUDIT, "x"), value)
+    home.commit()
+    with pytest.raises(StoreError, match="rule 'x' of entity 2"):
+        reconcile(stores, [], T1)
+
+
+def test_a_subscription_lives_where_its_topic_does():
+    assert subscription("b", topic="orders").home_name == "orders"
+    assert topic("orders").home_name == queue("orders").home_name == "orders"

@@ -123,7 +123,8 @@ def test_a_wrong_command_is_exit_code_two(peeklock, arguments):
 def test_config_check_counts_what_is_given(peeklock, tmp_path):
     (tmp_path / "peeklock.toml").write_text("partitions = 2\n[[queues]]\nname = 'a'\n")
     result = peeklock("config", "check", "--config", "peeklock.toml")
-    assert (result.exit_code, result.stdout) == (0, "ok: 2 settings given, 1 queue declared\n")
+    expected = "ok: 2 settings given; declared: 1 queue, 0 topics, 0 subscriptions\n"
+    assert (result.exit_code, result.stdout) == (0, expected)
 
 
 def test_config_check_says_what_is_wrong(peeklock, tmp_path):

@@ -4,6 +4,9 @@ import pytest
 
 from broker.config import ConfigurationError, LogLevel, Settings
 from broker.config_sources import FLAGS, leaves, load, variable
+from broker.entities import QueueDescription, SubscriptionDescription, TopicDescription
+from broker.rule_descriptions import DEFAULT_RULE, FalseFilter, RuleDescription, RuleValue, SqlAction, SqlFilter
+from protocol.codec import Long
 
 
 @pytest.fixture
@@ -206,6 +209,162 @@ def test_a_wrong_value_in_a_file_is_named_by_its_path(toml, text, problem):
     file = toml(text)
     [found] = problems(file)
     assert found.startswith(f"{file}: {problem}")
+
+
+RULE = "[[topics]]\nname = 't'\n[[topics.subscriptions]]\nname = 's'\n[[topics.subscriptions.rules]]\nname = 'r'\n"
+AT_RULE = "topics[0].subscriptions[0].rules[0]"
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("[[topics]]\nname = 'a b'", 'topics[0].name: "a b" must be 1 to 260 letters, digits and . _ - / ~, with '),
+        (
+            "[[topics]]\nname = 'a/Subscriptions/b'",
+            'topics[0].name: "a/Subscriptions/b" has no address: it must not hold // or end in /Subscriptions/ and a ',
+        ),
+        ("[[queues]]\nname = 'a//b'", 'queues[0].name: "a//b" has no address: '),
+        (
+            "[[topics]]\nname = 't'\nstatus = 'ReceiveDisabled'",
+            "topics[0].status: \"ReceiveDisabled\" must be 'Active', 'Disabled' or 'SendDisabled'",
+        ),
+        (
+            "[[topics]]\nname = 't'\nlock_duration_ms = 5000",
+            "topics[0].lock_duration_ms: no such setting; known: name, ",
+        ),
+        ("[[topics]]\nname = 'a'\n[[topics]]\nname = 'A'", "topics: topic 'a' is declared twice; remove one"),
+        (
+            "[[queues]]\nname = 'a'\n[[topics]]\nname = 'A'",
+            'topics[0].name: "A" is the name of a queue, too; queues and topics share their names, so rename one',
+        ),
+        (
+            "[[topics]]\nname = 't'\n[[topics.subscriptions]]\nname = 'a/b'",
+            'topics[0].subscriptions[0].name: "a/b" must be 1 to 50 letters, digits and . _ - ~, with a letter',
+        ),
+        (
+            f"[[topics]]\nname = 't'\n[[topics.subscriptions]]\nname = '{'s' * 51}'",
+            f'topics[0].subscriptions[0].name: "{"s" * 51}" must have at most 50 characters',
+        ),
+        (
+            "[[topics]]\nname = 't'\n[[topics.subscriptions]]\nname = 's'\nstatus = 'SendDisabled'",
+            "topics[0].subscriptions[0].status: \"SendDisabled\" must be 'Active', 'Disabled' or 'ReceiveDisabled'",
+        ),
+        (
+            "[[topics]]\nname = 't'\nsubscriptions = [{ name = 's' }, { name = 'S' }]",
+            "topics[0].subscriptions: subscription 's' is declared twice; remove one",
+        ),
+        (
+            "[[topics]]\nname = 't'\nauthorization_rules = ["
+            "{ key_name = 'k', primary_key = 'p', rights = [] }, { key_name = 'k', primary_key = 'q', rights = [] }]",
+            "topics[0].authorization_rules: authorization rule 'k' is declared twice; remove one",
+        ),
+        (
+            RULE + "[[topics.subscriptions.rules]]\nname = 'R'",
+            "topics[0].subscriptions[0].rules: rule 'r' is declared",
+        ),
+        (
+            RULE.replace("'r'", "'a/b'"),
+            f'{AT_RULE}.name: "a/b" must be 1 to 50 characters other than / \\ @',
+        ),
+        (RULE + "filter = { kind = 'sql' }", f"{AT_RULE}.filter.expression: is missing; add it"),
+        (
+            RULE + "filter = { kind = 'x' }",
+            f"{AT_RULE}.filter: must have a kind, which is true, ",
+        ),
+        (
+            RULE + "filter = { label = 'x' }",
+            f"{AT_RULE}.filter: must have a kind, which is true, ",
+        ),
+        (
+            RULE + "filter = { kind = 'correlation' }",
+            f"{AT_RULE}.filter: has no condition; give it a ",
+        ),
+        (
+            RULE + "filter = { kind = 'correlation', labels = 'x' }",
+            f"{AT_RULE}.filter.labels: no such setting; did you mean label?",
+        ),
+        (
+            RULE + "filter = { kind = 'correlation', label = 1 }",
+            f"{AT_RULE}.filter.label: 1 must be a string",
+        ),
+        (
+            RULE + "filter = { kind = 'correlation', properties = { a = 2026-01-31 } }",
+            f"{AT_RULE}.filter.properties.a: must be a string, a number, true or false, or a table with type and value",
+        ),
+        (
+            RULE + "filter = { kind = 'correlation', properties = { a = { type = 'x', value = 1 } } }",
+            f"{AT_RULE}.filter.properties.a.type: \"x\" must be 'string', 'int', 'long', ",
+        ),
+        (RULE + "filter = { kind = 'correlation', properties = 1 }", f"{AT_RULE}.filter.properties: 1 must be a table"),
+        (RULE + "action = { expression = '' }", f'{AT_RULE}.action.expression: "" must not be empty'),
+        (
+            "[[queues]]\nname = 'a'\nrequires_session = true\nforward_to = 'b'",
+            'queues[0].forward_to: "b" cannot be set on an entity that requires sessions; remove one of the two',
+        ),
+        (
+            "[[queues]]\nname = 'a'\nforward_to = 'A'",
+            'queues[0].forward_to: "A" is the queue itself; name another',
+        ),
+        (
+            "[[queues]]\nname = 'a'\nforward_dead_lettered_messages_to = 'a'",
+            'queues[0].forward_dead_lettered_messages_to: "a" is the queue itself; name another',
+        ),
+        (
+            "[[topics]]\nname = 't'\n[[topics.subscriptions]]\nname = 's'\nrequires_session = true\nforward_to = 'b'",
+            'topics[0].subscriptions[0].forward_to: "b" cannot be set on an entity that requires sessions; remove',
+        ),
+    ],
+)
+def test_what_is_wrong_with_topics_and_forwarding_is_named_by_its_path(toml, text, problem):
+    path = toml(text)
+    [found] = problems(path)
+    assert found.startswith(f"{path}: {problem}")
+
+
+def test_topics_subscriptions_and_rules_are_read(toml):
+    settings = load(
+        toml(
+            """
+            [[queues]]
+            name = "q"
+
+            [[topics]]
+            name = "Prices"
+            max_size_mb = 5
+
+            [[topics.subscriptions]]
+            name = "All"
+
+            [[topics.subscriptions]]
+            name = "Large"
+            max_delivery_count = 3
+
+            [[topics.subscriptions.rules]]
+            name = "large"
+            filter = { kind = "sql", expression = "amount > @limit", parameters = { "@limit" = 1000 } }
+            action = { expression = "SET priority = 'high'" }
+
+            [[topics.subscriptions.rules]]
+            name = "$Default"
+            """
+        )
+    ).settings
+    assert settings.entities == [
+        QueueDescription(name="q"),
+        TopicDescription(name="Prices", max_size_mb=5),
+        SubscriptionDescription(topic="Prices", name="All"),
+        SubscriptionDescription(topic="Prices", name="Large", max_delivery_count=3),
+    ]
+    limit = SqlFilter(expression="amount > @limit", parameters={"@limit": RuleValue.of_amqp(Long(1000))})
+    action = SqlAction(expression="SET priority = 'high'")
+    large = RuleDescription(name="large", filter=limit, action=action)
+    assert settings.rules == {"prices/subscriptions/large": (large, DEFAULT_RULE)}
+
+
+def test_topics_can_be_given_by_their_variable():
+    text = '[{"name": "t", "subscriptions": [{"name": "s", "rules": [{"name": "r", "filter": {"kind": "false"}}]}]}]'
+    settings = load(environment={"PEEKLOCK_TOPICS": text}).settings
+    assert settings.rules["t/subscriptions/s"][0].filter == FalseFilter()
 
 
 def test_all_mistakes_are_told_at_once(toml):

@@ -5,8 +5,22 @@ import pytest
 
 from broker.config import ConfigurationError
 from broker.config_sources import load
-from broker.emulator_config import QUEUE_PROPERTIES
-from broker.entities import DAY_MS, MINUTE_MS, SECOND_MS, QueueDescription
+from broker.emulator_config import (
+    QUEUE_PROPERTIES,
+    SUBSCRIPTION_PROPERTIES,
+    TOPIC_PROPERTIES,
+    without_comments,
+)
+from broker.entities import (
+    DAY_MS,
+    MINUTE_MS,
+    SECOND_MS,
+    QueueDescription,
+    SubscriptionDescription,
+    TopicDescription,
+)
+from broker.rule_descriptions import CorrelationFilter, RuleDescription, RuleValue, SqlAction, SqlFilter
+from protocol.codec import Long
 
 EVERY_PROPERTY = Path(__file__).parent / "Config.json"
 
@@ -37,34 +51,92 @@ def problems(path) -> list[str]:
     return [line.removeprefix(f"{path}: ") for line in lines]
 
 
+def properties_set(entities, known) -> bool:
+    """Whether the entities set every property that there is, together."""
+    return {name for entity in entities for name in entity["Properties"]} == {item.name for item in known}
+
+
 def test_a_file_with_every_property_set_is_read_in_full():
-    document = json.loads(EVERY_PROPERTY.read_text())
-    properties = document["UserConfig"]["Namespaces"][0]["Queues"][0]["Properties"]
-    assert set(properties) == {item.name for item in QUEUE_PROPERTIES}, "the file must set every property"
+    [namespace] = json.loads(without_comments(EVERY_PROPERTY.read_text()))["UserConfig"]["Namespaces"]
+    [topic] = namespace["Topics"]
+    assert properties_set(namespace["Queues"], QUEUE_PROPERTIES)
+    assert properties_set([topic], TOPIC_PROPERTIES)
+    assert properties_set(topic["Subscriptions"], SUBSCRIPTION_PROPERTIES)
 
     settings = load(EVERY_PROPERTY).settings
 
     assert settings.namespace == "sbemulatorns"
-    every, emulator_sample = settings.queues
-    assert every == QueueDescription(
-        name="every.property",
-        lock_duration_ms=2 * MINUTE_MS,
-        max_delivery_count=7,
-        default_message_time_to_live_ms=2 * DAY_MS + 500,
-        dead_lettering_on_message_expiration=True,
-        requires_session=True,
+    emulators = {
+        "lock_duration_ms": MINUTE_MS,
+        "max_delivery_count": 3,
+        "default_message_time_to_live_ms": 60 * MINUTE_MS,
+    }
+    window = {"duplicate_detection_history_time_window_ms": 20 * SECOND_MS}
+    assert settings.queues == (
+        QueueDescription(
+            name="every.property",
+            lock_duration_ms=2 * MINUTE_MS,
+            max_delivery_count=7,
+            default_message_time_to_live_ms=2 * DAY_MS + 500,
+            dead_lettering_on_message_expiration=True,
+            requires_session=True,
+            requires_duplicate_detection=True,
+            duplicate_detection_history_time_window_ms=5 * MINUTE_MS,
+            forward_dead_lettered_messages_to="queue.1",
+        ),
+        QueueDescription(name="forwarding", forward_to="queue.1", **emulators, **window),
+        QueueDescription(name="queue.1", **emulators, **window),
+    )
+    [topic] = settings.topics
+    assert topic.description() == TopicDescription(
+        name="topic.1",
+        default_message_time_to_live_ms=120 * MINUTE_MS,
         requires_duplicate_detection=True,
         duplicate_detection_history_time_window_ms=5 * MINUTE_MS,
-        forward_to="queue.1",
+    )
+    filtered, changed, forwarding = topic.subscriptions
+    assert filtered.description("topic.1") == SubscriptionDescription(
+        topic="topic.1",
+        name="subscription.1",
+        lock_duration_ms=2 * MINUTE_MS,
+        max_delivery_count=7,
+        default_message_time_to_live_ms=30 * MINUTE_MS,
+        dead_lettering_on_message_expiration=True,
+        requires_session=True,
         forward_dead_lettered_messages_to="queue.1",
     )
-    assert emulator_sample == QueueDescription(
-        name="queue.1",
-        lock_duration_ms=MINUTE_MS,
-        max_delivery_count=3,
-        default_message_time_to_live_ms=60 * MINUTE_MS,
-        duplicate_detection_history_time_window_ms=20 * SECOND_MS,
+    assert changed.description("topic.1") == SubscriptionDescription(
+        topic="topic.1", name="subscription.2", **emulators
     )
+    assert forwarding.description("topic.1") == SubscriptionDescription(
+        topic="topic.1", name="subscription.3", forward_to="queue.1", **emulators
+    )
+
+
+def test_rules_of_a_file_with_every_property_are_read_in_full():
+    filtered, changed, forwarding = load(EVERY_PROPERTY).settings.topics[0].subscriptions
+    [correlation] = filtered.rules
+    assert correlation == RuleDescription(
+        name="correlation",
+        filter=CorrelationFilter(
+            content_type="application/text",
+            correlation_id="id1",
+            label="subject1",
+            message_id="msgid1",
+            reply_to="someQueue",
+            reply_to_session_id="sessionId",
+            session_id="session1",
+            to="xyz",
+            properties={"prop1": RuleValue.of_amqp("value1"), "prop2": RuleValue.of_amqp(Long(2))},
+        ),
+    )
+    [sql] = changed.rules
+    assert sql == RuleDescription(
+        name="sql",
+        filter=SqlFilter(expression="sys.MessageId = '123456' AND userProp1 = 'value1'"),
+        action=SqlAction(expression="SET sys.To = 'Entity'"),
+    )
+    assert forwarding.rules is None, "takes every message, and what clients make of its rules stays"
 
 
 @pytest.mark.parametrize(
@@ -186,13 +258,106 @@ def test_a_wrong_shape_is_named_by_its_path(config, document, expected):
     assert problems(config(document)) == expected
 
 
-def test_topics_are_refused_by_name(config):
-    topics = [{"Name": "orders", "Properties": {}, "Subscriptions": []}, {"Name": "bills"}]
-    assert problems(config(with_namespace({"Name": "ns", "Topics": topics}))) == [
-        f"UserConfig.Namespaces[0].Topics[{index}]: topic {name!r}: "
-        "this version serves queues and no topics yet; remove it"
-        for index, name in enumerate(["orders", "bills"])
-    ]
+def with_topic(**members) -> dict:
+    return with_namespace({"Name": "ns", "Topics": [{"Name": "t", **members}]})
+
+
+def with_rule(properties) -> dict:
+    return with_topic(Subscriptions=[{"Name": "s", "Rules": [{"Name": "r", "Properties": properties}]}])
+
+
+def test_a_topic_without_properties_and_subscriptions_has_the_emulators_defaults(config):
+    [topic] = load(config(with_topic())).settings.topics
+    assert topic.default_message_time_to_live_ms == 60 * MINUTE_MS
+    assert topic.duplicate_detection_history_time_window_ms == 20 * SECOND_MS
+    assert topic.subscriptions == ()
+
+
+@pytest.mark.parametrize("rules", [[], None])
+def test_a_subscription_with_an_empty_list_of_rules_has_none_declared(config, rules):
+    [topic] = load(config(with_topic(Subscriptions=[{"Name": "s", "Rules": rules}]))).settings.topics
+    assert topic.subscriptions[0].rules is None
+
+
+@pytest.mark.parametrize("action", [None, {}, {"SqlExpression": ""}])
+def test_an_action_without_expression_is_none(config, action):
+    document = with_rule({"FilterType": "Sql", "SqlFilter": {"SqlExpression": "1=1"}, "Action": action})
+    [rule] = load(config(document)).settings.topics[0].subscriptions[0].rules
+    assert rule.action is None
+
+
+AT_SUBSCRIPTION = "UserConfig.Namespaces[0].Topics[0].Subscriptions[0]"
+AT_RULE = f"{AT_SUBSCRIPTION}.Rules[0].Properties"
+
+
+@pytest.mark.parametrize(
+    ("document", "expected"),
+    [
+        (with_topic(Queues=[]), "UserConfig.Namespaces[0].Topics[0].Queues: unknown; known here: Name, Properties, "),
+        (with_topic(Subscriptions={}), "UserConfig.Namespaces[0].Topics[0].Subscriptions: must be an array"),
+        (with_topic(Subscriptions=[{}]), f"{AT_SUBSCRIPTION}.Name: is missing; add it"),
+        (
+            with_topic(Subscriptions=[{"Name": "a/b"}]),
+            f'{AT_SUBSCRIPTION}.Name: "a/b" must be 1 to 50 letters, digits and . _ - ~, with',
+        ),
+        (
+            with_topic(Properties={"LockDuration": "PT1M"}),
+            "UserConfig.Namespaces[0].Topics[0].Properties.LockDuration: unknown; known here: DefaultMessageTimeToLive",
+        ),
+        (
+            with_topic(Subscriptions=[{"Name": "s", "Properties": {"LockDuration": "PT1H"}}]),
+            f'{AT_SUBSCRIPTION}.Properties.LockDuration: "PT1H" is out of range; it must be from 5000 to 300000 ms',
+        ),
+        (
+            with_topic(Subscriptions=[{"Name": "s"}, {"Name": "S"}]),
+            "UserConfig.Namespaces[0].Topics[0].Subscriptions: subscription 's' is declared twice; remove one",
+        ),
+        (
+            with_topic(Subscriptions=[{"Name": "s", "Rules": [{"Name": "r"}]}]),
+            f"{AT_RULE}: is missing",
+        ),
+        (with_rule({"FilterType": "Regex"}), f'{AT_RULE}.FilterType: "Regex" must be Correlation or Sql'),
+        (with_rule({"SqlFilter": {"SqlExpression": "1=1"}}), f"{AT_RULE}.FilterType: must be Correlation or Sql"),
+        (with_rule({"FilterType": "Sql"}), f"{AT_RULE}.SqlFilter: is missing"),
+        (
+            with_rule({"FilterType": "Sql", "SqlFilter": {"SqlExpression": 1}}),
+            f"{AT_RULE}.SqlFilter.SqlExpression: 1 must be a string",
+        ),
+        (with_rule({"FilterType": "Correlation"}), f"{AT_RULE}.CorrelationFilter: is missing"),
+        (
+            with_rule({"FilterType": "Correlation", "CorrelationFilter": {"Label": ""}}),
+            f"{AT_RULE}.CorrelationFilter: has no condition; ",
+        ),
+        (
+            with_rule({"FilterType": "Correlation", "CorrelationFilter": {"Label": 7}}),
+            f"{AT_RULE}.CorrelationFilter.Label: 7 must be a string",
+        ),
+        (
+            with_rule({"FilterType": "Correlation", "CorrelationFilter": {"Properties": {"a": None}}}),
+            f"{AT_RULE}.CorrelationFilter.Properties.a: must be a string, a number, ",
+        ),
+        (
+            with_rule({"FilterType": "Correlation", "CorrelationFilter": {"Properties": 3}}),
+            f"{AT_RULE}.CorrelationFilter.Properties: 3 must be a table",
+        ),
+        (
+            with_rule({"FilterType": "Sql", "SqlFilter": {"SqlExpression": "1=1"}, "Action": "SET a = 1"}),
+            f"{AT_RULE}.Action: must be an object",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_is_wrong_with_a_topic_is_named_by_its_path(config, document, expected):
+    [found, *_] = problems(config(document))
+    assert found.startswith(expected)
+
+
+def test_comments_are_blanks(config):
+    text = json.dumps(with_queue({"ForwardTo": ""}, name="q"), indent=1).replace(
+        '"Queues"', '// "no"\n/* x */ "Queues"'
+    )
+    assert [queue.name for queue in load(config("// first\n" + text)).settings.queues] == ["q"]
+    assert without_comments('{"a": "http://b" // c\n}') == '{"a": "http://b"     \n}'
 
 
 def test_queues_whose_names_differ_in_case_only_are_one_queue(config):

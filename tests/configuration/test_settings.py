@@ -3,10 +3,11 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from broker.config import Amqp, Settings, is_loopback
+from broker.config import Amqp, DeclaredSubscription, DeclaredTopic, Settings, is_loopback
 from broker.config_reference import document
 from broker.config_sources import leaves, section_of, variable
 from broker.entities import AuthorizationRule, QueueDescription
+from broker.rule_descriptions import CorrelationFilter, RuleDescription, RuleValue, SqlAction, SqlFilter
 
 REPOSITORY = Path(__file__).parents[2]
 UNITS = {"timeout": "_ms", "time_out": "_ms", "duration": "_ms", "size": "_bytes", "buffer": "_bytes"}
@@ -14,9 +15,13 @@ UNITS = {"timeout": "_ms", "time_out": "_ms", "duration": "_ms", "size": "_bytes
 
 def everything() -> list[tuple[str, object]]:
     sections = [(model.__name__, model) for model in map(section_of, Settings.model_fields.values()) if model]
-    models = [("Settings", Settings), ("QueueDescription", QueueDescription), *sections]
-    models.append(("AuthorizationRule", AuthorizationRule))
-    return [(f"{name}.{field}", info) for name, model in models for field, info in model.model_fields.items()]
+    declared = (QueueDescription, DeclaredTopic, DeclaredSubscription, RuleDescription, AuthorizationRule)
+    models = [("Settings", Settings), *sections, *((model.__name__, model) for model in declared)]
+    models += [(model.__name__, model) for model in (SqlAction, RuleValue)]
+    found = [(f"{name}.{field}", info) for name, model in models for field, info in model.model_fields.items()]
+    for model in (SqlFilter, CorrelationFilter):
+        found += [(f"{model.__name__}.{name}", info) for name, info in model.model_fields.items() if name != "kind"]
+    return found
 
 
 @pytest.mark.parametrize(("name", "field"), everything())

@@ -71,7 +71,7 @@ def data_file(data_dir, partition):
 def test_first_start_makes_directory_key_stores_and_queues(tmp_path):
     code, stdout, stderr = start(tmp_path / "new" / "data", queues=[{"name": "orders"}], workers=2)
     assert (code, stdout) == (0, "started gateway worker-0 worker-1\n")
-    assert [json.loads(line)["event"] for line in stderr.splitlines()] == ["queue created"]
+    assert [json.loads(line)["event"] for line in stderr.splitlines()] == ["entity created"]
     key_file = tmp_path / "new" / "data" / "root-key"
     assert key_file.stat().st_mode & 0o777 == 0o600
     assert key_file.read_text().strip() not in stdout + stderr
