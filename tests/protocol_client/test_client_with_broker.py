@@ -1,7 +1,9 @@
 """The client with the real broker: tokens and rights, locks, management, what an operator needs."""
 
 import asyncio
+import ssl
 import time
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +11,7 @@ from protocol.client import connect, connect_to
 from protocol.client_errors import (
     AuthenticationFailed,
     ClientError,
+    ConnectionLost,
     LinkDetached,
     MessageRefused,
     RequestFailed,
@@ -20,8 +23,9 @@ from protocol.connection_string import Plain, SharedAccessKey, SharedAccessSigna
 from protocol.messages import Message
 from protocol.sas_tokens import generate
 from protocol.symbols import SCHEDULED_ENQUEUE_TIME
-from tests.brokers import KEY, KEY_NAME, Broker
+from tests.brokers import KEY, KEY_NAME, Broker, free_ports
 
+CERTIFICATE = Path(__file__).with_name("localhost.pem")
 DEAD = "/$deadletterqueue"
 NAMES = ["counted", "keyed", "locks", "outcomes", "purged", "q", "small/one"]
 
@@ -297,6 +301,27 @@ async def test_each_node_refuses_the_operations_of_others(broker, node, operatio
         with pytest.raises(RequestFailed) as caught:
             await management.request(operation, {"count": 1})
         assert (caught.value.status, caught.value.condition) == (501, "amqp:not-implemented")
+
+
+async def test_tls_is_verified(tmp_path):
+    """With a certificate made for this test: a key of its own, for localhost, valid for a hundred years."""
+    (port,) = free_ports(1)
+    config = f"""
+        [amqp]
+        tls_port = {port}
+        tls_certificate = "{CERTIFICATE}"
+        tls_key = "{CERTIFICATE}"
+        [[queues]]
+        name = "q"
+    """
+    target = f"Endpoint=sb://localhost:{port};SharedAccessKeyName={KEY_NAME};SharedAccessKey={KEY}"
+    with Broker(tmp_path, config):
+        trusting = ssl.create_default_context(cafile=CERTIFICATE)
+        async with await connect_to(target, tls=trusting) as connection:
+            await (await connection.sender("q")).send_all(numbered(100))
+            assert len(await take_all(connection, "q")) == 100
+        with pytest.raises(ConnectionLost, match="certificate verify failed"):
+            await connect_to(target)
 
 
 async def test_a_broker_that_dies_wakes_everybody(tmp_path):
