@@ -12,6 +12,9 @@ class BrokerError(Exception):
 class EntityNotFound(BrokerError): ...
 
 
+class EntityAlreadyExists(BrokerError): ...
+
+
 class EntityDisabled(BrokerError): ...
 
 

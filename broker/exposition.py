@@ -69,6 +69,7 @@ PARTITION = {  # key of a partition's part of the snapshot: type, name, help
     "expired": (CounterMetricFamily, "expired_messages", "Messages whose time to live ended."),
     "dead_lettered": (CounterMetricFamily, "broker_deadletter_message", "Messages the broker itself dead-lettered."),
     "locks_expired": (CounterMetricFamily, "expired_locks", "Locks that ran out before a settlement."),
+    "rules_failed": (CounterMetricFamily, "failed_rules", "Filters and actions of rules that failed on a message."),
 }
 
 ENTITY_GAUGES = {

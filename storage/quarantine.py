@@ -29,6 +29,12 @@ def quarantine(store: Store, table: Table, key: bytes) -> int | None:
     return len(value)
 
 
+def size_set_aside(store: Store, table: Table, key: bytes) -> int | None:
+    """Size in bytes of the record that was set aside last under this table and key, or None if there is none."""
+    value = store.get(Table.QUARANTINE, quarantine_key(table, key))
+    return None if value is None else len(value)
+
+
 def quarantined(store: Store, page: int = 100) -> Iterator[tuple[Table, bytes, bytes]]:
     """(table, key, bytes as found) of each record set aside."""
     start = b"\0"

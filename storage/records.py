@@ -94,6 +94,11 @@ def check_message(record: bytes) -> None:
         raise CorruptRecord("message record: checksum mismatch")
 
 
+def message_parts(record: bytes) -> tuple[bytes, bytes]:
+    """Layout and body."""
+    return record[24:MESSAGE_HEADER_BYTES], record[MESSAGE_HEADER_BYTES:]
+
+
 def message_expires_ms(record: bytes) -> int:
     return int.from_bytes(record[16:24], "big", signed=True)
 

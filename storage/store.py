@@ -18,7 +18,7 @@ class Table(IntEnum):
     DUE = 4  # (queue id, timer kind, time, sequence number) -> message id
     COUNTS = 5  # queue id -> next sequence number, messages by place, bytes
     QUARANTINE = 6  # (table, key) of a corrupt record -> its bytes as found
-    RULES = 7  # (entity id of a subscription, rule name) -> rule; with an empty name: what was declared
+    RULES = 7  # (entity id of a subscription, rule name) -> rule
     REFS = 8  # message id -> number of queue entries that refer to the message, if there are several
 
 

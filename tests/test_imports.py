@@ -27,6 +27,9 @@ MAY_IMPORT = {
         "broker.errors",
         "broker.entities",
         "broker.wire",
+        "broker.rules",
+        "protocol.codec",
+        "protocol.errors",
         "storage",
     },
     "broker.rules": {

@@ -7,6 +7,7 @@ from protocol.errors import DecodeError, HeaderTooLarge, InvalidField, LimitExce
 
 CONDITION: dict[type[errors.BrokerError], Symbol] = {
     errors.EntityNotFound: conditions.NOT_FOUND,
+    errors.EntityAlreadyExists: conditions.ENTITY_ALREADY_EXISTS,
     errors.EntityDisabled: conditions.ENTITY_DISABLED,
     errors.NotAllowed: conditions.NOT_ALLOWED,
     errors.Unauthorized: conditions.UNAUTHORIZED_ACCESS,

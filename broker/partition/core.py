@@ -7,10 +7,12 @@ from broker.errors import BrokerError, EntityNotFound
 from broker.partition.bodies import Bodies
 from broker.partition.queue import Queue, Totals
 from broker.partition.receivers import Receiver
-from broker.partition.recount import recount
+from broker.partition.recount import recount, recount_copies
+from broker.partition.rule_documents import read_rules
 from broker.partition.settings import PartitionSettings
-from broker.partition.terms import Terms
+from broker.partition.terms import Kind, Terms
 from broker.partition.timers import Due, Timers
+from broker.partition.topic import Topic
 from storage.quarantine import quarantine
 from storage.records import (
     CorruptRecord,
@@ -35,7 +37,10 @@ class Core:
         self.bodies = Bodies(store)
         self.timers = Timers()
         self.terms: dict[int, Terms] = {}  # by entity id
-        self.deleted: set[int] = set()  # entity ids whose messages are still being freed
+        self.topic_ids: dict[str, int] = {}  # topic's name in lower case -> entity id
+        self.subscription_ids: dict[int, set[int]] = {}  # topic -> its subscriptions, entity ids
+        self.deleted: dict[int, int | None] = {}  # entities whose messages are still being freed -> their topic
+        self.topics: dict[int, Topic] = {}  # those published to since the start, by entity id
         self.queues: dict[int, Queue] = {}  # those in use since the start, by queue id
         self.receivers: dict[Hashable, Receiver] = {}
         self.closed: list[tuple[Hashable, BrokerError]] = []
@@ -59,10 +64,45 @@ class Core:
 
     def _open(self, queue_id: int) -> Queue | None:
         terms = self.terms.get(queue_id >> 3)
-        if terms is None or queue_id & 7 not in PARTS:
+        if terms is None or queue_id & 7 not in (PARTS if terms.kind != Kind.TOPIC else PARTS[:1]):
             return None
-        queue = self.queues[queue_id] = Queue(queue_id, terms, self._counts(queue_id))
+        topic_id = self.topic_ids[terms.topic] if terms.kind == Kind.SUBSCRIPTION else None
+        queue = self.queues[queue_id] = Queue(queue_id, terms, self._counts(queue_id), topic_id)
         return queue
+
+    def define(self, entity_id: int, terms: Terms) -> None:
+        """An entity that is new, or has other terms. Raises EntityNotFound if there is no such topic."""
+        if terms.kind == Kind.TOPIC:
+            self.topic_ids[terms.name.lower()] = entity_id
+            self.subscription_ids.setdefault(entity_id, set())
+        elif terms.kind == Kind.SUBSCRIPTION:
+            topic_id = self.topic_ids.get(terms.topic)
+            if topic_id is None:
+                raise EntityNotFound(f"The topic of '{terms.name}' could not be found.")
+            self.subscription_ids[topic_id].add(entity_id)
+        self.terms[entity_id] = terms
+
+    def forget(self, entity_id: int) -> int | None:
+        """An entity is no longer there. Returns the topic of a subscription."""
+        terms = self.terms.pop(entity_id)
+        if terms.kind == Kind.TOPIC:
+            del self.topic_ids[terms.name.lower()]
+            del self.subscription_ids[entity_id]
+        elif terms.kind == Kind.SUBSCRIPTION:
+            topic_id = self.topic_ids[terms.topic]
+            self.subscription_ids[topic_id].discard(entity_id)
+            return topic_id
+        return None
+
+    def topic(self, queue: Queue) -> Topic:
+        """The subscriptions and rules of the topic that `queue` is of."""
+        topic_id = queue.id >> 3
+        topic = self.topics.get(topic_id)
+        if topic is None:
+            topic = self.topics[topic_id] = Topic()
+            for entity_id in sorted(self.subscription_ids[topic_id]):
+                topic.add_subscription(entity_id, read_rules(self.store, entity_id))
+        return topic
 
     def _counts(self, queue_id: int) -> Counts:
         key = entity_key(queue_id)
@@ -74,6 +114,11 @@ class Core:
         except CorruptRecord:
             quarantine(self.store, Table.COUNTS, key)
             counts = recount(self.store, queue_id)
+            topic_id = queue_id >> 3
+            if topic_id in self.subscription_ids:
+                freed = [entity_id for entity_id, deleted_of in self.deleted.items() if deleted_of == topic_id]
+                copies_bytes = recount_copies(self.store, [*self.subscription_ids[topic_id], *freed])
+                counts = counts._replace(size_bytes=counts.size_bytes + copies_bytes)
             self.store.put(Table.COUNTS, key, encode_counts(counts))
             return counts
 

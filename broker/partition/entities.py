@@ -4,15 +4,21 @@ ENTITIES belongs to `broker.catalog`: whoever changes an entity stages its defin
 commit. Here is what the change does to messages, locks and receivers.
 """
 
-from broker.entities import QueueDescription
+from collections.abc import Sequence
+from typing import Any
+
+from broker.entities import Description
 from broker.errors import EntityDisabled, EntityNotFound, ServerBusy
 from broker.partition.core import PARTS, Core
 from broker.partition.expiry import resume
+from broker.partition.references import release
+from broker.partition.rule_documents import compiled, default_rule, write_rules
 from broker.partition.settlement import drop_locks
-from broker.partition.terms import Terms
+from broker.partition.terms import Kind, Terms
 from broker.partition.timers import Due
 from storage.quarantine import quarantine
 from storage.records import (
+    DELETED_ENTITY_PREFIX,
     NEVER,
     CorruptRecord,
     decode_document,
@@ -22,24 +28,35 @@ from storage.records import (
     entity_key,
     message_key,
     queue_key,
+    rule_key,
     unpack_due_key,
 )
 from storage.store import StoreError, Table
 
 _ALL = (b"\0", b"\xff" * 32)
-_DELETED = b"deleted-entity-"  # in META, then the entity's key: its messages are still being freed
 
 
 def load(core: Core, now_ms: int) -> None:
     """Read the entities, and what is due first of each; messages are not looked at. Raises StoreError."""
+    definitions: list[tuple[int, Terms]] = []
     for key, value in core.store.scan(Table.ENTITIES, *_ALL, 1 << 32):
         entity_id = int.from_bytes(key, "big")
         try:
-            core.terms[entity_id] = Terms.of_definition(decode_document(value))
-        except (CorruptRecord, ValueError) as error:
+            definitions.append((entity_id, Terms.of_definition(decode_document(value))))
+        except (CorruptRecord, ValueError, KeyError) as error:
             raise StoreError(f"entity {entity_id}: {error}") from error
-    for key, _ in core.store.scan(Table.META, _DELETED, _DELETED + _ALL[1], 1 << 32):
-        _free_later(core, int.from_bytes(key[len(_DELETED) :], "big"), now_ms)
+    for entity_id, terms in sorted(definitions, key=lambda each: each[1].kind):  # topics before their subscriptions
+        try:
+            core.define(entity_id, terms)
+        except EntityNotFound as error:
+            raise StoreError(f"entity {entity_id}: {error}") from error
+    for key, value in core.store.scan(Table.META, DELETED_ENTITY_PREFIX, DELETED_ENTITY_PREFIX + _ALL[1], 1 << 32):
+        entity_id = int.from_bytes(key[len(DELETED_ENTITY_PREFIX) :], "big")
+        try:
+            topic_id = decode_document(value)["topic_id"]
+        except CorruptRecord as error:
+            raise StoreError(f"deleted entity {entity_id}: {error}") from error
+        _free_later(core, entity_id, topic_id, now_ms)
     start = _ALL[0]
     while items := core.store.scan(Table.DUE, start, _ALL[1], 1):
         queue_id, timer, due_ms, _ = unpack_due_key(items[0][0])
@@ -47,19 +64,35 @@ def load(core: Core, now_ms: int) -> None:
         start = due_key(queue_id, timer, NEVER, (1 << 64) - 1) + b"\0"
 
 
-def put_queue(core: Core, entity_id: int, description: QueueDescription, now_ms: int) -> None:
-    """Create it, or change its properties. Raises ServerBusy while a deleted entity of this id is being freed.
+def put_entity(
+    core: Core,
+    entity_id: int,
+    description: Description,
+    now_ms: int,
+    rules: Sequence[dict[str, Any]] | None = None,
+) -> None:
+    """Create it, or change its properties. Raises ServerBusy while a deleted entity of this id is being freed,
+    EntityNotFound if the topic of a subscription is not there, InvalidArgument if one of its rules is wrong.
 
-    A change of the lock duration drops the locks held; receivers that are no longer allowed are closed.
+    `rules` are the rule documents of a new subscription; None is `$Default`, which takes every message. A change of the
+    lock duration drops the locks held; receivers that are no longer allowed are closed.
     """
     if entity_id in core.deleted:
         raise ServerBusy("A deleted entity of the same id is still being freed.")
     terms = Terms.of(description)
     before = core.terms.get(entity_id)
-    core.terms[entity_id] = terms
+    compiled_rules = [compiled(rule) for rule in ([default_rule(now_ms)] if rules is None else rules)]
+    core.define(entity_id, terms)
+    if before is None:
+        if terms.kind == Kind.SUBSCRIPTION:
+            write_rules(core.store, entity_id, compiled_rules)
+            topic = core.topics.get(core.topic_ids[terms.topic])
+            if topic is not None:
+                topic.add_subscription(entity_id, compiled_rules)
+        return
     for part in PARTS:
         queue = core.queues.get(entity_id << 3 | part)
-        if queue is None or before is None:
+        if queue is None:
             continue
         queue.terms = terms
         if terms.lock_duration_ms != before.lock_duration_ms:
@@ -73,25 +106,36 @@ def disabled(terms: Terms) -> EntityDisabled:
     return EntityDisabled(f"Messaging entity '{terms.name}' is currently disabled for receiving.")
 
 
-def delete_queue(core: Core, entity_id: int, now_ms: int) -> None:
-    """It is gone at once; its messages are freed step by step. Raises EntityNotFound."""
-    terms = core.terms.pop(entity_id, None)
-    if terms is None:
+def delete_entity(core: Core, entity_id: int, now_ms: int) -> None:
+    """It is gone at once, a topic with its subscriptions; messages are freed step by step. Raises EntityNotFound."""
+    if entity_id not in core.terms:
         raise EntityNotFound("The messaging entity could not be found.")
+    for subscription_id in sorted(core.subscription_ids.get(entity_id, ())):
+        _delete(core, subscription_id, now_ms)
+    _delete(core, entity_id, now_ms)
+
+
+def _delete(core: Core, entity_id: int, now_ms: int) -> None:
+    name = core.terms[entity_id].name
+    topic_id = core.forget(entity_id)
+    core.topics.pop(entity_id, None)
+    if topic_id in core.topics:
+        core.topics[topic_id].remove_subscription(entity_id)
     for part in PARTS:
         queue_id = entity_id << 3 | part
-        _close_receivers(core, queue_id, EntityNotFound(f"The messaging entity '{terms.name}' was deleted."))
+        _close_receivers(core, queue_id, EntityNotFound(f"The messaging entity '{name}' was deleted."))
         queue = core.queues.pop(queue_id, None)
         if queue is not None:
             core.past.add(queue.tally)
         core.touched.pop(queue_id, None)
         core.awake.pop(queue_id, None)
-    core.store.put(Table.META, _DELETED + entity_key(entity_id), encode_document(now_ms))
-    _free_later(core, entity_id, now_ms)
+    document = encode_document({"deleted_ms": now_ms, "topic_id": topic_id})
+    core.store.put(Table.META, DELETED_ENTITY_PREFIX + entity_key(entity_id), document)
+    _free_later(core, entity_id, topic_id, now_ms)
 
 
-def _free_later(core: Core, entity_id: int, now_ms: int) -> None:
-    core.deleted.add(entity_id)
+def _free_later(core: Core, entity_id: int, topic_id: int | None, now_ms: int) -> None:
+    core.deleted[entity_id] = topic_id
     core.timers.arm(now_ms, (entity_id << 3, Due.DELETION))
 
 
@@ -108,6 +152,7 @@ def _close_receivers(core: Core, queue_id: int, error: EntityDisabled | EntityNo
 def free(core: Core, entity_id: int, now_ms: int) -> None:
     """The timer: free a step of what a deleted entity held, then forget it."""
     store, step, first, end = core.store, core.settings.step, entity_id << 3, entity_id + 1 << 3
+    topic_id = core.deleted[entity_id]
     if items := store.scan(Table.QUEUE, queue_key(first, 0, 0), queue_key(end, 0, 0), step):
         ids = []
         for key, value in items:
@@ -115,13 +160,18 @@ def free(core: Core, entity_id: int, now_ms: int) -> None:
                 ids.append(decode_entry(value).message_id)
             except CorruptRecord:
                 quarantine(store, Table.QUEUE, key)  # its body stays: whose it was is not known
+        if topic_id is None:
+            store.delete_many(Table.MESSAGES, map(message_key, ids))
+        elif ids:
+            release(core, topic_id, ids, [None] * len(ids))
         store.delete_many(Table.QUEUE, [key for key, _ in items])
-        store.delete_many(Table.MESSAGES, map(message_key, ids))
     elif items := store.scan(Table.DUE, due_key(first, 0, 0, 0), due_key(end, 0, 0, 0), step):
         store.delete_many(Table.DUE, [key for key, _ in items])
+    elif items := store.scan(Table.RULES, rule_key(entity_id, ""), rule_key(entity_id + 1, ""), step):
+        store.delete_many(Table.RULES, [key for key, _ in items])
     else:
         store.delete_many(Table.COUNTS, map(entity_key, range(first, end)))
-        store.delete(Table.META, _DELETED + entity_key(entity_id))
-        core.deleted.discard(entity_id)
+        store.delete(Table.META, DELETED_ENTITY_PREFIX + entity_key(entity_id))
+        del core.deleted[entity_id]
         return
     core.timers.arm(now_ms, (first, Due.DELETION))

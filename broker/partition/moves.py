@@ -10,9 +10,10 @@ from typing import Any
 from broker.partition.core import Core
 from broker.partition.locks import NOBODY, Held
 from broker.partition.queue import MAX_DELIVERY_COUNT_EXCEEDED, TTL_EXPIRED, Queue
+from broker.partition.references import release
 from broker.partition.timers import Due
 from broker.partition.window import Ref
-from storage.quarantine import quarantine
+from storage.quarantine import quarantine, size_set_aside
 from storage.records import (
     NEVER,
     Field,
@@ -40,6 +41,8 @@ def discard(core: Core, queue: Queue, messages: Sequence[Held]) -> None:
     """The messages leave the queue and the store."""
     queue_id, counts = queue.id, queue.counts
     queue_keys, message_keys, due_keys, size_bytes = [], [], [], 0
+    if queue.topic_id is not None and messages:
+        release(core, queue.topic_id, [held[0][1] for held in messages], [held[1] for held in messages])
     for ref, size, due_ms, place, _, _ in messages:
         queue_keys.append(queue_key(queue_id, place, ref[0]))
         message_keys.append(message_key(ref[1]))
@@ -50,7 +53,8 @@ def discard(core: Core, queue: Queue, messages: Sequence[Held]) -> None:
         size_bytes += size
     queue.size_bytes -= size_bytes
     core.store.delete_many(Table.QUEUE, queue_keys)
-    core.store.delete_many(Table.MESSAGES, message_keys)
+    if queue.topic_id is None:
+        core.store.delete_many(Table.MESSAGES, message_keys)
     if due_keys:
         core.store.delete_many(Table.DUE, due_keys)
     core.touch(queue)
@@ -162,9 +166,14 @@ def set_aside(core: Core, queue: Queue, place: Place, number: int, message_id: i
     Without `message_id` the entry itself is the corrupt record: whose body it was is not known, and its bytes stay
     counted as long as they stay stored. A timer it may have is found to point nowhere when it is due.
     """
-    quarantine(core.store, Table.QUEUE, queue_key(queue.id, place, number))
     if message_id is not None:
-        queue.size_bytes -= quarantine(core.store, Table.MESSAGES, message_key(message_id)) or 0
+        size = quarantine(core.store, Table.MESSAGES, message_key(message_id))
+        if queue.topic_id is not None:
+            if size is None:  # set aside already with the copy of another subscription
+                size = size_set_aside(core.store, Table.MESSAGES, message_key(message_id))
+            release(core, queue.topic_id, [message_id], [size or 0])
+        queue.size_bytes -= size or 0
+    quarantine(core.store, Table.QUEUE, queue_key(queue.id, place, number))
     queue.counts[place] -= 1
     queue.tally.quarantined += 1
     core.touch(queue)

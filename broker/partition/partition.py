@@ -8,15 +8,17 @@ milliseconds since 1970 and should not go backwards.
 from collections.abc import Hashable, Sequence
 from typing import Any
 
-from broker.entities import QueueDescription
-from broker.errors import BrokerError
-from broker.partition import entities, expiry, handing_out, schedule, sending, settlement
+from broker.entities import Description
+from broker.errors import BrokerError, NotAllowed
+from broker.partition import entities, expiry, handing_out, publishing, schedule, sending, settlement
+from broker.partition.admission import Incoming
 from broker.partition.core import Core
 from broker.partition.handing_out import Pumped
 from broker.partition.receivers import Receiver
 from broker.partition.requests import request
 from broker.partition.restoring import restore
 from broker.partition.settings import PartitionSettings
+from broker.partition.terms import Kind
 from broker.partition.timers import Due
 from broker.wire import Outcome
 from storage.quarantine import quarantined
@@ -39,14 +41,16 @@ class Partition:
         self._core = Core(store, partition_id, incarnation, settings)
         entities.load(self._core, now_ms)
 
-    def send(self, queue_id: int, messages: Sequence[sending.Incoming], now_ms: int) -> None:
+    def send(self, queue_id: int, messages: Sequence[Incoming], now_ms: int) -> None:
         """Accept all of them or none. Raises EntityNotFound, NotAllowed, EntityDisabled, QuotaExceeded."""
         sending.send(self._core, queue_id, messages, now_ms)
 
     def open_receiver(self, receiver: Hashable, queue_id: int, receive_and_delete: bool, now_ms: int) -> None:
-        """Raises EntityNotFound, EntityDisabled."""
+        """Raises EntityNotFound, EntityDisabled, NotAllowed."""
         core = self._core
         queue = core.queue(queue_id)
+        if queue.terms.kind == Kind.TOPIC:
+            raise NotAllowed(f"'{queue.terms.name}' is a topic; its messages are received from its subscriptions.")
         if not queue.terms.can_receive:
             raise entities.disabled(queue.terms)
         assert receiver not in core.receivers, f"receiver {receiver!r} is open already"
@@ -123,6 +127,8 @@ class Partition:
                 settlement.end_locks(core, queue, now_ms)
             elif due == Due.EXPIRY:
                 expiry.sweep(core, queue, now_ms)
+            elif queue.terms.kind == Kind.TOPIC:
+                publishing.publish_due(core, queue, now_ms)
             else:
                 schedule.activate(core, queue, now_ms)
 
@@ -143,16 +149,26 @@ class Partition:
         self._store.commit()
         return dirty
 
-    def put_queue(self, entity_id: int, description: QueueDescription, now_ms: int) -> None:
-        """Create a queue or change its properties; the caller stages its definition (see `entities`).
+    def put_entity(
+        self,
+        entity_id: int,
+        description: Description,
+        now_ms: int,
+        rules: Sequence[dict[str, Any]] | None = None,
+    ) -> None:
+        """Create an entity or change its properties; the caller stages its definition (see `entities`).
 
-        Raises ServerBusy while the id's former owner is being freed.
+        `rules` are the rule documents of a new subscription; None is the default rule. Raises ServerBusy while the id's
+        former owner is being freed, EntityNotFound without the topic of a subscription, InvalidArgument for a rule.
         """
-        entities.put_queue(self._core, entity_id, description, now_ms)
+        entities.put_entity(self._core, entity_id, description, now_ms, rules)
 
-    def delete_queue(self, entity_id: int, now_ms: int) -> None:
-        """Delete a queue with all it holds; the caller removes its definition. Raises EntityNotFound."""
-        entities.delete_queue(self._core, entity_id, now_ms)
+    def delete_entity(self, entity_id: int, now_ms: int) -> None:
+        """Delete an entity with all it holds, a topic with its subscriptions; the caller removes their definitions.
+
+        Raises EntityNotFound.
+        """
+        entities.delete_entity(self._core, entity_id, now_ms)
 
     def tallies(self) -> dict[int, dict[str, Any]]:
         """Queue id -> the names of `queue.Tally` -> number since the start, of queues in use."""
@@ -173,4 +189,5 @@ class Partition:
             "expired": totals.expired,
             "dead_lettered": totals.dead_lettered,
             "locks_expired": totals.locks_expired,
+            "rules_failed": totals.rules_failed,
         }

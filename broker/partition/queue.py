@@ -1,4 +1,4 @@
-"""One queue or dead-letter queue: its counts, and what of it is in memory."""
+"""One queue or dead-letter queue, a subscription's too: its counts, and what of it is in memory."""
 
 from copy import copy
 
@@ -40,7 +40,9 @@ class Tally:
         "released",
         "renewed",
         "restored",
+        "rules_failed",
         "settlements_too_late",
+        "unmatched",
     )
 
     def __init__(self) -> None:
@@ -64,6 +66,8 @@ class Tally:
         self.settlements_too_late = 0
         self.pings = 0  # accepted and dropped, in `incoming` as well
         self.quarantined = 0  # records that could not be read
+        self.unmatched = 0  # at a topic: no subscription took them
+        self.rules_failed = 0  # filters and actions that failed on a message, whatever became of it
 
     def snapshot(self) -> dict[str, int | dict[str, int]]:
         return {
@@ -78,6 +82,7 @@ class Totals:
         self.expired = 0  # dropped or dead-lettered
         self.dead_lettered = 0  # by the broker itself
         self.locks_expired = 0
+        self.rules_failed = 0
 
     def copy(self) -> "Totals":
         return copy(self)
@@ -87,6 +92,7 @@ class Totals:
         self.dead_lettered += by_broker
         self.expired += tally.expired + tally.dead_lettered.get(TTL_EXPIRED, 0)
         self.locks_expired += tally.locks_ended
+        self.rules_failed += tally.rules_failed
 
 
 class Queue:
@@ -102,12 +108,14 @@ class Queue:
         "swept",
         "tally",
         "terms",
+        "topic_id",
         "window",
     )
 
-    def __init__(self, queue_id: int, terms: Terms, counts: Counts) -> None:
+    def __init__(self, queue_id: int, terms: Terms, counts: Counts, topic_id: int | None = None) -> None:
         self.id = queue_id
         self.terms = terms
+        self.topic_id = topic_id  # of a subscription: the topic whose subscriptions it shares bodies with
         self.next_number = counts.next_sequence_number
         self.counts = [counts.available, counts.deferred, counts.scheduled]  # by Place
         self.size_bytes = counts.size_bytes

@@ -1,6 +1,17 @@
 """A queue's counts made again from its entries, after their record was found corrupt."""
 
-from storage.records import CorruptRecord, Counts, Place, decode_entry, message_key, queue_key, unpack_queue_key
+from collections.abc import Iterable
+
+from storage.records import (
+    COPY_BYTES,
+    CorruptRecord,
+    Counts,
+    Place,
+    decode_entry,
+    message_key,
+    queue_key,
+    unpack_queue_key,
+)
 from storage.store import Store, Table
 
 PAGE = 1000
@@ -33,3 +44,23 @@ def recount(store: Store, queue_id: int) -> Counts:
         scheduled=held[Place.SCHEDULED],
         size_bytes=size_bytes,
     )
+
+
+def recount_copies(store: Store, entity_ids: Iterable[int]) -> int:
+    """What the copies in these subscriptions of one topic count for: each body once, and COPY_BYTES for each copy."""
+    size_bytes = 0
+    seen: set[int] = set()
+    for entity_id in entity_ids:
+        start, end = queue_key(entity_id << 3, 0, 0), queue_key(entity_id + 1 << 3, 0, 0)
+        while items := store.scan(Table.QUEUE, start, end, PAGE):
+            for _, value in items:
+                try:
+                    message_id = decode_entry(value).message_id
+                except CorruptRecord:
+                    continue
+                size_bytes += COPY_BYTES
+                if message_id not in seen:
+                    seen.add(message_id)
+                    size_bytes += len(store.get(Table.MESSAGES, message_key(message_id)) or b"")
+            start = items[-1][0] + b"\0"
+    return size_bytes

@@ -13,15 +13,17 @@ from broker.errors import (
     InvalidArgument,
     LockLost,
     MessageNotFound,
+    NotAllowed,
     NotImplementedByBroker,
     OutOfRange,
 )
-from broker.partition import browsing, sending, settlement
+from broker.partition import browsing, rule_requests, sending, settlement
 from broker.partition.core import PARTS, Core
 from broker.partition.handing_out import new_token
 from broker.partition.locks import NOBODY, Held
 from broker.partition.moves import Properties, discard, expire, overlay_expires_ms, set_aside, unlocked
 from broker.partition.queue import Queue
+from broker.partition.terms import Kind
 from broker.partition.timers import Due
 from broker.wire import Outcome
 from storage.records import (
@@ -49,7 +51,10 @@ def request(core: Core, name: str, queue_id: int, args: Sequence[Any], now_ms: i
         return _OF_PARTITION[name](core, args, now_ms)
     if name not in _OF_QUEUE:
         raise NotImplementedByBroker(f"There is no operation '{name}'.")
-    return _OF_QUEUE[name](core, core.queue(queue_id), args, now_ms)
+    queue = core.queue(queue_id)
+    if queue.terms.kind == Kind.TOPIC and name not in _OF_TOPIC:
+        raise NotAllowed(f"'{queue.terms.name}' is a topic; its messages are in its subscriptions.")
+    return _OF_QUEUE[name](core, queue, args, now_ms)
 
 
 def _renew_locks(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> list[int]:
@@ -286,7 +291,11 @@ _OF_QUEUE: dict[str, Callable[[Core, Queue, Sequence[Any], int], Any]] = {
     "cancel-scheduled": _cancel_scheduled,
     "delete-batch": _delete_batch,
     "purge": _purge,
+    "add-rule": rule_requests.add_rule,
+    "remove-rule": rule_requests.remove_rule,
+    "enumerate-rules": rule_requests.enumerate_rules,
 }
+_OF_TOPIC = ("schedule", "cancel-scheduled")
 
 _OF_PARTITION: dict[str, Callable[[Core, Sequence[Any], int], Any]] = {
     "counts": _counts,

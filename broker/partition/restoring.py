@@ -8,6 +8,7 @@ from broker.partition.moves import overlay_expires_ms, put_back, unlocked
 from broker.partition.timers import Due
 from broker.wire import ENTRY
 from storage.records import (
+    COPY_BYTES,
     NEVER,
     Place,
     due_key,
@@ -35,6 +36,10 @@ def restore(core: Core, queue_id: int, entries: Sequence[Any], now_ms: int) -> N
         core.store.put(Table.QUEUE, queue_key(queue.id, Place.AVAILABLE, number), entry)
         queue.counts[Place.AVAILABLE] += 1
         queue.size_bytes += len(record)
+        if queue.topic_id is not None:
+            topic = core.queue(queue.topic_id << 3)
+            topic.size_bytes += len(record) + COPY_BYTES
+            core.touch(topic)
         queue.tally.restored += 1
         due_ms = NEVER
         if not queue.is_dead_letter:

@@ -1,20 +1,18 @@
 """Accepting messages: all of a call or none, with consecutive sequence numbers."""
 
 from collections.abc import Sequence
-from typing import Any
 
-from broker.errors import EntityDisabled, NotAllowed, QuotaExceeded
+from broker.partition.admission import Incoming, check
 from broker.partition.core import Core
-from broker.partition.queue import Queue
+from broker.partition.publishing import publish
+from broker.partition.terms import Kind
 from broker.partition.timers import Due
 from broker.partition.window import Ref
 from broker.wire import Extra
 from storage.records import (
-    MESSAGE_HEADER_BYTES,
     NEVER,
     Field,
     Overlay,
-    Part,
     Place,
     due_key,
     encode_entry,
@@ -24,8 +22,6 @@ from storage.records import (
 )
 from storage.store import Table
 
-Incoming = Sequence[Any]  # layout, body, ttl_ms | None, extra | None: see broker.wire
-
 
 def send(core: Core, queue_id: int, messages: Sequence[Incoming], now_ms: int) -> list[int]:
     """Their sequence numbers, 0 for a ping. Raises EntityNotFound, NotAllowed, EntityDisabled, QuotaExceeded.
@@ -33,7 +29,9 @@ def send(core: Core, queue_id: int, messages: Sequence[Incoming], now_ms: int) -
     A message with a scheduled time in the future waits under its number until then; ttl counts from then.
     """
     queue = core.queue(queue_id)
-    _check(core, queue, messages)
+    if queue.terms.kind == Kind.TOPIC:
+        return publish(core, queue, messages, now_ms)
+    check(core, queue, messages)
     first, number = queue.next_number, queue.next_number
     message_id = core.bodies.next_id
     records: list[bytes] = []
@@ -97,20 +95,3 @@ def send(core: Core, queue_id: int, messages: Sequence[Incoming], now_ms: int) -
         if earliest[Due.SCHEDULED] != NEVER:
             core.timers.arm(earliest[Due.SCHEDULED], (queue_id, Due.SCHEDULED))
     return numbers
-
-
-def _check(core: Core, queue: Queue, messages: Sequence[Incoming]) -> None:
-    terms = queue.terms
-    if queue.id & 7 != Part.MAIN:
-        raise NotAllowed(f"Messages cannot be sent to the dead-letter queue of '{terms.name}'.")
-    if not terms.can_send:
-        raise EntityDisabled(f"Messaging entity '{terms.name}' is currently disabled for sending.")
-    size_bytes = queue.size_bytes + core.queue(queue.id | Part.DEAD_LETTER).size_bytes
-    added_bytes = sum(len(message[1]) for message in messages) + MESSAGE_HEADER_BYTES * len(messages)
-    if size_bytes + added_bytes > terms.size_bytes_max:
-        raise QuotaExceeded(
-            f"The maximum entity size has been reached or exceeded for '{terms.name}'. "
-            f"Size of entity in bytes: {size_bytes}, max entity size in bytes: {terms.size_bytes_max}."
-        )
-    if core.store_is_full():
-        raise QuotaExceeded("The store of this partition is nearly full; messages must be received first.")

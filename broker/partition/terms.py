@@ -1,12 +1,29 @@
 """What the state machine needs of an entity's definition. Definitions are stored by `broker.catalog`."""
 
+from enum import IntEnum
 from typing import Any, NamedTuple
 
-from broker.entities import QueueDescription, Status
+from broker.entities import (
+    DESCRIPTIONS,
+    Description,
+    QueueDescription,
+    Status,
+    SubscriptionDescription,
+    TopicDescription,
+)
+
+
+class Kind(IntEnum):
+    QUEUE = 0
+    TOPIC = 1  # sent to, never received from: of its own it has only scheduled messages
+    SUBSCRIPTION = 2  # received from; what it gets its topic sends
 
 
 class Terms(NamedTuple):
-    """Kept for each entity, so it is small: 10,000 descriptions would fill tens of megabytes."""
+    """Kept for each entity, so it is small: 10,000 descriptions would fill tens of megabytes.
+
+    `name` is the address. Of a topic, what is said of receiving means nothing; of a subscription, the size.
+    """
 
     name: str
     lock_duration_ms: int
@@ -15,26 +32,56 @@ class Terms(NamedTuple):
     dead_letter_expired: bool
     size_bytes_max: int
     status: Status
+    kind: Kind = Kind.QUEUE
+    topic: str = ""  # of a subscription: the topic's name in lower case
+    dead_letter_failed: bool = False  # of a subscription: messages on which a rule fails
 
     @classmethod
-    def of(cls, description: QueueDescription) -> "Terms":
-        return cls(
-            name=description.name,
-            lock_duration_ms=description.lock_duration_ms,
-            max_delivery_count=description.max_delivery_count,
-            time_to_live_ms=description.default_message_time_to_live_ms,
-            dead_letter_expired=description.dead_lettering_on_message_expiration,
-            size_bytes_max=description.max_size_mb << 20,
-            status=description.status,
-        )
+    def of(cls, description: Description) -> "Terms":
+        match description:
+            case TopicDescription():
+                return cls(
+                    name=description.name,
+                    lock_duration_ms=0,
+                    max_delivery_count=0,
+                    time_to_live_ms=description.default_message_time_to_live_ms,
+                    dead_letter_expired=False,
+                    size_bytes_max=description.max_size_mb << 20,
+                    status=description.status,
+                    kind=Kind.TOPIC,
+                )
+            case SubscriptionDescription():
+                return cls(
+                    name=description.path,
+                    lock_duration_ms=description.lock_duration_ms,
+                    max_delivery_count=description.max_delivery_count,
+                    time_to_live_ms=description.default_message_time_to_live_ms,
+                    dead_letter_expired=description.dead_lettering_on_message_expiration,
+                    size_bytes_max=0,
+                    status=description.status,
+                    kind=Kind.SUBSCRIPTION,
+                    topic=description.topic.lower(),
+                    dead_letter_failed=description.dead_lettering_on_filter_evaluation_exceptions,
+                )
+            case QueueDescription():
+                return cls(
+                    name=description.name,
+                    lock_duration_ms=description.lock_duration_ms,
+                    max_delivery_count=description.max_delivery_count,
+                    time_to_live_ms=description.default_message_time_to_live_ms,
+                    dead_letter_expired=description.dead_lettering_on_message_expiration,
+                    size_bytes_max=description.max_size_mb << 20,
+                    status=description.status,
+                )
 
     @classmethod
     def of_definition(cls, document: dict[str, Any]) -> "Terms":
         """Of a stored definition: the description's fields, and some of the catalog's. Raises ValueError."""
+        kind = DESCRIPTIONS.get(document["kind"])
+        if kind is None:
+            raise ValueError(f"kind {document['kind']!r} is unknown")
         return cls.of(
-            QueueDescription.model_validate(
-                {name: value for name, value in document.items() if name in QueueDescription.model_fields}
-            )
+            kind.model_validate({name: value for name, value in document.items() if name in kind.model_fields})
         )
 
     @property

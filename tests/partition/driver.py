@@ -99,7 +99,7 @@ class Driver:
     def change(self, **properties: Any) -> None:
         self.description = QueueDescription.model_validate(self.description.model_dump() | properties)
         define(self.store, ENTITY, self.description)
-        self.partition.put_queue(ENTITY, self.description, self.now_ms)
+        self.partition.put_entity(ENTITY, self.description, self.now_ms)
         self.partition.commit()
 
     def send(self, *messages: list[Any] | str, queue: int = MAIN) -> None:

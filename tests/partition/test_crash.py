@@ -363,7 +363,7 @@ def test_deletion_of_a_queue_stopped_anywhere_is_finished_after_a_restart(tmp_pa
         queue.send(*"abcde", message("f", ttl_ms=9000))
         queue.settle(Outcome.DEAD_LETTERED, queue.receive_one())
         yield
-        queue.partition.delete_queue(ENTITY, queue.now_ms)
+        queue.partition.delete_entity(ENTITY, queue.now_ms)
         queue.store.delete(Table.ENTITIES, entity_key(ENTITY))
         queue.partition.commit()
         queue.wait(1)

@@ -184,7 +184,7 @@ def test_one_turn_hands_out_bounded_bytes_to_one_receiver():
 
 def test_one_turn_hands_out_bounded_bytes_in_all_and_the_rest_in_the_next():
     queue = Driver(settings=PartitionSettings(pump_bytes=10_000))
-    queue.partition.put_queue(2, queue.description, queue.now_ms)
+    queue.partition.put_entity(2, queue.description, queue.now_ms)
     for queue_id in (MAIN, 2 << 3):
         queue.send(*[message(bytes(3000)) for _ in range(4)], queue=queue_id)
         queue.open(queue_id, queue_id)
@@ -245,7 +245,7 @@ def test_restoring_to_a_deleted_queue_does_nothing(queue):
     queue.open("r", receive_and_delete=True)
     queue.partition.grant("r", 1)
     [(_, _, items)] = queue.partition.pump(queue.now_ms).deliveries
-    queue.partition.delete_queue(1, queue.now_ms)
+    queue.partition.delete_entity(1, queue.now_ms)
     queue.partition.restore(MAIN, items, queue.now_ms)
     assert queue.store.last_key(Table.MESSAGES) is None
 

@@ -149,12 +149,12 @@ def test_without_dead_lettering_what_has_expired_is_dropped(queue):
 
 def test_a_deleted_queue_is_gone_at_once_and_freed_step_by_step():
     queue = Driver(settings=PartitionSettings(step=4))
-    queue.partition.put_queue(ENTITY + 1, describe(), queue.now_ms)
+    queue.partition.put_entity(ENTITY + 1, describe(), queue.now_ms)
     queue.send(*[message(b"m", ttl_ms=10**9) for _ in range(9)], message("s", scheduled_ms=queue.now_ms + 10**6))
     queue.send("other", queue=ENTITY + 1 << 3)
     a, b = queue.receive(2)
     queue.settle(Outcome.DEAD_LETTERED, a)
-    queue.partition.delete_queue(ENTITY, queue.now_ms)
+    queue.partition.delete_entity(ENTITY, queue.now_ms)
     pumped = queue.partition.pump(queue.now_ms)
     assert [(receiver, type(error)) for receiver, error in pumped.closed] == [("r", EntityNotFound)]
     for use in (lambda: queue.send("a"), queue.peek, lambda: queue.open("s")):
@@ -162,20 +162,20 @@ def test_a_deleted_queue_is_gone_at_once_and_freed_step_by_step():
             use()
     assert isinstance(queue.settle(Outcome.ACCEPTED, b)[0], EntityNotFound)
     with pytest.raises(ServerBusy):
-        queue.partition.put_queue(ENTITY, describe(), queue.now_ms)
+        queue.partition.put_entity(ENTITY, describe(), queue.now_ms)
     queue.partition.advance(queue.now_ms)
     assert len(queue.store.scan(Table.QUEUE, b"\0", b"\xff" * 14, 100)) == 11 - 4
     queue.wait(0)
     assert [len(queue.store.scan(table, b"\0", b"\xff" * 32, 100)) for table in MESSAGE_TABLES] == [1, 1, 0, 1]
     queue.wait(LOCK_MS + 10**7)
-    queue.partition.put_queue(ENTITY, describe(), queue.now_ms)
+    queue.partition.put_entity(ENTITY, describe(), queue.now_ms)
     assert queue.held() == [0, 0, 0, 0]
 
 
 def test_freeing_a_deleted_queue_goes_on_after_a_restart():
     queue = Driver(settings=PartitionSettings(step=2))
     queue.send(*"abcdefg")
-    queue.partition.delete_queue(ENTITY, queue.now_ms)
+    queue.partition.delete_entity(ENTITY, queue.now_ms)
     queue.store.delete(Table.ENTITIES, ENTITY.to_bytes(4, "big"))
     queue.partition.commit()
     queue.restart()
@@ -188,7 +188,7 @@ def test_freeing_a_deleted_queue_goes_on_after_a_restart():
 
 def test_deleting_what_does_not_exist(queue):
     with pytest.raises(EntityNotFound):
-        queue.partition.delete_queue(99, queue.now_ms)
+        queue.partition.delete_entity(99, queue.now_ms)
 
 
 def test_a_definition_that_cannot_be_read_stops_the_partition(queue):

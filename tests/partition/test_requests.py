@@ -179,7 +179,7 @@ def test_a_dead_letter_queue_can_be_purged(queue):
 
 
 def test_counts_of_all_queues_and_of_some(full):
-    full.partition.put_queue(ENTITY + 1, full.description, full.now_ms)
+    full.partition.put_entity(ENTITY + 1, full.description, full.now_ms)
     expected = [3, 1, 1, 5 * 41, 1]
     assert full.request("counts")[MAIN] == expected
     assert full.request("counts", MAIN, DEAD, 99 << 3) == {MAIN: expected, DEAD: [0, 0, 0, 0, 0]}
@@ -224,8 +224,16 @@ def test_gauges_are_those_that_are_shown(queue):
     gauges = queue.partition.gauges()
     assert gauges.pop("used_bytes") > 0
     assert gauges.pop("capacity_bytes") > 0
-    expected = {"locks": 1, "receivers": 1, "quarantined": 0, "expired": 1, "dead_lettered": 3, "locks_expired": 1}
+    expected = {
+        "locks": 1,
+        "receivers": 1,
+        "quarantined": 0,
+        "expired": 1,
+        "dead_lettered": 3,
+        "locks_expired": 1,
+        "rules_failed": 0,
+    }
     assert gauges == expected
-    queue.partition.delete_queue(ENTITY, queue.now_ms)
+    queue.partition.delete_entity(ENTITY, queue.now_ms)
     after = queue.partition.gauges()
     assert {name: after[name] for name in expected} == expected | {"locks": 0, "receivers": 0}

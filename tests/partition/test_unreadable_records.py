@@ -164,7 +164,7 @@ def test_a_deleted_queue_with_a_corrupt_entry_is_freed():
     queue = Driver()
     queue.send("a", "b")
     damage_entry(queue, 1)
-    queue.partition.delete_queue(1, queue.now_ms)
+    queue.partition.delete_entity(1, queue.now_ms)
     queue.wait(0)
     assert queue.store.last_key(Table.QUEUE) is None
     assert set_aside(queue) == [Table.QUEUE]

@@ -1,0 +1,122 @@
+"""Rule documents (see broker.rule_descriptions) as table RULES holds them, and what they compile to."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from broker.errors import InvalidArgument
+from broker.rules import (
+    CorrelationFilter,
+    FalseFilter,
+    Filter,
+    FilterError,
+    InvalidRule,
+    MessageView,
+    Rule,
+    SqlFilter,
+    TrueFilter,
+    compile_action,
+    compile_filter,
+)
+from protocol.codec import decode_exactly
+from protocol.errors import ProtocolError
+from storage.quarantine import quarantine
+from storage.records import CorruptRecord, decode_document, encode_document, entity_key, rule_key
+from storage.store import Store, Table
+
+Document = dict[str, Any]
+
+_ENTITY_KEY_BYTES = 4
+_CORRELATION_FIELDS = (
+    "correlation_id",
+    "message_id",
+    "to",
+    "reply_to",
+    "label",
+    "session_id",
+    "reply_to_session_id",
+    "content_type",
+)
+
+
+class StoredRule(NamedTuple):
+    """`document` is None if the rule cannot be read: then it fails on each message."""
+
+    document: Document | None
+    rule: Rule
+
+    @property
+    def takes_all(self) -> bool:
+        """Takes every message, unchanged."""
+        wanted = self.rule.filter
+        always = isinstance(wanted, TrueFilter) or (isinstance(wanted, SqlFilter) and wanted.is_always_true)
+        return always and not self.rule.changes_copy
+
+    @property
+    def kind(self) -> str:
+        """Of the filter."""
+        return "" if self.document is None else self.document["filter"]["kind"]
+
+
+class _Unreadable(Filter):
+    def matches(self, message: MessageView) -> bool:
+        raise FilterError("the stored rule cannot be read; remove it and add it again")
+
+
+def default_rule(now_ms: int) -> Document:
+    """What a new subscription has."""
+    return {"name": "$Default", "created_ms": now_ms, "filter": {"kind": "true"}, "action": None}
+
+
+def compiled(document: Document) -> StoredRule:
+    """Raises InvalidArgument, with the position in a wrong expression."""
+    action = document["action"]
+    try:
+        return StoredRule(
+            document,
+            Rule(
+                document["name"],
+                _filter(document["filter"]),
+                None if action is None else compile_action(action["expression"], _values(action["parameters"])),
+            ),
+        )
+    except (InvalidRule, ProtocolError) as error:
+        raise InvalidArgument(str(error)) from None
+
+
+def _filter(document: Mapping[str, Any]) -> Filter:
+    match document["kind"]:
+        case "true":
+            return TrueFilter()
+        case "false":
+            return FalseFilter()
+        case "sql":
+            return compile_filter(document["expression"], _values(document["parameters"]))
+        case "correlation":
+            fields = {name: document.get(name) for name in _CORRELATION_FIELDS}
+            return CorrelationFilter(**fields, properties=_values(document["properties"]))
+    raise InvalidRule(f"There is no filter of the kind '{document['kind']}'.")
+
+
+def _values(encoded: Mapping[str, bytes]) -> dict[str, Any]:
+    return {name: decode_exactly(value) for name, value in encoded.items()}
+
+
+def read_rules(store: Store, entity_id: int) -> list[StoredRule]:
+    """Those of a subscription, in the order of their creation. A record that cannot be read is set aside."""
+    found: list[StoredRule] = []
+    for key, value in store.scan(Table.RULES, entity_key(entity_id), entity_key(entity_id + 1), 1 << 32):
+        try:
+            found.append(compiled(decode_document(value)))
+        except (CorruptRecord, InvalidArgument, KeyError, TypeError):
+            quarantine(store, Table.RULES, key)
+            # Its name stays taken, by a rule that fails: no message is lost because a filter was.
+            store.put(Table.RULES, key, encode_document(None))
+            found.append(StoredRule(None, Rule(key[_ENTITY_KEY_BYTES:].decode(errors="replace"), _Unreadable())))
+    return sorted(found, key=lambda stored: stored.document["created_ms"] if stored.document else 0)
+
+
+def write_rules(store: Store, entity_id: int, rules: Iterable[StoredRule]) -> None:
+    store.put_many(
+        Table.RULES,
+        [(rule_key(entity_id, each.rule.name), encode_document(each.document)) for each in rules],
+    )
