@@ -32,15 +32,17 @@ MAX_EXPIRY_MS: Final = 253_402_243_199_000  # 9999-12-31T07:59:59Z: what clients
 class Additions(NamedTuple):
     """What a receiver is shown of few messages only; None is not shown.
 
-    `properties` are application properties set since, by name: a str, or bytes of one encoded AMQP value.
+    `properties` are application properties set since, by name: a str, bytes of one encoded AMQP value, or None for one
+    that was removed. `system` are fields of the properties section set since, by their index in its list, alike.
     `message_state` is 0 active, 1 deferred, 2 scheduled. `lock_token` is an AMQP uuid's 16 bytes.
     """
 
     enqueue_sequence_number: int | None = None
     dead_letter_source: str | None = None
-    properties: Mapping[str, str | bytes] | None = None
+    properties: Mapping[str, str | bytes | None] | None = None
     message_state: int | None = None
     lock_token: bytes | None = None
+    system: Mapping[int, bytes | None] | None = None
 
 
 def render(
@@ -179,6 +181,8 @@ def _render_with(
     properties_at = start + parts.annotation_bytes
     application_properties_at = properties_at + parts.properties_bytes
     properties = record[properties_at:application_properties_at]
+    if additions.system:
+        properties = _with_fields(properties, additions.system)
     prefix = [
         _HEADER[flags, priority] if ttl_ms is None else _header_with_ttl(flags, priority, ttl_ms),
         delivery_count.to_bytes(4, "big"),
@@ -255,8 +259,23 @@ def _with_times(properties: bytes, enqueued_ms: int, ttl_ms: int) -> bytes:
     return b"\x00\x53\x73\xd0" + _two(len(fields) + 4, count) + fields
 
 
-def _merged(application_properties: bytes, changes: Mapping[str, str | bytes]) -> bytes:
-    """The section (empty: none) with these properties added, or in the place of those that have their names."""
+def _with_fields(properties: bytes, changes: Mapping[int, bytes | None]) -> bytes:
+    """The properties section (empty: none) with these fields in place of those at their index."""
+    count, at = _values(properties) if properties else (0, 0)
+    fields = []
+    for _ in range(count):
+        end = skip(properties, at)
+        fields.append(properties[at:end])
+        at = end
+    fields += [b"\x40"] * (max(changes) + 1 - count)
+    for index, value in changes.items():
+        fields[index] = b"\x40" if value is None else value
+    content = b"".join(fields)
+    return b"\x00\x53\x73\xd0" + _two(len(content) + 4, len(fields)) + content
+
+
+def _merged(application_properties: bytes, changes: Mapping[str, str | bytes | None]) -> bytes:
+    """The section (empty: none) with these properties added, in the place of those that have their names, or removed."""
     added = {encode(name): encode(value) if isinstance(value, str) else value for name, value in changes.items()}
     pairs = []
     if application_properties:
@@ -270,6 +289,6 @@ def _merged(application_properties: bytes, changes: Mapping[str, str | bytes]) -
             if name not in added:
                 pairs.append(application_properties[at:end])
             at = end
-    pairs += [name + value for name, value in added.items()]
+    pairs += [name + value for name, value in added.items() if value is not None]
     content = b"".join(pairs)
     return b"\x00\x53\x74\xd1" + _two(len(content) + 4, 2 * len(pairs)) + content

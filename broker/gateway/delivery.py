@@ -79,4 +79,5 @@ def _additions(overlay: dict[int, Any], message_state: int | None = None, lock_t
         overlay.get(Field.PROPERTIES),
         message_state,
         lock_token,
+        overlay.get(Field.SYSTEM),
     )

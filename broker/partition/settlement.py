@@ -79,8 +79,9 @@ def refusal(
     return None
 
 
-def _size(item: tuple[str, str | bytes]) -> int:
-    return len(item[0].encode()) + len(item[1].encode() if isinstance(item[1], str) else item[1])
+def _size(item: tuple[str, str | bytes | None]) -> int:
+    name, value = item
+    return len(name.encode()) + len(value.encode() if isinstance(value, str) else value or b"")
 
 
 def _complete(core: Core, queue: Queue, removed: list[Held]) -> list[BrokerError | None]:

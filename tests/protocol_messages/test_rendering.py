@@ -138,6 +138,35 @@ def test_properties_set_since_are_merged_into_the_application_properties():
     }
 
 
+def test_properties_removed_since_are_not_shown():
+    application = section(APPLICATION, {"keep": 1, "gone": "old"})
+    changes = {"gone": None, "never there": None, "added": "x"}
+    values = sections_of(rendered(application + BODY, additions=Additions(properties=changes)))
+    assert values[APPLICATION] == {"keep": 1, "added": "x"}
+    assert sections_of(rendered(BODY, additions=Additions(properties={"gone": None})))[APPLICATION] == {}
+
+
+@pytest.mark.parametrize(
+    ("sent", "changes", "shown"),
+    [
+        (None, {3: encode("label")}, [None, None, None, "label"]),
+        ([], {0: encode("id")}, ["id"]),
+        (["id", None, "to", "label"], {3: encode("new"), 2: None}, ["id", None, None, "new"]),
+        (["id"], {10: encode("session"), 0: None}, [None] * 10 + ["session"]),
+        (["id" * 90, b"u" * 90], {6: encode(Symbol("text/plain"))}, ["id" * 90, b"u" * 90, *[None] * 4, "text/plain"]),
+    ],
+)
+def test_fields_of_the_properties_set_since_stand_in_their_places(sent, changes, shown):
+    message = (b"" if sent is None else section(PROPERTIES, sent)) + BODY
+    additions = Additions(system=changes)
+    assert sections_of(rendered(message, additions=additions))[PROPERTIES] == shown
+    values = sections_of(rendered(message, additions=additions, ttl_ms=5))
+    expected = [*shown, *[None] * (10 - len(shown))]
+    expected[8:10] = [ENQUEUED_MS + 5, ENQUEUED_MS]
+    assert values[PROPERTIES] == expected
+    assert values[DATA] == b"body"
+
+
 def test_a_property_is_found_by_name_whatever_the_size_form_of_its_key():
     key = b"\xb1" + (6).to_bytes(4, "big") + b"change"
     pairs = key + encode("old")

@@ -1,0 +1,35 @@
+"""What differs in one copy of a message reaches its receiver."""
+
+from typing import Any
+
+from broker.gateway.delivery import embed, render_delivery
+from protocol.codec import Described, decode, encode
+from protocol.sections import take_apart
+from storage.records import NEVER, Field, Place, encode_message
+
+PROPERTIES, APPLICATION = 0x73, 0x74
+
+
+def sections_of(message: bytes) -> dict[int, Any]:
+    values, at = {}, 0
+    while at < len(message):
+        described, at = decode(message, at)
+        values[int(described.descriptor)] = described.value
+    return values
+
+
+def test_changes_of_a_rules_action_are_shown_by_link_and_by_request() -> None:
+    sections = (["id", None, "to"], {"old": 1, "gone": 2}, b"body")
+    message = b"".join(encode(Described(0x73 + at, value)) for at, value in enumerate(sections))
+    layout, body, _, _ = take_apart(message)
+    record = encode_message(1_000, NEVER, layout, body)
+    overlay = {
+        Field.PROPERTIES: {"old": encode("new"), "gone": None, "RuleName": "r"},
+        Field.SYSTEM: {2: None, 3: encode("label")},
+    }
+    prefix, offset = render_delivery(record, 1, 0, None, overlay)
+    for shown in (prefix + record[offset:], embed(record, 1, 0, None, overlay, place=Place.AVAILABLE)):
+        values = sections_of(shown)
+        assert values[PROPERTIES] == ["id", None, None, "label"]
+        assert values[APPLICATION] == {"old": "new", "RuleName": "r"}
+        assert values[0x75] == b"body"
