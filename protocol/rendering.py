@@ -275,7 +275,7 @@ def _with_fields(properties: bytes, changes: Mapping[int, bytes | None]) -> byte
 
 
 def _merged(application_properties: bytes, changes: Mapping[str, str | bytes | None]) -> bytes:
-    """The section (empty: none) with these properties added, in the place of those that have their names, or removed."""
+    """The section (empty: none) with these properties added, in place of those of their names, or removed."""
     added = {encode(name): encode(value) if isinstance(value, str) else value for name, value in changes.items()}
     pairs = []
     if application_properties:
