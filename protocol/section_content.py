@@ -8,6 +8,7 @@ the `count` of values it claims. They raise DecodeError, InvalidField, LimitExce
 message ends within the content also IndexError or struct.error.
 """
 
+import struct
 from functools import lru_cache
 from typing import Any, Final
 
@@ -124,6 +125,25 @@ def properties(message: bytes, at: int, end: int, count: int, extra: Extra, want
             extra[EXTRA_PING] = True
     if at != end:
         raise DecodeError("properties whose size and content differ", end)
+
+
+_ONE_FIELD: Final = {length: b"\x00\x53\x73\xc0" + bytes((1 + length, 1)) for length in range(1, 255)}
+
+
+def with_message_id(section: bytes, message_id: bytes) -> bytes:
+    """A properties section without message-id, or no section (no bytes), with one; it is an encoded short string."""
+    if len(section) <= 4:
+        return _ONE_FIELD[len(message_id)] + message_id
+    if section[3] == 0xC0:
+        count, rest = section[5], section[7:]
+    else:
+        count, rest = int.from_bytes(section[8:12], "big"), section[13:]
+    if count == 0:
+        return _ONE_FIELD[len(message_id)] + message_id
+    length = len(message_id) + len(rest)  # the null that stood first is left out
+    if length < 255:
+        return b"".join((b"\x00\x53\x73\xc0", bytes((1 + length, count)), message_id, rest))
+    return b"".join((b"\x00\x53\x73\xd0", struct.pack(">II", 4 + length, count), message_id, rest))
 
 
 # Bytes of a value with its constructor, for those of fixed width that a property may have.

@@ -8,14 +8,14 @@ What is stored of a message is `annotation pairs ‖ bare message`, and a layout
   are left out.
 - The bare message (properties, application properties, body, footer) is bit for bit what was sent. Only a message
   whose sections stand in no usual order, or have descriptors in a form that some clients cannot read (anything but
-  00 53 xx), is put into the usual form.
+  00 53 xx), is put into the usual form, and one without message-id gets one where the taker wants it.
 
 Properties, annotations and application properties are checked for form and types, since a receiver that cannot decode
 them would lose its connection to every delivery of the message. Bodies are not.
 """
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
 from protocol import section_content as content
@@ -49,27 +49,29 @@ def unpack_layout(layout: bytes) -> Layout:
     return Layout(*LAYOUT.unpack(layout))
 
 
+NewId = Callable[[], bytes]
 Incoming = tuple[bytes, bytes, int | None, content.Extra | None]  # layout, stored bytes, ttl in ms, extra
 
 
-def take_apart(message: bytes, want_message_id: bool = False) -> Incoming:
+def take_apart(message: bytes, want_message_id: bool = False, new_id: NewId | None = None) -> Incoming:
     """Layout, bytes to store, time to live in milliseconds, and what else the broker needs of one encoded message.
 
     The extra map has only what the message has: scheduled enqueue time (ms), session id and partition key (str),
     True for a ping, and with `want_message_id` the message-id as an encoded AMQP value. Without any it is None.
+    `new_id` makes the message-id, an encoded string, of a message without one; if it is None such a message stays so.
 
     Raises DecodeError for a malformed message, LimitExceeded for an id or key of more than 128 characters,
     HeaderTooLarge for more than 64 KiB beside the body or an application property of more than 32 KiB, InvalidField
     for an annotation or property that is not of its type or contradicts another.
     """
     try:
-        incoming = _take_apart_usual(message, want_message_id)
+        incoming = _take_apart_usual(message, want_message_id, new_id)
     except (ProtocolError, IndexError, struct.error):
         incoming = None  # the general way finds the same mistake, and names it
     if incoming is not None:
         return incoming
     try:
-        return _take_apart_any(message, want_message_id)
+        return _take_apart_any(message, want_message_id, new_id)
     except (IndexError, struct.error):
         raise DecodeError("the message ends within a section", len(message)) from None
 
@@ -82,7 +84,7 @@ _begin = struct.Struct(">IBB").unpack_from
 _size_and_count = struct.Struct(">II").unpack_from
 
 
-def _take_apart_usual(message: bytes, want_message_id: bool) -> Incoming | None:
+def _take_apart_usual(message: bytes, want_message_id: bool, new_id: NewId | None = None) -> Incoming | None:
     """`take_apart` of a message whose sections are in order and end with one data section or value; else None."""
     length = len(message)
     flags = priority = annotation_values = annotation_bytes = properties_bytes = application_properties_bytes = 0
@@ -116,8 +118,10 @@ def _take_apart_usual(message: bytes, want_message_id: bool) -> Incoming | None:
         at = end
         begin, size, count = _begin(message, at)
     bare = at
+    has_id = False
     if begin == 0x005373C0:
         properties_bytes = 5 + size
+        has_id = count > 0 and message[at + 6] != 0x40
         end = at + properties_bytes
         content.properties(message, at + 6, end, count, extra, want_message_id)
     elif begin == 0x00537345:
@@ -128,6 +132,7 @@ def _take_apart_usual(message: bytes, want_message_id: bool) -> Incoming | None:
         if size > MAX_HEADER_BYTES:
             return None
         properties_bytes = 8 + size
+        has_id = count > 0 and message[at + 12] != 0x40
         end = at + properties_bytes
         content.properties(message, at + 12, end, count, extra, want_message_id)
     if end != at:
@@ -157,12 +162,23 @@ def _take_apart_usual(message: bytes, want_message_id: bool) -> Incoming | None:
         return None
     if content.EXTRA_PARTITION_KEY in extra:
         content.check_keys(extra)
+    if not has_id and new_id is not None:
+        properties = content.with_message_id(message[bare : bare + properties_bytes], new_id())
+        rest = memoryview(message)[bare + properties_bytes :]
+        if not annotation_bytes:
+            stored = b"".join((properties, rest))
+        else:
+            stored = b"".join((message[pairs_at:bare] if pairs is None else pairs, properties, rest))
+        properties_bytes = len(properties)
+    elif pairs is None:
+        stored = message[pairs_at:]  # the pairs stand right before the bare message
+    else:
+        stored = b"".join((pairs, memoryview(message)[bare:]))
     return (
         LAYOUT.pack(
             flags, priority, annotation_values, annotation_bytes, properties_bytes, application_properties_bytes
         ),
-        # The pairs that stay stand right before the bare message, unless some were taken out.
-        message[pairs_at:] if pairs is None else b"".join((pairs, memoryview(message)[bare:])),
+        stored,
         ttl_ms,
         extra or None,
     )
@@ -236,7 +252,7 @@ def scan(message: bytes, max_sections: int = MAX_SECTIONS) -> Iterator[Section]:
         at = end
 
 
-def _take_apart_any(message: bytes, want_message_id: bool) -> Incoming:
+def _take_apart_any(message: bytes, want_message_id: bool, new_id: NewId | None = None) -> Incoming:
     found: dict[Descriptor, Section] = {}
     rest = []
     body_bytes = 0
@@ -269,8 +285,12 @@ def _take_apart_any(message: bytes, want_message_id: bool) -> Incoming:
         kept, annotation_values = content.annotations(message, at, end, count, extra)
         pairs = message[at:end] if kept is None else kept
     properties = found.get(Descriptor.PROPERTIES)
+    properties_section, has_id = b"", False
     if properties:
-        content.properties(message, *_content(message, properties), extra, want_message_id)
+        at, end, count = _content(message, properties)
+        content.properties(message, at, end, count, extra, want_message_id)
+        properties_section = _usual_form(message, properties)
+        has_id = count > 0 and message[at] != 0x40
         if ttl_ms == content.UINT_MAX:
             ttl_ms = content.longer_ttl(message[properties.value : properties.end])
     application_properties = found.get(Descriptor.APPLICATION_PROPERTIES)
@@ -279,17 +299,19 @@ def _take_apart_any(message: bytes, want_message_id: bool) -> Incoming:
     if content.EXTRA_PARTITION_KEY in extra:
         content.check_keys(extra)
 
-    parts = [_usual_form(message, part) for part in (properties, application_properties, *rest) if part]
+    if not has_id and new_id is not None:
+        properties_section = content.with_message_id(properties_section, new_id())
+    parts = [_usual_form(message, part) for part in (application_properties, *rest) if part]
     return (
         LAYOUT.pack(
             flags,
             priority,
             annotation_values,
             len(pairs),
-            len(_usual_form(message, properties)) if properties else 0,
+            len(properties_section),
             len(_usual_form(message, application_properties)) if application_properties else 0,
         ),
-        b"".join((pairs, *parts)),
+        b"".join((pairs, properties_section, *parts)),
         ttl_ms,
         extra or None,
     )

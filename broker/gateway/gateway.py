@@ -15,6 +15,7 @@ from broker.catalog import Definition, home_partition
 from broker.child import Instructions, announce_ready
 from broker.config import Amqp, ConfigurationError, Settings
 from broker.gateway.connection import ClientConnection
+from broker.gateway.message_ids import MessageIds
 from broker.gateway.namespace import Entity, Namespace
 from broker.gateway.router import Router
 from broker.http.ops import OpsServer, start_ops
@@ -43,6 +44,7 @@ class Gateway:
         self._number = instructions.gateway or 0
         self.container_id = f"{uuid.uuid4().hex}_G{self._number}"
         self.router = Router(instructions.sockets, self.settings.partitions, self.metrics, self._on_catalog)
+        self.new_message_id = MessageIds()
         self.connections: set[ClientConnection] = set()
         self._catalog_known = asyncio.Event()
         self._servers: list[asyncio.Server] = []

@@ -103,6 +103,7 @@ class ClientSender(EntityLink):
         self._pending: deque[Delivery | None] = deque()  # in order of arrival; None was sent settled
         self._sends: deque[tuple[float, int, int, int]] = deque()  # per command: when, deliveries, messages, bytes
         self._requires_session = entity.description.requires_session
+        self._new_id = connection.gateway.new_message_id
 
     @property
     def in_flight(self) -> int:
@@ -111,13 +112,13 @@ class ClientSender(EntityLink):
     def on_message(self, delivery: Delivery, payload: bytes, batch: bool, settled: bool) -> None:
         try:
             if batch:
-                messages = [take_apart(message) for message in unpack_batch(payload)]
+                messages = [take_apart(message, new_id=self._new_id) for message in unpack_batch(payload)]
                 for message in messages:
                     self._check(message)
                 self.post()
                 self._post(Op.SEND_BATCH, messages, 1, len(payload))
             else:
-                message = take_apart(payload)
+                message = take_apart(payload, new_id=self._new_id)
                 if self._requires_session:
                     self._check(message)
                 self._messages.append(message)

@@ -216,7 +216,8 @@ class ManagementRequests(RequestLink):
 
     def _schedule(self, request: Request, arguments: management.ScheduleMessages, answer: Answer) -> None:
         self.entity.require_send()
-        messages = [take_apart(item.message) for item in arguments.messages]
+        new_id = self.connection.gateway.new_message_id
+        messages = [take_apart(item.message, new_id=new_id) for item in arguments.messages]
         self._metrics.incoming_messages += len(messages)
         self._ask(
             request, answer, lambda numbers: management.encode_sequence_numbers(request, numbers), "schedule", messages

@@ -1,3 +1,4 @@
+from functools import partial
 from itertools import permutations
 from typing import Any
 from uuid import UUID
@@ -79,6 +80,33 @@ def test_a_bare_message_is_stored_as_the_very_bytes_it_came_in():
     assert unpack_layout(layout) == (0, 0, 0, 0, len(message) - len(BODY), 0)
     assert (ttl_ms, extra) == (None, None)
     assert len(layout) == 16
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        (None, ["new"]),
+        ([], ["new"]),
+        ([None], ["new"]),
+        ([None, b"user", "to"], ["new", b"user", "to"]),
+        ([None, None, "t" * 190], ["new", None, "t" * 190]),
+        ([None, None, "t" * 250], ["new", None, "t" * 250]),
+        ([None, None, "t" * 1000], ["new", None, "t" * 1000]),
+        (["old", None, "to"], ["old", None, "to"]),
+        ([UUID(int=1)], [UUID(int=1)]),
+        ([""], [""]),
+    ],
+)
+@pytest.mark.parametrize("before", [b"", section(HEADER, [True]), section(ANNOTATIONS, {Symbol("a"): 1})])
+def test_a_message_without_an_id_gets_one_where_that_is_wanted(fields, expected, before):
+    message = before + (b"" if fields is None else section(PROPERTIES, fields)) + BODY
+    layout, stored, _, _ = take_apart(message, new_id=lambda: encode("new"))
+    parts = unpack_layout(layout)
+    properties_end = parts.annotation_bytes + parts.properties_bytes
+    properties, end = decode(stored, parts.annotation_bytes)
+    assert (properties.value, end) == (expected, properties_end)
+    assert stored[properties_end:] == BODY
+    assert stored[: parts.annotation_bytes] == take_apart(message)[1][: parts.annotation_bytes]
 
 
 def test_header_fields_become_flags_and_a_time_to_live():
@@ -576,13 +604,15 @@ def test_the_usual_way_and_the_general_one_agree_even_on_damaged_messages(genera
     if data.draw(st.booleans()):
         del message[data.draw(st.integers(0, len(message))) :]
 
-    def general(message, want):
+    def general(message, want, new_id=None):
         try:
-            return sections._take_apart_any(message, want)
+            return sections._take_apart_any(message, want, new_id)
         except (IndexError, sections.struct.error):
             raise DecodeError("the message ends within a section", len(message)) from None
 
     assert outcome(take_apart, bytes(message)) == outcome(general, bytes(message))
+    with_id = partial(take_apart, new_id=lambda: encode("new")), partial(general, new_id=lambda: encode("new"))
+    assert outcome(with_id[0], bytes(message)) == outcome(with_id[1], bytes(message))
 
 
 @settings(max_examples=200, deadline=None)
