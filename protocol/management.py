@@ -16,8 +16,22 @@ from uuid import UUID
 
 from protocol import conditions
 from protocol.codec import Array, Int, Long, Symbol, Timestamp, array, encode
-from protocol.errors import ProtocolError
+from protocol.management_fields import ArgumentError as ArgumentError
+from protocol.management_fields import ArgumentOutOfRange as ArgumentOutOfRange
+from protocol.management_fields import Fields
+from protocol.management_fields import ManagementError as ManagementError
+from protocol.management_fields import UnknownOperation as UnknownOperation
 from protocol.request_message import Request, encode_response, text
+from protocol.rule_operations import (
+    AddRule,
+    EnumerateRules,
+    RemoveRule,
+    Rule,
+    read_add_rule,
+    read_enumerate_rules,
+    read_remove_rule,
+    rules_body,
+)
 
 OK: Final = 200
 NO_CONTENT: Final = 204
@@ -52,24 +66,6 @@ STATUS: Final[Mapping[str, int]] = {
     conditions.NOT_IMPLEMENTED: 501,
     conditions.SERVER_BUSY: 503,
 }
-
-
-class ManagementError(ProtocolError):
-    """A request that cannot be done as it stands; `condition` is the one to answer with."""
-
-    condition: Symbol = conditions.ARGUMENT_ERROR
-
-
-class ArgumentError(ManagementError):
-    """An argument is missing or of the wrong type. The text names the field."""
-
-
-class ArgumentOutOfRange(ManagementError):
-    condition = conditions.ARGUMENT_OUT_OF_RANGE
-
-
-class UnknownOperation(ManagementError):
-    condition = conditions.NOT_IMPLEMENTED
 
 
 # --- arguments --------------------------------------------------------------------------------------------------------
@@ -173,6 +169,9 @@ Arguments = (
     | Purge
     | GetCounts
     | ListCounts
+    | AddRule
+    | RemoveRule
+    | EnumerateRules
 )
 
 
@@ -199,97 +198,27 @@ def parse(request: Request) -> Call:
     body = request.body if request.body is not None else {}
     if not isinstance(body, dict):
         raise ArgumentError(f"The body of '{operation}' is not a map.")
-    envelope = _Fields(properties)
+    envelope = Fields(properties)
     timeout_ms = envelope.optional_integer("com.microsoft:server-timeout")
     if timeout_ms is None:
         timeout_ms = envelope.optional_integer("server-timeout")
     return Call(
         operation.lower(),
-        reader(_Fields(body)),
+        reader(Fields(body)),
         None if timeout_ms is None else max(0, timeout_ms),
         envelope.optional_string("associated-link-name"),
         envelope.optional_string("com.microsoft:tracking-id"),
     )
 
 
-class _Fields:
-    """Typed access to a map of arguments; each method raises an error that names the field."""
-
-    def __init__(self, fields: Mapping[Any, Any]) -> None:
-        self._fields = fields
-
-    def optional_integer(self, name: str) -> int | None:
-        value = self._fields.get(name)
-        if value is None:
-            return None
-        if not _is_integer(value):
-            raise ArgumentError(f"'{name}' is not an integer.")
-        return int(value)
-
-    def integer(self, name: str, minimum: int) -> int:
-        value = self.optional_integer(name)
-        if value is None:
-            raise ArgumentError(f"'{name}' is missing.")
-        if value < minimum:
-            raise ArgumentOutOfRange(f"'{name}' is {value}; the least is {minimum}.")
-        return value
-
-    def optional_string(self, name: str) -> str | None:
-        value = self._fields.get(name)
-        result = text(value)
-        if result is None and value is not None:
-            raise ArgumentError(f"'{name}' is not a string.")
-        return result
-
-    def optional_boolean(self, name: str) -> bool:
-        value = self._fields.get(name)
-        if not isinstance(value, bool | None):
-            raise ArgumentError(f"'{name}' is not a boolean.")
-        return bool(value)
-
-    def value(self, name: str) -> Any:
-        return self._fields.get(name)
-
-    def binary(self, name: str) -> bytes:
-        value = self._fields.get(name)
-        if not isinstance(value, bytes):
-            raise ArgumentError(f"'{name}' is missing or not binary.")
-        return value
-
-    def collection(self, name: str, kind: str, is_kind: Callable[[Any], bool]) -> tuple[Any, ...]:
-        """The items of a list or an array, at least one; `kind` names what they must be."""
-        value = self._fields.get(name)
-        if not isinstance(value, list | Array):
-            raise ArgumentError(f"'{name}' is missing or not an array.")
-        items = tuple(value)
-        if not items:
-            raise ArgumentError(f"'{name}' is empty.")
-        if not all(map(is_kind, items)):
-            raise ArgumentError(f"'{name}' contains something else than {kind}.")
-        return items
-
-    def lock_tokens(self) -> tuple[UUID, ...]:
-        return self.collection("lock-tokens", "uuids", lambda item: isinstance(item, UUID))
-
-    def sequence_numbers(self) -> tuple[int, ...]:
-        numbers = self.collection("sequence-numbers", "integers", _is_integer)
-        if min(numbers) < 0:
-            raise ArgumentOutOfRange(f"'sequence-numbers' contains {min(numbers)}; the least is 0.")
-        return tuple(map(int, numbers))
-
-
-def _is_integer(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
 # --- operations -------------------------------------------------------------------------------------------------------
 
 
-def _renew_locks(fields: _Fields) -> RenewLocks:
+def _renew_locks(fields: Fields) -> RenewLocks:
     return RenewLocks(fields.lock_tokens())
 
 
-def _peek_messages(fields: _Fields) -> PeekMessages:
+def _peek_messages(fields: Fields) -> PeekMessages:
     return PeekMessages(
         # Numbers begin at 1; some clients begin to peek at the least that a long holds.
         max(0, fields.integer("from-sequence-number", -(1 << 63))),
@@ -299,12 +228,12 @@ def _peek_messages(fields: _Fields) -> PeekMessages:
     )
 
 
-def _schedule_messages(fields: _Fields) -> ScheduleMessages:
+def _schedule_messages(fields: Fields) -> ScheduleMessages:
     items = fields.collection("messages", "maps", lambda item: isinstance(item, dict))
-    return ScheduleMessages(tuple(_scheduled_message(_Fields(item)) for item in items))
+    return ScheduleMessages(tuple(_scheduled_message(Fields(item)) for item in items))
 
 
-def _scheduled_message(fields: _Fields) -> ScheduledMessage:
+def _scheduled_message(fields: Fields) -> ScheduledMessage:
     return ScheduledMessage(
         fields.binary("message"),
         fields.value("message-id"),
@@ -314,18 +243,18 @@ def _scheduled_message(fields: _Fields) -> ScheduledMessage:
     )
 
 
-def _cancel_scheduled(fields: _Fields) -> CancelScheduled:
+def _cancel_scheduled(fields: Fields) -> CancelScheduled:
     return CancelScheduled(fields.sequence_numbers())
 
 
-def _receive_deferred(fields: _Fields) -> ReceiveDeferred:
+def _receive_deferred(fields: Fields) -> ReceiveDeferred:
     mode = fields.integer("receiver-settle-mode", 0)
     if mode > 1:
         raise ArgumentOutOfRange(f"'receiver-settle-mode' is {mode}; it is 0 or 1.")
     return ReceiveDeferred(fields.sequence_numbers(), mode == 0, fields.optional_string("session-id"))
 
 
-def _update_disposition(fields: _Fields) -> UpdateDisposition:
+def _update_disposition(fields: Fields) -> UpdateDisposition:
     status = fields.optional_string("disposition-status")
     if status is None:
         raise ArgumentError("'disposition-status' is missing.")
@@ -354,7 +283,7 @@ def _properties_to_modify(value: Any) -> Mapping[str, bytes]:
     return {str(name): encode(item) for name, item in value.items()}
 
 
-def _delete_messages(fields: _Fields) -> DeleteMessages:
+def _delete_messages(fields: Fields) -> DeleteMessages:
     return DeleteMessages(
         fields.integer("message-count", 1),
         fields.integer("enqueued-time-utc", -(1 << 63)),
@@ -362,21 +291,21 @@ def _delete_messages(fields: _Fields) -> DeleteMessages:
     )
 
 
-def _purge(_: _Fields) -> Purge:
+def _purge(_: Fields) -> Purge:
     return Purge()
 
 
-def _get_counts(_: _Fields) -> GetCounts:
+def _get_counts(_: Fields) -> GetCounts:
     return GetCounts()
 
 
-def _list_counts(fields: _Fields) -> ListCounts:
+def _list_counts(fields: Fields) -> ListCounts:
     return ListCounts(fields.optional_string("after") or "", fields.integer("count", 1))
 
 
 _DISPOSITIONS: Final = {item.value: item for item in Disposition} | {"deferred": Disposition.DEFERRED}
 
-_READERS: Final[Mapping[str, Callable[[_Fields], Arguments]]] = {
+_READERS: Final[Mapping[str, Callable[[Fields], Arguments]]] = {
     "com.microsoft:renew-lock": _renew_locks,
     "com.microsoft:peek-message": _peek_messages,
     "com.microsoft:schedule-message": _schedule_messages,
@@ -384,6 +313,9 @@ _READERS: Final[Mapping[str, Callable[[_Fields], Arguments]]] = {
     "com.microsoft:receive-by-sequence-number": _receive_deferred,
     "com.microsoft:update-disposition": _update_disposition,
     "com.microsoft:batch-delete-messages": _delete_messages,
+    "com.microsoft:add-rule": read_add_rule,
+    "com.microsoft:remove-rule": read_remove_rule,
+    "com.microsoft:enumerate-rules": read_enumerate_rules,
     "peeklock:purge": _purge,
     "peeklock:get-counts": _get_counts,
     "peeklock:list-counts": _list_counts,
@@ -456,6 +388,14 @@ def encode_deferred(request: Request, messages: Iterable[tuple[UUID | None, byte
         for token, message in messages
     ]
     return encode_limited(request, {"messages": items}, max_bytes)
+
+
+def encode_rules(request: Request, rules: Sequence[tuple[Rule, int]], max_bytes: int = 0) -> bytes:
+    """200 to enumerate-rules, or 204 if there are none: rules with the times of their creation.
+
+    More than `max_bytes` (0: no limit) is a failure, 403: clients take a short page for the last.
+    """
+    return encode_limited(request, rules_body(rules), max_bytes) if rules else encode_no_content(request)
 
 
 def encode_limited(request: Request, body: Mapping[str, Any], max_bytes: int) -> bytes:
