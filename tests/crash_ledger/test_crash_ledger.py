@@ -9,7 +9,7 @@ from tests.crash_ledger import bodies
 from tests.crash_ledger.ledger import Breach, Ledger, Outcome
 from tests.crash_ledger.links import Login, Receiver, Sender
 from tests.crash_ledger.load import Load, Mix
-from tests.crash_ledger.run import CONFIG, QUEUE, Victim, run
+from tests.crash_ledger.run import CONFIG, QUEUE, Victim, kill, run
 
 
 @pytest.mark.slow
@@ -79,3 +79,23 @@ def exchange(peer, until) -> None:
         peer.read()
         time.sleep(0.001)
     peer.write()
+
+
+def test_a_message_sent_while_the_worker_is_down_is_refused_without_waiting_for_other_traffic(tmp_path):
+    """One send, then silence from this side: the answer must come by itself."""
+    answers: list[bool] = []
+    with Broker(tmp_path, CONFIG) as broker:
+        login = Login(broker.amqp_port, KEY_NAME, KEY)
+        sender = Sender(login, "sender", QUEUE, lambda key, accepted: answers.append(accepted))
+        exchange(sender, lambda: sender.credit > 0)
+        supervisor = broker.processes()[0]
+        supervisor.suspend()  # it would start the worker again
+        try:
+            kill(broker, Victim.WORKER)
+            time.sleep(0.2)  # the gateway has noticed
+            sender.send((0, 0), bodies.make((0, 0), 0))
+            exchange(sender, lambda: bool(answers))
+        finally:
+            supervisor.resume()
+        sender.close()
+    assert answers == [False]
