@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Sequence
 from functools import cache
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from lark import Lark, Token, Transformer
 from lark.exceptions import UnexpectedInput
@@ -79,7 +79,7 @@ class _Mistake(Exception):
         self.details = details
 
 
-_Kind = TypeVar("_Kind", Value, Predicate)
+_TOO_LARGE: Final = "the integer does not fit 64 bits"
 
 
 def _begin(item: Node | Token) -> int:
@@ -97,6 +97,8 @@ def _around(*children: Node) -> int:
 def _value(node: Node) -> Value:
     if not isinstance(node, Value):
         raise _Mistake(node.at, "a value is expected here, and this is a condition")
+    if isinstance(node, tree.Literal) and type(node.value) is _Magnitude:
+        raise _Mistake(node.at, _TOO_LARGE)
     return node
 
 
@@ -187,7 +189,7 @@ class _Builder(Transformer[Token, Any]):
                 raise _Mistake(at, "the number is too large for a double")
         if isinstance(number, int) and number > MAX_INT:
             if number > MAX_INT + 1:
-                raise _Mistake(at, "the integer does not fit 64 bits")
+                raise _Mistake(at, _TOO_LARGE)
             number = _Magnitude(number)
         return tree.Literal(at, 1, number)
 

@@ -1,0 +1,154 @@
+"""Views of messages: what they decode and when; values that are rare on the wire."""
+
+import time
+from datetime import UTC, datetime, timedelta, timezone
+from decimal import Decimal
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.rules import Duration, FilterError, Instant, MessageView, compile_filter
+from broker.rules.decimals import decode_decimal, encode_decimal
+from broker.rules.like import MAX_PATTERN, like
+from broker.rules.values import canonical
+from protocol.codec import Decimal32, Decimal64, Decimal128, Described, Long, Symbol, Timestamp, ULong, encode
+
+USER = encode(Described(0x74, {"color": "red", "a": 1}))
+FIELDS = encode(Described(0x73, ["m-1", None, "orders"]))
+
+
+def test_sections_are_taken_with_or_without_their_descriptors():
+    for fields, user in ((FIELDS, USER), (FIELDS[3:], USER[3:]), (memoryview(FIELDS), bytearray(USER))):
+        message = MessageView(fields, user)
+        assert compile_filter("color = 'red' AND sys.To = 'orders' AND sys.Label IS NULL").matches(message)
+
+
+@pytest.mark.parametrize("nothing", [None, b""])
+def test_a_message_without_sections_has_no_properties(nothing):
+    message = MessageView(nothing, nothing, nothing)
+    assert compile_filter("a IS NULL AND sys.To IS NULL AND sys.PartitionKey IS NULL").matches(message)
+
+
+def test_only_sections_that_are_asked_for_are_decoded():
+    broken = b"\xff"
+    message = MessageView(broken, USER, broken)
+    assert compile_filter("color = 'red' OR sys.Label = 'x'").matches(message)
+    with pytest.raises(FilterError, match="properties cannot be read: unknown constructor 0xff"):
+        compile_filter("sys.Label = 'x'").matches(message)
+    with pytest.raises(FilterError, match="annotations cannot be read"):
+        compile_filter("sys.PartitionKey = 'x'").matches(message)
+    with pytest.raises(FilterError, match="application properties are no map"):
+        compile_filter("a = 1").matches(MessageView(None, encode([1])))
+    with pytest.raises(AttributeError):
+        _ = message.unheard_of
+
+
+@pytest.mark.parametrize(
+    ("message_id", "text"),
+    [("x", "x"), (ULong(7), "7"), (UUID(int=7), "00000000-0000-0000-0000-000000000007")],
+)
+def test_ids_are_texts(message_id, text):
+    message = MessageView([message_id, None, None, None, None, message_id])
+    assert compile_filter(f"sys.MessageId = '{text}' AND sys.CorrelationId = '{text}'").matches(message)
+
+
+def test_what_the_broker_knows_wins_over_annotations():
+    annotations = encode(Symbol("x-opt-sequence-number")) + encode(Long(1)) + encode(Symbol("x-opt-other")) + encode(2)
+    assert compile_filter("sys.SequenceNumber = 1").matches(MessageView(None, None, annotations))
+    given = {"SequenceNumber": 9, "TimeToLive": Duration.from_ms(5)}
+    assert compile_filter("sys.SequenceNumber = 9").matches(MessageView(None, None, annotations, given))
+
+
+def test_dates_of_all_clients_are_the_same_instant():
+    noon = datetime(2024, 1, 1, 12, tzinfo=UTC)
+    ms = int(noon.timestamp() * 1000)
+    ticks = 638_397_072_000_000_000
+    assert Instant.from_ms(ms).ms == ms
+    assert {
+        canonical(each)
+        for each in (
+            Timestamp(ms),
+            noon,
+            noon.replace(tzinfo=None),
+            noon.astimezone(timezone(timedelta(hours=5))),
+            Described(Symbol("com.microsoft:datetime-offset"), Long(ticks)),
+        )
+    } == {Instant(ticks)}
+    assert canonical(timedelta(seconds=1, microseconds=1)) == Duration(10_000_010)
+
+
+@pytest.mark.parametrize("ms", [-62_135_596_800_000, 253_402_300_800_000, 2**63 - 1, -(2**63)])
+def test_dates_at_the_limits_compare(ms):
+    message = MessageView(None, {"at": Timestamp(ms)})
+    assert compile_filter("at = @at AND at <= @at", {"@at": Timestamp(ms)}).matches(message)
+
+
+def test_values_that_are_no_property_compare_with_nothing():
+    message = MessageView(None, {"a": [1], "b": {}, "c": Described(Symbol("x"), [1])})
+    assert compile_filter("a <> 1 AND NOT b = 'x' AND a <> a AND EXISTS(c)").matches(message)
+    assert compile_filter("a < 1").evaluate(message) is None
+    assert compile_filter("a IN (1)").evaluate(message) is False
+    with pytest.raises(FilterError, match="a list or map \\+ an integer is not defined"):
+        compile_filter("a + 1 = 1").matches(message)
+
+
+# --- decimals ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("octets", "number"),
+    [
+        (Decimal32(bytes.fromhex("32800001")), Decimal(1)),
+        (Decimal32(bytes.fromhex("b2800001")), Decimal(-1)),
+        (Decimal32(bytes.fromhex("6cb8967f")), Decimal(9_999_999)),  # a coefficient of 24 bits: the second form
+        (Decimal32(bytes.fromhex("77f8967f")), Decimal("9999999E90")),
+        (Decimal32(bytes.fromhex("6cb89680")), Decimal(0)),  # ten million is one digit too many
+        (Decimal64(bytes.fromhex("31c0000000000001")), Decimal(1)),
+        (Decimal128(bytes.fromhex("30400000000000000000000000000001")), Decimal(1)),
+        (Decimal128(bytes.fromhex("303e0000000000000000000000000001")), Decimal("0.1")),
+        (Decimal128(bytes.fromhex("6c000000000000000000000000000001")), Decimal(0)),
+        (Decimal32(bytes.fromhex("78000000")), float("inf")),
+        (Decimal64(bytes.fromhex("f800000000000000")), float("-inf")),
+    ],
+)
+def test_decimals_are_read(octets, number):
+    assert decode_decimal(octets) == number
+
+
+def test_a_decimal_that_is_no_number_equals_nothing():
+    message = MessageView(None, {"a": Decimal128(b"\x7c" + bytes(15))})
+    assert compile_filter("a <> a AND NOT a = 1 AND NOT a < 1").matches(message)
+
+
+@given(st.decimals(allow_nan=False, allow_infinity=False, places=4, min_value=-(10**20), max_value=10**20))
+def test_a_decimal_is_written_as_it_was(number):
+    assert decode_decimal(encode_decimal(number)) == number
+
+
+# --- patterns ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text"),
+    [
+        ("%a" * 500 + "b", "a" * 32_768),
+        ("%" * 1000 + "b", "a" * 32_768),
+        ("%_" * 500 + "b", "a" * 32_768),
+        ("%" + "a" * 500 + "b%", "a" * 32_768),
+        ("a%" * 500, "a" * 499),
+        ("%" + "_" * 1000 + "b", "a" * 32_768),
+    ],
+)
+def test_no_pattern_takes_long(pattern, text):
+    start = time.process_time()
+    assert like(pattern).fullmatch(text) is None
+    assert time.process_time() - start < 0.5
+
+
+def test_a_pattern_from_a_message_has_a_limit():
+    message = MessageView(None, {"a": "%" * MAX_PATTERN, "b": "%" * (MAX_PATTERN + 1)})
+    assert compile_filter("'x' LIKE a").matches(message)
+    with pytest.raises(FilterError, match="at most 1024 characters, this one has 1025"):
+        compile_filter("'x' LIKE b").matches(message)
