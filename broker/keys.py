@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 from broker.config import ConfigurationError, Settings
-from broker.entities import AuthorizationRule, QueueDescription, Right
+from broker.entities import AuthorizationRule, Description, Right, SubscriptionDescription
 from storage.data_dir import ROOT_KEY_FILE
 from storage.durable import write_file
 
@@ -88,11 +88,11 @@ class Keyring:
         """The namespace's rules with the root key; `settings` come from `with_root_key`."""
         return cls((root_rule(settings), *settings.security.authorization_rules))
 
-    def set_entities(self, descriptions: Iterable[QueueDescription]) -> None:
-        """Replace the rules of all entities by those of `descriptions`."""
+    def set_entities(self, descriptions: Iterable[Description]) -> None:
+        """Replace the rules of all entities by those of `descriptions`. Subscriptions have those of their topics."""
         self._rules = {None: self._rules[None]}
         for description in descriptions:
-            if description.authorization_rules:
+            if not isinstance(description, SubscriptionDescription) and description.authorization_rules:
                 rules = {rule.key_name: rule for rule in description.authorization_rules}
                 self._rules[description.name.lower()] = rules
 

@@ -22,16 +22,10 @@ from protocol.management_fields import Fields
 from protocol.management_fields import ManagementError as ManagementError
 from protocol.management_fields import UnknownOperation as UnknownOperation
 from protocol.request_message import Request, encode_response, text
-from protocol.rule_operations import (
-    AddRule,
-    EnumerateRules,
-    RemoveRule,
-    Rule,
-    read_add_rule,
-    read_enumerate_rules,
-    read_remove_rule,
-    rules_body,
-)
+from protocol.rule_operations import AddRule as AddRule
+from protocol.rule_operations import EnumerateRules as EnumerateRules
+from protocol.rule_operations import RemoveRule as RemoveRule
+from protocol.rule_operations import Rule, read_add_rule, read_enumerate_rules, read_remove_rule, rules_body
 
 OK: Final = 200
 NO_CONTENT: Final = 204

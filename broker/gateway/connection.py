@@ -247,7 +247,7 @@ class ClientConnection(asyncio.Protocol):
                 elif not any(self.rights.allows(address.resource, right, time.time()) for right in Right):
                     self.rights.require(address.resource, Right.LISTEN, time.time())
                 entity = self.gateway.namespace.find(address)
-                tracker = tracking.entity_tracker(self.gateway.namespace.name, entity.name)
+                tracker = entity.tracker(self.gateway.namespace.name)
                 if address.node is Node.MANAGEMENT:
                     bound = self._bind_node(link, address, entity)
                 else:
@@ -286,10 +286,10 @@ class ClientConnection(asyncio.Protocol):
             return ClientSender(self, link, entity, address)
         entity.require_receive()
         if any("session-filter" in str(key) for key in link.source_filter()):
-            if not entity.description.requires_session:
+            if not entity.requires_session:
                 raise NotAllowed(tracking.SESSION_RECEIVER_NOT_SUPPORTED)
             raise NotImplementedByBroker("Sessions are not offered by this version.")
-        if entity.description.requires_session and address.part is Part.MAIN:
+        if entity.requires_session and address.part is Part.MAIN:
             raise NotAllowed(tracking.SESSION_RECEIVER_REQUIRED)
         link.accept(entity.max_message_bytes(amqp.max_message_size_bytes))
         return ClientReceiver(self, link, entity, address)

@@ -133,7 +133,7 @@ class Gateway:
         definitions = [Definition.from_document(document) for document in documents]
         partitions = self.settings.partitions
         self.namespace.replace(
-            Entity(each.entity_id, each.description, home_partition(each.description.name, partitions))
+            Entity(each.entity_id, each.description, home_partition(each.description.home_name, partitions))
             for each in definitions
         )
         self.keyring.set_entities(each.description for each in definitions)

@@ -57,7 +57,7 @@ class EntityLink:
 
     @property
     def tracker(self) -> str:
-        return tracking.entity_tracker(self.connection.gateway.namespace.name, self.entity.name)
+        return self.entity.tracker(self.connection.gateway.namespace.name)
 
     def flush(self) -> None:
         self.connection.flush()
@@ -102,7 +102,7 @@ class ClientSender(EntityLink):
         self._messages: list[Any] = []
         self._pending: deque[Delivery | None] = deque()  # in order of arrival; None was sent settled
         self._sends: deque[tuple[float, int, int, int]] = deque()  # per command: when, deliveries, messages, bytes
-        self._requires_session = entity.description.requires_session
+        self._requires_session = entity.requires_session
         self._new_id = connection.gateway.new_message_id
 
     @property

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Iterator, Mapping
 
 from broker.config import MAX_MESSAGE_BYTES
-from broker.entities import QueueDescription, Status
-from broker.errors import EntityDisabled, EntityNotFound
+from broker.entities import Description, Status, SubscriptionDescription, TopicDescription
+from broker.errors import EntityDisabled, EntityNotFound, NotAllowed
 from protocol import tracking
 from protocol.addresses import Address, Part
 from storage.records import Part as QueuePart
@@ -17,32 +17,47 @@ _QUEUE_PART = {
 
 
 class Entity:
-    """One entity of the catalog. `partition` is its home."""
+    """One entity of the catalog; `name` is its whole path. `partition` is its home."""
 
-    __slots__ = ("description", "entity_id", "name", "partition")
+    __slots__ = ("description", "entity_id", "kind", "name", "partition")
 
-    def __init__(self, entity_id: int, description: QueueDescription, partition: int) -> None:
+    def __init__(self, entity_id: int, description: Description, partition: int) -> None:
         self.entity_id = entity_id
         self.description = description
-        self.name = description.name
+        self.kind = description.kind
+        self.name = description.path
         self.partition = partition
 
     def queue(self, part: Part) -> int:
         """The queue id of the entity itself or of one of its dead-letter queues."""
         return self.entity_id << 3 | _QUEUE_PART[part]
 
+    @property
+    def requires_session(self) -> bool:
+        return not isinstance(self.description, TopicDescription) and self.description.requires_session
+
     def max_message_bytes(self, broker_limit: int) -> int:
         """The largest message the entity takes: its own limit, or else the broker's."""
-        own = self.description.max_message_size_kb
+        own = None if isinstance(self.description, SubscriptionDescription) else self.description.max_message_size_kb
         return broker_limit if own is None else min(own * 1024, MAX_MESSAGE_BYTES)
 
     def require_send(self) -> None:
+        """Raises NotAllowed, EntityDisabled."""
+        if self.kind == "subscription":
+            raise NotAllowed(tracking.sender_on_subscription(self.name))
         if self.description.status in (Status.DISABLED, Status.SEND_DISABLED):
             raise EntityDisabled(tracking.entity_disabled(self.name, self.description.status))
 
     def require_receive(self) -> None:
+        """Raises NotAllowed, EntityDisabled."""
+        if self.kind == "topic":
+            raise NotAllowed(tracking.receiver_on_topic(self.name))
         if self.description.status in (Status.DISABLED, Status.RECEIVE_DISABLED):
             raise EntityDisabled(tracking.entity_disabled(self.name, self.description.status))
+
+    def tracker(self, namespace: str) -> str:
+        """What error texts end with, to say what they are about."""
+        return tracking.entity_tracker(namespace, self.name, self.kind.capitalize())
 
 
 class Namespace:
@@ -56,10 +71,11 @@ class Namespace:
         self._entities = {entity.name.lower(): entity for entity in entities}
 
     def find(self, address: Address) -> Entity:
-        """Raises EntityNotFound with the text that SDKs recognise."""
-        entity = None if address.subscription else self._entities.get(address.key)
-        if entity is None:
-            raise EntityNotFound(tracking.entity_not_found(self.name, address.path))
+        """Raises EntityNotFound with the text that SDKs recognise. A topic has no dead-letter queue."""
+        entity = self._entities.get(address.key)
+        if entity is None or (entity.kind == "topic" and address.part is Part.DEAD_LETTER):
+            kind = "Subscription" if address.subscription else "Queue"
+            raise EntityNotFound(tracking.entity_not_found(self.name, address.path, kind))
         return entity
 
     def names(self) -> Mapping[int, str]:

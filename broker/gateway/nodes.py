@@ -15,9 +15,10 @@ from broker.gateway.conditions import condition_of
 from broker.gateway.delivery import embed
 from broker.gateway.namespace import Entity
 from broker.gateway.properties import DEAD_LETTER_DESCRIPTION, DEAD_LETTER_REASON, MAX_REASON_CHARACTERS
+from broker.gateway.rules import rule_document, rule_of_document
 from broker.wire import ENTRY, Outcome
 from protocol import cbs, conditions, management, sas_tokens, tracking
-from protocol.addresses import Address, Part
+from protocol.addresses import Address, Part, parse_audience
 from protocol.engine import ACCEPTED, Delivery, Link
 from protocol.errors import ProtocolError
 from protocol.lock_tokens import token_of, uuid_of
@@ -37,6 +38,7 @@ MAX_WAITING_RESPONSES = 1000
 MAX_PEEK_BYTES = 256 * 1024
 MAX_PEEK_MESSAGES = 1000
 MAX_DELETE_MESSAGES = 4000
+MIN_RULE_BYTES = 64  # of a rule in the answer to enumerate-rules
 
 Answer = Callable[[bytes], None]
 
@@ -128,10 +130,13 @@ class CbsRequests(RequestLink):
         answer(cbs.encode_accepted(request))
 
     def _lookup(self, key_name: str, path: str) -> KeyRule | None:
-        """The rule of that name at the entity whose path is `path` or begins it, else the namespace's."""
-        keyring = self.connection.gateway.keyring
-        entity = path.removesuffix("/$deadletterqueue").removesuffix("/$transfer")
-        rule = keyring.lookup(key_name, entity or None)
+        """The rule of that name at the entity that `path` is of, else the namespace's. Raises InvalidAddress.
+
+        A subscription has the rules of its topic.
+        """
+        address = parse_audience(path)
+        entity = address.subscription.topic if address.subscription else address.path
+        rule = self.connection.gateway.keyring.lookup(key_name, entity or None)
         if rule is None:
             return None
         keys = (rule.primary_key,) if rule.secondary_key is None else (rule.primary_key, rule.secondary_key)
@@ -155,6 +160,9 @@ class ManagementRequests(RequestLink):
             management.ReceiveDeferred: self._receive_deferred,
             management.UpdateDisposition: self._update_disposition,
             management.DeleteMessages: self._delete,
+            management.AddRule: self._add_rule,
+            management.RemoveRule: self._remove_rule,
+            management.EnumerateRules: self._enumerate_rules,
             management.Purge: self._purge,
             management.GetCounts: self._get_counts,
         }
@@ -276,6 +284,25 @@ class ManagementRequests(RequestLink):
             count,
             arguments.enqueued_before_ms,
         )
+
+    # The rule operations need Listen, as in the cloud (management.md 5.4); over HTTP it is Manage.
+
+    def _add_rule(self, request: Request, arguments: management.AddRule, answer: Answer) -> None:
+        document = rule_document(arguments.rule)
+        self._ask(request, answer, lambda _: management.encode_success(request), "add-rule", document)
+
+    def _remove_rule(self, request: Request, arguments: management.RemoveRule, answer: Answer) -> None:
+        self._ask(request, answer, lambda _: management.encode_success(request), "remove-rule", arguments.name)
+
+    def _enumerate_rules(self, request: Request, arguments: management.EnumerateRules, answer: Answer) -> None:
+        limit = self.max_response_bytes()
+
+        def encode(documents: list[Any]) -> bytes:
+            return management.encode_rules(request, [rule_of_document(each) for each in documents], limit)
+
+        # Some clients ask for 2^31 of them. One more than can fit is enough to say that they do not.
+        count = min(arguments.top, limit // MIN_RULE_BYTES + 1)
+        self._ask(request, answer, encode, "enumerate-rules", arguments.skip, count)
 
     def _purge(self, request: Request, _: management.Purge, answer: Answer) -> None:
         """Step by step, so that others have their turn: until nothing is left, or as many are gone as there were.
