@@ -184,15 +184,13 @@ class _Catalog:
         return (item for item in self._by_path.values() if item.description.kind == "subscription")
 
     def set_rules(self, of: Definition, stored: dict[bytes, bytes], declared: Sequence[RuleDescription] | None) -> None:
-        """`stored` as they are now. An empty name is no rule's and stays."""
+        """`stored` as they are now."""
         is_new = of.description.path in self.created
         if declared is None and not is_new:
             self.rules |= stored
             return
-        known = {
-            rule["name"].lower(): rule for key, value in stored.items() if len(key) > 4 for rule in (_rule(key, value),)
-        }
-        found = {key: value for key, value in stored.items() if len(key) == 4}
+        known = {rule["name"].lower(): rule for rule in map(_rule, stored.values()) if rule is not None}
+        found = {}
         for rule in (DEFAULT_RULE,) if declared is None else declared:
             before = known.get(rule.name.lower())
             document = rule.document(before["created_ms"] if before else self._now_ms)
@@ -232,8 +230,8 @@ class _Catalog:
             self._refused.append(f"{entities} queues and topics are more than the {MAX_ENTITIES} a namespace may have")
         counts = Counter((topic, "subscriptions") for topic in topics.values())
         for key, value in self.rules.items():
-            if len(key) > 4:
-                counts[topics[key[:4]], f"{_rule(key, value)['filter']['kind']} filters"] += 1
+            if rule := _rule(value):
+                counts[topics[key[:4]], f"{rule['filter']['kind']} filters"] += 1
         for (topic, what), count in counts.items():
             if count > (limit := MAX_OF_TOPIC.get(what, count)):
                 self._refused.append(f"topic {topic!r}: {count} {what} are more than the {limit} it may have")
@@ -278,16 +276,13 @@ def _bring_in_line(store: Store, table: Table, wanted: dict[bytes, bytes]) -> bo
     return True
 
 
-def _rule(key: bytes, value: bytes) -> dict[str, Any]:
-    """The document of a stored rule; whether it can be evaluated is for its partition to say. Raises StoreError."""
+def _rule(value: bytes) -> dict[str, Any] | None:
+    """A rule document; None if it cannot be read, which its partition deals with."""
     try:
         document: dict[str, Any] = decode_document(value)
-        if document["name"] and document["filter"]["kind"] in FILTER_KINDS:
-            return document
-        raise ValueError("its filter is of no known kind")
-    except (CorruptRecord, ValueError, KeyError, TypeError) as error:
-        name = key[4:].decode(errors="replace")
-        raise StoreError(f"rule {name!r} of entity {int.from_bytes(key[:4], 'big')}: {error}") from error
+        return document if document["name"] and document["filter"]["kind"] in FILTER_KINDS else None
+    except (CorruptRecord, KeyError, TypeError):
+        return None
 
 
 def _definition(key: bytes, value: bytes) -> Definition:

@@ -18,7 +18,14 @@ from broker.config import ConfigurationError, Origin, Place, Problem, Settings
 from broker.durations import format_duration
 from broker.emulator_config import is_emulator_config, read_emulator_config, without_comments
 from broker.entities import Frozen
-from broker.rule_descriptions import FILTER_KINDS
+from broker.rule_descriptions import (
+    CORRELATION_FIELDS,
+    FILTER_KINDS,
+    CorrelationFilter,
+    RuleDescription,
+    SqlFilter,
+    amqp_values,
+)
 
 PREFIX = "PEEKLOCK_"
 CONFIG_VARIABLE = "PEEKLOCK_CONFIG"
@@ -229,7 +236,7 @@ class _Sources:
             for details in error.errors(include_url=False):
                 self._problems += self._explain(details)
         else:
-            self._problems += self._missing_files(settings)
+            self._problems += [*self._missing_files(settings), *self._wrong_rules(settings)]
         if self._problems:
             raise ConfigurationError("\n".join(f"{spelling}: {text}" for spelling, text in self._problems))
         return Loaded(settings, self._origins)
@@ -239,6 +246,14 @@ class _Sources:
             path = getattr(settings.amqp, name)
             if path is not None and not path.is_file():
                 yield Problem(self._origin(("amqp", name)).spelling, f"{str(path)!r} is not a file; name a PEM file")
+
+    def _wrong_rules(self, settings: Settings) -> Iterable[Problem]:
+        for at_topic, topic in enumerate(settings.topics):
+            for at_subscription, subscription in enumerate(topic.subscriptions):
+                for at_rule, rule in enumerate(subscription.rules or ()):
+                    place = ("topics", at_topic, "subscriptions", at_subscription, "rules", at_rule)
+                    for field, text in wrong_expressions(rule):
+                        yield Problem(self._origin((*place, *field)).spelling, text)
 
     def _explain(self, details: ErrorDetails) -> list[Problem]:
         place = _as_written(details["loc"])
@@ -274,6 +289,28 @@ class _Sources:
                 joint = "" if rest.startswith("[") else "."
                 return Origin(f"{around.spelling}{joint}{rest}", value)
         return Origin(f"{self._file}: {dotted(place)}" if self._file else dotted(place), None)
+
+
+def wrong_expressions(rule: RuleDescription) -> Iterable[tuple[Place, str]]:
+    """What cannot be compiled of a rule: the field and what is wrong with it."""
+    # The language takes a while to load, and most brokers declare no rules.
+    from broker.rules import CorrelationFilter as CompiledCorrelation
+    from broker.rules import InvalidRule, compile_action, compile_filter
+
+    described = rule.filter
+    try:
+        if isinstance(described, SqlFilter):
+            compile_filter(described.expression, amqp_values(described.parameters))
+        elif isinstance(described, CorrelationFilter):
+            fields = {name: getattr(described, name) for name in CORRELATION_FIELDS}
+            CompiledCorrelation(**fields, properties=amqp_values(described.properties))
+    except InvalidRule as error:
+        yield ("filter", "expression") if isinstance(described, SqlFilter) else ("filter", "properties"), str(error)
+    try:
+        if rule.action is not None:
+            compile_action(rule.action.expression, amqp_values(rule.action.parameters))
+    except InvalidRule as error:
+        yield ("action", "expression"), str(error)
 
 
 def _inside(value: Any, place: Place) -> Any:

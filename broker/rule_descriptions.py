@@ -323,8 +323,12 @@ def _sql_document(described: SqlFilter | SqlAction) -> dict[str, Any]:
     return {"expression": described.expression, "parameters": _encoded(described.parameters)}
 
 
+def amqp_values(values: Mapping[str, RuleValue]) -> dict[str, Any]:
+    return {name: value.amqp() for name, value in values.items()}
+
+
 def _encoded(values: Mapping[str, RuleValue]) -> dict[str, bytes]:
-    return {name: encode(value.amqp()) for name, value in values.items()}
+    return {name: encode(value) for name, value in amqp_values(values).items()}
 
 
 def _values(encoded: Mapping[str, bytes]) -> dict[str, RuleValue]:

@@ -514,14 +514,19 @@ def test_a_namespace_has_a_limit_of_entities(stores):
     assert "10001 queues and topics are more than the 10000 a namespace" in refused(stores[:1], [*declared, topic()])
 
 
-@pytest.mark.parametrize("value", [b"nonsense", encode_document({"name": "x", "filter": {"kind": "y"}})])
-def test_a_corrupt_rule_is_named(stores, value):
+@pytest.mark.parametrize(
+    "value", [b"nonsense", encode_document(None), encode_document({"name": "x", "filter": {"kind": "y"}})]
+)
+def test_a_rule_that_cannot_be_read_is_left_to_its_partition_until_it_is_declared(stores, value):
     reconcile(stores, [topic(), subscription()], T0)
-    home = home_of(stores)
-    home.put(Table.RULES, rule_key(AUDIT, "x"), value)
+    home, key = home_of(stores), rule_key(AUDIT, "large")
+    home.put(Table.RULES, key, value)
     home.commit()
-    with pytest.raises(StoreError, match="rule 'x' of entity 2"):
-        reconcile(stores, [], T1)
+    reconcile(stores, [], T1)
+    assert [store.get(Table.RULES, key) for store in stores] == [value] * PARTITIONS
+    reconcile(stores, [], T2)
+    reconcile(stores, [topic(), subscription()], T2, {"prices/subscriptions/audit": (sql(),)})
+    assert [stored_rules(store, AUDIT) for store in stores] == [[sql()]] * PARTITIONS
 
 
 def test_a_subscription_lives_where_its_topic_does():

@@ -321,6 +321,35 @@ def test_what_is_wrong_with_topics_and_forwarding_is_named_by_its_path(toml, tex
     assert found.startswith(f"{path}: {problem}")
 
 
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (
+            "filter = { kind = 'sql', expression = 'amount >' }",
+            f"{AT_RULE}.filter.expression: There was an error parsing the SQL expression. [Token line=1, column=9, "
+            "Token in error=end of expression, Additional details=",
+        ),
+        ("filter = { kind = 'sql', expression = 'a = @b' }", f"{AT_RULE}.filter.expression: "),
+        ("filter = { kind = 'sql', expression = 'sys.Color = 1' }", f"{AT_RULE}.filter.expression: "),
+        ("filter = { kind = 'correlation', properties = { a = 1, A = 2 } }", f"{AT_RULE}.filter.properties: "),
+        (
+            "action = { expression = 'SET a = 1; SEND b' }",
+            f"{AT_RULE}.action.expression: There was an error parsing the SQL expression. [Token line=1, column=12, "
+            "Token in error=SEND, ",
+        ),
+    ],
+)
+def test_a_wrong_expression_is_named_with_its_path_position_and_what_was_expected(toml, text, problem):
+    path = toml(RULE + text)
+    [found] = problems(path)
+    assert found.startswith(f"{path}: {problem}")
+
+
+def test_all_wrong_expressions_are_told_at_once(toml):
+    text = RULE + "filter = { kind = 'sql', expression = 'a =' }\naction = { expression = 'SET' }\n"
+    assert len(problems(toml(text + RULE.replace("'t'", "'u'") + "action = { expression = 'x' }"))) == 3
+
+
 def test_topics_subscriptions_and_rules_are_read(toml):
     settings = load(
         toml(

@@ -352,6 +352,17 @@ def test_what_is_wrong_with_a_topic_is_named_by_its_path(config, document, expec
     assert found.startswith(expected)
 
 
+def test_a_wrong_expression_is_named_by_its_path(config):
+    action = {"SqlExpression": "SET = 1"}
+    document = with_rule({"FilterType": "Sql", "SqlFilter": {"SqlExpression": "a > > 1"}, "Action": action})
+    wrong_filter, wrong_action = problems(config(document))
+    assert wrong_filter.startswith(
+        f"{AT_RULE}.SqlFilter.SqlExpression: There was an error parsing the SQL expression. "
+    )
+    assert "[Token line=1, column=5, Token in error=>, " in wrong_filter
+    assert wrong_action.startswith(f"{AT_RULE}.Action.SqlExpression: There was an error parsing the SQL expression. ")
+
+
 def test_comments_are_blanks(config):
     text = json.dumps(with_queue({"ForwardTo": ""}, name="q"), indent=1).replace(
         '"Queues"', '// "no"\n/* x */ "Queues"'
