@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from broker.entities import QueueDescription
+from broker.entities import Description, QueueDescription
 from broker.errors import BrokerError
 from broker.partition.partition import Partition
 from broker.partition.settings import PartitionSettings
@@ -62,9 +62,9 @@ def describe(**properties: Any) -> QueueDescription:
     return QueueDescription(name="orders", **{"lock_duration_ms": LOCK_MS, **properties})
 
 
-def define(store: Store, entity_id: int, description: QueueDescription) -> None:
+def define(store: Store, entity_id: int, description: Description) -> None:
     """As the catalog does."""
-    document = {"kind": "queue", "entity_id": entity_id, "created_ms": START_MS, "updated_ms": START_MS}
+    document = {"kind": description.kind, "entity_id": entity_id, "created_ms": START_MS, "updated_ms": START_MS}
     store.put(Table.ENTITIES, entity_key(entity_id), encode_document(document | description.model_dump(mode="json")))
 
 

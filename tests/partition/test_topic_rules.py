@@ -1,0 +1,351 @@
+"""Rules of subscriptions: what they select and change, what happens when they fail, and how they are administered."""
+
+import pytest
+from driver import MAIN, START_MS
+from topic_driver import TOPIC, TOPIC_ENTITY, A, B, TopicDriver, assert_shared_rightly, event, rule
+
+from broker.errors import EntityAlreadyExists, EntityNotFound, InvalidArgument, NotAllowed, QuotaExceeded
+from broker.partition import rule_requests
+from broker.wire import Outcome
+from protocol.codec import Described, Int, Long, Symbol, Timestamp, decode_exactly
+from storage.records import NEVER, Field
+
+DURATION = Described(Symbol("com.microsoft:timespan"), Long(2_000 * 10_000))
+TAKES_RED = rule("red", sql="color = 'red'")
+
+
+def assert_sound(topic):
+    assert_shared_rightly(topic.store, {TOPIC_ENTITY: {A >> 3, B >> 3}})
+
+
+def with_rules(*rules, **properties):
+    topic = TopicDriver()
+    topic.subscribe(A, *rules, no_rules=True, **properties)
+    return topic
+
+
+def changes(delivery):
+    """Properties and system fields set since, decoded."""
+
+    def read(value):
+        return decode_exactly(value) if isinstance(value, bytes) else value
+
+    return (
+        {name: read(value) for name, value in delivery.properties.items()},
+        {field: read(value) for field, value in delivery.overlay.get(Field.SYSTEM, {}).items()},
+    )
+
+
+def names(topic, queue_id=A):
+    return [found["name"] for found in topic.request("enumerate-rules", 0, 100, queue=queue_id)]
+
+
+# ---- filters
+
+
+def test_a_subscription_gets_what_one_of_its_rules_selects_and_once_only():
+    topic = with_rules(TAKES_RED, rule("large", sql="size > 10"), rule("label", correlation={"label": "x"}))
+    topic.subscribe(B, rule("blue", correlation={"properties": {"color": "blue"}}))
+    topic.publish(
+        event("red", color="red"),
+        event("both", color="red", size=11),
+        event("blue", color="blue", size=10),
+        event("label", system={3: "x"}),
+        "none",
+    )
+    assert (topic.texts(A), topic.texts(B)) == (["red", "both", "label"], ["blue"])
+    assert [d.number for d in topic.peek(A)] == [1, 2, 3]
+    assert topic.references() == {}
+    assert topic.message_count() == 4
+    assert_sound(topic)
+
+
+def test_what_takes_every_message_and_what_selects_live_side_by_side():
+    topic = TopicDriver(B)
+    topic.subscribe(A, TAKES_RED)
+    topic.publish("plain", event("red", color="red"))
+    assert (topic.texts(A), topic.texts(B)) == (["red"], ["plain", "red"])
+    assert topic.references() == {2: 2}
+
+
+def test_filters_see_what_the_broker_knows_of_the_message():
+    topic = with_rules(
+        rule("size", sql="sys.Size > 500"),
+        rule("ttl", sql="sys.TimeToLive < @limit", limit=DURATION),
+        rule("time", sql="sys.EnqueuedTimeUtc = @now AND user.timed = 1", now=Timestamp(START_MS)),
+    )
+    topic.publish(event(bytes(600)), event("brief", ttl_ms=1_000), event("timed", timed=1), "none")
+    assert len(topic.peek(A)) == 3
+
+
+def test_a_rule_given_as_an_expression_that_is_always_true_costs_no_look_at_messages():
+    topic = with_rules(rule("always", sql="1=1"))
+    topic.publish("m")
+    assert topic.texts(A) == ["m"]
+    assert not topic.partition._core.topics[TOPIC_ENTITY].has_rules
+
+
+# ---- actions
+
+
+def test_each_rule_with_an_action_makes_its_own_copy_and_those_without_make_one():
+    topic = with_rules(
+        rule("one"),
+        TAKES_RED,
+        rule("first", action="SET mark = 1"),
+        rule("second", sql="color = 'red'", action="SET mark = 2"),
+        rule("blank", action=" "),
+    )
+    topic.publish(event("m", color="red"))
+    copies = topic.peek(A)
+    assert sorted((changes(copy)[0] for copy in copies), key=len) == [
+        {},
+        {"mark": 1, "RuleName": "first"},
+        {"mark": 2, "RuleName": "second"},
+    ]
+    assert topic.references() == {1: 3}
+    assert_sound(topic)
+    received = topic.receive(3, "a", A)
+    topic.settle(Outcome.ACCEPTED, *received[:2], queue=A)
+    assert_sound(topic)
+    topic.settle(Outcome.ACCEPTED, received[2], queue=A)
+    assert (topic.message_count(), topic.references()) == (0, {})
+
+
+def test_an_action_sets_and_removes_properties_and_system_properties():
+    action = """
+        SET added = 'x'; SET Amount = amount + 1; REMOVE gone; REMOVE never;
+        SET sys.Label = 'new'; SET sys.ContentType = 'text/plain'; SET sys.MessageId = 'id'; SET sys.SessionId = 's';
+        REMOVE sys.To
+    """
+    topic = with_rules(rule("r", action=action))
+    topic.publish(event("m", system={2: "to", 3: "old"}, amount=Int(4), gone="here"))
+    [copy] = topic.peek(A)
+    properties, system = changes(copy)
+    assert properties == {"added": "x", "amount": 5, "gone": None, "RuleName": "r"}
+    assert type(properties["amount"]) is Int
+    assert system == {3: "new", 6: "text/plain", 0: "id", 10: "s", 2: None}
+    assert type(system[6]) is Symbol
+
+
+def test_an_action_changes_the_time_to_live_of_its_copy():
+    topic = TopicDriver(B, default_message_time_to_live_ms=60_000)
+    topic.subscribe(A, rule("r", action="SET sys.TimeToLive = @ttl", ttl=DURATION))
+    topic.publish(event("m", ttl_ms=10_000), event("short", ttl_ms=1_000))
+    assert [d.overlay[Field.EXPIRES_MS] - START_MS for d in topic.peek(A)] == [2_000, 2_000]
+    topic.wait(2_000)
+    assert (topic.texts(A), topic.texts(B)) == ([], ["m"])
+    assert_sound(topic)
+
+
+@pytest.mark.parametrize(("default_ms", "expected"), [(None, NEVER), (60_000, START_MS + 60_000)])
+def test_an_action_that_removes_the_time_to_live_leaves_the_topics(default_ms, expected):
+    topic = with_rules(rule("r", action="REMOVE sys.TimeToLive"))
+    topic.put_topic(default_message_time_to_live_ms=default_ms)
+    topic.publish(event("m", ttl_ms=1_000))
+    assert topic.peek(A)[0].overlay[Field.EXPIRES_MS] == expected
+    topic.wait(5_000)
+    assert topic.texts(A) == ["m"]
+
+
+def test_a_changed_copy_of_a_scheduled_message_keeps_its_number_and_time():
+    topic = with_rules(rule("r", action="SET a = 1"))
+    topic.publish(event("m", ttl_ms=1_000, scheduled_ms=START_MS + 100))
+    topic.wait(100)
+    [copy] = topic.peek(A)
+    assert copy.overlay[Field.ENQUEUED_MS] == START_MS + 100
+    assert copy.overlay[Field.EXPIRES_MS] == START_MS + 1_100
+    assert copy.overlay[Field.ENQUEUE_SEQUENCE_NUMBER] == 1
+    assert changes(copy)[0] == {"a": 1, "RuleName": "r"}
+
+
+def test_what_receivers_set_is_added_to_what_the_action_set():
+    topic = with_rules(rule("r", action="SET a = 1; REMOVE b"))
+    topic.publish(event("m", b=2))
+    topic.settle(Outcome.ABANDONED, topic.receive_one("r", A), properties={"c": "3"}, queue=A)
+    assert changes(topic.peek(A)[0])[0] == {"a": 1, "b": None, "c": "3", "RuleName": "r"}
+
+
+# ---- failures (DL7)
+
+
+def test_a_message_on_which_a_filter_fails_is_dead_lettered_in_that_subscription():
+    topic = TopicDriver(B)
+    topic.subscribe(A, rule("div", sql="1 / amount > 0"))
+    topic.publish(event("m", amount=0), event("good", amount=1))
+    assert (topic.texts(A), topic.texts(A | 1), topic.texts(B)) == (["good"], ["m"], ["m", "good"])
+    [dead] = topic.peek(A | 1)
+    assert dead.properties["DeadLetterReason"] == "FilterException"
+    assert "'div'" in dead.properties["DeadLetterErrorDescription"]
+    assert "by zero" in dead.properties["DeadLetterErrorDescription"]
+    assert dead.overlay[Field.DEAD_LETTER_SOURCE] == "news/Subscriptions/a"
+    tally = topic.partition.tallies()[A]
+    assert (tally["incoming"], tally["rules_failed"], tally["dead_lettered"]) == (2, 1, {"FilterException": 1})
+    assert topic.partition.gauges()["rules_failed"] == 1
+    assert_sound(topic)
+    topic.settle(Outcome.ACCEPTED, topic.receive_one("dead", A | 1), queue=A | 1)
+    assert_sound(topic)
+
+
+def test_a_message_on_which_a_filter_fails_is_dropped_where_the_subscription_does_not_want_it():
+    topic = with_rules(rule("div", sql="1 / amount > 0"), dead_lettering_on_filter_evaluation_exceptions=False)
+    topic.publish(event("m", amount=0))
+    assert (topic.texts(A), topic.texts(A | 1), topic.message_count()) == ([], [], 0)
+    assert topic.partition.gauges()["rules_failed"] == 1
+
+
+def test_an_action_that_fails_dead_letters_the_message_unchanged_and_other_rules_have_their_copies():
+    topic = with_rules(
+        rule("bad", action="SET amount = 1 / amount"),
+        rule("worse", sql="1 / amount > 0"),
+        rule("good", action="SET a = 1"),
+        rule("plain"),
+    )
+    topic.publish(event("m", amount=0))
+    assert len(topic.peek(A)) == 2
+    [dead] = topic.peek(A | 1)
+    assert dead.properties.keys() == {"DeadLetterReason", "DeadLetterErrorDescription"}
+    assert topic.partition.gauges()["rules_failed"] == 2
+    assert topic.references() == {1: 3}
+    assert_sound(topic)
+
+
+def test_what_fails_is_dead_lettered_without_a_time_to_live():
+    topic = with_rules(rule("div", sql="1 / amount > 0"), default_message_time_to_live_ms=1_000)
+    topic.publish(event("m", amount=0, ttl_ms=500))
+    topic.wait(10_000)
+    assert topic.texts(A | 1) == ["m"]
+
+
+def test_receivers_of_the_dead_letter_queue_are_served_at_once():
+    topic = with_rules(rule("div", sql="1 / amount > 0"))
+    topic.open("dead", A | 1)
+    topic.grant(1, "dead")
+    topic.publish(event("m", amount=0))
+    assert len(topic.pump()["dead"]) == 1
+
+
+# ---- administration
+
+
+def test_a_new_subscription_has_the_default_rule_unless_others_are_given():
+    topic = TopicDriver(A)
+    topic.subscribe(B, TAKES_RED)
+    assert topic.request("enumerate-rules", 0, 9, queue=A) == [
+        {"name": "$Default", "created_ms": START_MS, "filter": {"kind": "true"}, "action": None}
+    ]
+    assert names(topic, B) == ["red"]
+    topic.subscribe(B, status="Active")  # a change of properties leaves the rules alone
+    assert names(topic, B) == ["red"]
+
+
+def test_rules_are_added_listed_and_removed_and_hold_from_then_on():
+    topic = TopicDriver(A, B)
+    topic.publish("first")
+    topic.now_ms += 1
+    topic.request("add-rule", TAKES_RED, queue=A)
+    topic.publish("second")  # the default rule is still there
+    topic.request("remove-rule", "$default", queue=A)
+    topic.publish("third", event("red", color="red"))
+    topic.request("remove-rule", "RED", queue=A)
+    topic.publish(event("red", color="red"))
+    assert topic.texts(A) == ["first", "second", "red"]
+    assert topic.texts(B) == ["first", "second", "third", "red", "red"]
+    topic.request("add-rule", rule("all"), queue=A)
+    topic.publish("last")
+    assert topic.texts(A)[-1] == "last"
+    assert_sound(topic)
+
+
+def test_rules_survive_a_restart_with_their_values_and_in_their_order():
+    topic = TopicDriver(A)
+    added = [
+        rule("z", sql="a = @v", action="SET b = @v", v=Int(5)),
+        rule("y", correlation={"label": "x", "properties": {"n": Timestamp(5)}}),
+        rule("x", kind="false"),
+    ]
+    for each in added:
+        topic.now_ms += 1
+        topic.request("add-rule", each, queue=A)
+    before = topic.request("enumerate-rules", 0, 9, queue=A)
+    topic.restart()
+    assert topic.request("enumerate-rules", 0, 9, queue=A) == before
+    assert names(topic) == ["$Default", "z", "y", "x"]
+    topic.publish(event("m", a=5))
+    assert [changes(copy)[0] for copy in topic.peek(A)] == [{}, {"b": 5, "RuleName": "z"}]
+
+
+def test_rules_are_listed_in_pages():
+    topic = with_rules(*[rule(f"r{n}") for n in range(5)])
+    assert [found["name"] for found in topic.request("enumerate-rules", 1, 2, queue=A)] == ["r1", "r2"]
+    assert topic.request("enumerate-rules", 5, 2, queue=A) == []
+    for skip, top in ((-1, 1), (0, 0)):
+        with pytest.raises(InvalidArgument):
+            topic.request("enumerate-rules", skip, top, queue=A)
+
+
+def test_a_rule_of_a_name_that_is_taken_is_refused():
+    topic = TopicDriver(A, B)
+    topic.request("add-rule", TAKES_RED, queue=A)
+    for name in ("red", "RED", "$Default"):
+        with pytest.raises(EntityAlreadyExists):
+            topic.request("add-rule", rule(name), queue=A)
+    topic.request("add-rule", TAKES_RED, queue=B)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (rule("r", sql="a = "), "line=1, column=5"),
+        (rule("r", sql="a = @missing"), "parameter has no value"),
+        (rule("r", action="SET sys.SequenceNumber = 1"), "read-only"),
+        (rule("r", correlation={}), "condition"),
+        (rule("r", kind="spatial"), "spatial"),
+    ],
+)
+def test_a_wrong_rule_is_refused_and_says_why(wrong, said):
+    topic = TopicDriver(A)
+    with pytest.raises(InvalidArgument, match=said):
+        topic.request("add-rule", wrong, queue=A)
+    assert names(topic) == ["$Default"]
+    with pytest.raises(InvalidArgument, match=said):
+        topic.subscribe(B, wrong)
+    with pytest.raises(EntityNotFound):
+        topic.peek(B)
+
+
+def test_a_rule_that_is_not_there_cannot_be_removed():
+    topic = TopicDriver(A)
+    with pytest.raises(EntityNotFound, match="could not be found"):
+        topic.request("remove-rule", "other", queue=A)
+
+
+def test_rules_belong_to_subscriptions():
+    topic = TopicDriver(A)
+    for queue_id in (TOPIC, MAIN, A | 1):
+        for name, args in (("add-rule", (rule("r"),)), ("remove-rule", ("r",)), ("enumerate-rules", (0, 1))):
+            with pytest.raises(NotAllowed):
+                topic.request(name, *args, queue=queue_id)
+    with pytest.raises(EntityNotFound):
+        topic.request("add-rule", rule("r"), queue=B)
+
+
+@pytest.mark.parametrize("kind", ["sql", "correlation"])
+def test_a_topic_has_so_many_filters_of_a_kind_over_all_its_subscriptions(kind, monkeypatch):
+    def numbered(n):
+        return rule(f"r{n}", sql=f"a = {n}") if kind == "sql" else rule(f"r{n}", correlation={"label": str(n)})
+
+    assert rule_requests.LIMITS == {"sql": 2000, "correlation": 100_000}
+    monkeypatch.setitem(rule_requests.LIMITS, kind, 3)
+    topic = TopicDriver(A, B)
+    for n in (1, 2):
+        topic.request("add-rule", numbered(n), queue=A)
+    topic.request("add-rule", numbered(3), queue=B)
+    with pytest.raises(QuotaExceeded):
+        topic.request("add-rule", numbered(4), queue=B)
+    topic.request("add-rule", rule("true"), queue=B)
+    topic.request("remove-rule", "r1", queue=A)
+    topic.request("add-rule", numbered(4), queue=B)
+    topic.unsubscribe(B)
+    topic.request("add-rule", numbered(5), queue=A)
+    assert names(topic) == ["$Default", "r2", "r5"]
