@@ -97,5 +97,5 @@ def test_a_message_sent_while_the_worker_is_down_is_refused_without_waiting_for_
             exchange(sender, lambda: bool(answers))
         finally:
             supervisor.resume()
-        sender.close()
+            sender.close()
     assert answers == [False]
