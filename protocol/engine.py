@@ -16,7 +16,7 @@ from cproton_ffi import ffi, lib
 from protocol import codec
 from protocol.codec import Described, Symbol
 from protocol.errors import ProtocolError
-from protocol.frames import FrameWalk
+from protocol.frames import FrameWalk, IllegalState
 from protocol.padding import CONTROL, EVERYTHING, pad, reads_by_position
 
 ACCEPTED: int = lib.PN_ACCEPTED
@@ -579,6 +579,8 @@ class Engine:
         if link is None or link.is_sender or not lib.pn_delivery_readable(delivery):
             if delivery in self.offered:
                 self._answered(delivery)
+            elif link is not None and link.is_sender and not lib.pn_delivery_updated(delivery):
+                raise IllegalState("A transfer came on a link to its sender.")
             return
         pending = lib.pn_delivery_pending(delivery)
         partial = lib.pn_delivery_partial(delivery)

@@ -159,7 +159,8 @@ class FrameWalk:
                 else:
                     raise DecodeError(f"an unknown performative, 0x{code:02x},", at + 10)
                 at = next_at
-            if end - at >= 4 and not _HEARTBEAT_BYTES <= (size := _frame_size(data, at)[0]) <= largest:
+            size = _frame_size(data, at)[0] if end - at >= 4 else _HEARTBEAT_BYTES
+            if size != _HEARTBEAT_BYTES and not _LEAST_BYTES <= size <= largest:
                 raise FramingError(f"a frame of {size} bytes: frames have 8 to {largest} bytes")
         except ProtocolError as error:
             self._closed = True
@@ -178,6 +179,8 @@ class FrameWalk:
             if self._opened:
                 raise IllegalState("The connection is open already.")
             self._opened = True
+        elif not self._opened:
+            raise IllegalState("The connection is not open.")
         elif code == BEGIN:
             if handles is not None:
                 raise IllegalState(f"Channel {channel} has a session already.")

@@ -202,6 +202,7 @@ class ClientConnection(asyncio.Protocol):
 
     def on_open(self, container_id: str, hostname: str) -> None:
         self._opened = True
+        self.next_tick_ms = 0  # the client may want heartbeats sooner than we look for its own
         self.engine.open()
         log.info("connection opened", peer=self._peer, container=container_id)
         if self.gateway.is_full:
@@ -320,10 +321,14 @@ class ClientConnection(asyncio.Protocol):
     def on_message(self, link: Link, delivery: Delivery, payload: bytes, batch: bool, settled: bool) -> None:
         if link.context is not None:
             link.context.on_message(delivery, payload, batch, settled)
+        else:
+            self.engine.forget(delivery)  # sent before the client knew that the link is refused or gone
 
     def on_oversized(self, link: Link, delivery: Delivery, size_bytes: int, settled: bool) -> None:
         if link.context is not None:
             link.context.on_oversized(delivery, size_bytes, settled)
+        else:
+            self.engine.forget(delivery)
 
     def on_outcome(self, link: Link, delivery: Delivery, token: bytes, state: int, settled: bool) -> None:
         if isinstance(link.context, ClientReceiver):
@@ -402,7 +407,9 @@ class ClientConnection(asyncio.Protocol):
     def tick(self, now_ms: int) -> None:
         """Heartbeats and the peer's silence."""
         if self._sasl is None and self._transport is not None:
-            self.next_tick_ms = self.engine.tick(now_ms)
+            # More often than the engine asks for: it measures the client's silence from one call to another.
+            most_ms = self.gateway.settings.amqp.idle_time_out_ms // 4
+            self.next_tick_ms = min(self.engine.tick(now_ms), now_ms + most_ms)
             self.flush()
 
     def close(self, condition: str | None = None, description: str = "") -> None:
