@@ -4,7 +4,6 @@ Both gather what one read of the socket holds into one command: single sends int
 outcome into one SETTLE.
 """
 
-import asyncio
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
@@ -37,6 +36,9 @@ _STATE = {
     Outcome.RELEASED: RELEASED,
 }
 
+# A message above this is not gathered with others: the worker can begin.
+LARGE_BYTES = 1 << 16
+
 
 class EntityLink:
     """What a client's sender and receiver have in common."""
@@ -54,6 +56,7 @@ class EntityLink:
         self.worker = connection.gateway.router.worker(entity.partition)
         self.channel = connection.gateway.router.next_number()
         self.worker.channels[self.channel] = self
+        self._worker_is_down = False  # a command of this turn could not be posted
 
     @property
     def tracker(self) -> str:
@@ -90,6 +93,12 @@ class EntityLink:
 
     def on_worker_back(self) -> None: ...
 
+    def answer_if_down(self) -> None:
+        """Answer what could not be posted: before the output of this turn is written, and before the worker is back."""
+        if self._worker_is_down:
+            self._worker_is_down = False
+            self.on_worker_lost()
+
 
 class ClientSender(EntityLink):
     """A link on which the client sends to an entity."""
@@ -113,17 +122,11 @@ class ClientSender(EntityLink):
         try:
             if batch:
                 messages = [take_apart(message, new_id=self._new_id) for message in unpack_batch(payload)]
+            else:
+                messages = [take_apart(payload, new_id=self._new_id)]
+            if self._requires_session:
                 for message in messages:
                     self._check(message)
-                self.post()
-                self._post(Op.SEND_BATCH, messages, 1, len(payload))
-            else:
-                message = take_apart(payload, new_id=self._new_id)
-                if self._requires_session:
-                    self._check(message)
-                self._messages.append(message)
-                if len(payload) > 1 << 16:
-                    self.post()  # large ones are not gathered: the worker can begin
         except (ProtocolError, BrokerError) as error:
             self.refuse(delivery, settled, error)
             return
@@ -132,6 +135,13 @@ class ClientSender(EntityLink):
             self._pending.append(None)
         else:
             self._pending.append(delivery)
+        if batch:
+            self._post_gathered()
+            self._post(Op.SEND_BATCH, messages, 1, len(payload))
+        else:
+            self._messages += messages
+            if len(payload) > LARGE_BYTES:
+                self._post_gathered()
         self.connection.active.add(self)
 
     def on_oversized(self, delivery: Delivery, size_bytes: int, settled: bool) -> None:
@@ -152,17 +162,21 @@ class ClientSender(EntityLink):
 
     def post(self) -> None:
         """Send what has gathered to the partition, and give the client credit again."""
+        self._post_gathered()
+        self.answer_if_down()
+        if not self.link.closed:
+            self._grant()
+
+    def _post_gathered(self) -> None:
         if self._messages:
             messages, self._messages = self._messages, []
             self._post(Op.SEND, messages, len(messages), 0)
-        if not self.link.closed:
-            self._grant()
 
     def _post(self, op: Op, messages: list[Any], deliveries: int, size_bytes: int) -> None:
         size_bytes = size_bytes or sum([len(message[1]) for message in messages])
         self._sends.append((time.perf_counter(), deliveries, len(messages), size_bytes))
         if not self.worker.post((op, self.partition, self.channel, self.queue, messages)):
-            asyncio.get_running_loop().call_soon(self.on_worker_lost)
+            self._worker_is_down = True
 
     def _grant(self) -> None:
         # In halves of the window, so that flow frames stay few.
@@ -212,6 +226,7 @@ class ClientSender(EntityLink):
     def on_worker_lost(self) -> None:
         """Whether the messages were stored is not known; the client may send them again."""
         self.on_sent(len(self._pending), _BUSY)
+        self._sends.clear()
 
     def on_detach(self) -> None:
         """The client is gone. What it sent is stored all the same; there is nobody to tell."""
@@ -375,7 +390,7 @@ class ClientReceiver(EntityLink):
         command = (Op.SETTLE, self.partition, channel, self.queue, outcome, tokens, properties)
         self.metrics.incoming_requests += len(tokens)
         if not self.worker.post(command) and channel:
-            asyncio.get_running_loop().call_soon(self.on_worker_lost)
+            self._worker_is_down = True
         elif not channel:
             self.metrics.settled[outcome or 0] += len(tokens)
             self.metrics.successful_requests += len(tokens)
@@ -407,6 +422,7 @@ class ClientReceiver(EntityLink):
     def post(self) -> None:
         """Send what one read of the socket has gathered to the partition."""
         self.post_settlements()
+        self.answer_if_down()
         self.grant()
 
     def on_detach(self, broken: bool = False) -> None:
