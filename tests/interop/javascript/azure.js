@@ -22,7 +22,7 @@ class Scene {
   }
   async send(...bodies) {
     const sender = this.sender();
-    for (const body of bodies) await sender.sendMessages({ body, messageId: `id of ${String(body).slice(0, 50)}` });
+    for (const body of bodies) await sender.sendMessages({ body });
     await sender.close();
   }
   async nothingIsLeft() {

@@ -1,0 +1,100 @@
+"""Writes README.md from the last run: `python -m tests.interop.readme`."""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+from tests.interop.harness import RESULTS
+from tests.interop.scenarios import NOT_APPLICABLE, NOTES, SCENARIOS, SDKS, Scenario, applicable
+
+HERE = Path(__file__).resolve().parent
+README = HERE / "README.md"
+PASSES, FAILS, NONE = "yes", "**no**", "-"
+
+_INTRODUCTION = """\
+# Scenarios with real client libraries
+
+Each library, unmodified, runs the same scenarios against a real broker. A program asserts what it observes; *yes* means
+that all of the sentence held, - marks what a library cannot do, a number a footnote.
+
+    python tests/interop/sdks.py                     # install the libraries, pinned, and build the programs
+    python -m pytest tests/interop                   # run them: a test for each scenario with each library
+    python -m tests.interop.readme                   # write this page from that run
+
+With PEEKLOCK_REQUIRE_INTEROP=1 the tests install by themselves, and fail where they would skip.
+
+`scenarios.py` is the table of scenarios, queue settings and exceptions; `python/`, `javascript/`, `go/`, `java/` and
+`proton/` hold the programs. All run as `program SCENARIO...`, read connection strings as JSON from PEEKLOCK_INTEROP and
+print a line of JSON for each scenario.
+"""
+
+
+def _pinned(file: str, pattern: str) -> str:
+    found = re.search(pattern, (HERE / file).read_text())
+    if found is None:
+        raise ValueError(f"{file} pins nothing like {pattern}")
+    return found[1]
+
+
+def titles() -> dict[str, str]:
+    """The libraries as their users call them, with the versions that are pinned."""
+    packages, modules, pom = "javascript/package.json", "go/go.mod", "java/pom.xml"
+    versions = {
+        "JavaScript @azure/service-bus": _pinned(packages, r'service-bus": "([^"]+)"'),
+        "Go azservicebus": _pinned(modules, r"azservicebus v(\S+)"),
+        "Java azure-messaging-servicebus": _pinned(pom, r"azure-messaging-servicebus</artifactId>\s*<version>([^<]+)"),
+        "Qpid JMS": _pinned(pom, r"qpid-jms-client</artifactId>\s*<version>([^<]+)"),
+        "rhea": _pinned(packages, r'rhea": "([^"]+)"'),
+        "python-qpid-proton": _pinned("proton/requirements.txt", r"python-qpid-proton==(\S+)"),
+    }
+    pythons = [f"Python azure-servicebus {sdk.removeprefix('python-')}" for sdk in SDKS if sdk.startswith("python-")]
+    others = [f"{name} {version}" for name, version in versions.items()]
+    return dict(zip(SDKS, [*pythons, *others], strict=True))
+
+
+class _Footnotes:
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def number(self, text: str) -> str:
+        if text not in self.texts:
+            self.texts.append(text)
+        return f"<sup>{self.texts.index(text) + 1}</sup>"
+
+
+def _cell(sdk: str, scenario: Scenario, results: dict[str, dict[str, bool]], footnotes: _Footnotes) -> str:
+    if reason := NOT_APPLICABLE[sdk].get(scenario.id):
+        return NONE + footnotes.number(reason)
+    verdict = PASSES if results[sdk][scenario.id] else FAILS
+    note = NOTES.get(sdk, {}).get(scenario.id)
+    return verdict + (footnotes.number(note) if note else "")
+
+
+def render(results: dict[str, dict[str, bool]]) -> str:
+    """`results` by library and scenario; all that are applicable must be there."""
+    names = titles()
+    footnotes = _Footnotes()
+    rows = [["scenario", "what must hold", "shows", *(names[sdk] for sdk in SDKS)]]
+    rows.append(["---"] * len(rows[0]))
+    for scenario in SCENARIOS:
+        cells = [_cell(sdk, scenario, results, footnotes) for sdk in SDKS]
+        rows.append([scenario.id, scenario.sentence, ", ".join(scenario.seeds), *cells])
+    table = "\n".join("| " + " | ".join(row) + " |" for row in rows)
+    notes = "\n".join(f"{number}. {text}" for number, text in enumerate(footnotes.texts, 1))
+    return f"{_INTRODUCTION}\n{table}\n\n{notes}\n"
+
+
+def last_results() -> dict[str, dict[str, bool]]:
+    """Results of the last run of each library. Raises SystemExit if one is missing or has not all scenarios."""
+    results = {}
+    for sdk in SDKS:
+        file = RESULTS / f"{sdk}.json"
+        results[sdk] = json.loads(file.read_text()) if file.is_file() else {}
+        if missing := [scenario.id for scenario in applicable(sdk) if scenario.id not in results[sdk]]:
+            sys.exit(f"no result of {sdk} for {', '.join(missing)}: run python -m pytest tests/interop first")
+    return results
+
+
+if __name__ == "__main__":
+    README.write_text(render(last_results()))
