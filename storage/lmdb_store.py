@@ -25,6 +25,8 @@ from storage.records import (
     FORMAT_VERSION,
     FORMAT_VERSION_KEY,
     PARTITION_ID_KEY,
+    STORE_ID_BYTES,
+    STORE_ID_KEY,
     CorruptRecord,
     decode_document,
     encode_document,
@@ -37,6 +39,7 @@ OWNER_LOCK_FILE = "owner.lock"
 
 MAX_READERS = 16  # ours, and a few processes that verify or back up
 FULL_DISK_BYTES = 1 << 20  # with less left, a failed write failed for want of room
+RENEWAL_BYTES = 1 << 20  # more than a change of a few records needs
 META_PAGES = 2  # LMDB's two roots at the start of the file
 
 _NAMES = [table.name.lower().encode() for table in Table]
@@ -175,6 +178,24 @@ class Snapshot:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def renew_store_id(path: Path) -> None:
+    """Make the store at `path`, a copy that nobody has open, one of its own: messages forwarded from here are new.
+
+    The store that was copied went on to give sequence numbers that this one will give again, and marks elsewhere say
+    that those were taken over. Marks here are of stores that renew their ids as well. Raises StoreError.
+    """
+    size = (path / DATA_FILE).stat().st_size
+    try:
+        env = lmdb.open(str(path), map_size=size + RENEWAL_BYTES, create=False, lock=False, max_dbs=len(Table))
+        with env.begin(write=True) as txn:
+            key, value = STORE_ID_KEY, encode_document(os.urandom(STORE_ID_BYTES))
+            txn.put(key, value, db=env.open_db(_NAMES[Table.META], txn=txn, create=False))
+            txn.drop(env.open_db(_NAMES[Table.MARKS], txn=txn, create=False), delete=False)
+        env.close()
+    except (lmdb.Error, OSError) as error:
+        raise store_error(path, "renew the store's id", error) from error
 
 
 def _look(path: Path, partition_id: int) -> bool:
@@ -421,6 +442,7 @@ class LmdbStore(Store):
             meta = databases[Table.META]
             txn.put(FORMAT_VERSION_KEY, encode_document(FORMAT_VERSION), db=meta)
             txn.put(PARTITION_ID_KEY, encode_document(partition_id), db=meta)
+            txn.put(STORE_ID_KEY, encode_document(os.urandom(STORE_ID_BYTES)), db=meta)
         for directory in (self._path, self._path.parent):  # the file's name must survive a power cut as well
             sync_directory(directory)
         return databases

@@ -21,7 +21,7 @@ from storage.data_dir import (
 )
 from storage.durable import sync_directory, sync_file, write_file
 from storage.file_lock import FileLock
-from storage.lmdb_store import DATA_FILE, Snapshot
+from storage.lmdb_store import DATA_FILE, Snapshot, renew_store_id
 from storage.store import StoreError
 from storage.verification import PartitionReport, Problem, verify_snapshot
 
@@ -102,8 +102,8 @@ def backup(source: Path, target: Path) -> int:
 def restore(source: Path, data_directory: Path) -> int:
     """Verify the backup `source` and copy it to `data_directory`, missing or empty; returns the bytes written.
 
-    A broker refuses the directory until it is complete. Raises NotADataDirectory, UnknownLayout, TargetNotEmpty,
-    BackupDamaged, NetworkFileSystem, StoreError, OSError.
+    Each store gets a new id: see `renew_store_id`. A broker refuses the directory until it is complete. Raises
+    NotADataDirectory, UnknownLayout, TargetNotEmpty, BackupDamaged, NetworkFileSystem, StoreError, OSError.
     """
     description = _description(source)
     data_directory = data_directory.absolute()
@@ -115,14 +115,14 @@ def restore(source: Path, data_directory: Path) -> int:
     data_directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock = FileLock(data_directory / LOCK_FILE)
     try:
-        copied_bytes = _copy(source, data_directory, description)
+        copied_bytes = _copy(source, data_directory, description, renew=True)
         sync_directory(data_directory.parent)
     finally:
         lock.release()
     return copied_bytes
 
 
-def _copy(source: Path, target: Path, description: Description) -> int:
+def _copy(source: Path, target: Path, description: Description, renew: bool = False) -> int:
     """Copy all partitions, and last the description, which makes the copy one; all of it synced."""
     (target / PARTITIONS).mkdir(mode=0o700)
     copied_bytes = 0
@@ -131,6 +131,8 @@ def _copy(source: Path, target: Path, description: Description) -> int:
         directory.mkdir(mode=0o700)
         with Snapshot(partition_path(source, partition)) as snapshot:
             snapshot.copy(directory)
+        if renew:
+            renew_store_id(directory)
         file = directory / DATA_FILE
         file.chmod(0o600)
         sync_file(file)

@@ -16,7 +16,10 @@ NEVER = (1 << 63) - 1  # the time that never comes, milliseconds
 
 FORMAT_VERSION_KEY = b"format-version"  # in META, a document: FORMAT_VERSION
 PARTITION_ID_KEY = b"partition-id"  # in META, a document: whose store this is
+STORE_ID_KEY = b"store-id"  # in META, a document: STORE_ID_BYTES random bytes, which no other store and no copy has
+STORE_ID_BYTES = 8
 DELETED_ENTITY_PREFIX = b"deleted-entity-"  # in META, then the key of an entity whose messages are still being freed
+FORWARDED_PREFIX = b"forwarded-"  # in META, then a queue id: the partition that may have taken messages of it over
 
 
 class CorruptRecord(Exception):
@@ -56,6 +59,7 @@ class Field(IntEnum):
     PROPERTIES = 4  # application properties set since: name -> str, or bytes of one encoded AMQP value; None: removed
     DEAD_LETTER_SOURCE = 5
     SYSTEM = 6  # fields of the properties section set since: index in its list -> as in PROPERTIES
+    HOPS = 7  # number of entities it was forwarded from
 
 
 Overlay = dict[int, Any]
@@ -71,6 +75,14 @@ unpack_due_key = struct.Struct(">IBqQ").unpack
 
 def rule_key(entity_id: int, name: str) -> bytes:
     return entity_key(entity_id) + name.encode()
+
+
+def mark_key(store_id: bytes, queue_id: int) -> bytes:
+    return store_id + entity_key(queue_id)
+
+
+def forwarded_key(queue_id: int) -> bytes:
+    return FORWARDED_PREFIX + entity_key(queue_id)
 
 
 # Message record: checksum of all that follows, enqueued ms, expires ms (NEVER), layout (opaque here: see
@@ -143,6 +155,19 @@ def decode_references(value: bytes) -> int:
     if len(value) != 8 or crc32(value[:4]) != int.from_bytes(value[4:], "big"):
         raise CorruptRecord("references: checksum mismatch")
     return int.from_bytes(value[:4], "big")
+
+
+# Mark: the highest sequence number of a queue of another store whose message was taken over, crc32 of that.
+def encode_mark(sequence_number: int) -> bytes:
+    number = sequence_number.to_bytes(8, "big")
+    return number + crc32(number).to_bytes(4, "big")
+
+
+def decode_mark(value: bytes) -> int:
+    """Raises CorruptRecord."""
+    if len(value) != 12 or crc32(value[:8]) != int.from_bytes(value[8:], "big"):
+        raise CorruptRecord("mark: checksum mismatch")
+    return int.from_bytes(value[:8], "big")
 
 
 # What each copy of a message in a subscription adds to the topic's size, whose bodies count once: about what an entry

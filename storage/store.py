@@ -20,6 +20,7 @@ class Table(IntEnum):
     QUARANTINE = 6  # (table, key) of a corrupt record -> its bytes as found
     RULES = 7  # (entity id of a subscription, rule name) -> rule
     REFS = 8  # message id -> number of queue entries that refer to the message, if there are several
+    MARKS = 9  # (store id, queue id) of messages forwarded from another store -> highest sequence number taken over
 
 
 class StoreError(Exception):

@@ -15,7 +15,9 @@ from storage.lmdb_store import Snapshot
 from storage.records import (
     COPY_BYTES,
     DELETED_ENTITY_PREFIX,
+    FORWARDED_PREFIX,
     NEVER,
+    STORE_ID_BYTES,
     CorruptRecord,
     Counts,
     Field,
@@ -26,6 +28,7 @@ from storage.records import (
     decode_counts,
     decode_document,
     decode_entry,
+    decode_mark,
     decode_references,
     message_expires_ms,
     message_key,
@@ -56,6 +59,7 @@ class Problem(StrEnum):
     MISSING_TIMER = "missing-timer"  # an entry would never become available, or never expire
     WRONG_REFERENCES = "wrong-references"  # another number of queue entries refers to a message than is recorded
     STRAY_RULE = "stray-rule"  # of no subscription
+    STRAY_MARK = "stray-mark"  # of a queue that is not there
 
 
 @dataclass(frozen=True)
@@ -138,6 +142,8 @@ class _Verification:
         self._message_expiries = array("q")
         self._references = array("L")  # of each message: entries that refer to it
         self._queues: defaultdict[int, _Queue] = defaultdict(_Queue)
+        self._entity_ids: set[int] = set()
+        self._forwarding: list[tuple[bytes, int]] = []  # keys in META, queue ids
         self._deleted: set[int] = set()  # entities whose contents are being freed step by step
         self._topics: dict[int, int] = {}  # entity id of a subscription, one being freed included -> of its topic
         self._topic_bytes: Counter[int] = Counter()  # entity id -> bodies once, and copies, of its subscriptions
@@ -148,6 +154,7 @@ class _Verification:
         self._meta()
         self._entities()
         self._rules()
+        self._marks()
         self._quarantine()
         self._messages()
         self._entries()
@@ -173,11 +180,14 @@ class _Verification:
                 self._deleted.add(entity_id)
                 if isinstance(document, dict) and document["topic_id"] is not None:
                     self._topics[entity_id] = document["topic_id"]
+            elif key.startswith(FORWARDED_PREFIX):
+                self._forwarding.append((key, int.from_bytes(key.removeprefix(FORWARDED_PREFIX), "big")))
 
     def _entities(self) -> None:
         subscriptions: dict[int, str] = {}
         topics: dict[str, int] = {}
         for key, document in self._documents(Table.ENTITIES):
+            self._entity_ids.add(int.from_bytes(key, "big"))
             kind = document.get("kind") if isinstance(document, dict) else None
             if kind == "subscription":
                 subscriptions[int.from_bytes(key, "big")] = document["topic"].lower()
@@ -191,6 +201,26 @@ class _Verification:
             if entity_id not in self._topics and entity_id not in self._deleted:
                 text = f"entity {entity_id}: {key[4:].decode(errors='replace')!r} is a rule of no subscription"
                 self._report.add(Problem.STRAY_RULE, Table.RULES, key, text)
+
+    def _marks(self) -> None:
+        """What was forwarded from queues of this store, and from queues of others. Every store knows all entities."""
+        for key, queue_id in self._forwarding:
+            self._check_mark_of(queue_id, Table.META, key)
+        for key, value in self._snapshot.items(Table.MARKS):
+            self._report.records[Table.MARKS] += 1
+            if len(key) != STORE_ID_BYTES + 4:
+                self._malformed(Table.MARKS, key)
+                continue
+            try:
+                decode_mark(value)
+            except CorruptRecord as error:
+                self._report.add(Problem.CORRUPT_RECORD, Table.MARKS, key, str(error))
+            self._check_mark_of(int.from_bytes(key[STORE_ID_BYTES:], "big"), Table.MARKS, key)
+
+    def _check_mark_of(self, queue_id: int, table: Table, key: bytes) -> None:
+        entity_id = queue_id >> 3
+        if entity_id not in self._entity_ids and entity_id not in self._deleted:
+            self._report.add(Problem.STRAY_MARK, table, key, f"queue {queue_id}: forwarded from, and not there")
 
     def _quarantine(self) -> None:
         """A record set aside is no problem; that its entry's timer and size may still be there, is none either."""

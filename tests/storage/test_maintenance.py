@@ -31,6 +31,7 @@ from storage.quarantine import quarantine
 from storage.records import (
     DELETED_ENTITY_PREFIX,
     NEVER,
+    STORE_ID_KEY,
     Counts,
     Field,
     Part,
@@ -40,8 +41,11 @@ from storage.records import (
     encode_counts,
     encode_document,
     encode_entry,
+    encode_mark,
     encode_message,
     entity_key,
+    forwarded_key,
+    mark_key,
     message_key,
     queue_key,
 )
@@ -64,7 +68,7 @@ def test_a_sound_directory_has_no_findings_and_is_counted(tmp_path: Path) -> Non
     assert report.problem_count == 0
     assert [partition.partition for partition in report.partitions] == [0, 1]
     assert report.partitions[0].records == Counter(
-        {Table.META: 2, Table.MESSAGES: 4, Table.QUEUE: 4, Table.DUE: 2, Table.COUNTS: 1}
+        {Table.META: 3, Table.MESSAGES: 4, Table.QUEUE: 4, Table.DUE: 2, Table.COUNTS: 1}
     )
 
 
@@ -95,8 +99,20 @@ DAMAGES: dict[str, tuple[Callable[[LmdbStore], object], dict[Problem, int]]] = {
         {Problem.CORRUPT_RECORD: 1},
     ),
     "keys of nonsense": (
-        lambda store: put_nonsense(store, Table.MESSAGES, Table.QUEUE, Table.DUE, Table.COUNTS),
-        {Problem.MALFORMED_KEY: 4},
+        lambda store: put_nonsense(store, Table.MESSAGES, Table.QUEUE, Table.DUE, Table.COUNTS, Table.MARKS),
+        {Problem.MALFORMED_KEY: 5},
+    ),
+    "mark of nonsense": (
+        lambda store: store.put(Table.MARKS, mark_key(bytes(8), 9 << 3), bytes(12)),
+        {Problem.CORRUPT_RECORD: 1, Problem.STRAY_MARK: 1},
+    ),
+    "mark of no entity": (
+        lambda store: store.put(Table.MARKS, mark_key(bytes(8), 9 << 3), encode_mark(7)),
+        {Problem.STRAY_MARK: 1},
+    ),
+    "forwarded from no entity": (
+        lambda store: store.put(Table.META, forwarded_key(9 << 3), encode_document(1)),
+        {Problem.STRAY_MARK: 1},
     ),
     "unknown place": (
         lambda store: store.put(Table.QUEUE, queue_key(QUEUE_ID, 9, 9), encode_entry(1)),
@@ -298,14 +314,40 @@ def test_what_is_not_a_data_directory_is_refused(tmp_path: Path, task: Callable[
 # ---- backup and restore
 
 
+def without_store_id(tables: list[list[tuple[bytes, bytes]]]) -> list[list[tuple[bytes, bytes]]]:
+    meta = [item for item in tables[Table.META] if item[0] != STORE_ID_KEY]
+    return [meta, *tables[Table.META + 1 :]]
+
+
 def test_a_restored_backup_has_the_same_contents(tmp_path: Path) -> None:
     make_data_directory(tmp_path / "data")
     written = backup(tmp_path / "data", tmp_path / "backups" / "monday")
     assert verify(tmp_path / "backups" / "monday").ok
-    assert restore(tmp_path / "backups" / "monday", tmp_path / "restored") == written > 0
+    assert restore(tmp_path / "backups" / "monday", tmp_path / "restored") >= written > 0
     DataDirectory(tmp_path / "restored", partitions=2).close()
     for partition in range(2):
-        assert contents(tmp_path / "restored", partition) == contents(tmp_path / "data", partition)
+        restored, original = (contents(tmp_path / name, partition) for name in ("restored", "data"))
+        assert without_store_id(restored) == without_store_id(original)
+
+
+def test_a_restored_store_forwards_as_another_one_and_a_backup_as_the_same(tmp_path: Path) -> None:
+    """What it forwarded after the backup must not stand in the way of what gets the same numbers now."""
+    make_data_directory(tmp_path / "data")
+    with open_store(partition_path(tmp_path / "data", 0)) as store:
+        store.put(Table.ENTITIES, entity_key(1), encode_document({"kind": "queue", "name": "q"}))
+        store.put(Table.MARKS, mark_key(bytes(8), 1 << 3), encode_mark(7))
+        store.commit()
+    backup(tmp_path / "data", tmp_path / "copy")
+    restore(tmp_path / "copy", tmp_path / "restored")
+    restore(tmp_path / "copy", tmp_path / "again")
+    ids = {
+        name: [dict(contents(tmp_path / name, partition)[Table.META])[STORE_ID_KEY] for partition in range(2)]
+        for name in ("data", "copy", "restored", "again")
+    }
+    assert ids["copy"] == ids["data"]
+    assert len({*ids["data"], *ids["restored"], *ids["again"]}) == 6
+    assert [len(contents(tmp_path / name, 0)[Table.MARKS]) for name in ("data", "restored")] == [1, 0]
+    assert verify(tmp_path / "restored").ok
 
 
 def test_a_backup_is_for_its_owner_only_and_without_secrets_and_locks(tmp_path: Path) -> None:
