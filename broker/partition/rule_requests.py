@@ -35,7 +35,8 @@ def remove_rule(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> N
     topic, entity_id = _topic(core, queue), queue.id >> 3
     stored = topic.rule(entity_id, args[0])
     if stored is None:
-        raise EntityNotFound(f"The rule '{args[0]}' of '{queue.terms.name}' could not be found.")
+        # A rule is an entity, too: by this text SDKs know that it is gone for good.
+        raise EntityNotFound(f"The messaging entity '{queue.terms.name}/Rules/{args[0]}' could not be found.")
     core.store.delete(Table.RULES, rule_key(entity_id, stored.rule.name))
     topic.remove_rule(entity_id, stored.rule.name)
 

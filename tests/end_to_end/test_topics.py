@@ -381,7 +381,7 @@ def test_a_rule_that_is_there_and_one_that_is_not_are_told(broker):
     assert (error.status, error.condition) == (409, "com.microsoft:entity-already-exists")
     error = failure(broker, "rules/subscriptions/s", "remove-rule", {"rule-name": "other"})
     assert (error.status, error.condition) == (404, "amqp:not-found")
-    assert "could not be found" in error.description
+    assert "The messaging entity 'rules/Subscriptions/s/Rules/other' could not be found" in error.description
 
 
 def test_rules_survive_a_restart_where_none_are_declared_and_declared_ones_come_back(tmp_path):
