@@ -4,7 +4,7 @@ import stat
 import pytest
 
 from broker.config import ConfigurationError, Settings
-from broker.entities import AuthorizationRule, QueueDescription, Right
+from broker.entities import AuthorizationRule, QueueDescription, Right, SubscriptionDescription, TopicDescription
 from broker.keys import (
     ALL_RIGHTS,
     EMULATOR_KEY,
@@ -182,3 +182,13 @@ def test_a_connection_string_names_endpoint_key_and_plain_tcp(host, port, tls, e
     text = f"Endpoint=sb://{endpoint};SharedAccessKeyName=name;SharedAccessKey=a+b/c=;"
     plain = "" if tls else "UseDevelopmentEmulator=true;"
     assert connection_string(host, port, "name", "a+b/c=", tls=tls) == text + plain
+
+
+def test_subscriptions_have_no_keys_of_their_own():
+    ring = Keyring()
+    rule = AuthorizationRule(key_name="k", primary_key="p", secondary_key=None, rights=frozenset({Right.LISTEN}))
+    topic = TopicDescription(name="News", authorization_rules=(rule,))
+    ring.set_entities([topic, SubscriptionDescription(topic="News", name="all")])
+    assert ring.lookup("k", "news") == rule
+    assert ring.lookup("k", "news/subscriptions/all") is None
+    assert [grant.entity for grant in ring.verify_plain("k", "p")] == ["news"]

@@ -1,0 +1,107 @@
+"""What a gateway finds under an address, and what may be done with it."""
+
+import pytest
+
+from broker.entities import QueueDescription, Status, SubscriptionDescription, TopicDescription
+from broker.errors import EntityDisabled, EntityNotFound, NotAllowed
+from broker.gateway.namespace import Entity, Namespace
+from protocol.addresses import Part, parse
+
+QUEUE = Entity(1, QueueDescription(name="Orders", max_message_size_kb=1), 0)
+TOPIC = Entity(2, TopicDescription(name="news/World"), 1)
+SUBSCRIPTION = Entity(3, SubscriptionDescription(topic="news/World", name="All", requires_session=True), 1)
+
+
+@pytest.fixture
+def namespace() -> Namespace:
+    found = Namespace("peeklock")
+    found.replace([QUEUE, TOPIC, SUBSCRIPTION])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("address", "entity"),
+    [
+        ("orders", QUEUE),
+        ("ORDERS/$management", QUEUE),
+        ("orders/$deadletterqueue", QUEUE),
+        ("News/world", TOPIC),
+        ("news/world/$management", TOPIC),
+        ("news/world/$transfer/$deadletterqueue", TOPIC),
+        ("news/world/Subscriptions/all", SUBSCRIPTION),
+        ("/news/WORLD/subscriptions/ALL/$DeadLetterQueue/$management", SUBSCRIPTION),
+        ("sb://host:5672/news%2Fworld/subscriptions/all", SUBSCRIPTION),
+    ],
+)
+def test_entities_are_found_by_any_spelling_of_their_paths(namespace, address, entity):
+    assert namespace.find(parse(address)) is entity
+
+
+@pytest.mark.parametrize(
+    ("address", "text"),
+    [
+        ("other", "The messaging entity 'peeklock:queue:other' could not be found."),
+        (
+            "news/world/subscriptions/other",
+            "'peeklock:subscription:news/world/subscriptions/other' could not be",
+        ),
+        ("orders/subscriptions/all", "could not be found."),
+        ("news/world/$deadletterqueue", "The messaging entity 'peeklock:queue:news/world' could not be found."),
+        ("news", "could not be found."),
+    ],
+)
+def test_what_is_missing_is_said_in_words_that_sdks_know(namespace, address, text):
+    with pytest.raises(EntityNotFound) as raised:
+        namespace.find(parse(address))
+    assert text in str(raised.value)
+
+
+def test_entities_have_their_whole_paths_as_names(namespace):
+    assert namespace.names() == {1: "Orders", 2: "news/World", 3: "news/World/Subscriptions/All"}
+    assert SUBSCRIPTION.tracker("ns") == "ns:Subscription:news/World/Subscriptions/All"
+    assert TOPIC.tracker("ns") == "ns:Topic:news/World"
+
+
+def test_a_subscriptions_queues_are_its_own():
+    assert SUBSCRIPTION.queue(Part.MAIN) == 3 << 3
+    assert SUBSCRIPTION.queue(Part.DEAD_LETTER) == 3 << 3 | 1
+
+
+def test_only_queues_go_both_ways():
+    QUEUE.require_send()
+    QUEUE.require_receive()
+    TOPIC.require_send()
+    SUBSCRIPTION.require_receive()
+    with pytest.raises(NotAllowed, match="subscriptions of 'news/World'"):
+        TOPIC.require_receive()
+    with pytest.raises(NotAllowed, match="cannot be sent to"):
+        SUBSCRIPTION.require_send()
+
+
+@pytest.mark.parametrize(
+    ("status", "sends", "receives"),
+    [
+        (Status.ACTIVE, True, True),
+        (Status.DISABLED, False, False),
+        (Status.SEND_DISABLED, False, True),
+        (Status.RECEIVE_DISABLED, True, False),
+    ],
+)
+def test_a_status_disables_a_direction(status, sends, receives):
+    entity = Entity(1, QueueDescription(name="q", status=status), 0)
+    for allowed, require in ((sends, entity.require_send), (receives, entity.require_receive)):
+        if allowed:
+            require()
+        else:
+            with pytest.raises(EntityDisabled, match=status.value):
+                require()
+
+
+def test_the_largest_message_is_the_entitys_or_the_brokers():
+    assert QUEUE.max_message_bytes(5000) == 1024
+    assert TOPIC.max_message_bytes(5000) == 5000
+    assert SUBSCRIPTION.max_message_bytes(5000) == 5000
+
+
+def test_sessions_are_the_subscriptions():
+    assert (QUEUE.requires_session, TOPIC.requires_session, SUBSCRIPTION.requires_session) == (False, False, True)
