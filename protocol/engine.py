@@ -90,6 +90,11 @@ class Session:
         self.links: list[Link] = []
         self.context: Any = None
 
+    @property
+    def outgoing_bytes(self) -> int:
+        """Of deliveries that wait for the peer to open its window."""
+        return int(lib.pn_session_outgoing_bytes(self.pointer))
+
     def end(self, condition: str | None = None, description: str = "") -> None:
         if condition:
             _set_condition(lib.pn_session_condition(self.pointer), condition, description)

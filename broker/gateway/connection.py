@@ -44,8 +44,12 @@ def no_delay(transport: asyncio.BaseTransport) -> None:
 
 # After a close the peer has this long to answer before the socket is closed.
 CLOSE_GRACE_SECONDS = 2.0
-# A client whose sends overrun its credit this often over is not read from until the store has caught up.
-OVERRUN = 4
+# Refused links count until the client has detached them; one with this many times the links allowed never will.
+LINKS_OVERRUN = 2
+# A client needs two to put a token, and some open a pair for each.
+MAX_LINKS_WITHOUT_RIGHTS = 20
+# The largest tokens known are some 10 KiB.
+MAX_TOKEN_MESSAGE_BYTES = 128 * 1024
 
 _FAULTS: dict[type[ProtocolError], Symbol] = {
     FramingError: conditions.CONNECTION_FRAMING_ERROR,
@@ -67,10 +71,13 @@ class ClientConnection(asyncio.Protocol):
         self.active: set[ClientSender | ClientReceiver] = set()
         self.rights = Rights(everything=gateway.settings.security.allow_anonymous)
         self.is_stalled = False
+        self.overrun: set[ClientSender] = set()
+        self.blocked: set[ClientReceiver] = set()  # until their session's window opens
         self.next_tick_ms = 0
         self._transport: asyncio.Transport | None = None
         self._sasl: SaslServer | None = None
         self._opened = False
+        self._waits = False  # nothing is read from the client
         self._closing = False
         self._closed_by_client = False
         self._busy = False  # in the engine: what wants to be flushed waits until we are out of it
@@ -140,8 +147,10 @@ class ClientConnection(asyncio.Protocol):
         return False
 
     def pause_writing(self) -> None:
-        """The peer does not read: nothing more is handed out to it, and in the end it is cut off."""
+        """The peer does not read: nothing more is handed out to it, or read from it, and in the end it is cut off."""
         self.is_stalled = True
+        self._activate_receivers()  # what was granted to them is taken back
+        self.flush()
         timeout_s = self.gateway.settings.amqp.write_stall_timeout_ms / 1000
         self._stall = asyncio.get_running_loop().call_later(timeout_s, self._abort, "the client does not read")
 
@@ -150,11 +159,35 @@ class ClientConnection(asyncio.Protocol):
         if self._stall is not None:
             self._stall.cancel()
             self._stall = None
+        self._activate_receivers()
+        for response in self._responses:
+            response.on_flow()
+        self.flush()
+
+    def _activate_receivers(self) -> None:
         if self._sasl is None:
             for link in self.engine.links.values():
                 if isinstance(link.context, ClientReceiver):
                     self.active.add(link.context)
-        self.flush()
+
+    def regulate(self) -> None:
+        """Read from the client as fast as what it asks for can be done.
+
+        Credit alone does not bound what is in flight: some clients send without (amqp.md 4.1), and the credit of many
+        links is more than a partition can take at once.
+        """
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        if self.overrun:
+            self.overrun = {sender for sender in self.overrun if sender.is_overrun}
+        wait = self.is_stalled or bool(self.overrun) or bool(self.gateway.router.behind)
+        if wait is not self._waits:
+            self._waits = wait
+            if wait:
+                transport.pause_reading()
+            else:
+                transport.resume_reading()
 
     # -- SASL
 
@@ -226,6 +259,11 @@ class ClientConnection(asyncio.Protocol):
         tracker = "NoSystemTracker"
         try:
             amqp = self.gateway.settings.amqp
+            if len(self.engine.links) > LINKS_OVERRUN * amqp.max_links_per_connection:
+                self.close(conditions.RESOURCE_LIMIT_EXCEEDED, "Links are attached although they are refused.")
+                return
+            if self.rights.is_empty and self._links >= MAX_LINKS_WITHOUT_RIGHTS:
+                raise QuotaExceeded(f"Without a token there are {MAX_LINKS_WITHOUT_RIGHTS} links at most.")
             if len(link.session.links) > amqp.max_links_per_session or self._links >= amqp.max_links_per_connection:
                 raise QuotaExceeded(
                     f"The connection has {self._links} links and the session {len(link.session.links) - 1}: "
@@ -268,8 +306,10 @@ class ClientConnection(asyncio.Protocol):
             self._responses.append(response)
             link.accept()
             return response
-        link.accept(self.gateway.settings.amqp.max_message_size_bytes, REQUEST_CREDIT)
-        if address.node is Node.CBS:
+        is_cbs = address.node is Node.CBS
+        most_bytes = self.gateway.settings.amqp.max_message_size_bytes
+        link.accept(min(most_bytes, MAX_TOKEN_MESSAGE_BYTES) if is_cbs else most_bytes, REQUEST_CREDIT)
+        if is_cbs:
             return CbsRequests(self, link, address)
         if entity is None:
             return NamespaceRequests(self, link, address)
@@ -358,6 +398,8 @@ class ClientConnection(asyncio.Protocol):
                 self._flush()
         finally:
             self._busy = False
+        if self._waits or self.overrun or self.is_stalled or self.gateway.router.behind:
+            self.regulate()
 
     def _flush(self) -> None:
         while self.active:
@@ -368,6 +410,10 @@ class ClientConnection(asyncio.Protocol):
         output = self.engine.pull()
         if output:
             self._write(output)
+            if self.blocked:
+                self.active |= self.blocked
+                self.blocked.clear()
+                self._flush_again = True
         if self.engine.finished:
             self._hang_up(" ".join(self.engine.fault()) or "closed")
 

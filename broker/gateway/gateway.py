@@ -45,6 +45,7 @@ class Gateway:
         self.container_id = f"{uuid.uuid4().hex}_G{self._number}"
         self.router = Router(instructions.sockets, self.settings.partitions, self.metrics, self._on_catalog)
         self.new_message_id = MessageIds()
+        self.router.on_caught_up = self._on_caught_up
         self.connections: set[ClientConnection] = set()
         self._catalog_known = asyncio.Event()
         self._servers: list[asyncio.Server] = []
@@ -138,6 +139,10 @@ class Gateway:
         )
         self.keyring.set_entities(each.description for each in definitions)
         self._catalog_known.set()
+
+    def _on_caught_up(self) -> None:
+        for connection in list(self.connections):
+            connection.regulate()
 
     # -- connections
 

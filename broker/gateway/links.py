@@ -25,6 +25,9 @@ from protocol.sections import take_apart
 if TYPE_CHECKING:
     from broker.gateway.connection import ClientConnection
 
+# A sender with this many times its credit in flight is not read from until the partition has caught up.
+OVERRUN = 4
+
 _BUSY = ServerBusy(tracking.SERVER_BUSY)
 
 # What the answer to an outcome says: the same kind (amqp.md 6.2).
@@ -115,8 +118,8 @@ class ClientSender(EntityLink):
         self._new_id = connection.gateway.new_message_id
 
     @property
-    def in_flight(self) -> int:
-        return len(self._pending)
+    def is_overrun(self) -> bool:
+        return len(self._pending) > OVERRUN * self._window
 
     def on_message(self, delivery: Delivery, payload: bytes, batch: bool, settled: bool) -> None:
         try:
@@ -166,6 +169,8 @@ class ClientSender(EntityLink):
         self.answer_if_down()
         if not self.link.closed:
             self._grant()
+        if self.is_overrun:
+            self.connection.overrun.add(self)
 
     def _post_gathered(self) -> None:
         if self._messages:
@@ -254,6 +259,7 @@ class ClientReceiver(EntityLink):
         amqp = connection.gateway.settings.amqp
         self._window = amqp.receiver_window
         self._max_unsettled = amqp.max_unsettled_per_link
+        self._max_output_bytes = amqp.max_output_buffer_bytes
         self._receive_and_delete = link.settled_by_sender
         self._delivered = 0  # since the receiver was opened on the partition
         self._limit = 0
@@ -283,8 +289,9 @@ class ClientReceiver(EntityLink):
             return
         credit = link.credit
         room = min(credit, self._window, self._max_unsettled - self._unsettled)
-        if self.connection.is_stalled:
+        if self._is_blocked:
             room = 0
+            self.connection.blocked.add(self)
         limit = self._delivered + max(room, 0)
         if link.drain and (limit == self._delivered or credit > 0):
             self._draining = True
@@ -310,7 +317,12 @@ class ClientReceiver(EntityLink):
 
     @property
     def _is_full(self) -> bool:
-        return self._unsettled >= self._max_unsettled or self.connection.is_stalled
+        return self._unsettled >= self._max_unsettled or self._is_blocked
+
+    @property
+    def _is_blocked(self) -> bool:
+        """The client does not read, or has closed its session's window."""
+        return self.connection.is_stalled or self.link.session.outgoing_bytes > self._max_output_bytes
 
     # -- deliveries
 

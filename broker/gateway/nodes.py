@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 REQUEST_CREDIT = 100
 # Responses that wait for credit on one link; a client that asks and does not read loses the oldest.
 MAX_WAITING_RESPONSES = 1000
+MAX_WAITING_BYTES = 8 << 20
 # One answer to peek carries no more, so that it fits any client's buffers (PE11).
 MAX_PEEK_BYTES = 256 * 1024
 MAX_PEEK_MESSAGES = 1000
@@ -50,18 +51,24 @@ class ResponseLink:
         self.connection = connection
         self.link = link
         self.node = (address.node, address.resource)
-        self._waiting: deque[bytes] = deque(maxlen=MAX_WAITING_RESPONSES)
+        self._waiting: deque[bytes] = deque()
+        self._waiting_bytes = 0
         self._count = 0
 
     def respond(self, response: bytes) -> None:
         self._waiting.append(response)
+        self._waiting_bytes += len(response)
         self.on_flow()
+        while len(self._waiting) > MAX_WAITING_RESPONSES or self._waiting_bytes > MAX_WAITING_BYTES:
+            self._waiting_bytes -= len(self._waiting.popleft())
 
     def on_flow(self) -> None:
         link = self.link
-        while self._waiting and not link.closed and link.credit > 0:
+        while self._waiting and not link.closed and link.credit > 0 and not self.connection.is_stalled:
             self._count += 1
-            link.send(self._count.to_bytes(16, "big"), self._waiting.popleft(), b"", 0, True)
+            response = self._waiting.popleft()
+            self._waiting_bytes -= len(response)
+            link.send(self._count.to_bytes(16, "big"), response, b"", 0, True)
         if link.drain and not link.closed:
             link.drained()
 

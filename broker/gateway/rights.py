@@ -8,6 +8,8 @@ from protocol import tracking
 from protocol.sas_tokens import Claim
 
 _FOREVER = float("inf")
+# A connection's; clients put a token for each entity they use.
+MAX_PATHS = 2000
 
 
 def _covers(scope: str, path: str) -> bool:
@@ -23,6 +25,8 @@ class Rights:
         self._granted: dict[str, tuple[frozenset[str], float]] = {}
 
     def grant(self, path: str, rights: Iterable[str], until_s: float = _FOREVER) -> None:
+        if len(self._granted) >= MAX_PATHS and path not in self._granted:
+            del self._granted[next(iter(self._granted))]  # the oldest
         self._granted[path] = (frozenset(rights), until_s)
 
     def put(self, claim: Claim) -> None:

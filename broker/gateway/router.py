@@ -99,8 +99,17 @@ class WorkerConnection(asyncio.Protocol):
             for channel in list(self.channels.values()):
                 channel.on_worker_back()
 
+    def pause_writing(self) -> None:
+        self._router.behind.add(self)
+
+    def resume_writing(self) -> None:
+        self._router.behind.discard(self)
+        if not self._router.behind:
+            self._router.on_caught_up()
+
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
+        self.resume_writing()
         self._was_lost = True
         self._chunks.clear()
         self._chunk_bytes = 0
@@ -227,6 +236,8 @@ class Router:
         self.metrics = metrics
         self.partitions = partitions
         self.on_catalog = on_catalog
+        self.behind: set[WorkerConnection] = set()  # with more commands unread than they should have
+        self.on_caught_up: Callable[[], None] = lambda: None
         self.workers = [WorkerConnection(path, self) for path in sockets]
         self._number = 0
 
