@@ -1,0 +1,351 @@
+"""A topic against a plain model: random publishing, rules, subscriptions that come and go, settlements and restarts.
+
+After each step each subscription and its dead-letter queue show what the model has, each body is referred to by as
+many entries as is recorded and by one at least, and the topic's size is that of its bodies and copies. What a deleted
+subscription left behind is freed in steps, between which all of that holds, too.
+
+PEEKLOCK_MODEL_EXAMPLES sets how many examples are run; 60 by default.
+"""
+
+import os
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from topic_driver import TOPIC, TOPIC_ENTITY, A, B, C, D, TopicDriver, assert_shared_rightly, event, text
+from topic_driver import rule as rule_document
+
+from broker.partition.settings import PartitionSettings
+from broker.wire import Outcome
+from protocol.codec import decode_exactly
+from storage.records import Field
+
+NEVER = 1 << 62
+SUBSCRIPTIONS = st.sampled_from([A, B, C, D])
+RULES = {
+    "all": rule_document("all"),
+    "red": rule_document("red", sql="color = 'red'"),
+    "blue": rule_document("blue", correlation={"properties": {"color": "blue"}}),
+    "div": rule_document("div", sql="1 / n > 0"),
+    "mark": rule_document("mark", action="SET mark = 'x'; REMOVE color"),
+    "bad": rule_document("bad", sql="color = 'red'", action="SET n = 7 / n"),
+    "none": rule_document("none", kind="false"),
+}
+
+
+@dataclass(frozen=True)
+class Message:
+    body: str
+    color: str | None
+    n: int | None
+    ttl_ms: int | None
+
+
+@dataclass(frozen=True)
+class Copy:
+    """`changes` are application properties set since, decoded; `first_number` is that at the topic, or before."""
+
+    body: str
+    number: int
+    expires_ms: int
+    changes: dict[str, Any] = field(default_factory=dict)
+    count: int = 0
+    first_number: int | None = None
+    deferred: bool = False
+
+
+@dataclass
+class Subscription:
+    rules: list[str]
+    ttl_ms: int | None
+    dead_letter_failed: bool
+    main: list[Copy] = field(default_factory=list)
+    dead: list[Copy] = field(default_factory=list)
+    next_number: int = 1
+    next_dead: int = 1
+
+
+class TopicModel(RuleBasedStateMachine):
+    @initialize(
+        step=st.sampled_from([1, 3, 100]), window=st.sampled_from([2, 100]), ttl_ms=st.sampled_from([None, 3_000])
+    )
+    def start(self, step, window, ttl_ms):
+        self.driver = TopicDriver(
+            settings=PartitionSettings(step=step, window=window), default_message_time_to_live_ms=ttl_ms
+        )
+        self.topic_ttl_ms = ttl_ms
+        self.subscriptions: dict[int, Subscription] = {}
+        self.scheduled: dict[int, tuple[int, Message]] = {}  # number: time, message
+        self.next_number = 1
+        self.published = 0
+        for queue_id in (A, B):
+            self.subscribe(queue_id, None, None, True)
+
+    @property
+    def now_ms(self) -> int:
+        return self.driver.now_ms
+
+    # -- what the model knows
+
+    def fan_out(self, message: Message, first_number: int | None) -> None:
+        for subscription in self.subscriptions.values():
+            self.give(subscription, message, first_number)
+
+    def give(self, subscription: Subscription, message: Message, first_number: int | None) -> None:
+        failure = None
+        plain = False
+        changed: list[dict[str, Any]] = []
+        for name in subscription.rules:
+            if name == "div" and message.n == 0:
+                failure = failure or "FilterException"
+            elif name == "mark":
+                removed = {} if message.color is None else {"color": None}
+                changed.append({**removed, "mark": "x", "RuleName": "mark"})
+            elif name == "bad" and message.color == "red":
+                if message.n == 0:
+                    continue
+                changed.append({"n": None if message.n is None else 7 // message.n, "RuleName": "bad"})
+            else:
+                plain = plain or name == "all" or name == message.color or (name == "div" and message.n == 1)
+        if "bad" in subscription.rules and message.color == "red" and message.n == 0:
+            failure = failure or "RuleActionException"
+        limits = [ttl for ttl in (message.ttl_ms, self.topic_ttl_ms, subscription.ttl_ms) if ttl is not None]
+        expires_ms = self.now_ms + min(limits) if limits else NEVER
+        for changes in [{}] * plain + changed:
+            copy = Copy(message.body, subscription.next_number, expires_ms, changes, first_number=first_number)
+            subscription.main.append(copy)
+            subscription.next_number += 1
+        if failure and subscription.dead_letter_failed:
+            changes = {"DeadLetterReason": failure}
+            subscription.dead.append(
+                Copy(message.body, subscription.next_dead, NEVER, changes, first_number=first_number)
+            )
+            subscription.next_dead += 1
+
+    def turn(self) -> None:
+        """What is due happens; in the partition step by step, with everything true in between."""
+        while (due_ms := self.driver.partition.next_timer_ms()) is not None and due_ms <= self.now_ms:
+            self.driver.partition.advance(self.now_ms)
+            self.driver.partition.commit()
+            self.check_references()
+        due = sorted((time_ms, number) for number, (time_ms, _) in self.scheduled.items() if time_ms <= self.now_ms)
+        for _, number in due:
+            self.fan_out(self.scheduled.pop(number)[1], number)
+        for subscription in self.subscriptions.values():
+            subscription.main = [c for c in subscription.main if c.deferred or c.expires_ms > self.now_ms]
+
+    # -- and what must be true of it
+
+    @invariant()
+    def subscriptions_show_what_the_model_has(self):
+        if not hasattr(self, "driver"):
+            return
+        for queue_id, subscription in self.subscriptions.items():
+            for part, copies in ((queue_id, subscription.main), (queue_id | 1, subscription.dead)):
+                shown = self.driver.peek(part, count=1000)
+                assert [(text(d.body), d.number, d.delivery_count, read(d.properties)) for d in shown] == [
+                    (c.body, c.number, c.count, c.changes) for c in copies
+                ]
+                assert [d.overlay.get(Field.ENQUEUE_SEQUENCE_NUMBER) for d in shown] == [c.first_number for c in copies]
+                deferred = sum(c.deferred for c in copies)
+                assert self.driver.held(part) == [len(copies) - deferred, deferred, 0, 0]
+            names = [found["name"] for found in self.driver.request("enumerate-rules", 0, 100, queue=queue_id)]
+            assert names == subscription.rules
+        assert self.driver.held(TOPIC) == [0, 0, len(self.scheduled), 0]
+        self.check_references()
+
+    def check_references(self) -> None:
+        core = self.driver.partition._core
+        freed = {entity_id for entity_id, topic_id in core.deleted.items() if topic_id == TOPIC_ENTITY}
+        assert_shared_rightly(
+            self.driver.store, {TOPIC_ENTITY: {queue_id >> 3 for queue_id in self.subscriptions} | freed}
+        )
+
+    # -- what users do
+
+    @rule(
+        sent=st.lists(
+            st.tuples(
+                st.sampled_from(["red", "blue", None]),
+                st.sampled_from([0, 1, None]),
+                st.sampled_from([None, None, 500, 5_000]),
+                st.sampled_from([0, 0, 0, 30, 700]),
+            ),
+            min_size=1,
+            max_size=5,
+        )
+    )
+    def publish(self, sent):
+        batch = []
+        for color, n, ttl_ms, wait in sent:
+            self.published += 1
+            message = Message(f"m{self.published}", color, n, ttl_ms)
+            properties = {name: value for name, value in (("color", color), ("n", n)) if value is not None}
+            scheduled_ms = self.now_ms + wait if wait else 0
+            batch.append(event(message.body, ttl_ms=ttl_ms, scheduled_ms=scheduled_ms, **properties))
+            if wait:
+                self.scheduled[self.next_number] = (scheduled_ms, message)
+            else:
+                self.fan_out(message, None)
+            self.next_number += 1
+        self.driver.publish(*batch)
+
+    @rule(pick=st.integers(0, 20))
+    def cancel(self, pick):
+        if self.scheduled:
+            number = list(self.scheduled)[pick % len(self.scheduled)]
+            self.driver.request("cancel-scheduled", [number], queue=TOPIC)
+            del self.scheduled[number]
+
+    @rule(
+        queue_id=SUBSCRIPTIONS,
+        rules=st.none() | st.lists(st.sampled_from([*RULES]), unique=True, max_size=4),
+        ttl_ms=st.sampled_from([None, None, 1_000]),
+        dead_letter_failed=st.booleans(),
+    )
+    def subscribe(self, queue_id, rules, ttl_ms, dead_letter_failed):
+        if queue_id in self.subscriptions or queue_id >> 3 in self.driver.partition._core.deleted:
+            return
+        properties = {
+            "default_message_time_to_live_ms": ttl_ms,
+            "dead_lettering_on_filter_evaluation_exceptions": dead_letter_failed,
+        }
+        self.driver.subscribe(queue_id, no_rules=rules is not None, **properties)
+        subscription = self.subscriptions[queue_id] = Subscription([], ttl_ms, dead_letter_failed)
+        if rules is None:
+            subscription.rules.append("$Default")
+            self.change_rules(queue_id, "all", "$Default")
+        for name in rules or []:
+            self.change_rules(queue_id, name, None)
+
+    def existing(self, queue_id: int) -> int | None:
+        """This subscription, or another one if it does not exist."""
+        if queue_id in self.subscriptions or not self.subscriptions:
+            return queue_id if self.subscriptions else None
+        return list(self.subscriptions)[queue_id // 8 % len(self.subscriptions)]
+
+    def change_rules(self, queue_id: int, added: str | None, removed: str | None) -> None:
+        subscription = self.subscriptions[queue_id]
+        if added is not None:
+            self.driver.now_ms += 1  # so that the order in which they were made is known
+            self.driver.request("add-rule", RULES[added], queue=queue_id)
+            subscription.rules.append(added)
+        if removed is not None:
+            self.driver.request("remove-rule", removed, queue=queue_id)
+            subscription.rules.remove(removed)
+        self.turn()
+
+    @rule(queue_id=SUBSCRIPTIONS, name=st.sampled_from([*RULES]))
+    def add_rule(self, queue_id, name):
+        queue_id = self.existing(queue_id)
+        if queue_id and name not in self.subscriptions[queue_id].rules:
+            self.change_rules(queue_id, name, None)
+
+    @rule(queue_id=SUBSCRIPTIONS, pick=st.integers(0, 6))
+    def remove_rule(self, queue_id, pick):
+        queue_id = self.existing(queue_id)
+        if queue_id and (rules := self.subscriptions[queue_id].rules):
+            self.change_rules(queue_id, None, rules[pick % len(rules)])
+
+    @rule(queue_id=SUBSCRIPTIONS, at_once=st.booleans())
+    def unsubscribe(self, queue_id, at_once):
+        if self.subscriptions.pop(queue_id, None) is not None:
+            self.driver.unsubscribe(queue_id)
+            if at_once:
+                self.turn()
+
+    @rule(queue_id=SUBSCRIPTIONS, dead=st.booleans(), count=st.integers(1, 4), outcome=st.sampled_from(Outcome))
+    def receive(self, queue_id, dead, count, outcome):
+        queue_id = self.existing(queue_id)
+        if queue_id is None or (dead and outcome == Outcome.DEAD_LETTERED):
+            return
+        subscription = self.subscriptions[queue_id]
+        copies = subscription.dead if dead else subscription.main
+        chosen = [copy for copy in copies if not copy.deferred][:count]
+        part = queue_id | dead
+        received = self.driver.receive(count, "receiver", part)
+        assert [text(d.body) for d in received] == [copy.body for copy in chosen]
+        assert self.driver.settle(outcome, *received, queue=part) == [None] * len(chosen)
+        self.driver.close("receiver")
+        for copy in chosen:
+            at = copies.index(copy)
+            match outcome:
+                case Outcome.ACCEPTED:
+                    del copies[at]
+                case Outcome.ABANDONED:
+                    copies[at] = replace(copy, count=copy.count + 1)
+                    if copy.count + 1 == 10 and not dead:
+                        reason = "MaxDeliveryCountExceeded"
+                        self.dead_letter(subscription, copies.pop(at), {"DeadLetterReason": reason})
+                case Outcome.DEFERRED:
+                    copies[at] = replace(copy, deferred=True)
+                case Outcome.DEAD_LETTERED:
+                    self.dead_letter(subscription, copies.pop(at), {})
+
+    def dead_letter(self, subscription: Subscription, copy: Copy, changes: dict[str, Any]) -> None:
+        subscription.dead.append(
+            replace(
+                copy,
+                number=subscription.next_dead,
+                expires_ms=NEVER,
+                changes=copy.changes | changes,
+                first_number=copy.first_number or copy.number,
+            )
+        )
+        subscription.next_dead += 1
+
+    @rule(queue_id=SUBSCRIPTIONS, dead=st.booleans())
+    def receive_deferred(self, queue_id, dead):
+        queue_id = self.existing(queue_id)
+        if queue_id is None:
+            return
+        subscription = self.subscriptions[queue_id]
+        copies = subscription.dead if dead else subscription.main
+        alive = [c for c in copies if c.deferred and c.expires_ms > self.now_ms]
+        if alive:
+            self.driver.request("receive-deferred", [alive[0].number], True, queue=queue_id | dead)
+            copies.remove(alive[0])
+
+    @rule(queue_id=SUBSCRIPTIONS)
+    def purge(self, queue_id):
+        queue_id = self.existing(queue_id)
+        if queue_id:
+            while self.driver.request("purge", queue=queue_id):
+                self.check_references()
+            self.subscriptions[queue_id].main.clear()
+
+    @rule(ms=st.sampled_from([1, 30, 500, 1_000, 5_000]))
+    def wait(self, ms):
+        self.driver.now_ms += ms
+        self.turn()
+
+    @rule(uncommitted=st.booleans())
+    def restart(self, uncommitted):
+        if uncommitted:
+            self.driver.partition.send(TOPIC, [event("lost", color="red", n=1)], self.now_ms)
+            for queue_id in self.subscriptions:
+                self.driver.partition.request("purge", queue_id, [], self.now_ms)
+            self.driver.partition.advance(self.now_ms)
+            self.driver.store.abort()
+        self.driver.restart()
+        self.turn()
+
+
+def read(properties: dict[str, Any]) -> dict[str, Any]:
+    """As the model has them; a description's text is not its business."""
+    return {
+        name: decode_exactly(value) if isinstance(value, bytes) else value
+        for name, value in properties.items()
+        if name != "DeadLetterErrorDescription"
+    }
+
+
+TopicModel.TestCase.settings = settings(
+    max_examples=int(os.environ.get("PEEKLOCK_MODEL_EXAMPLES", "60")),
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
+)
+TestTopicModel = TopicModel.TestCase
