@@ -18,6 +18,9 @@ Requests, their arguments and results (all or nothing each; `docs/architecture.m
     cancel-scheduled  [sequence numbers]                         None
     delete-batch      count, enqueued before ms                  number deleted
     purge                                                        number deleted
+    add-rule          rule document, see broker.rule_descriptions  None
+    remove-rule       name                                       None
+    enumerate-rules   skip, top                                  [rule document, ...] in the order of their creation
     counts                                                       queue -> [available, deferred, scheduled, bytes, locked]
     metrics                                                      see broker.metrics
     probe                                                        None, after a real write and read
