@@ -1,0 +1,73 @@
+"""Whether a broker took harm: its processes, its log, and what another client gets from it."""
+
+import re
+import time
+from collections.abc import Callable
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.brokers import Broker
+from tests.end_to_end.raw_peer import ACCEPTED, DISPOSITION, PATIENCE_S, TRANSFER, RawPeer, body_of, message
+
+WITNESS = "witness"
+
+
+def process_ids(broker: Broker) -> list[int]:
+    return sorted(process.pid for process in broker.processes())
+
+
+def process_of(broker: Broker, module: str) -> Any:
+    [found] = [process for process in broker.processes() if module in process.cmdline()]
+    return found
+
+
+def assert_unharmed(broker: Broker, before: list[int]) -> None:
+    """Another client sends, receives and completes; no process was replaced; nothing unforeseen is in the log."""
+    serves(broker.amqp_port)
+    assert process_ids(broker) == before, f"a process has died\n{broker.log()}"
+    log = broker.log_file.read_text(errors="replace")
+    assert "Traceback" not in log, log[log.index("Traceback") - 500 :][:5000]
+
+
+def serves(port: int, queue: str = WITNESS) -> None:
+    """A well-behaved client sends a message to its own queue, gets it, and completes it."""
+    body = f"witness at {time.monotonic()}".encode()
+    with RawPeer.connect(port) as peer:
+        sender = peer.attach_sender(queue)
+        peer.transfer(message(body), sender)
+        assert peer.expect(DISPOSITION).fields[4].descriptor == ACCEPTED
+        receiver = peer.attach_receiver(queue, credit=1)
+        delivery = peer.expect(TRANSFER)
+        assert delivery.fields[0] == receiver
+        assert body_of(delivery.payload) == body
+        peer.settle(delivery.fields[1])
+        answer = peer.expect(DISPOSITION)
+        assert answer.fields[0] is False
+        assert answer.fields[3] is True
+        assert answer.fields[4].descriptor == ACCEPTED
+        peer.close()
+
+
+def metrics(broker: Broker) -> dict[tuple[str, ...], float]:
+    """Samples by (name, label value, ...)."""
+    status, text = broker.get("/metrics", timeout_s=PATIENCE_S)
+    assert status == 200
+    return {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def eventually(condition: Callable[[], Any], what: str, within_s: float = PATIENCE_S) -> Any:
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        if result := condition():
+            return result
+        time.sleep(0.02)
+    raise AssertionError(f"not within {within_s} s: {what}")
+
+
+def logged(broker: Broker, pattern: str) -> bool:
+    return re.search(pattern, broker.log_file.read_text(errors="replace")) is not None
