@@ -1,6 +1,6 @@
 """Installs the SDKs, pinned, and builds the programs: `python tests/interop/sdks.py [TOOLCHAIN...]`.
 
-Everything goes to `.build/` here, or to PEEKLOCK_INTEROP_CACHE. What is installed is kept until the files that pin it
+Everything goes to `.build/` here, or to INTEROP_CACHE. What is installed is kept until the files that pin it
 change. Needs python with venv, node and npm, go, a JDK and maven; `missing_tools` says what one lacks.
 """
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-CACHE = Path(os.environ.get("PEEKLOCK_INTEROP_CACHE", HERE / ".build")).resolve()
+CACHE = Path(os.environ.get("INTEROP_CACHE", HERE / ".build")).resolve()
 DOCS = HERE.parent.parent / "docs" / "first-message"
 INSTALL_TIMEOUT_S = 600
 

@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 
 from tests.brokers import Broker
+from tests.caller import REQUIRE_INTEROP
 from tests.interop import harness
 from tests.interop.harness import Result
 from tests.interop.scenarios import SDKS, applicable
 from tests.interop.sdks import FIRST_MESSAGES, PROGRAMS, Toolchain
-
-REQUIRED = os.environ.get("PEEKLOCK_REQUIRE_INTEROP") == "1"
 
 pytestmark = pytest.mark.interop
 
@@ -21,8 +20,8 @@ def ensure(toolchain: Toolchain) -> None:
     """Install what the SDK needs if PEEKLOCK_REQUIRE_INTEROP=1; skip the test if it is not installed otherwise."""
     if missing := toolchain.missing_tools():
         reason = f"{toolchain.name} needs {', '.join(missing)}, not found on PATH"
-        pytest.fail(reason) if REQUIRED else pytest.skip(reason)
-    if REQUIRED:
+        pytest.fail(reason) if REQUIRE_INTEROP else pytest.skip(reason)
+    if REQUIRE_INTEROP:
         toolchain.ensure()
     elif not toolchain.installed():
         pytest.skip(f"not installed: python tests/interop/sdks.py {toolchain.name}")

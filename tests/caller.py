@@ -1,0 +1,9 @@
+"""What the caller's environment says to the tests, and not to the brokers that they start.
+
+A broker takes every variable that begins with PEEKLOCK_ for a setting, and refuses one it does not know.
+"""
+
+import os
+
+VARIABLES = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("PEEKLOCK_")}
+REQUIRE_INTEROP = VARIABLES.get("PEEKLOCK_REQUIRE_INTEROP") == "1"  # an SDK that is missing is a failure
