@@ -1,6 +1,7 @@
 """Which copies of a message the subscriptions of a topic get by their rules, and what differs in each."""
 
 import struct
+from functools import partial
 from typing import Any
 
 from broker.partition.core import Core
@@ -36,16 +37,20 @@ def view_of(layout: bytes, body: bytes, number: int, now_ms: int, expires_ms: in
     """What rules see of a message published now; `body` are the bytes stored with `layout`."""
     annotation_bytes, properties_bytes, application_properties_bytes = _layout(layout)
     properties_at = annotation_bytes + properties_bytes
-    given: dict[str, Any] = {"SequenceNumber": number, "EnqueuedTimeUtc": Timestamp(now_ms), "Size": len(body)}
-    if expires_ms != NEVER:
-        given["ExpiresAtUtc"] = Timestamp(expires_ms)
-        given["TimeToLive"] = Duration.from_ms(expires_ms - now_ms)
     return MessageView(
         body[annotation_bytes:properties_at],
         body[properties_at : properties_at + application_properties_bytes],
         body[:annotation_bytes],
-        given,
+        partial(_given, len(body), number, now_ms, expires_ms),
     )
+
+
+def _given(body_bytes: int, number: int, now_ms: int, expires_ms: int) -> dict[str, Any]:
+    given: dict[str, Any] = {"SequenceNumber": number, "EnqueuedTimeUtc": Timestamp(now_ms), "Size": body_bytes}
+    if expires_ms != NEVER:
+        given["ExpiresAtUtc"] = Timestamp(expires_ms)
+        given["TimeToLive"] = Duration.from_ms(expires_ms - now_ms)
+    return given
 
 
 def select(core: Core, topic: Topic, message: MessageView, now_ms: int, limit_ms: int | None) -> Selection:

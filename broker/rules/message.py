@@ -5,6 +5,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from broker.rules.errors import FilterError
+from broker.rules.usual_sections import properties_fields, user_properties
 from broker.rules.values import Duration, Instant, canonical
 from protocol import codec
 from protocol.codec import Buffer, Described
@@ -49,7 +50,7 @@ class MessageView:
     list and a map already decoded; None if the message has none. `annotations` are the pairs of the message
     annotations map, encoded one after the other, or a map. `given` are system properties that the broker knows and
     the message does not say (SequenceNumber: int, EnqueuedTimeUtc and ExpiresAtUtc: Timestamp, TimeToLive: Duration,
-    Size: int), by their names in SYSTEM_NAMES; they win over annotations.
+    Size: int), by their names in SYSTEM_NAMES, or a function that returns them; they win over annotations.
 
     The attributes below hold canonical values (broker.rules.values) by lower-case name, except `encoded`: the
     application properties as AMQP values by the names that they have. Each raises FilterError if the section's bytes
@@ -77,7 +78,7 @@ class MessageView:
         properties: Buffer | Sequence[Any] | None = None,
         application_properties: Buffer | Mapping[str, Any] | None = None,
         annotations: Buffer | Mapping[Any, Any] | None = None,
-        given: Mapping[str, Any] | None = None,
+        given: Mapping[str, Any] | Callable[[], Mapping[str, Any]] | None = None,
     ) -> None:
         self._properties = properties
         self._application_properties = application_properties
@@ -99,13 +100,19 @@ class MessageView:
 
     def _decode_user(self) -> dict[str, Any]:
         """Of names that differ only in case, the first counts."""
+        section = self._application_properties
+        if type(section) is bytes and section and (usual := user_properties(section)) is not None:
+            return usual
         user: dict[str, Any] = {}
         for name, value in self.encoded.items():
             user.setdefault(name.lower(), canonical(value))
         return user
 
     def _decode_properties(self) -> dict[str, Any]:
-        fields = _section(self._properties, "properties", ())
+        section = self._properties
+        if type(section) is bytes and section and (usual := properties_fields(section)) is not None:
+            return {name.lower(): usual[at] for name, at in _FIELDS.items() if at < len(usual)}
+        fields = _section(section, "properties", ())
         count = len(fields)
         found = {name.lower(): canonical(fields[at]) for name, at in _FIELDS.items() if at < count}
         for name in ("messageid", "correlationid"):  # texts in Service Bus, whichever type of id AMQP has them in
@@ -120,7 +127,8 @@ class MessageView:
             for key, value in _pairs(self._annotations).items()
             if isinstance(key, str) and key in _NAME_OF_ANNOTATION
         }
-        for name, value in (self._given or {}).items():
+        given = self._given() if callable(self._given) else self._given
+        for name, value in (given or {}).items():
             found[name.lower()] = canonical(value)
         return found
 
