@@ -1,7 +1,7 @@
 """Topics: fan-out, shared bodies, scheduled messages, limits, and entities that change or go while they are used."""
 
 import pytest
-from driver import LOCK_MS, START_MS, Driver
+from driver import LOCK_MS, MAIN, START_MS, Driver, message
 from topic_driver import NAMES, TOPIC, TOPIC_ENTITY, A, B, C, TopicDriver, assert_shared_rightly, event, rule
 
 from broker.errors import (
@@ -15,6 +15,7 @@ from broker.errors import (
 )
 from broker.partition.settings import PartitionSettings
 from broker.wire import Outcome
+from storage.lmdb_store import LmdbStore
 from storage.records import COPY_BYTES, MESSAGE_HEADER_BYTES, Field, entity_key, message_key, rule_key
 from storage.store import StoreError, Table
 
@@ -505,3 +506,30 @@ def test_a_rule_that_cannot_be_read_fails_on_each_message_and_loses_none(topic):
     topic.publish("n")
     assert topic.texts(A) == ["n"]
     assert_sound(topic)
+
+
+# ---- what it costs
+
+
+def test_a_topic_whose_subscriptions_take_everything_never_looks_at_properties(topic):
+    topic.send(message("layout and bytes make no sense"), queue=TOPIC)
+    assert [d.body for d in topic.peek(A)] == [b"layout and bytes make no sense"]
+    assert topic.held(A | 1) == [0, 0, 0, 0]
+
+
+def test_ten_subscriptions_store_little_more_than_one_copy(tmp_path):
+    count, body = 2_000, bytes(1024)
+
+    def used_bytes(path, queue_id, *subscriptions):
+        with LmdbStore(path, partition_id=5, map_size_bytes=1 << 28, create=True) as store:
+            topic = TopicDriver(store=store)
+            for at in subscriptions:
+                NAMES.setdefault(at << 3, f"s{at}")
+                topic.subscribe(at << 3)
+            before = store.used_bytes()
+            for _ in range(count // 250):
+                topic.send(*[message(body)] * 250, queue=queue_id)
+            return (store.used_bytes() - before) / count
+
+    one_copy = used_bytes(tmp_path / "queue", MAIN)
+    assert used_bytes(tmp_path / "topic", TOPIC, *range(20, 30)) <= 1.3 * one_copy + 10 * 150
