@@ -82,11 +82,12 @@ class Handler(Protocol):
 class Session:
     """One AMQP session. `context` is the owner's."""
 
-    __slots__ = ("context", "engine", "links", "pointer")
+    __slots__ = ("channel", "context", "engine", "links", "pointer")
 
     def __init__(self, engine: "Engine", pointer: Pointer) -> None:
         self.engine = engine
         self.pointer = pointer
+        self.channel: int | None = None  # the peer's, once it has begun
         self.links: list[Link] = []
         self.context: Any = None
 
@@ -662,9 +663,12 @@ class Engine:
                 self._detached(link, kind == lib.PN_LINK_REMOTE_CLOSE)
         elif kind == lib.PN_SESSION_REMOTE_OPEN:
             pointer = lib.pn_event_session(event)
+            channel = self._walk.begun.popleft()
             if pointer in self.sessions:
+                self.sessions[pointer].channel = channel
                 return  # ours, answered
             session = self.sessions[pointer] = Session(self, pointer)
+            session.channel = channel
             lib.pn_session_open(pointer)
             self.needs_padding = True
             handler.on_session(session)
@@ -738,9 +742,9 @@ class Engine:
         by_handle = {link.channel_handle: link for link in self.links.values()}
         for flow in flows:
             if flow.handle is None:
-                link = next((link for link in by_handle.values() if link.channel_handle[0] == flow.channel), None)
-                if link is not None:
-                    self._say_session_flow(link.session)
+                session = next((each for each in self.sessions.values() if each.channel == flow.channel), None)
+                if session is not None:
+                    self._say_session_flow(session)
                 continue
             link = by_handle.get((flow.channel, flow.handle))
             if link is None or link.closed:

@@ -74,7 +74,7 @@ class Flow(NamedTuple):
 class FrameWalk:
     """State of one connection's input.
 
-    `attached` has (channel, handle) of each attach in order of arrival, `batches` the (channel, handle, delivery tag)
+    `begun` has the channel of each begin in order of arrival, `attached` (channel, handle) of each attach, `batches` the (channel, handle, delivery tag)
     of each batch that began, `flows` what wants an answer; who uses them takes them out. `ends` are the offsets in what
     `feed` returned behind frames that end a link or session: their names and numbers may be taken anew right after,
     so the engine's events must be handled before it gets what follows. `error` is what was wrong behind the bytes that
@@ -87,6 +87,7 @@ class FrameWalk:
         self._partial = b""  # the beginning of a frame that cannot be looked at yet
         self._rest = 0  # bytes still to come of a transfer that was looked at
         self._header_seen = False
+        self.begun: deque[int] = deque()
         self.attached: deque[tuple[int, int]] = deque()
         self.batches: set[tuple[int, int, bytes]] = set()
         self.flows: list[Flow] = []
@@ -185,6 +186,7 @@ class FrameWalk:
             if handles is not None:
                 raise IllegalState(f"Channel {channel} has a session already.")
             self._handles[channel] = set()
+            self.begun.append(channel)
         elif code == END:
             self._handles.pop(channel, None)
             self.ends.append(len(frame))

@@ -15,7 +15,7 @@ from broker.gateway.delivery import render_delivery
 from broker.gateway.namespace import Entity
 from broker.gateway.properties import dead_letter_properties, encode_properties
 from broker.wire import ENTRY, Extra, Op, Outcome
-from protocol import tracking
+from protocol import conditions, tracking
 from protocol.addresses import Address
 from protocol.batches import unpack_batch
 from protocol.engine import ACCEPTED, MODIFIED, REJECTED, RELEASED, Delivery, Link
@@ -378,8 +378,13 @@ class ClientReceiver(EntityLink):
             outcome = Outcome.DEAD_LETTERED
             _, description, info = self.connection.engine.rejection(delivery)
             properties = dead_letter_properties(info, description)
-        else:
+        elif state == RELEASED or settled:
             outcome = Outcome.RELEASED
+        else:
+            # The message stays locked: what the client wants done is not known.
+            text = f"There is no outcome {state:#x}."
+            self.connection.reject(delivery, conditions.NOT_IMPLEMENTED, text, self.tracker)
+            return
         if outcome is not self._outcome or settled is not self._quiet or properties:
             self.post_settlements()
             self._outcome = outcome

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from broker.entities import Right
-from broker.errors import BrokerError, MessageNotFound
+from broker.errors import BrokerError, MessageNotFound, NotAllowed
 from broker.gateway.conditions import condition_of
 from broker.gateway.delivery import embed
 from broker.gateway.namespace import Entity
@@ -157,6 +157,7 @@ class ManagementRequests(RequestLink):
         super().__init__(connection, link, address)
         self.entity = entity
         self.path = address.resource
+        self.part = address.part
         self.queue = entity.queue(address.part)
         self._metrics = connection.gateway.metrics.entity(entity.name)
         self._operations: dict[type, Callable[[Request, Any, Answer], None]] = {
@@ -231,6 +232,8 @@ class ManagementRequests(RequestLink):
 
     def _schedule(self, request: Request, arguments: management.ScheduleMessages, answer: Answer) -> None:
         self.entity.require_send()
+        if self.part is not Part.MAIN:
+            raise NotAllowed("Messages come into a dead-letter queue by dead-lettering only: nobody sends to it.")
         new_id = self.connection.gateway.new_message_id
         messages = [take_apart(item.message, new_id=new_id) for item in arguments.messages]
         self._metrics.incoming_messages += len(messages)
