@@ -1,0 +1,76 @@
+"""Requests of a raw peer to the nodes $cbs and $management."""
+
+import time
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from protocol.codec import Described, ULong, decode, encode
+from protocol.sas_tokens import generate
+from tests.brokers import KEY, KEY_NAME
+from tests.end_to_end.raw_peer import TRANSFER, RawPeer
+
+
+class Response(NamedTuple):
+    properties: dict[str, Any]
+    body: Any
+
+    @property
+    def status(self) -> int:
+        return int(self.properties.get("status-code", self.properties.get("statusCode")))
+
+    @property
+    def description(self) -> str:
+        return str(self.properties.get("status-description", self.properties.get("statusDescription")))
+
+    @property
+    def condition(self) -> str:
+        return str(self.properties.get("errorCondition"))
+
+
+class Node:
+    """A pair of links to one node. Requests are numbered; their responses come in any order."""
+
+    def __init__(self, peer: RawPeer, address: str, credit: int = 100) -> None:
+        self._peer = peer
+        self._number = 0
+        self._receiver = peer.attach_receiver(address, credit)
+        self._sender = peer.attach_sender(address)
+
+    def say(self, operation: Any, body: Any = None, **properties: Any) -> None:
+        """Send a request; names of properties are given with _ for -."""
+        self._number += 1
+        named = {name.replace("_", "-"): value for name, value in properties.items()}
+        request = b"".join(
+            encode(Described(ULong(code), section))
+            for code, section in (
+                (0x73, [UUID(int=self._number)]),
+                (0x74, {"operation": operation, **named}),
+                (0x77, body),
+            )
+        )
+        self._peer.transfer(request, self._sender, settled=True)
+
+    def response(self) -> Response:
+        payload = self._peer.expect(TRANSFER).payload
+        properties: dict[str, Any] = {}
+        body = None
+        at = 0
+        while at < len(payload):
+            section, at = decode(payload, at)
+            if section.descriptor == 0x74:
+                properties = dict(section.value)
+            elif section.descriptor == 0x77:
+                body = section.value
+        return Response(properties, body)
+
+    def ask(self, operation: Any, body: Any = None, **properties: Any) -> Response:
+        self.say(operation, body, **properties)
+        return self.response()
+
+
+def token_for(path: str, *, key_name: str = KEY_NAME, key: str = KEY, valid_s: int = 3600) -> str:
+    return generate(f"sb://localhost/{path}", key_name, key, int(time.time()) + valid_s)
+
+
+def put_token(node: Node, path: str, token: Any) -> Response:
+    return node.ask("put-token", token, type="servicebus.windows.net:sastoken", name=f"sb://localhost/{path}")
