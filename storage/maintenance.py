@@ -21,9 +21,10 @@ from storage.data_dir import (
 )
 from storage.durable import sync_directory, sync_file, write_file
 from storage.file_lock import FileLock
+from storage.findings import PartitionReport, Problem
 from storage.lmdb_store import DATA_FILE, Snapshot, renew_store_id
 from storage.store import StoreError
-from storage.verification import PartitionReport, Problem, verify_snapshot
+from storage.verification import verify_snapshot
 
 
 class MaintenanceError(Exception):

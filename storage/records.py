@@ -60,6 +60,7 @@ class Field(IntEnum):
     DEAD_LETTER_SOURCE = 5
     SYSTEM = 6  # fields of the properties section set since: index in its list -> as in PROPERTIES
     HOPS = 7  # number of entities it was forwarded from
+    SESSION = 8  # session id, of the messages in a queue or subscription that requires sessions
 
 
 Overlay = dict[int, Any]
@@ -83,6 +84,37 @@ def mark_key(store_id: bytes, queue_id: int) -> bytes:
 
 def forwarded_key(queue_id: int) -> bytes:
     return FORWARDED_PREFIX + entity_key(queue_id)
+
+
+# Session ids have 128 characters at most, in UTF-8 at most this many bytes; LMDB takes keys of 511.
+MAX_SESSION_ID_BYTES = 384
+_session = struct.Struct(">IH").pack  # queue id, bytes of the session id, which follows
+_session_entry = struct.Struct(">IBH")  # queue id, place, bytes of the session id; then that, sequence number
+_number = struct.Struct(">Q").pack
+
+
+def session_key(queue_id: int, session_id: bytes) -> bytes:
+    return _session(queue_id, len(session_id)) + session_id
+
+
+def session_entry_key(queue_id: int, place: int, session_id: bytes, sequence_number: int) -> bytes:
+    """The length before the id keeps the entries of one session together, in the order of their numbers."""
+    return _session_entry.pack(queue_id, place, len(session_id)) + session_id + _number(sequence_number)
+
+
+def unpack_session_key(key: bytes) -> tuple[int, bytes]:
+    """Queue id, session id. Raises CorruptRecord for a key of another shape."""
+    if len(key) < 6 or len(key) != 6 + int.from_bytes(key[4:6], "big"):
+        raise CorruptRecord("session key: of another length than it says")
+    return int.from_bytes(key[:4], "big"), key[6:]
+
+
+def unpack_session_entry_key(key: bytes) -> tuple[int, int, bytes, int]:
+    """Queue id, place, session id, sequence number. Raises CorruptRecord for a key of another shape."""
+    if len(key) < 15 or len(key) != 15 + int.from_bytes(key[5:7], "big"):
+        raise CorruptRecord("session entry key: of another length than it says")
+    queue_id, place, _ = _session_entry.unpack_from(key)
+    return queue_id, place, key[7:-8], int.from_bytes(key[-8:], "big")
 
 
 # Message record: checksum of all that follows, enqueued ms, expires ms (NEVER), layout (opaque here: see
@@ -170,16 +202,50 @@ def decode_mark(value: bytes) -> int:
     return int.from_bytes(value[:8], "big")
 
 
+class SessionRow(NamedTuple):
+    """A session that has a state: when that was set, ms, and its size in bytes."""
+
+    updated_ms: int
+    state_bytes: int
+
+
+_session_row = struct.Struct(">qQ")
+
+
+def encode_session(row: SessionRow) -> bytes:
+    rest = _session_row.pack(*row)
+    return crc32(rest).to_bytes(4, "big") + rest
+
+
+def decode_session(value: bytes) -> SessionRow:
+    """Raises CorruptRecord."""
+    if len(value) != 4 + _session_row.size or crc32(value[4:]) != int.from_bytes(value[:4], "big"):
+        raise CorruptRecord("session: checksum mismatch")
+    return SessionRow(*_session_row.unpack_from(value, 4))
+
+
+# Session state: checksum, then the bytes that a client set.
+def encode_state(state: bytes) -> bytes:
+    return xxh3_64_intdigest(state).to_bytes(8, "big") + state
+
+
+def decode_state(value: bytes) -> bytes:
+    """Raises CorruptRecord."""
+    if len(value) < 8 or xxh3_64_intdigest(memoryview(value)[8:]) != int.from_bytes(value[:8], "big"):
+        raise CorruptRecord("session state: checksum mismatch")
+    return value[8:]
+
+
 # What each copy of a message in a subscription adds to the topic's size, whose bodies count once: about what an entry
 # with its key takes.
 COPY_BYTES = 48
 
 
 class Counts(NamedTuple):
-    """What a queue holds. A locked message counts as available. Bytes are of the message records.
+    """What a queue holds. A locked message counts as available. Bytes are of the message records and session states.
 
     A topic has the number of messages published as its numbers, its scheduled messages, and as bytes all that is stored
-    for it: each body once, whatever the number of copies, and COPY_BYTES for each copy.
+    for it: each body once, whatever the number of copies, COPY_BYTES for each copy, and its subscriptions' states.
     """
 
     next_sequence_number: int = 1

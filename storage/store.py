@@ -21,6 +21,9 @@ class Table(IntEnum):
     RULES = 7  # (entity id of a subscription, rule name) -> rule
     REFS = 8  # message id -> number of queue entries that refer to the message, if there are several
     MARKS = 9  # (store id, queue id) of messages forwarded from another store -> highest sequence number taken over
+    SESSION_ENTRIES = 10  # (queue id, place, session id, sequence number) -> nothing: the entries of QUEUE by session
+    SESSIONS = 11  # (queue id, session id) -> when its state was set, bytes of the state; only those that have one
+    SESSION_STATES = 12  # (queue id, session id) -> state
 
 
 class StoreError(Exception):

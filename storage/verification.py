@@ -7,10 +7,9 @@ from array import array
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any
 
+from storage.findings import PartitionReport, Problem
 from storage.lmdb_store import Snapshot
 from storage.records import (
     COPY_BYTES,
@@ -37,58 +36,13 @@ from storage.records import (
     unpack_message_key,
     unpack_queue_key,
 )
+from storage.session_verification import SessionVerification
 from storage.store import StoreError, Table
-
-FINDINGS_KEPT = 1000  # per partition; all are counted
 
 ANY_TIME = -1
 
 _PLACES = frozenset(Place)
 _TIMERS = frozenset(Timer)
-
-
-class Problem(StrEnum):
-    UNREADABLE_STORE = "unreadable-store"  # the file cannot be opened, or its pages make no sense
-    CORRUPT_RECORD = "corrupt-record"  # checksum or shape of a value
-    MALFORMED_KEY = "malformed-key"
-    MISSING_MESSAGE = "missing-message"  # a queue entry refers to none
-    ORPHANED_MESSAGE = "orphaned-message"  # no queue entry refers to it
-    TWO_PLACES = "two-places"  # a sequence number is in two places of its queue
-    WRONG_COUNTS = "wrong-counts"
-    STRAY_TIMER = "stray-timer"  # of no queue entry, of one that needs none, or at another time than the entry's
-    MISSING_TIMER = "missing-timer"  # an entry would never become available, or never expire
-    WRONG_REFERENCES = "wrong-references"  # another number of queue entries refers to a message than is recorded
-    STRAY_RULE = "stray-rule"  # of no subscription
-    STRAY_MARK = "stray-mark"  # of a queue that is not there
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing that is wrong. `table` and `key` say where, and are None and empty for the store as a whole."""
-
-    problem: Problem
-    table: Table | None
-    key: bytes
-    text: str
-
-
-@dataclass
-class PartitionReport:
-    """What was read and what was found: the first FINDINGS_KEPT findings, and how many there are of each kind."""
-
-    partition: int
-    records: Counter[Table] = field(default_factory=Counter)
-    findings: list[Finding] = field(default_factory=list)
-    problems: Counter[Problem] = field(default_factory=Counter)
-
-    @property
-    def ok(self) -> bool:
-        return not self.problems
-
-    def add(self, problem: Problem, table: Table | None, key: bytes, text: str) -> None:
-        self.problems[problem] += 1
-        if len(self.findings) < FINDINGS_KEPT:
-            self.findings.append(Finding(problem, table, key, text))
 
 
 def verify_snapshot(snapshot: Snapshot) -> PartitionReport:
@@ -123,6 +77,7 @@ class _Queue:
         self.places: dict[Place, array[int]] = {place: array("Q") for place in Place}
         self.timed = {timer: _Timed() for timer in Timer}
         self.timers_unknown: set[int] = set()  # numbers of entries that cannot be read, or were set aside
+        self.entries_set_aside: set[int] = set()
         self.set_aside = False
         self.size_bytes = 0
 
@@ -149,6 +104,7 @@ class _Verification:
         self._topic_bytes: Counter[int] = Counter()  # entity id -> bodies once, and copies, of its subscriptions
         self._bodies_set_aside: set[int] = set()
         self._entry_set_aside = False
+        self._sessions = SessionVerification(report)
 
     def run(self) -> None:
         self._meta()
@@ -158,6 +114,7 @@ class _Verification:
         self._quarantine()
         self._messages()
         self._entries()
+        self._check_sessions()
         self._timers()
         self._counts()
         self._compare_references()
@@ -189,6 +146,8 @@ class _Verification:
         for key, document in self._documents(Table.ENTITIES):
             self._entity_ids.add(int.from_bytes(key, "big"))
             kind = document.get("kind") if isinstance(document, dict) else None
+            if kind is not None and document.get("requires_session"):
+                self._sessions.add_entity(int.from_bytes(key, "big"))
             if kind == "subscription":
                 subscriptions[int.from_bytes(key, "big")] = document["topic"].lower()
             elif kind == "topic":
@@ -229,6 +188,7 @@ class _Verification:
             if key[0] == Table.QUEUE and len(key) == 14:
                 queue_id, _, sequence_number = unpack_queue_key(key[1:])
                 self._queues[queue_id].timers_unknown.add(sequence_number)
+                self._queues[queue_id].entries_set_aside.add(sequence_number)
                 self._queues[queue_id].set_aside = True
                 self._entry_set_aside = True
             elif key[0] == Table.MESSAGES and len(key) == 9:
@@ -274,7 +234,9 @@ class _Verification:
         except (CorruptRecord, ValueError) as error:
             self._report.add(Problem.CORRUPT_RECORD, Table.QUEUE, key, str(error))
             queue.timers_unknown.add(sequence_number)
+            self._sessions.add_unreadable(queue_id, place, sequence_number)
             return
+        self._sessions.add_entry(queue_id, place, sequence_number, (entry.overlay or {}).get(Field.SESSION))
         expires_ms = (entry.overlay or {}).get(Field.EXPIRES_MS)
         index = _index(self._message_ids, entry.message_id)
         if index is None and entry.message_id in self._bodies_set_aside:
@@ -300,6 +262,14 @@ class _Verification:
             queue.timers_unknown.add(sequence_number)
         elif place is Place.AVAILABLE and queue_id & 7 == Part.MAIN and expires_ms != NEVER:
             queue.timed[Timer.EXPIRY].add(sequence_number, entry.message_id, expires_ms)
+
+    def _check_sessions(self) -> None:
+        set_aside = {queue_id: queue.entries_set_aside for queue_id, queue in self._queues.items()}
+        for queue_id, state_bytes in self._sessions.check(self._snapshot, self._deleted, set_aside).items():
+            self._queues[queue_id].size_bytes += state_bytes
+            topic_id = self._topics.get(queue_id >> 3)
+            if topic_id is not None:
+                self._topic_bytes[topic_id] += state_bytes
 
     def _timers(self) -> None:
         """Available messages that expire, and scheduled ones, have one timer each; no others have."""
@@ -346,7 +316,9 @@ class _Verification:
         return None
 
     def _counts(self) -> None:
-        without = {queue_id for queue_id, queue in self._queues.items() if any(queue.places.values())}
+        without = {
+            queue_id for queue_id, queue in self._queues.items() if any(queue.places.values()) or queue.size_bytes
+        }
         without.update(topic_id << 3 for topic_id in self._topic_bytes if topic_id not in self._deleted)
         for key, value in self._snapshot.items(Table.COUNTS):
             self._report.records[Table.COUNTS] += 1

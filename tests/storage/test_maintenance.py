@@ -17,6 +17,7 @@ from partition_contents import (
 )
 
 from storage.data_dir import DataDirectory, NetworkFileSystem, UnknownLayout, partition_path
+from storage.findings import FINDINGS_KEPT, Problem
 from storage.lmdb_store import DATA_FILE, LmdbStore
 from storage.maintenance import (
     BackupDamaged,
@@ -50,7 +51,6 @@ from storage.records import (
     queue_key,
 )
 from storage.store import Table
-from storage.verification import FINDINGS_KEPT, Problem
 
 
 def contents(path: Path, partition: int) -> list[list[tuple[bytes, bytes]]]:

@@ -8,6 +8,7 @@ from partition_contents import LAYOUT, open_store
 
 from storage.data_dir import Description, partition_path
 from storage.durable import write_file
+from storage.findings import Problem
 from storage.lmdb_store import LmdbStore
 from storage.maintenance import backup, restore, verify
 from storage.quarantine import quarantine
@@ -31,7 +32,6 @@ from storage.records import (
     rule_key,
 )
 from storage.store import Table
-from storage.verification import Problem
 
 TOPIC, ONE, TWO = 1, 2, 3
 RECORD = encode_message(1, NEVER, LAYOUT, b"body")

@@ -1,0 +1,56 @@
+"""What verification finds wrong in one partition."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from storage.store import Table
+
+FINDINGS_KEPT = 1000  # per partition; all are counted
+
+
+class Problem(StrEnum):
+    UNREADABLE_STORE = "unreadable-store"  # the file cannot be opened, or its pages make no sense
+    CORRUPT_RECORD = "corrupt-record"  # checksum or shape of a value
+    MALFORMED_KEY = "malformed-key"
+    MISSING_MESSAGE = "missing-message"  # a queue entry refers to none
+    ORPHANED_MESSAGE = "orphaned-message"  # no queue entry refers to it
+    TWO_PLACES = "two-places"  # a sequence number is in two places of its queue
+    WRONG_COUNTS = "wrong-counts"
+    STRAY_TIMER = "stray-timer"  # of no queue entry, of one that needs none, or at another time than the entry's
+    MISSING_TIMER = "missing-timer"  # an entry would never become available, or never expire
+    WRONG_REFERENCES = "wrong-references"  # another number of queue entries refers to a message than is recorded
+    STRAY_RULE = "stray-rule"  # of no subscription
+    STRAY_MARK = "stray-mark"  # of a queue that is not there
+    MISSING_SESSION_ENTRY = "missing-session-entry"  # no receiver of its session would get the message
+    STRAY_SESSION_ENTRY = "stray-session-entry"  # of no queue entry, or of one of another session
+    WRONG_SESSION_STATE = "wrong-session-state"  # not as long as recorded, not recorded, or recorded and not there
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong. `table` and `key` say where, and are None and empty for the store as a whole."""
+
+    problem: Problem
+    table: Table | None
+    key: bytes
+    text: str
+
+
+@dataclass
+class PartitionReport:
+    """What was read and what was found: the first FINDINGS_KEPT findings, and how many there are of each kind."""
+
+    partition: int
+    records: Counter[Table] = field(default_factory=Counter)
+    findings: list[Finding] = field(default_factory=list)
+    problems: Counter[Problem] = field(default_factory=Counter)
+
+    @property
+    def ok(self) -> bool:
+        return not self.problems
+
+    def add(self, problem: Problem, table: Table | None, key: bytes, text: str) -> None:
+        self.problems[problem] += 1
+        if len(self.findings) < FINDINGS_KEPT:
+            self.findings.append(Finding(problem, table, key, text))
