@@ -107,6 +107,8 @@ def parse_audience(audience: str) -> Address:
         if path.lower().endswith(suffix):
             path, part = path[: -len(suffix)], meaning
             break
+    if path.lower().endswith(tuple(suffix for suffix, _ in _SUFFIXES)):
+        raise InvalidAddress("A dead-letter queue has no dead-letter queue of its own.")
     if not path and part is not Part.MAIN:
         raise InvalidAddress("The address names a dead-letter queue, and no entity.")
     path = path.removeprefix("/")

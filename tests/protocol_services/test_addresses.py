@@ -163,3 +163,9 @@ def test_hostile_addresses_raise_invalid_address_only(text):
     assert not address.path.endswith("/")
     again = parse(address.path) if address.path and "%" not in address.path else None
     assert again is None or len(again.path) <= len(address.path)
+
+
+def test_a_dead_letter_queue_has_none_of_its_own():
+    for address in ("q/$deadletterqueue/$deadletterqueue", "$deadletterqueue/$DeadLetterQueue"):
+        with pytest.raises(InvalidAddress, match="no dead-letter queue of its own"):
+            parse(address)
