@@ -288,10 +288,13 @@ class ClientReceiver(EntityLink):
         if link.closed or self._draining:
             return
         credit = link.credit
-        room = min(credit, self._window, self._max_unsettled - self._unsettled)
         if self._is_blocked:
-            room = 0
             self.connection.blocked.add(self)
+            if self._limit > self._delivered:
+                self._limit = self._delivered
+                self.worker.post((Op.GRANT, self.partition, self.channel, self._limit))
+            return
+        room = min(credit, self._window, self._max_unsettled - self._unsettled)
         limit = self._delivered + max(room, 0)
         if link.drain and (limit == self._delivered or credit > 0):
             self._draining = True
@@ -317,11 +320,11 @@ class ClientReceiver(EntityLink):
 
     @property
     def _is_full(self) -> bool:
-        return self._unsettled >= self._max_unsettled or self._is_blocked
+        return self._unsettled >= self._max_unsettled
 
     @property
     def _is_blocked(self) -> bool:
-        """The client does not read, or has closed its session's window."""
+        """The client does not read, or has closed its session's window: even a drain waits for it."""
         return self.connection.is_stalled or self.link.session.outgoing_bytes > self._max_output_bytes
 
     # -- deliveries

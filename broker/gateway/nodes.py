@@ -10,13 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from broker.entities import Right
-from broker.errors import BrokerError, MessageNotFound, NotAllowed
+from broker.errors import BrokerError, MessageNotFound, MessageTooLarge, NotAllowed
 from broker.gateway.conditions import condition_of
 from broker.gateway.delivery import embed
 from broker.gateway.namespace import Entity
 from broker.gateway.properties import DEAD_LETTER_DESCRIPTION, DEAD_LETTER_REASON, MAX_REASON_CHARACTERS
 from broker.gateway.rules import rule_document, rule_of_document
-from broker.wire import ENTRY, Outcome
+from broker.wire import ENTRY, Extra, Outcome
 from protocol import cbs, conditions, management, sas_tokens, tracking
 from protocol.addresses import Address, Part, parse_audience
 from protocol.engine import ACCEPTED, Delivery, Link
@@ -234,8 +234,14 @@ class ManagementRequests(RequestLink):
         self.entity.require_send()
         if self.part is not Part.MAIN:
             raise NotAllowed("Messages come into a dead-letter queue by dead-lettering only: nobody sends to it.")
+        limit = self.entity.max_message_bytes(self.max_response_bytes())
+        largest = max(len(item.message) for item in arguments.messages)
+        if largest > limit:
+            raise MessageTooLarge(tracking.message_too_large(0, largest, limit))
         new_id = self.connection.gateway.new_message_id
         messages = [take_apart(item.message, new_id=new_id) for item in arguments.messages]
+        if self.entity.requires_session and not all(message[3] and Extra.SESSION_ID in message[3] for message in messages):
+            raise NotAllowed(tracking.session_id_missing(self.entity.name))
         self._metrics.incoming_messages += len(messages)
         self._ask(
             request, answer, lambda numbers: management.encode_sequence_numbers(request, numbers), "schedule", messages
