@@ -94,6 +94,7 @@ def start_broker(tmp_path):
             before = process_ids(broker)
             yield broker
             assert_unharmed(broker, before)
+            broker.stop()
         finally:
             broker.kill()
 

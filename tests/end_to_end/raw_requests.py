@@ -33,8 +33,8 @@ class Node:
     def __init__(self, peer: RawPeer, address: str, credit: int = 100) -> None:
         self._peer = peer
         self._number = 0
-        self._receiver = peer.attach_receiver(address, credit)
-        self._sender = peer.attach_sender(address)
+        self.receiver = peer.attach_receiver(address, credit)
+        self.sender = peer.attach_sender(address)
 
     def say(self, operation: Any, body: Any = None, **properties: Any) -> None:
         """Send a request; names of properties are given with _ for -."""
@@ -48,7 +48,7 @@ class Node:
                 (0x77, body),
             )
         )
-        self._peer.transfer(request, self._sender, settled=True)
+        self._peer.transfer(request, self.sender, settled=True)
 
     def response(self) -> Response:
         payload = self._peer.expect(TRANSFER).payload
