@@ -71,7 +71,7 @@ class ClientConnection(asyncio.Protocol):
         self.active: set[ClientSender | ClientReceiver] = set()
         self.rights = Rights(everything=gateway.settings.security.allow_anonymous)
         self.is_stalled = False
-        self.overrun: set[ClientSender] = set()
+        self.overrun: set[ClientSender | RequestLink] = set()
         self.blocked: set[ClientReceiver] = set()  # until their session's window opens
         self.next_tick_ms = 0
         self._transport: asyncio.Transport | None = None
@@ -180,7 +180,7 @@ class ClientConnection(asyncio.Protocol):
         if transport is None or transport.is_closing():
             return
         if self.overrun:
-            self.overrun = {sender for sender in self.overrun if sender.is_overrun}
+            self.overrun = {link for link in self.overrun if link.is_overrun}
         wait = self.is_stalled or bool(self.overrun) or bool(self.gateway.router.behind)
         if wait is not self._waits:
             self._waits = wait

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from broker.gateway.connection import ClientConnection
 
 REQUEST_CREDIT = 100
+OVERRUN = 4  # as of senders: some clients ask without credit
 # Responses that wait for credit on one link; a client that asks and does not read loses the oldest.
 MAX_WAITING_RESPONSES = 1000
 MAX_WAITING_BYTES = 8 << 20
@@ -83,6 +84,11 @@ class RequestLink:
         self.connection = connection
         self.link = link
         self.node = (address.node, address.resource)
+        self._unanswered = 0
+
+    @property
+    def is_overrun(self) -> bool:
+        return self._unanswered > OVERRUN * REQUEST_CREDIT
 
     def on_message(self, delivery: Delivery, payload: bytes, batch: bool, settled: bool) -> None:
         engine = self.connection.engine
@@ -96,8 +102,9 @@ class RequestLink:
             return
         if not settled:
             engine.settle(delivery, ACCEPTED)
-        if self.link.credit < REQUEST_CREDIT // 2:
-            self.link.grant(REQUEST_CREDIT - self.link.credit)
+        self._unanswered += 1
+        if self.is_overrun:
+            self.connection.overrun.add(self)
         self.handle(request, lambda response: self._respond(request, response))
 
     def on_oversized(self, delivery: Delivery, size_bytes: int, settled: bool) -> None:
@@ -113,10 +120,15 @@ class RequestLink:
         return self.connection.gateway.settings.amqp.max_message_size_bytes
 
     def _respond(self, request: Request, response: bytes) -> None:
+        self._unanswered -= 1
+        if not self.link.closed:
+            free = REQUEST_CREDIT - self.link.credit - self._unanswered
+            if free >= REQUEST_CREDIT // 2:
+                self.link.grant(free)
         link = self.connection.response_link(self.node, request.reply_to, self.link)
         if link is not None:
             link.respond(response)
-            link.connection.flush()
+        self.connection.flush()
 
 
 class CbsRequests(RequestLink):
@@ -240,7 +252,8 @@ class ManagementRequests(RequestLink):
             raise MessageTooLarge(tracking.message_too_large(0, largest, limit))
         new_id = self.connection.gateway.new_message_id
         messages = [take_apart(item.message, new_id=new_id) for item in arguments.messages]
-        if self.entity.requires_session and not all(message[3] and Extra.SESSION_ID in message[3] for message in messages):
+        has_session = [message[3] and Extra.SESSION_ID in message[3] for message in messages]
+        if self.entity.requires_session and not all(has_session):
             raise NotAllowed(tracking.session_id_missing(self.entity.name))
         self._metrics.incoming_messages += len(messages)
         self._ask(
