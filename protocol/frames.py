@@ -9,10 +9,10 @@ usual short form. Of these proton keeps nothing but numbers.
 
 import struct
 from collections import deque
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from protocol import codec
-from protocol.codec import ULong
+from protocol.codec import UInt, ULong
 from protocol.errors import DecodeError, LimitExceeded, ProtocolError
 from protocol.performatives import (
     ATTACH,
@@ -42,6 +42,7 @@ _SHORT_DISPOSITION = frozenset(bytes((role, first)) for role in (0x41, 0x42) for
 # A transfer's fields up to the message format end within this many bytes of its frame: 8 of the frame's header, 3 of
 # the descriptor, 9 of the list's, and at most 5 + 5 + 34 + 5 of handle, delivery-id, delivery-tag and the format.
 _HEAD_BYTES = 69
+_MAX_CREDIT = 0x7FFF_FFFF  # proton counts in signed numbers: all the credit there is would be less than none
 _LEAST_BYTES = 12  # of a frame with a performative, whose list may be empty
 _HEARTBEAT = bytes.fromhex("0000000802000000")
 # Each link can have one; more come of deliveries that are never completed.
@@ -151,7 +152,11 @@ class FrameWalk:
                     if size > _SHORT_DISPOSITION_BYTES or data[at + 14 : at + 16] not in _SHORT_DISPOSITION:
                         checked(memoryview(data)[:next_at], at + 11, code)
                 elif code == FLOW:
-                    self._flow(memoryview(data)[:next_at], at + 11, channel)
+                    clamped = self._flow(memoryview(data)[:next_at], at + 11, channel)
+                    if clamped is not None:
+                        data = data[:at] + clamped + data[next_at:]
+                        end = len(data)
+                        next_at = at + len(clamped)
                 elif OPEN <= code <= CLOSE:
                     self._rare(code, memoryview(data)[:next_at], at + 11, channel)
                     if code == CLOSE:
@@ -226,11 +231,23 @@ class FrameWalk:
             raise LimitExceeded("number of batches that are not complete", _MAX_BATCHES)
         self.batches.add((channel, int(handle), tag))
 
-    def _flow(self, frame: memoryview, at: int, channel: int) -> None:
-        _, _, _, _, handle, delivery_count, credit, _, drain, echo, *_ = checked(frame, at, FLOW)
+    def _flow(self, frame: memoryview, at: int, channel: int) -> bytes | None:
+        """Note a flow that wants an answer; the frame to take instead if it has more credit than proton can hold."""
+        fields = checked(frame, at, FLOW)
+        _, _, _, _, handle, delivery_count, credit, _, drain, echo, *_ = fields
+        clamped = None
+        if credit is not None and credit > _MAX_CREDIT:
+            fields[6] = credit = UInt(_MAX_CREDIT)
+            clamped = _frame(channel, FLOW, fields)
         if echo or drain:
             limit = ((delivery_count or 0) + (credit or 0)) & 0xFFFFFFFF
             self.flows.append(Flow(channel, handle, limit, bool(drain)))
+        return clamped
+
+
+def _frame(channel: int, code: int, fields: list[Any]) -> bytes:
+    body = codec.encode(codec.Described(ULong(code), fields))
+    return (8 + len(body)).to_bytes(4, "big") + b"\x02\x00" + channel.to_bytes(2, "big") + body
 
 
 def _in_usual_form(data: bytes, at: int, end: int) -> bytes:

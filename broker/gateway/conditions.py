@@ -2,6 +2,7 @@
 
 from broker import errors
 from protocol import conditions
+from protocol.addresses import InvalidAddress
 from protocol.codec import Symbol
 from protocol.errors import DecodeError, HeaderTooLarge, InvalidField, LimitExceeded, ProtocolError
 
@@ -27,6 +28,7 @@ PROTOCOL_CONDITION: tuple[tuple[type[ProtocolError], Symbol], ...] = (
     (HeaderTooLarge, conditions.ARGUMENT_ERROR),
     (LimitExceeded, conditions.ARGUMENT_ERROR),
     (InvalidField, conditions.ARGUMENT_ERROR),
+    (InvalidAddress, conditions.ARGUMENT_ERROR),
     (DecodeError, conditions.DECODE_ERROR),
     (ProtocolError, conditions.DECODE_ERROR),
 )
