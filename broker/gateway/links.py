@@ -355,7 +355,7 @@ class ClientReceiver(EntityLink):
         self.metrics.outgoing_bytes += size_bytes
         enqueued_ms = int.from_bytes(entries[3][8:16], "big")
         self.connection.gateway.metrics.delivery_latency.observe(max(0.0, time.time() - enqueued_ms / 1000), usable)
-        if self._limit - self._delivered < self._window // 2 and link.credit > 0:
+        if (self._limit - self._delivered < self._window // 2 and link.credit > 0) or self._is_blocked:
             self.connection.active.add(self)
 
     def _return(self, entries: list[Any]) -> None:
