@@ -333,7 +333,7 @@ class RawPeer:
         attached = self.expect(ATTACH)
         assert attached.fields[5] is not None, self.expect(DETACH)
         if credit:
-            self.flow(handle, credit)
+            self.flow(handle, credit, channel=options.get("channel", 0))
         return handle
 
     def refusal(self) -> tuple[str, str]:
