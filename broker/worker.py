@@ -155,6 +155,7 @@ class Worker:
         self._metrics = WorkerMetrics()
         self._poll = select.epoll()
         self._stopping = False
+        self._held_back = False  # nothing was handed out in the last turn, since a gateway had too much unread
         self._apply: dict[int, Callable[[Peer, list[Any]], None]] = {
             Op.SEND: self._send,
             Op.SEND_BATCH: self._send_batch,
@@ -205,15 +206,19 @@ class Worker:
         metrics = self._metrics
         remaining = False
         committed = False
+        is_behind = any(peer.is_behind for peer in self._peers.values())
+        more = more or (self._held_back and not is_behind)
+        self._held_back = is_behind
         for partition in self._partitions.values():
             due = partition.next_timer_ms()
             if due is not None and due <= now_ms:
                 partition.advance(now_ms)
             elif partition not in self._touched and not more:
                 continue
-            pumped = partition.pump(now_ms)
-            self._answer_pumped(pumped)
-            remaining = remaining or pumped.more
+            if not is_behind:
+                pumped = partition.pump(now_ms)
+                self._answer_pumped(pumped)
+                remaining = remaining or pumped.more
             before = time.perf_counter()
             if partition.commit():
                 committed = True
