@@ -75,12 +75,14 @@ class Flow(NamedTuple):
 class FrameWalk:
     """State of one connection's input.
 
-    `begun` has the channel of each begin in order of arrival, `attached` (channel, handle) of each attach, `batches` the (channel, handle, delivery tag)
-    of each batch that began, `flows` what wants an answer; who uses them takes them out. `ends` are the offsets in what
-    `feed` returned behind frames that end a link or session: their names and numbers may be taken anew right after,
-    so the engine's events must be handled before it gets what follows. `error` is what was wrong behind the bytes that
-    `feed` returned: FramingError, DecodeError, LimitExceeded, InvalidField, IllegalState or HandleInUse. After it, and
-    after the peer's close, nothing more is taken.
+    `begun` has the channel of each begin in order of arrival, `attached` (channel, handle) of each attach, `batches`
+    the (channel, handle, delivery tag) of each batch that began, `flows` what wants an answer; who uses them takes them
+    out.
+
+    `ends` are the offsets in what `feed` returned behind frames that end a link or session: their names and numbers may
+    be taken anew right after, so the engine's events must be handled before it gets what follows. `error` is what was
+    wrong behind the bytes that `feed` returned: FramingError, DecodeError, LimitExceeded, InvalidField, IllegalState or
+    HandleInUse. After it, and after the peer's close, nothing more is taken.
     """
 
     def __init__(self, max_frame_size: int) -> None:
