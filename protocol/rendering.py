@@ -123,6 +123,24 @@ def render_embedded(
     return b"".join((prefix, memoryview(record)[offset:]))
 
 
+def with_changes(
+    layout: bytes, body: bytes, properties: Mapping[str, str | bytes | None], system: Mapping[int, bytes | None]
+) -> tuple[bytes, bytes]:
+    """Layout and stored bytes of a message of which what was set since is a part; see `Additions`."""
+    parts = unpack_layout(layout)
+    properties_at = parts.annotation_bytes
+    application_properties_at = properties_at + parts.properties_bytes
+    body_at = application_properties_at + parts.application_properties_bytes
+    fields = body[properties_at:application_properties_at]
+    if system:
+        fields = _with_fields(fields, system)
+    pairs = body[application_properties_at:body_at]
+    if properties:
+        pairs = _merged(pairs, properties)
+    changed = parts._replace(properties_bytes=len(fields), application_properties_bytes=len(pairs))
+    return LAYOUT.pack(*changed), b"".join((body[:properties_at], fields, pairs, body[body_at:]))
+
+
 # --- the common way ---------------------------------------------------------------------------------------------------
 
 _unpack_layout = LAYOUT.unpack

@@ -30,6 +30,7 @@ MAY_IMPORT = {
         "broker.rules",
         "protocol.codec",
         "protocol.errors",
+        "protocol.rendering",
         "storage",
     },
     "broker.rules": {

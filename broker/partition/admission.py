@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from broker.errors import EntityDisabled, NotAllowed, QuotaExceeded
-from broker.partition.core import Core
+from broker.partition.core import PARTS, Core
 from broker.partition.queue import Queue
 from broker.partition.terms import Kind
 from storage.records import MESSAGE_HEADER_BYTES, Part
@@ -21,14 +21,24 @@ def check(core: Core, queue: Queue, messages: Sequence[Incoming]) -> None:
         raise NotAllowed(f"Messages cannot be sent to the subscription '{terms.name}'; send them to its topic.")
     if not terms.can_send:
         raise EntityDisabled(f"Messaging entity '{terms.name}' is currently disabled for sending.")
-    size_bytes = queue.size_bytes
-    if terms.kind == Kind.QUEUE:
-        size_bytes += core.queue(queue.id | Part.DEAD_LETTER).size_bytes
+    size_bytes = entity_size(core, queue)
     added_bytes = sum(len(message[1]) for message in messages) + MESSAGE_HEADER_BYTES * len(messages)
     if size_bytes + added_bytes > terms.size_bytes_max:
-        raise QuotaExceeded(
-            f"The maximum entity size has been reached or exceeded for '{terms.name}'. "
-            f"Size of entity in bytes: {size_bytes}, max entity size in bytes: {terms.size_bytes_max}."
-        )
+        raise too_large(queue, size_bytes)
     if core.store_is_full():
         raise QuotaExceeded("The store of this partition is nearly full; messages must be received first.")
+
+
+def entity_size(core: Core, queue: Queue) -> int:
+    """Bytes that count for the quota of a queue or topic; `queue` is its main part."""
+    if queue.terms.kind != Kind.QUEUE:
+        return queue.size_bytes
+    return sum(core.queue(queue.id | part).size_bytes for part in PARTS)
+
+
+def too_large(queue: Queue, size_bytes: int) -> QuotaExceeded:
+    terms = queue.terms
+    return QuotaExceeded(
+        f"The maximum entity size has been reached or exceeded for '{terms.name}'. "
+        f"Size of entity in bytes: {size_bytes}, max entity size in bytes: {terms.size_bytes_max}."
+    )

@@ -1,10 +1,11 @@
 """What the operations of one partition share: its store, queues, timers, and who is to be looked at in this turn."""
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from itertools import count as count_from
 
 from broker.errors import BrokerError, EntityNotFound
 from broker.partition.bodies import Bodies
+from broker.partition.outbox import Outbox
 from broker.partition.queue import Queue, Totals
 from broker.partition.receivers import Receiver
 from broker.partition.recount import recount, recount_copies
@@ -25,14 +26,34 @@ from storage.records import (
 )
 from storage.store import Store, Table
 
-PARTS = (Part.MAIN, Part.DEAD_LETTER)
+PARTS = (Part.MAIN, Part.DEAD_LETTER, Part.TRANSFER_DEAD_LETTER)
+_TOPIC_PARTS = (Part.MAIN, Part.TRANSFER_DEAD_LETTER)
+
+
+class Forwarding:
+    """What is on its way to other partitions."""
+
+    def __init__(self) -> None:
+        self.store_id: bytes | None = None  # once it is known
+        self.awaited: dict[int, Queue] = {}  # those with a command under way, by queue id
+        self.bytes = 0  # of records in these commands
+        self.waiting: dict[int, Queue] = {}  # those that are to go on when there are fewer bytes
 
 
 class Core:
-    """`touched` have counts to be written; `awake` may have something for their receivers."""
+    """`touched` have counts to be written; `awake` may have something for their receivers, `outgoing` to forward."""
 
-    def __init__(self, store: Store, partition_id: int, incarnation: bytes, settings: PartitionSettings) -> None:
+    def __init__(
+        self,
+        store: Store,
+        partition_id: int,
+        incarnation: bytes,
+        settings: PartitionSettings,
+        home: Callable[[str], int],
+    ) -> None:
         self.store = store
+        self.partition_id = partition_id
+        self.home = home  # name of a queue or topic -> the partition it lives on
         self.settings = settings
         self.bodies = Bodies(store)
         self.timers = Timers()
@@ -46,6 +67,8 @@ class Core:
         self.closed: list[tuple[Hashable, BrokerError]] = []
         self.touched: dict[int, Queue] = {}
         self.awake: dict[int, Queue] = {}
+        self.outgoing: dict[int, Queue] = {}
+        self.forwarding = Forwarding()
         self.token_prefix = partition_id.to_bytes(2, "big") + incarnation
         self.token_numbers = count_from(1)
         self.past = Totals()  # of queues since deleted
@@ -64,10 +87,13 @@ class Core:
 
     def _open(self, queue_id: int) -> Queue | None:
         terms = self.terms.get(queue_id >> 3)
-        if terms is None or queue_id & 7 not in (PARTS if terms.kind != Kind.TOPIC else PARTS[:1]):
+        if terms is None or queue_id & 7 not in (PARTS if terms.kind != Kind.TOPIC else _TOPIC_PARTS):
             return None
         topic_id = self.topic_ids[terms.topic] if terms.kind == Kind.SUBSCRIPTION else None
         queue = self.queues[queue_id] = Queue(queue_id, terms, self._counts(queue_id), topic_id)
+        if queue.forward_to:
+            queue.outbox = Outbox()
+            queue.window.active = True
         return queue
 
     def define(self, entity_id: int, terms: Terms) -> None:
@@ -129,6 +155,8 @@ class Core:
         """The queue may have got something to hand out."""
         if queue.line.waiting or queue.line.draining:
             self.awake[queue.id] = queue
+        if queue.outbox is not None:
+            self.outgoing[queue.id] = queue
 
     def arm_expiry(self, queue: Queue, time_ms: int) -> None:
         """A DUE entry at `time_ms` was made."""

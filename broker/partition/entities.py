@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from broker.entities import Description
-from broker.errors import EntityDisabled, EntityNotFound, ServerBusy
+from broker.errors import BrokerError, EntityDisabled, EntityNotFound, ServerBusy
 from broker.partition.core import PARTS, Core
 from broker.partition.expiry import resume
+from broker.partition.forwarding import begin, begin_again, forget, forwards
 from broker.partition.references import release
 from broker.partition.rule_documents import compiled, default_rule, write_rules
 from broker.partition.settlement import drop_locks
@@ -19,19 +20,22 @@ from broker.partition.timers import Due
 from storage.quarantine import quarantine
 from storage.records import (
     DELETED_ENTITY_PREFIX,
+    FORWARDED_PREFIX,
     NEVER,
+    STORE_ID_BYTES,
     CorruptRecord,
     decode_document,
     decode_entry,
     due_key,
     encode_document,
     entity_key,
+    forwarded_key,
     message_key,
     queue_key,
     rule_key,
     unpack_due_key,
 )
-from storage.store import StoreError, Table
+from storage.store import Store, StoreError, Table
 
 _ALL = (b"\0", b"\xff" * 32)
 
@@ -57,11 +61,28 @@ def load(core: Core, now_ms: int) -> None:
         except CorruptRecord as error:
             raise StoreError(f"deleted entity {entity_id}: {error}") from error
         _free_later(core, entity_id, topic_id, now_ms)
+    _begin_forwarding(core)
     start = _ALL[0]
     while items := core.store.scan(Table.DUE, start, _ALL[1], 1):
         queue_id, timer, due_ms, _ = unpack_due_key(items[0][0])
         core.timers.arm(due_ms, (queue_id, timer))
         start = due_key(queue_id, timer, NEVER, (1 << 64) - 1) + b"\0"
+
+
+def _begin_forwarding(core: Core) -> None:
+    """What is in memory of queues that forward, and have something to forward or did when the process ended."""
+    for key, value in core.store.scan(Table.META, FORWARDED_PREFIX, FORWARDED_PREFIX + _ALL[1], 1 << 32):
+        queue_id = int.from_bytes(key[len(FORWARDED_PREFIX) :], "big")
+        try:
+            begin_again(core, queue_id, decode_document(value))
+        except CorruptRecord as error:
+            raise StoreError(f"queue {queue_id}, forwarded to: {error}") from error
+    for entity_id, terms in core.terms.items():
+        for part in PARTS:
+            if terms.forwards_to(part):
+                queue_id = entity_id << 3 | part
+                if queue_id not in core.queues and core.store.get(Table.COUNTS, entity_key(queue_id)) is not None:
+                    core.wake(core.queue(queue_id))
 
 
 def put_entity(
@@ -93,13 +114,20 @@ def put_entity(
     for part in PARTS:
         queue = core.queues.get(entity_id << 3 | part)
         if queue is None:
+            if terms.forwards_to(part):
+                begin(core, core.queue(entity_id << 3 | part))
             continue
         queue.terms = terms
-        if terms.lock_duration_ms != before.lock_duration_ms:
+        begins = bool(queue.forward_to) and not before.forwards_to(part)
+        if terms.lock_duration_ms != before.lock_duration_ms or begins:
             drop_locks(core, queue, now_ms)
         if not terms.can_receive:
             _close_receivers(core, queue.id, disabled(terms))
+        if begins:
+            _close_receivers(core, queue.id, forwards(queue))
+            begin(core, queue)
         resume(core, queue)
+        core.wake(queue)
 
 
 def disabled(terms: Terms) -> EntityDisabled:
@@ -129,6 +157,7 @@ def _delete(core: Core, entity_id: int, now_ms: int) -> None:
             core.past.add(queue.tally)
         core.touched.pop(queue_id, None)
         core.awake.pop(queue_id, None)
+        forget(core, queue_id)
     document = encode_document({"deleted_ms": now_ms, "topic_id": topic_id})
     core.store.put(Table.META, DELETED_ENTITY_PREFIX + entity_key(entity_id), document)
     _free_later(core, entity_id, topic_id, now_ms)
@@ -139,13 +168,13 @@ def _free_later(core: Core, entity_id: int, topic_id: int | None, now_ms: int) -
     core.timers.arm(now_ms, (entity_id << 3, Due.DELETION))
 
 
-def _close_receivers(core: Core, queue_id: int, error: EntityDisabled | EntityNotFound) -> None:
+def _close_receivers(core: Core, queue_id: int, error: BrokerError) -> None:
     queue = core.queues.get(queue_id)
     if queue is None:
         return
     for receiver in list(queue.receivers.values()):
         core.close_receiver(receiver, error)
-    queue.window.active = False
+    queue.window.active = queue.outbox is not None
     queue.window.reset(queue.locks.numbers())
 
 
@@ -170,8 +199,16 @@ def free(core: Core, entity_id: int, now_ms: int) -> None:
     elif items := store.scan(Table.RULES, rule_key(entity_id, ""), rule_key(entity_id + 1, ""), step):
         store.delete_many(Table.RULES, [key for key, _ in items])
     else:
+        store.delete_many(Table.MARKS, _marks(store, range(first, end)))
+        store.delete_many(Table.META, map(forwarded_key, range(first, end)))
         store.delete_many(Table.COUNTS, map(entity_key, range(first, end)))
         store.delete(Table.META, DELETED_ENTITY_PREFIX + entity_key(entity_id))
         del core.deleted[entity_id]
         return
     core.timers.arm(now_ms, (first, Due.DELETION))
+
+
+def _marks(store: Store, queue_ids: range) -> list[bytes]:
+    """Of whatever store: the queues are in none any more."""
+    items = store.scan(Table.MARKS, *_ALL, 1 << 32)
+    return [key for key, _ in items if int.from_bytes(key[STORE_ID_BYTES:], "big") in queue_ids]

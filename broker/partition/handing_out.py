@@ -1,6 +1,6 @@
 """Handing ready messages to receivers with credit, in order and fairly; bounded per turn."""
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from itertools import islice
 from struct import Struct
 from typing import Any, NamedTuple
@@ -31,17 +31,29 @@ READ_MAX = 128  # messages read at once
 WEIGHT_BYTES = 512  # of a delivery beside its record, so that small messages count for their work
 
 
+class Forward(NamedTuple):
+    """The arguments of `Op.FORWARD` (broker.wire), first the partition that it is for."""
+
+    partition: int
+    store_id: bytes
+    source_partition: int
+    source: int
+    entity_id: int
+    entries: list[Any]
+
+
 class Pumped(NamedTuple):
     """`deliveries`: (receiver, locked_until_ms or 0 if not locked, entry items: see broker.wire).
 
     `drained`: (receiver, deliveries since it was opened). `closed`: receivers that the partition closed, and why.
-    `more`: there is more to hand out now; it was cut to bound this turn.
+    `more`: there is more to do now; it was cut to bound this turn. `forwards` may leave after the commit.
     """
 
     deliveries: list[tuple[Hashable, int, list[Any]]]
     drained: list[tuple[Hashable, int]]
     closed: list[tuple[Hashable, BrokerError]]
     more: bool
+    forwards: Sequence[Forward] = ()
 
 
 Taken = list[tuple[Ref, bytes, int]]  # ref, record, time of its DUE entry or NEVER
@@ -79,7 +91,7 @@ def _hand_out(
         group, share = line.next_round(ready)
         wanted = share * len(group)
         limit_bytes = min(core.settings.pump_bytes_per_receiver * len(group), budget_bytes - used_bytes)
-        taken, bytes_taken, cut = _take(core, queue, wanted, limit_bytes, now_ms)
+        taken, bytes_taken, cut = take(core, queue, wanted, limit_bytes, now_ms)
         used_bytes += bytes_taken
         for place, receiver in enumerate(group[: len(taken)]):
             dealt = taken[place :: len(group)] if len(group) > 1 else taken
@@ -98,7 +110,7 @@ def _hand_out(
     return used_bytes, cut
 
 
-def _take(core: Core, queue: Queue, count: int, limit_bytes: int, now_ms: int) -> tuple[Taken, int, bool]:
+def take(core: Core, queue: Queue, count: int, limit_bytes: int, now_ms: int) -> tuple[Taken, int, bool]:
     """The next messages, neither locked nor in the window any more; their bytes; True if `limit_bytes` were reached.
 
     What has expired or cannot be read goes its way.

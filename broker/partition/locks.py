@@ -1,4 +1,4 @@
-"""The locks of one queue, by token.
+"""The locks of one queue, by token, and what is on its way to another partition, which is not to be touched either.
 
 A queue's lock duration is constant (when it changes, all locks are dropped), so the order of insertion is the order
 in which locks end; a renewal inserts anew. Time passed in must not go backwards by more than a user would forgive: a
@@ -20,12 +20,13 @@ Held = tuple[Ref, int, int, int, int, set[bytes]]
 
 
 class Locks:
-    __slots__ = ("deferred", "expiring", "held")
+    __slots__ = ("deferred", "expiring", "forwarded", "held")
 
     def __init__(self) -> None:
         self.held: dict[bytes, Held] = {}
+        self.forwarded: dict[int, Held] = {}  # by sequence number, ascending; available ones, until they are answered
         self.deferred: set[int] = set()  # sequence numbers of locked messages in place deferred
-        self.expiring: set[int] = set()  # sequence numbers of locked messages that have a DUE entry
+        self.expiring: set[int] = set()  # sequence numbers of these and those that have a DUE entry
 
     def add(self, token: bytes, held: Held) -> None:
         self.held[token] = held
@@ -86,10 +87,26 @@ class Locks:
             return held[4]
         return None
 
+    def forward(self, held: Held) -> None:
+        """An available message is on its way. They come in the order of their numbers."""
+        number = held[0][0]
+        self.forwarded[number] = held
+        if held[2] != NEVER:
+            self.expiring.add(number)
+
+    def end_forward(self, number: int) -> Held | None:
+        held = self.forwarded.pop(number, None)
+        self.expiring.discard(number)
+        return held
+
+    def count(self) -> int:
+        """Messages that are locked or on their way."""
+        return len(self.held) + len(self.forwarded)
+
     def available_locked(self) -> int:
-        """Number of locked messages in place available."""
-        return len(self.held) - len(self.deferred)
+        """Of these, the number in place available."""
+        return len(self.held) - len(self.deferred) + len(self.forwarded)
 
     def numbers(self) -> set[int]:
-        """Sequence numbers of locked messages in place available. Takes time with the number of locks."""
-        return {held[0][0] for held in self.held.values() if held[3] == Place.AVAILABLE}
+        """Their sequence numbers. Takes time with the number of locks."""
+        return {*self.forwarded, *(held[0][0] for held in self.held.values() if held[3] == Place.AVAILABLE)}

@@ -37,8 +37,8 @@ def unlocked(ref: Ref, size: int, due_ms: int, place: Place) -> Held:
     return ref, size, due_ms, place, 0, NOBODY
 
 
-def discard(core: Core, queue: Queue, messages: Sequence[Held]) -> None:
-    """The messages leave the queue and the store."""
+def discard(core: Core, queue: Queue, messages: Sequence[Held], keep_bodies: bool = False) -> None:
+    """The messages leave the queue and the store; with `keep_bodies`, which no subscription's may, only the queue."""
     queue_id, counts = queue.id, queue.counts
     queue_keys, message_keys, due_keys, size_bytes = [], [], [], 0
     if queue.topic_id is not None and messages:
@@ -53,7 +53,7 @@ def discard(core: Core, queue: Queue, messages: Sequence[Held]) -> None:
         size_bytes += size
     queue.size_bytes -= size_bytes
     core.store.delete_many(Table.QUEUE, queue_keys)
-    if queue.topic_id is None:
+    if queue.topic_id is None and not keep_bodies:
         core.store.delete_many(Table.MESSAGES, message_keys)
     if due_keys:
         core.store.delete_many(Table.DUE, due_keys)
@@ -112,10 +112,12 @@ def defer(core: Core, queue: Queue, held: Held, properties: Properties | None) -
     core.store.put(Table.QUEUE, queue_key(queue.id, Place.DEFERRED, number), entry)
 
 
-def dead_letter(core: Core, queue: Queue, held: Held, properties: Properties | None, reason: str) -> None:
-    """Move from a main queue to its dead-letter queue. `reason` is what it is counted as."""
+def dead_letter(
+    core: Core, queue: Queue, held: Held, properties: Properties | None, reason: str, part: Part = Part.DEAD_LETTER
+) -> None:
+    """Move to the entity's dead-letter queue, or another `part`. `reason` is what it is counted as."""
     (number, message_id, delivery_count, overlay), size, due_ms, place, _, _ = held
-    store, target = core.store, core.queue(queue.id | Part.DEAD_LETTER)
+    store, target = core.store, core.queue(queue.id & ~7 | part)
     store.delete(Table.QUEUE, queue_key(queue.id, place, number))
     if due_ms != NEVER:
         store.delete(Table.DUE, due_key(queue.id, Due.EXPIRY, due_ms, number))
@@ -146,8 +148,10 @@ def enqueue(core: Core, queue: Queue, entries: Iterable[tuple[int, int, Overlay 
 
 
 def expires_now(queue: Queue) -> bool:
-    """Whether an expired message may go: to the dead-letter queue only while a receiver pulls."""
-    return not queue.terms.dead_letter_expired or bool(queue.line.waiting)
+    """Whether an expired message may go: to the dead-letter queue only while a receiver pulls, or it is forwarded."""
+    if queue.is_held_back:
+        return False
+    return not queue.terms.dead_letter_expired or bool(queue.line.waiting) or bool(queue.forward_to)
 
 
 def expire(core: Core, queue: Queue, held: Held) -> None:

@@ -5,12 +5,22 @@ is raised, memory and disk may disagree: the partition must be dropped and made 
 milliseconds since 1970 and should not go backwards.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any
 
 from broker.entities import Description
 from broker.errors import BrokerError, NotAllowed
-from broker.partition import entities, expiry, handing_out, publishing, schedule, sending, settlement
+from broker.partition import (
+    arrivals,
+    entities,
+    expiry,
+    forwarding,
+    handing_out,
+    publishing,
+    schedule,
+    sending,
+    settlement,
+)
 from broker.partition.admission import Incoming
 from broker.partition.core import Core
 from broker.partition.handing_out import Pumped
@@ -33,12 +43,21 @@ class Partition:
     """
 
     def __init__(
-        self, partition_id: int, store: Store, *, now_ms: int, incarnation: bytes, settings: PartitionSettings
+        self,
+        partition_id: int,
+        store: Store,
+        *,
+        now_ms: int,
+        incarnation: bytes,
+        settings: PartitionSettings,
+        home: Callable[[str], int] | None = None,
     ) -> None:
-        """`incarnation`: 6 random bytes, so that no lock token is ever given twice."""
+        """`incarnation`: 6 random bytes, so that no lock token is ever given twice. `home` says of the name of a queue
+        or topic on which partition it lives; without it all are here.
+        """
         self.id = partition_id
         self._store = store
-        self._core = Core(store, partition_id, incarnation, settings)
+        self._core = Core(store, partition_id, incarnation, settings, home or (lambda name: partition_id))
         entities.load(self._core, now_ms)
 
     def send(self, queue_id: int, messages: Sequence[Incoming], now_ms: int) -> None:
@@ -49,8 +68,10 @@ class Partition:
         """Raises EntityNotFound, EntityDisabled, NotAllowed."""
         core = self._core
         queue = core.queue(queue_id)
-        if queue.terms.kind == Kind.TOPIC:
+        if queue.is_topic:
             raise NotAllowed(f"'{queue.terms.name}' is a topic; its messages are received from its subscriptions.")
+        if queue.forward_to:
+            raise forwarding.forwards(queue)
         if not queue.terms.can_receive:
             raise entities.disabled(queue.terms)
         assert receiver not in core.receivers, f"receiver {receiver!r} is open already"
@@ -88,7 +109,7 @@ class Partition:
             return
         if broken and not self._core.settings.keep_locks_of_broken_connections:
             settlement.fail_locks(self._core, queue, list(found.tokens), now_ms)
-        if not queue.receivers:
+        if not queue.receivers and queue.outbox is None:
             queue.window.active = False
             queue.window.reset(queue.locks.numbers())
 
@@ -127,6 +148,8 @@ class Partition:
                 settlement.end_locks(core, queue, now_ms)
             elif due == Due.EXPIRY:
                 expiry.sweep(core, queue, now_ms)
+            elif due == Due.FORWARDING:
+                core.outgoing[queue.id] = queue
             elif queue.terms.kind == Kind.TOPIC:
                 publishing.publish_due(core, queue, now_ms)
             else:
@@ -136,8 +159,33 @@ class Partition:
         return self._core.timers.next_ms()
 
     def pump(self, now_ms: int) -> Pumped:
-        """Hand ready messages to receivers with credit. To be called after everything else of a turn."""
-        return handing_out.pump(self._core, now_ms)
+        """Forward what can be, and hand ready messages to receivers with credit.
+
+        To be called after everything else of a turn.
+        """
+        core = self._core
+        if not core.outgoing:
+            return handing_out.pump(core, now_ms)
+        forwards = forwarding.pump(core, now_ms)
+        pumped = handing_out.pump(core, now_ms)
+        return pumped._replace(forwards=forwards, more=pumped.more or bool(core.outgoing))
+
+    def take_over(
+        self, store_id: bytes, source: int, entity_id: int, entries: Sequence[Any], now_ms: int
+    ) -> tuple[int, list[Any], str]:
+        """Messages that the queue `source` of another partition forwards to an entity here; see `arrivals.take_over`.
+
+        The answer may be given after `commit`.
+        """
+        return arrivals.take_over(self._core, store_id, source, entity_id, entries, now_ms)
+
+    def taken_over(self, source: int, up_to: int, refused: Sequence[Any], busy: str, now_ms: int) -> None:
+        """The answer of another partition's `take_over` to what the queue `source` forwarded."""
+        forwarding.taken_over(self._core, source, up_to, refused, busy, now_ms)
+
+    def unreachable(self, partitions: Collection[int], now_ms: int) -> None:
+        """What was forwarded to these partitions and not answered yet never will be."""
+        forwarding.unanswered(self._core, partitions, now_ms)
 
     def commit(self) -> bool:
         """Make all that was done durable. True if there was anything.
@@ -183,11 +231,12 @@ class Partition:
         return {
             "used_bytes": self._store.used_bytes(),
             "capacity_bytes": self._store.capacity_bytes(),
-            "locks": sum(len(queue.locks.held) for queue in core.queues.values()),
+            "locks": sum(queue.locks.count() for queue in core.queues.values()),
             "receivers": len(core.receivers),
             "quarantined": sum(1 for _ in quarantined(self._store)),
             "expired": totals.expired,
             "dead_lettered": totals.dead_lettered,
             "locks_expired": totals.locks_expired,
             "rules_failed": totals.rules_failed,
+            "forwarded": totals.forwarded,
         }

@@ -16,6 +16,7 @@ from broker.partition.selection import Selection, select, view_of
 from broker.partition.timers import Due
 from broker.partition.topic import Topic
 from broker.wire import Extra
+from protocol.rendering import with_changes
 from storage.records import (
     COPY_BYTES,
     NEVER,
@@ -142,7 +143,7 @@ class _FanOut:
         core.wake(queue)
         if queue.is_dead_letter:
             queue.tally.moved_in += len(batch.copies)
-            return bool(queue.line.waiting)
+            return queue.is_awaited
         queue.tally.incoming += len(batch.copies)
         if batch.expiring:
             earliest_ms = NEVER
@@ -150,7 +151,7 @@ class _FanOut:
                 due.append((due_key(queue_id, Due.EXPIRY, expires_ms, first + index), message_key(message_id)))
                 earliest_ms = min(earliest_ms, expires_ms)
             core.arm_expiry(queue, earliest_ms)
-        return bool(queue.line.waiting)
+        return queue.is_awaited
 
 
 def publish(core: Core, queue: Queue, messages: Sequence[Incoming], now_ms: int) -> list[int]:
@@ -215,6 +216,47 @@ def publish(core: Core, queue: Queue, messages: Sequence[Incoming], now_ms: int)
         queue.counts[Place.SCHEDULED] += len(waiting)
         core.timers.arm(earliest_ms, (queue.id, Due.SCHEDULED))
     return numbers
+
+
+def publish_forwarded(core: Core, queue: Queue, messages: Sequence[tuple[bytes, Overlay]], now_ms: int) -> None:
+    """Publish records that another entity forwards to the topic, each with its overlay, which changes.
+
+    What was set of them since becomes a part of the message, so that rules see it. The time to live goes on.
+    """
+    topic = core.topic(queue)
+    fan_out = _FanOut(core, topic, now_ms)
+    terms, number = queue.terms, queue.next_number
+    limit_ms = NEVER if terms.time_to_live_ms is None else now_ms + terms.time_to_live_ms
+    records: list[bytes] = []
+    size_bytes = 0
+    for record, overlay in messages:
+        expires_ms = overlay.get(Field.EXPIRES_MS) or message_expires_ms(record)
+        if expires_ms > limit_ms:
+            overlay[Field.EXPIRES_MS] = expires_ms = limit_ms
+        overlay[Field.ENQUEUED_MS] = now_ms
+        layout, body = message_parts(record)
+        properties, system = overlay.pop(Field.PROPERTIES, None), overlay.pop(Field.SYSTEM, None)
+        if properties or system:
+            layout, body = with_changes(layout, body, properties or {}, system or {})
+            enqueued_ms = int.from_bytes(record[8:16], "big", signed=True)
+            record = encode_message(enqueued_ms, message_expires_ms(record), layout, body)
+        selection: Selection = []
+        if topic.has_rules:
+            view = view_of(layout, body, number, now_ms, expires_ms)
+            selection = select(core, topic, view, now_ms, terms.time_to_live_ms)
+        number += 1
+        if not selection and not topic.for_all:
+            queue.tally.unmatched += 1
+            continue
+        fan_out.add(core.bodies.next_id + len(records), len(record), expires_ms, overlay, selection)
+        records.append(record)
+        size_bytes += len(record)
+    queue.next_number = number
+    queue.tally.incoming += len(messages)
+    core.touch(queue)
+    if records:
+        core.bodies.append(records, keep=fan_out.stage())
+        queue.size_bytes += size_bytes + COPY_BYTES * fan_out.copies
 
 
 def publish_due(core: Core, queue: Queue, now_ms: int) -> None:

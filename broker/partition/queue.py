@@ -3,8 +3,9 @@
 from copy import copy
 
 from broker.partition.locks import Locks
+from broker.partition.outbox import Outbox
 from broker.partition.receivers import Line, Receiver
-from broker.partition.terms import Terms
+from broker.partition.terms import Kind, Terms
 from broker.partition.window import Window
 from storage.records import Counts, Part, Place
 
@@ -29,6 +30,7 @@ class Tally:
         "deferred",
         "deleted",
         "expired",
+        "forwarded",
         "incoming",
         "locks_ended",
         "locks_lost",
@@ -48,6 +50,7 @@ class Tally:
     def __init__(self) -> None:
         self.incoming = 0
         self.moved_in = 0  # dead-lettered from the main queue
+        self.forwarded = 0  # to another entity
         self.restored = 0  # received and deleted, but never put on the wire
         self.outgoing = 0  # deliveries, by link and by request
         self.completed = 0
@@ -83,6 +86,7 @@ class Totals:
         self.dead_lettered = 0  # by the broker itself
         self.locks_expired = 0
         self.rules_failed = 0
+        self.forwarded = 0
 
     def copy(self) -> "Totals":
         return copy(self)
@@ -93,6 +97,7 @@ class Totals:
         self.expired += tally.expired + tally.dead_lettered.get(TTL_EXPIRED, 0)
         self.locks_expired += tally.locks_ended
         self.rules_failed += tally.rules_failed
+        self.forwarded += tally.forwarded
 
 
 class Queue:
@@ -103,6 +108,7 @@ class Queue:
         "line",
         "locks",
         "next_number",
+        "outbox",
         "receivers",
         "size_bytes",
         "swept",
@@ -123,16 +129,39 @@ class Queue:
         self.locks = Locks()
         self.line = Line()
         self.receivers: dict[object, Receiver] = {}
+        self.outbox: Outbox | None = None  # of a queue that forwards, or did since the start
         self.tally = Tally()
         self.swept = b""  # DUE keys below it have been looked at by expiry; those left belong to locked messages
         self.expiry_paused = False  # something may have expired, but nobody pulls: see expiry
 
     @property
     def is_dead_letter(self) -> bool:
-        return self.id & 7 == Part.DEAD_LETTER
+        """Or a transfer dead-letter queue."""
+        return self.id & 7 != Part.MAIN
+
+    @property
+    def is_topic(self) -> bool:
+        return self.terms.kind == Kind.TOPIC and self.id & 7 == Part.MAIN
+
+    @property
+    def forward_to(self) -> str:
+        """The name, in lower case, of where messages move on to; empty if they stay."""
+        return self.terms.forwards_to(self.id & 7)
+
+    @property
+    def is_held_back(self) -> bool:
+        """Messages may have been taken over by another partition, and it is not known which."""
+        return self.outbox is not None and not self.outbox.synced
+
+    @property
+    def is_awaited(self) -> bool:
+        """What comes in will probably be read in the same turn."""
+        return bool(self.line.waiting) or self.outbox is not None
 
     def ready(self) -> int:
         """Available and not locked, some perhaps expired or unreadable: never less than can be handed out."""
+        if self.is_held_back:
+            return 0
         return self.counts[Place.AVAILABLE] - self.locks.available_locked()
 
     def stored_counts(self) -> Counts:

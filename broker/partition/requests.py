@@ -19,11 +19,11 @@ from broker.errors import (
 )
 from broker.partition import browsing, rule_requests, sending, settlement
 from broker.partition.core import PARTS, Core
+from broker.partition.forwarding import forwards
 from broker.partition.handing_out import new_token
 from broker.partition.locks import NOBODY, Held
 from broker.partition.moves import Properties, discard, expire, overlay_expires_ms, set_aside, unlocked
 from broker.partition.queue import Queue
-from broker.partition.terms import Kind
 from broker.partition.timers import Due
 from broker.wire import Outcome
 from storage.records import (
@@ -52,7 +52,7 @@ def request(core: Core, name: str, queue_id: int, args: Sequence[Any], now_ms: i
     if name not in _OF_QUEUE:
         raise NotImplementedByBroker(f"There is no operation '{name}'.")
     queue = core.queue(queue_id)
-    if queue.terms.kind == Kind.TOPIC and name not in _OF_TOPIC:
+    if queue.is_topic and name not in _OF_TOPIC:
         raise NotAllowed(f"'{queue.terms.name}' is a topic; its messages are in its subscriptions.")
     return _OF_QUEUE[name](core, queue, args, now_ms)
 
@@ -77,6 +77,8 @@ def _receive_deferred(core: Core, queue: Queue, args: Sequence[Any], now_ms: int
     """[locked_until_ms or 0, entry items]. MessageNotFound if any of the numbers is not deferred, or locked."""
     numbers: list[int] = list(dict.fromkeys(args[0]))
     receive_and_delete: bool = args[1]
+    if queue.forward_to:
+        raise forwards(queue)
     if not queue.terms.can_receive:
         raise EntityDisabled(f"Messaging entity '{queue.terms.name}' is currently disabled for receiving.")
     found: list[tuple[Held, bytes]] = []
@@ -261,7 +263,7 @@ def _counts(core: Core, args: Sequence[Any], now_ms: int) -> dict[int, list[int]
 
 
 def _count(queue: Queue) -> list[int]:
-    return [*queue.counts, queue.size_bytes, len(queue.locks.held)]
+    return [*queue.counts, queue.size_bytes, queue.locks.count()]
 
 
 def _probe(core: Core, args: Sequence[Any], now_ms: int) -> None:

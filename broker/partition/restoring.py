@@ -10,6 +10,7 @@ from broker.wire import ENTRY
 from storage.records import (
     COPY_BYTES,
     NEVER,
+    Field,
     Place,
     due_key,
     encode_entry,
@@ -23,6 +24,9 @@ from storage.store import Table
 def restore(core: Core, queue_id: int, entries: Sequence[Any], now_ms: int) -> None:
     """Each is available again under its number, its record under a new message id.
 
+    A queue that has forwarded messages of higher numbers since gives it a new number: by the old one it would be taken
+    for one that was forwarded.
+
     Nothing refuses this: neither quotas nor a status. What was deleted with its entity meanwhile stays deleted.
     """
     queue = core.find(queue_id)
@@ -30,6 +34,9 @@ def restore(core: Core, queue_id: int, entries: Sequence[Any], now_ms: int) -> N
         return
     for start in range(0, len(entries), ENTRY):
         _, number, delivery_count, record, overlay = entries[start : start + ENTRY]
+        if queue.outbox is not None and number <= queue.outbox.highest:
+            overlay = {Field.ENQUEUE_SEQUENCE_NUMBER: number, **(overlay or {})}
+            number, queue.next_number = queue.next_number, queue.next_number + 1
         message_id = core.bodies.next_id
         core.bodies.append([record], keep=False)
         entry = encode_entry(message_id, delivery_count, overlay)

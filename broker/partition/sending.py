@@ -79,7 +79,7 @@ def send(core: Core, queue_id: int, messages: Sequence[Incoming], now_ms: int) -
     queue.tally.incoming += len(messages)
     if not records:
         return numbers
-    core.bodies.append(records, keep=bool(queue.line.waiting))
+    core.bodies.append(records, keep=queue.is_awaited)
     core.store.put_many(Table.QUEUE, entries)
     queue.next_number = number
     queue.counts[Place.AVAILABLE] += len(refs)

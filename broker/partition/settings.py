@@ -16,6 +16,9 @@ class PartitionSettings:
     window: int = 4096  # entries of one queue's head in memory; as many returned ones on top
     pump_bytes_per_receiver: int = 4 * MIB  # handed to one receiver in one turn
     pump_bytes: int = 16 * MIB  # handed out in one turn in all
+    forward_count: int = 1000  # forwarded by one queue at once
+    forward_batch_bytes: int = MIB  # forwarded by one queue at once
+    forward_bytes: int = 16 * MIB  # under way from this partition to others in all
     step: int = 1000  # timers fired, or messages of a deleted entity freed, per queue and turn
     step_bytes: int = 64 * MIB  # read by one purge or deletion request
     peek_max: int = 1000  # in one answer to `peek`; the caller asks again from where it ended

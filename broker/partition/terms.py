@@ -11,6 +11,7 @@ from broker.entities import (
     SubscriptionDescription,
     TopicDescription,
 )
+from storage.records import Part
 
 
 class Kind(IntEnum):
@@ -35,6 +36,8 @@ class Terms(NamedTuple):
     kind: Kind = Kind.QUEUE
     topic: str = ""  # of a subscription: the topic's name in lower case
     dead_letter_failed: bool = False  # of a subscription: messages on which a rule fails
+    forward_to: str = ""  # name of a queue or topic in lower case; empty: messages stay to be received
+    forward_dead_lettered_to: str = ""
 
     @classmethod
     def of(cls, description: Description) -> "Terms":
@@ -62,6 +65,8 @@ class Terms(NamedTuple):
                     kind=Kind.SUBSCRIPTION,
                     topic=description.topic.lower(),
                     dead_letter_failed=description.dead_lettering_on_filter_evaluation_exceptions,
+                    forward_to=(description.forward_to or "").lower(),
+                    forward_dead_lettered_to=(description.forward_dead_lettered_messages_to or "").lower(),
                 )
             case QueueDescription():
                 return cls(
@@ -72,6 +77,8 @@ class Terms(NamedTuple):
                     dead_letter_expired=description.dead_lettering_on_message_expiration,
                     size_bytes_max=description.max_size_mb << 20,
                     status=description.status,
+                    forward_to=(description.forward_to or "").lower(),
+                    forward_dead_lettered_to=(description.forward_dead_lettered_messages_to or "").lower(),
                 )
 
     @classmethod
@@ -83,6 +90,12 @@ class Terms(NamedTuple):
         return cls.of(
             kind.model_validate({name: value for name, value in document.items() if name in kind.model_fields})
         )
+
+    def forwards_to(self, part: int) -> str:
+        """The name, in lower case, of where this part's messages move on to; empty if they stay."""
+        if part == Part.MAIN:
+            return self.forward_to
+        return self.forward_dead_lettered_to if part == Part.DEAD_LETTER else ""
 
     @property
     def can_send(self) -> bool:

@@ -15,6 +15,7 @@ class Due(IntEnum):
     EXPIRY = 1
     LOCKS = 2
     DELETION = 3
+    FORWARDING = 4
 
 
 Thing = tuple[int, int]

@@ -277,7 +277,7 @@ def test_calls_of_a_receiver_that_is_not_open_do_nothing(queue):
 
 
 def test_receiving_from_what_does_not_exist(queue):
-    for queue_id in (16, MAIN | 2, MAIN | 7):
+    for queue_id in (16, MAIN | 3, MAIN | 7):
         with pytest.raises(EntityNotFound):
             queue.open("r", queue_id)
 

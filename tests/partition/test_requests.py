@@ -232,6 +232,7 @@ def test_gauges_are_those_that_are_shown(queue):
         "dead_lettered": 3,
         "locks_expired": 1,
         "rules_failed": 0,
+        "forwarded": 0,
     }
     assert gauges == expected
     queue.partition.delete_entity(ENTITY, queue.now_ms)

@@ -1,0 +1,170 @@
+"""Messages that other entities forward to an entity of this partition: taken over once each, or refused.
+
+Another partition sends what it forwards again whenever it is not sure, in the order of its queue's sequence numbers.
+The mark says up to which number they were taken over; it is written in the same commit as the messages. A message that
+is refused for good stays above the mark, so that nothing after it is taken until its own queue has put it elsewhere.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from broker.errors import BrokerError, EntityDisabled, EntityNotFound, NotAllowed
+from broker.partition.admission import entity_size, too_large
+from broker.partition.core import Core
+from broker.partition.moves import enqueue
+from broker.partition.publishing import publish_forwarded
+from broker.partition.queue import Queue
+from broker.partition.terms import Kind
+from broker.partition.timers import Due
+from storage.quarantine import quarantine
+from storage.records import (
+    NEVER,
+    CorruptRecord,
+    Field,
+    Overlay,
+    decode_mark,
+    due_key,
+    encode_mark,
+    mark_key,
+    message_expires_ms,
+    message_key,
+)
+from storage.store import Table
+
+ENTRY = 3  # items per message in FORWARD: sequence number, message record, overlay
+
+
+class Verdict(NamedTuple):
+    """Of messages in their order: so many can be taken; those after them are refused for good, each with its error.
+
+    It may end before the last: at the first that could be taken after one that is refused.
+    """
+
+    accepted: int
+    refused: list[BrokerError]
+
+
+def judge(core: Core, entity_id: int, sizes: Sequence[int]) -> Verdict:
+    """What can be forwarded to the entity, of messages whose records have these sizes in bytes."""
+    terms = core.terms.get(entity_id)
+    error: BrokerError | None = None
+    if terms is None:
+        error = EntityNotFound("The entity that messages are forwarded to could not be found.")
+    elif terms.kind == Kind.SUBSCRIPTION:
+        error = NotAllowed(f"Messages cannot be forwarded to the subscription '{terms.name}'.")
+    elif not terms.can_send:
+        error = EntityDisabled(f"Messaging entity '{terms.name}' is currently disabled for sending.")
+    if terms is None or error is not None:
+        return Verdict(0, [error] * len(sizes) if error else [])
+    queue = core.queue(entity_id << 3)
+    size_bytes = entity_size(core, queue)
+    limit = terms.size_bytes_max
+    total = size_bytes + sum(sizes)
+    if total <= limit:
+        return Verdict(len(sizes), [])
+    accepted = 0
+    while size_bytes + sizes[accepted] <= limit:
+        size_bytes += sizes[accepted]
+        accepted += 1
+    refused: list[BrokerError] = []
+    for size in sizes[accepted:]:
+        if size_bytes + size <= limit:
+            break
+        refused.append(too_large(queue, size_bytes))
+    return Verdict(accepted, refused)
+
+
+def take_over(
+    core: Core, store_id: bytes, source: int, entity_id: int, entries: Sequence[Any], now_ms: int
+) -> tuple[int, list[Any], str]:
+    """Take over what the queue `source` of the store `store_id` forwards; `entries` are flat, ENTRY items each.
+
+    Returns the sequence number up to which all of them are taken over, now or before; the next that are refused for
+    good, as [error name, text, [sequence numbers]]; and why nothing more can be taken now, if so. Without entries it
+    only tells the mark.
+    """
+    key = mark_key(store_id, source)
+    mark = _mark(core, key)
+    numbers = entries[0::ENTRY]
+    if not numbers:
+        return mark, [], ""
+    if source >> 3 not in core.terms:
+        # What it is will be known here soon, or it is being deleted: its mark must not be made again.
+        return mark, [], "The entity that forwards is not known to the destination's partition yet."
+    if core.store_is_full():
+        return mark, [], "The store of the destination's partition is nearly full."
+    new = next((at for at, number in enumerate(numbers) if number > mark), len(numbers))
+    records: list[bytes] = list(entries[1::ENTRY][new:])
+    verdict = judge(core, entity_id, [len(record) for record in records])
+    if verdict.accepted:
+        overlays = entries[2::ENTRY][new:]
+        arrived = list(zip(records[: verdict.accepted], overlays, strict=False))
+        arrive(core, core.queue(entity_id << 3), arrived, now_ms)
+        mark = numbers[new + verdict.accepted - 1]
+        core.store.put(Table.MARKS, key, encode_mark(mark))
+    refused: list[Any] = []
+    for number, error in zip(numbers[new + verdict.accepted :], verdict.refused, strict=False):
+        name, text = type(error).__name__, str(error)
+        if not refused or refused[-1][:2] != [name, text]:
+            refused.append([name, text, []])
+        refused[-1][2].append(number)
+    return mark, refused, ""
+
+
+def _mark(core: Core, key: bytes) -> int:
+    value = core.store.get(Table.MARKS, key)
+    if value is None:
+        return 0
+    try:
+        return decode_mark(value)
+    except CorruptRecord:
+        # What is on its way may come twice. Nothing else is known to be safe, and to lose it is worse.
+        quarantine(core.store, Table.MARKS, key)
+        return 0
+
+
+def arrive(core: Core, queue: Queue, messages: Sequence[tuple[bytes, Overlay]], now_ms: int) -> None:
+    """Store records and overlays, which change, of messages that `judge` has accepted for the queue or topic."""
+    if queue.terms.kind == Kind.TOPIC:
+        publish_forwarded(core, queue, messages, now_ms)
+        return
+    first = core.bodies.next_id
+    core.bodies.append([record for record, _ in messages], keep=queue.is_awaited)
+    enter(
+        core,
+        queue,
+        [
+            (message_id, len(record), message_expires_ms(record), overlay)
+            for message_id, (record, overlay) in enumerate(messages, first)
+        ],
+        now_ms,
+    )
+
+
+def enter(core: Core, queue: Queue, messages: Sequence[tuple[int, int, int, Overlay]], now_ms: int) -> None:
+    """Append to a queue: message id, bytes and expiry of the record, which is there, and an overlay, which changes.
+
+    The time to live goes on; the queue's own may end it earlier.
+    """
+    terms, first = queue.terms, queue.next_number
+    limit_ms = NEVER if terms.time_to_live_ms is None else now_ms + terms.time_to_live_ms
+    expiring: list[tuple[bytes, bytes]] = []
+    earliest_ms = NEVER
+    entries: list[tuple[int, int, Overlay | None]] = []
+    size_bytes = 0
+    for number, (message_id, size, expires_ms, overlay) in enumerate(messages, first):
+        expires_ms = overlay.get(Field.EXPIRES_MS, expires_ms)
+        if expires_ms > limit_ms:
+            overlay[Field.EXPIRES_MS] = expires_ms = limit_ms
+        if expires_ms != NEVER:
+            expiring.append((due_key(queue.id, Due.EXPIRY, expires_ms, number), message_key(message_id)))
+            earliest_ms = min(earliest_ms, expires_ms)
+        overlay[Field.ENQUEUED_MS] = now_ms
+        entries.append((message_id, 0, overlay))
+        size_bytes += size
+    enqueue(core, queue, entries)
+    queue.size_bytes += size_bytes
+    queue.tally.incoming += len(entries)
+    if expiring:
+        core.store.put_many(Table.DUE, expiring)
+        core.arm_expiry(queue, earliest_ms)

@@ -1,0 +1,244 @@
+"""Several partitions in one process, and what is on its way between them: a test delivers, loses, crashes it."""
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from driver import LOCK_MS, START_MS, Delivery, define, deliveries, message
+
+from broker.entities import Description, QueueDescription, SubscriptionDescription, TopicDescription
+from broker.partition.handing_out import Forward
+from broker.partition.partition import Partition
+from broker.partition.settings import PartitionSettings
+from storage.memory import MemoryStore
+from storage.records import STORE_ID_KEY, Part, Place, encode_document, entity_key
+from storage.store import Table
+
+
+@dataclass
+class Connection:
+    """From one partition to another; what was sent on it before it was lost may still be read."""
+
+    number: int
+    commands: deque[Forward] = field(default_factory=deque)
+    answers: deque[tuple[int, Any]] = field(default_factory=deque)  # queue that forwards, answer
+    lost: bool = False
+
+
+@dataclass
+class Entity:
+    entity_id: int
+    description: Description
+    partition: int
+
+    @property
+    def queue(self) -> int:
+        return self.entity_id << 3
+
+
+class Partitions:
+    """Partitions 0 to `count` - 1. Entities are known on all, and live on the partition given with them."""
+
+    def __init__(self, count: int, settings: PartitionSettings | None = None) -> None:
+        self.settings = settings or PartitionSettings()
+        self.now_ms = START_MS
+        self.entities: dict[str, Entity] = {}
+        self.stores = [MemoryStore() for _ in range(count)]
+        for number, store in enumerate(self.stores):
+            store.put(Table.META, STORE_ID_KEY, encode_document(bytes([number]) * 8))
+            store.commit()
+        self._starts = 0
+        self._connections = 0
+        self._next_receiver = 0
+        self.connections: dict[tuple[int, int], list[Connection]] = {}
+        self._newest_read: dict[tuple[int, int], int] = {}
+        self.partitions = [self._open(number) for number in range(count)]
+
+    def _open(self, number: int) -> Partition:
+        self._starts += 1
+        return Partition(
+            number,
+            self.stores[number],
+            now_ms=self.now_ms,
+            incarnation=self._starts.to_bytes(6, "big"),
+            settings=self.settings,
+            home=lambda name: self.entities[name.lower()].partition,
+        )
+
+    # -- entities
+
+    def queue(self, name: str, partition: int, **properties: Any) -> int:
+        """Create or change it; returns its queue id."""
+        return self._put(QueueDescription(name=name, **{"lock_duration_ms": LOCK_MS, **properties}), partition)
+
+    def topic(self, name: str, partition: int, **properties: Any) -> int:
+        return self._put(TopicDescription(name=name, **properties), partition)
+
+    def subscription(self, topic: str, name: str, rules: Any = None, **properties: Any) -> int:
+        description = SubscriptionDescription(topic=topic, name=name, **properties)
+        return self._put(description, self.entities[topic.lower()].partition, rules)
+
+    def _put(self, description: Description, partition: int, rules: Any = None) -> int:
+        key = description.path.lower()
+        known = self.entities.get(key)
+        entity_id = known.entity_id if known else len(self.entities) + 1
+        self.entities[key] = entity = Entity(entity_id, description, partition)
+        for number in range(len(self.stores)):
+            self.partitions[number].put_entity(entity_id, description, self.now_ms, rules)
+            define(self.stores[number], entity_id, description)
+            self.turn(number)
+        return entity.queue
+
+    def delete(self, name: str) -> None:
+        entity = self.entities[name.lower()]
+        for number, store in enumerate(self.stores):
+            self.partitions[number].delete_entity(entity.entity_id, self.now_ms)
+            store.delete(Table.ENTITIES, entity_key(entity.entity_id))
+            self.turn(number)
+
+    # -- turns
+
+    def turn(self, number: int) -> dict[Any, list[Delivery]]:
+        """What a worker does at the end of its turn, as often as the partition asks for it. Deliveries by receiver."""
+        found: dict[Any, list[Delivery]] = {}
+        partition = self.partitions[number]
+        more = True
+        while more:
+            due_ms = partition.next_timer_ms()
+            if due_ms is not None and due_ms <= self.now_ms:
+                partition.advance(self.now_ms)
+            pumped = partition.pump(self.now_ms)
+            partition.commit()
+            for command in pumped.forwards:
+                self._connection(number, command.partition).commands.append(command)
+            for receiver, _, items in pumped.deliveries:
+                found.setdefault(receiver, []).extend(deliveries(items))
+            more = pumped.more
+        return found
+
+    def _connection(self, source: int, destination: int) -> Connection:
+        known = self.connections.setdefault((source, destination), [])
+        if not known or known[-1].lost:
+            self._connections += 1
+            known.append(Connection(self._connections))
+        return known[-1]
+
+    def deliver(self, source: int, destination: int, connection: Connection) -> None:
+        """The destination takes the first command of the connection, unless a newer one has been read."""
+        command = connection.commands.popleft()
+        way = (source, destination)
+        if connection.number < self._newest_read.get(way, 0):
+            return
+        self._newest_read[way] = connection.number
+        _, store_id, _, queue_id, entity_id, entries = command
+        result = self.partitions[destination].take_over(store_id, queue_id, entity_id, entries, self.now_ms)
+        self.turn(destination)
+        if not connection.lost:
+            connection.answers.append((queue_id, result))
+
+    def answer(self, source: int, connection: Connection) -> None:
+        """The source takes the first answer."""
+        queue_id, (up_to, refused, busy) = connection.answers.popleft()
+        self.partitions[source].taken_over(queue_id, up_to, refused, busy, self.now_ms)
+        self.turn(source)
+
+    def lose(self, source: int, destination: int) -> None:
+        """The connection breaks; the source notices, and will make another."""
+        known = self.connections.get((source, destination))
+        if known and not known[-1].lost:
+            known[-1].lost = True
+            known[-1].answers.clear()
+            self.partitions[source].unreachable([destination], self.now_ms)
+            self.turn(source)
+
+    def crash(self, number: int) -> None:
+        """The process that has the partition is killed, and started again from what was committed."""
+        self.stores[number].abort()
+        self.partitions[number] = self._open(number)
+        for (source, destination), known in list(self.connections.items()):
+            if source == number:
+                for connection in known:
+                    connection.lost = True
+                    connection.answers.clear()
+            elif destination == number:
+                for connection in known:
+                    connection.commands.clear()  # unread, they went with the process
+                self.lose(source, destination)
+        self.turn(number)
+
+    def wait(self, ms: int) -> None:
+        self.now_ms += ms
+        for number in range(len(self.stores)):
+            self.turn(number)
+
+    def run(self) -> None:
+        """Deliver everything until nothing more happens, back-off included."""
+        for _ in range(200):
+            busy = False
+            for (source, destination), known in list(self.connections.items()):
+                for connection in list(known):
+                    while connection.commands:
+                        busy = True
+                        self.deliver(source, destination, connection)
+                    while connection.answers:
+                        busy = True
+                        self.answer(source, connection)
+            for number, partition in enumerate(self.partitions):
+                due_ms = partition.next_timer_ms()
+                if due_ms is not None and due_ms <= self.now_ms + 5000:
+                    busy = True
+                    self.now_ms = max(self.now_ms, due_ms)
+                    self.turn(number)
+            if not busy:
+                return
+        raise AssertionError("it goes on for ever")
+
+    # -- messages
+
+    def _partition_of(self, queue_id: int) -> int:
+        return next(each.partition for each in self.entities.values() if each.entity_id == queue_id >> 3)
+
+    def send(self, queue_id: int, *messages: list[Any] | str) -> None:
+        number = self._partition_of(queue_id)
+        made = [message(each) if isinstance(each, str) else each for each in messages]
+        self.partitions[number].send(queue_id, made, self.now_ms)
+        self.turn(number)
+
+    def peek(self, queue_id: int) -> list[Delivery]:
+        number = self._partition_of(queue_id)
+        items = self.partitions[number].request("peek", queue_id, [0, 1000, 1 << 30], self.now_ms)
+        self.partitions[number].commit()
+        return deliveries(items)
+
+    def bodies(self, queue_id: int) -> list[str]:
+        return [delivery.body.decode() for delivery in self.peek(queue_id)]
+
+    def receive(self, queue_id: int, count: int = 1, receive_and_delete: bool = True) -> list[Delivery]:
+        """By a receiver of its own."""
+        number = self._partition_of(queue_id)
+        self._next_receiver += 1
+        receiver = self._next_receiver
+        partition = self.partitions[number]
+        partition.open_receiver(receiver, queue_id, receive_and_delete, self.now_ms)
+        partition.drain(receiver, count)
+        received = self.turn(number).get(receiver, [])
+        partition.close_receiver(receiver, False, self.now_ms)
+        partition.commit()
+        return received
+
+    def counts(self, queue_id: int) -> list[int]:
+        number = self._partition_of(queue_id)
+        counts: list[int] = self.partitions[number].request("counts", 0, [queue_id], self.now_ms)[queue_id]
+        return counts
+
+
+def transfer_dead_letter(queue_id: int) -> int:
+    return queue_id | Part.TRANSFER_DEAD_LETTER
+
+
+def dead_letter(queue_id: int) -> int:
+    return queue_id | Part.DEAD_LETTER
+
+
+def is_available(delivery: Delivery) -> bool:
+    return delivery.token == Place.AVAILABLE
