@@ -70,6 +70,7 @@ PARTITION = {  # key of a partition's part of the snapshot: type, name, help
     "dead_lettered": (CounterMetricFamily, "broker_deadletter_message", "Messages the broker itself dead-lettered."),
     "locks_expired": (CounterMetricFamily, "expired_locks", "Locks that ran out before a settlement."),
     "rules_failed": (CounterMetricFamily, "failed_rules", "Filters and actions of rules that failed on a message."),
+    "duplicates": (CounterMetricFamily, "duplicate_messages", "Messages dropped because their id was seen before."),
     "forwarded": (CounterMetricFamily, "forwarded_messages", "Messages that entities forwarded to another."),
 }
 

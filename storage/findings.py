@@ -24,6 +24,7 @@ class Problem(StrEnum):
     STRAY_MARK = "stray-mark"  # of a queue that is not there
     MISSING_SESSION_ENTRY = "missing-session-entry"  # no receiver of its session would get the message
     STRAY_SESSION_ENTRY = "stray-session-entry"  # of no queue entry, or of one of another session
+    WRONG_DUPLICATE = "wrong-duplicate"  # a message id that is not listed by its end, or listed and not there
     WRONG_SESSION_STATE = "wrong-session-state"  # not as long as recorded, not recorded, or recorded and not there
 
 

@@ -4,6 +4,7 @@ Numbers are big-endian. A queue id is `entity id << 3 | part`; the parts of a qu
 """
 
 import struct
+from collections.abc import Iterable
 from enum import IntEnum
 from typing import Any, NamedTuple
 from zlib import crc32
@@ -239,6 +240,49 @@ def decode_state(value: bytes) -> bytes:
 # What each copy of a message in a subscription adds to the topic's size, whose bodies count once: about what an entry
 # with its key takes.
 COPY_BYTES = 48
+
+
+DIGEST_BYTES = 16
+duplicate_end_key = struct.Struct(">IqQ").pack  # entity id, end of the window ms, first sequence number of the send
+unpack_duplicate_end_key = struct.Struct(">IqQ").unpack
+
+
+def duplicate_key(entity_id: int, digest: bytes) -> bytes:
+    return entity_key(entity_id) + digest
+
+
+class Seen(NamedTuple):
+    """A message id that was accepted: the end of its window, ms, and the message's sequence number."""
+
+    end_ms: int
+    sequence_number: int
+
+
+_seen = struct.Struct(">qQ")
+
+
+def encode_seen(end_ms: int, sequence_number: int) -> bytes:
+    rest = _seen.pack(end_ms, sequence_number)
+    return crc32(rest).to_bytes(4, "big") + rest
+
+
+def decode_seen(value: bytes) -> Seen:
+    """Raises CorruptRecord."""
+    if len(value) != 4 + _seen.size or crc32(value[4:]) != int.from_bytes(value[:4], "big"):
+        raise CorruptRecord("message id seen: checksum mismatch")
+    return Seen(*_seen.unpack_from(value, 4))
+
+
+def encode_digests(digests: Iterable[bytes]) -> bytes:
+    rest = b"".join(digests)
+    return crc32(rest).to_bytes(4, "big") + rest
+
+
+def decode_digests(value: bytes) -> list[bytes]:
+    """Raises CorruptRecord."""
+    if len(value) % DIGEST_BYTES != 4 or crc32(value[4:]) != int.from_bytes(value[:4], "big"):
+        raise CorruptRecord("digests of message ids: checksum mismatch")
+    return [value[at : at + DIGEST_BYTES] for at in range(4, len(value), DIGEST_BYTES)]
 
 
 class Counts(NamedTuple):

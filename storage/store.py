@@ -24,6 +24,8 @@ class Table(IntEnum):
     SESSION_ENTRIES = 10  # (queue id, place, session id, sequence number) -> nothing: the entries of QUEUE by session
     SESSIONS = 11  # (queue id, session id) -> when its state was set, bytes of the state; only those that have one
     SESSION_STATES = 12  # (queue id, session id) -> state
+    DUPLICATES = 13  # (entity id, digest of a message id) -> end of its window, sequence number: what was accepted
+    DUPLICATE_ENDS = 14  # (entity id, end of window, sequence number) -> the digests of one send
 
 
 class StoreError(Exception):

@@ -9,6 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import Any
 
+from storage.duplicate_verification import DuplicateVerification
 from storage.findings import PartitionReport, Problem
 from storage.lmdb_store import Snapshot
 from storage.records import (
@@ -105,6 +106,7 @@ class _Verification:
         self._bodies_set_aside: set[int] = set()
         self._entry_set_aside = False
         self._sessions = SessionVerification(report)
+        self._duplicates = DuplicateVerification(report)
 
     def run(self) -> None:
         self._meta()
@@ -115,6 +117,7 @@ class _Verification:
         self._messages()
         self._entries()
         self._check_sessions()
+        self._duplicates.check(self._snapshot, self._deleted)
         self._timers()
         self._counts()
         self._compare_references()
@@ -148,6 +151,8 @@ class _Verification:
             kind = document.get("kind") if isinstance(document, dict) else None
             if kind is not None and document.get("requires_session"):
                 self._sessions.add_entity(int.from_bytes(key, "big"))
+            if kind is not None and document.get("requires_duplicate_detection"):
+                self._duplicates.add_entity(int.from_bytes(key, "big"))
             if kind == "subscription":
                 subscriptions[int.from_bytes(key, "big")] = document["topic"].lower()
             elif kind == "topic":
@@ -185,6 +190,7 @@ class _Verification:
         """A record set aside is no problem; that its entry's timer and size may still be there, is none either."""
         for key, _ in self._snapshot.items(Table.QUARANTINE):
             self._report.records[Table.QUARANTINE] += 1
+            self._duplicates.add_set_aside(key[0], key[1:])
             if key[0] == Table.QUEUE and len(key) == 14:
                 queue_id, _, sequence_number = unpack_queue_key(key[1:])
                 self._queues[queue_id].timers_unknown.add(sequence_number)

@@ -115,6 +115,7 @@ class ClientSender(EntityLink):
         self._pending: deque[Delivery | None] = deque()  # in order of arrival; None was sent settled
         self._sends: deque[tuple[float, int, int, int]] = deque()  # per command: when, deliveries, messages, bytes
         self._requires_session = entity.requires_session
+        self._wants_id = entity.detects_duplicates
         self._new_id = connection.gateway.new_message_id
 
     @property
@@ -124,9 +125,9 @@ class ClientSender(EntityLink):
     def on_message(self, delivery: Delivery, payload: bytes, batch: bool, settled: bool) -> None:
         try:
             if batch:
-                messages = [take_apart(message, new_id=self._new_id) for message in unpack_batch(payload)]
+                messages = [take_apart(message, self._wants_id, self._new_id) for message in unpack_batch(payload)]
             else:
-                messages = [take_apart(payload, new_id=self._new_id)]
+                messages = [take_apart(payload, self._wants_id, self._new_id)]
             if self._requires_session:
                 for message in messages:
                     self._check(message)

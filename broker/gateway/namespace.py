@@ -36,6 +36,12 @@ class Entity:
     def requires_session(self) -> bool:
         return not isinstance(self.description, TopicDescription) and self.description.requires_session
 
+    @property
+    def detects_duplicates(self) -> bool:
+        return not isinstance(self.description, SubscriptionDescription) and (
+            self.description.requires_duplicate_detection
+        )
+
     def max_message_bytes(self, broker_limit: int) -> int:
         """The largest message the entity takes: its own limit, or else the broker's."""
         own = None if isinstance(self.description, SubscriptionDescription) else self.description.max_message_size_kb

@@ -251,7 +251,7 @@ class ManagementRequests(RequestLink):
         if largest > limit:
             raise MessageTooLarge(tracking.message_too_large(0, largest, limit))
         new_id = self.connection.gateway.new_message_id
-        messages = [take_apart(item.message, new_id=new_id) for item in arguments.messages]
+        messages = [take_apart(item.message, self.entity.detects_duplicates, new_id) for item in arguments.messages]
         has_session = [message[3] and Extra.SESSION_ID in message[3] for message in messages]
         if self.entity.requires_session and not all(has_session):
             raise NotAllowed(tracking.session_id_missing(self.entity.name))

@@ -10,6 +10,7 @@ from typing import Any
 from broker.entities import Description
 from broker.errors import BrokerError, EntityDisabled, EntityNotFound, ServerBusy
 from broker.partition.core import PARTS, Core
+from broker.partition.duplicates import arm_purge
 from broker.partition.expiry import resume
 from broker.partition.forwarding import begin, begin_again, forget, forwards
 from broker.partition.references import release
@@ -62,6 +63,9 @@ def load(core: Core, now_ms: int) -> None:
             raise StoreError(f"deleted entity {entity_id}: {error}") from error
         _free_later(core, entity_id, topic_id, now_ms)
     _begin_forwarding(core)
+    for entity_id, terms in core.terms.items():
+        if terms.duplicate_window_ms:
+            arm_purge(core, entity_id)
     start = _ALL[0]
     while items := core.store.scan(Table.DUE, start, _ALL[1], 1):
         queue_id, timer, due_ms, _ = unpack_due_key(items[0][0])
@@ -198,6 +202,10 @@ def free(core: Core, entity_id: int, now_ms: int) -> None:
         store.delete_many(Table.DUE, [key for key, _ in items])
     elif items := store.scan(Table.RULES, rule_key(entity_id, ""), rule_key(entity_id + 1, ""), step):
         store.delete_many(Table.RULES, [key for key, _ in items])
+    elif items := store.scan(Table.DUPLICATE_ENDS, entity_key(entity_id), entity_key(entity_id + 1), 1):
+        store.delete(Table.DUPLICATE_ENDS, items[0][0])
+    elif items := store.scan(Table.DUPLICATES, entity_key(entity_id), entity_key(entity_id + 1), step):
+        store.delete_many(Table.DUPLICATES, [key for key, _ in items])
     else:
         store.delete_many(Table.MARKS, _marks(store, range(first, end)))
         store.delete_many(Table.META, map(forwarded_key, range(first, end)))

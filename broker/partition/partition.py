@@ -12,6 +12,7 @@ from broker.entities import Description
 from broker.errors import BrokerError, NotAllowed
 from broker.partition import (
     arrivals,
+    duplicates,
     entities,
     expiry,
     forwarding,
@@ -148,6 +149,8 @@ class Partition:
                 settlement.end_locks(core, queue, now_ms)
             elif due == Due.EXPIRY:
                 expiry.sweep(core, queue, now_ms)
+            elif due == Due.DUPLICATES:
+                duplicates.purge(core, queue, now_ms)
             elif due == Due.FORWARDING:
                 core.outgoing[queue.id] = queue
             elif queue.terms.kind == Kind.TOPIC:
@@ -239,4 +242,5 @@ class Partition:
             "locks_expired": totals.locks_expired,
             "rules_failed": totals.rules_failed,
             "forwarded": totals.forwarded,
+            "duplicates": totals.duplicates,
         }

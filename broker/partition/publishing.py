@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from broker.partition.admission import Incoming, check
 from broker.partition.core import Core
+from broker.partition.duplicates import Sieve
 from broker.partition.moves import set_aside
 from broker.partition.queue import Queue
 from broker.partition.selection import Selection, select, view_of
@@ -164,6 +165,7 @@ def publish(core: Core, queue: Queue, messages: Sequence[Incoming], now_ms: int)
     due: list[tuple[bytes, bytes]] = []
     numbers: list[int] = []
     number, message_id = queue.next_number, core.bodies.next_id
+    sieve = Sieve(core, queue, now_ms) if queue.terms.duplicate_window_ms else None
     size_bytes, earliest_ms = 0, NEVER
     default_ttl_ms, for_all, has_rules = queue.terms.time_to_live_ms, bool(topic.for_all), topic.has_rules
     for layout, body, ttl_ms, extra in messages:
@@ -176,6 +178,9 @@ def publish(core: Core, queue: Queue, messages: Sequence[Incoming], now_ms: int)
                 numbers.append(0)
                 continue
             scheduled_ms = extra.get(Extra.SCHEDULED_MS) or 0
+            if sieve is not None and (known := sieve.known(extra, number)):
+                numbers.append(known)
+                continue
         enqueued_ms = max(now_ms, scheduled_ms)
         expires_ms = NEVER if ttl_ms is None else min(enqueued_ms + ttl_ms, NEVER)
         numbers.append(number)
@@ -205,6 +210,8 @@ def publish(core: Core, queue: Queue, messages: Sequence[Incoming], now_ms: int)
         return numbers
     queue.next_number = number
     core.touch(queue)
+    if sieve is not None:
+        sieve.stage()
     if not records:
         return numbers
     awaited = fan_out.stage()

@@ -29,6 +29,7 @@ class Tally:
         "dead_lettered",
         "deferred",
         "deleted",
+        "duplicates",
         "expired",
         "forwarded",
         "incoming",
@@ -67,6 +68,7 @@ class Tally:
         self.locks_lost = 0  # with a broken connection, or by a change of the entity
         self.renewed = 0
         self.settlements_too_late = 0
+        self.duplicates = 0  # accepted and dropped, in `incoming` as well
         self.pings = 0  # accepted and dropped, in `incoming` as well
         self.quarantined = 0  # records that could not be read
         self.unmatched = 0  # at a topic: no subscription took them
@@ -87,6 +89,7 @@ class Totals:
         self.locks_expired = 0
         self.rules_failed = 0
         self.forwarded = 0
+        self.duplicates = 0
 
     def copy(self) -> "Totals":
         return copy(self)
@@ -98,6 +101,7 @@ class Totals:
         self.locks_expired += tally.locks_ended
         self.rules_failed += tally.rules_failed
         self.forwarded += tally.forwarded
+        self.duplicates += tally.duplicates
 
 
 class Queue:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from broker.partition.admission import Incoming, check
 from broker.partition.core import Core
+from broker.partition.duplicates import Sieve
 from broker.partition.publishing import publish
 from broker.partition.terms import Kind
 from broker.partition.timers import Due
@@ -24,9 +25,10 @@ from storage.store import Table
 
 
 def send(core: Core, queue_id: int, messages: Sequence[Incoming], now_ms: int) -> list[int]:
-    """Their sequence numbers, 0 for a ping. Raises EntityNotFound, NotAllowed, EntityDisabled, QuotaExceeded.
+    """Their sequence numbers, 0 for a ping; a duplicate's is that of the first.
 
-    A message with a scheduled time in the future waits under its number until then; ttl counts from then.
+    A message with a scheduled time in the future waits under its number until then; ttl counts from then. Raises
+    EntityNotFound, NotAllowed, EntityDisabled, QuotaExceeded.
     """
     queue = core.queue(queue_id)
     if queue.terms.kind == Kind.TOPIC:
@@ -42,6 +44,7 @@ def send(core: Core, queue_id: int, messages: Sequence[Incoming], now_ms: int) -
     size_bytes = scheduled_count = 0
     earliest = [NEVER, NEVER]  # by Timer
     default_ttl_ms = queue.terms.time_to_live_ms
+    sieve = Sieve(core, queue, now_ms) if queue.terms.duplicate_window_ms else None
 
     for layout, body, ttl_ms, extra in messages:
         if default_ttl_ms is not None and (ttl_ms is None or ttl_ms > default_ttl_ms):
@@ -53,6 +56,9 @@ def send(core: Core, queue_id: int, messages: Sequence[Incoming], now_ms: int) -
                 numbers.append(0)
                 continue
             scheduled_ms = extra.get(Extra.SCHEDULED_MS) or 0
+            if sieve is not None and (known := sieve.known(extra, number)):
+                numbers.append(known)
+                continue
         overlay: Overlay | None = None
         if scheduled_ms <= now_ms:
             place, timer, enqueued_ms = Place.AVAILABLE, Due.EXPIRY, now_ms
@@ -79,6 +85,8 @@ def send(core: Core, queue_id: int, messages: Sequence[Incoming], now_ms: int) -
     queue.tally.incoming += len(messages)
     if not records:
         return numbers
+    if sieve is not None:
+        sieve.stage()
     core.bodies.append(records, keep=queue.is_awaited)
     core.store.put_many(Table.QUEUE, entries)
     queue.next_number = number

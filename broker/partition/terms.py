@@ -38,6 +38,7 @@ class Terms(NamedTuple):
     dead_letter_failed: bool = False  # of a subscription: messages on which a rule fails
     forward_to: str = ""  # name of a queue or topic in lower case; empty: messages stay to be received
     forward_dead_lettered_to: str = ""
+    duplicate_window_ms: int = 0  # of a queue or topic with duplicate detection
 
     @classmethod
     def of(cls, description: Description) -> "Terms":
@@ -52,6 +53,7 @@ class Terms(NamedTuple):
                     size_bytes_max=description.max_size_mb << 20,
                     status=description.status,
                     kind=Kind.TOPIC,
+                    duplicate_window_ms=_duplicate_window_ms(description),
                 )
             case SubscriptionDescription():
                 return cls(
@@ -79,6 +81,7 @@ class Terms(NamedTuple):
                     status=description.status,
                     forward_to=(description.forward_to or "").lower(),
                     forward_dead_lettered_to=(description.forward_dead_lettered_messages_to or "").lower(),
+                    duplicate_window_ms=_duplicate_window_ms(description),
                 )
 
     @classmethod
@@ -104,3 +107,7 @@ class Terms(NamedTuple):
     @property
     def can_receive(self) -> bool:
         return self.status in (Status.ACTIVE, Status.SEND_DISABLED)
+
+
+def _duplicate_window_ms(description: QueueDescription | TopicDescription) -> int:
+    return description.duplicate_detection_history_time_window_ms if description.requires_duplicate_detection else 0

@@ -16,6 +16,7 @@ class Due(IntEnum):
     LOCKS = 2
     DELETION = 3
     FORWARDING = 4
+    DUPLICATES = 5
 
 
 Thing = tuple[int, int]

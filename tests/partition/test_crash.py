@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 from driver import DEAD, ENTITY, LOCK_MS, MAIN, START_MS, Driver, message
 
+from broker.partition.duplicates import PURGE_EVERY_MS
 from broker.partition.settings import PartitionSettings
 from broker.wire import Outcome
+from protocol.codec import encode
 from storage.lmdb_store import LmdbStore, Snapshot
 from storage.records import (
     NEVER,
@@ -106,6 +108,10 @@ def assert_consistent(state: dict[Table, list[tuple[bytes, bytes]]]) -> None:
 
 
 Scenario = Iterator[None]
+
+
+def named(message_id: str) -> list[Any]:
+    return message("m", message_id=encode(message_id))
 
 
 def sending(queue: Driver) -> Scenario:
@@ -242,6 +248,23 @@ def activating(queue: Driver) -> Scenario:
     queue.wait(60)
 
 
+def sending_duplicates(queue: Driver) -> Scenario:
+    queue.change(requires_duplicate_detection=True)
+    queue.send(named("1"))
+    yield
+    queue.send(named("1"), named("2"), named("3"), named("2"))
+    queue.send(named("3"))
+
+
+def ids_whose_window_ends(queue: Driver) -> Scenario:
+    queue.change(requires_duplicate_detection=True, duplicate_detection_history_time_window_ms=5000)
+    queue.send(named("1"), named("2"), named("3"))
+    queue.wait(5000)
+    yield
+    queue.send(named("3"), named("4"))
+    queue.wait(PURGE_EVERY_MS)
+
+
 def scheduling_and_cancelling(queue: Driver) -> Scenario:
     yield
     numbers = queue.request("schedule", [message(body, scheduled_ms=START_MS + 50, ttl_ms=7) for body in "abc"])
@@ -279,6 +302,8 @@ def several_queues_in_one_turn(queue: Driver) -> Scenario:
 
 SCENARIOS = [
     sending,
+    sending_duplicates,
+    ids_whose_window_ends,
     a_batch,
     a_batch_to_a_waiting_receiver,
     completing,

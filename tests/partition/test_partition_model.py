@@ -20,7 +20,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from broker.errors import EntityDisabled, LockLost, MessageNotFound, NotAllowed
 from broker.partition.settings import PartitionSettings
-from broker.wire import Outcome
+from broker.wire import Extra, Outcome
+from protocol.codec import encode
 from storage.records import MESSAGE_HEADER_BYTES, Field, Place
 
 NEVER = 1 << 62
@@ -28,6 +29,7 @@ QUEUES = st.sampled_from([MAIN, MAIN, MAIN, DEAD])
 RECEIVERS = st.sampled_from("wxyz")
 TTLS = st.sampled_from([None, None, 0, 40, 500, LOCK_MS + 100])
 PICK = st.integers(0, 12)
+IDS = st.sampled_from([None, None, None, "a", "b", "c"])
 PADDING = ["", "", "", "x" * 400, "x" * 900]  # so that turns end in the middle of what was read
 
 
@@ -69,8 +71,9 @@ class PartitionModel(RuleBasedStateMachine):
         step=st.sampled_from([2, 100]),
         pump_bytes=st.sampled_from([1500, 1 << 20]),
         keep_locks=st.booleans(),
+        detects_duplicates=st.booleans(),
     )
-    def start(self, dead_letter_expired, limit, window, step, pump_bytes, keep_locks):
+    def start(self, dead_letter_expired, limit, window, step, pump_bytes, keep_locks, detects_duplicates):
         self.driver = Driver(
             settings=PartitionSettings(
                 window=window,
@@ -81,6 +84,8 @@ class PartitionModel(RuleBasedStateMachine):
             ),
             dead_lettering_on_message_expiration=dead_letter_expired,
             max_delivery_count=limit,
+            requires_duplicate_detection=detects_duplicates,
+            duplicate_detection_history_time_window_ms=5000,
         )
         self.keep_locks = keep_locks
         self.queues: dict[int, list[Message]] = {MAIN: [], DEAD: []}
@@ -89,6 +94,7 @@ class PartitionModel(RuleBasedStateMachine):
         self.moving: dict[str, Message] = {}  # dead-lettered in this step
         self.gone: dict[str, str] = {}  # body: reason
         self.accepted = 0
+        self.ids: dict[str, tuple[int, int]] = {}  # of messages accepted: end of the window, sequence number
         self.tokens: list[tuple[int, bytes]] = []  # all that were ever given, with their queue
         self.removed: list[tuple[int, Message, list[Any]]] = []  # received and deleted: can be restored
         self.locked_since: dict[bytes, None] = {}
@@ -111,6 +117,17 @@ class PartitionModel(RuleBasedStateMachine):
 
     def pulling(self, queue: int) -> bool:
         return any(r.queue == queue and r.credit for r in self.receivers.values())
+
+    def known(self, message_id: str | None, number: int) -> int | None:
+        """The sequence number of the message that one with this id repeats; None if it is new, and then `number`."""
+        if message_id is None or not self.terms.requires_duplicate_detection:
+            return None
+        end_ms, first = self.ids.get(message_id, (0, 0))
+        if end_ms > self.now_ms:
+            return first
+        window_ms = self.terms.duplicate_detection_history_time_window_ms
+        self.ids[message_id] = (self.now_ms + window_ms, number)
+        return None
 
     def accept(self, ttl_ms: int | None, scheduled_ms: int) -> Message:
         default = self.terms.default_message_time_to_live_ms
@@ -310,31 +327,38 @@ class PartitionModel(RuleBasedStateMachine):
 
     # -- what users do
 
-    @rule(sent=st.lists(st.tuples(TTLS, st.sampled_from([0, 0, 0, 30, 700])), min_size=1, max_size=6))
+    @rule(sent=st.lists(st.tuples(TTLS, st.sampled_from([0, 0, 0, 30, 700]), IDS), min_size=1, max_size=6))
     def send(self, sent):
-        accepted = self.accepted
-        batch = [
-            message(
-                self.body(accepted + at + 1), ttl_ms=ttl_ms, **({"scheduled_ms": self.now_ms + wait} if wait else {})
-            )
-            for at, (ttl_ms, wait) in enumerate(sent)
-        ]
+        batch = []
+        ids = dict(self.ids)
+        new = []
+        for ttl_ms, wait, message_id in sent:
+            extra = {"scheduled_ms": self.now_ms + wait} if wait else {}
+            if message_id is not None:
+                extra["message_id"] = encode(message_id)
+            batch.append(message(self.body(self.accepted + len(new) + 1), ttl_ms=ttl_ms, **extra))
+            if self.known(message_id, self.next_number[MAIN] + len(new)) is None:
+                new.append((ttl_ms, wait))
         try:
             self.driver.partition.send(MAIN, batch, self.now_ms)
         except EntityDisabled:
             assert not self.can_send()
+            self.ids = ids
         else:
             assert self.can_send()
-            for ttl_ms, wait in sent:
+            for ttl_ms, wait in new:
                 self.accept(ttl_ms, self.now_ms + wait if wait else 0)
         self.turn()
 
-    @rule(wait=st.integers(0, 100), ttl_ms=TTLS)
-    def schedule(self, wait, ttl_ms):
+    @rule(wait=st.integers(0, 100), ttl_ms=TTLS, message_id=IDS)
+    def schedule(self, wait, ttl_ms, message_id):
         if self.can_send():
             incoming = message(self.body(self.accepted + 1), ttl_ms=ttl_ms, scheduled_ms=self.now_ms + wait)
+            if message_id is not None:
+                incoming[3][Extra.MESSAGE_ID] = encode(message_id)
             numbers = self.driver.request("schedule", [incoming])
-            assert numbers == [self.accept(ttl_ms, self.now_ms + wait).number]
+            known = self.known(message_id, self.next_number[MAIN])
+            assert numbers == [self.accept(ttl_ms, self.now_ms + wait).number if known is None else known]
             self.turn()
 
     @rule(pick=PICK, stray=st.booleans())

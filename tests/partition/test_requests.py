@@ -233,6 +233,7 @@ def test_gauges_are_those_that_are_shown(queue):
         "locks_expired": 1,
         "rules_failed": 0,
         "forwarded": 0,
+        "duplicates": 0,
     }
     assert gauges == expected
     queue.partition.delete_entity(ENTITY, queue.now_ms)
