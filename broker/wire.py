@@ -1,4 +1,4 @@
-"""The language between gateways and workers: msgpack arrays, many to a frame.
+"""The language between gateways and workers, and among workers: msgpack arrays, many to a frame.
 
 A frame is a 4-byte big-endian length and that many bytes of msgpack: one array of messages, each an array that begins
 with its `Op`. Everything that one loop turn has to say goes into one frame. `partition` is a partition id, `queue` a
@@ -21,7 +21,7 @@ Requests, their arguments and results (all or nothing each; `docs/architecture.m
     add-rule          rule document, see broker.rule_descriptions  None
     remove-rule       name                                       None
     enumerate-rules   skip, top                                  [rule document, ...] in the order of their creation
-    counts                                                       queue -> [available, deferred, scheduled, bytes, locked]
+    counts                                                       queue -> available, deferred, scheduled, bytes, locked
     metrics                                                      see broker.metrics
     probe                                                        None, after a real write and read
 """
@@ -46,6 +46,10 @@ class Op(IntEnum):
     SETTLE = 7  # partition, channel, queue, outcome, [token, ...], properties | None
     REQUEST = 8  # partition, request id, name, queue, [argument, ...]
     RESTORE = 9  # partition, queue, [entry items, ...]: received and deleted, but never put on the wire
+    # worker -> another worker; entries are flat, 3 items per message: sequence number, message record, overlay
+    FORWARD = 10  # partition, store id, source partition, source queue, entity id, [entry items, ...]
+    # the answer; refused are [error name, text, [sequence number, ...]]; busy tells why nothing more is taken now
+    FORWARDED = 11  # source partition, source queue, taken up to this sequence number, [refused, ...], busy | ""
     # worker -> gateway
     HELLO = 100  # version, [partition, ...]
     SENT = 101  # channel, count of deliveries stored

@@ -14,22 +14,23 @@ import signal
 import socket
 import sys
 import time
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import msgpack
 import structlog
 
 from broker import wire
-from broker.catalog import catalog_version
+from broker.catalog import catalog_version, home_partition
 from broker.child import announce_ready, fail, read_instructions
 from broker.errors import BrokerError
 from broker.logging import configure_logging
 from broker.metrics import WorkerMetrics
-from broker.partition.handing_out import Pumped
+from broker.neighbours import Neighbours
+from broker.partition.arrivals import ENTRY
+from broker.partition.handing_out import Forward, Pumped
 from broker.partition.partition import Partition
 from broker.partition.settings import PartitionSettings
+from broker.peer import Peer
 from broker.wire import Op, Outcome
 from storage.data_dir import partition_path
 from storage.lmdb_store import LmdbStore
@@ -38,101 +39,21 @@ from storage.store import StoreError, Table
 
 log = structlog.get_logger("worker")
 
-READ_BYTES = 1 << 20
-# One turn takes at most this much from one gateway, so that a commit stays short and the others get their turn.
-TURN_BYTES = 8 << 20
 # So long after it was read a page of a store may count to this process's memory (see storage.mapped_pages).
 RELEASE_AFTER_MS = 250
-# A gateway that has this much unread is not read from until it has caught up.
-OUTPUT_HIGH_BYTES = 64 << 20
 
 
-class Peer:
-    """One gateway's connection: frames in, frames out."""
+class Caller(Peer):
+    """A gateway, or another worker that forwards to partitions here. Later callers have higher numbers."""
 
-    def __init__(self, connection: socket.socket) -> None:
-        self.socket = connection
-        self.answers: list[list[Any]] = []
+    def __init__(self, connection: socket.socket, number: int) -> None:
+        super().__init__(connection)
+        self.number = number
         self.receivers: dict[int, Partition] = {}
-        self._input = bytearray()
-        self._output: deque[memoryview] = deque()
-        self._output_bytes = 0
-        self._packer = msgpack.Packer(autoreset=True)
-
-    def read(self) -> list[list[Any]] | None:
-        """Whole messages that have arrived; None when the gateway is gone."""
-        messages: list[list[Any]] = []
-        buffer = self._input
-        taken = 0
-        while taken < TURN_BYTES:
-            try:
-                data = self.socket.recv(READ_BYTES)
-            except BlockingIOError:
-                break
-            except OSError:
-                return None
-            if not data:
-                return None
-            taken += len(data)
-            if not buffer and len(data) >= 4 and int.from_bytes(data[:4], "big") == len(data) - 4:
-                messages += wire.unpack(memoryview(data)[4:])  # the usual case: one frame, whole
-            else:
-                buffer += data
-            if len(data) < READ_BYTES:
-                break
-        if buffer:
-            at = 0
-            with memoryview(buffer) as view:
-                while len(view) - at >= 4:
-                    end = at + 4 + int.from_bytes(view[at : at + 4], "big")
-                    if end > len(view):
-                        break
-                    messages += wire.unpack(view[at + 4 : end])
-                    at = end
-            if at:
-                del buffer[:at]
-        return messages
-
-    def queue_answers(self) -> None:
-        if self.answers:
-            payload = self._packer.pack(self.answers)
-            self.answers = []
-            self._output.append(memoryview(len(payload).to_bytes(4, "big")))
-            self._output.append(memoryview(payload))
-            self._output_bytes += 4 + len(payload)
-
-    def write(self) -> bool:
-        """Write what the socket takes; False when the gateway is gone."""
-        output = self._output
-        while output:
-            try:
-                sent = self.socket.sendmsg(list(output)[:16])
-            except BlockingIOError:
-                return True
-            except OSError:
-                return False
-            self._output_bytes -= sent
-            while sent:
-                first = output[0]
-                if sent >= len(first):
-                    sent -= len(first)
-                    output.popleft()
-                else:
-                    output[0] = first[sent:]
-                    sent = 0
-        return True
-
-    @property
-    def has_output(self) -> bool:
-        return bool(self._output)
-
-    @property
-    def is_behind(self) -> bool:
-        return self._output_bytes > OUTPUT_HIGH_BYTES
 
 
 class Worker:
-    """Partitions, and the gateways that use them."""
+    """Partitions, and who uses them."""
 
     def __init__(
         self,
@@ -141,22 +62,28 @@ class Worker:
         partitions: dict[int, Partition],
         stores: dict[int, LmdbStore],
         listener: socket.socket,
+        sockets: Sequence[str],
+        partition_count: int,
     ) -> None:
+        """`sockets` are the paths of all workers' sockets, `partition_count` is the number of all partitions."""
         self._number = number
         self._restarts = restarts
         self._partitions = partitions
         self._stores = stores
         self._listener = listener
-        self._peers: dict[int, Peer] = {}
+        self._peers: dict[int, Caller] = {}
+        self._callers = 0  # so many connected since the start
+        self._last_caller: dict[bytes, int] = {}  # store id -> number of the last that forwarded from there
         self._touched: set[Partition] = set()
         self._messages_in_turn = 0
         self._now_ms = 0
         self._release_ms: int | None = None  # when the stores' pages are to be given back
         self._metrics = WorkerMetrics()
         self._poll = select.epoll()
+        self._neighbours = Neighbours(sockets, partitions, partition_count, self._poll, self._touched.add)
         self._stopping = False
         self._held_back = False  # nothing was handed out in the last turn, since a gateway had too much unread
-        self._apply: dict[int, Callable[[Peer, list[Any]], None]] = {
+        self._apply: dict[int, Callable[[Caller, list[Any]], None]] = {
             Op.SEND: self._send,
             Op.SEND_BATCH: self._send_batch,
             Op.OPEN_RECEIVER: self._open_receiver,
@@ -166,6 +93,7 @@ class Worker:
             Op.SETTLE: self._settle,
             Op.REQUEST: self._request,
             Op.RESTORE: self._restore,
+            Op.FORWARD: self._forward,
         }
 
     def run(self) -> None:
@@ -179,7 +107,7 @@ class Worker:
         self._poll.register(wake_receive, select.EPOLLIN)
         more = False
         while not self._stopping:
-            events = self._poll.poll(0 if more else self._timeout_seconds())
+            events = self._poll.poll(0 if more or self._neighbours.inbox else self._timeout_seconds())
             started = time.perf_counter()
             self._now_ms = max(self._now_ms, int(time.time() * 1000))
             for descriptor, event in events:
@@ -188,8 +116,10 @@ class Worker:
                     self._serve(peer, event)
                 elif descriptor == self._listener.fileno():
                     self._accept()
-                else:
+                elif not self._neighbours.serve(descriptor, event, self._now_ms):
                     wake_receive.recv(64)
+            if self._neighbours.inbox:
+                self._take_inbox()
             more = self._finish_turn(started, more)
 
     def _timeout_seconds(self) -> float | None:
@@ -206,6 +136,7 @@ class Worker:
         metrics = self._metrics
         remaining = False
         committed = False
+        forwards: list[Forward] = []
         is_behind = any(peer.is_behind for peer in self._peers.values())
         more = more or (self._held_back and not is_behind)
         self._held_back = is_behind
@@ -219,6 +150,7 @@ class Worker:
                 pumped = partition.pump(now_ms)
                 self._answer_pumped(pumped)
                 remaining = remaining or pumped.more
+                forwards += pumped.forwards
             before = time.perf_counter()
             if partition.commit():
                 committed = True
@@ -232,6 +164,8 @@ class Worker:
             if self._messages_in_turn:
                 metrics.messages_per_commit.observe(self._messages_in_turn)
         self._messages_in_turn = 0
+        if forwards or self._neighbours.answers:
+            self._neighbours.send(forwards, now_ms)
         for peer in list(self._peers.values()):
             if peer.answers or peer.has_output:
                 peer.queue_answers()
@@ -247,7 +181,7 @@ class Worker:
             self._release_ms = self._now_ms + RELEASE_AFTER_MS
 
     def _answer_pumped(self, pumped: Pumped) -> None:
-        peer: Peer
+        peer: Caller
         channel: int
         for (peer, channel), locked_until_ms, entries in pumped.deliveries:  # type: ignore[misc] # our own keys
             peer.answers.append([Op.DELIVER, channel, locked_until_ms, entries])
@@ -257,13 +191,12 @@ class Worker:
             peer.receivers.pop(channel, None)
             peer.answers.append([Op.CLOSED, channel, type(error).__name__, str(error)])
 
-    # -- gateways come and go
+    # -- callers come and go
 
     def _accept(self) -> None:
         connection, _ = self._listener.accept()
-        connection.setblocking(False)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
-        peer = self._peers[connection.fileno()] = Peer(connection)
+        self._callers += 1
+        peer = self._peers[connection.fileno()] = Caller(connection, self._callers)
         self._poll.register(connection, select.EPOLLIN)
         peer.answers.append([Op.HELLO, wire.VERSION, list(self._partitions)])
         if 0 in self._partitions:
@@ -274,7 +207,7 @@ class Worker:
         definitions = store.scan(Table.ENTITIES, b"", b"\xff" * 8, 1 << 30)
         return [Op.CATALOG, catalog_version(store), [decode_document(value) for _, value in definitions]]
 
-    def _serve(self, peer: Peer, event: int) -> None:
+    def _serve(self, peer: Caller, event: int) -> None:
         if event & (select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR) and not peer.is_behind:
             messages = peer.read()
             if messages is None:
@@ -285,15 +218,15 @@ class Worker:
         if event & select.EPOLLOUT:
             self._write(peer)
 
-    def _write(self, peer: Peer) -> None:
+    def _write(self, peer: Caller) -> None:
         if not peer.write():
             self._drop(peer)
             return
         interest = 0 if peer.is_behind else select.EPOLLIN
         self._poll.modify(peer.socket, interest | select.EPOLLOUT if peer.has_output else interest)
 
-    def _drop(self, peer: Peer) -> None:
-        """A gateway is gone, and with it the connections of all its receivers."""
+    def _drop(self, peer: Caller) -> None:
+        """A caller is gone: if it was a gateway, with the connections of all its receivers."""
         descriptor = peer.socket.fileno()
         if self._peers.pop(descriptor, None) is None:
             return
@@ -311,7 +244,7 @@ class Worker:
         self._touched.add(partition)
         return partition
 
-    def _send(self, peer: Peer, message: list[Any]) -> None:
+    def _send(self, peer: Caller, message: list[Any]) -> None:
         partition = self._partition(message)
         _, _, channel, queue, messages = message
         self._messages_in_turn += len(messages)
@@ -327,7 +260,7 @@ class Worker:
         else:
             self._answer(peer, channel, Op.SENT, len(messages), None)
 
-    def _send_batch(self, peer: Peer, message: list[Any]) -> None:
+    def _send_batch(self, peer: Caller, message: list[Any]) -> None:
         partition = self._partition(message)
         _, _, channel, queue, messages = message
         self._messages_in_turn += len(messages)
@@ -338,14 +271,14 @@ class Worker:
         else:
             self._answer(peer, channel, Op.SENT, 1, None)
 
-    def _answer(self, peer: Peer, channel: int, op: Op, count: int, error: BrokerError | None) -> None:
+    def _answer(self, peer: Caller, channel: int, op: Op, count: int, error: BrokerError | None) -> None:
         if channel:
             answer: list[Any] = [op, channel, count]
             if error is not None:
                 answer += [type(error).__name__, str(error)]
             peer.answers.append(answer)
 
-    def _open_receiver(self, peer: Peer, message: list[Any]) -> None:
+    def _open_receiver(self, peer: Caller, message: list[Any]) -> None:
         partition = self._partition(message)
         _, _, channel, queue, receive_and_delete = message
         try:
@@ -356,23 +289,23 @@ class Worker:
             peer.receivers[channel] = partition
             peer.answers.append([Op.OPENED, channel])
 
-    def _grant(self, peer: Peer, message: list[Any]) -> None:
+    def _grant(self, peer: Caller, message: list[Any]) -> None:
         _, _, channel, limit = message
         if channel in peer.receivers:
             self._partition(message).grant((peer, channel), limit)
 
-    def _drain(self, peer: Peer, message: list[Any]) -> None:
+    def _drain(self, peer: Caller, message: list[Any]) -> None:
         _, _, channel, limit = message
         if channel in peer.receivers:
             self._partition(message).drain((peer, channel), limit)
 
-    def _close_receiver(self, peer: Peer, message: list[Any]) -> None:
+    def _close_receiver(self, peer: Caller, message: list[Any]) -> None:
         _, _, channel, broken = message
         if peer.receivers.pop(channel, None) is not None:
             self._partition(message).close_receiver((peer, channel), broken, self._now_ms)
         peer.answers.append([Op.CLOSED, channel, "", ""])
 
-    def _settle(self, peer: Peer, message: list[Any]) -> None:
+    def _settle(self, peer: Caller, message: list[Any]) -> None:
         partition = self._partition(message)
         _, _, channel, queue, outcome, tokens, properties = message
         self._messages_in_turn += len(tokens)
@@ -386,7 +319,7 @@ class Worker:
                 self._answer(peer, channel, Op.SETTLED if error is None else Op.UNSETTLED, end - at, error)
                 at = end
 
-    def _request(self, peer: Peer, message: list[Any]) -> None:
+    def _request(self, peer: Caller, message: list[Any]) -> None:
         partition = self._partition(message)
         _, _, request, name, queue, arguments = message
         try:
@@ -400,9 +333,35 @@ class Worker:
         else:
             peer.answers.append([Op.REPLY, request, result])
 
-    def _restore(self, peer: Peer, message: list[Any]) -> None:
+    def _restore(self, peer: Caller, message: list[Any]) -> None:
         _, _, queue, entries = message
         self._partition(message).restore(queue, entries, self._now_ms)
+
+    # -- what is forwarded
+
+    def _forward(self, peer: Caller, message: list[Any]) -> None:
+        store_id = message[2]
+        if peer.number < self._last_caller.get(store_id, 0):
+            return  # left behind by a process or a connection that is gone: its messages may have gone another way
+        self._last_caller[store_id] = peer.number
+        self._take_over(message, peer.answers)
+
+    def _take_over(self, message: list[Any], answers: list[list[Any]]) -> None:
+        partition = self._partition(message)
+        _, _, store_id, source_partition, source, entity_id, entries = message
+        self._messages_in_turn += len(entries) // ENTRY
+        result = partition.take_over(store_id, source, entity_id, entries, self._now_ms)
+        answers.append([Op.FORWARDED, source_partition, source, *result])
+
+    def _take_inbox(self) -> None:
+        """What partitions of this worker have for each other."""
+        neighbours = self._neighbours
+        inbox, neighbours.inbox = neighbours.inbox, []
+        for message in inbox:
+            if message[0] == Op.FORWARD:
+                self._take_over(message, neighbours.answers)
+            else:
+                neighbours.answered(message, self._now_ms)
 
 
 def listen(path: str) -> socket.socket:
@@ -443,10 +402,19 @@ def main() -> int:
                 now_ms=int(time.time() * 1000),
                 incarnation=os.urandom(6),
                 settings=partition_settings,
+                home=lambda name: home_partition(name, settings.partitions),
             )
     except StoreError as error:
         fail(str(error))
-    worker = Worker(number, instructions.restarts, partitions, stores, listen(instructions.sockets[number]))
+    worker = Worker(
+        number,
+        instructions.restarts,
+        partitions,
+        stores,
+        listen(instructions.sockets[number]),
+        instructions.sockets,
+        settings.partitions,
+    )
     announce_ready()
     try:
         worker.run()

@@ -1,0 +1,134 @@
+"""What the partitions of one worker forward, on its way to other partitions and back as answers.
+
+A partition of this worker takes its command in the next turn, and the answer comes in the one after: each when the
+other side has committed, as over a socket. Other workers are dialled when there is something for them. A connection
+that cannot be made or is lost is made known to the partitions, which try again after a while.
+"""
+
+import select
+import socket
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import structlog
+
+from broker import wire
+from broker.partition.handing_out import Forward
+from broker.partition.partition import Partition
+from broker.peer import Peer
+from broker.wire import Op
+
+log = structlog.get_logger("worker")
+
+
+class Neighbours:
+    """Partition p, of `partition_count`, is on worker p % len(sockets); `sockets` are the paths, by worker.
+
+    `partitions` are this worker's. `touch` is told each of them that is to commit because of an answer.
+    """
+
+    def __init__(
+        self,
+        sockets: Sequence[str],
+        partitions: Mapping[int, Partition],
+        partition_count: int,
+        poll: select.epoll,
+        touch: Callable[[Partition], None],
+    ) -> None:
+        self.inbox: list[list[Any]] = []  # commands and answers for partitions of this worker, for the next turn
+        self.answers: list[list[Any]] = []  # of partitions of this worker to others of it, made in this turn
+        self._sockets = sockets
+        self._partitions = partitions
+        self._partition_count = partition_count
+        self._poll = poll
+        self._touch = touch
+        self._links: dict[int, Peer] = {}  # by worker
+        self._workers: dict[int, int] = {}  # file descriptor of a link -> worker
+        self._unreachable: set[int] = set()  # workers, so that it is logged once
+
+    def send(self, forwards: Iterable[Forward], now_ms: int) -> None:
+        """What was forwarded and answered in this turn leaves; to be called after the commit."""
+        self.inbox += self.answers
+        self.answers = []
+        used: dict[int, Peer] = {}
+        for forward in forwards:
+            command = [Op.FORWARD, *forward]
+            if forward.partition in self._partitions:
+                self.inbox.append(command)
+                continue
+            worker = forward.partition % len(self._sockets)
+            link = self._links.get(worker) or self._dial(worker, now_ms)
+            if link is None:
+                self._lost(worker, now_ms)
+            else:
+                link.answers.append(command)
+                used[worker] = link
+        for worker, link in used.items():
+            link.queue_answers()
+            self._write(worker, link, now_ms)
+
+    def serve(self, descriptor: int, event: int, now_ms: int) -> bool:
+        """Read and write a link; False if the descriptor is none's."""
+        worker = self._workers.get(descriptor)
+        if worker is None:
+            return False
+        link = self._links[worker]
+        if event & (select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR):
+            messages = link.read()
+            if messages is None:
+                self._drop(worker, now_ms)
+                return True
+            for message in messages:
+                if message[0] == Op.FORWARDED:
+                    self.answered(message, now_ms)
+                elif message[0] == Op.HELLO:
+                    assert message[1] == wire.VERSION
+        if event & select.EPOLLOUT:
+            self._write(worker, link, now_ms)
+        return True
+
+    def answered(self, message: list[Any], now_ms: int) -> None:
+        """FORWARDED, from whichever side."""
+        _, number, source, up_to, refused, busy = message
+        partition = self._partitions[number]
+        partition.taken_over(source, up_to, refused, busy, now_ms)
+        self._touch(partition)
+
+    def _dial(self, worker: int, now_ms: int) -> Peer | None:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        link = Peer(connection)
+        try:
+            connection.connect(self._sockets[worker])
+        except OSError as error:  # not there, or so busy that its backlog is full
+            connection.close()
+            if worker not in self._unreachable:
+                self._unreachable.add(worker)
+                log.warning("worker cannot be reached to forward to", worker=worker, error=str(error))
+            return None
+        if worker in self._unreachable:
+            self._unreachable.discard(worker)
+            log.info("worker is reached again", worker=worker)
+        self._links[worker] = link
+        self._workers[connection.fileno()] = worker
+        self._poll.register(connection, select.EPOLLIN)
+        return link
+
+    def _write(self, worker: int, link: Peer, now_ms: int) -> None:
+        if not link.write():
+            self._drop(worker, now_ms)
+            return
+        self._poll.modify(link.socket, select.EPOLLIN | select.EPOLLOUT if link.has_output else select.EPOLLIN)
+
+    def _drop(self, worker: int, now_ms: int) -> None:
+        link = self._links.pop(worker)
+        del self._workers[link.socket.fileno()]
+        self._poll.unregister(link.socket)
+        link.socket.close()
+        log.info("connection to worker lost", worker=worker)
+        self._lost(worker, now_ms)
+
+    def _lost(self, worker: int, now_ms: int) -> None:
+        """No command to its partitions will be answered any more."""
+        there = range(worker, self._partition_count, len(self._sockets))
+        for partition in self._partitions.values():
+            partition.unreachable(there, now_ms)

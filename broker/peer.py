@@ -1,0 +1,101 @@
+"""One connection on a worker's unix socket, a gateway's or another worker's: frames in, frames out (broker.wire)."""
+
+import socket
+from collections import deque
+from typing import Any
+
+import msgpack
+
+from broker import wire
+
+READ_BYTES = 1 << 20
+# One turn takes at most this much from one connection, so that a commit stays short and the others get their turn.
+TURN_BYTES = 8 << 20
+# A gateway that has this much unread is not read from until it has caught up.
+OUTPUT_HIGH_BYTES = 64 << 20
+SEND_BUFFER_BYTES = 4 << 20
+
+
+class Peer:
+    """`answers` are the messages that are to leave with the next frame. The socket is made non-blocking."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+        self.socket = connection
+        self.answers: list[list[Any]] = []
+        self._input = bytearray()
+        self._output: deque[memoryview] = deque()
+        self._output_bytes = 0
+        self._packer = msgpack.Packer(autoreset=True)
+
+    def read(self) -> list[list[Any]] | None:
+        """Whole messages that have arrived; None when the other side is gone."""
+        messages: list[list[Any]] = []
+        buffer = self._input
+        taken = 0
+        while taken < TURN_BYTES:
+            try:
+                data = self.socket.recv(READ_BYTES)
+            except BlockingIOError:
+                break
+            except OSError:
+                return None
+            if not data:
+                return None
+            taken += len(data)
+            if not buffer and len(data) >= 4 and int.from_bytes(data[:4], "big") == len(data) - 4:
+                messages += wire.unpack(memoryview(data)[4:])  # the usual case: one frame, whole
+            else:
+                buffer += data
+            if len(data) < READ_BYTES:
+                break
+        if buffer:
+            at = 0
+            with memoryview(buffer) as view:
+                while len(view) - at >= 4:
+                    end = at + 4 + int.from_bytes(view[at : at + 4], "big")
+                    if end > len(view):
+                        break
+                    messages += wire.unpack(view[at + 4 : end])
+                    at = end
+            if at:
+                del buffer[:at]
+        return messages
+
+    def queue_answers(self) -> None:
+        if self.answers:
+            payload = self._packer.pack(self.answers)
+            self.answers = []
+            self._output.append(memoryview(len(payload).to_bytes(4, "big")))
+            self._output.append(memoryview(payload))
+            self._output_bytes += 4 + len(payload)
+
+    def write(self) -> bool:
+        """Write what the socket takes; False when the other side is gone."""
+        output = self._output
+        while output:
+            try:
+                sent = self.socket.sendmsg(list(output)[:16])
+            except BlockingIOError:
+                return True
+            except OSError:
+                return False
+            self._output_bytes -= sent
+            while sent:
+                first = output[0]
+                if sent >= len(first):
+                    sent -= len(first)
+                    output.popleft()
+                else:
+                    output[0] = first[sent:]
+                    sent = 0
+        return True
+
+    @property
+    def has_output(self) -> bool:
+        return bool(self._output)
+
+    @property
+    def is_behind(self) -> bool:
+        return self._output_bytes > OUTPUT_HIGH_BYTES
