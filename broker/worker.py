@@ -41,6 +41,8 @@ log = structlog.get_logger("worker")
 
 # So long after it was read a page of a store may count to this process's memory (see storage.mapped_pages).
 RELEASE_AFTER_MS = 250
+# A message may be scheduled for a time that the system's calls cannot express.
+LONGEST_WAIT_SECONDS = 3600.0
 
 
 class Caller(Peer):
@@ -128,7 +130,7 @@ class Worker:
         if due is None:
             return None
         seconds: float = due / 1000 - time.time()
-        return max(0.0, seconds)
+        return min(max(0.0, seconds), LONGEST_WAIT_SECONDS)
 
     def _finish_turn(self, started: float, more: bool) -> bool:
         """Timers, hand-out, commit, answers. True if a partition could hand out more at once."""
