@@ -80,6 +80,7 @@ class ClientConnection(asyncio.Protocol):
         self._waits = False  # nothing is read from the client
         self._closing = False
         self._closed_by_client = False
+        self._hung_up = False
         self._busy = False  # in the engine: what wants to be flushed waits until we are out of it
         self._flush_again = False
         self._deadline: asyncio.TimerHandle | None = None
@@ -127,7 +128,7 @@ class ClientConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.gateway.metrics.bytes_in += len(data)
-        if self._transport is None:
+        if self._transport is None or self._hung_up:
             return
         self._busy = True
         try:
@@ -405,7 +406,7 @@ class ClientConnection(asyncio.Protocol):
         while self.active:
             self.active.pop().post()
         transport = self._transport
-        if transport is None or self._sasl is not None or self.is_stalled:
+        if transport is None or self._sasl is not None or self.is_stalled or self._hung_up:
             return
         output = self.engine.pull()
         if output:
@@ -541,12 +542,20 @@ class ClientConnection(asyncio.Protocol):
         self._transport.write(data)
 
     def _hang_up(self, reason: str) -> None:
-        """Close the socket once all is written, or soon anyway: a client that does not read would keep it for ever."""
-        if self._transport is None:
+        """Close the socket once all is written and the client has done the same, or soon anyway.
+
+        What the client is still sending would make a socket that is closed at once answer with a reset, and that would
+        take away what it has not read yet: why it was closed.
+        """
+        transport = self._transport
+        if transport is None or self._hung_up:
             return
-        self._closing = True
+        self._hung_up = self._closing = True
         self._reason = self._reason or reason
-        self._transport.close()
+        if self._closed_by_client:
+            transport.close()
+        elif transport.can_write_eof():
+            transport.write_eof()
         asyncio.get_running_loop().call_later(CLOSE_GRACE_SECONDS, self._abort, reason)
 
     def _abort(self, reason: str) -> None:
