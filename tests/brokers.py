@@ -41,15 +41,24 @@ def free_ports(count: int) -> list[int]:
 class Broker:
     """One broker and its data directory, which outlives `stop`, `kill` and `restart`.
 
-    `config` is the text of a TOML file. Ports are chosen once and kept over restarts.
+    `config` is the text of a TOML file. Ports are chosen once and kept over restarts. `prefix` is a command that runs
+    the broker's, in its own process.
     """
 
-    def __init__(self, directory: Path, config: str = "", *, arguments: tuple[str, ...] = ("--emulator",)) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        config: str = "",
+        *,
+        arguments: tuple[str, ...] = ("--emulator",),
+        prefix: tuple[str, ...] = (),
+    ) -> None:
         self.directory = directory
         self.data_dir = directory / "data"
         self.config_file = directory / "config.toml"
         self.log_file = directory / "broker.log"
         self.arguments = arguments
+        self.prefix = prefix
         self.amqp_port, self.ops_port = free_ports(2)
         self._process: subprocess.Popen[bytes] | None = None
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -86,7 +95,7 @@ class Broker:
     def start(self) -> None:
         """Start it and wait until it is ready; on failure kill what started and raise BrokerFailed."""
         assert self._process is None, "the broker is running already"
-        command = [sys.executable, "-m", "broker.cli", "serve"]
+        command = [*self.prefix, sys.executable, "-m", "broker.cli", "serve"]
         command += ["--config", str(self.config_file), "--data-dir", str(self.data_dir)]
         command += ["--amqp-port", str(self.amqp_port), "--ops-port", str(self.ops_port), *self.arguments]
         with self.log_file.open("ab") as log:
