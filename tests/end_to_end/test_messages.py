@@ -449,3 +449,13 @@ def test_oversized_requests_are_refused_on_their_delivery(broker):
             handle = peer.attach_sender(address)
             send_in_parts(peer, bytes(size), handle)
             assert error_of(peer.expect(DISPOSITION))[0] == TOO_LARGE
+
+
+@pytest.mark.parametrize("number", [253402300800000, (1 << 62), (1 << 63) - 1])
+def test_a_message_scheduled_for_the_end_of_time_stops_nothing(start_broker, number):
+    """When its time is the next that a worker waits for."""
+    with start_broker('[[queues]]\nname = "witness"\n') as broker:
+        with RawPeer.connect(broker.amqp_port) as peer:
+            peer.attach_sender("witness")
+            accepted(peer, message(b"far", annotations={Symbol("x-opt-scheduled-enqueue-time"): Timestamp(number)}))
+            peer.nothing_more(TRANSFER, 0.6)  # until nothing sooner is waited for
