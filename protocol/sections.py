@@ -45,6 +45,9 @@ class Layout(NamedTuple):
 LAYOUT: Final = struct.Struct(">BBHIII")
 
 
+_ANNOTATIONS_BEGIN: Final = struct.Struct(">III")
+
+
 def unpack_layout(layout: bytes) -> Layout:
     return Layout(*LAYOUT.unpack(layout))
 
@@ -74,6 +77,13 @@ def take_apart(message: bytes, want_message_id: bool = False, new_id: NewId | No
         return _take_apart_any(message, want_message_id, new_id)
     except (IndexError, struct.error):
         raise DecodeError("the message ends within a section", len(message)) from None
+
+
+def extra_of(layout: bytes, stored: bytes) -> content.Extra | None:
+    """The extra map, with the message-id, of a message whose layout and stored bytes `take_apart` made."""
+    parts = unpack_layout(layout)
+    annotations = _ANNOTATIONS_BEGIN.pack(0x005372D1, 4 + parts.annotation_bytes, parts.annotation_values)
+    return take_apart(annotations + stored, want_message_id=True)[3]
 
 
 # --- the usual way ----------------------------------------------------------------------------------------------------

@@ -31,6 +31,7 @@ MAY_IMPORT = {
         "protocol.codec",
         "protocol.errors",
         "protocol.rendering",
+        "protocol.sections",
         "storage",
     },
     "broker.rules": {

@@ -11,11 +11,14 @@ from typing import Any, NamedTuple
 from broker.errors import BrokerError, EntityDisabled, EntityNotFound, NotAllowed
 from broker.partition.admission import entity_size, too_large
 from broker.partition.core import Core
+from broker.partition.duplicates import Sieve
 from broker.partition.moves import enqueue
 from broker.partition.publishing import publish_forwarded
 from broker.partition.queue import Queue
 from broker.partition.terms import Kind
 from broker.partition.timers import Due
+from protocol.rendering import with_changes
+from protocol.sections import extra_of
 from storage.quarantine import quarantine
 from storage.records import (
     NEVER,
@@ -28,6 +31,7 @@ from storage.records import (
     mark_key,
     message_expires_ms,
     message_key,
+    message_parts,
 )
 from storage.store import Table
 
@@ -125,6 +129,8 @@ def _mark(core: Core, key: bytes) -> int:
 
 def arrive(core: Core, queue: Queue, messages: Sequence[tuple[bytes, Overlay]], now_ms: int) -> None:
     """Store records and overlays, which change, of messages that `judge` has accepted for the queue or topic."""
+    if queue.terms.duplicate_window_ms:
+        messages = _without_duplicates(core, queue, messages, now_ms)
     if queue.terms.kind == Kind.TOPIC:
         publish_forwarded(core, queue, messages, now_ms)
         return
@@ -139,6 +145,24 @@ def arrive(core: Core, queue: Queue, messages: Sequence[tuple[bytes, Overlay]], 
         ],
         now_ms,
     )
+
+
+def _without_duplicates(
+    core: Core, queue: Queue, messages: Sequence[tuple[bytes, Overlay]], now_ms: int
+) -> list[tuple[bytes, Overlay]]:
+    """An id that a rule's action has set counts as the message's own (management.md 3.1)."""
+    sieve = Sieve(core, queue, now_ms)
+    new: list[tuple[bytes, Overlay]] = []
+    for record, overlay in messages:
+        layout, body = message_parts(record)
+        if system := overlay.get(Field.SYSTEM):
+            layout, body = with_changes(layout, body, {}, system)
+        extra = extra_of(layout, body)
+        if not extra or not sieve.known(extra, queue.next_number + len(new)):
+            new.append((record, overlay))
+    sieve.stage()
+    queue.tally.incoming += len(messages) - len(new)
+    return new
 
 
 def enter(core: Core, queue: Queue, messages: Sequence[tuple[int, int, int, Overlay]], now_ms: int) -> None:

@@ -198,7 +198,7 @@ def _move(core: Core, queue: Queue, destination: int | None, now_ms: int) -> int
     accepted = travelling[: verdict.accepted]
     if accepted:
         target = core.queue((destination or 0) << 3)
-        as_they_are = queue.topic_id is None and not target.is_topic
+        as_they_are = queue.topic_id is None and not target.is_topic and not target.terms.duplicate_window_ms
         discard(core, queue, [held for held, _, _ in accepted], keep_bodies=as_they_are)
         if as_they_are:
             entries = [

@@ -2,8 +2,7 @@
 
 import pytest
 from driver import LOCK_MS, deliveries, message
-from forwarding_driver import Partitions, dead_letter, transfer_dead_letter
-from test_crash import assert_consistent, contents
+from forwarding_driver import Partitions, dead_letter, problems, transfer_dead_letter
 from topic_driver import event, rule, text
 
 from broker.errors import NotAllowed
@@ -22,9 +21,7 @@ def net():
     net = Partitions(2)
     yield net
     for store in net.stores:
-        assert not store.dirty
-        if not store.scan(Table.REFS, b"\0", b"\xff" * 9, 1):
-            assert_consistent(contents(store))
+        assert problems(store) == []
 
 
 def chain(net, *homes, **properties):
@@ -728,3 +725,31 @@ def test_to_a_topic_without_a_matching_subscription_it_is_accepted_and_dropped(n
     net.send(a, "1")
     net.run()
     assert net.counts(a)[0] == net.counts(transfer_dead_letter(a))[0] == net.counts(topic)[3] == 0
+
+
+@pytest.mark.parametrize("home", PLACES)
+@pytest.mark.parametrize("kind", ["queue", "topic"])
+def test_to_an_entity_with_duplicate_detection_what_it_has_seen_is_dropped(net, home, kind):
+    if kind == "queue":
+        target = kept = net.queue("b", home, requires_duplicate_detection=True)
+    else:
+        target = net.topic("b", home, requires_duplicate_detection=True)
+        kept = net.subscription("b", "s")
+    a = net.queue("a", HERE, forward_to="b")
+    with_ids = [event(body, system={0: message_id}) for body, message_id in (("1", "x"), ("2", "y"), ("3", "x"))]
+    net.send(a, *with_ids, event("4"))
+    net.run()
+    net.send(a, event("5", system={0: "y"}))
+    net.run()
+    assert [text(found.body) for found in net.peek(kept)] == ["1", "2", "4"]
+    assert net.counts(a) == [0, 0, 0, 0, 0]
+    assert target
+
+
+def test_an_id_set_by_a_rule_is_the_one_that_is_compared(net):
+    target = net.queue("b", THERE, requires_duplicate_detection=True)
+    topic = net.topic("t", HERE)
+    net.subscription("t", "s", [rule("r", action="SET sys.MessageId = 'same'")], forward_to="b")
+    net.send(topic, event("1", system={0: "x"}), event("2", system={0: "y"}))
+    net.run()
+    assert [text(found.body) for found in net.peek(target)] == ["1"]
