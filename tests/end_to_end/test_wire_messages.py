@@ -454,8 +454,7 @@ def test_oversized_requests_are_refused_on_their_delivery(broker):
 @pytest.mark.parametrize("number", [253402300800000, (1 << 62), (1 << 63) - 1])
 def test_a_message_scheduled_for_the_end_of_time_stops_nothing(start_broker, number):
     """When its time is the next that a worker waits for."""
-    with start_broker('[[queues]]\nname = "witness"\n') as broker:
-        with RawPeer.connect(broker.amqp_port) as peer:
-            peer.attach_sender("witness")
-            accepted(peer, message(b"far", annotations={Symbol("x-opt-scheduled-enqueue-time"): Timestamp(number)}))
-            peer.nothing_more(TRANSFER, 0.6)  # until nothing sooner is waited for
+    with start_broker('[[queues]]\nname = "witness"\n') as broker, RawPeer.connect(broker.amqp_port) as peer:
+        peer.attach_sender("witness")
+        accepted(peer, message(b"far", annotations={Symbol("x-opt-scheduled-enqueue-time"): Timestamp(number)}))
+        peer.nothing_more(TRANSFER, 0.6)  # until nothing sooner is waited for
