@@ -1,15 +1,16 @@
-"""Runs one SDK's program against a real broker that has a queue for every scenario."""
+"""Runs one SDK's program against a real broker that has an entity for every scenario."""
 
 import json
 import os
 import subprocess
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.brokers import KEY, KEY_NAME, Broker
-from tests.interop.scenarios import QUEUE_PREFIX, SCENARIOS
+from tests.interop.scenario import ENTITY_PREFIX
+from tests.interop.scenarios import SCENARIOS
 from tests.interop.sdks import CACHE, Program
 
 RUN_TIMEOUT_S = 150
@@ -27,7 +28,16 @@ class Result:
 
 def _toml(value: object) -> str:
     """Booleans, integers and strings are spelled in TOML as in JSON."""
-    return json.dumps(value)
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{_toml(name)} = {_toml(item)}" for name, item in value.items()) + " }"
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _entity(kind: str, name: str, settings: Mapping[str, object]) -> str:
+    lines = (f"{setting} = {_toml(value)}\n" for setting, value in {"name": name, **settings}.items())
+    return f"[[{kind}]]\n" + "".join(lines)
 
 
 def _rule(login: tuple[str, str], right: str) -> str:
@@ -39,12 +49,14 @@ def _rule(login: tuple[str, str], right: str) -> str:
 
 
 def broker_config() -> str:
-    """Keys with one right each, and a queue for every scenario that wants one."""
+    """Keys with one right each, and the queue or the topic of every scenario that wants one."""
     parts = [_rule(LISTENER, "Listen"), _rule(SENDER, "Send")]
     for scenario in SCENARIOS:
-        if scenario.queue is not None:
-            settings = {"name": QUEUE_PREFIX + scenario.id, **scenario.queue}
-            parts.append("[[queues]]\n" + "".join(f"{name} = {_toml(value)}\n" for name, value in settings.items()))
+        name = ENTITY_PREFIX + scenario.id
+        if scenario.topic is not None:
+            parts.append(_entity("topics", name, scenario.topic))
+        elif scenario.queue is not None:
+            parts.append(_entity("queues", name, scenario.queue))
     return "\n".join(parts)
 
 
@@ -61,7 +73,7 @@ def program_config(broker: Broker) -> dict[str, object]:
         "key": KEY,
         "listener": LISTENER,
         "sender": SENDER,
-        "queue_prefix": QUEUE_PREFIX,
+        "entity_prefix": ENTITY_PREFIX,
     }
 
 

@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 from tests.interop.harness import RESULTS
-from tests.interop.scenarios import NOT_APPLICABLE, NOTES, SCENARIOS, SDKS, Scenario, applicable
+from tests.interop.scenario import Scenario
+from tests.interop.scenarios import NOT_APPLICABLE, NOTES, SCENARIOS, SDKS, applicable
 
 HERE = Path(__file__).resolve().parent
 README = HERE / "README.md"

@@ -1,25 +1,10 @@
 """The scenarios every SDK runs, in one table; and which SDK cannot run which, with the reason.
 
-A scenario has its own queue, named `QUEUE_PREFIX` and its id, so that all can run at once. What a program does for an
-id is the sentence here in its SDK's own words: a program asserts values, not only that nothing was raised.
+What a program does for an id is the sentence here in its SDK's own words:
+a program asserts values, not only that nothing was raised.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-
-QUEUE_PREFIX = "interop-"
-
-
-@dataclass(frozen=True)
-class Scenario:
-    """`seeds` are the lines of the requirements it shows. `queue` differs from `QueueDescription`'s defaults;
-    None declares no queue."""
-
-    id: str
-    sentence: str
-    seeds: tuple[str, ...]
-    queue: Mapping[str, object] | None = field(default_factory=dict)
-
+from tests.interop.scenario import Scenario
 
 SHORT_LOCK = {"lock_duration_ms": 5_000}
 

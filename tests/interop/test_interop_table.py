@@ -1,7 +1,8 @@
 """The committed table of README.md says what the scenarios say, and that all hold."""
 
 from tests.interop.readme import README, render
-from tests.interop.scenarios import NOT_APPLICABLE, NOTES, QUEUE_PREFIX, SCENARIOS, SDKS, applicable
+from tests.interop.scenario import ENTITY_PREFIX
+from tests.interop.scenarios import NOT_APPLICABLE, NOTES, SCENARIOS, SDKS, applicable
 from tests.interop.sdks import PROGRAMS
 
 
@@ -20,7 +21,7 @@ def test_exceptions_and_notes_are_about_scenarios_that_exist() -> None:
 
 def test_every_scenario_is_run_by_some_library_and_has_a_name_of_its_own() -> None:
     assert len({scenario.id for scenario in SCENARIOS}) == len(SCENARIOS)
-    assert all(len(QUEUE_PREFIX + scenario.id) <= 260 for scenario in SCENARIOS)
+    assert all(len(ENTITY_PREFIX + scenario.id) <= 260 for scenario in SCENARIOS)
     assert {scenario.id for sdk in SDKS for scenario in applicable(sdk)} == {scenario.id for scenario in SCENARIOS}
 
 

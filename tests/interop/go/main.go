@@ -24,7 +24,7 @@ var config struct {
 	WrongKey         string `json:"wrong_key"`
 	ListenOnly       string `json:"listen_only"`
 	SendOnly         string `json:"send_only"`
-	QueuePrefix      string `json:"queue_prefix"`
+	EntityPrefix     string `json:"entity_prefix"`
 }
 
 type result struct {
@@ -230,7 +230,7 @@ func run(name string) (outcome result) {
 	defer cancel()
 	scenario, known := scenarios[name]
 	truth(known, "this program does not know the scenario")
-	scene := newScene(ctx, config.QueuePrefix+name, config.ConnectionString)
+	scene := newScene(ctx, config.EntityPrefix+name, config.ConnectionString)
 	defer scene.client.Close(ctx)
 	scenario(scene)
 	outcome.OK = true

@@ -1,64 +1,8 @@
 // The scenarios of scenarios.py with @azure/service-bus: `node azure.js SCENARIO...`.
-import { ServiceBusClient } from "@azure/service-bus";
 import Long from "long";
+import { allOf, bodies, code, none, one, Scene } from "./azure-scene.js";
 import { config, equal, killedWhileHolding, main, range, rejects, sleep, truth } from "./harness.js";
 
-const RETRY = { retryOptions: { maxRetries: 0, timeoutInMs: 20_000 } };
-
-class Scene {
-  constructor(queue, connectionString = config.connection_string) {
-    this.queue = queue;
-    this.client = new ServiceBusClient(connectionString, RETRY);
-  }
-  sender() {
-    return this.client.createSender(this.queue);
-  }
-  receiver(options = {}) {
-    // Otherwise every received message is renewed in the background, and no lock ever ends.
-    return this.client.createReceiver(this.queue, { maxAutoLockRenewalDurationInMs: 0, ...options });
-  }
-  deadLetters() {
-    return this.receiver({ subQueueType: "deadLetter" });
-  }
-  async send(...bodies) {
-    const sender = this.sender();
-    for (const body of bodies) await sender.sendMessages({ body });
-    await sender.close();
-  }
-  async nothingIsLeft() {
-    const receiver = this.receiver();
-    equal(await receiver.receiveMessages(1, { maxWaitTimeInMs: 1000 }), [], "messages left");
-    equal(await receiver.peekMessages(10), [], "messages left to browse");
-    await receiver.close();
-  }
-  close() {
-    return this.client.close();
-  }
-}
-
-async function one(receiver, wait = 10_000) {
-  const messages = await receiver.receiveMessages(1, { maxWaitTimeInMs: wait });
-  equal(messages.length, 1, "messages received");
-  return messages[0];
-}
-
-async function none(receiver, what) {
-  equal((await receiver.receiveMessages(1, { maxWaitTimeInMs: 1000 })).map((m) => m.body), [], what);
-}
-
-async function allOf(receiver, count, { complete = true } = {}) {
-  const received = [];
-  while (received.length < count) {
-    const some = await receiver.receiveMessages(Math.min(500, count - received.length), { maxWaitTimeInMs: 10_000 });
-    truth(some.length, `${received.length} of ${count} messages arrived`);
-    if (complete) await Promise.all(some.map((message) => receiver.completeMessage(message)));
-    received.push(...some);
-  }
-  return received;
-}
-
-const bodies = (messages) => messages.map((message) => message.body);
-const code = (expected) => (error) => error.code === expected;
 const dead = (reason) => ({ deadLetterReason: reason, deadLetterErrorDescription: "my description" });
 
 const scenarios = {

@@ -49,7 +49,7 @@ export async function main(scenarios, open, hold) {
       let scene;
       try {
         assert.ok(scenarios[name], "this program does not know the scenario");
-        scene = open(config.queue_prefix + name);
+        scene = open(config.entity_prefix + name);
         await scenarios[name](scene);
       } catch (error) {
         Object.assign(result, { ok: false, detail: String(error?.stack ?? error) });

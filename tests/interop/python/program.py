@@ -2,26 +2,16 @@
 
 import asyncio
 import json
-import os
 import subprocess
 import sys
 import threading
 import time
 import traceback
 import uuid
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from datetime import UTC, datetime, timedelta
 
-from azure.servicebus import (
-    AutoLockRenewer,
-    ServiceBusClient,
-    ServiceBusMessage,
-    ServiceBusReceivedMessage,
-    ServiceBusReceiveMode,
-    ServiceBusReceiver,
-    ServiceBusSubQueue,
-)
+from azure.servicebus import AutoLockRenewer, ServiceBusMessage, ServiceBusReceiveMode
 from azure.servicebus.aio import ServiceBusClient as AsyncServiceBusClient
 from azure.servicebus.amqp import AmqpAnnotatedMessage, AmqpMessageBodyType
 from azure.servicebus.exceptions import (
@@ -33,89 +23,9 @@ from azure.servicebus.exceptions import (
     ServiceBusAuthenticationError,
     ServiceBusAuthorizationError,
 )
+from scene import CONFIG, SCENARIOS, Scene, all_of, body, equal, one, raises, scenario, true, try_receive
 
-CONFIG = json.loads(os.environ["PEEKLOCK_INTEROP"])
-SCENARIOS: dict[str, Callable[["Scene"], None]] = {}
-AT_ONCE = 10
-
-
-def scenario(name: str) -> Callable[[Callable[["Scene"], None]], Callable[["Scene"], None]]:
-    def register(run: Callable[["Scene"], None]) -> Callable[["Scene"], None]:
-        SCENARIOS[name] = run
-        return run
-
-    return register
-
-
-def equal(actual: object, expected: object, what: str) -> None:
-    if actual != expected:
-        raise AssertionError(f"{what}: expected {expected!r}, got {actual!r}")
-
-
-def true(condition: object, what: str) -> None:
-    if not condition:
-        raise AssertionError(what)
-
-
-def raises(kinds: type[Exception] | tuple[type[Exception], ...], action: Callable[[], object], what: str) -> Exception:
-    try:
-        action()
-    except kinds as error:
-        return error
-    except Exception as error:
-        raise AssertionError(f"{what}: expected {kinds}, got {error!r}") from error
-    raise AssertionError(f"{what}: nothing was raised")
-
-
-def body(message: ServiceBusReceivedMessage) -> bytes:
-    return b"".join(message.body)
-
-
-class Scene:
-    """A client and the queue of one scenario."""
-
-    def __init__(self, name: str, connection_string: str = CONFIG["connection_string"]) -> None:
-        self.queue = CONFIG["queue_prefix"] + name
-        self.client = ServiceBusClient.from_connection_string(connection_string, retry_total=0)
-
-    def send(self, *bodies: str | bytes) -> None:
-        with self.client.get_queue_sender(self.queue) as sender:
-            for content in bodies:
-                sender.send_messages(ServiceBusMessage(content, message_id=str(content)[:100]))
-
-    def receiver(self, **options: object) -> ServiceBusReceiver:
-        return self.client.get_queue_receiver(self.queue, **options)
-
-    def dead_letters(self) -> ServiceBusReceiver:
-        return self.receiver(sub_queue=ServiceBusSubQueue.DEAD_LETTER)
-
-    def nothing_is_left(self) -> None:
-        with self.receiver() as receiver:
-            equal(receiver.receive_messages(1, max_wait_time=1), [], "messages left")
-            equal(receiver.peek_messages(10), [], "messages left to browse")
-
-
-def one(receiver: ServiceBusReceiver, wait_s: float = 10) -> ServiceBusReceivedMessage:
-    messages = receiver.receive_messages(1, max_wait_time=wait_s)
-    equal(len(messages), 1, "messages received")
-    return messages[0]
-
-
-def try_receive(scene: Scene) -> None:
-    with scene.receiver() as receiver:
-        receiver.receive_messages(1, max_wait_time=2)
-
-
-def all_of(receiver: ServiceBusReceiver, count: int, *, complete: bool = True) -> list[ServiceBusReceivedMessage]:
-    received: list[ServiceBusReceivedMessage] = []
-    while len(received) < count:
-        some = receiver.receive_messages(min(200, count - len(received)), max_wait_time=10)
-        if not some:
-            raise AssertionError(f"{len(received)} of {count} messages arrived")
-        for message in some if complete else ():
-            receiver.complete_message(message)
-        received += some
-    return received
+AT_ONCE = 16
 
 
 @scenario("send-complete")

@@ -38,7 +38,7 @@ final class Harness {
     }
 
     static String queue(String scenario) {
-        return CONFIG.get("queue_prefix").asText() + scenario;
+        return CONFIG.get("entity_prefix").asText() + scenario;
     }
 
     static void equal(Object actual, Object expected, String what) {
