@@ -1,14 +1,15 @@
 """The scenarios every SDK runs, in one table; and which SDK cannot run which, with the reason.
 
-What a program does for an id is the sentence here in its SDK's own words:
+Those on topics are in `topic_scenarios.py`. What a program does for an id is the sentence here in its SDK's own words:
 a program asserts values, not only that nothing was raised.
 """
 
+from tests.interop import topic_scenarios
 from tests.interop.scenario import Scenario
 
 SHORT_LOCK = {"lock_duration_ms": 5_000}
 
-SCENARIOS = (
+QUEUE_SCENARIOS = (
     Scenario(
         "send-complete",
         "A message sent is received under a lock, and gone once completed.",
@@ -228,6 +229,8 @@ SCENARIOS = (
     ),
 )
 
+SCENARIOS = (*QUEUE_SCENARIOS, *topic_scenarios.SCENARIOS)
+
 _NO_PRESETTLED = "the SDK always waits for the outcome"
 _NO_BULK = "the SDK has no call for it"
 
@@ -240,7 +243,7 @@ _PYTHON = {
 
 _JMS_MANAGEMENT = "needs the $management node, of which JMS knows nothing"
 
-NOT_APPLICABLE: dict[str, dict[str, str]] = {
+_NOT_APPLICABLE: dict[str, dict[str, str]] = {
     "python-7.14.3": _PYTHON,
     "python-7.15.0": _PYTHON,
     "javascript": {
@@ -284,8 +287,12 @@ _PYTHON_NOTES = {
     "pipelined": "in batches, since the SDK waits for each send",
 }
 
+NOT_APPLICABLE = {
+    sdk: {**reasons, **topic_scenarios.NOT_APPLICABLE.get(sdk, {})} for sdk, reasons in _NOT_APPLICABLE.items()
+}
+
 # Where a scenario passes with less, or otherwise, than its sentence says.
-NOTES: dict[str, dict[str, str]] = {
+_NOTES: dict[str, dict[str, str]] = {
     "python-7.14.3": _PYTHON_NOTES,
     "python-7.15.0": _PYTHON_NOTES,
     "javascript": {"prefetch": "the SDK prefetches only for a handler, as many as it may work on at once"},
@@ -300,6 +307,8 @@ NOTES: dict[str, dict[str, str]] = {
         "dead-letter": "without reason and description, which JMS cannot give",
     },
 }
+
+NOTES = {sdk: {**_NOTES.get(sdk, {}), **topic_scenarios.NOTES.get(sdk, {})} for sdk in NOT_APPLICABLE}
 
 SDKS = tuple(NOT_APPLICABLE)
 

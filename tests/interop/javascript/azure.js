@@ -1,6 +1,7 @@
 // The scenarios of scenarios.py with @azure/service-bus: `node azure.js SCENARIO...`.
 import Long from "long";
 import { allOf, bodies, code, none, one, Scene } from "./azure-scene.js";
+import { topicScenarios } from "./azure-topics.js";
 import { config, equal, killedWhileHolding, main, range, rejects, sleep, truth } from "./harness.js";
 
 const dead = (reason) => ({ deadLetterReason: reason, deadLetterErrorDescription: "my description" });
@@ -492,4 +493,4 @@ async function handle(receiver, count, options, onMessage) {
   }
 }
 
-await main(scenarios, (queue) => new Scene(queue), (scene) => one(scene.receiver()));
+await main({ ...scenarios, ...topicScenarios }, (queue) => new Scene(queue), (scene) => one(scene.receiver()));

@@ -28,6 +28,7 @@ import {
   UNAUTHORIZED,
   UUID,
 } from "./rhea-scene.js";
+import { topicScenarios } from "./rhea-topics.js";
 
 const scenarios = {
   async "send-complete"(scene) {
@@ -504,4 +505,4 @@ const scenarios = {
   },
 };
 
-await main(scenarios, (queue) => new Scene(queue), async (scene) => one(await scene.receiver()));
+await main({ ...scenarios, ...topicScenarios }, (queue) => new Scene(queue), async (scene) => one(await scene.receiver()));

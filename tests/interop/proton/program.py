@@ -13,6 +13,7 @@ import uuid
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
+import topics  # noqa: F401 - it registers its scenarios
 from proton import (
     UNDESCRIBED,
     Array,

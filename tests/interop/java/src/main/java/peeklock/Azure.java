@@ -60,7 +60,7 @@ public final class Azure {
     private Azure() {}
 
     /** One connection and the queue of one scenario. */
-    private static final class Scene {
+    static final class Scene {
         final String queue;
         final ServiceBusClientBuilder builder;
 
@@ -111,21 +111,21 @@ public final class Azure {
         }
     }
 
-    private static ServiceBusReceivedMessage one(ServiceBusReceiverClient receiver, Duration wait) {
+    static ServiceBusReceivedMessage one(ServiceBusReceiverClient receiver, Duration wait) {
         List<ServiceBusReceivedMessage> messages = receiver.receiveMessages(1, wait).stream().toList();
         equal(messages.size(), 1, "messages received");
         return messages.get(0);
     }
 
-    private static ServiceBusReceivedMessage one(ServiceBusReceiverClient receiver) {
+    static ServiceBusReceivedMessage one(ServiceBusReceiverClient receiver) {
         return one(receiver, WAIT);
     }
 
-    private static void none(ServiceBusReceiverClient receiver, String what) {
+    static void none(ServiceBusReceiverClient receiver, String what) {
         equal(bodies(receiver.receiveMessages(1, SHORT)), List.of(), what);
     }
 
-    private static List<ServiceBusReceivedMessage> allOf(ServiceBusReceiverClient receiver, int count, boolean complete) {
+    static List<ServiceBusReceivedMessage> allOf(ServiceBusReceiverClient receiver, int count, boolean complete) {
         List<ServiceBusReceivedMessage> all = new ArrayList<>();
         while (all.size() < count) {
             List<ServiceBusReceivedMessage> some =
@@ -139,30 +139,30 @@ public final class Azure {
         return all;
     }
 
-    private static List<ServiceBusReceivedMessage> allOf(ServiceBusReceiverClient receiver, int count) {
+    static List<ServiceBusReceivedMessage> allOf(ServiceBusReceiverClient receiver, int count) {
         return allOf(receiver, count, true);
     }
 
-    private static String body(ServiceBusReceivedMessage message) {
+    static String body(ServiceBusReceivedMessage message) {
         return message.getBody().toString();
     }
 
-    private static List<String> bodies(Iterable<ServiceBusReceivedMessage> messages) {
+    static List<String> bodies(Iterable<ServiceBusReceivedMessage> messages) {
         List<String> texts = new ArrayList<>();
         messages.forEach(message -> texts.add(body(message)));
         return texts;
     }
 
-    private static List<String> sorted(List<String> texts) {
+    static List<String> sorted(List<String> texts) {
         return texts.stream().sorted().toList();
     }
 
-    private static Predicate<Throwable> reason(ServiceBusFailureReason expected) {
+    static Predicate<Throwable> reason(ServiceBusFailureReason expected) {
         return error -> error instanceof ServiceBusException failure && failure.getReason().equals(expected);
     }
 
     /** A receiver that could not be opened says only that it is terminated; the broker's error is among its causes. */
-    private static Predicate<Throwable> causedBy(AmqpErrorCondition expected) {
+    static Predicate<Throwable> causedBy(AmqpErrorCondition expected) {
         return error -> {
             for (Throwable cause = error; cause != null; cause = cause.getCause()) {
                 if (cause instanceof AmqpException failure && failure.getErrorCondition() == expected) {
@@ -173,7 +173,7 @@ public final class Azure {
         };
     }
 
-    private static void sleep(long milliseconds) {
+    static void sleep(long milliseconds) {
         try {
             Thread.sleep(milliseconds);
         } catch (InterruptedException error) {
@@ -754,6 +754,7 @@ public final class Azure {
             one(new Scene(arguments[1], "connection_string").receiver());
             Harness.held();
         }
+        SCENARIOS.putAll(AzureTopics.SCENARIOS);
         Harness.main(arguments, SCENARIOS);
     }
 }

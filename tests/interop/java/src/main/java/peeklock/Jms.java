@@ -45,15 +45,15 @@ public final class Jms {
     // How this client's acknowledge settles one message: its own session mode and property.
     private static final int INDIVIDUAL_ACKNOWLEDGE = 101;
     private static final String ACK_TYPE = "JMS_AMQP_ACK_TYPE";
-    private static final int REJECTED = 2;
+    static final int REJECTED = 2;
     private static final int RELEASED = 3;
-    private static final int MODIFIED_FAILED = 4;
-    private static final int MODIFIED_FAILED_UNDELIVERABLE = 5;
+    static final int MODIFIED_FAILED = 4;
+    static final int MODIFIED_FAILED_UNDELIVERABLE = 5;
 
     private Jms() {}
 
     /** A connection with one login, and the queue of one scenario. Without prefetch a receive asks for one message. */
-    private static final class Scene implements AutoCloseable {
+    static final class Scene implements AutoCloseable {
         final String name;
         final Connection connection;
         final Session session;
@@ -119,30 +119,30 @@ public final class Jms {
         }
     }
 
-    private static Message one(MessageConsumer consumer, long waitMs) throws JMSException {
+    static Message one(MessageConsumer consumer, long waitMs) throws JMSException {
         Message message = consumer.receive(waitMs);
         truth(message != null, "no message arrived");
         return message;
     }
 
-    private static Message one(MessageConsumer consumer) throws JMSException {
+    static Message one(MessageConsumer consumer) throws JMSException {
         return one(consumer, 10_000);
     }
 
-    private static void settle(Message message, int type) throws JMSException {
+    static void settle(Message message, int type) throws JMSException {
         message.setIntProperty(ACK_TYPE, type);
         message.acknowledge();
     }
 
-    private static String text(Message message) throws JMSException {
+    static String text(Message message) throws JMSException {
         return ((TextMessage) message).getText();
     }
 
-    private static int deliveries(Message message) throws JMSException {
+    static int deliveries(Message message) throws JMSException {
         return message.getIntProperty("JMSXDeliveryCount");
     }
 
-    private static List<String> allOf(MessageConsumer consumer, int count) throws JMSException {
+    static List<String> allOf(MessageConsumer consumer, int count) throws JMSException {
         List<String> texts = new ArrayList<>();
         while (texts.size() < count) {
             Message message = one(consumer);
@@ -152,7 +152,7 @@ public final class Jms {
         return texts;
     }
 
-    private static Predicate<Throwable> is(Class<? extends Throwable> kind, String part) {
+    static Predicate<Throwable> is(Class<? extends Throwable> kind, String part) {
         return error -> kind.isInstance(error) && String.valueOf(error.getMessage()).contains(part);
     }
 
@@ -588,6 +588,7 @@ public final class Jms {
             one(scene.consumer());
             Harness.held();
         }
+        SCENARIOS.putAll(JmsTopics.SCENARIOS);
         Harness.main(arguments, SCENARIOS);
     }
 }
