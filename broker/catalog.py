@@ -218,10 +218,6 @@ class _Catalog:
         destination = self._by_path.get(to.lower())
         if destination is None or destination.description.kind == "subscription":
             self._refuse(description, f"{field} {to!r} is no queue or topic. Declare it, or name another")
-        elif getattr(destination.description, "requires_session", False):
-            self._refuse(
-                description, f"{field} {to!r} requires sessions, which forwarding does not offer. Name another"
-            )
 
     def _check_numbers(self) -> None:
         topics = {entity_key(item.entity_id): item.description.home_name for item in self.subscriptions()}

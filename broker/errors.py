@@ -44,6 +44,20 @@ class LockLost(BrokerError): ...
 class MessageNotFound(BrokerError): ...
 
 
+class SessionCannotBeLocked(BrokerError):
+    """The session is another receiver's now."""
+
+
+class SessionLockLost(BrokerError): ...
+
+
+class SessionNotFound(BrokerError): ...
+
+
+class OperationTimeout(BrokerError):
+    """What was waited for did not come in the time given."""
+
+
 class ServerBusy(BrokerError):
     """Not now: a partition is down or overloaded. A retry helps."""
 

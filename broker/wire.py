@@ -9,18 +9,27 @@ An incoming message is [layout, body, ttl_ms | None, extra | None]: see `Extra`.
 items each: token (16 bytes), sequence number, delivery count, message record, overlay | None. In the answer to `peek`
 the `Place` of the message stands where the token would.
 
+A `session` is [session id, or None for any that is available; milliseconds to wait for one]. A `receiver` among the
+arguments of a request is the channel of the caller's receiver that holds the lock of the session.
+
 Requests, their arguments and results (all or nothing each; `docs/architecture.md` has the meaning):
     renew-locks       [tokens]                                   [locked_until_ms, ...] in the same order
     peek              from sequence number, count, max bytes     entry items
+    peek-session      session id, then as peek                   entry items
     receive-deferred  [sequence numbers], receive_and_delete     [locked_until_ms, entry items]
-    settle            [tokens], outcome, properties | None       None
+    receive-session-deferred  receiver, session id, then as receive-deferred  [locked_until_ms, entry items]
+    settle            [tokens], outcome, properties | None, and where sessions are required: receiver  None
     schedule          [messages]                                 [sequence numbers]
     cancel-scheduled  [sequence numbers]                         None
-    delete-batch      count, enqueued before ms                  number deleted
+    delete-batch      count, enqueued before ms, and to delete of one session only: its id  number deleted
     purge                                                        number deleted
     add-rule          rule document, see broker.rule_descriptions  None
     remove-rule       name                                       None
     enumerate-rules   skip, top                                  [rule document, ...] in the order of their creation
+    renew-session-lock  receiver, session id                     locked_until_ms
+    get-session-state   receiver, session id                     state | None
+    set-session-state   receiver, session id, state | None       None
+    get-message-sessions  state set after ms | None, skip, top   [session id, ...]; None: with messages, or a state
     counts                                                       queue -> available, deferred, scheduled, bytes, locked
     metrics                                                      see broker.metrics
     probe                                                        None, after a real write and read
@@ -39,7 +48,7 @@ class Op(IntEnum):
     # gateway -> worker
     SEND = 1  # partition, channel, queue, [message, ...]: as many deliveries
     SEND_BATCH = 2  # partition, channel, queue, [message, ...]: one delivery, all or nothing
-    OPEN_RECEIVER = 3  # partition, channel, queue, receive_and_delete
+    OPEN_RECEIVER = 3  # partition, channel, queue, receive_and_delete, session | None
     GRANT = 4  # partition, channel, limit
     DRAIN = 5  # partition, channel, limit
     CLOSE_RECEIVER = 6  # partition, channel, broken
@@ -54,7 +63,7 @@ class Op(IntEnum):
     HELLO = 100  # version, [partition, ...]
     SENT = 101  # channel, count of deliveries stored
     REFUSED = 102  # channel, count of deliveries refused, error name, text
-    OPENED = 103  # channel
+    OPENED = 103  # channel, and of a receiver of a session: session id, locked_until_ms
     CLOSED = 104  # channel, error name, text: refused, or detached by the broker; closed as asked if both are empty
     DRAINED = 105  # channel, deliveries since it was opened
     SETTLED = 106  # channel, count
@@ -63,6 +72,16 @@ class Op(IntEnum):
     REPLY = 109  # request id, result
     FAILED = 110  # request id, error name, text
     CATALOG = 111  # version, [definition, ...]
+
+
+# Requests with a `receiver`, and which of the arguments that is.
+RECEIVER_AT = {
+    "receive-session-deferred": 0,
+    "settle": 3,
+    "renew-session-lock": 0,
+    "get-session-state": 0,
+    "set-session-state": 0,
+}
 
 
 class Extra(IntEnum):

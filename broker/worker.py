@@ -185,7 +185,9 @@ class Worker:
     def _answer_pumped(self, pumped: Pumped) -> None:
         peer: Caller
         channel: int
-        for (peer, channel), locked_until_ms, entries in pumped.deliveries:  # type: ignore[misc] # our own keys
+        for (peer, channel), session_id, locked_until_ms in pumped.accepted:  # type: ignore[misc] # our own keys
+            peer.answers.append([Op.OPENED, channel, session_id, locked_until_ms])
+        for (peer, channel), locked_until_ms, entries in pumped.deliveries:  # type: ignore[misc]
             peer.answers.append([Op.DELIVER, channel, locked_until_ms, entries])
         for (peer, channel), delivered in pumped.drained:  # type: ignore[misc]
             peer.answers.append([Op.DRAINED, channel, delivered])
@@ -282,14 +284,15 @@ class Worker:
 
     def _open_receiver(self, peer: Caller, message: list[Any]) -> None:
         partition = self._partition(message)
-        _, _, channel, queue, receive_and_delete = message
+        _, _, channel, queue, receive_and_delete, session = message
         try:
-            partition.open_receiver((peer, channel), queue, receive_and_delete, self._now_ms)
+            partition.open_receiver((peer, channel), queue, receive_and_delete, self._now_ms, session)
         except BrokerError as error:
             peer.answers.append([Op.CLOSED, channel, type(error).__name__, str(error)])
         else:
             peer.receivers[channel] = partition
-            peer.answers.append([Op.OPENED, channel])
+            if session is None:
+                peer.answers.append([Op.OPENED, channel])
 
     def _grant(self, peer: Caller, message: list[Any]) -> None:
         _, _, channel, limit = message
@@ -311,7 +314,7 @@ class Worker:
         partition = self._partition(message)
         _, _, channel, queue, outcome, tokens, properties = message
         self._messages_in_turn += len(tokens)
-        results = partition.settle(queue, tokens, Outcome(outcome), properties, self._now_ms)
+        results = partition.settle(queue, tokens, Outcome(outcome), properties, self._now_ms, (peer, channel))
         if not channel:
             return
         at = 0
@@ -329,6 +332,9 @@ class Worker:
                 gauges = {number: partition.gauges() for number, partition in self._partitions.items()}
                 result: Any = self._metrics.snapshot(self._number, self._restarts, gauges)
             else:
+                receiver_at = wire.RECEIVER_AT.get(name)
+                if receiver_at is not None and receiver_at < len(arguments):
+                    arguments[receiver_at] = (peer, arguments[receiver_at])
                 result = partition.request(name, queue, arguments, self._now_ms)
         except BrokerError as error:
             peer.answers.append([Op.FAILED, request, type(error).__name__, str(error)])

@@ -119,7 +119,7 @@ def properties(message: bytes, at: int, end: int, count: int, extra: Extra, want
                 extra[EXTRA_MESSAGE_ID] = message[begin:at]
         elif index == 10:
             if len(value) > MAX_ID_CHARACTERS:
-                _check_id_length("session id", value, True)
+                check_session_id(value.decode())
             extra[EXTRA_SESSION_ID] = value.decode()
         elif index == 6 and value == _PING:
             extra[EXTRA_PING] = True
@@ -324,6 +324,14 @@ def _check_text(value: bytes, constructor: int, at: int) -> None:
         value.decode("ascii" if constructor in (0xA3, 0xB3) else "utf-8")
     except UnicodeDecodeError:
         raise DecodeError("string or symbol of invalid bytes", at) from None
+
+
+def check_session_id(session_id: str) -> None:
+    """Raises LimitExceeded for more than 128 characters: those of UTF-16, in which Service Bus counts, so that 384 bytes
+    of UTF-8 are the most.
+    """
+    if len(session_id.encode("utf-16-le")) > 2 * MAX_ID_CHARACTERS:
+        raise LimitExceeded("session id", MAX_ID_CHARACTERS, "characters")
 
 
 def _check_id_length(name: str, value: bytes, text: bool) -> None:

@@ -6,6 +6,7 @@ outcome into one SETTLE.
 
 import time
 from collections import deque
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from broker.entities import Right
@@ -276,7 +277,10 @@ class ClientReceiver(EntityLink):
     def _open(self) -> None:
         self._delivered = 0
         self._limit = 0
-        self.worker.post((Op.OPEN_RECEIVER, self.partition, self.channel, self.queue, self._receive_and_delete))
+        self.worker.post(self._open_command(None))
+
+    def _open_command(self, session: Sequence[Any] | None) -> Sequence[Any]:
+        return (Op.OPEN_RECEIVER, self.partition, self.channel, self.queue, self._receive_and_delete, session)
 
     # -- credit
 

@@ -7,6 +7,7 @@ from broker.errors import EntityDisabled, NotAllowed, QuotaExceeded
 from broker.partition.core import PARTS, Core
 from broker.partition.queue import Queue
 from broker.partition.terms import Kind
+from broker.wire import Extra
 from storage.records import MESSAGE_HEADER_BYTES, Part
 
 Incoming = Sequence[Any]  # layout, body, ttl_ms | None, extra | None: see broker.wire
@@ -21,6 +22,11 @@ def check(core: Core, queue: Queue, messages: Sequence[Incoming]) -> None:
         raise NotAllowed(f"Messages cannot be sent to the subscription '{terms.name}'; send them to its topic.")
     if not terms.can_send:
         raise EntityDisabled(f"Messaging entity '{terms.name}' is currently disabled for sending.")
+    if queue.sessions is not None and not all(map(_has_session, messages)):
+        raise NotAllowed(
+            f"The message has no session id, and the messaging entity '{terms.name}' requires sessions: "
+            "set the session id (group-id) of the message."
+        )
     size_bytes = entity_size(core, queue)
     added_bytes = sum(len(message[1]) for message in messages) + MESSAGE_HEADER_BYTES * len(messages)
     if size_bytes + added_bytes > terms.size_bytes_max:
@@ -42,3 +48,9 @@ def too_large(queue: Queue, size_bytes: int) -> QuotaExceeded:
         f"The maximum entity size has been reached or exceeded for '{terms.name}'. "
         f"Size of entity in bytes: {size_bytes}, max entity size in bytes: {terms.size_bytes_max}."
     )
+
+
+def _has_session(message: Incoming) -> bool:
+    """Or needs none: a ping goes nowhere."""
+    extra = message[3]
+    return extra is not None and (Extra.SESSION_ID in extra or Extra.PING in extra)

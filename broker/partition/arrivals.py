@@ -15,6 +15,7 @@ from broker.partition.duplicates import Sieve
 from broker.partition.moves import enqueue
 from broker.partition.publishing import publish_forwarded
 from broker.partition.queue import Queue
+from broker.partition.session_ids import session_id_in, session_id_of, without_session
 from broker.partition.terms import Kind
 from broker.partition.timers import Due
 from protocol.rendering import with_changes
@@ -25,6 +26,7 @@ from storage.records import (
     CorruptRecord,
     Field,
     Overlay,
+    Part,
     decode_mark,
     due_key,
     encode_mark,
@@ -168,8 +170,11 @@ def _without_duplicates(
 def enter(core: Core, queue: Queue, messages: Sequence[tuple[int, int, int, Overlay]], now_ms: int) -> None:
     """Append to a queue: message id, bytes and expiry of the record, which is there, and an overlay, which changes.
 
-    The time to live goes on; the queue's own may end it earlier.
+    The time to live goes on; the queue's own may end it earlier. Where sessions are required, a message of none is
+    dead-lettered.
     """
+    if queue.sessions is not None:
+        messages = _sort_by_session(core, queue, messages, now_ms)
     terms, first = queue.terms, queue.next_number
     limit_ms = NEVER if terms.time_to_live_ms is None else now_ms + terms.time_to_live_ms
     expiring: list[tuple[bytes, bytes]] = []
@@ -192,3 +197,25 @@ def enter(core: Core, queue: Queue, messages: Sequence[tuple[int, int, int, Over
     if expiring:
         core.store.put_many(Table.DUE, expiring)
         core.arm_expiry(queue, earliest_ms)
+
+
+def _sort_by_session(
+    core: Core, queue: Queue, messages: Sequence[tuple[int, int, int, Overlay]], now_ms: int
+) -> list[tuple[int, int, int, Overlay]]:
+    """Those that belong to a session, which their overlays tell; the others go to the dead-letter queue."""
+    target = core.queue(queue.id | Part.DEAD_LETTER)
+    found: list[tuple[int, int, int, Overlay]] = []
+    refused: list[tuple[int, int, Overlay | None]] = []
+    for message_id, size, expires_ms, overlay in messages:
+        record = core.bodies.read_one(message_id)
+        session_id = session_id_of(overlay, session_id_in(record) if record is not None else None)
+        if session_id is not None:
+            found.append((message_id, size, expires_ms, {**overlay, Field.SESSION: session_id}))
+        else:
+            refused.append((message_id, 0, {**without_session(queue, overlay), Field.ENQUEUED_MS: now_ms}))
+            target.size_bytes += size
+    if refused:
+        enqueue(core, target, refused)
+        target.tally.moved_in += len(refused)
+        queue.tally.incoming += len(refused)
+    return found

@@ -10,6 +10,7 @@ from broker.partition.queue import Queue, Totals
 from broker.partition.receivers import Receiver
 from broker.partition.recount import recount, recount_copies
 from broker.partition.rule_documents import read_rules
+from broker.partition.sessions import Sessions
 from broker.partition.settings import PartitionSettings
 from broker.partition.terms import Kind, Terms
 from broker.partition.timers import Due, Timers
@@ -41,7 +42,9 @@ class Forwarding:
 
 
 class Core:
-    """`touched` have counts to be written; `awake` may have something for their receivers, `outgoing` to forward."""
+    """`touched` have counts to be written; `awake` may have something for their receivers, `outgoing` to forward, and
+    `offering` a session for who waits for one.
+    """
 
     def __init__(
         self,
@@ -65,10 +68,12 @@ class Core:
         self.queues: dict[int, Queue] = {}  # those in use since the start, by queue id
         self.receivers: dict[Hashable, Receiver] = {}
         self.closed: list[tuple[Hashable, BrokerError]] = []
+        self.accepted: list[Receiver] = []  # those that have got a session in this turn
         self.touched: dict[int, Queue] = {}
         self.awake: dict[int, Queue] = {}
         self.outgoing: dict[int, Queue] = {}
         self.forwarding = Forwarding()
+        self.offering: dict[int, Queue] = {}
         self.token_prefix = partition_id.to_bytes(2, "big") + incarnation
         self.token_numbers = count_from(1)
         self.past = Totals()  # of queues since deleted
@@ -94,6 +99,8 @@ class Core:
         if queue.forward_to:
             queue.outbox = Outbox()
             queue.window.active = True
+        if terms.requires_session and queue_id & 7 == Part.MAIN:
+            queue.sessions = Sessions(self.store, queue_id, self.settings.session_window)
         return queue
 
     def define(self, entity_id: int, terms: Terms) -> None:
@@ -157,6 +164,8 @@ class Core:
             self.awake[queue.id] = queue
         if queue.outbox is not None:
             self.outgoing[queue.id] = queue
+        if queue.sessions is not None and queue.sessions.waiting:
+            self.offering[queue.id] = queue
 
     def arm_expiry(self, queue: Queue, time_ms: int) -> None:
         """A DUE entry at `time_ms` was made."""
@@ -173,6 +182,8 @@ class Core:
         if queue is not None:
             queue.line.leave(receiver)
             del queue.receivers[receiver.key]
+            if queue.sessions is not None:
+                queue.sessions.waiting.pop(receiver.key, None)
         return queue
 
     def store_is_full(self) -> bool:

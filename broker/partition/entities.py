@@ -9,12 +9,14 @@ from typing import Any
 
 from broker.entities import Description
 from broker.errors import BrokerError, EntityDisabled, EntityNotFound, ServerBusy
+from broker.partition import session_locks
 from broker.partition.core import PARTS, Core
 from broker.partition.duplicates import arm_purge
 from broker.partition.expiry import resume
 from broker.partition.forwarding import begin, begin_again, forget, forwards
 from broker.partition.references import release
 from broker.partition.rule_documents import compiled, default_rule, write_rules
+from broker.partition.session_states import free_states
 from broker.partition.settlement import drop_locks
 from broker.partition.terms import Kind, Terms
 from broker.partition.timers import Due
@@ -124,9 +126,11 @@ def put_entity(
         queue.terms = terms
         begins = bool(queue.forward_to) and not before.forwards_to(part)
         if terms.lock_duration_ms != before.lock_duration_ms or begins:
-            drop_locks(core, queue, now_ms)
+            (drop_locks if queue.sessions is None else session_locks.drop_locks)(core, queue, now_ms)
         if not terms.can_receive:
             _close_receivers(core, queue.id, disabled(terms))
+            if queue.sessions is not None:
+                session_locks.release_all(core, queue, now_ms)
         if begins:
             _close_receivers(core, queue.id, forwards(queue))
             begin(core, queue)
@@ -162,6 +166,7 @@ def _delete(core: Core, entity_id: int, now_ms: int) -> None:
         core.touched.pop(queue_id, None)
         core.awake.pop(queue_id, None)
         forget(core, queue_id)
+        core.offering.pop(queue_id, None)
     document = encode_document({"deleted_ms": now_ms, "topic_id": topic_id})
     core.store.put(Table.META, DELETED_ENTITY_PREFIX + entity_key(entity_id), document)
     _free_later(core, entity_id, topic_id, now_ms)
@@ -198,6 +203,10 @@ def free(core: Core, entity_id: int, now_ms: int) -> None:
         elif ids:
             release(core, topic_id, ids, [None] * len(ids))
         store.delete_many(Table.QUEUE, [key for key, _ in items])
+    elif items := store.scan(Table.SESSION_ENTRIES, entity_key(first), entity_key(end), step):
+        store.delete_many(Table.SESSION_ENTRIES, [key for key, _ in items])
+    elif items := store.scan(Table.SESSIONS, entity_key(first), entity_key(end), step):
+        free_states(core, topic_id, items)
     elif items := store.scan(Table.DUE, due_key(first, 0, 0, 0), due_key(end, 0, 0, 0), step):
         store.delete_many(Table.DUE, [key for key, _ in items])
     elif items := store.scan(Table.RULES, rule_key(entity_id, ""), rule_key(entity_id + 1, ""), step):

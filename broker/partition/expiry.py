@@ -12,6 +12,7 @@ from broker.partition.queue import Queue
 from broker.partition.timers import Due
 from storage.records import (
     CorruptRecord,
+    Overlay,
     Place,
     decode_entry,
     due_key,
@@ -47,12 +48,14 @@ def _expire(core: Core, queue: Queue, key: bytes, due_ms: int, number: int, mess
     if entry is None:  # its message was set aside, unreadable
         core.store.delete(Table.DUE, key)
         return
-    queue.window.remove(number)
     size = core.bodies.size(message_id)
+    overlay: Overlay | None = None
     try:
         ref = (number, *decode_entry(entry))
+        overlay = ref[3]
     except CorruptRecord:
         size = None
+    queue.forget(number, overlay)
     if size is None:
         core.store.delete(Table.DUE, key)
         set_aside(core, queue, Place.AVAILABLE, number, message_id)

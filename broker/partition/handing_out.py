@@ -11,8 +11,10 @@ from broker.partition.locks import NOBODY, Held
 from broker.partition.moves import discard, expire, overlay_expires_ms, set_aside, unlocked
 from broker.partition.queue import Queue
 from broker.partition.receivers import Receiver
+from broker.partition.sessions import ALL, Session, Sessions
 from broker.partition.timers import Due
 from broker.partition.window import Ref
+from broker.wire import ENTRY
 from storage.records import (
     NEVER,
     CorruptRecord,
@@ -46,7 +48,8 @@ class Pumped(NamedTuple):
     """`deliveries`: (receiver, locked_until_ms or 0 if not locked, entry items: see broker.wire).
 
     `drained`: (receiver, deliveries since it was opened). `closed`: receivers that the partition closed, and why.
-    `more`: there is more to do now; it was cut to bound this turn. `forwards` may leave after the commit.
+    `more`: there is more to do now; it was cut to bound this turn. `forwards` may leave after the commit. `accepted`:
+    (receiver, session id, locked_until_ms) of receivers that have got their session.
     """
 
     deliveries: list[tuple[Hashable, int, list[Any]]]
@@ -54,6 +57,7 @@ class Pumped(NamedTuple):
     closed: list[tuple[Hashable, BrokerError]]
     more: bool
     forwards: Sequence[Forward] = ()
+    accepted: Sequence[tuple[Hashable, str, int]] = ()
 
 
 Taken = list[tuple[Ref, bytes, int]]  # ref, record, time of its DUE entry or NEVER
@@ -69,7 +73,10 @@ def pump(core: Core, now_ms: int) -> Pumped:
         if budget_bytes <= 0:
             core.awake[queue.id] = queue
             continue
-        used_bytes, cut = _hand_out(core, queue, now_ms, budget_bytes, pumped.deliveries)
+        if queue.sessions is not None:
+            used_bytes, cut = _hand_out_sessions(core, queue, queue.sessions, now_ms, budget_bytes, pumped)
+        else:
+            used_bytes, cut = _hand_out(core, queue, now_ms, budget_bytes, pumped.deliveries)
         budget_bytes -= used_bytes
         if cut:
             later.append(queue)
@@ -110,18 +117,72 @@ def _hand_out(
     return used_bytes, cut
 
 
-def take(core: Core, queue: Queue, count: int, limit_bytes: int, now_ms: int) -> tuple[Taken, int, bool]:
+def _hand_out_sessions(
+    core: Core, queue: Queue, sessions: Sessions, now_ms: int, budget_bytes: int, pumped: Pumped
+) -> tuple[int, bool]:
+    """As `_hand_out`: to the receiver of each session that may have something, what is of this session."""
+    line, used_bytes = queue.line, 0
+    awake, sessions.awake = sessions.awake, {}
+    later: dict[str, Session] = {}
+    for session in awake.values():
+        receiver = session.receiver
+        if receiver is None or sessions.locked.get(session.id) is not session:
+            continue
+        if used_bytes >= budget_bytes:
+            sessions.awake[session.id] = session
+            continue
+        wanted = receiver.limit - receiver.delivered
+        if wanted > 0 and session.may_have_more:
+            limit_bytes = min(core.settings.pump_bytes_per_receiver, budget_bytes - used_bytes)
+            taken, bytes_taken, cut = take(core, queue, wanted, limit_bytes, now_ms, session)
+            used_bytes += bytes_taken
+            receiver.delivered += len(taken)
+            if taken:
+                pumped.deliveries.append(_of_session(core, queue, session, receiver, taken))
+            if receiver.delivered >= receiver.limit:
+                line.waiting.pop(receiver.key, None)
+            elif cut:
+                later[session.id] = session
+                continue
+        if receiver.key in line.draining:
+            line.end_drain(receiver)
+            pumped.drained.append((receiver.key, receiver.delivered))
+    sessions.awake.update(later)  # they come after those that got nothing
+    return used_bytes, bool(sessions.awake)
+
+
+def _of_session(
+    core: Core, queue: Queue, session: Session, receiver: Receiver, taken: Taken
+) -> tuple[Hashable, int, list[Any]]:
+    """One item of `Pumped.deliveries`."""
+    if receiver.receive_and_delete:
+        return receiver.key, 0, _remove(core, queue, taken)
+    items = _lock(core, queue, receiver, taken, session.until_ms)
+    for at in range(ENTRY - 1, len(items), ENTRY):
+        if len(items[at]) == 1:  # nothing but the session, which the receiver knows
+            items[at] = None
+    return receiver.key, session.until_ms, items
+
+
+def take(
+    core: Core, queue: Queue, count: int, limit_bytes: int, now_ms: int, session: Session | None = None
+) -> tuple[Taken, int, bool]:
     """The next messages, neither locked nor in the window any more; their bytes; True if `limit_bytes` were reached.
 
-    What has expired or cannot be read goes its way.
+    What has expired or cannot be read goes its way. Of a queue with sessions, those of one session.
     """
     taken: Taken = []
+    window = queue.window if session is None else session.window
     used_bytes = 0
     observe_ttl = not queue.is_dead_letter
     while len(taken) < count:
         missing = count - len(taken)
         average_bytes = queue.size_bytes // (sum(queue.counts) or 1) + WEIGHT_BYTES
-        refs = next_refs(core, queue, min(missing, READ_MAX, (limit_bytes - used_bytes) // average_bytes + 1), missing)
+        wanted = min(missing, READ_MAX, (limit_bytes - used_bytes) // average_bytes + 1)
+        if session is None:
+            refs = next_refs(core, queue, wanted, missing)
+        else:
+            refs = next_of_session(core, queue, session, wanted, missing)
         if not refs:
             break
         records = core.bodies.read([ref[1] for ref in refs])
@@ -139,7 +200,7 @@ def take(core: Core, queue: Queue, count: int, limit_bytes: int, now_ms: int) ->
             used_bytes += len(record) + WEIGHT_BYTES
             if used_bytes >= limit_bytes:
                 for unused in islice(refs, index + 1, None):
-                    queue.window.put_back(unused)
+                    window.put_back(unused)
                 return taken, used_bytes, True
     return taken, used_bytes, False
 
@@ -171,6 +232,32 @@ def _fetch(core: Core, queue: Queue, limit: int) -> None:
         except CorruptRecord:
             set_aside(core, queue, Place.AVAILABLE, number, None)
     window.fill(refs, unpack_queue_key(items[-1][0])[2] + 1 if len(items) == limit else queue.next_number)
+
+
+def next_of_session(core: Core, queue: Queue, session: Session, count: int, ahead: int) -> list[Ref]:
+    """As `next_refs`, of one session."""
+    window = session.window
+    refs = window.next(count)
+    while len(refs) < count and window.cursor < ALL:
+        _fetch_of_session(core, queue, session, max(ahead, 32))
+        refs += window.next(count - len(refs))
+    return refs
+
+
+def _fetch_of_session(core: Core, queue: Queue, session: Session, limit: int) -> None:
+    assert queue.sessions is not None
+    window = session.window
+    refs: list[Ref] = []
+    skip = window.skip
+    for number, entry in queue.sessions.fetch(session, limit):
+        if number in skip:
+            skip.discard(number)
+            continue
+        try:
+            refs.append((number, *decode_entry(entry)))
+        except CorruptRecord:
+            set_aside(core, queue, Place.AVAILABLE, number, None)
+    window.fill(refs, window.cursor)
 
 
 def new_token(core: Core) -> bytes:

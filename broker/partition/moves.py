@@ -53,6 +53,8 @@ def discard(core: Core, queue: Queue, messages: Sequence[Held], keep_bodies: boo
         size_bytes += size
     queue.size_bytes -= size_bytes
     core.store.delete_many(Table.QUEUE, queue_keys)
+    if queue.sessions is not None:
+        queue.sessions.leave(messages)
     if queue.topic_id is None and not keep_bodies:
         core.store.delete_many(Table.MESSAGES, message_keys)
     if due_keys:
@@ -70,10 +72,13 @@ def put_back(core: Core, queue: Queue, held: Held, now_ms: int) -> None:
             expire(core, queue, held)
             return
         queue.expiry_paused = True
-    window = queue.window
-    window.put_back(ref)
-    if len(window.returned) > core.settings.window:
-        window.reset(queue.locks.numbers())
+    if queue.sessions is not None:
+        queue.sessions.put_back(ref, queue.locks)
+    else:
+        window = queue.window
+        window.put_back(ref)
+        if len(window.returned) > core.settings.window:
+            window.reset(queue.locks.numbers())
     core.wake(queue)
 
 
@@ -103,6 +108,9 @@ def defer(core: Core, queue: Queue, held: Held, properties: Properties | None) -
     (number, message_id, delivery_count, overlay), _, due_ms, place, _, _ = held
     entry = encode_entry(message_id, delivery_count, with_properties(overlay, properties))
     if place != Place.DEFERRED:
+        if queue.sessions is not None:
+            queue.sessions.leave([held])
+            queue.sessions.put(Place.DEFERRED, held[0])
         core.store.delete(Table.QUEUE, queue_key(queue.id, place, number))
         queue.counts[place] -= 1
         queue.counts[Place.DEFERRED] += 1
@@ -124,6 +132,9 @@ def dead_letter(
     queue.counts[place] -= 1
     queue.size_bytes -= size
     overlay = dict(with_properties(overlay, properties) or {})
+    if queue.sessions is not None:
+        queue.sessions.leave([held])
+        del overlay[Field.SESSION]  # ordinary receivers read a dead-letter queue
     overlay.setdefault(Field.ENQUEUE_SEQUENCE_NUMBER, number)
     overlay[Field.DEAD_LETTER_SOURCE] = queue.terms.name
     enqueue(core, target, [(message_id, delivery_count, overlay)])
@@ -142,7 +153,10 @@ def enqueue(core: Core, queue: Queue, entries: Iterable[tuple[int, int, Overlay 
     )
     queue.next_number = first + len(refs)
     queue.counts[Place.AVAILABLE] += len(refs)
-    queue.window.extend(refs, first, queue.next_number, core.settings.window)
+    if queue.sessions is not None:
+        queue.sessions.enter(refs)
+    else:
+        queue.window.extend(refs, first, queue.next_number, core.settings.window)
     core.touch(queue)
     core.wake(queue)
 
@@ -151,7 +165,7 @@ def expires_now(queue: Queue) -> bool:
     """Whether an expired message may go: to the dead-letter queue only while a receiver pulls, or it is forwarded."""
     if queue.is_held_back:
         return False
-    return not queue.terms.dead_letter_expired or bool(queue.line.waiting) or bool(queue.forward_to)
+    return not queue.terms.dead_letter_expired or queue.is_pulled or bool(queue.forward_to)
 
 
 def expire(core: Core, queue: Queue, held: Held) -> None:
@@ -177,6 +191,8 @@ def set_aside(core: Core, queue: Queue, place: Place, number: int, message_id: i
                 size = size_set_aside(core.store, Table.MESSAGES, message_key(message_id))
             release(core, queue.topic_id, [message_id], [size or 0])
         queue.size_bytes -= size or 0
+        if queue.sessions is not None:
+            queue.sessions.drop(place, number)
     quarantine(core.store, Table.QUEUE, queue_key(queue.id, place, number))
     queue.counts[place] -= 1
     queue.tally.quarantined += 1

@@ -20,6 +20,7 @@ from broker.partition import (
     publishing,
     schedule,
     sending,
+    session_locks,
     settlement,
 )
 from broker.partition.admission import Incoming
@@ -65,8 +66,17 @@ class Partition:
         """Accept all of them or none. Raises EntityNotFound, NotAllowed, EntityDisabled, QuotaExceeded."""
         sending.send(self._core, queue_id, messages, now_ms)
 
-    def open_receiver(self, receiver: Hashable, queue_id: int, receive_and_delete: bool, now_ms: int) -> None:
-        """Raises EntityNotFound, EntityDisabled, NotAllowed."""
+    def open_receiver(
+        self,
+        receiver: Hashable,
+        queue_id: int,
+        receive_and_delete: bool,
+        now_ms: int,
+        session: Sequence[Any] | None = None,
+    ) -> None:
+        """`session`: [session id, or None for any that is available; milliseconds to wait for one]. `Pumped.accepted`
+        tells of its lock. Raises EntityNotFound, EntityDisabled, NotAllowed, SessionCannotBeLocked, InvalidArgument.
+        """
         core = self._core
         queue = core.queue(queue_id)
         if queue.is_topic:
@@ -76,8 +86,18 @@ class Partition:
         if not queue.terms.can_receive:
             raise entities.disabled(queue.terms)
         assert receiver not in core.receivers, f"receiver {receiver!r} is open already"
-        core.receivers[receiver] = queue.receivers[receiver] = Receiver(receiver, queue_id, receive_and_delete)
-        queue.window.active = True
+        opened = Receiver(receiver, queue_id, receive_and_delete)
+        if queue.sessions is None:
+            if session is not None:
+                raise NotAllowed(f"'{queue.terms.name}' does not require sessions; it has no receivers of sessions.")
+            core.receivers[receiver] = queue.receivers[receiver] = opened
+            queue.window.active = True
+            return
+        if session is None:
+            raise NotAllowed(f"'{queue.terms.name}' requires sessions; a receiver has to accept one.")
+        session_locks.accept(core, queue, opened, session[0], session[1], now_ms)
+        if queue.expiry_paused and queue.sessions.waiting:
+            expiry.resume(core, queue)
 
     def grant(self, receiver: Hashable, limit: int) -> None:
         """The receiver may get up to `limit` deliveries since it was opened. Replaces what was granted before."""
@@ -92,10 +112,14 @@ class Partition:
         if found is None:
             return
         queue = self._core.queue(found.queue_id)
+        if queue.sessions is not None and found.session is None:
+            return  # it waits for a session, and gets nothing before
         if drain:
             queue.line.drain(found, limit)
         else:
             queue.line.grant(found, limit)
+        if found.session is not None and queue.sessions is not None:
+            queue.sessions.awake[found.session.id] = found.session
         if queue.expiry_paused and queue.line.waiting:
             expiry.resume(self._core, queue)
         self._core.wake(queue)
@@ -108,6 +132,9 @@ class Partition:
         queue = self._core.close_receiver(found)
         if queue is None:
             return
+        if queue.sessions is not None:
+            session_locks.close(self._core, queue, found, broken, now_ms)
+            return
         if broken and not self._core.settings.keep_locks_of_broken_connections:
             settlement.fail_locks(self._core, queue, list(found.tokens), now_ms)
         if not queue.receivers and queue.outbox is None:
@@ -115,17 +142,27 @@ class Partition:
             queue.window.reset(queue.locks.numbers())
 
     def settle(
-        self, queue_id: int, tokens: Sequence[bytes], outcome: int, properties: dict[str, Any] | None, now_ms: int
+        self,
+        queue_id: int,
+        tokens: Sequence[bytes],
+        outcome: int,
+        properties: dict[str, Any] | None,
+        now_ms: int,
+        receiver: Hashable = None,
     ) -> list[BrokerError | None]:
         """One result per token; None if its outcome was applied. `properties` are merged into the message's.
 
-        A token is found whoever received the message. Errors: LockLost, NotAllowed, MessageTooLarge, EntityNotFound.
+        A token is found whoever received the message. Errors: LockLost, NotAllowed, MessageTooLarge, EntityNotFound;
+        SessionLockLost if `receiver`, which asks, has lost the lock of its session.
         """
         try:
             queue = self._core.queue(queue_id)
         except BrokerError as error:
             return [error] * len(tokens)
-        return settlement.settle(self._core, queue, tokens, Outcome(outcome), properties, now_ms)
+        results = settlement.settle(self._core, queue, tokens, Outcome(outcome), properties, now_ms)
+        if queue.sessions is not None and receiver is not None:
+            return session_locks.named(self._core, receiver, results, now_ms)
+        return results
 
     def restore(self, queue_id: int, entries: Sequence[Any], now_ms: int) -> None:
         """Put back what was received and deleted, but never reached the wire. `entries`: items as in a delivery."""
@@ -146,7 +183,9 @@ class Partition:
             if queue is None:
                 continue  # deleted
             if due == Due.LOCKS:
-                settlement.end_locks(core, queue, now_ms)
+                (settlement if queue.sessions is None else session_locks).end_locks(core, queue, now_ms)
+            elif due == Due.SESSION_WAITS:
+                session_locks.end_waits(core, queue, now_ms)
             elif due == Due.EXPIRY:
                 expiry.sweep(core, queue, now_ms)
             elif due == Due.DUPLICATES:
@@ -162,16 +201,20 @@ class Partition:
         return self._core.timers.next_ms()
 
     def pump(self, now_ms: int) -> Pumped:
-        """Forward what can be, and hand ready messages to receivers with credit.
+        """Forward what can be, give sessions to who waits for one, and hand ready messages to receivers with credit.
 
         To be called after everything else of a turn.
         """
         core = self._core
-        if not core.outgoing:
-            return handing_out.pump(core, now_ms)
-        forwards = forwarding.pump(core, now_ms)
+        forwards = forwarding.pump(core, now_ms) if core.outgoing else ()
+        if core.offering:
+            session_locks.offer(core, now_ms)
         pumped = handing_out.pump(core, now_ms)
-        return pumped._replace(forwards=forwards, more=pumped.more or bool(core.outgoing))
+        if not (forwards or core.outgoing or core.offering or core.accepted):
+            return pumped
+        accepted = session_locks.take_accepted(core)
+        more = pumped.more or bool(core.outgoing or core.offering)
+        return pumped._replace(forwards=forwards, accepted=accepted, more=more)
 
     def take_over(
         self, store_id: bytes, source: int, entity_id: int, entries: Sequence[Any], now_ms: int

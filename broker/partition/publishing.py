@@ -14,6 +14,7 @@ from broker.partition.duplicates import Sieve
 from broker.partition.moves import set_aside
 from broker.partition.queue import Queue
 from broker.partition.selection import Selection, select, view_of
+from broker.partition.session_ids import session_id_in, session_id_of, without_session
 from broker.partition.timers import Due
 from broker.partition.topic import Topic
 from broker.wire import Extra
@@ -23,6 +24,7 @@ from storage.records import (
     NEVER,
     Field,
     Overlay,
+    Part,
     Place,
     due_key,
     encode_entry,
@@ -70,9 +72,20 @@ class _FanOut:
         self._for_all: list[Copy] = []  # for each subscription that takes every message
         self._selected: dict[int, list[Copy]] = {}  # by queue id
         self._references: list[tuple[bytes, bytes]] = []
+        self._session_ids: dict[int, str] = {}  # by message id
         self.copies = 0
 
-    def add(self, message_id: int, size: int, expires_ms: int, overlay: Overlay | None, selection: Selection) -> None:
+    def add(
+        self,
+        message_id: int,
+        size: int,
+        expires_ms: int,
+        overlay: Overlay | None,
+        selection: Selection,
+        session_id: str | None,
+    ) -> None:
+        if session_id is not None:
+            self._session_ids[message_id] = session_id
         copy = (message_id, encode_entry(message_id, 0, overlay), overlay, expires_ms, size)
         for queue_id, changes in selection:
             own = copy
@@ -85,8 +98,12 @@ class _FanOut:
                     changes.get(Field.EXPIRES_MS, expires_ms),
                     size,
                 )
-            limit_ms = self._core.terms[queue_id >> 3].time_to_live_ms
-            self._selected.setdefault(queue_id, []).append(own if limit_ms is None else self._limited(own, limit_ms))
+            terms = self._core.terms[queue_id >> 3]
+            if terms.time_to_live_ms is not None:
+                own = self._limited(own, terms.time_to_live_ms)
+            if terms.requires_session and queue_id & 7 == Part.MAIN:
+                queue_id, own = self._in_session(queue_id, own)
+            self._selected.setdefault(queue_id, []).append(own)
         count = len(selection)
         if self._topic.for_all:
             self._for_all.append(copy)
@@ -104,6 +121,19 @@ class _FanOut:
         overlay = {**(overlay or {}), Field.EXPIRES_MS: expires_ms}
         return message_id, encode_entry(message_id, 0, overlay), overlay, expires_ms, size
 
+    def _in_session(self, queue_id: int, copy: Copy) -> tuple[int, Copy]:
+        """The copy for a subscription that requires sessions, or for its dead-letter queue if it is of none."""
+        message_id, _, overlay, expires_ms, size = copy
+        session_id = session_id_of(overlay, self._session_ids.get(message_id))
+        if session_id is not None:
+            overlay = {**(overlay or {}), Field.SESSION: session_id}
+        else:
+            queue = self._core.queue(queue_id)
+            overlay = without_session(queue, overlay)
+            queue.tally.incoming += 1
+            queue_id |= Part.DEAD_LETTER
+        return queue_id, (message_id, encode_entry(message_id, 0, overlay), overlay, expires_ms, size)
+
     def stage(self) -> bool:
         """True if some of it will probably be read in this turn."""
         store = self._core.store
@@ -115,7 +145,14 @@ class _FanOut:
         if self._for_all:
             batches: dict[int | None, _Batch] = {None: _batch(self._for_all)}  # by the subscription's time to live
             for entity_id in self._topic.for_all:
-                limit_ms = self._core.terms[entity_id].time_to_live_ms
+                terms = self._core.terms[entity_id]
+                limit_ms = terms.time_to_live_ms
+                if terms.requires_session:
+                    for copy in self._for_all:
+                        limited = copy if limit_ms is None else self._limited(copy, limit_ms)
+                        queue_id, own = self._in_session(entity_id << 3, limited)
+                        self._selected.setdefault(queue_id, []).append(own)
+                    continue
                 batch = batches.get(limit_ms)
                 if batch is None:
                     assert limit_ms is not None
@@ -135,9 +172,12 @@ class _FanOut:
         first = queue.next_number
         queue.next_number = end = first + len(batch.copies)
         entries.extend(zip(map(queue_key, repeat(queue_id), repeat(0), range(first, end)), batch.entries, strict=False))
-        if queue.window.active:
+        if queue.window.active or queue.sessions is not None:
             refs = [(number, copy[0], 0, copy[2]) for number, copy in enumerate(batch.copies, first)]
-            queue.window.extend(refs, first, end, core.settings.window)
+            if queue.sessions is not None:
+                queue.sessions.enter(refs)
+            else:
+                queue.window.extend(refs, first, end, core.settings.window)
         queue.counts[Place.AVAILABLE] += len(batch.copies)
         queue.size_bytes += batch.size_bytes
         core.touch(queue)
@@ -171,7 +211,7 @@ def publish(core: Core, queue: Queue, messages: Sequence[Incoming], now_ms: int)
     for layout, body, ttl_ms, extra in messages:
         if default_ttl_ms is not None and (ttl_ms is None or ttl_ms > default_ttl_ms):
             ttl_ms = default_ttl_ms
-        scheduled_ms = 0
+        scheduled_ms, session_id = 0, None
         if extra:
             if extra.get(Extra.PING):
                 queue.tally.pings += 1
@@ -181,6 +221,7 @@ def publish(core: Core, queue: Queue, messages: Sequence[Incoming], now_ms: int)
             if sieve is not None and (known := sieve.known(extra, number)):
                 numbers.append(known)
                 continue
+            session_id = extra.get(Extra.SESSION_ID)
         enqueued_ms = max(now_ms, scheduled_ms)
         expires_ms = NEVER if ttl_ms is None else min(enqueued_ms + ttl_ms, NEVER)
         numbers.append(number)
@@ -202,7 +243,7 @@ def publish(core: Core, queue: Queue, messages: Sequence[Incoming], now_ms: int)
         records.append(record)
         size_bytes += len(record)
         if scheduled_ms <= now_ms:
-            fan_out.add(message_id, len(record), expires_ms, None, selection)
+            fan_out.add(message_id, len(record), expires_ms, None, selection, session_id)
         message_id += 1
 
     queue.tally.incoming += len(messages)
@@ -255,7 +296,8 @@ def publish_forwarded(core: Core, queue: Queue, messages: Sequence[tuple[bytes, 
         if not selection and not topic.for_all:
             queue.tally.unmatched += 1
             continue
-        fan_out.add(core.bodies.next_id + len(records), len(record), expires_ms, overlay, selection)
+        message_id = core.bodies.next_id + len(records)
+        fan_out.add(message_id, len(record), expires_ms, overlay, selection, session_id_in(record))
         records.append(record)
         size_bytes += len(record)
     queue.next_number = number
@@ -301,7 +343,7 @@ def publish_due(core: Core, queue: Queue, now_ms: int) -> None:
             view = view_of(layout, body, number, now_ms, expires_ms)
             selection = select(core, topic, view, now_ms, queue.terms.time_to_live_ms)
         if selection or topic.for_all:
-            fan_out.add(message_id, len(record), expires_ms, overlay, selection)
+            fan_out.add(message_id, len(record), expires_ms, overlay, selection, session_id_in(record))
         else:
             unmatched.append(message_key(message_id))
             gone_bytes += len(record)

@@ -5,9 +5,10 @@ from copy import copy
 from broker.partition.locks import Locks
 from broker.partition.outbox import Outbox
 from broker.partition.receivers import Line, Receiver
+from broker.partition.sessions import Sessions
 from broker.partition.terms import Kind, Terms
 from broker.partition.window import Window
-from storage.records import Counts, Part, Place
+from storage.records import Counts, Field, Overlay, Part, Place
 
 # Reasons for dead-lettering, as they are counted.
 MAX_DELIVERY_COUNT_EXCEEDED = "MaxDeliveryCountExceeded"
@@ -44,6 +45,8 @@ class Tally:
         "renewed",
         "restored",
         "rules_failed",
+        "session_locks_lost",
+        "sessions_accepted",
         "settlements_too_late",
         "unmatched",
     )
@@ -71,6 +74,8 @@ class Tally:
         self.duplicates = 0  # accepted and dropped, in `incoming` as well
         self.pings = 0  # accepted and dropped, in `incoming` as well
         self.quarantined = 0  # records that could not be read
+        self.sessions_accepted = 0  # sessions
+        self.session_locks_lost = 0  # sessions whose lock ran out, or was lost by a change of the entity
         self.unmatched = 0  # at a topic: no subscription took them
         self.rules_failed = 0  # filters and actions that failed on a message, whatever became of it
 
@@ -114,6 +119,7 @@ class Queue:
         "next_number",
         "outbox",
         "receivers",
+        "sessions",
         "size_bytes",
         "swept",
         "tally",
@@ -134,6 +140,7 @@ class Queue:
         self.line = Line()
         self.receivers: dict[object, Receiver] = {}
         self.outbox: Outbox | None = None  # of a queue that forwards, or did since the start
+        self.sessions: Sessions | None = None  # of the main part of an entity that requires sessions
         self.tally = Tally()
         self.swept = b""  # DUE keys below it have been looked at by expiry; those left belong to locked messages
         self.expiry_paused = False  # something may have expired, but nobody pulls: see expiry
@@ -158,6 +165,11 @@ class Queue:
         return self.outbox is not None and not self.outbox.synced
 
     @property
+    def is_pulled(self) -> bool:
+        """A receiver has credit, or waits for a session."""
+        return bool(self.line.waiting) or (self.sessions is not None and bool(self.sessions.waiting))
+
+    @property
     def is_awaited(self) -> bool:
         """What comes in will probably be read in the same turn."""
         return bool(self.line.waiting) or self.outbox is not None
@@ -167,6 +179,14 @@ class Queue:
         if self.is_held_back:
             return 0
         return self.counts[Place.AVAILABLE] - self.locks.available_locked()
+
+    def forget(self, number: int, overlay: Overlay | None) -> None:
+        """An available, unlocked message has left the store; `overlay` is None if its entry cannot be read."""
+        if self.sessions is None:
+            self.window.remove(number)
+        else:
+            session_id = None if overlay is None else overlay[Field.SESSION]
+            self.sessions.forget(number, session_id, self.locks)
 
     def stored_counts(self) -> Counts:
         available, deferred, scheduled = self.counts

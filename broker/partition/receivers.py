@@ -7,12 +7,16 @@ got a message while others did not goes to its end.
 from collections import OrderedDict
 from collections.abc import Hashable
 from itertools import islice
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from broker.partition.sessions import Session
 
 
 class Receiver:
     """`limit` and `delivered` count deliveries since it was opened."""
 
-    __slots__ = ("delivered", "key", "limit", "queue_id", "receive_and_delete", "tokens")
+    __slots__ = ("delivered", "key", "limit", "queue_id", "receive_and_delete", "session", "tokens")
 
     def __init__(self, key: Hashable, queue_id: int, receive_and_delete: bool) -> None:
         self.key = key
@@ -21,6 +25,7 @@ class Receiver:
         self.limit = 0
         self.delivered = 0
         self.tokens: set[bytes] = set()
+        self.session: Session | None = None  # whose lock it holds; all it receives is of this session
 
 
 class Line:
@@ -45,6 +50,12 @@ class Line:
         self.waiting.pop(receiver.key, None)
         self.draining.pop(receiver.key, None)
 
+    def end_drain(self, receiver: Receiver) -> None:
+        """It drains: what it was granted and did not get is void."""
+        del self.draining[receiver.key]
+        receiver.limit = receiver.delivered
+        self.waiting.pop(receiver.key, None)
+
     def next_round(self, ready: int) -> tuple[list[Receiver], int]:
         """Whose turn it is when up to `ready` messages (at least 1) can be had, and how many are due to each."""
         count = min(len(self.waiting), ready)
@@ -63,8 +74,6 @@ class Line:
     def take_drained(self) -> list[Receiver]:
         """Those that drain: what they were granted is void, and they are no longer in line."""
         drained = list(self.draining.values())
-        self.draining.clear()
         for receiver in drained:
-            receiver.limit = receiver.delivered
-            self.waiting.pop(receiver.key, None)
+            self.end_drain(receiver)
         return drained

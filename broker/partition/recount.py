@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from broker.partition.sessions import states_bytes
 from storage.records import (
     COPY_BYTES,
     CorruptRecord,
@@ -37,6 +38,7 @@ def recount(store: Store, queue_id: int) -> Counts:
                     continue
                 size_bytes += len(record or b"")
             start = items[-1][0] + b"\0"
+    size_bytes += states_bytes(store, queue_id)
     return Counts(
         next_sequence_number=highest + NUMBER_GAP,
         available=held[Place.AVAILABLE],
@@ -63,4 +65,5 @@ def recount_copies(store: Store, entity_ids: Iterable[int]) -> int:
                     seen.add(message_id)
                     size_bytes += len(store.get(Table.MESSAGES, message_key(message_id)) or b"")
             start = items[-1][0] + b"\0"
+        size_bytes += states_bytes(store, entity_id << 3)
     return size_bytes

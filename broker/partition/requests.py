@@ -4,7 +4,7 @@ Names, arguments and results are in `broker.wire`. Each is done wholly or not at
 what is found expired or unreadable on the way goes where it belongs.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from broker.errors import (
@@ -17,13 +17,14 @@ from broker.errors import (
     NotImplementedByBroker,
     OutOfRange,
 )
-from broker.partition import browsing, rule_requests, sending, settlement
+from broker.partition import browsing, rule_requests, sending, session_locks, session_requests, settlement
 from broker.partition.core import PARTS, Core
 from broker.partition.forwarding import forwards
 from broker.partition.handing_out import new_token
 from broker.partition.locks import NOBODY, Held
 from broker.partition.moves import Properties, discard, expire, overlay_expires_ms, set_aside, unlocked
 from broker.partition.queue import Queue
+from broker.partition.sessions import Session
 from broker.partition.timers import Due
 from broker.wire import Outcome
 from storage.records import (
@@ -38,7 +39,6 @@ from storage.records import (
     encode_document,
     message_expires_ms,
     queue_key,
-    unpack_queue_key,
 )
 from storage.store import Table
 
@@ -59,6 +59,8 @@ def request(core: Core, name: str, queue_id: int, args: Sequence[Any], now_ms: i
 
 def _renew_locks(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> list[int]:
     tokens: Sequence[bytes] = args[0]
+    if queue.sessions is not None:
+        raise NotAllowed(f"'{queue.terms.name}' requires sessions; what is renewed is the lock of the session.")
     if any(queue.locks.find(token, now_ms) is None for token in tokens):
         raise LockLost(settlement.LOCK_LOST)
     until_ms = now_ms + queue.terms.lock_duration_ms
@@ -73,10 +75,38 @@ def _peek(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> list[An
     return browsing.peek(core, queue, from_number, count, max_bytes)
 
 
+def _peek_session(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> list[Any]:
+    session_id, from_number, count, max_bytes = args
+    session_requests.sessions_of(queue)
+    return browsing.peek(core, queue, from_number, count, max_bytes, session_id)
+
+
 def _receive_deferred(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> list[Any]:
     """[locked_until_ms or 0, entry items]. MessageNotFound if any of the numbers is not deferred, or locked."""
-    numbers: list[int] = list(dict.fromkeys(args[0]))
-    receive_and_delete: bool = args[1]
+    numbers, receive_and_delete = args
+    if queue.sessions is not None:
+        raise NotAllowed(f"'{queue.terms.name}' requires sessions; whose deferred messages these are must be said.")
+    until_ms = now_ms + queue.terms.lock_duration_ms
+    return _take_deferred(core, queue, list(dict.fromkeys(numbers)), receive_and_delete, None, until_ms, now_ms)
+
+
+def _receive_session_deferred(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> list[Any]:
+    """As `_receive_deferred`: messages of one session, whose lock the receiver must have and is theirs, too."""
+    receiver, session_id, numbers, receive_and_delete = args
+    session = session_locks.held(queue, receiver, session_id, now_ms)
+    numbers = list(dict.fromkeys(numbers))
+    return _take_deferred(core, queue, numbers, receive_and_delete, session, session.until_ms, now_ms)
+
+
+def _take_deferred(
+    core: Core,
+    queue: Queue,
+    numbers: Sequence[int],
+    receive_and_delete: bool,
+    session: Session | None,
+    until_ms: int,
+    now_ms: int,
+) -> list[Any]:
     if queue.forward_to:
         raise forwards(queue)
     if not queue.terms.can_receive:
@@ -95,6 +125,9 @@ def _receive_deferred(core: Core, queue: Queue, args: Sequence[Any], now_ms: int
             message_id, delivery_count, overlay = decode_entry(entry)
         except CorruptRecord:
             unreadable.append((number, None))
+            continue
+        if session is not None and (overlay or {}).get(Field.SESSION) != session.id:
+            missing.append(number)
             continue
         record = core.bodies.read_one(message_id)
         if record is None:
@@ -115,32 +148,38 @@ def _receive_deferred(core: Core, queue: Queue, args: Sequence[Any], now_ms: int
     if len(found) < len(numbers):
         gone = missing + [held[0][0] for held in expired] + [number for number, _ in unreadable]
         raise MessageNotFound(f"No deferred message that is not locked has the sequence number {gone[0]}.")
-    until_ms = 0 if receive_and_delete else now_ms + queue.terms.lock_duration_ms
     items: list[Any] = []
+    owner = NOBODY if session is None else session.tokens
     for (ref, size, due_ms, place, _, _), record in found:
         token = new_token(core)
         items += (token, ref[0], ref[2], record, ref[3])
         if not receive_and_delete:
-            queue.locks.add(token, (ref, size, due_ms, place, until_ms, NOBODY))
+            queue.locks.add(token, (ref, size, due_ms, place, until_ms, owner))
+            if session is not None:
+                owner.add(token)
     if receive_and_delete:
         discard(core, queue, [held for held, _ in found])
         queue.tally.received_and_deleted += len(found)
     elif found:
         core.timers.arm(until_ms, (queue.id, Due.LOCKS))
     queue.tally.outgoing += len(found)
-    return [until_ms, items]
+    return [0 if receive_and_delete else until_ms, items]
 
 
 def _settle(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> None:
     tokens: list[bytes] = list(args[0])
     outcome = _outcome(args[1])
     properties: Properties | None = args[2]
+    receiver: Hashable = args[3] if len(args) > 3 else None
     if len(set(tokens)) < len(tokens):
         raise InvalidArgument("A lock token is given twice.")
     for token in tokens:
         error = settlement.refusal(core, queue, token, outcome, properties, now_ms)
         if error is not None:
             queue.tally.settlements_too_late += isinstance(error, LockLost)
+            if queue.sessions is not None and receiver is not None:
+                [error] = session_locks.named(core, receiver, [error], now_ms)
+            assert error is not None
             raise error
     settlement.settle(core, queue, tokens, outcome, properties, now_ms)
 
@@ -181,10 +220,13 @@ def _cancel_scheduled(core: Core, queue: Queue, args: Sequence[Any], now_ms: int
 
 def _delete_batch(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> int:
     """Available messages, the oldest first; locked ones are passed over."""
-    count, before_ms = args
+    count, before_ms, *rest = args
+    session_id: str | None = rest[0] if rest else None
     if count < 1:
         raise InvalidArgument(f"message-count must be positive, not {count}.")
-    return _delete(core, queue, Place.AVAILABLE, count, before_ms)
+    if session_id is not None:
+        session_requests.sessions_of(queue)
+    return _delete(core, queue, Place.AVAILABLE, count, before_ms, session_id)
 
 
 def _purge(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> int:
@@ -197,20 +239,24 @@ def _purge(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> int:
     return deleted
 
 
-def _delete(core: Core, queue: Queue, place: Place, count: int, before_ms: int | None) -> int:
-    """Delete up to `count` unlocked messages, enqueued before `before_ms`; fewer if many bytes must be read."""
+def _delete(
+    core: Core, queue: Queue, place: Place, count: int, before_ms: int | None, session_id: str | None = None
+) -> int:
+    """Delete up to `count` unlocked messages, enqueued before `before_ms`; fewer if many bytes must be read.
+
+    With `session_id` only those of the session.
+    """
     locked = queue.locks.numbers() if place == Place.AVAILABLE else queue.locks.deferred
-    start, end = queue_key(queue.id, place, 0), queue_key(queue.id, place + 1, 0)
+    start = 0
     messages: list[Held] = []
     unreadable: list[tuple[int, int | None]] = []
     read_bytes = 0
     while len(messages) < count and read_bytes < core.settings.step_bytes:
-        items = core.store.scan(Table.QUEUE, start, end, min(count, core.settings.step))
+        items = browsing.entries(core, queue, place, start, min(count, core.settings.step), session_id)
         if not items:
             break
-        start = items[-1][0] + b"\0"
-        for key, value in items:
-            number = unpack_queue_key(key)[2]
+        start = items[-1][0] + 1
+        for number, _, value in items:
             if number in locked:
                 continue
             try:
@@ -238,8 +284,10 @@ def _delete(core: Core, queue: Queue, place: Place, count: int, before_ms: int |
     for number, body_of in unreadable:
         set_aside(core, queue, place, number, body_of)
     if place == Place.AVAILABLE:
-        for number in [held[0][0] for held in messages] + [number for number, _ in unreadable]:
-            queue.window.remove(number)
+        for held in messages:
+            queue.forget(held[0][0], held[0][3])
+        for number, _ in unreadable:
+            queue.forget(number, None)
     queue.tally.deleted += len(messages)
     return len(messages)
 
@@ -287,7 +335,9 @@ def _expires_ms(overlay: Overlay | None, record: bytes) -> int:
 _OF_QUEUE: dict[str, Callable[[Core, Queue, Sequence[Any], int], Any]] = {
     "renew-locks": _renew_locks,
     "peek": _peek,
+    "peek-session": _peek_session,
     "receive-deferred": _receive_deferred,
+    "receive-session-deferred": _receive_session_deferred,
     "settle": _settle,
     "schedule": _schedule,
     "cancel-scheduled": _cancel_scheduled,
@@ -296,6 +346,10 @@ _OF_QUEUE: dict[str, Callable[[Core, Queue, Sequence[Any], int], Any]] = {
     "add-rule": rule_requests.add_rule,
     "remove-rule": rule_requests.remove_rule,
     "enumerate-rules": rule_requests.enumerate_rules,
+    "renew-session-lock": session_requests.renew_session_lock,
+    "get-session-state": session_requests.get_session_state,
+    "set-session-state": session_requests.set_session_state,
+    "get-message-sessions": session_requests.get_message_sessions,
 }
 _OF_TOPIC = ("schedule", "cancel-scheduled")
 

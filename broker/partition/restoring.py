@@ -41,6 +41,8 @@ def restore(core: Core, queue_id: int, entries: Sequence[Any], now_ms: int) -> N
         core.bodies.append([record], keep=False)
         entry = encode_entry(message_id, delivery_count, overlay)
         core.store.put(Table.QUEUE, queue_key(queue.id, Place.AVAILABLE, number), entry)
+        if queue.sessions is not None:
+            queue.sessions.put(Place.AVAILABLE, (number, message_id, delivery_count, overlay))
         queue.counts[Place.AVAILABLE] += 1
         queue.size_bytes += len(record)
         if queue.topic_id is not None:

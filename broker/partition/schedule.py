@@ -1,9 +1,10 @@
 """Scheduled messages: each waits under a number of its own, and gets another when its time comes."""
 
 from broker.partition.core import Core
-from broker.partition.moves import enqueue, set_aside
+from broker.partition.moves import enqueue, set_aside, unlocked
 from broker.partition.queue import Queue
 from broker.partition.timers import Due
+from broker.partition.window import Ref
 from storage.records import (
     NEVER,
     CorruptRecord,
@@ -32,6 +33,7 @@ def activate(core: Core, queue: Queue, now_ms: int) -> None:
     entries: list[tuple[int, int, Overlay | None]] = []
     expiring: list[tuple[int, int]] = []  # index in entries, time
     old_keys = []
+    old_refs: list[Ref] = []
     for key, value in items:
         _, _, scheduled_ms, number = unpack_due_key(key)
         old_key = queue_key(queue.id, Place.SCHEDULED, number)
@@ -44,6 +46,8 @@ def activate(core: Core, queue: Queue, now_ms: int) -> None:
             set_aside(core, queue, Place.SCHEDULED, number, unpack_message_key(value)[0])
             continue
         old_keys.append(old_key)
+        if queue.sessions is not None:
+            old_refs.append((number, message_id, delivery_count, overlay))
         overlay = {**(overlay or {}), Field.ENQUEUED_MS: now_ms, Field.ENQUEUE_SEQUENCE_NUMBER: number}
         if Field.EXPIRES_MS in overlay:
             expires_ms = min(overlay[Field.EXPIRES_MS] - scheduled_ms + now_ms, NEVER)
@@ -53,6 +57,8 @@ def activate(core: Core, queue: Queue, now_ms: int) -> None:
         entries.append((message_id, delivery_count, overlay))
     store.delete_many(Table.DUE, [key for key, _ in items])
     store.delete_many(Table.QUEUE, old_keys)
+    if queue.sessions is not None:
+        queue.sessions.leave([unlocked(ref, 0, NEVER, Place.SCHEDULED) for ref in old_refs])
     queue.counts[Place.SCHEDULED] -= len(entries)
     queue.tally.activated += len(entries)
     first = queue.next_number

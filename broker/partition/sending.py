@@ -43,13 +43,14 @@ def send(core: Core, queue_id: int, messages: Sequence[Incoming], now_ms: int) -
     numbers: list[int] = []
     size_bytes = scheduled_count = 0
     earliest = [NEVER, NEVER]  # by Timer
-    default_ttl_ms = queue.terms.time_to_live_ms
+    default_ttl_ms, sessions = queue.terms.time_to_live_ms, queue.sessions
     sieve = Sieve(core, queue, now_ms) if queue.terms.duplicate_window_ms else None
 
     for layout, body, ttl_ms, extra in messages:
         if default_ttl_ms is not None and (ttl_ms is None or ttl_ms > default_ttl_ms):
             ttl_ms = default_ttl_ms
         scheduled_ms = 0
+        overlay: Overlay | None = None
         if extra:
             if extra.get(Extra.PING):
                 queue.tally.pings += 1
@@ -59,17 +60,20 @@ def send(core: Core, queue_id: int, messages: Sequence[Incoming], now_ms: int) -
             if sieve is not None and (known := sieve.known(extra, number)):
                 numbers.append(known)
                 continue
-        overlay: Overlay | None = None
+            if sessions is not None:
+                overlay = {Field.SESSION: extra[Extra.SESSION_ID]}
         if scheduled_ms <= now_ms:
             place, timer, enqueued_ms = Place.AVAILABLE, Due.EXPIRY, now_ms
             due_ms = expires_ms = NEVER if ttl_ms is None else min(now_ms + ttl_ms, NEVER)
-            refs.append((number, message_id, 0, None))
+            refs.append((number, message_id, 0, overlay))
         else:
             place, timer, enqueued_ms, due_ms = Place.SCHEDULED, Due.SCHEDULED, scheduled_ms, scheduled_ms
             expires_ms = NEVER if ttl_ms is None else min(scheduled_ms + ttl_ms, NEVER)
             if expires_ms != NEVER:
-                overlay = {Field.EXPIRES_MS: expires_ms}
+                overlay = {**(overlay or {}), Field.EXPIRES_MS: expires_ms}
             scheduled_count += 1
+            if sessions is not None:
+                sessions.put(place, (number, message_id, 0, overlay))
         if due_ms != NEVER:
             due.append((due_key(queue_id, timer, due_ms, number), message_key(message_id)))
             if due_ms < earliest[timer]:
@@ -93,7 +97,10 @@ def send(core: Core, queue_id: int, messages: Sequence[Incoming], now_ms: int) -
     queue.counts[Place.AVAILABLE] += len(refs)
     queue.counts[Place.SCHEDULED] += scheduled_count
     queue.size_bytes += size_bytes
-    queue.window.extend(refs, first, number, core.settings.window)
+    if sessions is None:
+        queue.window.extend(refs, first, number, core.settings.window)
+    else:
+        sessions.enter(refs)
     core.touch(queue)
     core.wake(queue)
     if due:

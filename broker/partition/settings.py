@@ -14,6 +14,7 @@ class PartitionSettings:
     store_watermark: float = 0.9  # of the store's capacity; above it sends are refused, so that settling always works
     min_free_bytes: int = 0  # of the store and its disk; sends are refused when less is left
     window: int = 4096  # entries of one queue's head in memory; as many returned ones on top
+    session_window: int = 128  # entries of one locked session's head in memory; as many returned ones on top
     pump_bytes_per_receiver: int = 4 * MIB  # handed to one receiver in one turn
     pump_bytes: int = 16 * MIB  # handed out in one turn in all
     forward_count: int = 1000  # forwarded by one queue at once

@@ -39,6 +39,7 @@ class Terms(NamedTuple):
     forward_to: str = ""  # name of a queue or topic in lower case; empty: messages stay to be received
     forward_dead_lettered_to: str = ""
     duplicate_window_ms: int = 0  # of a queue or topic with duplicate detection
+    requires_session: bool = False
 
     @classmethod
     def of(cls, description: Description) -> "Terms":
@@ -69,6 +70,7 @@ class Terms(NamedTuple):
                     dead_letter_failed=description.dead_lettering_on_filter_evaluation_exceptions,
                     forward_to=(description.forward_to or "").lower(),
                     forward_dead_lettered_to=(description.forward_dead_lettered_messages_to or "").lower(),
+                    requires_session=description.requires_session,
                 )
             case QueueDescription():
                 return cls(
@@ -82,6 +84,7 @@ class Terms(NamedTuple):
                     forward_to=(description.forward_to or "").lower(),
                     forward_dead_lettered_to=(description.forward_dead_lettered_messages_to or "").lower(),
                     duplicate_window_ms=_duplicate_window_ms(description),
+                    requires_session=description.requires_session,
                 )
 
     @classmethod

@@ -17,6 +17,7 @@ class Due(IntEnum):
     DELETION = 3
     FORWARDING = 4
     DUPLICATES = 5
+    SESSION_WAITS = 6
 
 
 Thing = tuple[int, int]

@@ -288,6 +288,7 @@ def test_a_message_of_the_python_sdk():
         (properties(message_id=b"x" * 129), "message-id"),
         (properties(message_id="x" * 300), "message-id"),
         (properties(group_id="x" * 129), "session id"),
+        (properties(group_id="😀" * 65), "session id"),
         (annotations({"x-opt-partition-key": "x" * 129}), "x-opt-partition-key"),
         (annotations({"x-opt-via-partition-key": "x" * 300}), "x-opt-via-partition-key"),
     ],
@@ -299,7 +300,7 @@ def test_ids_and_keys_of_more_than_128_characters_are_refused(message, limit):
 
 
 def test_keys_of_128_characters_are_taken():
-    for key in ("x" * 128, "é" * 128):
+    for key in ("x" * 128, "é" * 128, "😀" * 64):
         assert take_apart(annotations({"x-opt-partition-key": key}))[3] == {Extra.PARTITION_KEY: key}
         assert take_apart(properties(group_id=key))[3] == {Extra.SESSION_ID: key}
 

@@ -1,0 +1,223 @@
+"""Messages that come into an entity with sessions from a topic, or from an entity that forwards to it."""
+
+import pytest
+from driver import LOCK_MS
+from forwarding_driver import Partitions
+from session_driver import accepted_by
+from topic_driver import TOPIC, A, B, TopicDriver, event, rule, text
+
+from broker.errors import NotAllowed, QuotaExceeded
+from broker.wire import Outcome
+from storage.records import Part, Place, unpack_session_entry_key
+from storage.store import Table
+
+GROUP_ID = 10
+NULL = "Session ID is null."
+WHY = "Session enabled entity doesn't allow a message whose session identifier is null."
+
+
+@pytest.fixture
+def news():
+    return TopicDriver()
+
+
+def published(news, *bodies, session, **given):
+    news.publish(*[event(body, system={GROUP_ID: session}, **given) for body in bodies])
+
+
+def receive(news, queue, receiver, session=None, count=10):
+    """What there is of a session, or of any; the receiver keeps its lock."""
+    news.partition.open_receiver(receiver, queue, False, news.now_ms, [session, 0])
+    got = accepted_by(news.partition, news.now_ms)[receiver]
+    news._limits[receiver] = 0
+    return got, [text(delivery.body) for delivery in news.receive(count, receiver, queue)]
+
+
+def listed(store, queue):
+    keys = [unpack_session_entry_key(key) for key, _ in store.scan(Table.SESSION_ENTRIES, b"\0", b"\xff" * 400, 1000)]
+    return sorted((place, session.decode(), number) for at, place, session, number in keys if at == queue)
+
+
+def dead(news, queue):
+    return [
+        (text(each.body), each.properties.get("DeadLetterReason"), each.properties.get("DeadLetterErrorDescription"))
+        for each in news.peek(queue | Part.DEAD_LETTER)
+    ]
+
+
+def test_a_subscription_has_sessions_of_its_own(news):
+    news.subscribe(A, requires_session=True)
+    news.subscribe(B)
+    published(news, "1", "2", session="a")
+    published(news, "3", session="b")
+    assert news.texts(B) == ["1", "2", "3"]
+    assert receive(news, A, "x") == ("a", ["1", "2"])
+    assert receive(news, A, "y") == ("b", ["3"])
+    with pytest.raises(NotAllowed):
+        news.open("z", A)
+
+
+def test_what_is_published_while_a_session_is_received_is_received(news):
+    news.subscribe(A, requires_session=True)
+    assert receive(news, A, "x", "a") == ("a", [])
+    news.grant(5, "x")
+    published(news, "1", session="a")
+    published(news, "2", session="b")
+    assert [text(each.body) for each in news.pump()["x"]] == ["1"]
+
+
+def test_published_without_session_it_is_dead_lettered_where_sessions_are_required(news):
+    news.subscribe(A, requires_session=True)
+    news.subscribe(B)
+    news.publish("1")
+    published(news, "2", session="a")
+    assert dead(news, A) == [("1", NULL, WHY)]
+    assert news.texts(A) == ["2"]
+    assert news.texts(B) == ["1", "2"]
+    assert listed(news.store, A) == [(Place.AVAILABLE, "a", 1)]
+    [letter] = news.receive(5, "d", A | Part.DEAD_LETTER)
+    assert news.settle(Outcome.ACCEPTED, letter, queue=A | Part.DEAD_LETTER) == [None]
+    tally = news.partition.tallies()[A]
+    assert (tally["incoming"], tally["dead_lettered"]) == (2, {NULL: 1})
+
+
+def test_an_action_says_of_which_session_its_copy_is(news):
+    by_size = rule("set", action="SET sys.SessionId = region", sql="region IS NOT NULL")
+    none = rule("none", action="SET sys.SessionId = NULL", sql="lost = 1")
+    news.subscribe(A, by_size, none, rule("rest", sql="plain = 1"), requires_session=True)
+    published(news, "1", session="a", region="north")
+    published(news, "2", session="a", plain=1)
+    published(news, "3", session="a", lost=1)
+    published(news, "4", session=None, region="south")
+    published(news, "5", session="a", region="😀" * 128)
+    assert listed(news.store, A) == [
+        (Place.AVAILABLE, "a", 2),
+        (Place.AVAILABLE, "north", 1),
+        (Place.AVAILABLE, "south", 3),
+    ]
+    assert [letter[:2] for letter in dead(news, A)] == [("3", NULL), ("5", NULL)]
+    assert receive(news, A, "x", "south") == ("south", ["4"])
+
+
+def test_a_scheduled_message_is_published_into_its_session(news):
+    news.subscribe(A, requires_session=True)
+    published(news, "1", session="a", scheduled_ms=news.now_ms + 50)
+    news.publish(event("2", scheduled_ms=news.now_ms + 50))
+    assert listed(news.store, A) == []
+    news.wait(50)
+    assert receive(news, A, "x") == ("a", ["1"])
+    assert dead(news, A) == [("2", NULL, WHY)]
+
+
+def test_the_time_to_live_of_a_subscription_with_sessions_is_its_own(news):
+    news.subscribe(A, requires_session=True, default_message_time_to_live_ms=1000)
+    published(news, "1", session="a")
+    published(news, "2", session="a", ttl_ms=100)
+    news.now_ms += 100
+    assert receive(news, A, "x") == ("a", ["1"])
+    news.close("x")
+    news.wait(900)
+    assert news.texts(A) == []
+    assert listed(news.store, A) == []
+
+
+def test_states_of_a_subscription_count_for_its_topic_and_go_with_it(news):
+    news.subscribe(A, requires_session=True)
+    published(news, "1", session="a")
+    before = news.counts(TOPIC)[3]
+    receive(news, A, "x", "a")
+    news.request("set-session-state", "x", "a", b"s" * 70, queue=A)
+    assert news.counts(TOPIC)[3] == before + 70
+    news.unsubscribe(A)
+    news.wait(100)
+    assert news.counts(TOPIC)[3] == 0
+    for table in (Table.SESSION_ENTRIES, Table.SESSIONS, Table.SESSION_STATES):
+        assert news.store.scan(table, b"\0", b"\xff" * 400, 10) == []
+
+
+def test_a_state_does_not_make_the_topic_larger_than_it_may_be(news):
+    news.put_topic(max_size_mb=1)
+    news.subscribe(A, requires_session=True)
+    receive(news, A, "x", "a")
+    news.request("set-session-state", "x", "a", b"s" * 600_000, queue=A)
+    with pytest.raises(QuotaExceeded, match="maximum entity size"):
+        news.request("set-session-state", "x", "a", b"s" * 1_048_577, queue=A)
+    news.request("set-session-state", "x", "a", b"s" * 1_048_576, queue=A)
+
+
+# -- forwarding
+
+HERE, THERE = 0, 1
+
+
+def forwarded(body, session=None):
+    return event(body, system={GROUP_ID: session})
+
+
+@pytest.mark.parametrize("home", [HERE, THERE])
+def test_forwarded_to_an_entity_with_sessions_a_message_is_in_its_session(home):
+    net = Partitions(2)
+    target = net.queue("target", home, requires_session=True)
+    source = net.queue("source", HERE, forward_to="target")
+    net.send(source, forwarded("1", "a"), forwarded("2", "b"), forwarded("3", "a"))
+    net.run()
+    assert listed(net.stores[home], target) == [
+        (Place.AVAILABLE, "a", 1),
+        (Place.AVAILABLE, "a", 3),
+        (Place.AVAILABLE, "b", 2),
+    ]
+    partition = net.partitions[home]
+    partition.open_receiver("r", target, False, net.now_ms, [None, 0])
+    assert accepted_by(partition, net.now_ms) == {"r": "a"}
+    partition.grant("r", 5)
+    assert [text(each.body) for each in net.turn(home)["r"]] == ["1", "3"]
+
+
+@pytest.mark.parametrize("home", [HERE, THERE])
+def test_forwarded_without_session_it_is_dead_lettered_where_sessions_are_required(home):
+    net = Partitions(2)
+    target = net.queue("target", home, requires_session=True)
+    source = net.queue("source", HERE, forward_to="target")
+    net.send(source, forwarded("1", "a"), forwarded("2"), forwarded("3", "a"))
+    net.run()
+    assert listed(net.stores[home], target) == [(Place.AVAILABLE, "a", 1), (Place.AVAILABLE, "a", 2)]
+    [letter] = net.peek(target | Part.DEAD_LETTER)
+    assert text(letter.body) == "2"
+    assert letter.properties == {"DeadLetterReason": NULL, "DeadLetterErrorDescription": WHY}
+    assert net.counts(source) == [0, 0, 0, 0, 0]
+    assert net.counts(target)[:3] == [2, 0, 0]
+    assert net.counts(target | Part.DEAD_LETTER)[3] > 0
+
+
+@pytest.mark.parametrize("home", [HERE, THERE])
+def test_forwarded_to_a_topic_it_keeps_its_session(home):
+    net = Partitions(2)
+    net.topic("news", home)
+    subscription = net.subscription("news", "s", requires_session=True)
+    source = net.queue("source", HERE, forward_to="news")
+    net.send(source, forwarded("1", "a"), forwarded("2"))
+    net.run()
+    assert listed(net.stores[home], subscription) == [(Place.AVAILABLE, "a", 1)]
+    [letter] = net.peek(subscription | Part.DEAD_LETTER)
+    assert letter.properties["DeadLetterReason"] == NULL
+
+
+@pytest.mark.parametrize("home", [HERE, THERE])
+def test_dead_letters_of_an_entity_with_sessions_move_on_as_plain_messages(home):
+    net = Partitions(2)
+    target = net.queue("target", home)
+    net.queue("source", HERE, requires_session=True)
+    source = net.queue(
+        "source", HERE, requires_session=True, forward_dead_lettered_messages_to="target", max_delivery_count=1
+    )
+    partition = net.partitions[HERE]
+    net.send(source, forwarded("1", "a"))
+    partition.open_receiver("r", source, False, net.now_ms, ["a", 0])
+    partition.grant("r", 5)
+    [delivery] = net.turn(HERE)["r"]
+    partition.settle(source, [delivery.token], Outcome.ABANDONED, None, net.now_ms)
+    net.turn(HERE)
+    net.run()
+    assert [text(each.body) for each in net.peek(target)] == ["1"]
+    assert listed(net.stores[HERE], source) == []
+    assert net.partitions[HERE].next_timer_ms() == net.now_ms + LOCK_MS
