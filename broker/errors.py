@@ -62,6 +62,18 @@ class ServerBusy(BrokerError):
     """Not now: a partition is down or overloaded. A retry helps."""
 
 
+class TransactionUnknown(BrokerError):
+    """It was never declared on this connection, or has ended."""
+
+
+class TransactionRollback(BrokerError):
+    """It cannot be committed: nothing of it was done."""
+
+
+class TransactionTimeout(BrokerError):
+    """It was rolled back because it took too long."""
+
+
 class NotImplementedByBroker(BrokerError): ...
 
 

@@ -71,6 +71,9 @@ PARTITION = {  # key of a partition's part of the snapshot: type, name, help
     "locks_expired": (CounterMetricFamily, "expired_locks", "Locks that ran out before a settlement."),
     "rules_failed": (CounterMetricFamily, "failed_rules", "Filters and actions of rules that failed on a message."),
     "duplicates": (CounterMetricFamily, "duplicate_messages", "Messages dropped because their id was seen before."),
+    "transactions": (GaugeMetricFamily, "transactions", "Transactions that have work and have not ended."),
+    "committed": (CounterMetricFamily, "committed_transactions", "Transactions whose work was done."),
+    "rolled_back": (CounterMetricFamily, "rolled_back_transactions", "Transactions of whose work nothing was done."),
     "forwarded": (CounterMetricFamily, "forwarded_messages", "Messages that entities forwarded to another."),
 }
 

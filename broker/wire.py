@@ -33,6 +33,15 @@ Requests, their arguments and results (all or nothing each; `docs/architecture.m
     counts                                                       queue -> available, deferred, scheduled, bytes, locked
     metrics                                                      see broker.metrics
     probe                                                        None, after a real write and read
+    transact          transaction id, begins, [operation, ...]   per operation None, or per delivery of it None or
+                                                                 [error name, text]
+    transact-request  transaction id, begins, name, [argument, ...]   as `schedule` or `settle` of that name
+    discharge         transaction id, commit                     None
+
+Operations of a transaction are ["send", queue, quiet, [[message, ...] of each delivery]] and ["settle", queue, quiet,
+[tokens], outcome, properties | None]; with `quiet` the client hears of no error, so that an error rolls all of it back.
+`begins` is True with the first of a transaction's requests: another that finds it unknown fails. A transaction belongs
+to the gateway's connection, and is rolled back with it.
 """
 
 from enum import IntEnum

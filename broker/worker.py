@@ -44,6 +44,8 @@ RELEASE_AFTER_MS = 250
 # A message may be scheduled for a time that the system's calls cannot express.
 LONGEST_WAIT_SECONDS = 3600.0
 
+_OF_TRANSACTIONS = frozenset(("transact", "transact-request", "discharge"))
+
 
 class Caller(Peer):
     """A gateway, or another worker that forwards to partitions here. Later callers have higher numbers."""
@@ -52,6 +54,7 @@ class Caller(Peer):
         super().__init__(connection)
         self.number = number
         self.receivers: dict[int, Partition] = {}
+        self.transactions: dict[bytes, Partition] = {}  # those that have not ended
 
 
 class Worker:
@@ -240,6 +243,10 @@ class Worker:
             partition.close_receiver((peer, channel), True, self._now_ms)
             self._touched.add(partition)
         peer.receivers.clear()
+        for transaction, partition in peer.transactions.items():
+            partition.discharge((peer, transaction), False, self._now_ms)
+            self._touched.add(partition)
+        peer.transactions.clear()
 
     # -- commands
 
@@ -331,6 +338,8 @@ class Worker:
             if name == "metrics":
                 gauges = {number: partition.gauges() for number, partition in self._partitions.items()}
                 result: Any = self._metrics.snapshot(self._number, self._restarts, gauges)
+            elif name in _OF_TRANSACTIONS:
+                result = self._in_transaction(peer, partition, name, queue, arguments)
             else:
                 receiver_at = wire.RECEIVER_AT.get(name)
                 if receiver_at is not None and receiver_at < len(arguments):
@@ -340,6 +349,21 @@ class Worker:
             peer.answers.append([Op.FAILED, request, type(error).__name__, str(error)])
         else:
             peer.answers.append([Op.REPLY, request, result])
+
+    def _in_transaction(self, peer: Caller, partition: Partition, name: str, queue: int, arguments: list[Any]) -> Any:
+        transaction = arguments[0]
+        key = (peer, transaction)
+        if name == "discharge":
+            peer.transactions.pop(transaction, None)
+            partition.discharge(key, arguments[1], self._now_ms)
+            return None
+        peer.transactions[transaction] = partition
+        if name == "transact":
+            _, begins, operations = arguments
+            self._messages_in_turn += sum(len(operation[3]) for operation in operations)
+            return partition.transact(key, begins, operations, self._now_ms)
+        _, begins, name, arguments = arguments
+        return partition.request_in(key, begins, name, queue, arguments, self._now_ms)
 
     def _restore(self, peer: Caller, message: list[Any]) -> None:
         _, _, queue, entries = message

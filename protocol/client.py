@@ -22,6 +22,7 @@ from protocol import conditions
 from protocol.client_errors import AuthenticationFailed, ClientError, ConnectionLost, LinkClosed, LinkDetached
 from protocol.client_links import LinkEnd, Receiver, Sender
 from protocol.client_requests import MAX_REQUESTS, Claims, Management, QueueCounts, Requests, ResponseLink, queue_counts
+from protocol.client_transactions import Coordinator
 from protocol.connection_string import (
     Anonymous,
     ConnectionString,
@@ -158,6 +159,13 @@ class Connection(asyncio.Protocol):
         await self._attach(receiver, source=address, target=self._next_name(), receive_and_delete=receive_and_delete)
         return receiver
 
+    async def coordinator(self) -> Coordinator:
+        """Attach to the peer's coordinator of transactions; raises as `sender`."""
+        self._check()
+        coordinator = Coordinator(self)
+        await self._attach(coordinator, source="", target="")
+        return coordinator
+
     async def management(self, entity: str) -> Management:
         """The management node of `entity`, such as a queue or its dead-letter queue; raises as `sender`."""
         await self._authorize(entity)
@@ -202,14 +210,17 @@ class Connection(asyncio.Protocol):
 
     async def _attach(self, end: LinkEnd, *, source: str, target: str, receive_and_delete: bool = False) -> None:
         self._check()
-        end.link = self.engine.attach(
-            self._session(),
-            self._next_name(),
-            sender=isinstance(end, Sender),
-            source=source,
-            target=target,
-            receive_and_delete=receive_and_delete,
-        )
+        if isinstance(end, Coordinator):
+            end.link = self.engine.attach_coordinator(self._session(), self._next_name())
+        else:
+            end.link = self.engine.attach(
+                self._session(),
+                self._next_name(),
+                sender=isinstance(end, Sender),
+                source=source,
+                target=target,
+                receive_and_delete=receive_and_delete,
+            )
         end.link.context = end
         self.flush_soon()
         try:

@@ -17,8 +17,8 @@ from protocol.client_errors import (
     MessageReturned,
     SettlementRefused,
 )
-from protocol.codec import Symbol
-from protocol.engine import ACCEPTED, MODIFIED, REJECTED, RELEASED, Delivery, Link
+from protocol.codec import Described, Symbol, ULong
+from protocol.engine import ACCEPTED, MODIFIED, REJECTED, RELEASED, TRANSACTIONAL, Delivery, Link
 from protocol.lock_tokens import uuid_of
 from protocol.messages import Message
 from protocol.symbols import DEAD_LETTER_ERROR_DESCRIPTION, DEAD_LETTER_REASON
@@ -115,30 +115,30 @@ class Sender(LinkEnd):
         self._max_in_flight = max_in_flight
         self._count = 0
         self._in_flight: dict[bytes, asyncio.Future[None]] = {}
-        self._waiting: deque[tuple[bytes, asyncio.Future[asyncio.Future[None]]]] = deque()
+        self._waiting: deque[tuple[bytes, bytes | None, asyncio.Future[asyncio.Future[None]]]] = deque()
 
     @property
     def in_flight(self) -> int:
         """Messages sent whose outcome is not known yet."""
         return len(self._in_flight)
 
-    async def send(self, message: bytes) -> None:
-        """Send, and wait until the peer has accepted.
+    async def send(self, message: bytes, transaction: bytes | None = None) -> None:
+        """Send, and wait until the peer has accepted; with `transaction` as a part of that.
 
         Raises MessageRefused or MessageReturned; LinkDetached or ConnectionLost if the outcome will never be known.
         """
-        await (await self.post(message))
+        await (await self.post(message, transaction))
 
-    async def post(self, message: bytes) -> "asyncio.Future[None]":
+    async def post(self, message: bytes, transaction: bytes | None = None) -> "asyncio.Future[None]":
         """Send as soon as there is room, which is bounded, without waiting for the outcome: that is the future's.
 
         For pipelining. A future that is dropped reports its failure to the event loop's log only.
         """
         self.check()
         if not self._waiting and self._has_room:
-            return self._transmit(message)
+            return self._transmit(message, transaction)
         handed: asyncio.Future[asyncio.Future[None]] = asyncio.get_running_loop().create_future()
-        self._waiting.append((message, handed))
+        self._waiting.append((message, transaction, handed))
         return await handed
 
     async def send_all(self, messages: Iterable[bytes] | AsyncIterable[bytes]) -> int:
@@ -172,19 +172,19 @@ class Sender(LinkEnd):
     def _has_room(self) -> bool:
         return self.link.credit > 0 and len(self._in_flight) < self._max_in_flight and not self.connection.is_congested
 
-    def _transmit(self, message: bytes) -> "asyncio.Future[None]":
+    def _transmit(self, message: bytes, transaction: bytes | None) -> "asyncio.Future[None]":
         self._count += 1
         tag = self._count.to_bytes(8, "big")
         outcome = self._in_flight[tag] = asyncio.get_running_loop().create_future()
-        self.link.send(tag, message, b"", 0, False)
+        self.link.send(tag, message, b"", 0, False, transaction)
         self.connection.flush_soon(len(message))
         return outcome
 
     def _pump(self) -> None:
         while self._waiting and self._has_room:
-            message, handed = self._waiting.popleft()
+            message, transaction, handed = self._waiting.popleft()
             if not handed.done():
-                handed.set_result(self._transmit(message))
+                handed.set_result(self._transmit(message, transaction))
 
     def on_flow(self) -> None:
         if self.link.drain:
@@ -198,7 +198,7 @@ class Sender(LinkEnd):
         outcome = self._in_flight.pop(tag, None)  # none: the link was closed from our side meanwhile
         engine = self.connection.engine
         if outcome is not None and not outcome.done():
-            if state == ACCEPTED:
+            if state in (ACCEPTED, TRANSACTIONAL):
                 outcome.set_result(None)
             elif state == REJECTED:
                 condition, description, _ = engine.rejection(delivery)
@@ -213,7 +213,7 @@ class Sender(LinkEnd):
         for outcome in in_flight.values():
             _fail(outcome, error)
         while self._waiting:
-            _fail(self._waiting.popleft()[1], error)
+            _fail(self._waiting.popleft()[2], error)
 
 
 _RETURNED = {RELEASED: "the peer released the message", MODIFIED: "the peer returned the message as modified"}
@@ -359,9 +359,18 @@ class Receiver(LinkEnd):
 
     # -- settling
 
-    def accept(self, received: Received) -> "asyncio.Future[None]":
-        """Complete: the message is done with. Raises ValueError if it is settled, or why the link ended."""
-        return self._settle(received, ACCEPTED)
+    def accept(self, received: Received, transaction: bytes | None = None) -> "asyncio.Future[None]":
+        """Complete: the message is done with; with `transaction`, when that is committed.
+
+        Raises ValueError if it is settled, or why the link ended.
+        """
+        if transaction is None:
+            return self._settle(received, ACCEPTED)
+
+        def describe(delivery: Delivery) -> None:
+            self.connection.engine.describe_in(transaction, delivery, Described(ULong(ACCEPTED), []))
+
+        return self._settle(received, TRANSACTIONAL, describe)
 
     def release(self, received: Received) -> "asyncio.Future[None]":
         """Give it back, which does not count as a failed delivery. Raises as `accept` does."""

@@ -9,12 +9,13 @@ carries an info map, or proton would drop it and azure-servicebus would hang).
 """
 
 import struct
+from functools import lru_cache
 from typing import Any, Protocol
 
 from cproton_ffi import ffi, lib
 
 from protocol import codec
-from protocol.codec import Described, Symbol
+from protocol.codec import Described, Symbol, ULong
 from protocol.errors import ProtocolError
 from protocol.frames import FrameWalk, IllegalState
 from protocol.padding import CONTROL, EVERYTHING, pad, reads_by_position
@@ -23,6 +24,8 @@ ACCEPTED: int = lib.PN_ACCEPTED
 REJECTED: int = lib.PN_REJECTED
 RELEASED: int = lib.PN_RELEASED
 MODIFIED: int = lib.PN_MODIFIED
+DECLARED = 0x33  # outcomes and states of transactions (4.5.5, 4.5.8), of which proton has no names
+TRANSACTIONAL = 0x34
 SETTLED_BY_SENDER: int = lib.PN_SND_SETTLED
 SECOND: int = lib.PN_RCV_SECOND
 
@@ -258,12 +261,20 @@ class Link:
         elif self.drain_limit is not None:
             self.engine.used_up.append(self)
 
-    def send(self, tag: bytes, prefix: bytes, body: bytes, offset: int, settled: bool) -> Delivery:
-        """One delivery of `prefix` and `body[offset:]`; needs credit. `tag` has 1 to 32 bytes."""
+    def send(
+        self, tag: bytes, prefix: bytes, body: bytes, offset: int, settled: bool, transaction: bytes | None = None
+    ) -> Delivery:
+        """One delivery of `prefix` and `body[offset:]`; needs credit. `tag` has 1 to 32 bytes.
+
+        `transaction`: the id of the one it is a part of.
+        """
         pointer = self.pointer
         size = _tag.size = len(tag)
         _tag_view[0:size] = tag
         delivery = lib.pn_delivery(pointer, _tag[0])
+        if transaction is not None:
+            _set_value(lib.pn_disposition_data(lib.pn_delivery_local(delivery)), [transaction])
+            lib.pn_delivery_update(delivery, TRANSACTIONAL)
         lib.pn_link_send(pointer, prefix, len(prefix))
         if length := len(body) - offset:
             lib.pn_link_send(pointer, ffi.from_buffer(body) + offset, length)
@@ -504,6 +515,39 @@ class Engine:
         undeliverable = bool(lib.pn_disposition_is_undeliverable(disposition))
         return undeliverable, annotations if isinstance(annotations, dict) else {}
 
+    # -- transactions (4.4)
+
+    def transaction_of(self, delivery: Delivery) -> bytes | None:
+        """The id of the transaction that a message received is a part of, empty if it says none; else None."""
+        if lib.pn_delivery_remote_state(delivery) != TRANSACTIONAL:
+            return None
+        return self.transactional_state(delivery)[0]
+
+    def transactional_state(self, delivery: Delivery) -> tuple[bytes, Described | None]:
+        """Transaction id, empty if there is none, and outcome of the peer's transactional-state (4.5.8)."""
+        size = lib.pn_data_encode(lib.pn_disposition_data(lib.pn_delivery_remote(delivery)), _scratch, _SCRATCH_BYTES)
+        if size <= 0:
+            return b"", None
+        read = _transactional_state if size <= _SHORT_STATE_BYTES else _transactional_state.__wrapped__
+        return read(_scratch_view[0:size])
+
+    def settle_in(self, transaction: bytes, delivery: Delivery, outcome: int) -> None:
+        """Settle with the outcome, which has no fields to tell, as a part of the transaction."""
+        data = lib.pn_disposition_data(lib.pn_delivery_local(delivery))
+        encoded = _transactional_outcome(transaction, outcome)
+        lib.pn_data_clear(data)
+        lib.pn_data_decode(data, encoded, len(encoded))
+        self.settle(delivery, TRANSACTIONAL)
+
+    def describe_in(self, transaction: bytes, delivery: Delivery, outcome: Described) -> None:
+        """What `TRANSACTIONAL` will say when it is settled with or offered."""
+        _set_value(lib.pn_disposition_data(lib.pn_delivery_local(delivery)), [transaction, outcome])
+
+    def declare(self, delivery: Delivery, transaction: bytes) -> None:
+        """Answer a declare (4.5.5)."""
+        _set_value(lib.pn_disposition_data(lib.pn_delivery_local(delivery)), [transaction])
+        self.settle(delivery, DECLARED)
+
     # -- own sessions and links (client side)
 
     def begin(self) -> Session:
@@ -534,6 +578,17 @@ class Engine:
         lib.pn_link_open(pointer)
         if credit:
             lib.pn_link_flow(pointer, credit)
+        link = self.links[pointer] = Link(self, session, pointer)
+        session.links.append(link)
+        self.attaching.append(link)
+        return link
+
+    def attach_coordinator(self, session: Session, name: str) -> Link:
+        """Attach an own link to the peer's coordinator of transactions (4.5.1)."""
+        pointer = lib.pn_sender(session.pointer, name.encode())
+        lib.pn_terminus_set_address(lib.pn_link_source(pointer), name.encode())
+        lib.pn_terminus_set_type(lib.pn_link_target(pointer), lib.PN_COORDINATOR)
+        lib.pn_link_open(pointer)
         link = self.links[pointer] = Link(self, session, pointer)
         session.links.append(link)
         self.attaching.append(link)
@@ -879,6 +934,25 @@ def _set_condition(condition: Pointer, name: str, description: str, info: dict[A
     lib.pn_condition_set_name(condition, name.encode())
     lib.pn_condition_set_description(condition, description.encode())
     _set_value(lib.pn_condition_info(condition), info or {})
+
+
+# The deliveries of one transaction have mostly the same few states. Longer ones are not kept.
+_SHORT_STATE_BYTES = 128
+
+
+@lru_cache(maxsize=1024)
+def _transactional_state(fields: bytes) -> tuple[bytes, Described | None]:
+    decoded = codec.decode_exactly(fields)
+    transaction, outcome = (*decoded, None, None)[:2] if isinstance(decoded, list) else (None, None)
+    return (
+        transaction if isinstance(transaction, bytes) else b"",
+        outcome if isinstance(outcome, Described) else None,
+    )
+
+
+@lru_cache(maxsize=1024)
+def _transactional_outcome(transaction: bytes, outcome: int) -> bytes:
+    return codec.encode([transaction, Described(ULong(outcome), [])])
 
 
 def _set_value(data: Pointer, value: Any) -> None:

@@ -78,6 +78,7 @@ NOT_PURE = {
     "protocol.client": {"asyncio", "ssl", "socket"},
     "protocol.client_links": {"asyncio"},
     "protocol.client_requests": {"asyncio", "time"},
+    "protocol.client_transactions": {"asyncio"},
 }
 
 # Libraries that one place alone knows, or two.

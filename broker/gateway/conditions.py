@@ -23,6 +23,9 @@ CONDITION: dict[type[errors.BrokerError], Symbol] = {
     errors.SessionNotFound: conditions.SESSION_NOT_FOUND,
     errors.OperationTimeout: conditions.TIMEOUT,
     errors.ServerBusy: conditions.SERVER_BUSY,
+    errors.TransactionUnknown: conditions.TRANSACTION_UNKNOWN_ID,
+    errors.TransactionRollback: conditions.TRANSACTION_ROLLBACK,
+    errors.TransactionTimeout: conditions.TRANSACTION_TIMEOUT,
     errors.NotImplementedByBroker: conditions.NOT_IMPLEMENTED,
     errors.InternalError: conditions.INTERNAL_ERROR,
 }

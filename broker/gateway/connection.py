@@ -13,12 +13,20 @@ from typing import TYPE_CHECKING, Any, cast
 import structlog
 
 from broker.entities import Right
-from broker.errors import BrokerError, InvalidArgument, NotAllowed, NotImplementedByBroker, QuotaExceeded
+from broker.errors import (
+    BrokerError,
+    InvalidArgument,
+    NotAllowed,
+    NotImplementedByBroker,
+    QuotaExceeded,
+    TransactionUnknown,
+)
 from broker.gateway.conditions import condition_of
 from broker.gateway.links import ClientReceiver, ClientSender
 from broker.gateway.namespace_node import NamespaceRequests
 from broker.gateway.nodes import REQUEST_CREDIT, CbsRequests, ManagementRequests, RequestLink, ResponseLink
 from broker.gateway.rights import Rights
+from broker.gateway.transactions import COORDINATOR_CREDIT, MAX_REQUEST_BYTES, Coordinator, Transaction
 from protocol import conditions, tracking
 from protocol.addresses import Address, Node, Part
 from protocol.addresses import parse as parse_address
@@ -58,7 +66,7 @@ _FAULTS: dict[type[ProtocolError], Symbol] = {
     HandleInUse: conditions.SESSION_HANDLE_IN_USE,
 }
 
-Bound = ClientSender | ClientReceiver | RequestLink | ResponseLink
+Bound = ClientSender | ClientReceiver | RequestLink | ResponseLink | Coordinator
 
 
 class ClientConnection(asyncio.Protocol):
@@ -68,7 +76,8 @@ class ClientConnection(asyncio.Protocol):
 
     def __init__(self, gateway: "Gateway") -> None:
         self.gateway = gateway
-        self.active: set[ClientSender | ClientReceiver] = set()
+        self.active: set[ClientSender | ClientReceiver | Transaction] = set()
+        self.transactions: dict[bytes, Transaction] = {}  # declared, and not discharged
         self.rights = Rights(everything=gateway.settings.security.allow_anonymous)
         self.is_stalled = False
         self.overrun: set[ClientSender | RequestLink] = set()
@@ -271,7 +280,9 @@ class ClientConnection(asyncio.Protocol):
                     f"{amqp.max_links_per_connection} and {amqp.max_links_per_session} are allowed."
                 )
             if link.is_coordinator:
-                raise NotImplementedByBroker("Transactions are not offered by this version.")
+                link.accept(MAX_REQUEST_BYTES, COORDINATOR_CREDIT)
+                self._bind(link, Coordinator(self, link))
+                return
             if link.is_dynamic or link.address is None:
                 raise InvalidArgument("The link names no entity: the source or target needs an address.")
             address = parse_address(link.address)
@@ -297,6 +308,9 @@ class ClientConnection(asyncio.Protocol):
             self.gateway.metrics.errors[condition] += 1
             link.refuse(condition, self.tracked(str(error), tracker))
             return
+        self._bind(link, bound)
+
+    def _bind(self, link: Link, bound: Bound) -> None:
         link.context = bound
         self._links += 1
         self._count_link(link, 1)
@@ -430,6 +444,19 @@ class ClientConnection(asyncio.Protocol):
 
     def tracked(self, text: str, tracker: str = "NoSystemTracker") -> str:
         return tracking.tracked(text, uuid.uuid4(), int(time.time() * 1000), tracker)
+
+    def transaction(self, transaction_id: bytes) -> Transaction:
+        """Raises TransactionUnknown."""
+        transaction = self.transactions.get(transaction_id)
+        if transaction is None:
+            raise TransactionUnknown("The transaction was not declared on this connection, or has ended.")
+        return transaction
+
+    def fail_transaction(self, transaction_id: bytes | None, error: Exception) -> None:
+        """Something that was to be a part of it was refused, and the client will not hear of that."""
+        transaction = self.transactions.get(transaction_id or b"")
+        if transaction is not None:
+            transaction.fail(error)
 
     def response_link(self, node: tuple[Node, str], reply_to: str | None, request: Link) -> ResponseLink | None:
         """Where the response to a request goes (amqp.md 2.1)."""

@@ -15,11 +15,12 @@ from broker.gateway.conditions import condition_of
 from broker.gateway.delivery import render_delivery
 from broker.gateway.namespace import Entity
 from broker.gateway.properties import dead_letter_properties, encode_properties
+from broker.gateway.transactions import transactional_outcome
 from broker.wire import ENTRY, Extra, Op, Outcome
 from protocol import conditions, tracking
 from protocol.addresses import Address
 from protocol.batches import unpack_batch
-from protocol.engine import ACCEPTED, MODIFIED, REJECTED, RELEASED, Delivery, Link
+from protocol.engine import ACCEPTED, MODIFIED, REJECTED, RELEASED, TRANSACTIONAL, Delivery, Link
 from protocol.errors import ProtocolError
 from protocol.sections import take_apart
 
@@ -135,6 +136,10 @@ class ClientSender(EntityLink):
         except (ProtocolError, BrokerError) as error:
             self.refuse(delivery, settled, error)
             return
+        transaction = self.connection.engine.transaction_of(delivery)
+        if transaction is not None:
+            self._send_in(transaction, delivery, messages, len(payload), settled)
+            return
         if settled:
             self.connection.engine.forget(delivery)
             self._pending.append(None)
@@ -149,6 +154,35 @@ class ClientSender(EntityLink):
                 self._post_gathered()
         self.connection.active.add(self)
 
+    def _send_in(
+        self, transaction_id: bytes, delivery: Delivery, messages: list[Any], size_bytes: int, settled: bool
+    ) -> None:
+        """The delivery is a part of a transaction; its answer is, too, unless it is refused."""
+        self.connection.active.add(self)
+
+        def answered(error: BrokerError | None) -> None:
+            waits = not settled and not self.link.closed
+            self.metrics.incoming_requests += 1
+            if error is not None:
+                self.metrics.failed(type(error).__name__)
+                if waits:
+                    self.connection.reject(delivery, condition_of(error), str(error), self.tracker)
+                return
+            self.metrics.successful_requests += 1
+            self.metrics.incoming_messages += len(messages)
+            self.metrics.incoming_bytes += size_bytes
+            if waits:
+                self.connection.engine.settle_in(transaction_id, delivery, ACCEPTED)
+
+        try:
+            transaction = self.connection.transaction(transaction_id)
+            transaction.send(self.partition, self.queue, settled, messages, answered)
+        except BrokerError as error:
+            self.refuse(delivery, settled, error)
+        else:
+            if settled:
+                self.connection.engine.forget(delivery)
+
     def on_oversized(self, delivery: Delivery, size_bytes: int, settled: bool) -> None:
         text = tracking.message_too_large(0, size_bytes, self.link.max_message_bytes)
         self.refuse(delivery, settled, MessageTooLarge(text))
@@ -161,6 +195,8 @@ class ClientSender(EntityLink):
         self.metrics.incoming_requests += 1
         self.metrics.failed(type(error).__name__)
         if settled:
+            # Nobody hears of it, but a transaction must not be done without it.
+            self.connection.fail_transaction(self.connection.engine.transaction_of(delivery), error)
             self.connection.engine.forget(delivery)
         else:
             self.connection.reject(delivery, condition_of(error), str(error), self.tracker)
@@ -386,6 +422,9 @@ class ClientReceiver(EntityLink):
             outcome = Outcome.DEAD_LETTERED
             _, description, info = self.connection.engine.rejection(delivery)
             properties = dead_letter_properties(info, description)
+        elif state == TRANSACTIONAL:
+            self._settle_in(delivery, token, settled)
+            return
         elif state == RELEASED or settled:
             outcome = Outcome.RELEASED
         else:
@@ -405,6 +444,39 @@ class ClientReceiver(EntityLink):
         if properties:
             self.post_settlements(properties)
         self.connection.active.add(self)
+
+    def _settle_in(self, delivery: Delivery, token: bytes, settled: bool) -> None:
+        """The outcome is a part of a transaction; so is its answer, unless it is refused."""
+        connection = self.connection
+        self.connection.active.add(self)
+        transaction_id, value = connection.engine.transactional_state(delivery)
+
+        def answered(error: BrokerError | None) -> None:
+            waits = not settled and not self.link.closed
+            self.metrics.incoming_requests += 1
+            if error is not None:
+                self.metrics.failed(type(error).__name__)
+                if waits:
+                    connection.reject(delivery, condition_of(error), str(error), self.tracker)
+                return
+            self.metrics.successful_requests += 1
+            self.metrics.settled[outcome] += 1
+            if waits:
+                connection.engine.settle_in(transaction_id, delivery, _STATE[outcome])
+
+        try:
+            outcome, properties = transactional_outcome(value)
+            transaction = connection.transaction(transaction_id)
+            transaction.settle(self.partition, self.queue, settled, token, outcome, properties, answered)
+        except BrokerError as error:
+            self.metrics.incoming_requests += 1
+            self.metrics.failed(type(error).__name__)
+            if settled:
+                connection.fail_transaction(transaction_id, error)
+            else:
+                connection.reject(delivery, condition_of(error), str(error), self.tracker)
+        if settled:
+            connection.engine.forget(delivery)
 
     def post_settlements(self, properties: dict[str, Any] | None = None) -> None:
         if not self._tokens:

@@ -16,6 +16,7 @@ from broker.gateway.delivery import embed
 from broker.gateway.namespace import Entity
 from broker.gateway.properties import DEAD_LETTER_DESCRIPTION, DEAD_LETTER_REASON, MAX_REASON_CHARACTERS
 from broker.gateway.rules import rule_document, rule_of_document
+from broker.gateway.transactions import Transaction
 from broker.wire import ENTRY, Extra, Outcome
 from protocol import cbs, conditions, management, sas_tokens, tracking
 from protocol.addresses import Address, Part, parse_audience
@@ -85,6 +86,7 @@ class RequestLink:
         self.link = link
         self.node = (address.node, address.resource)
         self._unanswered = 0
+        self.transaction: Transaction | None = None  # that the request being handled is a part of
 
     @property
     def is_overrun(self) -> bool:
@@ -92,20 +94,37 @@ class RequestLink:
 
     def on_message(self, delivery: Delivery, payload: bytes, batch: bool, settled: bool) -> None:
         engine = self.connection.engine
-        if settled:
-            engine.forget(delivery)
         try:
             request = parse_request(payload)
         except ProtocolError as error:
-            if not settled:
+            if settled:
+                engine.forget(delivery)
+            else:
                 self.connection.reject(delivery, condition_of(error), str(error))
             return
-        if not settled:
+        transaction_id = engine.transaction_of(delivery)
+        if transaction_id is not None:
+            try:
+                self.transaction = self.connection.transaction(transaction_id)
+            except BrokerError as error:
+                if settled:
+                    engine.forget(delivery)
+                else:
+                    self.connection.reject(delivery, condition_of(error), str(error))
+                return
+        if settled:
+            engine.forget(delivery)
+        elif transaction_id is None:
             engine.settle(delivery, ACCEPTED)
+        else:
+            engine.settle_in(transaction_id, delivery, ACCEPTED)
         self._unanswered += 1
         if self.is_overrun:
             self.connection.overrun.add(self)
-        self.handle(request, lambda response: self._respond(request, response))
+        try:
+            self.handle(request, lambda response: self._respond(request, response))
+        finally:
+            self.transaction = None
 
     def on_oversized(self, delivery: Delivery, size_bytes: int, settled: bool) -> None:
         text = tracking.message_too_large(0, size_bytes, self.link.max_message_bytes)
@@ -219,8 +238,11 @@ class ManagementRequests(RequestLink):
             else:
                 self._fail(request, error, answer)
 
-        router = self.connection.gateway.router
-        router.request(self.entity.partition, name, self.queue, arguments, reply)
+        partition = self.entity.partition
+        if self.transaction is not None and name in _IN_TRANSACTIONS:
+            self.transaction.request(partition, name, self.queue, list(arguments), reply)
+        else:
+            self.connection.gateway.router.request(partition, name, self.queue, arguments, reply)
 
     # -- operations (amqp.md 8.4)
 
@@ -370,6 +392,9 @@ class ManagementRequests(RequestLink):
 
         self._ask(request, answer, encode, "counts", *counted_queues(self.entity))
 
+
+# Requests that can be a part of a transaction (amqp.md 10.3); others are done at once.
+_IN_TRANSACTIONS = frozenset(("schedule", "settle"))
 
 _RIGHT = {
     management.ScheduleMessages: Right.SEND,

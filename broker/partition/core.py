@@ -15,6 +15,7 @@ from broker.partition.settings import PartitionSettings
 from broker.partition.terms import Kind, Terms
 from broker.partition.timers import Due, Timers
 from broker.partition.topic import Topic
+from broker.partition.transaction import Transactions
 from storage.quarantine import quarantine
 from storage.records import (
     CorruptRecord,
@@ -74,6 +75,7 @@ class Core:
         self.outgoing: dict[int, Queue] = {}
         self.forwarding = Forwarding()
         self.offering: dict[int, Queue] = {}
+        self.transactions = Transactions()
         self.token_prefix = partition_id.to_bytes(2, "big") + incarnation
         self.token_numbers = count_from(1)
         self.past = Totals()  # of queues since deleted

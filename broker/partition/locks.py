@@ -20,11 +20,12 @@ Held = tuple[Ref, int, int, int, int, set[bytes]]
 
 
 class Locks:
-    __slots__ = ("deferred", "expiring", "forwarded", "held")
+    __slots__ = ("deferred", "expiring", "forwarded", "held", "staged")
 
     def __init__(self) -> None:
         self.held: dict[bytes, Held] = {}
         self.forwarded: dict[int, Held] = {}  # by sequence number, ascending; available ones, until they are answered
+        self.staged: set[bytes] = set()  # tokens settled in a transaction that has not ended; some may be gone
         self.deferred: set[int] = set()  # sequence numbers of locked messages in place deferred
         self.expiring: set[int] = set()  # sequence numbers of these and those that have a DUE entry
 

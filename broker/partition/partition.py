@@ -22,6 +22,7 @@ from broker.partition import (
     sending,
     session_locks,
     settlement,
+    transactions,
 )
 from broker.partition.admission import Incoming
 from broker.partition.core import Core
@@ -172,10 +173,29 @@ class Partition:
         """See broker.wire. Raises BrokerError."""
         return request(self._core, name, queue_id, args, now_ms)
 
+    def transact(
+        self, transaction: Hashable, begins: bool, operations: Sequence[Sequence[Any]], now_ms: int
+    ) -> list[list[list[str] | None] | None]:
+        """Sends and settlements of a transaction, `begins` with the first; see `transactions.transact`."""
+        return transactions.transact(self._core, transaction, begins, operations, now_ms)
+
+    def request_in(
+        self, transaction: Hashable, begins: bool, name: str, queue_id: int, args: Sequence[Any], now_ms: int
+    ) -> Any:
+        """As `request`, of `schedule` and `settle` as a part of a transaction. Raises BrokerError."""
+        return transactions.request_in(self._core, transaction, begins, name, queue_id, args, now_ms)
+
+    def discharge(self, transaction: Hashable, commit: bool, now_ms: int) -> None:
+        """Do all of it or nothing. Raises TransactionRollback, TransactionTimeout: nothing of it was done."""
+        transactions.discharge(self._core, transaction, commit, now_ms)
+
     def advance(self, now_ms: int) -> None:
         """Do what is due, in bounded steps: if `next_timer_ms` is in the past afterwards, there is more."""
         core = self._core
         for queue_id, due in core.timers.take_due(now_ms):
+            if due == Due.TRANSACTIONS:
+                transactions.time_out(core, now_ms)
+                continue
             if due == Due.DELETION:
                 entities.free(core, queue_id >> 3, now_ms)
                 continue
@@ -286,4 +306,7 @@ class Partition:
             "rules_failed": totals.rules_failed,
             "forwarded": totals.forwarded,
             "duplicates": totals.duplicates,
+            "transactions": len(core.transactions.open),
+            "committed": core.transactions.committed,
+            "rolled_back": core.transactions.rolled_back,
         }

@@ -195,7 +195,9 @@ class _FanOut:
         return queue.is_awaited
 
 
-def publish(core: Core, queue: Queue, messages: Sequence[Incoming], now_ms: int) -> list[int]:
+def publish(
+    core: Core, queue: Queue, messages: Sequence[Incoming], now_ms: int, reserved: int | None = None
+) -> list[int]:
     """As `sending.send`, to the topic of `queue`. What is scheduled waits at the topic, under its number there."""
     check(core, queue, messages)
     topic = core.topic(queue)
@@ -204,7 +206,8 @@ def publish(core: Core, queue: Queue, messages: Sequence[Incoming], now_ms: int)
     waiting: list[tuple[bytes, bytes]] = []
     due: list[tuple[bytes, bytes]] = []
     numbers: list[int] = []
-    number, message_id = queue.next_number, core.bodies.next_id
+    first = number = queue.next_number if reserved is None else reserved
+    message_id = core.bodies.next_id
     sieve = Sieve(core, queue, now_ms) if queue.terms.duplicate_window_ms else None
     size_bytes, earliest_ms = 0, NEVER
     default_ttl_ms, for_all, has_rules = queue.terms.time_to_live_ms, bool(topic.for_all), topic.has_rules
@@ -227,7 +230,8 @@ def publish(core: Core, queue: Queue, messages: Sequence[Incoming], now_ms: int)
         numbers.append(number)
         number += 1
         selection: Selection = []
-        if scheduled_ms > now_ms:
+        waits = scheduled_ms > now_ms or reserved is not None
+        if waits:
             key = message_key(message_id)
             waiting.append((queue_key(queue.id, Place.SCHEDULED, numbers[-1]), encode_entry(message_id)))
             due.append((due_key(queue.id, Due.SCHEDULED, scheduled_ms, numbers[-1]), key))
@@ -242,14 +246,14 @@ def publish(core: Core, queue: Queue, messages: Sequence[Incoming], now_ms: int)
         record = encode_message(enqueued_ms, expires_ms, layout, body)
         records.append(record)
         size_bytes += len(record)
-        if scheduled_ms <= now_ms:
+        if not waits:
             fan_out.add(message_id, len(record), expires_ms, None, selection, session_id)
         message_id += 1
 
     queue.tally.incoming += len(messages)
-    if number == queue.next_number:
+    if number == first:
         return numbers
-    queue.next_number = number
+    queue.next_number = max(queue.next_number, number)
     core.touch(queue)
     if sieve is not None:
         sieve.stage()

@@ -24,17 +24,20 @@ from storage.records import (
 from storage.store import Table
 
 
-def send(core: Core, queue_id: int, messages: Sequence[Incoming], now_ms: int) -> list[int]:
+def send(
+    core: Core, queue_id: int, messages: Sequence[Incoming], now_ms: int, reserved: int | None = None
+) -> list[int]:
     """Their sequence numbers, 0 for a ping; a duplicate's is that of the first.
 
-    A message with a scheduled time in the future waits under its number until then; ttl counts from then. Raises
+    A message with a scheduled time in the future waits under its number until then; ttl counts from then. With
+    `reserved`, the first of as many numbers, all are scheduled, also those whose time has come meanwhile. Raises
     EntityNotFound, NotAllowed, EntityDisabled, QuotaExceeded.
     """
     queue = core.queue(queue_id)
     if queue.terms.kind == Kind.TOPIC:
-        return publish(core, queue, messages, now_ms)
+        return publish(core, queue, messages, now_ms, reserved)
     check(core, queue, messages)
-    first, number = queue.next_number, queue.next_number
+    first = number = queue.next_number if reserved is None else reserved
     message_id = core.bodies.next_id
     records: list[bytes] = []
     entries: list[tuple[bytes, bytes]] = []
@@ -62,7 +65,7 @@ def send(core: Core, queue_id: int, messages: Sequence[Incoming], now_ms: int) -
                 continue
             if sessions is not None:
                 overlay = {Field.SESSION: extra[Extra.SESSION_ID]}
-        if scheduled_ms <= now_ms:
+        if scheduled_ms <= now_ms and reserved is None:
             place, timer, enqueued_ms = Place.AVAILABLE, Due.EXPIRY, now_ms
             due_ms = expires_ms = NEVER if ttl_ms is None else min(now_ms + ttl_ms, NEVER)
             refs.append((number, message_id, 0, overlay))
@@ -93,7 +96,7 @@ def send(core: Core, queue_id: int, messages: Sequence[Incoming], now_ms: int) -
         sieve.stage()
     core.bodies.append(records, keep=queue.is_awaited)
     core.store.put_many(Table.QUEUE, entries)
-    queue.next_number = number
+    queue.next_number = max(queue.next_number, number)
     queue.counts[Place.AVAILABLE] += len(refs)
     queue.counts[Place.SCHEDULED] += scheduled_count
     queue.size_bytes += size_bytes

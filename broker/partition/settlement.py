@@ -39,10 +39,11 @@ def settle(
 ) -> list[BrokerError | None]:
     """Apply the outcome to each token's message; one result per token. A token whose result is an error stays locked.
 
-    LockLost: there is no such lock, or it ended at or before `now_ms`. NotAllowed: it is dead-lettered already.
+    LockLost: there is no such lock, or it ended at or before `now_ms`. NotAllowed: it is dead-lettered already, or
+    settled in a transaction that has not ended.
     MessageTooLarge: the properties set on this message by its receivers become too large.
     """
-    if outcome == Outcome.ACCEPTED:
+    if outcome == Outcome.ACCEPTED and not queue.locks.staged:
         removed = queue.locks.remove_all(tokens, now_ms)
         if None not in removed:
             return _complete(core, queue, removed)  # type: ignore[arg-type]
@@ -69,6 +70,8 @@ def refusal(
     held = queue.locks.find(token, now_ms)
     if held is None:
         return LockLost(LOCK_LOST)
+    if token in queue.locks.staged:
+        return NotAllowed("The message is settled in a transaction that has not ended.")
     if outcome == Outcome.DEAD_LETTERED and queue.is_dead_letter:
         return NotAllowed("A message of a dead-letter queue cannot be dead-lettered.")
     if properties:
@@ -91,6 +94,10 @@ def _complete(core: Core, queue: Queue, removed: list[Held]) -> list[BrokerError
     return [None] * len(removed)
 
 
+def _accept(core: Core, queue: Queue, held: Held, properties: Properties | None, now_ms: int) -> None:
+    _complete(core, queue, [held])
+
+
 def _abandon(core: Core, queue: Queue, held: Held, properties: Properties | None, now_ms: int) -> None:
     queue.tally.abandoned += 1
     put_back_failed(core, queue, held, properties, now_ms)
@@ -111,6 +118,7 @@ def _dead_letter(core: Core, queue: Queue, held: Held, properties: Properties | 
 
 
 _APPLY: dict[Outcome, Callable[[Core, Queue, Held, Properties | None, int], None]] = {
+    Outcome.ACCEPTED: _accept,
     Outcome.ABANDONED: _abandon,
     Outcome.RELEASED: _release,
     Outcome.DEFERRED: _defer,

@@ -18,6 +18,7 @@ class Due(IntEnum):
     FORWARDING = 4
     DUPLICATES = 5
     SESSION_WAITS = 6
+    TRANSACTIONS = 7  # of the partition: its queue id is 0
 
 
 Thing = tuple[int, int]

@@ -27,7 +27,6 @@ from tests.end_to_end.raw_peer import (
     RawPeer,
     batch,
     body_of,
-    coordinator,
     error_of,
     message,
     outcome,
@@ -415,13 +414,6 @@ def test_sender_and_receiver_may_share_a_name(peer):
 
 
 # --- links that are not offered ---------------------------------------------------------------------------------------
-
-
-def test_a_coordinator_is_refused_as_not_implemented(peer):
-    peer.attach(sender=True, target_=coordinator())
-    condition, description = peer.refusal()
-    assert condition == "amqp:not-implemented"
-    assert "Transactions" in description
 
 
 @pytest.mark.parametrize(

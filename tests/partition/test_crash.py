@@ -265,6 +265,34 @@ def ids_whose_window_ends(queue: Driver) -> Scenario:
     queue.wait(PURGE_EVERY_MS)
 
 
+def a_transaction(queue: Driver) -> Scenario:
+    queue.send(*"abcd", message("e", ttl_ms=9000))
+    a, b, c, d, e = queue.receive(5)
+    yield
+    partition, now_ms = queue.partition, queue.now_ms
+    sends = ["send", MAIN, False, [[message("f")], [message("g", ttl_ms=50), message("h", scheduled_ms=now_ms + 50)]]]
+    settles = [
+        ["settle", MAIN, False, [each.token], outcome, None]
+        for each, outcome in zip((a, b, c, d), Outcome, strict=False)
+    ]
+    assert partition.transact("t", True, [sends, *settles], now_ms) == [None] * 5
+    partition.request_in("t", False, "schedule", MAIN, [[message("i", scheduled_ms=now_ms + 50)]], now_ms)
+    partition.request_in("t", False, "settle", MAIN, [[e.token], Outcome.ACCEPTED, None], now_ms)
+    assert not partition.commit()
+    partition.discharge("t", True, now_ms)
+    partition.commit()
+
+
+def a_transaction_that_is_rolled_back(queue: Driver) -> Scenario:
+    queue.send("a")
+    received = queue.receive_one()
+    yield
+    settle = ["settle", MAIN, True, [received.token], Outcome.ACCEPTED, None]
+    queue.partition.transact("t", True, [settle, ["send", MAIN, False, [[message("b")]]]], queue.now_ms)
+    queue.partition.discharge("t", False, queue.now_ms)
+    queue.partition.commit()
+
+
 def scheduling_and_cancelling(queue: Driver) -> Scenario:
     yield
     numbers = queue.request("schedule", [message(body, scheduled_ms=START_MS + 50, ttl_ms=7) for body in "abc"])
@@ -303,6 +331,8 @@ def several_queues_in_one_turn(queue: Driver) -> Scenario:
 SCENARIOS = [
     sending,
     sending_duplicates,
+    a_transaction,
+    a_transaction_that_is_rolled_back,
     ids_whose_window_ends,
     a_batch,
     a_batch_to_a_waiting_receiver,

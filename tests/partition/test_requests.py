@@ -234,6 +234,9 @@ def test_gauges_are_those_that_are_shown(queue):
         "rules_failed": 0,
         "forwarded": 0,
         "duplicates": 0,
+        "transactions": 0,
+        "committed": 0,
+        "rolled_back": 0,
     }
     assert gauges == expected
     queue.partition.delete_entity(ENTITY, queue.now_ms)

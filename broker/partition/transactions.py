@@ -1,0 +1,281 @@
+"""Transactions: sends and settlements that are done all at once, or not at all.
+
+What a transaction asks for is checked when it comes, so that the client hears at once what cannot be done, and kept in
+memory. Nothing is changed by it, but that a message it settles can be settled by nobody else; its lock runs on. At the
+discharge all is checked once more and then done in the order it came, in one turn: so in one commit of the store. What
+stands in the way then (a lock that was lost, an entity that is full or gone) rolls all of it back.
+
+A transaction that is rolled back leaves messages locked as they were, for whoever holds them to settle again. Those
+whose deliveries the client has settled for good would lie there until the lock ends: they are back at once, and count
+as a failed delivery.
+"""
+
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+from broker.errors import (
+    BrokerError,
+    InvalidArgument,
+    NotAllowed,
+    QuotaExceeded,
+    TransactionRollback,
+    TransactionTimeout,
+)
+from broker.partition import sending, settlement
+from broker.partition.admission import check
+from broker.partition.core import Core
+from broker.partition.moves import Properties, put_back_failed
+from broker.partition.queue import Queue
+from broker.partition.timers import Due
+from broker.partition.transaction import Send, Settle, Transaction
+from broker.wire import Extra, Outcome
+
+TIME_OUT_MS = 120_000  # from its first operation
+MAX_MESSAGES = 100  # sent in one transaction
+
+Errors = list[list[str] | None]
+
+
+def transact(
+    core: Core, key: Hashable, begins: bool, operations: Sequence[Sequence[Any]], now_ms: int
+) -> list[Errors | None]:
+    """Do sends and settlements as a part of the transaction: see `broker.wire` for their items.
+
+    For each operation None, or for each delivery in it None or [error name, text]. Raises TransactionRollback,
+    TransactionTimeout if nothing can be done in it any more.
+    """
+    transaction = _find(core, key, begins, now_ms)
+    results: list[Errors | None] = []
+    for operation in operations:
+        errors: list[BrokerError | None]
+        if operation[0] == "send":
+            _, queue_id, quiet, sends = operation
+            errors = [_send(core, transaction, queue_id, messages) for messages in sends]
+        else:
+            _, queue_id, quiet, tokens, outcome, properties = operation
+            errors = _settle(core, transaction, queue_id, tokens, Outcome(outcome), properties, quiet, now_ms)
+        failed = next((error for error in errors if error is not None), None)
+        if failed is not None and quiet and transaction.failure is None:
+            transaction.failure = TransactionRollback(f"Something in it failed: {failed}")  # or nobody would know
+        results.append(
+            None if failed is None else [None if each is None else [type(each).__name__, str(each)] for each in errors]
+        )
+    return results
+
+
+def request_in(
+    core: Core, key: Hashable, begins: bool, name: str, queue_id: int, args: Sequence[Any], now_ms: int
+) -> list[int] | None:
+    """`schedule` and `settle`, all or nothing each; see `broker.wire`. Raises BrokerError."""
+    transaction = _find(core, key, begins, now_ms)
+    if name == "schedule":
+        return _schedule(core, transaction, core.queue(queue_id), args[0])
+    if name != "settle":
+        raise NotAllowed(f"The operation '{name}' cannot be a part of a transaction.")
+    tokens, outcome, properties = list(args[0]), Outcome(args[1]), args[2]
+    queue = core.queue(queue_id)
+    if len(set(tokens)) < len(tokens):
+        raise InvalidArgument("A lock token is given twice.")
+    for token in tokens:
+        error = settlement.refusal(core, queue, token, outcome, properties, now_ms)
+        if error is not None:
+            raise error
+    _stage(transaction, queue, tokens, outcome, properties, quiet=False)
+    return None
+
+
+def _find(core: Core, key: Hashable, begins: bool, now_ms: int) -> Transaction:
+    """Raises TransactionRollback, TransactionTimeout."""
+    transactions = core.transactions
+    transaction = transactions.open.get(key)
+    if transaction is None:
+        _check_known(core, key)
+        if not begins:
+            raise TransactionRollback("The transaction was rolled back: its partition was restarted.")
+        deadline_ms = now_ms + TIME_OUT_MS
+        transaction = transactions.open[key] = Transaction(deadline_ms)
+        core.timers.arm(deadline_ms, (0, Due.TRANSACTIONS))
+    return transaction
+
+
+def _check_known(core: Core, key: Hashable) -> None:
+    if key in core.transactions.timed_out:
+        raise TransactionTimeout(f"The transaction was rolled back: it took more than {TIME_OUT_MS // 1000} seconds.")
+
+
+def _send(core: Core, transaction: Transaction, queue_id: int, messages: Sequence[Any]) -> BrokerError | None:
+    try:
+        queue = core.queue(queue_id)
+        _admit(core, transaction, queue, messages)
+    except BrokerError as error:
+        return error
+    last = transaction.operations[-1] if transaction.operations else None
+    if isinstance(last, Send) and last.queue_id == queue_id and last.reserved is None:
+        assert isinstance(last.messages, list)
+        last.messages.extend(messages)
+    else:
+        transaction.operations.append(Send(queue_id, list(messages), None))
+    return None
+
+
+def _schedule(core: Core, transaction: Transaction, queue: Queue, messages: Sequence[Any]) -> list[int]:
+    """Numbers are given now, since the client is told them; those of a rollback are left out."""
+    _admit(core, transaction, queue, messages)
+    first = queue.next_number
+    queue.next_number = first + len(messages)
+    transaction.operations.append(Send(queue.id, messages, first))
+    return list(range(first, queue.next_number))
+
+
+def _admit(core: Core, transaction: Transaction, queue: Queue, messages: Sequence[Any]) -> None:
+    """Take note of messages that can be sent in the transaction as it is now. Raises BrokerError."""
+    check(core, queue, messages)
+    if transaction.message_count + len(messages) > MAX_MESSAGES:
+        raise QuotaExceeded(f"Cannot send more than {MAX_MESSAGES} messages in a single transaction.")
+    added_bytes = sum(len(message[1]) for message in messages)
+    if core.transactions.message_bytes + added_bytes > core.settings.transaction_bytes:
+        raise QuotaExceeded("The messages of transactions that have not ended are too large; wait for some to end.")
+    key = transaction.key
+    for _, _, _, extra in messages:
+        # On an entity that is not partitioned a session id is no key: one transaction may send to several sessions.
+        if extra and Extra.PARTITION_KEY in extra and Extra.SESSION_ID not in extra:
+            if key is not None and key != extra[Extra.PARTITION_KEY]:
+                raise NotAllowed("All messages of a transaction must have the same partition key.")
+            key = extra[Extra.PARTITION_KEY]
+    transaction.key = key
+    transaction.message_count += len(messages)
+    transaction.message_bytes += added_bytes
+    core.transactions.message_bytes += added_bytes
+
+
+def _settle(
+    core: Core,
+    transaction: Transaction,
+    queue_id: int,
+    tokens: Sequence[bytes],
+    outcome: Outcome,
+    properties: Properties | None,
+    quiet: bool,
+    now_ms: int,
+) -> list[BrokerError | None]:
+    try:
+        queue = core.queue(queue_id)
+    except BrokerError as error:
+        return [error] * len(tokens)
+    results: list[BrokerError | None] = []
+    for token in tokens:
+        refused = settlement.refusal(core, queue, token, outcome, properties, now_ms)
+        results.append(refused)
+        if refused is None:
+            _stage(transaction, queue, [token], outcome, properties, quiet)
+    return results
+
+
+def _stage(
+    transaction: Transaction,
+    queue: Queue,
+    tokens: list[bytes],
+    outcome: Outcome,
+    properties: Properties | None,
+    quiet: bool,
+) -> None:
+    queue.locks.staged.update(tokens)
+    transaction.operations.append(Settle(queue.id, tokens, outcome, properties, quiet))
+
+
+# -- the end
+
+
+def discharge(core: Core, key: Hashable, commit: bool, now_ms: int) -> None:
+    """Raises TransactionRollback, TransactionTimeout if it was to be committed, and nothing of it was done."""
+    transactions = core.transactions
+    transaction = transactions.open.pop(key, None)
+    if transaction is None:
+        try:
+            if commit:
+                _check_known(core, key)
+                raise TransactionRollback("The transaction was rolled back: its partition was restarted.")
+        finally:
+            transactions.timed_out.discard(key)
+        return
+    failure: BrokerError | None = None
+    if commit:
+        failure = transaction.failure
+        if failure is None and transaction.deadline_ms <= now_ms:
+            failure = TransactionTimeout(f"The transaction took more than {TIME_OUT_MS // 1000} seconds.")
+        if failure is None:
+            _unstage(core, transaction)
+            failure = _obstacle(core, transaction, now_ms)
+        if failure is None:
+            _apply(core, transaction, now_ms)
+            transactions.message_bytes -= transaction.message_bytes
+            transactions.committed += 1
+            return
+    _roll_back(core, transaction, now_ms)
+    if failure is not None:
+        raise failure
+
+
+def _obstacle(core: Core, transaction: Transaction, now_ms: int) -> TransactionRollback | None:
+    """Why not all of it can be done now."""
+    messages: dict[int, list[Any]] = {}
+    try:
+        for operation in transaction.operations:
+            if isinstance(operation, Send):
+                messages.setdefault(operation.queue_id, []).extend(operation.messages)
+                continue
+            queue = core.queue(operation.queue_id)
+            for token in operation.tokens:
+                error = settlement.refusal(core, queue, token, operation.outcome, operation.properties, now_ms)
+                if error is not None:
+                    raise error
+        for queue_id, sent in messages.items():
+            check(core, core.queue(queue_id), sent)
+    except BrokerError as error:
+        return TransactionRollback(f"The transaction was rolled back. {error}")
+    return None
+
+
+def _apply(core: Core, transaction: Transaction, now_ms: int) -> None:
+    for operation in transaction.operations:
+        if isinstance(operation, Send):
+            sending.send(core, operation.queue_id, operation.messages, now_ms, operation.reserved)
+        else:
+            queue = core.queue(operation.queue_id)
+            results = settlement.settle(core, queue, operation.tokens, operation.outcome, operation.properties, now_ms)
+            assert not any(results), f"a settlement that was checked fails: {results}"
+
+
+def _unstage(core: Core, transaction: Transaction) -> None:
+    for operation in transaction.operations:
+        if isinstance(operation, Settle):
+            queue = core.queues.get(operation.queue_id)
+            if queue is not None:
+                queue.locks.staged.difference_update(operation.tokens)
+
+
+def _roll_back(core: Core, transaction: Transaction, now_ms: int) -> None:
+    _unstage(core, transaction)
+    for operation in transaction.operations:
+        if not isinstance(operation, Settle) or not operation.quiet:
+            continue
+        queue = core.queues.get(operation.queue_id)
+        for token in operation.tokens:
+            if queue is not None and token in queue.locks.held:
+                queue.tally.locks_lost += 1
+                put_back_failed(core, queue, queue.locks.remove(token), None, now_ms)
+    core.transactions.message_bytes -= transaction.message_bytes
+    core.transactions.rolled_back += 1
+
+
+def time_out(core: Core, now_ms: int) -> None:
+    """The timer: transactions that took too long are rolled back; who goes on with one is told."""
+    transactions = core.transactions
+    while transactions.open:
+        key, transaction = next(iter(transactions.open.items()))
+        if transaction.deadline_ms > now_ms:
+            core.timers.arm(transaction.deadline_ms, (0, Due.TRANSACTIONS))
+            return
+        del transactions.open[key]
+        transactions.timed_out.add(key)
+        _roll_back(core, transaction, now_ms)

@@ -1,0 +1,408 @@
+"""Transactions of a partition: all at once at the discharge, or nothing."""
+
+from typing import Any
+
+import pytest
+from driver import DEAD, LOCK_MS, MAIN, Delivery, Driver, message
+from topic_driver import TOPIC, A, TopicDriver
+
+from broker.errors import (
+    BrokerError,
+    EntityNotFound,
+    LockLost,
+    NotAllowed,
+    QuotaExceeded,
+    TransactionRollback,
+    TransactionTimeout,
+)
+from broker.partition.settings import PartitionSettings
+from broker.partition.transactions import MAX_MESSAGES, TIME_OUT_MS
+from broker.wire import Outcome
+from protocol.codec import encode
+
+T = "transaction"
+
+
+class TransactionDriver(Driver):
+    """Each `begins` until told otherwise: as if what began it and this had come in one frame."""
+
+    begins = True
+
+    def transact(self, *operations: list[Any], key: str = T) -> list[Any]:
+        results = self.partition.transact(key, self.begins, operations, self.now_ms)
+        self.partition.commit()
+        return results
+
+    def send_in(self, *messages: list[Any] | str, queue: int = MAIN, key: str = T, quiet: bool = False) -> Any:
+        sends = [[message(m) if isinstance(m, str) else m] for m in messages]
+        [result] = self.transact(["send", queue, quiet, sends], key=key)
+        return result
+
+    def settle_in(
+        self, outcome: Outcome, *received: Delivery, queue: int = MAIN, key: str = T, quiet: bool = False, **named: Any
+    ) -> Any:
+        tokens = [delivery.token for delivery in received]
+        [result] = self.transact(["settle", queue, quiet, tokens, outcome, named or None], key=key)
+        return result
+
+    def ask_in(self, name: str, *args: Any, queue: int = MAIN, key: str = T) -> Any:
+        result = self.partition.request_in(key, self.begins, name, queue, args, self.now_ms)
+        self.partition.commit()
+        return result
+
+    def discharge(self, commit: bool = True, key: str = T) -> None:
+        try:
+            self.partition.discharge(key, commit, self.now_ms)
+        finally:
+            self.partition.commit()
+
+
+@pytest.fixture
+def queue():
+    return TransactionDriver()
+
+
+def refused(kind: type[BrokerError], result: Any) -> bool:
+    return [name for name, _ in result] == [kind.__name__]
+
+
+def test_what_is_sent_is_there_at_the_commit_and_not_before(queue):
+    assert queue.send_in("a", "b") is None
+    assert queue.send_in("c") is None
+    assert queue.bodies() == []
+    queue.discharge()
+    assert queue.bodies() == ["a", "b", "c"]
+    assert [delivery.number for delivery in queue.peek()] == [1, 2, 3]
+
+
+def test_a_waiting_receiver_gets_it_after_the_commit(queue):
+    queue.open()
+    queue.grant(5)
+    queue.send_in("a")
+    assert queue.pump() == {}
+    queue.discharge()
+    assert [delivery.body for delivery in queue.pump()["r"]] == [b"a"]
+
+
+def test_what_is_rolled_back_was_never_sent(queue):
+    queue.send_in("a")
+    queue.discharge(commit=False)
+    assert queue.bodies() == []
+    queue.send("b")
+    assert queue.peek()[0].number == 1
+
+
+@pytest.mark.parametrize(
+    ("outcome", "held", "dead"),
+    [
+        (Outcome.ACCEPTED, [0, 0, 0, 0], 0),
+        (Outcome.ABANDONED, [1, 0, 0, 0], 0),
+        (Outcome.RELEASED, [1, 0, 0, 0], 0),
+        (Outcome.DEFERRED, [0, 1, 0, 0], 0),
+        (Outcome.DEAD_LETTERED, [0, 0, 0, 0], 1),
+    ],
+)
+def test_each_outcome_takes_effect_at_the_commit(queue, outcome, held, dead):
+    queue.send("a")
+    received = queue.receive_one()
+    assert queue.settle_in(outcome, received, p="1") is None
+    assert queue.held() == [1, 0, 0, 1]
+    queue.discharge()
+    assert (queue.held(), queue.held(DEAD)[0]) == (held, dead)
+    if outcome in (Outcome.ABANDONED, Outcome.DEFERRED):
+        assert queue.peek()[0].properties == {"p": "1"}
+    assert isinstance(queue.settle(Outcome.ACCEPTED, received)[0], LockLost)
+
+
+def test_after_a_rollback_the_lock_is_as_it_was(queue):
+    queue.send("a")
+    received = queue.receive_one()
+    queue.settle_in(Outcome.ACCEPTED, received)
+    queue.discharge(commit=False)
+    assert queue.held() == [1, 0, 0, 1]
+    assert queue.settle(Outcome.ACCEPTED, received) == [None]
+    assert queue.held() == [0, 0, 0, 0]
+
+
+def test_after_a_rollback_what_the_client_has_forgotten_comes_again_as_failed(queue):
+    queue.send("a", "b")
+    queue.settle_in(Outcome.ACCEPTED, *queue.receive(2), quiet=True)
+    queue.discharge(commit=False)
+    assert [(delivery.body, delivery.delivery_count) for delivery in queue.receive(2)] == [(b"a", 1), (b"b", 1)]
+
+
+def test_in_a_transaction_a_message_is_settled_by_nobody_else(queue):
+    queue.send("a", "b")
+    a, b = queue.receive(2)
+    queue.settle_in(Outcome.ACCEPTED, a)
+    for outcome in (Outcome.ACCEPTED, Outcome.ABANDONED):
+        assert isinstance(queue.settle(outcome, a)[0], NotAllowed)
+    with pytest.raises(NotAllowed):
+        queue.request("settle", [b.token, a.token], Outcome.ACCEPTED, None)
+    assert refused(NotAllowed, queue.settle_in(Outcome.ABANDONED, a))
+    assert refused(NotAllowed, queue.settle_in(Outcome.ABANDONED, a, key="another"))
+    assert queue.settle(Outcome.ACCEPTED, b) == [None]
+    queue.discharge()
+    assert queue.held() == [0, 0, 0, 0]
+
+
+def test_a_lock_renewed_meanwhile_holds(queue):
+    queue.send("a")
+    received = queue.receive_one()
+    queue.settle_in(Outcome.ACCEPTED, received)
+    queue.wait(LOCK_MS - 1)
+    queue.request("renew-locks", [received.token])
+    queue.wait(LOCK_MS - 1)
+    queue.discharge()
+    assert queue.held() == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("fires", [True, False])
+def test_a_lock_that_ends_meanwhile_rolls_all_back(queue, fires):
+    queue.send("a", "b")
+    a, b = queue.receive(2)
+    queue.settle_in(Outcome.ACCEPTED, a, b)
+    queue.request("renew-locks", [b.token])
+    queue.send_in("c")
+    if fires:
+        queue.wait(1)
+        queue.request("renew-locks", [b.token])
+        queue.wait(LOCK_MS - 1)
+    else:
+        queue.now_ms += LOCK_MS
+    with pytest.raises(TransactionRollback, match="lock"):
+        queue.discharge()
+    assert "c" not in queue.bodies()
+    queue.wait(LOCK_MS)
+    assert queue.held() == [2, 0, 0, 0]
+
+
+def test_locks_lost_with_the_connection_roll_all_back(queue):
+    queue.send("a")
+    queue.settle_in(Outcome.ACCEPTED, queue.receive_one())
+    queue.close(broken=True)
+    with pytest.raises(TransactionRollback):
+        queue.discharge()
+    assert queue.receive_one("again").delivery_count == 1
+
+
+def test_what_cannot_be_done_is_refused_at_once_and_the_rest_goes_on(queue):
+    queue.send("a")
+    received = queue.receive_one()
+    queue.settle(Outcome.ACCEPTED, received)
+    assert refused(LockLost, queue.settle_in(Outcome.ACCEPTED, received))
+    assert refused(EntityNotFound, queue.send_in("a", queue=99 << 3))
+    assert refused(EntityNotFound, queue.settle_in(Outcome.ACCEPTED, received, queue=99 << 3))
+    assert refused(NotAllowed, queue.send_in("a", queue=DEAD))
+    queue.send_in("b")
+    queue.discharge()
+    assert queue.bodies() == ["b"]
+
+
+def test_of_several_each_has_its_own_answer(queue):
+    good, bad = message("a", partition_key="1"), message("b", partition_key="2")
+    assert queue.send_in(good, bad, "c") == [
+        None,
+        ["NotAllowed", "All messages of a transaction must have the same partition key."],
+        None,
+    ]
+    queue.discharge()
+    assert queue.bodies() == ["a", "c"]
+
+
+def test_what_fails_and_nobody_hears_of_it_rolls_all_back(queue):
+    queue.send_in("a")
+    queue.send_in("b", queue=DEAD, quiet=True)
+    with pytest.raises(TransactionRollback):
+        queue.discharge()
+    assert queue.bodies() == []
+
+
+def test_keys_must_not_contradict_and_sessions_are_no_keys(queue):
+    assert queue.send_in("no key", message("k", partition_key="1")) is None
+    for session in "ab":
+        assert queue.send_in(message(session, session_id=session, partition_key=session)) is None
+    assert refused(NotAllowed, queue.send_in(message("l", partition_key="2")))
+    queue.discharge()
+    assert queue.bodies() == ["no key", "k", "a", "b"]
+
+
+def test_at_most_so_many_messages_are_sent_in_one(queue):
+    queue.send_in(*["m"] * MAX_MESSAGES)
+    assert refused(QuotaExceeded, queue.send_in("n"))
+    queue.discharge()
+    assert queue.held()[0] == MAX_MESSAGES
+
+
+def test_the_bytes_of_all_are_bounded():
+    queue = TransactionDriver(settings=PartitionSettings(transaction_bytes=100))
+    queue.send_in("x" * 60)
+    assert refused(QuotaExceeded, queue.send_in("x" * 60, key="another"))
+    queue.discharge(commit=False)
+    assert queue.send_in("x" * 60, key="another") is None
+    queue.discharge(key="another")
+    assert queue.send_in("x" * 60) is None
+
+
+def test_an_entity_that_is_full_by_all_of_it_rolls_it_back(queue):
+    queue.change(max_size_mb=1)
+    for _ in range(2):
+        assert queue.send_in("x" * 600_000) is None
+    with pytest.raises(TransactionRollback, match="maximum entity size"):
+        queue.discharge()
+    assert queue.bodies() == []
+
+
+@pytest.mark.parametrize("change", [{"status": "SendDisabled"}, {"lock_duration_ms": 5000}])
+def test_an_entity_that_is_changed_meanwhile_may_roll_it_back(queue, change):
+    queue.send("a")
+    queue.settle_in(Outcome.ACCEPTED, queue.receive_one())
+    queue.send_in("b")
+    queue.change(**change)
+    with pytest.raises(TransactionRollback):
+        queue.discharge()
+    assert queue.bodies() == ["a"]
+
+
+def test_an_entity_deleted_meanwhile_rolls_it_back(queue):
+    queue.send("a")
+    queue.settle_in(Outcome.ACCEPTED, queue.receive_one(), quiet=True)
+    queue.partition.delete_entity(MAIN >> 3, queue.now_ms)
+    with pytest.raises(TransactionRollback):
+        queue.discharge()
+    queue.send_in("a", queue=MAIN)
+    queue.discharge(commit=False)
+
+
+def test_it_ends_after_two_minutes(queue):
+    queue.change(lock_duration_ms=300_000)
+    queue.send("a")
+    received = queue.receive_one()
+    queue.settle_in(Outcome.ACCEPTED, received)
+    queue.send_in("b")
+    queue.wait(TIME_OUT_MS - 1)
+    queue.begins = False
+    queue.send_in("c")
+    queue.wait(1)
+    with pytest.raises(TransactionTimeout):
+        queue.send_in("d")
+    assert queue.settle(Outcome.ACCEPTED, received) == [None]
+    with pytest.raises(TransactionTimeout):
+        queue.discharge()
+    with pytest.raises(TransactionRollback):
+        queue.discharge()
+    assert queue.bodies() == []
+
+
+def test_at_the_end_of_its_time_no_timer_is_needed(queue):
+    queue.send_in("a")
+    queue.now_ms += TIME_OUT_MS
+    with pytest.raises(TransactionTimeout):
+        queue.discharge()
+    assert queue.bodies() == []
+
+
+def test_each_has_its_own_time(queue):
+    queue.send_in("a")
+    queue.wait(1000)
+    queue.send_in("b", key="another")
+    queue.wait(TIME_OUT_MS - 1000)
+    queue.discharge(key="another")
+    assert queue.bodies() == ["b"]
+
+
+def test_after_a_restart_the_rest_of_it_is_not_taken_for_the_whole(queue):
+    queue.send_in("a")
+    queue.restart()
+    queue.begins = False
+    for late in (lambda: queue.send_in("b"), lambda: queue.ask_in("schedule", ["b"]), queue.discharge):
+        with pytest.raises(TransactionRollback):
+            late()
+    queue.discharge(commit=False)
+    assert queue.bodies() == []
+
+
+def test_scheduled_messages_have_the_number_that_was_told(queue):
+    later = {"scheduled_ms": queue.now_ms + 1000}
+    numbers = queue.ask_in("schedule", [message("a", **later), message("b", **later)])
+    queue.send("c")
+    assert numbers == [1, 2]
+    queue.discharge()
+    assert [(delivery.number, delivery.body) for delivery in queue.peek()] == [(1, b"a"), (2, b"b"), (3, b"c")]
+    queue.request("cancel-scheduled", [1])
+    queue.wait(1000)
+    assert [(delivery.number, delivery.body) for delivery in queue.receive(5)] == [(3, b"c"), (4, b"b")]
+
+
+def test_one_whose_time_has_come_before_the_commit_arrives_at_once(queue):
+    queue.open()
+    queue.grant(5)
+    [number] = queue.ask_in("schedule", [message("a", scheduled_ms=queue.now_ms + 10, ttl_ms=50)])
+    queue.wait(20)
+    queue.discharge()
+    queue.wait(0)
+    [delivery] = queue.pump()["r"]
+    assert (delivery.body, delivery.number) == (b"a", number + 1)
+
+
+def test_numbers_of_a_rollback_are_left_out(queue):
+    queue.ask_in("schedule", [message("a", scheduled_ms=queue.now_ms + 10)])
+    queue.discharge(commit=False)
+    queue.send("b")
+    assert [delivery.number for delivery in queue.receive(2)] == [2]
+
+
+def test_settling_by_request_is_all_or_nothing(queue):
+    queue.send("a", "b")
+    a, b = queue.receive(2)
+    queue.settle(Outcome.ACCEPTED, b)
+    with pytest.raises(LockLost):
+        queue.ask_in("settle", [a.token, b.token], Outcome.ACCEPTED, None)
+    assert queue.settle(Outcome.ABANDONED, a) == [None]
+    a = queue.receive_one()
+    queue.ask_in("settle", [a.token], Outcome.ACCEPTED, None)
+    assert queue.held() == [1, 0, 0, 1]
+    queue.discharge()
+    assert queue.held() == [0, 0, 0, 0]
+
+
+def test_other_requests_are_no_part_of_one(queue):
+    with pytest.raises(NotAllowed):
+        queue.ask_in("purge")
+
+
+def test_duplicates_are_found_at_the_commit(queue):
+    queue.change(requires_duplicate_detection=True)
+    one = message("a", message_id=encode("1"))
+    queue.send_in(one, one)
+    queue.ask_in("schedule", [message("b", message_id=encode("1"), scheduled_ms=queue.now_ms + 10)])
+    queue.discharge(commit=False)
+    queue.send_in(one, message("b", message_id=encode("2")), one)
+    queue.discharge()
+    assert queue.bodies() == ["a", "b"]
+
+
+def test_a_topic_and_a_subscription_on_its_partition_take_part_together():
+    topic = TopicDriver(A)
+    topic.send("a", queue=TOPIC)
+    received = topic.receive_one(queue=A)
+    sends = ["send", TOPIC, False, [[message("b")]]]
+    settles = ["settle", A, False, [received.token], Outcome.ACCEPTED, None]
+    assert topic.partition.transact(T, True, [sends, settles], topic.now_ms) == [None, None]
+    later = message("c", scheduled_ms=topic.now_ms + 5)
+    assert topic.partition.request_in(T, False, "schedule", TOPIC, [[later]], topic.now_ms) == [2]
+    assert topic.bodies(A) == ["a"]
+    topic.partition.discharge(T, True, topic.now_ms)
+    topic.partition.commit()
+    assert topic.bodies(A) == ["b"]
+    topic.wait(5)
+    assert topic.bodies(A) == ["b", "c"]
+
+
+def test_what_became_of_them_is_counted(queue):
+    for key in "abc":
+        queue.send_in(key, key=key)
+    queue.discharge(key="a")
+    queue.discharge(key="b", commit=False)
+    gauges = queue.partition.gauges()
+    assert [gauges[name] for name in ("transactions", "committed", "rolled_back")] == [1, 1, 1]
