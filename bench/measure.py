@@ -17,7 +17,7 @@ from pathlib import Path
 from bench import load
 from bench.processes import Memory, cpu_s, machine_cpu_s
 from bench.rows import KIB, MODE_NAMES, SIZES
-from bench.servers import ROOT, Server
+from bench.servers import ROOT, Peeklock, PeeklockWithTopics, Server
 
 MB = 1_000_000
 KB = 1_000
@@ -78,6 +78,11 @@ class Bench:
             self._interleaved(together)
         if "backlog" in groups:
             self._each_alone(self.plan.runs, self._backlog, peer_runs=self.plan.peer_backlog_runs)
+        if "topics" in groups:
+            for number in range(self.plan.runs):  # of ours alone: the peer has other notions of both
+                with fresh(PeeklockWithTopics) as server:
+                    self.say(f"topics: run {number + 1} of {self.plan.runs}")
+                    self._topics(server)
 
     def _add(self, server: Server, key: str, value: float) -> None:
         self.samples[server.name, key].append(value)
@@ -126,6 +131,32 @@ class Bench:
         left = str(self.plan.backlog - 1)
         drained = self._run(server, "recv", 1, "-n", left, "--size", str(KIB), "--idle", "60")
         self._add(server, "backlog-drain", drained.messages_per_s)
+
+    def _topics(self, server: Peeklock) -> None:
+        """Publishing and forwarding."""
+        server.start()
+        body = ("--size", str(KIB), "--subject", "wanted", "--seconds", str(self.plan.seconds))
+        stored = {}
+        for key, address in (
+            ("", server.address(1)),
+            ("topic-10", "ten"),
+            ("topic-1", "one"),
+            ("topic-1000", "thousand"),
+            ("topic-sql", "sql"),
+        ):
+            used = server.stored_bytes()
+            figures = self._run_at(server, "send", address, *body)
+            stored[key] = (server.stored_bytes() - used) / figures.messages
+            if key:
+                self._add(server, key, figures.messages_per_s)
+        self._add(server, "topic-10-bytes", stored["topic-10"] / (1.3 * stored[""] + 10 * 150))
+        one, thousand = self.samples[server.name, "topic-1"][-1], self.samples[server.name, "topic-1000"][-1]
+        self._add(server, "topic-1000-share", thousand / one)
+        count = str(int(20_000 * self.plan.seconds))
+        figures = self._run_at(
+            server, "both", "first", "--from", "third", "--size", str(KIB), "-n", count, "--idle", "20"
+        )
+        self._add(server, "forward-3", figures.messages_per_s)
 
     def _add_growth(self, server: Server, grown: Memory) -> None:
         self._add(server, "backlog-used", grown.used / MB)
@@ -222,10 +253,13 @@ class Bench:
         self._add(server, "openloop-p99", figures.end_to_end.p99)
 
     def _run(self, server: Server, mode: str, queue: int, *options: str) -> load.Figures:
+        return self._run_at(server, mode, server.address(queue), *options)
+
+    def _run_at(self, server: Server, mode: str, address: str, *options: str) -> load.Figures:
         """One run of the tool; notes it when somebody else used the machine meanwhile."""
         processes = server.processes()
         machine, broker, began = machine_cpu_s(), cpu_s(processes), time.monotonic()
-        figures = load.run(self.tool, mode, server.endpoint, server.address(queue), *options)
+        figures = load.run(self.tool, mode, server.endpoint, address, *options)
         elapsed = time.monotonic() - began
         used_here = cpu_s(processes) - broker + figures.client_cpu_s
         others = (machine_cpu_s() - machine - used_here) / elapsed

@@ -49,7 +49,7 @@ MODE_NAMES = {"send": "send", "recv": "receive, lock and complete", "both": "sen
 _RATIOS = {100: (2.0, 2.0, 2.0), KIB: (1.8, 2.2, 2.0), 10 * KIB: (1.3, 1.3, 1.3)}
 _QUIET = {("send", KIB): "80,000/s if quiet", ("recv", KIB): "80,000/s if quiet", ("both", KIB): "45,000/s if quiet"}
 
-GROUPS = ("throughput", "confirmed", "unpipelined", "openloop", "idle", "connections", "backlog")
+GROUPS = ("throughput", "confirmed", "unpipelined", "openloop", "idle", "connections", "backlog", "topics")
 
 ROWS = (
     *(
@@ -84,6 +84,13 @@ ROWS = (
     Row("backlog-rss", "backlog", "  as growth of RSS", "MB"),
     Row("backlog-restart", "backlog", "backlog: restart to first message", "s", Target(2.0)),
     Row("backlog-drain", "backlog", "backlog: drain after the restart", "msg/s"),
+    Row("topic-10", "topics", "topic, 10 subscriptions: published", "msg/s", Target(8000, at_least=True)),
+    Row("topic-10-bytes", "topics", "  stored, over 1.3 copies and 150 B each", "", Target(1.0)),
+    Row("topic-1", "topics", "topic, 1 subscription with 1 correlation filter", "msg/s"),
+    Row("topic-1000", "topics", "topic, 1,000 such, one of them matching", "msg/s"),
+    Row("topic-1000-share", "topics", "  of the rate with one", "", Target(0.6, at_least=True)),
+    Row("topic-sql", "topics", "topic, 100 SQL filters: published", "msg/s", Target(5000, at_least=True)),
+    Row("forward-3", "topics", "forwarded through 3 queues, end to end", "msg/s", Target(15_000, at_least=True)),
 )
 
 

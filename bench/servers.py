@@ -154,12 +154,20 @@ class Peeklock(Server):
 
     def _command(self) -> tuple[list[str], dict[str, str]]:
         config = self.directory / "peeklock.toml"
-        queues = [f'[[queues]]\nname = "q{n}"\nmax_size_mb = 20480\n' for n in range(1, QUEUES + 1)]
-        config.write_text("\n".join(queues))
+        config.write_text("\n".join(self._entities()))
         command = [sys.executable, "-m", "broker.cli", "serve", "--config", str(config), "--emulator"]
         command += ["--data-dir", str(self.data_dir)]
         command += ["--amqp-port", str(self.endpoint.port), "--ops-port", str(self.ops_port)]
         return command, {}
+
+    def _entities(self) -> list[str]:
+        return [f'[[queues]]\nname = "q{n}"\nmax_size_mb = 20480\n' for n in range(1, QUEUES + 1)]
+
+    def stored_bytes(self) -> int:
+        """Bytes of all partitions' stores in use."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.ops_port}/metrics", timeout=10) as answer:
+            lines = answer.read().decode().splitlines()
+        return int(sum(float(line.split()[-1]) for line in lines if line.startswith("peeklock_store_used_bytes{")))
 
     def _is_ready(self) -> bool:
         try:
@@ -167,6 +175,38 @@ class Peeklock(Server):
                 return bool(answer.status == 200)
         except (urllib.error.URLError, OSError):
             return False
+
+
+class PeeklockWithTopics(Peeklock):
+    """With what the rows of the group `topics` publish to and forward through."""
+
+    def _entities(self) -> list[str]:
+        return [*super()._entities(), *_topics(), *_chain("first", "second", "third")]
+
+
+def _topics() -> list[str]:
+    """Topics as the rows of the group `topics` name them."""
+    correlation = '[[topics.subscriptions.rules]]\nname = "r"\nfilter = {{ kind = "correlation", label = "{}" }}\n'
+    sql = '[[topics.subscriptions.rules]]\nname = "r"\nfilter = {{ kind = "sql", expression = "{}" }}\n'
+    rules = {
+        "ten": [""] * 10,
+        "one": [correlation.format("wanted")],
+        "thousand": [correlation.format("wanted" if n == 500 else f"other{n}") for n in range(1000)],
+        "sql": [sql.format(f"sys.Label = 'label{n}' OR number > {n} AND region = 'eu'") for n in range(100)],
+    }
+    made = []
+    for topic, subscriptions in rules.items():
+        made.append(f'[[topics]]\nname = "{topic}"\nmax_size_mb = 20480\n')
+        made += [f'[[topics.subscriptions]]\nname = "s{n}"\n{rule}' for n, rule in enumerate(subscriptions)]
+    return made
+
+
+def _chain(*names: str) -> list[str]:
+    """Queues that forward to one another."""
+    return [
+        f'[[queues]]\nname = "{name}"\nmax_size_mb = 20480\n' + (f'forward_to = "{to}"\n' if to else "")
+        for name, to in zip(names, (*names[1:], ""), strict=True)
+    ]
 
 
 class RabbitMQ(Server):
