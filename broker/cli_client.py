@@ -164,13 +164,13 @@ def queues(connection_string: ConnectionStringOption = None) -> None:
     """Print all queues with the counts of their messages. Needs the right Manage on the namespace."""
 
     async def work(connection: "Connection") -> list[list[str]]:
-        counts = await connection.counts()
-        return [
-            [name, *map(str, (of.active, of.locked, of.deferred, of.scheduled, of.dead_lettered, of.size_bytes))]
-            for name, of in counts.items()
-        ]
+        rows = []
+        for name, of in (await connection.counts()).items():
+            waiting = (of.active, of.locked, of.deferred, of.scheduled, of.dead_lettered, of.transfer_dead_lettered)
+            rows.append([name, *map(str, (*waiting, of.size_bytes))])
+        return rows
 
-    head = ["QUEUE", "ACTIVE", "LOCKED", "DEFERRED", "SCHEDULED", "DEAD-LETTERED", "BYTES"]
+    head = ["QUEUE", "ACTIVE", "LOCKED", "DEFERRED", "SCHEDULED", "DEAD-LETTERED", "NOT-FORWARDED", "BYTES"]
     rows = [head, *_run(connection_string, work)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
     for name, *values in rows:

@@ -78,17 +78,18 @@ PARTITION = {  # key of a partition's part of the snapshot: type, name, help
 }
 
 ENTITY_GAUGES = {
-    "messages": "Messages in the entity in any state, its dead-letter queue included.",
+    "messages": "Messages in the entity in any state, its dead-letter queues included.",
     "active_messages": "Messages available or locked, and those deferred.",
     "deadlettered_messages": "Messages in the dead-letter queue.",
+    "transfer_deadlettered_messages": "Messages that could not be forwarded, in the transfer dead-letter queue.",
     "scheduled_messages": "Messages that wait for their scheduled time.",
     "deferred_messages": "Messages deferred, of the active ones.",
     "locked_messages": "Messages locked, of the active ones.",
-    "size_bytes": "Bytes of the messages of the entity, its dead-letter queue included.",
+    "size_bytes": "Bytes of the messages of the entity, its dead-letter queues included.",
 }
 
 PART_BITS = 3  # a queue id is entity id << 3 | part: storage.records
-DEAD_LETTER_PARTS = (1, 2)  # dead-letter and transfer dead-letter
+DEAD_LETTER_PARTS = {1: "deadlettered_messages", 2: "transfer_deadlettered_messages"}
 
 
 def render(scene: Scene) -> Iterator[bytes]:
@@ -171,8 +172,9 @@ def _entity_gauges(counts: Iterable[Mapping[int, Sequence[int]]], names: Mapping
             total = totals[name]
             total["messages"] += available + deferred + scheduled
             total["size_bytes"] += size
-            if queue & (1 << PART_BITS) - 1 in DEAD_LETTER_PARTS:
-                total["deadlettered_messages"] += available + deferred + scheduled
+            dead_letter = DEAD_LETTER_PARTS.get(queue & (1 << PART_BITS) - 1)
+            if dead_letter is not None:
+                total[dead_letter] += available + deferred + scheduled
             else:
                 total["active_messages"] += available + deferred
                 total["scheduled_messages"] += scheduled

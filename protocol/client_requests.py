@@ -167,7 +167,8 @@ class Claims:
 class QueueCounts:
     """Messages of an entity by state. `active` are those available, locked or deferred.
 
-    `dead_lettered` are in its dead-letter queues, whose bytes are in `size_bytes`, too.
+    `dead_lettered` are in its dead-letter queue, `transfer_dead_lettered` in its transfer dead-letter queue; the bytes
+    of both are in `size_bytes`, too.
     """
 
     active: int
@@ -176,6 +177,7 @@ class QueueCounts:
     scheduled: int
     dead_lettered: int
     size_bytes: int
+    transfer_dead_lettered: int = 0
 
 
 class Management:

@@ -47,6 +47,13 @@ def receiver_on_topic(name: str) -> str:
     return f"A topic has no messages to receive: attach to one of the subscriptions of '{name}'."
 
 
+def receiver_on_forwarding(name: str, to: str) -> str:
+    return (
+        f"Cannot create a message receiver on an entity with auto-forwarding enabled: '{name}' forwards to '{to}'. "
+        "Receive from there."
+    )
+
+
 def sender_on_subscription(name: str) -> str:
     return f"A subscription cannot be sent to: send to the topic of '{name}'."
 

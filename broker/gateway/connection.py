@@ -340,7 +340,7 @@ class ClientConnection(asyncio.Protocol):
             asked = link.remote_max_message_bytes
             link.accept(min(asked, limit) if asked else limit, amqp.sender_credit)
             return ClientSender(self, link, entity, address)
-        entity.require_receive()
+        entity.require_receive(address.part)
         if any("session-filter" in str(key) for key in link.source_filter()):
             if not entity.requires_session:
                 raise NotAllowed(tracking.SESSION_RECEIVER_NOT_SUPPORTED)

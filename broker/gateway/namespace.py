@@ -54,10 +54,20 @@ class Entity:
         if self.description.status in (Status.DISABLED, Status.SEND_DISABLED):
             raise EntityDisabled(tracking.entity_disabled(self.name, self.description.status))
 
-    def require_receive(self) -> None:
+    def forward_to(self, part: Part) -> str | None:
+        """The name of the entity that messages of this part move on to; None if they stay to be received."""
+        if isinstance(self.description, TopicDescription):
+            return None
+        if part is Part.MAIN:
+            return self.description.forward_to
+        return self.description.forward_dead_lettered_messages_to if part is Part.DEAD_LETTER else None
+
+    def require_receive(self, part: Part = Part.MAIN) -> None:
         """Raises NotAllowed, EntityDisabled."""
-        if self.kind == "topic":
+        if self.kind == "topic" and part is Part.MAIN:
             raise NotAllowed(tracking.receiver_on_topic(self.name))
+        if to := self.forward_to(part):
+            raise NotAllowed(tracking.receiver_on_forwarding(self.name, to))
         if self.description.status in (Status.DISABLED, Status.RECEIVE_DISABLED):
             raise EntityDisabled(tracking.entity_disabled(self.name, self.description.status))
 

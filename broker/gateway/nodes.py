@@ -190,6 +190,7 @@ class ManagementRequests(RequestLink):
         self.path = address.resource
         self.part = address.part
         self.queue = entity.queue(address.part)
+        self._part = address.part
         self._metrics = connection.gateway.metrics.entity(entity.name)
         self._operations: dict[type, Callable[[Request, Any, Answer], None]] = {
             management.RenewLocks: self._renew_locks,
@@ -287,7 +288,7 @@ class ManagementRequests(RequestLink):
         self._ask(request, answer, lambda _: management.encode_success(request), "cancel-scheduled", numbers)
 
     def _receive_deferred(self, request: Request, arguments: management.ReceiveDeferred, answer: Answer) -> None:
-        self.entity.require_receive()
+        self.entity.require_receive(self._part)
 
         def encode(result: list[Any]) -> bytes:
             locked_until_ms, entries = result
@@ -416,16 +417,16 @@ def counted_queues(entity: Entity) -> list[int]:
 
 def entity_counts(entity: Entity, counts: Mapping[int, Sequence[int]]) -> dict[str, int]:
     """What `counts` of partitions say of the entity, as the metrics have it: deferred and locked ones are active."""
-    main = counts.get(entity.queue(Part.MAIN), (0,) * 5)
-    rest = [counts.get(entity.queue(part), (0,) * 5) for part in Part if part is not Part.MAIN]
-    available, deferred, scheduled, size_bytes, locked = main
+    of = {part: counts.get(entity.queue(part), (0,) * 5) for part in Part}
+    available, deferred, scheduled, _, locked = of[Part.MAIN]
     return {
         "active": available + deferred,
         "locked": locked,
         "deferred": deferred,
         "scheduled": scheduled,
-        "dead-lettered": sum(sum(each[:3]) for each in rest),
-        "size-bytes": size_bytes + sum(each[3] for each in rest),
+        "dead-lettered": sum(of[Part.DEAD_LETTER][:3]),
+        "transfer-dead-lettered": sum(of[Part.TRANSFER_DEAD_LETTER][:3]),
+        "size-bytes": sum(each[3] for each in of.values()),
     }
 
 

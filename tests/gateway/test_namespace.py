@@ -97,6 +97,25 @@ def test_a_status_disables_a_direction(status, sends, receives):
                 require()
 
 
+def test_what_forwards_is_not_received_from():
+    main = QueueDescription(name="q", forward_to="b")
+    dead = SubscriptionDescription(topic="t", name="s", forward_dead_lettered_messages_to="b")
+    for description, forwarding, others in (
+        (main, Part.MAIN, (Part.DEAD_LETTER, Part.TRANSFER_DEAD_LETTER)),
+        (dead, Part.DEAD_LETTER, (Part.MAIN, Part.TRANSFER_DEAD_LETTER)),
+    ):
+        entity = Entity(1, description, 0)
+        with pytest.raises(NotAllowed, match="auto-forwarding enabled.*forwards to 'b'"):
+            entity.require_receive(forwarding)
+        for part in others:
+            entity.require_receive(part)
+
+
+def test_a_topics_transfer_dead_letter_queue_is_received_from():
+    TOPIC.require_receive(Part.TRANSFER_DEAD_LETTER)
+    assert TOPIC.queue(Part.TRANSFER_DEAD_LETTER) == TOPIC.entity_id << 3 | 2
+
+
 def test_the_largest_message_is_the_entitys_or_the_brokers():
     assert QUEUE.max_message_bytes(5000) == 1024
     assert TOPIC.max_message_bytes(5000) == 5000
