@@ -105,7 +105,7 @@ def test_what_forwards_is_not_received_from():
         (dead, Part.DEAD_LETTER, (Part.MAIN, Part.TRANSFER_DEAD_LETTER)),
     ):
         entity = Entity(1, description, 0)
-        with pytest.raises(NotAllowed, match="auto-forwarding enabled.*forwards to 'b'"):
+        with pytest.raises(NotAllowed, match=r"auto-forwarding enabled.*forwards to 'b'"):
             entity.require_receive(forwarding)
         for part in others:
             entity.require_receive(part)
