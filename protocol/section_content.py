@@ -327,8 +327,8 @@ def _check_text(value: bytes, constructor: int, at: int) -> None:
 
 
 def check_session_id(session_id: str) -> None:
-    """Raises LimitExceeded for more than 128 characters: those of UTF-16, in which Service Bus counts, so that 384 bytes
-    of UTF-8 are the most.
+    """Raises LimitExceeded for more than 128 characters: those of UTF-16, in which Service Bus counts, so that 384
+    bytes of UTF-8 are the most.
     """
     if len(session_id.encode("utf-16-le")) > 2 * MAX_ID_CHARACTERS:
         raise LimitExceeded("session id", MAX_ID_CHARACTERS, "characters")

@@ -15,7 +15,7 @@ partitions = 2
 [amqp]
 sasl_timeout_ms = 300
 open_timeout_ms = 300
-cbs_timeout_ms = 500
+cbs_timeout_ms = 1500
 write_stall_timeout_ms = 400
 max_output_buffer_bytes = 65536
 max_links_per_session = 8
@@ -37,6 +37,9 @@ name = "witness"
 
 [[queues]]
 name = "orders"
+
+[[queues]]
+name = "backlog"
 
 [[queues]]
 name = "invoices"

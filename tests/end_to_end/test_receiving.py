@@ -83,10 +83,10 @@ def receive_one(peer: RawPeer, handle: int, before: int = 0) -> Frame:
 
 def test_all_the_credit_there_is_brings_no_flood(broker, peer):
     """Credit of 2^32-1 on a backlog: everything comes, and the processes stay small."""
-    fill(peer, 20_000, 1000)
+    fill(peer, 20_000, 1000, "backlog")
     processes = [process_of(broker, name) for name in ("broker.gateway", "broker.worker")]
     before = [process.memory_info().rss for process in processes]
-    peer.attach_receiver("orders", credit=0xFFFFFFFF)
+    peer.attach_receiver("backlog", credit=0xFFFFFFFF)
     grown = 0
     for number in range(20_000):
         delivery = peer.expect(TRANSFER)
