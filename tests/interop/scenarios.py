@@ -227,6 +227,18 @@ QUEUE_SCENARIOS = (
         (),
         {"status": "ReceiveDisabled"},
     ),
+    Scenario(
+        "duplicates",
+        "Of messages with the same id only the first is stored where the queue detects duplicates; the others are "
+        "accepted all the same.",
+        (),
+        {"requires_duplicate_detection": True},
+    ),
+    Scenario(
+        "transactions",
+        "Sends and completes of a transaction are done at its commit and not before; rolled back, none of it was done.",
+        ("PE8",),
+    ),
 )
 
 SCENARIOS = (*QUEUE_SCENARIOS, *topic_scenarios.SCENARIOS)
@@ -234,7 +246,10 @@ SCENARIOS = (*QUEUE_SCENARIOS, *topic_scenarios.SCENARIOS)
 _NO_PRESETTLED = "the SDK always waits for the outcome"
 _NO_BULK = "the SDK has no call for it"
 
+_NO_TRANSACTIONS = "the SDK has no transactions"
+
 _PYTHON = {
+    "transactions": _NO_TRANSACTIONS,
     "abandon-properties": "abandon_message takes none",
     "settle-elsewhere": "the SDK settles only through the receiver a message came from",
     "presettled-send": _NO_PRESETTLED,
@@ -247,10 +262,12 @@ _NOT_APPLICABLE: dict[str, dict[str, str]] = {
     "python-7.14.3": _PYTHON,
     "python-7.15.0": _PYTHON,
     "javascript": {
+        "transactions": _NO_TRANSACTIONS,
         "presettled-send": _NO_PRESETTLED,
         "batch-delete": _NO_BULK,
     },
     "go": {
+        "transactions": _NO_TRANSACTIONS,
         "auto-renew": "the SDK has no renewer; renew-lock shows the call",
         "push-receive": "the SDK has neither handler nor iterator",
         "presettled-send": _NO_PRESETTLED,
@@ -261,6 +278,7 @@ _NOT_APPLICABLE: dict[str, dict[str, str]] = {
         "batch-delete": _NO_BULK,
     },
     "jms": {
+        "duplicates": "JMS makes the message ids itself",
         "batch": "JMS has no batches",
         "abandon-properties": "JMS sets no properties while settling",
         "dead-letter-queue": "JMS cannot abandon and peek one message of it; dead-letter receives from it",
@@ -274,6 +292,7 @@ _NOT_APPLICABLE: dict[str, dict[str, str]] = {
         "batch-delete": _JMS_MANAGEMENT,
     },
     "rhea": {
+        "transactions": "the library has no transactions",
         "auto-renew": "the library has no renewer; renew-lock shows the request",
     },
     "proton": {

@@ -18,8 +18,16 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from broker.errors import EntityDisabled, LockLost, MessageNotFound, NotAllowed
+from broker.errors import (
+    EntityDisabled,
+    LockLost,
+    MessageNotFound,
+    NotAllowed,
+    TransactionRollback,
+    TransactionTimeout,
+)
 from broker.partition.settings import PartitionSettings
+from broker.partition.transactions import TIME_OUT_MS
 from broker.wire import Extra, Outcome
 from protocol.codec import encode
 from storage.records import MESSAGE_HEADER_BYTES, Field, Place
@@ -63,6 +71,22 @@ class Receiver:
         return max(0, self.limit - self.delivered)
 
 
+@dataclass
+class Transaction:
+    """Operations in order: what is sent as (body, ttl, wait until, message id), what is settled as its arguments."""
+
+    key: str
+    deadline_ms: int
+    sends: int = 0
+    operations: list[tuple[Any, ...]] = field(default_factory=list)
+    timed_out: bool = False
+
+    def settles(self, token: bytes | None) -> bool:
+        return not self.timed_out and any(
+            kind == "settle" and token == operation[1] for kind, *operation in self.operations
+        )
+
+
 class PartitionModel(RuleBasedStateMachine):
     @initialize(
         dead_letter_expired=st.booleans(),
@@ -94,6 +118,8 @@ class PartitionModel(RuleBasedStateMachine):
         self.moving: dict[str, Message] = {}  # dead-lettered in this step
         self.gone: dict[str, str] = {}  # body: reason
         self.accepted = 0
+        self.transaction: Transaction | None = None
+        self.transactions = 0
         self.ids: dict[str, tuple[int, int]] = {}  # of messages accepted: end of the window, sequence number
         self.tokens: list[tuple[int, bytes]] = []  # all that were ever given, with their queue
         self.removed: list[tuple[int, Message, list[Any]]] = []  # received and deleted: can be restored
@@ -129,7 +155,7 @@ class PartitionModel(RuleBasedStateMachine):
         self.ids[message_id] = (self.now_ms + window_ms, number)
         return None
 
-    def accept(self, ttl_ms: int | None, scheduled_ms: int) -> Message:
+    def accept(self, ttl_ms: int | None, scheduled_ms: int, body: str | None = None) -> Message:
         default = self.terms.default_message_time_to_live_ms
         effective = min((t for t in (ttl_ms, default) if t is not None), default=None)
         self.accepted += 1
@@ -137,7 +163,7 @@ class PartitionModel(RuleBasedStateMachine):
         self.next_number[MAIN] += 1
         waits = scheduled_ms > self.now_ms
         found = Message(
-            body=self.body(self.accepted),
+            body=body or self.body(self.accepted),
             number=number,
             place=Place.SCHEDULED if waits else Place.AVAILABLE,
             enqueued_ms=self.now_ms,
@@ -222,6 +248,9 @@ class PartitionModel(RuleBasedStateMachine):
         self.compare(shown)
 
     def time_passed(self) -> None:
+        if self.transaction and self.transaction.deadline_ms <= self.now_ms and not self.transaction.timed_out:
+            self.rolled_back(self.transaction)
+            self.transaction.timed_out = True
         for queue, m in self.locked():
             if m.until_ms <= self.now_ms:
                 self.fail(queue, m)
@@ -457,6 +486,8 @@ class PartitionModel(RuleBasedStateMachine):
     def refusal(self, queue, m, outcome):
         if m is None:
             return LockLost
+        if self.transaction and self.transaction.settles(m.token):
+            return NotAllowed
         return NotAllowed if outcome == Outcome.DEAD_LETTERED and queue == DEAD else None
 
     def settled(self, queue, m, outcome, properties):
@@ -473,6 +504,94 @@ class PartitionModel(RuleBasedStateMachine):
                 m.properties = m.properties | (properties or {})
             case Outcome.DEAD_LETTERED:
                 self.move(m, properties)
+
+    def rolled_back(self, transaction: Transaction) -> None:
+        """What the client has forgotten comes again."""
+        for kind, *operation in transaction.operations:
+            if kind == "settle":
+                queue, token, _, _, quiet = operation
+                m = next((m for m in self.queues[queue] if m.token == token), None)
+                if m is not None and quiet:
+                    self.fail(queue, m)
+
+    def transact(self, *operation) -> list[Any]:
+        """The result of the operation in the transaction under way, or in a new one. Raises TransactionTimeout."""
+        begins = self.transaction is None
+        if begins:
+            self.transactions += 1
+            self.transaction = Transaction(f"t{self.transactions}", self.now_ms + TIME_OUT_MS)
+        [result] = self.driver.partition.transact(self.transaction.key, begins, [operation], self.now_ms)
+        return result
+
+    @rule(ttl_ms=TTLS, wait=st.sampled_from([0, 0, 30]), message_id=IDS)
+    def send_in_transaction(self, ttl_ms, wait, message_id):
+        extra = {"scheduled_ms": self.now_ms + wait} if wait else {}
+        if message_id is not None:
+            extra["message_id"] = encode(message_id)
+        body = f"{self.transactions}.{self.accepted}.{len(self.transaction.operations) if self.transaction else 0}"
+        try:
+            result = self.transact("send", MAIN, False, [[message(body, ttl_ms=ttl_ms, **extra)]])
+        except TransactionTimeout:
+            assert self.transaction.timed_out
+            return
+        assert result is None
+        self.transaction.operations.append(("send", body, ttl_ms, self.now_ms + wait if wait else 0, message_id))
+        self.turn()
+
+    @rule(
+        pick=PICK,
+        outcome=st.sampled_from(Outcome),
+        properties=st.sampled_from([None, {"a": "1"}]),
+        quiet=st.booleans(),
+    )
+    def settle_in_transaction(self, pick, outcome, properties, quiet):
+        known = self.candidates()
+        if not known:
+            return
+        queue, token = known[pick % len(known)]
+        error = self.refusal(queue, self.find(queue, token), outcome)
+        quiet = quiet and error is None
+        try:
+            result = self.transact("settle", queue, quiet, [token], outcome, properties)
+        except TransactionTimeout:
+            assert self.transaction.timed_out
+            return
+        assert [each and each[0] for each in result or [None]] == [error and error.__name__]
+        if error is None:
+            self.transaction.operations.append(("settle", queue, token, outcome, properties, quiet))
+        self.turn()
+
+    @rule(
+        commit=st.sampled_from([True, True, True, False]), late_ms=st.sampled_from([0, 0, 0, 1, LOCK_MS, TIME_OUT_MS])
+    )
+    def discharge(self, commit, late_ms):
+        transaction, self.transaction = self.transaction, None
+        if transaction is None:
+            return
+        self.driver.now_ms += late_ms  # and no timer came by
+        found = [
+            self.find(operation[0], operation[1]) for kind, *operation in transaction.operations if kind == "settle"
+        ]
+        expected = None
+        if commit and (transaction.timed_out or transaction.deadline_ms <= self.now_ms):
+            expected = TransactionTimeout
+        elif commit and None in found:
+            expected = TransactionRollback
+        with pytest.raises(expected) if expected else nullcontext():
+            self.driver.partition.discharge(transaction.key, commit, self.now_ms)
+        if expected or not commit:
+            if not transaction.timed_out:
+                self.rolled_back(transaction)
+        else:
+            for kind, *operation in transaction.operations:
+                if kind == "send":
+                    body, ttl_ms, scheduled_ms, message_id = operation
+                    if self.known(message_id, self.next_number[MAIN]) is None:
+                        self.accept(ttl_ms, scheduled_ms, body)
+                else:
+                    queue, token, outcome, properties, _ = operation
+                    self.settled(queue, self.find(queue, token), outcome, properties)
+        self.turn()
 
     @rule(picks=st.lists(PICK, min_size=1, max_size=3, unique=True))
     def renew(self, picks):
@@ -600,6 +719,7 @@ class PartitionModel(RuleBasedStateMachine):
             self.driver.partition.advance(self.now_ms)
             self.driver.store.abort()
         self.driver.restart()
+        self.transaction = None
         self.receivers.clear()
         self.removed.clear()
         for _, m in self.locked():

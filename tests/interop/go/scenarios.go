@@ -47,6 +47,20 @@ var scenarios = map[string]func(*scene){
 		s.nothingIsLeft()
 	},
 
+	"duplicates": func(s *scene) {
+		for _, each := range [][2]string{{"a", "1"}, {"b", "1"}, {"c", "2"}} {
+			s.post(&azservicebus.Message{Body: []byte(each[0]), MessageID: ptr(each[1])})
+		}
+		receiver := s.receiver()
+		for _, expected := range []string{"a", "c"} {
+			message := receiver.one()
+			equal(string(message.Body), expected, "body")
+			receiver.complete(message)
+		}
+		receiver.close()
+		s.nothingIsLeft()
+	},
+
 	"properties": func(s *scene) {
 		s.post(&azservicebus.Message{
 			Body: []byte("x"), MessageID: ptr("id-1"), Subject: ptr("subject"), CorrelationID: ptr("correlation"),

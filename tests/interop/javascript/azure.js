@@ -18,6 +18,20 @@ const scenarios = {
     await scene.nothingIsLeft();
   },
 
+  async duplicates(scene) {
+    const sender = scene.client.createSender(scene.queue);
+    for (const [body, messageId] of [["a", "1"], ["b", "1"], ["c", "2"]]) await sender.sendMessages({ body, messageId });
+    await sender.close();
+    const receiver = scene.receiver();
+    for (const expected of ["a", "c"]) {
+      const message = await one(receiver);
+      equal(message.body, expected, "body");
+      await receiver.completeMessage(message);
+    }
+    await receiver.close();
+    await scene.nothingIsLeft();
+  },
+
   async properties(scene) {
     const sent = {
       messageId: "id-1",

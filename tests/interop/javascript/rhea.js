@@ -43,6 +43,15 @@ const scenarios = {
     await scene.nothingIsLeft();
   },
 
+  async duplicates(scene) {
+    const sender = await scene.sender();
+    for (const [body, message_id] of [["a", "1"], ["b", "1"], ["c", "2"]]) sender.send({ body, message_id });
+    const receiver = await scene.receiver();
+    equal(bodies(await allOf(receiver, 2)), ["a", "c"], "bodies");
+    receiver.close();
+    await scene.nothingIsLeft();
+  },
+
   async properties(scene) {
     const sent = {
       message_id: "id-1",

@@ -94,6 +94,75 @@ def properties(scene: Scene) -> None:
     receiver.settle(delivery)
 
 
+@scenario("duplicates")
+def duplicates(scene: Scene) -> None:
+    sender = scene.sender()
+    for text, message_id in (("a", "1"), ("b", "1"), ("c", ulong(1)), ("d", "2")):
+        sender.post(Message(body=text, id=message_id))
+    equal([message.body for message in scene.receiver().all_of(2)], ["a", "d"], "bodies")
+    scene.nothing_is_left()
+
+
+class Transaction(MessagingHandler):
+    """The library's own transactions, waited for."""
+
+    def __init__(self, scene: Scene) -> None:
+        super().__init__()
+        self._connection = scene.connection
+        self._ended: str | None = None
+        self._is_declared = False
+        self.transaction = scene.connection.container.declare_transaction(scene.connection.conn, self)
+        scene.connection.wait(lambda: self._is_declared, timeout=TIMEOUT_S)
+
+    def on_transaction_declared(self, event: Any) -> None:
+        self._is_declared = True
+
+    def on_transaction_committed(self, event: Any) -> None:
+        self._ended = "committed"
+
+    def on_transaction_aborted(self, event: Any) -> None:
+        self._ended = "aborted"
+
+    def on_transaction_commit_failed(self, event: Any) -> None:
+        self._ended = "failed"
+
+    def send(self, sender: Any, text: str) -> None:
+        delivery = self.transaction.send(sender.blocking.link, Message(body=text))
+        self._connection.wait(lambda: delivery.remote_state, timeout=TIMEOUT_S)
+        equal(delivery.remote_state, 0x34, "state of the answer")
+
+    def commit(self) -> None:
+        self.transaction.commit()
+        self._end("committed")
+
+    def abort(self) -> None:
+        self.transaction.abort()
+        self._end("aborted")
+
+    def _end(self, expected: str) -> None:
+        self._connection.wait(lambda: self._ended is not None, timeout=TIMEOUT_S)
+        equal(self._ended, expected, "end of the transaction")
+
+
+@scenario("transactions")
+def transactions(scene: Scene) -> None:
+    scene.send("old")
+    sender, receiver = scene.sender(), scene.receiver()
+    _, old = receiver.one()
+    rolled_back = Transaction(scene)
+    rolled_back.send(sender, "never")
+    rolled_back.abort()
+    committed = Transaction(scene)
+    for text in ("a", "b"):
+        committed.send(sender, text)
+    committed.transaction.accept(old)
+    receiver.none("before the commit")
+    committed.commit()
+    equal([message.body for message in receiver.all_of(2)], ["a", "b"], "bodies")
+    receiver.close()
+    scene.nothing_is_left()
+
+
 @scenario("application-properties")
 def application_properties(scene: Scene) -> None:
     sent = {

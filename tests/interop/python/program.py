@@ -416,6 +416,20 @@ def push_receive(scene: Scene) -> None:
     scene.nothing_is_left()
 
 
+@scenario("duplicates")
+def duplicates(scene: Scene) -> None:
+    with scene.client.get_queue_sender(scene.queue) as sender:
+        for text, message_id in (("a", "1"), ("b", "1"), ("c", "2")):
+            sender.send_messages(ServiceBusMessage(text, message_id=message_id))
+        sender.send_messages([ServiceBusMessage(text, message_id="3") for text in "de"])
+    with scene.receiver() as receiver:
+        messages = [one(receiver) for _ in range(3)]
+        equal([body(message) for message in messages], [b"a", b"c", b"d"], "bodies")
+        for message in messages:
+            receiver.complete_message(message)
+    scene.nothing_is_left()
+
+
 @scenario("competing")
 def competing(scene: Scene) -> None:
     with scene.client.get_queue_sender(scene.queue) as sender:

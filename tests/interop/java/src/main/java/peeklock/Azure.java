@@ -25,6 +25,8 @@ import com.azure.messaging.servicebus.ServiceBusReceivedMessage;
 import com.azure.messaging.servicebus.ServiceBusReceiverClient;
 import com.azure.messaging.servicebus.ServiceBusSenderAsyncClient;
 import com.azure.messaging.servicebus.ServiceBusSenderClient;
+import com.azure.messaging.servicebus.ServiceBusTransactionContext;
+import com.azure.messaging.servicebus.models.CompleteOptions;
 import com.azure.messaging.servicebus.models.AbandonOptions;
 import com.azure.messaging.servicebus.models.DeadLetterOptions;
 import com.azure.messaging.servicebus.models.ServiceBusMessageState;
@@ -192,6 +194,43 @@ public final class Azure {
                 receiver.complete(message);
             }
             scene.nothingIsLeft();
+        });
+
+        SCENARIOS.put("duplicates", () -> {
+            Scene scene = new Scene("duplicates");
+            scene.post(new ServiceBusMessage("a").setMessageId("1"), new ServiceBusMessage("b").setMessageId("1"),
+                new ServiceBusMessage("c").setMessageId("2"));
+            try (ServiceBusReceiverClient receiver = scene.receiver()) {
+                equal(bodies(allOf(receiver, 2)), List.of("a", "c"), "bodies");
+            }
+            scene.nothingIsLeft();
+        });
+
+        SCENARIOS.put("transactions", () -> {
+            Scene scene = new Scene("transactions");
+            scene.send("old");
+            try (ServiceBusReceiverClient receiver = scene.receiver(); ServiceBusSenderClient sender = scene.sender()) {
+                ServiceBusReceivedMessage old = one(receiver);
+                ServiceBusTransactionContext rolledBack = sender.createTransaction();
+                sender.sendMessage(new ServiceBusMessage("never"), rolledBack);
+                receiver.complete(old, new CompleteOptions().setTransactionContext(rolledBack));
+                sender.rollbackTransaction(rolledBack);
+                receiver.renewMessageLock(old);
+
+                ServiceBusTransactionContext committed = sender.createTransaction();
+                sender.sendMessage(new ServiceBusMessage("a"), committed);
+                sender.sendMessages(List.of(new ServiceBusMessage("b"), new ServiceBusMessage("c")), committed);
+                none(receiver, "messages before the commit");
+                sender.commitTransaction(committed);
+                equal(bodies(allOf(receiver, 3)), List.of("a", "b", "c"), "bodies");
+
+                scene.send("last");
+                ServiceBusReceivedMessage last = one(receiver);
+                ServiceBusTransactionContext settling = sender.createTransaction();
+                receiver.complete(last, new CompleteOptions().setTransactionContext(settling));
+                sender.commitTransaction(settling);
+                fails(() -> receiver.renewMessageLock(last), reason(ServiceBusFailureReason.MESSAGE_LOCK_LOST), "renewing");
+            }
         });
 
         SCENARIOS.put("properties", () -> {

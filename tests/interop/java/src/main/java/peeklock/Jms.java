@@ -171,6 +171,32 @@ public final class Jms {
             }
         });
 
+        SCENARIOS.put("transactions", () -> {
+            try (Scene scene = new Scene("transactions");
+                    Session session = scene.connection.createSession(true, Session.SESSION_TRANSACTED);
+                    MessageProducer producer = session.createProducer(scene.queue());
+                    MessageConsumer consumer = session.createConsumer(scene.queue())) {
+                scene.send("old");
+                equal(text(one(consumer)), "old", "body");
+                producer.send(session.createTextMessage("never"));
+                session.rollback();
+
+                Message again = one(consumer);
+                equal(text(again), "old", "body after the rollback");
+                truth(again.getJMSRedelivered(), "redelivered");
+                producer.send(session.createTextMessage("a"));
+                producer.send(session.createTextMessage("b"));
+                try (MessageConsumer other = scene.consumer()) {
+                    equal(other.receive(500), null, "messages before the commit");
+                }
+                session.commit();
+                equal(text(one(consumer)), "a", "body");
+                equal(text(one(consumer)), "b", "body");
+                session.commit();
+                scene.nothingIsLeft();
+            }
+        });
+
         SCENARIOS.put("properties", () -> {
             try (Scene scene = new Scene("properties")) {
                 TextMessage sent = scene.session.createTextMessage("x");
