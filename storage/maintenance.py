@@ -103,8 +103,8 @@ def backup(source: Path, target: Path) -> int:
 def restore(source: Path, data_directory: Path) -> int:
     """Verify the backup `source` and copy it to `data_directory`, missing or empty; returns the bytes written.
 
-    Each store gets a new id: see `renew_store_id`. A broker refuses the directory until it is complete. Raises
-    NotADataDirectory, UnknownLayout, TargetNotEmpty, BackupDamaged, NetworkFileSystem, StoreError, OSError.
+    A broker refuses the directory until it is complete. Raises NotADataDirectory, UnknownLayout, TargetNotEmpty,
+    BackupDamaged, NetworkFileSystem, StoreError, OSError.
     """
     description = _description(source)
     data_directory = data_directory.absolute()
@@ -116,15 +116,18 @@ def restore(source: Path, data_directory: Path) -> int:
     data_directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock = FileLock(data_directory / LOCK_FILE)
     try:
-        copied_bytes = _copy(source, data_directory, description, renew=True)
+        copied_bytes = _copy(source, data_directory, description)
         sync_directory(data_directory.parent)
     finally:
         lock.release()
     return copied_bytes
 
 
-def _copy(source: Path, target: Path, description: Description, renew: bool = False) -> int:
-    """Copy all partitions, and last the description, which makes the copy one; all of it synced."""
+def _copy(source: Path, target: Path, description: Description) -> int:
+    """Copy all partitions, and last the description, which makes the copy one; all of it synced.
+
+    Each store of the copy gets an id of its own, a backup's too: somebody may use it as it is.
+    """
     (target / PARTITIONS).mkdir(mode=0o700)
     copied_bytes = 0
     for partition in range(description.partitions):
@@ -132,8 +135,7 @@ def _copy(source: Path, target: Path, description: Description, renew: bool = Fa
         directory.mkdir(mode=0o700)
         with Snapshot(partition_path(source, partition)) as snapshot:
             snapshot.copy(directory)
-        if renew:
-            renew_store_id(directory)
+        renew_store_id(directory)
         file = directory / DATA_FILE
         file.chmod(0o600)
         sync_file(file)
