@@ -114,6 +114,7 @@ class Link:
 
     __slots__ = (
         "address",
+        "answered",
         "channel_handle",
         "closed",
         "context",
@@ -140,6 +141,7 @@ class Link:
         self.max_message_bytes = 0
         self.partial: bytes | bytearray = b""
         self.oversized_bytes = 0
+        self.answered = False  # the peer's attach was; own links need no answer
         self.closed = False
         self.draining = False  # we have asked for our credit back
         self.drain_limit: int | None = None  # the delivery-count at which a drain that found credit has used it up
@@ -196,13 +198,28 @@ class Link:
 
     # -- answering it
 
-    def accept(self, max_message_bytes: int = 0, credit: int = 0) -> None:
-        """Answer the attach: termini and settle modes as received, then grant `credit` if we receive."""
+    def accept(
+        self,
+        max_message_bytes: int = 0,
+        credit: int = 0,
+        *,
+        filters: dict[Any, Any] | None = None,
+        properties: dict[Any, Any] | None = None,
+    ) -> None:
+        """Answer the attach: termini and settle modes as received, then grant `credit` if we receive.
+
+        `filters` are those of the source, if they are others than received.
+        """
         pointer = self.pointer
+        self.answered = True
         lib.pn_terminus_copy(lib.pn_link_source(pointer), lib.pn_link_remote_source(pointer))
         lib.pn_terminus_copy(lib.pn_link_target(pointer), lib.pn_link_remote_target(pointer))
         lib.pn_link_set_snd_settle_mode(pointer, lib.pn_link_remote_snd_settle_mode(pointer))
         lib.pn_link_set_rcv_settle_mode(pointer, lib.pn_link_remote_rcv_settle_mode(pointer))
+        if filters is not None:
+            _set_value(lib.pn_terminus_filter(lib.pn_link_source(pointer)), filters)
+        if properties:
+            _set_value(lib.pn_link_properties(pointer), properties)
         self.max_message_bytes = max_message_bytes
         if max_message_bytes:
             lib.pn_link_set_max_message_size(pointer, max_message_bytes)
@@ -214,22 +231,28 @@ class Link:
 
     def refuse(self, condition: str, description: str) -> None:
         """Answer with an attach without a terminus, then a detach that says why (2.6.3)."""
-        pointer = self.pointer
-        lib.pn_terminus_set_type(lib.pn_link_source(pointer), lib.PN_UNSPECIFIED)
-        lib.pn_terminus_set_type(lib.pn_link_target(pointer), lib.PN_UNSPECIFIED)
-        lib.pn_link_open(pointer)
-        self.engine.attaching.append(self)
+        assert not self.answered
         self.detach(condition, description)
 
     def detach(self, condition: str | None = None, description: str = "") -> None:
-        """Close the link from our side."""
+        """Close the link from our side; an attach not answered yet is refused."""
         if self.closed:
             return
+        if not self.answered:
+            self.answer_without_terminus()
+            self.engine.attaching.append(self)
         self.closed = True
         if condition:
             _set_condition(lib.pn_link_condition(self.pointer), condition, description)
         lib.pn_link_close(self.pointer)
         self.engine.needs_padding = True
+
+    def answer_without_terminus(self) -> None:
+        """Say that there is no link (2.6.3); a detach is to follow."""
+        self.answered = True
+        for terminus in (lib.pn_link_source(self.pointer), lib.pn_link_target(self.pointer)):
+            lib.pn_terminus_set_type(terminus, lib.PN_UNSPECIFIED)
+        lib.pn_link_open(self.pointer)
 
     # -- receiving
 
@@ -579,6 +602,7 @@ class Engine:
         if credit:
             lib.pn_link_flow(pointer, credit)
         link = self.links[pointer] = Link(self, session, pointer)
+        link.answered = True
         session.links.append(link)
         self.attaching.append(link)
         return link
@@ -751,6 +775,8 @@ class Engine:
         self._forget_deliveries(link)
         self._handler.on_detach(link, closed, condition, description)
         if not answered:
+            if not link.answered:
+                link.answer_without_terminus()
             if closed:
                 lib.pn_link_close(link.pointer)
             else:

@@ -26,6 +26,19 @@ from protocol.rule_operations import AddRule as AddRule
 from protocol.rule_operations import EnumerateRules as EnumerateRules
 from protocol.rule_operations import RemoveRule as RemoveRule
 from protocol.rule_operations import Rule, read_add_rule, read_enumerate_rules, read_remove_rule, rules_body
+from protocol.session_operations import GetMessageSessions as GetMessageSessions
+from protocol.session_operations import GetSessionState as GetSessionState
+from protocol.session_operations import RenewSessionLock as RenewSessionLock
+from protocol.session_operations import SetSessionState as SetSessionState
+from protocol.session_operations import (
+    read_get_message_sessions,
+    read_get_session_state,
+    read_renew_session_lock,
+    read_set_session_state,
+    renewed_body,
+    sessions_body,
+    state_body,
+)
 
 OK: Final = 200
 NO_CONTENT: Final = 204
@@ -169,6 +182,10 @@ Arguments = (
     | AddRule
     | RemoveRule
     | EnumerateRules
+    | RenewSessionLock
+    | GetSessionState
+    | SetSessionState
+    | GetMessageSessions
 )
 
 
@@ -313,6 +330,10 @@ _READERS: Final[Mapping[str, Callable[[Fields], Arguments]]] = {
     "com.microsoft:add-rule": read_add_rule,
     "com.microsoft:remove-rule": read_remove_rule,
     "com.microsoft:enumerate-rules": read_enumerate_rules,
+    "com.microsoft:renew-session-lock": read_renew_session_lock,
+    "com.microsoft:get-session-state": read_get_session_state,
+    "com.microsoft:set-session-state": read_set_session_state,
+    "com.microsoft:get-message-sessions": read_get_message_sessions,
     "peeklock:purge": _purge,
     "peeklock:get-counts": _get_counts,
     "peeklock:list-counts": _list_counts,
@@ -393,6 +414,26 @@ def encode_rules(request: Request, rules: Sequence[tuple[Rule, int]], max_bytes:
     More than `max_bytes` (0: no limit) is a failure, 403: clients take a short page for the last.
     """
     return encode_limited(request, rules_body(rules), max_bytes) if rules else encode_no_content(request)
+
+
+def encode_session_renewed(request: Request, locked_until_ms: int) -> bytes:
+    """200 to renew-session-lock: the new end of the lock."""
+    return encode_success(request, renewed_body(locked_until_ms))
+
+
+def encode_session_state(request: Request, state: bytes | None) -> bytes:
+    """200 to get-session-state."""
+    return encode_success(request, state_body(state))
+
+
+def encode_sessions(request: Request, skip: int, session_ids: Sequence[str], max_bytes: int = 0) -> bytes:
+    """200 to get-message-sessions, or 204 if there are none.
+
+    More than `max_bytes` (0: no limit) is a failure, 403: clients take a short page for the last.
+    """
+    if not session_ids:
+        return encode_no_content(request, conditions.SESSION_NOT_FOUND)
+    return encode_limited(request, sessions_body(skip, session_ids), max_bytes)
 
 
 def encode_limited(request: Request, body: Mapping[str, Any], max_bytes: int) -> bytes:

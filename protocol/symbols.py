@@ -75,6 +75,9 @@ DEAD_LETTER_ERROR_DESCRIPTION: Final = "DeadLetterErrorDescription"
 # Content type of a message that is swallowed
 PING_CONTENT_TYPE: Final = "application/vnd.ms-servicebus-ping"
 
+# Filter of a receiver's source: which session it wants
+SESSION_FILTER: Final = Symbol("com.microsoft:session-filter")  # string or null, in some clients described
+
 # Link properties
 TIMEOUT: Final = Symbol("com.microsoft:timeout")  # uint, milliseconds
 RECEIVER_NAME: Final = Symbol("com.microsoft:receiver-name")  # string

@@ -68,6 +68,30 @@ SESSION_RECEIVER_NOT_SUPPORTED = (
 )
 
 
+def session_cannot_be_locked(session_id: str) -> str:
+    return (
+        f"The requested session '{session_id}' cannot be accepted. It may be locked by another receiver. "
+        "For more information please see https://aka.ms/ServiceBusExceptions ."
+    )
+
+
+def timed_out(wait_ms: int) -> str:
+    """No session became available in this time."""
+    return (
+        f"The operation did not complete within the allotted timeout of {_duration(wait_ms)}. "
+        "The time allotted to this operation may have been a portion of a longer timeout. For more information on "
+        "exception types and proper exception handling, please refer to https://aka.ms/ServiceBusExceptions"
+    )
+
+
+def _duration(ms: int) -> str:
+    """As .NET has it: [days.]hours:minutes:seconds[.fraction]"""
+    seconds, ms = divmod(ms, 1000)
+    days, seconds = divmod(seconds, 86_400)
+    text = f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+    return f"{f'{days}.' if days else ''}{text}{f'.{ms:03}0000' if ms else ''}"
+
+
 def claim_required(right: str, resource: str) -> str:
     """`right` is Send, Listen or Manage; `resource` a URI such as sb://host/entity."""
     return f"Unauthorized access. '{right}' claim(s) are required to perform this operation. Resource: '{resource}'."

@@ -26,8 +26,9 @@ from broker.gateway.links import ClientReceiver, ClientSender
 from broker.gateway.namespace_node import NamespaceRequests
 from broker.gateway.nodes import REQUEST_CREDIT, CbsRequests, ManagementRequests, RequestLink, ResponseLink
 from broker.gateway.rights import Rights
+from broker.gateway.session_links import SessionReceiver
 from broker.gateway.transactions import COORDINATOR_CREDIT, MAX_REQUEST_BYTES, Coordinator, Transaction
-from protocol import conditions, tracking
+from protocol import conditions, session_filter, tracking
 from protocol.addresses import Address, Node, Part
 from protocol.addresses import parse as parse_address
 from protocol.codec import Symbol
@@ -58,6 +59,8 @@ LINKS_OVERRUN = 2
 MAX_LINKS_WITHOUT_RIGHTS = 20
 # The largest tokens known are some 10 KiB.
 MAX_TOKEN_MESSAGE_BYTES = 128 * 1024
+
+_NON_EXCLUSIVE_SESSION_FILTER = "com.microsoft:non-exclusive-session-filter:list"  # of a preview
 
 _FAULTS: dict[type[ProtocolError], Symbol] = {
     FramingError: conditions.CONNECTION_FRAMING_ERROR,
@@ -95,6 +98,9 @@ class ClientConnection(asyncio.Protocol):
         self._deadline: asyncio.TimerHandle | None = None
         self._expiry: asyncio.TimerHandle | None = None
         self._stall: asyncio.TimerHandle | None = None
+        self.sessions: dict[
+            tuple[int, str], SessionReceiver
+        ] = {}  # whose locks its links have; by queue id and session id
         self._responses: list[ResponseLink] = []
         self._links = 0
         self._peer = ""
@@ -341,11 +347,16 @@ class ClientConnection(asyncio.Protocol):
             link.accept(min(asked, limit) if asked else limit, amqp.sender_credit)
             return ClientSender(self, link, entity, address)
         entity.require_receive(address.part)
-        if any("session-filter" in str(key) for key in link.source_filter()):
-            if not entity.requires_session:
+        filters = link.source_filter()
+        if _NON_EXCLUSIVE_SESSION_FILTER in filters:
+            raise NotImplementedByBroker("Receivers that share a session are not offered by this version.")
+        session = session_filter.read(filters, link.remote_properties())
+        has_sessions = entity.requires_session and address.part is Part.MAIN
+        if session is not None:
+            if not has_sessions:
                 raise NotAllowed(tracking.SESSION_RECEIVER_NOT_SUPPORTED)
-            raise NotImplementedByBroker("Sessions are not offered by this version.")
-        if entity.requires_session and address.part is Part.MAIN:
+            return SessionReceiver(self, link, entity, address, session)
+        if has_sessions:
             raise NotAllowed(tracking.SESSION_RECEIVER_REQUIRED)
         link.accept(entity.max_message_bytes(amqp.max_message_size_bytes))
         return ClientReceiver(self, link, entity, address)
@@ -416,9 +427,13 @@ class ClientConnection(asyncio.Protocol):
         if self._waits or self.overrun or self.is_stalled or self.gateway.router.behind:
             self.regulate()
 
-    def _flush(self) -> None:
+    def post_gathered(self) -> None:
+        """Let the links send to the partitions what they have gathered, so that what comes next comes after it."""
         while self.active:
             self.active.pop().post()
+
+    def _flush(self) -> None:
+        self.post_gathered()
         transport = self._transport
         if transport is None or self._sasl is not None or self.is_stalled or self._hung_up:
             return

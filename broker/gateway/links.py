@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from broker.entities import Right
-from broker.errors import BrokerError, LockLost, MessageTooLarge, NotAllowed, ServerBusy
+from broker.errors import BrokerError, LockLost, MessageTooLarge, NotAllowed, ServerBusy, SessionLockLost
 from broker.gateway.conditions import condition_of
 from broker.gateway.delivery import render_delivery
 from broker.gateway.namespace import Entity
@@ -79,7 +79,7 @@ class EntityLink:
     def on_sent(self, count: int, error: BrokerError | None) -> None:
         raise AssertionError("no sends on this channel")
 
-    def on_opened(self) -> None: ...
+    def on_opened(self, session_id: str = "", locked_until_ms: int = 0) -> None: ...
 
     def on_drained(self, delivered: int) -> None:
         raise AssertionError("no receiver on this channel")
@@ -188,7 +188,8 @@ class ClientSender(EntityLink):
         self.refuse(delivery, settled, MessageTooLarge(text))
 
     def _check(self, message: Any) -> None:
-        if self._requires_session and not (message[3] and Extra.SESSION_ID in message[3]):
+        extra = message[3]
+        if self._requires_session and not (extra and (Extra.SESSION_ID in extra or Extra.PING in extra)):
             raise NotAllowed(tracking.session_id_missing(self.entity.name))
 
     def refuse(self, delivery: Delivery, settled: bool, error: Exception) -> None:
@@ -507,7 +508,7 @@ class ClientReceiver(EntityLink):
             metrics.successful_requests += count
             return
         condition, text = condition_of(error), str(error)
-        if isinstance(error, LockLost):
+        if isinstance(error, LockLost | SessionLockLost):
             self.connection.gateway.metrics.lost_settlements += count
         metrics.failed(type(error).__name__, count)
         for _ in range(count):

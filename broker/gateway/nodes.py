@@ -205,6 +205,10 @@ class ManagementRequests(RequestLink):
             management.EnumerateRules: self._enumerate_rules,
             management.Purge: self._purge,
             management.GetCounts: self._get_counts,
+            management.RenewSessionLock: self._renew_session_lock,
+            management.GetSessionState: self._get_session_state,
+            management.SetSessionState: self._set_session_state,
+            management.GetMessageSessions: self._get_message_sessions,
         }
 
     def handle(self, request: Request, answer: Answer) -> None:
@@ -215,6 +219,7 @@ class ManagementRequests(RequestLink):
             if operation is None:
                 raise management.UnknownOperation(f"The operation '{call.operation}' is not offered by an entity.")
             self.connection.rights.require(self.path, _RIGHT.get(type(call.arguments), Right.LISTEN), time.time())
+            self.connection.post_gathered()  # a client may ask for what it has just deferred
             operation(request, call.arguments, answer)
         except (BrokerError, ProtocolError) as error:
             self._fail(request, error, answer)
@@ -262,8 +267,11 @@ class ManagementRequests(RequestLink):
             self._metrics.outgoing_messages += len(messages)
             return management.encode_peeked(request, messages, limit)
 
-        count = min(arguments.message_count, MAX_PEEK_MESSAGES)
-        self._ask(request, answer, encode, "peek", arguments.from_sequence_number, count, MAX_PEEK_BYTES)
+        wanted = (arguments.from_sequence_number, min(arguments.message_count, MAX_PEEK_MESSAGES), MAX_PEEK_BYTES)
+        if arguments.session_id is None:
+            self._ask(request, answer, encode, "peek", *wanted)
+        else:
+            self._ask(request, answer, encode, "peek-session", arguments.session_id, *wanted)
 
     def _schedule(self, request: Request, arguments: management.ScheduleMessages, answer: Answer) -> None:
         self.entity.require_send()
@@ -305,8 +313,12 @@ class ManagementRequests(RequestLink):
             self._metrics.outgoing_messages += len(messages)
             return management.encode_deferred(request, messages, 0)
 
-        numbers = list(arguments.sequence_numbers)
-        self._ask(request, answer, encode, "receive-deferred", numbers, arguments.receive_and_delete)
+        wanted = (list(arguments.sequence_numbers), arguments.receive_and_delete)
+        if arguments.session_id is None:
+            self._ask(request, answer, encode, "receive-deferred", *wanted)
+        else:
+            holder = self._holder(arguments.session_id)
+            self._ask(request, answer, encode, "receive-session-deferred", holder, arguments.session_id, *wanted)
 
     def _update_disposition(self, request: Request, arguments: management.UpdateDisposition, answer: Answer) -> None:
         outcome = _OUTCOME[arguments.disposition]
@@ -324,7 +336,9 @@ class ManagementRequests(RequestLink):
             self._metrics.settled[outcome] += len(tokens)
             return management.encode_success(request)
 
-        self._ask(request, answer, encode, "settle", tokens, outcome, properties or None)
+        # Of a token that is gone it says whether the lock of the session is.
+        holder = () if arguments.session_id is None else (self._holder(arguments.session_id),)
+        self._ask(request, answer, encode, "settle", tokens, outcome, properties or None, *holder)
 
     def _delete(self, request: Request, arguments: management.DeleteMessages, answer: Answer) -> None:
         count = min(arguments.message_count, MAX_DELETE_MESSAGES)
@@ -335,7 +349,53 @@ class ManagementRequests(RequestLink):
             "delete-batch",
             count,
             arguments.enqueued_before_ms,
+            *(() if arguments.session_id is None else (arguments.session_id,)),
         )
+
+    def _holder(self, session_id: str) -> int:
+        """The channel of the link on this connection that has the lock of the session; 0, nobody's, if none has."""
+        receiver = self.connection.sessions.get((self.queue, session_id))
+        return 0 if receiver is None else receiver.channel
+
+    def _renew_session_lock(self, request: Request, arguments: management.RenewSessionLock, answer: Answer) -> None:
+        def encode(locked_until_ms: int) -> bytes:
+            return management.encode_session_renewed(request, locked_until_ms)
+
+        session_id = arguments.session_id
+        self._ask(request, answer, encode, "renew-session-lock", self._holder(session_id), session_id)
+
+    def _get_session_state(self, request: Request, arguments: management.GetSessionState, answer: Answer) -> None:
+        def encode(state: bytes | None) -> bytes:
+            return management.encode_session_state(request, state)
+
+        session_id = arguments.session_id
+        self._ask(request, answer, encode, "get-session-state", self._holder(session_id), session_id)
+
+    def _set_session_state(self, request: Request, arguments: management.SetSessionState, answer: Answer) -> None:
+        session_id, state = arguments.session_id, arguments.state
+        limit = self.entity.max_message_bytes(self.max_response_bytes())
+        if state is not None and len(state) > limit:
+            raise MessageTooLarge(
+                f"The state of the session '{session_id}' has {len(state)} bytes; the limit is {limit} bytes."
+            )
+        self._ask(
+            request,
+            answer,
+            lambda _: management.encode_success(request),
+            "set-session-state",
+            self._holder(session_id),
+            session_id,
+            state,
+        )
+
+    def _get_message_sessions(self, request: Request, arguments: management.GetMessageSessions, answer: Answer) -> None:
+        limit = self.max_response_bytes()
+
+        def encode(session_ids: list[str]) -> bytes:
+            return management.encode_sessions(request, arguments.skip, session_ids, limit)
+
+        wanted = (arguments.updated_after_ms, arguments.skip, arguments.top)
+        self._ask(request, answer, encode, "get-message-sessions", *wanted)
 
     # The rule operations need Listen, as in the cloud (management.md 5.4); over HTTP it is Manage.
 

@@ -30,7 +30,8 @@ class Channel(Protocol):
 
     def on_sent(self, count: int, error: BrokerError | None) -> None: ...
 
-    def on_opened(self) -> None: ...
+    def on_opened(self, session_id: str = "", locked_until_ms: int = 0) -> None:
+        """The receiver is open; one of a session has the lock of this one."""
 
     def on_closed(self, error: BrokerError | None) -> None:
         """The receiver is closed: by the broker with an error, or as asked with None. The channel is gone."""
@@ -217,7 +218,7 @@ class WorkerConnection(asyncio.Protocol):
             elif op == Op.UNSETTLED:
                 channel.on_settled(message[2], error_named(message[3], message[4]))
             elif op == Op.OPENED:
-                channel.on_opened()
+                channel.on_opened(*message[2:])
             elif op == Op.DRAINED:
                 channel.on_drained(message[2])
             elif op == Op.CLOSED:

@@ -143,7 +143,7 @@ def test_counts_are_longs():
         assert encode(Long(3)) in response
 
 
-@pytest.mark.parametrize("operation", ["com.microsoft:renew-session-lock", "READ", "", "renew-lock", "x" * 10_000])
+@pytest.mark.parametrize("operation", ["com.microsoft:renew-sessions", "READ", "", "renew-lock", "x" * 10_000])
 def test_an_unknown_operation_is_not_implemented(operation):
     with pytest.raises(UnknownOperation) as error:
         management.parse(request(operation, {}))

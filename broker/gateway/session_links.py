@@ -1,0 +1,82 @@
+"""Links on which clients receive one session: the attach is answered when the session is theirs."""
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from broker.errors import (
+    BrokerError,
+    OperationTimeout,
+    ServerBusy,
+    SessionCannotBeLocked,
+    SessionLockLost,
+)
+from broker.gateway.links import ClientReceiver
+from broker.gateway.namespace import Entity
+from protocol import session_filter, tracking
+from protocol.addresses import Address
+from protocol.engine import Link
+from protocol.session_filter import SessionRequest
+
+if TYPE_CHECKING:
+    from broker.gateway.connection import ClientConnection
+
+
+class SessionReceiver(ClientReceiver):
+    """A receiver of the session it names, or of any. Its attach is answered when the partition has given it one."""
+
+    def __init__(
+        self, connection: "ClientConnection", link: Link, entity: Entity, address: Address, request: SessionRequest
+    ) -> None:
+        self._request = request
+        self.session_id: str | None = None  # of the session whose lock it has
+        super().__init__(connection, link, entity, address)
+
+    def _open(self) -> None:
+        session = [self._request.session_id, self._request.wait_ms]
+        if not self.worker.post(self._open_command(session)):
+            asyncio.get_running_loop().call_soon(self._cannot_open)
+
+    def _cannot_open(self) -> None:
+        self.on_worker_lost()
+        self.flush()
+
+    def on_opened(self, session_id: str = "", locked_until_ms: int = 0) -> None:
+        if self.link.closed:
+            return
+        self.session_id = session_id
+        self.connection.sessions[self.queue, session_id] = self
+        self.link.accept(
+            self.entity.max_message_bytes(self.connection.gateway.settings.amqp.max_message_size_bytes),
+            filters=session_filter.accepted_filters(self._request, session_id),
+            properties=dict(session_filter.accepted_properties(locked_until_ms)),
+        )
+        self.connection.active.add(self)
+
+    def grant(self) -> None:
+        if self.session_id is not None:
+            super().grant()
+
+    def on_detach(self, broken: bool = False) -> None:
+        if self.session_id is not None and self.connection.sessions.get((self.queue, self.session_id)) is self:
+            del self.connection.sessions[self.queue, self.session_id]
+        super().on_detach(broken)
+
+    def on_closed(self, error: BrokerError | None) -> None:
+        super().on_closed(None if error is None else self._as_clients_know_it(error))
+
+    def _as_clients_know_it(self, error: BrokerError) -> BrokerError:
+        if isinstance(error, SessionCannotBeLocked):
+            return SessionCannotBeLocked(tracking.session_cannot_be_locked(self._request.session_id or ""))
+        if isinstance(error, OperationTimeout):
+            return OperationTimeout(tracking.timed_out(self._request.wait_ms))
+        return error
+
+    def on_worker_lost(self) -> None:
+        """The lock is gone with it. Who waited may try again."""
+        if not self._closing:
+            lost: BrokerError = SessionLockLost(tracking.SESSION_LOCK_LOST)
+            if self.session_id is None:
+                lost = ServerBusy(tracking.SERVER_BUSY)
+            self.on_settled(len(self._settling), lost)
+            self.detach(lost)
+        super().on_worker_lost()

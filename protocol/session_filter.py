@@ -1,0 +1,65 @@
+"""How a receiver's attach asks for a session, and how the answer says which it got (amqp.md 7.1 to 7.3)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from protocol.codec import Described, Long, Symbol
+from protocol.errors import InvalidField
+from protocol.section_content import check_session_id
+from protocol.symbols import LOCKED_UNTIL_UTC, SESSION_FILTER, TIMEOUT
+
+DEFAULT_WAIT_MS: Final = 65_000
+MAX_WAIT_MS: Final = (1 << 32) - 1  # what clients can ask for, in a uint
+
+_TICKS_OF_1970: Final = 621_355_968_000_000_000  # .NET ticks, 100 ns since the year 1
+_TICKS_PER_MS: Final = 10_000
+
+
+@dataclass(frozen=True)
+class SessionRequest:
+    """`session_id` is None for any that is available; then the client wants to wait for `wait_ms`."""
+
+    session_id: str | None
+    wait_ms: int
+    filters: Mapping[Any, Any]  # as received
+
+
+def read(filters: Mapping[Any, Any], properties: Mapping[Any, Any]) -> SessionRequest | None:
+    """What a source's filters and an attach's properties ask for; None if it is no session.
+
+    Raises InvalidField for a filter that is neither a string nor null, LimitExceeded for an id that is too long.
+    """
+    if SESSION_FILTER not in filters:
+        return None
+    value = filters[SESSION_FILTER]
+    if isinstance(value, Described):
+        value = value.value
+    if value is not None:
+        if not isinstance(value, str):
+            raise InvalidField(SESSION_FILTER, "is neither a session id nor null")
+        value = str(value)
+        check_session_id(value)
+    return SessionRequest(value, _wait_ms(properties.get(TIMEOUT)), filters)
+
+
+def _wait_ms(value: Any) -> int:
+    """Clients encode it as any number."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
+        return DEFAULT_WAIT_MS
+    return int(min(max(value, 0), MAX_WAIT_MS))
+
+
+def accepted_filters(request: SessionRequest, session_id: str) -> dict[Any, Any]:
+    """The filters of the answer: the session's own id, described if it was asked for so.
+
+    Some clients cannot decode a described value, another fails the connection at one that is not.
+    """
+    asked = request.filters[SESSION_FILTER]
+    value = Described(asked.descriptor, session_id) if isinstance(asked, Described) else session_id
+    return {**request.filters, SESSION_FILTER: value}
+
+
+def accepted_properties(locked_until_ms: int) -> dict[Symbol, Long]:
+    """The properties of the answer, without which some clients fail."""
+    return {LOCKED_UNTIL_UTC: Long(_TICKS_OF_1970 + locked_until_ms * _TICKS_PER_MS)}

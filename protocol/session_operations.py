@@ -1,0 +1,90 @@
+"""Sessions on the wire: the operations of a $management node on sessions, read from and written as SDKs have them.
+
+amqp.md 8.4.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from protocol.codec import Int, Timestamp, array
+from protocol.management_fields import ArgumentError, ArgumentOutOfRange, Fields
+from protocol.section_content import check_session_id
+
+MAX_PAGE: Final = 10_000  # sessions in one answer
+
+# The end of .NET's time, in place of a time: sessions with active messages or a state. It is rounded in two ways.
+_EVER_MS: Final = 253_402_300_799_999
+
+
+@dataclass(frozen=True, slots=True)
+class RenewSessionLock:
+    session_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class GetSessionState:
+    session_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class SetSessionState:
+    """None clears the state."""
+
+    session_id: str
+    state: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class GetMessageSessions:
+    """Those whose state was set after `updated_after_ms`; None: those with active messages or a state."""
+
+    updated_after_ms: int | None
+    skip: int
+    top: int
+
+
+def read_renew_session_lock(fields: Fields) -> RenewSessionLock:
+    return RenewSessionLock(_session_id(fields))
+
+
+def read_get_session_state(fields: Fields) -> GetSessionState:
+    return GetSessionState(_session_id(fields))
+
+
+def read_set_session_state(fields: Fields) -> SetSessionState:
+    state = fields.value("session-state")
+    return SetSessionState(_session_id(fields), None if state is None else fields.binary("session-state"))
+
+
+def read_get_message_sessions(fields: Fields) -> GetMessageSessions:
+    after_ms = fields.optional_integer("last-updated-time")
+    top = fields.integer("top", 1)
+    if top > MAX_PAGE:
+        raise ArgumentOutOfRange(f"'top' is {top}; the most is {MAX_PAGE}.")
+    return GetMessageSessions(
+        None if after_ms is None or after_ms >= _EVER_MS else after_ms,
+        fields.integer("skip", 0),
+        top,
+    )
+
+
+def _session_id(fields: Fields) -> str:
+    """The empty one is a session, too."""
+    session_id = fields.optional_string("session-id")
+    if session_id is None:
+        raise ArgumentError("'session-id' is missing.")
+    check_session_id(session_id)
+    return session_id
+
+
+def renewed_body(locked_until_ms: int) -> dict[str, Any]:
+    return {"expiration": Timestamp(locked_until_ms)}
+
+
+def state_body(state: bytes | None) -> dict[str, Any]:
+    return {"session-state": state}
+
+
+def sessions_body(skip: int, session_ids: Sequence[str]) -> dict[str, Any]:
+    return {"skip": Int(skip), "sessions-ids": array(str, session_ids)}
