@@ -388,13 +388,13 @@ class LmdbStore(Store):
         except (lmdb.Error, OSError) as error:
             self._failed("statistics", error)
 
-    def capacity_bytes(self) -> int:
-        """The map, or what the file has and the disk has left, whichever is less."""
+    def capacity_bytes(self, spare_bytes: int = 0) -> int:
+        """The map, or what the file has and the disk has left but for `spare_bytes`, whichever is less."""
         try:
             possible_bytes = (self._path / DATA_FILE).stat().st_size + _free_disk_bytes(self._path)
         except OSError as error:
             self._failed("statistics", error)
-        return min(self._map_size_bytes, possible_bytes)
+        return min(self._map_size_bytes, possible_bytes - spare_bytes)
 
     def release_pages(self) -> None:
         """Give the memory of pages read back to the kernel; see MappedPages."""

@@ -94,8 +94,8 @@ class MemoryStore(Store):
     def used_bytes(self) -> int:
         return self._used_bytes
 
-    def capacity_bytes(self) -> int:
-        return self._capacity_bytes
+    def capacity_bytes(self, spare_bytes: int = 0) -> int:
+        return self._capacity_bytes - spare_bytes
 
     def close(self) -> None:
         self.abort()

@@ -78,6 +78,8 @@ class Store(Protocol):
     def used_bytes(self) -> int:
         """Bytes of the map in use, free pages not counted."""
 
-    def capacity_bytes(self) -> int: ...
+    def capacity_bytes(self, spare_bytes: int = 0) -> int:
+        """Bytes it may come to use, if `spare_bytes` of the disk are to stay free."""
+        ...
 
     def close(self) -> None: ...

@@ -191,9 +191,9 @@ class Core:
     def store_is_full(self) -> bool:
         """Above the watermark, as of the first send of this turn."""
         if self._refusing is None:
-            used, capacity = self.store.used_bytes(), self.store.capacity_bytes()
-            limit = min(self.settings.store_watermark * capacity, capacity - self.settings.min_free_bytes)
-            self._refusing = used > limit
+            capacity, spare = self.store.capacity_bytes, self.settings.min_free_bytes
+            limit = min(self.settings.store_watermark * capacity(), capacity(spare))
+            self._refusing = self.store.used_bytes() > limit
         return self._refusing
 
     def end_turn(self) -> None:
