@@ -218,6 +218,17 @@ def _look(path: Path, partition_id: int) -> bool:
     return True
 
 
+# While there is this much behind the file's end, any record finds its pages in one piece.
+ROOM_BYTES = 4 << 20
+PAGE_BYTES = 4096
+# Each commit notes the pages that it has freed in one piece, and in another those that are still free: without room for
+# both nothing can be deleted. At most what 4 GiB of pages need.
+PAGE_NUMBER_BYTES = 8
+RELEASE_BYTES_MAX = 8 << 20
+_TRIAL_KEY = b"\xff" * 8  # above every message's
+_REFUSED_KEY = b"refused"
+
+
 class LmdbStore(Store):
     """See Store. Open it in the process and thread that use it: LMDB ties a write transaction to its thread.
 
@@ -237,6 +248,8 @@ class LmdbStore(Store):
         self._pid = str(os.getpid())
         self._last_page_seen = 0
         self._free_pages_pinned = False
+        self._room_bytes = 0  # of the map behind the last page that was ever used
+        self._release_bytes = 0  # that LMDB needs in one piece to note all pages as free
         self._env: Any = None
         self._pages: MappedPages | None = None
         self._lock = self._take_lock(create)
@@ -257,6 +270,7 @@ class LmdbStore(Store):
             self._env.reader_check()  # frees slots of readers that were killed; they would pin old pages
             self._databases = _open_tables(self._env) if known else self._create(partition_id)
             self._pages = MappedPages(path / DATA_FILE)
+            self._measure()
         except (lmdb.Error, OSError) as error:
             self.close()
             raise store_error(path, "open", error) from error
@@ -388,6 +402,28 @@ class LmdbStore(Store):
         except (lmdb.Error, OSError) as error:
             self._failed("statistics", error)
 
+    def fits(self, added_bytes: int, sizes: Iterable[int]) -> bool:
+        """Tried out once the file is as large as the map: then it depends on where the free pages are."""
+        try:
+            self._room_bytes -= added_bytes
+            if self._room_bytes > ROOM_BYTES:
+                return True
+            txn = self._writing or self._begin()
+            trial = self._env.begin(write=True, parent=txn)
+            try:
+                for number, size in enumerate((*sizes, self._release_bytes, self._release_bytes)):
+                    key = _TRIAL_KEY + number.to_bytes(4, "big")
+                    trial.put(key, bytes(size), db=self._databases[Table.MESSAGES], append=True)
+            except lmdb.MapFullError:
+                trial.abort()
+                # What a transaction frees can be used by the next but one: there must be a next.
+                txn.put(_REFUSED_KEY, encode_document(None), db=self._databases[Table.META])
+                return False
+            trial.abort()
+            return True
+        except (lmdb.Error, OSError) as error:
+            self._failed("trial", error)
+
     def capacity_bytes(self, spare_bytes: int = 0) -> int:
         """The map, or what the file has and the disk has left but for `spare_bytes`, whichever is less."""
         try:
@@ -421,7 +457,13 @@ class LmdbStore(Store):
         # Our own reader must not outlive the start of a write: it would keep freed pages from being used again.
         self._end_reading()
         self._writing = self._env.begin(write=True)
+        self._measure()
         return self._writing
+
+    def _measure(self) -> None:
+        pages = self._env.info()["last_pgno"] + 1
+        self._room_bytes = self._map_size_bytes - pages * PAGE_BYTES
+        self._release_bytes = min(pages * PAGE_NUMBER_BYTES, RELEASE_BYTES_MAX)
 
     def _end_reading(self) -> None:
         if self._reading is not None:

@@ -94,6 +94,9 @@ class MemoryStore(Store):
     def used_bytes(self) -> int:
         return self._used_bytes
 
+    def fits(self, added_bytes: int, sizes: Iterable[int]) -> bool:
+        return self._used_bytes + added_bytes <= self._capacity_bytes
+
     def capacity_bytes(self, spare_bytes: int = 0) -> int:
         return self._capacity_bytes - spare_bytes
 

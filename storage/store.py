@@ -78,6 +78,13 @@ class Store(Protocol):
     def used_bytes(self) -> int:
         """Bytes of the map in use, free pages not counted."""
 
+    def fits(self, added_bytes: int, sizes: Iterable[int]) -> bool:
+        """Whether records of these sizes, `added_bytes` in all, can be appended to MESSAGES on top of what is staged.
+
+        A store may have free space and none in one piece.
+        """
+        ...
+
     def capacity_bytes(self, spare_bytes: int = 0) -> int:
         """Bytes it may come to use, if `spare_bytes` of the disk are to stay free."""
         ...

@@ -28,10 +28,10 @@ def check(core: Core, queue: Queue, messages: Sequence[Incoming]) -> None:
             "set the session id (group-id) of the message."
         )
     size_bytes = entity_size(core, queue)
-    added_bytes = sum(len(message[1]) for message in messages) + MESSAGE_HEADER_BYTES * len(messages)
-    if size_bytes + added_bytes > terms.size_bytes_max:
+    sizes = [len(message[1]) + MESSAGE_HEADER_BYTES for message in messages]
+    if size_bytes + sum(sizes) > terms.size_bytes_max:
         raise too_large(queue, size_bytes)
-    if core.store_is_full():
+    if not core.has_room(sizes):
         raise QuotaExceeded("The store of this partition is nearly full; messages must be received first.")
 
 

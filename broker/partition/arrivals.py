@@ -97,10 +97,10 @@ def take_over(
     if source >> 3 not in core.terms:
         # What it is will be known here soon, or it is being deleted: its mark must not be made again.
         return mark, [], "The entity that forwards is not known to the destination's partition yet."
-    if core.store_is_full():
-        return mark, [], "The store of the destination's partition is nearly full."
     new = next((at for at, number in enumerate(numbers) if number > mark), len(numbers))
     records: list[bytes] = list(entries[1::ENTRY][new:])
+    if not core.has_room([len(record) for record in records]):
+        return mark, [], "The store of the destination's partition is nearly full."
     verdict = judge(core, entity_id, [len(record) for record in records])
     if verdict.accepted:
         overlays = entries[2::ENTRY][new:]

@@ -1,6 +1,6 @@
 """What the operations of one partition share: its store, queues, timers, and who is to be looked at in this turn."""
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from itertools import count as count_from
 
 from broker.errors import BrokerError, EntityNotFound
@@ -195,6 +195,10 @@ class Core:
             limit = min(self.settings.store_watermark * capacity(), capacity(spare))
             self._refusing = self.store.used_bytes() > limit
         return self._refusing
+
+    def has_room(self, sizes: Sequence[int]) -> bool:
+        """Records of these sizes can be stored, and much else can still happen after that."""
+        return not self.store_is_full() and self.store.fits(sum(sizes), sizes)
 
     def end_turn(self) -> None:
         """Stage the counts. What was remembered of the turn is forgotten."""
