@@ -476,6 +476,7 @@ class Engine:
         lib.pn_transport_unbind(self._transport)
         lib.pn_collector_release(self._collector)
         lib.pn_connection_release(self._connection)
+        lib.pn_decref(self._connection)  # released is not yet given back
         lib.pn_decref(self._transport)
         lib.pn_collector_free(self._collector)
 
