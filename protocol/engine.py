@@ -895,7 +895,8 @@ class Engine:
                 fields = codec.decode(frame, 8)[0].value
                 for link in self.attaching:
                     if link.name == fields[0] and link.is_sender is not bool(fields[2]):
-                        self._handles[link] = (channel, fields[1])
+                        if not link.closed:  # it may be gone already, and would stay here for ever
+                            self._handles[link] = (channel, fields[1])
                         self.attaching.remove(link)
                         break
             elif code == 0x15 and self._abandoned:
