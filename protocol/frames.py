@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from protocol import codec
 from protocol.codec import UInt, ULong
-from protocol.errors import DecodeError, LimitExceeded, ProtocolError
+from protocol.errors import DecodeError, InvalidField, LimitExceeded, ProtocolError
 from protocol.performatives import (
     ATTACH,
     BEGIN,
@@ -202,6 +202,8 @@ class FrameWalk:
         elif code == ATTACH:
             if fields[1] in handles:
                 raise HandleInUse(f"Handle {fields[1]} on channel {channel} is attached already.")
+            if "\0" in fields[0]:
+                raise InvalidField("attach.name", "must not contain a null character")  # where proton would end it
             handles.add(fields[1])
             self.attached.append((channel, int(fields[1])))
         elif code == DETACH:
