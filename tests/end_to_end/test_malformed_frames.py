@@ -223,6 +223,7 @@ def test_open_properties_that_cannot_be_read_are_answered_before_the_connection_
         (BEGIN, [UInt(0), UInt(0), UInt(1), UInt(1)], "begin.remote-channel"),
         (ATTACH, [["a", "list"], UInt(0), True], "attach.name"),
         (ATTACH, [None, UInt(0), True], "attach.name"),
+        (ATTACH, ["a\0b", UInt(0), True], "attach.name"),
         (ATTACH, ["link", "0", True], "attach.handle"),
         (ATTACH, ["link", UInt(0)], "attach.role"),
         (ATTACH, ["link", UInt(0), "receiver"], "attach.role"),
