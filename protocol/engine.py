@@ -666,7 +666,8 @@ class Engine:
             if delivery in self.offered:
                 self._answered(delivery)
             elif link is not None and link.is_sender and not lib.pn_delivery_updated(delivery):
-                raise IllegalState("A transfer came on a link to its sender.")
+                # The engine may tell so late that nothing is being pushed.
+                self._walk.fail(IllegalState("A transfer came on a link to its sender."))
             return
         pending = lib.pn_delivery_pending(delivery)
         partial = lib.pn_delivery_partial(delivery)

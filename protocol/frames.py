@@ -179,6 +179,11 @@ class FrameWalk:
         self._partial = data[at:]
         return data[:at]
 
+    def fail(self, error: ProtocolError) -> None:
+        """Something else is wrong with what was fed."""
+        self._closed = True
+        self.error = self.error or error
+
     def _rare(self, code: int, frame: memoryview, at: int, channel: int) -> None:
         """A performative that begins or ends something. Raises ProtocolError."""
         fields = checked(frame, at, code)
