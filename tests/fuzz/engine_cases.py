@@ -4,6 +4,7 @@ A process of its own, since what is looked for may end it. It writes the number 
 ends with 0 if only a peer's mistakes were found.
 """
 
+import faulthandler
 import resource
 import sys
 import time
@@ -109,6 +110,7 @@ def main(arguments: list[str]) -> int:
     seed, first, seconds = int(arguments[0]), int(arguments[1]), float(arguments[2])
     last = int(arguments[3]) if len(arguments) > 3 else sys.maxsize
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    faulthandler.dump_traceback_later(seconds + 5, exit=True)  # says where a case does not end
     frames = session("orders")
     progress: Any = sys.stdout
     end = time.monotonic() + seconds

@@ -37,6 +37,7 @@ name = "orders"
 max_size_mb = 16
 """
 CASES_BETWEEN_CHECKS = 200
+PATIENCE_S = 10.0
 
 
 class Found(Exception):
@@ -49,19 +50,24 @@ def fuzz_engine(seed: int, seconds: float) -> int:
 
 
 def _engine_cases(arguments: Sequence[str], seed: int, seconds: float) -> int:
-    ended = subprocess.run(
+    process = subprocess.Popen(
         [sys.executable, "-m", "tests.fuzz.engine_cases", *arguments],
         cwd=REPOSITORY,
         stdin=subprocess.DEVNULL,
-        capture_output=True,
-        timeout=seconds + 60,
-        check=False,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     )
-    numbers = ended.stdout.split()
-    if ended.returncode != 0:
+    try:
+        output, errors = process.communicate(timeout=seconds + PATIENCE_S)
+        how = f"signal {-process.returncode}" if process.returncode < 0 else f"exit code {process.returncode}"
+    except subprocess.TimeoutExpired:
+        process.kill()
+        output, errors = process.communicate()
+        how = "does not end"
+    numbers = output.split()
+    if process.returncode != 0:
         case = numbers[-1].decode() if numbers else "none"
-        how = f"signal {-ended.returncode}" if ended.returncode < 0 else f"exit code {ended.returncode}"
-        raise Found(f"engine case {seed}/{case}: {how}\n{ended.stderr.decode(errors='replace')[-4000:]}")
+        raise Found(f"engine case {seed}/{case}: {how}\n{errors.decode(errors='replace')[-4000:]}")
     return len(numbers)
 
 
