@@ -485,11 +485,11 @@ class ClientConnection(asyncio.Protocol):
                     return link
         return next((link for link in links if link.link.session is request.session), None)
 
-    def put_claim(self, claim: Claim) -> None:
-        """Take a verified token: its rights hold until it expires."""
+    def put_claim(self, claim: Claim, now_s: float) -> None:
+        """Take a token that was verified at `now_s`: its rights hold until it expires."""
         self.rights.put(claim)
         self._set_deadline(None, "")
-        self._watch_expiry()
+        self._watch_expiry(now_s)
 
     # -- time
 
@@ -550,14 +550,14 @@ class ClientConnection(asyncio.Protocol):
         self._deadline = None
         self.close(conditions.UNAUTHORIZED_ACCESS if self._opened else conditions.CONNECTION_FORCED, reason)
 
-    def _watch_expiry(self) -> None:
+    def _watch_expiry(self, now_s: float) -> None:
+        """Look at the rights again when the next of those held at `now_s` ends."""
         if self._expiry is not None:
             self._expiry.cancel()
             self._expiry = None
-        now_s = time.time()
         next_s = self.rights.next_expiry_s(now_s)
         if next_s is not None:
-            delay_s = min(next_s - now_s, 86_400.0)
+            delay_s = max(0.0, min(next_s - time.time(), 86_400.0))
             self._expiry = asyncio.get_running_loop().call_later(delay_s, self._check_rights)
 
     def _check_rights(self) -> None:
@@ -573,7 +573,8 @@ class ClientConnection(asyncio.Protocol):
                 self.gateway.metrics.errors[conditions.UNAUTHORIZED_ACCESS] += 1
                 link.detach(conditions.UNAUTHORIZED_ACCESS, text)
                 self._unbind(link, False)
-        self._watch_expiry()
+        # By the same clock reading: a right that ended since, because the timer came early, must be looked at again.
+        self._watch_expiry(now_s)
         self.flush()
 
     # -- the socket

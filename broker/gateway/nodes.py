@@ -164,7 +164,7 @@ class CbsRequests(RequestLink):
                 connection.gateway.metrics.authentication_failures += 1
             answer(cbs.encode_refused(request, error, connection.tracked(str(error))))
             return
-        connection.put_claim(claim)
+        connection.put_claim(claim, now_s)
         answer(cbs.encode_accepted(request))
 
     def _lookup(self, key_name: str, path: str) -> KeyRule | None:
