@@ -4,6 +4,7 @@
 #   make test      all tests; those of SDKs that are not installed are skipped
 #   make lint      formatting, lint, types
 #   make bench     the broker beside RabbitMQ                      bench/README.md says what it needs
+#   make model     the model tests, each with many examples       EXAMPLES=20000
 #   make soak, make fuzz                                           ARGS="--help" tells the rest
 #   make install   only make .venv, with the command peeklock in it
 #   make clean     remove what these made, data of brokers excepted
@@ -14,9 +15,10 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 CONFIG ?= deploy/quickstart.toml
 ARGS ?=
+EXAMPLES ?= 2000
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test lint bench soak fuzz clean
+.PHONY: help install serve test lint bench model soak fuzz clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -46,6 +48,9 @@ lint: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(BIN)/python -m bench.run $(ARGS)
+
+model: $(INSTALLED)
+	PEEKLOCK_MODEL_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest -v tests/*/test_*_model.py $(ARGS)
 
 soak: $(INSTALLED)
 	$(BIN)/python -m tests.soak.run $(ARGS)

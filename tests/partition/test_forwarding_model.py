@@ -2,8 +2,6 @@
 
 Nothing may be lost or come twice: not in what receivers get, not between the queues, not in dead-letter queues. What
 comes to a queue by one way only comes in the order in which it was sent.
-
-PEEKLOCK_MODEL_EXAMPLES sets how many examples are run; 100 by default.
 """
 
 from collections import Counter
@@ -11,13 +9,12 @@ from collections import Counter
 import pytest
 from driver import message
 from forwarding_driver import Partitions, dead_letter, problems, transfer_dead_letter
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from broker.errors import NotAllowed
 from broker.partition.settings import PartitionSettings
-from tests.caller import VARIABLES
+from tests.models import model_settings
 
 # name: partition, and where it may forward to. Messages are sent to a, and to x; e comes from a's dead-letter queue.
 HOMES = {"a": 0, "b": 1, "c": 0, "d": 2, "e": 1, "x": 2, "y": 2}
@@ -162,10 +159,5 @@ class ForwardingModel(RuleBasedStateMachine):
         assert found == Counter(self.sent)
 
 
-ForwardingModel.TestCase.settings = settings(
-    max_examples=int(VARIABLES.get("PEEKLOCK_MODEL_EXAMPLES", "100")),
-    stateful_step_count=40,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow],
-)
+ForwardingModel.TestCase.settings = model_settings(examples=100, steps=40)
 TestForwarding = ForwardingModel.TestCase

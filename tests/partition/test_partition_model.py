@@ -3,18 +3,14 @@
 After each step everything is compared: what each queue shows, its counts in memory and on disk, and every delivery.
 Where the order of the partition's own work is its own business, the model looks: an expired message may have gone or
 not, within what is promised, and dead-lettered messages get whatever next number.
-
-PEEKLOCK_MODEL_EXAMPLES sets how many examples are run; 200 by default.
 """
 
-import os
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 from driver import DEAD, LOCK_MS, MAIN, Driver, deliveries, message
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -31,6 +27,7 @@ from broker.partition.transactions import TIME_OUT_MS
 from broker.wire import Extra, Outcome
 from protocol.codec import encode
 from storage.records import MESSAGE_HEADER_BYTES, Field, Place
+from tests.models import model_settings
 
 NEVER = 1 << 62
 QUEUES = st.sampled_from([MAIN, MAIN, MAIN, DEAD])
@@ -727,10 +724,5 @@ class PartitionModel(RuleBasedStateMachine):
         self.turn()
 
 
-PartitionModel.TestCase.settings = settings(
-    max_examples=int(os.environ.get("PEEKLOCK_MODEL_EXAMPLES", "200")),
-    stateful_step_count=60,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
-)
+PartitionModel.TestCase.settings = model_settings(examples=200, steps=60)
 TestPartitionModel = PartitionModel.TestCase

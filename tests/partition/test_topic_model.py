@@ -3,15 +3,11 @@
 After each step each subscription and its dead-letter queue show what the model has, each body is referred to by as
 many entries as is recorded and by one at least, and the topic's size is that of its bodies and copies. What a deleted
 subscription left behind is freed in steps, between which all of that holds, too.
-
-PEEKLOCK_MODEL_EXAMPLES sets how many examples are run; 60 by default.
 """
 
-import os
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from topic_driver import TOPIC, TOPIC_ENTITY, A, B, C, D, TopicDriver, assert_shared_rightly, event, text
@@ -21,6 +17,7 @@ from broker.partition.settings import PartitionSettings
 from broker.wire import Outcome
 from protocol.codec import decode_exactly
 from storage.records import Field
+from tests.models import model_settings
 
 NEVER = 1 << 62
 SUBSCRIPTIONS = st.sampled_from([A, B, C, D])
@@ -342,10 +339,5 @@ def read(properties: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-TopicModel.TestCase.settings = settings(
-    max_examples=int(os.environ.get("PEEKLOCK_MODEL_EXAMPLES", "60")),
-    stateful_step_count=40,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
-)
+TopicModel.TestCase.settings = model_settings(examples=60, steps=40)
 TestTopicModel = TopicModel.TestCase

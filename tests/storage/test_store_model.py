@@ -4,13 +4,13 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from partition_contents import open_store
 
 from storage.memory import MemoryStore
 from storage.store import Table
+from tests.models import model_settings
 
 tables = st.sampled_from([Table.MESSAGES, Table.QUEUE])
 keys = st.integers(1, 40).map(lambda number: number.to_bytes(2, "big"))
@@ -87,5 +87,5 @@ class TwoStores(RuleBasedStateMachine):
         assert self.disk.dirty == self.memory.dirty
 
 
-TwoStores.TestCase.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+TwoStores.TestCase.settings = model_settings(examples=25, steps=25)
 test_both_stores_do_the_same = TwoStores.TestCase
