@@ -219,10 +219,12 @@ def publish(
             if extra.get(Extra.PING):
                 queue.tally.pings += 1
                 numbers.append(0)
+                number += reserved is not None
                 continue
             scheduled_ms = extra.get(Extra.SCHEDULED_MS) or 0
             if sieve is not None and (known := sieve.known(extra, number)):
                 numbers.append(known)
+                number += reserved is not None
                 continue
             session_id = extra.get(Extra.SESSION_ID)
         enqueued_ms = max(now_ms, scheduled_ms)

@@ -30,8 +30,9 @@ def send(
     """Their sequence numbers, 0 for a ping; a duplicate's is that of the first.
 
     A message with a scheduled time in the future waits under its number until then; ttl counts from then. With
-    `reserved`, the first of as many numbers, all are scheduled, also those whose time has come meanwhile. Raises
-    EntityNotFound, NotAllowed, EntityDisabled, QuotaExceeded.
+    `reserved`, the first of as many numbers, all are scheduled, also those whose time has come meanwhile; each has the
+    number at its place, and that of a ping or a duplicate stays unused. Raises EntityNotFound, NotAllowed,
+    EntityDisabled, QuotaExceeded.
     """
     queue = core.queue(queue_id)
     if queue.terms.kind == Kind.TOPIC:
@@ -58,10 +59,12 @@ def send(
             if extra.get(Extra.PING):
                 queue.tally.pings += 1
                 numbers.append(0)
+                number += reserved is not None
                 continue
             scheduled_ms = extra.get(Extra.SCHEDULED_MS) or 0
             if sieve is not None and (known := sieve.known(extra, number)):
                 numbers.append(known)
+                number += reserved is not None
                 continue
             if sessions is not None:
                 overlay = {Field.SESSION: extra[Extra.SESSION_ID]}

@@ -345,6 +345,27 @@ def test_one_whose_time_has_come_before_the_commit_arrives_at_once(queue):
     assert (delivery.body, delivery.number) == (b"a", number + 1)
 
 
+@pytest.mark.parametrize("to", ["queue", "topic"])
+def test_a_duplicate_among_scheduled_messages_does_not_change_the_numbers_of_the_others(to):
+    if to == "queue":
+        driver, queue_id = Driver(requires_duplicate_detection=True), MAIN
+    else:
+        driver, queue_id = TopicDriver(A), TOPIC
+        driver.put_topic(requires_duplicate_detection=True)
+    at_ms = driver.now_ms + 1000
+    known = message("known", message_id=encode("1"))
+    later = [message(body, scheduled_ms=at_ms, message_id=encode(body)) for body in "bc"]
+    again = message("again", scheduled_ms=at_ms, message_id=encode("1"))
+    ping = message("", ping=True)
+    driver.send(known, queue=queue_id)
+    numbers = driver.partition.request_in(T, True, "schedule", queue_id, [[again, ping, *later]], driver.now_ms)
+    driver.partition.discharge(T, True, driver.now_ms)
+    driver.partition.commit()
+    driver.request("cancel-scheduled", [numbers[2]], queue=queue_id)
+    driver.wait(1000)
+    assert driver.bodies(A if to == "topic" else MAIN) == ["known", "c"]
+
+
 def test_numbers_of_a_rollback_are_left_out(queue):
     queue.ask_in("schedule", [message("a", scheduled_ms=queue.now_ms + 10)])
     queue.discharge(commit=False)
