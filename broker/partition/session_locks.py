@@ -231,8 +231,12 @@ def drop_locks(core: Core, queue: Queue, now_ms: int) -> None:
 
 
 def end_waits(core: Core, queue: Queue, now_ms: int) -> None:
-    """The timer: who has waited for a session as long as wanted."""
+    """The timer: who has waited for a session as long as wanted.
+
+    What is there now is theirs first: a turn fires its timers before it offers sessions, and some wait for no time.
+    """
     assert queue.sessions is not None
+    _offer(core, queue, queue.sessions, now_ms)
     for receiver in queue.sessions.overdue(now_ms):
         core.close_receiver(receiver, OperationTimeout("No session became available in the time given."))
     deadline_ms = queue.sessions.next_deadline_ms()

@@ -130,6 +130,17 @@ def test_without_time_to_wait_a_receiver_takes_what_is_there_or_nothing(queue):
     assert isinstance(queue.closed["y"], OperationTimeout)
 
 
+@pytest.mark.parametrize("wait_ms", [0, 10])
+def test_at_the_end_of_a_wait_a_session_that_is_there_is_given(queue, wait_ms):
+    queue.ask("x", wait_ms=wait_ms)
+    queue.ask("y", wait_ms=wait_ms)
+    queue.put("a", "a1")
+    queue.now_ms += wait_ms  # a worker fires its timers before it offers sessions
+    queue.partition.advance(queue.now_ms)
+    assert queue.turn()[0] == {"x": ("a", queue.now_ms + LOCK_MS)}
+    assert [*queue.closed] == ["y"]
+
+
 def test_who_has_gone_waits_no_more(queue):
     queue.accept("x")
     queue.accept("y")
