@@ -13,28 +13,6 @@ from broker.partition.settings import PartitionSettings
 from storage.memory import MemoryStore
 from storage.records import STORE_ID_KEY, Part, Place, encode_document, entity_key
 from storage.store import Table
-from storage.verification import verify_snapshot
-
-
-class _Contents:
-    """A store in memory as `verify` reads one."""
-
-    def __init__(self, store: MemoryStore) -> None:
-        self.partition_id = 0
-        self._store = store
-
-    def items(self, table: Table) -> list[tuple[bytes, bytes]]:
-        return self._store.scan(table, b"", b"\xff" * 64, 1 << 30)
-
-    def get(self, table: Table, key: bytes) -> bytes | None:
-        return self._store.get(table, key)
-
-
-def problems(store: MemoryStore) -> list[str]:
-    """What `peeklock verify` would say of it."""
-    assert not store.dirty
-    report = verify_snapshot(_Contents(store))  # type: ignore[arg-type]
-    return [finding.text for finding in report.findings]
 
 
 @dataclass

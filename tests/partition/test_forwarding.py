@@ -1,8 +1,9 @@
 """What forwarding promises: each message moves on once, in order, with what belongs to it, or goes where it is seen."""
 
 import pytest
+from accounts import problems
 from driver import LOCK_MS, deliveries, message
-from forwarding_driver import Partitions, dead_letter, problems, transfer_dead_letter
+from forwarding_driver import Partitions, dead_letter, transfer_dead_letter
 from topic_driver import event, rule, text
 
 from broker.errors import NotAllowed

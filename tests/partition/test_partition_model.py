@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from accounts import assert_counted_rightly
 from driver import DEAD, LOCK_MS, MAIN, Driver, deliveries, message
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -342,6 +343,7 @@ class PartitionModel(RuleBasedStateMachine):
             stored = self.driver.stored_counts(queue)
             assert stored[1:] == (*by_place, size_bytes)
             assert stored.next_sequence_number == self.next_number[queue]
+        assert_counted_rightly(self.driver.partition, self.driver.store, self.now_ms)
 
     @invariant()
     def every_accepted_message_is_in_one_place_or_gone_for_a_reason(self):

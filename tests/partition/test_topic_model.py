@@ -8,6 +8,7 @@ subscription left behind is freed in steps, between which all of that holds, too
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from accounts import assert_counted_rightly
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from topic_driver import TOPIC, TOPIC_ENTITY, A, B, C, D, TopicDriver, assert_shared_rightly, event, text
@@ -154,6 +155,7 @@ class TopicModel(RuleBasedStateMachine):
         self.check_references()
 
     def check_references(self) -> None:
+        assert_counted_rightly(self.driver.partition, self.driver.store, self.now_ms)
         core = self.driver.partition._core
         freed = {entity_id for entity_id, topic_id in core.deleted.items() if topic_id == TOPIC_ENTITY}
         assert_shared_rightly(
