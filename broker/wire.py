@@ -39,7 +39,8 @@ Requests, their arguments and results (all or nothing each; `docs/architecture.m
     discharge         transaction id, commit                     None
 
 Operations of a transaction are ["send", queue, quiet, [[message, ...] of each delivery]] and ["settle", queue, quiet,
-[tokens], outcome, properties | None]; with `quiet` the client hears of no error, so that an error rolls all of it back.
+[tokens], outcome, properties | None, and where sessions are required: receiver]; with `quiet` the client hears of no
+error, so that an error rolls all of it back.
 `begins` is True with the first of a transaction's requests: another that finds it unknown fails. A transaction belongs
 to the gateway's connection, and is rolled back with it.
 """

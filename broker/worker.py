@@ -341,9 +341,7 @@ class Worker:
             elif name in _OF_TRANSACTIONS:
                 result = self._in_transaction(peer, partition, name, queue, arguments)
             else:
-                receiver_at = wire.RECEIVER_AT.get(name)
-                if receiver_at is not None and receiver_at < len(arguments):
-                    arguments[receiver_at] = (peer, arguments[receiver_at])
+                _name_receiver(peer, name, arguments)
                 result = partition.request(name, queue, arguments, self._now_ms)
         except BrokerError as error:
             peer.answers.append([Op.FAILED, request, type(error).__name__, str(error)])
@@ -361,8 +359,12 @@ class Worker:
         if name == "transact":
             _, begins, operations = arguments
             self._messages_in_turn += sum(len(operation[3]) for operation in operations)
+            for operation in operations:
+                if operation[0] == "settle":
+                    operation[6] = (peer, operation[6])
             return partition.transact(key, begins, operations, self._now_ms)
         _, begins, name, arguments = arguments
+        _name_receiver(peer, name, arguments)
         return partition.request_in(key, begins, name, queue, arguments, self._now_ms)
 
     def _restore(self, peer: Caller, message: list[Any]) -> None:
@@ -394,6 +396,13 @@ class Worker:
                 self._take_over(message, neighbours.answers)
             else:
                 neighbours.answered(message, self._now_ms)
+
+
+def _name_receiver(peer: Caller, name: str, arguments: list[Any]) -> None:
+    """The receiver among the arguments of a request is known to the partition as a receiver of this peer."""
+    at = wire.RECEIVER_AT.get(name)
+    if at is not None and at < len(arguments):
+        arguments[at] = (peer, arguments[at])
 
 
 def listen(path: str) -> socket.socket:

@@ -468,7 +468,7 @@ class ClientReceiver(EntityLink):
         try:
             outcome, properties = transactional_outcome(value)
             transaction = connection.transaction(transaction_id)
-            transaction.settle(self.partition, self.queue, settled, token, outcome, properties, answered)
+            transaction.settle(self, settled, token, outcome, properties, answered)
         except BrokerError as error:
             self.metrics.incoming_requests += 1
             self.metrics.failed(type(error).__name__)

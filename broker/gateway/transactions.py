@@ -22,6 +22,7 @@ from protocol.transactions import Declare, outcome_of, parse
 
 if TYPE_CHECKING:
     from broker.gateway.connection import ClientConnection
+    from broker.gateway.links import ClientReceiver
 
 COORDINATOR_CREDIT = 100
 MAX_OPEN = 1000  # transactions of one connection
@@ -68,19 +69,20 @@ class Transaction:
 
     def settle(
         self,
-        partition: int,
-        queue: int,
+        receiver: "ClientReceiver",
         quiet: bool,
         token: bytes,
         outcome: Outcome,
         properties: dict[str, Any] | None,
         answered: Answered,
     ) -> None:
-        """Raises NotAllowed."""
-        self.join(partition)
-        last = self._last("settle", queue, quiet)
-        if last is None or last[4] is not outcome or last[5] or properties:
-            self._append(["settle", queue, quiet, [token], outcome, properties], answered)
+        """Of a message that this receiver got. Raises NotAllowed."""
+        self.join(receiver.partition)
+        last = self._last("settle", receiver.queue, quiet)
+        channel = receiver.channel
+        if last is None or last[4] is not outcome or last[5] or properties or last[6] != channel:
+            operation = ["settle", receiver.queue, quiet, [token], outcome, properties, channel]
+            self._append(operation, answered)
         else:
             last[3].append(token)
             self._answered[-1].append(answered)

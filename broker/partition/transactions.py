@@ -21,7 +21,7 @@ from broker.errors import (
     TransactionRollback,
     TransactionTimeout,
 )
-from broker.partition import sending, settlement
+from broker.partition import sending, session_locks, settlement
 from broker.partition.admission import check
 from broker.partition.core import Core
 from broker.partition.moves import Properties, put_back_failed
@@ -52,8 +52,9 @@ def transact(
             _, queue_id, quiet, sends = operation
             errors = [_send(core, transaction, queue_id, messages) for messages in sends]
         else:
-            _, queue_id, quiet, tokens, outcome, properties = operation
-            errors = _settle(core, transaction, queue_id, tokens, Outcome(outcome), properties, quiet, now_ms)
+            _, queue_id, quiet, tokens, outcome, properties, *rest = operation
+            receiver = rest[0] if rest else None
+            errors = _settle(core, transaction, queue_id, tokens, Outcome(outcome), properties, quiet, receiver, now_ms)
         failed = next((error for error in errors if error is not None), None)
         if failed is not None and quiet and transaction.failure is None:
             transaction.failure = TransactionRollback(f"Something in it failed: {failed}")  # or nobody would know
@@ -72,13 +73,16 @@ def request_in(
         return _schedule(core, transaction, core.queue(queue_id), args[0])
     if name != "settle":
         raise NotAllowed(f"The operation '{name}' cannot be a part of a transaction.")
-    tokens, outcome, properties = list(args[0]), Outcome(args[1]), args[2]
+    tokens, outcome, properties, *rest = list(args[0]), Outcome(args[1]), *args[2:]
     queue = core.queue(queue_id)
     if len(set(tokens)) < len(tokens):
         raise InvalidArgument("A lock token is given twice.")
     for token in tokens:
         error = settlement.refusal(core, queue, token, outcome, properties, now_ms)
         if error is not None:
+            if queue.sessions is not None and rest:
+                [error] = session_locks.named(core, rest[0], [error], now_ms)
+            assert error is not None
             raise error
     _stage(transaction, queue, tokens, outcome, properties, quiet=False)
     return None
@@ -156,6 +160,7 @@ def _settle(
     outcome: Outcome,
     properties: Properties | None,
     quiet: bool,
+    receiver: Hashable,
     now_ms: int,
 ) -> list[BrokerError | None]:
     try:
@@ -168,6 +173,8 @@ def _settle(
         results.append(refused)
         if refused is None:
             _stage(transaction, queue, [token], outcome, properties, quiet)
+    if queue.sessions is not None and receiver is not None:
+        return session_locks.named(core, receiver, results, now_ms)
     return results
 
 

@@ -809,3 +809,16 @@ def test_sessions_are_counted(queue):
     queue.wait(LOCK_MS)
     tally = queue.partition.tallies()[MAIN]
     assert (tally["sessions_accepted"], tally["session_locks_lost"]) == (2, 1)
+
+
+def test_in_a_transaction_a_lost_session_lock_has_its_name_too(queue):
+    queue.put("a", "1")
+    queue.accept("r", "a")
+    [one] = queue.receive(1)
+    queue.now_ms += LOCK_MS  # and no timer has come by
+    settle = ["settle", MAIN, False, [one.token], Outcome.ACCEPTED, None, "r"]
+    assert [error for [[error, _]] in queue.partition.transact("t", True, [settle], queue.now_ms)] == [
+        "SessionLockLost"
+    ]
+    with pytest.raises(SessionLockLost):
+        queue.partition.request_in("t", False, "settle", MAIN, [[one.token], Outcome.ACCEPTED, None, "r"], queue.now_ms)
