@@ -31,8 +31,10 @@ from protocol.connection_string import (
     SharedAccessKey,
     SharedAccessSignature,
 )
-from protocol.engine import Delivery, Engine, Link, Session
+from protocol.deliveries import Delivery
+from protocol.engine import Engine
 from protocol.errors import ProtocolError
+from protocol.links import Link, Session
 from protocol.sasl import ANONYMOUS, PLAIN, SaslClient, SaslRefused, plain_response
 
 DEFAULT_TIMEOUT_SECONDS = 60.0

@@ -18,7 +18,23 @@ from protocol.client_errors import (
     SettlementRefused,
 )
 from protocol.codec import Described, Symbol, ULong
-from protocol.engine import ACCEPTED, MODIFIED, REJECTED, RELEASED, TRANSACTIONAL, Delivery, Link
+from protocol.deliveries import (
+    ACCEPTED,
+    MODIFIED,
+    REJECTED,
+    RELEASED,
+    TRANSACTIONAL,
+    Delivery,
+    describe_in,
+    describe_modified,
+    describe_rejected,
+    forget,
+    is_settled,
+    rejection,
+    settle,
+    tag_of,
+)
+from protocol.links import Link
 from protocol.lock_tokens import uuid_of
 from protocol.messages import Message
 from protocol.symbols import DEAD_LETTER_ERROR_DESCRIPTION, DEAD_LETTER_REASON
@@ -196,16 +212,15 @@ class Sender(LinkEnd):
 
     def on_outcome(self, delivery: Delivery, tag: bytes, state: int, settled: bool) -> None:
         outcome = self._in_flight.pop(tag, None)  # none: the link was closed from our side meanwhile
-        engine = self.connection.engine
         if outcome is not None and not outcome.done():
             if state in (ACCEPTED, TRANSACTIONAL):
                 outcome.set_result(None)
             elif state == REJECTED:
-                condition, description, _ = engine.rejection(delivery)
+                condition, description, _ = rejection(delivery)
                 outcome.set_exception(MessageRefused(condition, description or "the peer rejected the message"))
             else:
                 outcome.set_exception(MessageReturned("", _RETURNED.get(state, "the peer settled without an outcome")))
-        engine.forget(delivery)
+        forget(delivery)
         self._pump()
 
     def wake(self, error: ClientError) -> None:
@@ -368,7 +383,7 @@ class Receiver(LinkEnd):
             return self._settle(received, ACCEPTED)
 
         def describe(delivery: Delivery) -> None:
-            self.connection.engine.describe_in(transaction, delivery, Described(ULong(ACCEPTED), []))
+            describe_in(transaction, delivery, Described(ULong(ACCEPTED), []))
 
         return self._settle(received, TRANSACTIONAL, describe)
 
@@ -390,7 +405,7 @@ class Receiver(LinkEnd):
         annotations = {Symbol(name): value for name, value in (properties or {}).items()}
 
         def describe(delivery: Delivery) -> None:
-            self.connection.engine.describe_modified(delivery, True, undeliverable_here, annotations)
+            describe_modified(delivery, True, undeliverable_here, annotations)
 
         return self._settle(received, MODIFIED, describe)
 
@@ -412,8 +427,7 @@ class Receiver(LinkEnd):
             info[Symbol(DEAD_LETTER_ERROR_DESCRIPTION)] = description
 
         def describe(delivery: Delivery) -> None:
-            engine = self.connection.engine
-            engine.describe_rejected(delivery, conditions.DEAD_LETTER, description or "", info)
+            describe_rejected(delivery, conditions.DEAD_LETTER, description or "", info)
 
         return self._settle(received, REJECTED, describe)
 
@@ -422,19 +436,18 @@ class Receiver(LinkEnd):
     ) -> "asyncio.Future[None]":
         self.check()
         delivery = received.take_delivery()
-        engine = self.connection.engine
         answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        if engine.is_settled(delivery):
-            engine.forget(delivery)
+        if is_settled(delivery):
+            forget(delivery)
             answer.set_exception(SettlementRefused("", "the peer has settled the message itself"))
             return answer
         if describe is not None:
             describe(delivery)
         if self._settles_second:
-            engine.offer(self.link, delivery, state)
+            self.connection.engine.offer(self.link, delivery, state)
             self._answers[delivery] = state, answer
         else:
-            engine.settle(delivery, state)
+            settle(delivery, state)
             answer.set_result(None)
         self.connection.flush_soon()
         return answer
@@ -447,12 +460,11 @@ class Receiver(LinkEnd):
         super().on_attached()
 
     def on_message(self, delivery: Delivery, payload: bytes, settled: bool) -> None:
-        engine = self.connection.engine
-        tag = engine.tag(delivery)
+        tag = tag_of(delivery)
         if self.error is not None and not settled:
             return  # too late; its lock ends with the link
         if settled:
-            engine.forget(delivery)
+            forget(delivery)
         self._buffer.append(Received(payload, tag, None if settled else delivery))
         self._pulse()
 
@@ -461,15 +473,14 @@ class Receiver(LinkEnd):
 
     def on_outcome(self, delivery: Delivery, tag: bytes, state: int, settled: bool) -> None:
         told, answer = self._answers.pop(delivery, (0, None))  # none: the link was closed from our side meanwhile
-        engine = self.connection.engine
-        condition, description, _ = engine.rejection(delivery) if state == REJECTED else ("", "", {})
+        condition, description, _ = rejection(delivery) if state == REJECTED else ("", "", {})
         if answer is not None and not answer.done():
             # Settled without a state leaves ours; an error is a refusal although what was asked for is `rejected` too.
             if state == 0 or (state == told and not condition):
                 answer.set_result(None)
             else:
                 answer.set_exception(SettlementRefused(condition, description or "the peer has another outcome"))
-        engine.forget(delivery)
+        forget(delivery)
 
     def wake(self, error: ClientError) -> None:
         """Messages under lock are of no use any more; what was received and deleted can still be taken."""
@@ -482,4 +493,4 @@ class Receiver(LinkEnd):
     def prepare_close(self) -> None:
         """What nobody has taken goes back at once, for other receivers."""
         while self._buffer and not self._buffer[0].settled:
-            self.connection.engine.settle(self._buffer.popleft().take_delivery(), RELEASED)
+            settle(self._buffer.popleft().take_delivery(), RELEASED)

@@ -13,7 +13,7 @@ from protocol.client_errors import AuthenticationFailed, ClientError, RequestFai
 from protocol.client_links import LinkEnd, Sender
 from protocol.codec import Int, Long, UInt, array
 from protocol.connection_string import SharedAccessKey, SharedAccessSignature
-from protocol.engine import ACCEPTED, Delivery
+from protocol.deliveries import ACCEPTED, Delivery, forget, settle
 from protocol.errors import ProtocolError
 from protocol.messages import Message, value_section
 from protocol.request_message import text
@@ -52,11 +52,10 @@ class ResponseLink(LinkEnd):
         super().on_attached()
 
     def on_message(self, delivery: Delivery, payload: bytes, settled: bool) -> None:
-        engine = self.connection.engine
         if settled:
-            engine.forget(delivery)
+            forget(delivery)
         else:
-            engine.settle(delivery, ACCEPTED)
+            settle(delivery, ACCEPTED)
         if self.link.credit <= RESPONSE_CREDIT // 2 and self.error is None:
             self.link.grant(RESPONSE_CREDIT - self.link.credit)
         try:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from protocol.client_errors import ClientError, MessageRefused
 from protocol.client_links import LinkEnd
 from protocol.codec import Described, ULong, encode
-from protocol.engine import ACCEPTED, DECLARED, Delivery
+from protocol.deliveries import ACCEPTED, DECLARED, Delivery, forget, rejection, transactional_state
 from protocol.symbols import Descriptor
 
 if TYPE_CHECKING:
@@ -44,17 +44,16 @@ class Coordinator(LinkEnd):
         return await answer
 
     def on_outcome(self, delivery: Delivery, tag: bytes, state: int, settled: bool) -> None:
-        engine = self.connection.engine
         answer = self._answers.pop(tag, None)
         if answer is not None and not answer.done():
             if state == DECLARED:
-                answer.set_result(engine.transactional_state(delivery)[0])
+                answer.set_result(transactional_state(delivery)[0])
             elif state == ACCEPTED:
                 answer.set_result(b"")
             else:
-                condition, description, _ = engine.rejection(delivery)
+                condition, description, _ = rejection(delivery)
                 answer.set_exception(MessageRefused(condition, description or "the peer rejected it"))
-        engine.forget(delivery)
+        forget(delivery)
 
     def wake(self, error: ClientError) -> None:
         answers, self._answers = self._answers, {}

@@ -30,7 +30,7 @@ from protocol.performatives import (
 
 BATCH_FORMAT = 0x80013700
 _BATCH_FORMAT_BYTES = BATCH_FORMAT.to_bytes(4, "big")
-_AMQP_HEADER = b"AMQP\x00\x01\x00\x00"
+AMQP_HEADER = b"AMQP\x00\x01\x00\x00"
 _HEARTBEAT_BYTES = 8
 # What frames usually begin with: data offset 2, type AMQP; then a descriptor that is a small ulong.
 _USUAL_FORM, _SMALL_ULONG = 0x0200, 0x0053
@@ -115,10 +115,10 @@ class FrameWalk:
             return data
         self._rest = 0
         if not self._header_seen:
-            if end < 8 and _AMQP_HEADER.startswith(data):
+            if end < 8 and AMQP_HEADER.startswith(data):
                 self._partial = data
                 return b""
-            if data[:8] != _AMQP_HEADER:
+            if data[:8] != AMQP_HEADER:
                 self.error = FramingError(f"expected the AMQP 1.0.0 protocol header, got {data[:8].hex()}")
                 self._closed = True
                 return b""
@@ -247,14 +247,15 @@ class FrameWalk:
         clamped = None
         if credit is not None and credit > _MAX_CREDIT:
             fields[6] = credit = UInt(_MAX_CREDIT)
-            clamped = _frame(channel, FLOW, fields)
+            clamped = frame_of(channel, FLOW, fields)
         if echo or drain:
             limit = ((delivery_count or 0) + (credit or 0)) & 0xFFFFFFFF
             self.flows.append(Flow(channel, handle, limit, bool(drain)))
         return clamped
 
 
-def _frame(channel: int, code: int, fields: list[Any]) -> bytes:
+def frame_of(channel: int, code: int, fields: list[Any]) -> bytes:
+    """A whole frame with the performative of this code."""
     body = codec.encode(codec.Described(ULong(code), fields))
     return (8 + len(body)).to_bytes(4, "big") + b"\x02\x00" + channel.to_bytes(2, "big") + body
 

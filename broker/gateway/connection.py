@@ -32,9 +32,11 @@ from protocol import conditions, session_filter, tracking
 from protocol.addresses import Address, Node, Part
 from protocol.addresses import parse as parse_address
 from protocol.codec import Symbol
-from protocol.engine import Delivery, Engine, Link, Session
+from protocol.deliveries import Delivery, forget, reject
+from protocol.engine import Engine
 from protocol.errors import InvalidField, ProtocolError
 from protocol.frames import FramingError, HandleInUse, IllegalState
+from protocol.links import Link, Session
 from protocol.sas_tokens import Claim
 from protocol.sasl import Identity, IdentityKind, SaslServer
 
@@ -388,19 +390,19 @@ class ClientConnection(asyncio.Protocol):
         if link.context is not None:
             link.context.on_message(delivery, payload, batch, settled)
         else:
-            self.engine.forget(delivery)  # sent before the client knew that the link is refused or gone
+            forget(delivery)  # sent before the client knew that the link is refused or gone
 
     def on_oversized(self, link: Link, delivery: Delivery, size_bytes: int, settled: bool) -> None:
         if link.context is not None:
             link.context.on_oversized(delivery, size_bytes, settled)
         else:
-            self.engine.forget(delivery)
+            forget(delivery)
 
     def on_outcome(self, link: Link, delivery: Delivery, token: bytes, state: int, settled: bool) -> None:
         if isinstance(link.context, ClientReceiver):
             link.context.on_outcome(delivery, token, state, settled)
         elif settled:
-            self.engine.forget(delivery)
+            forget(delivery)
 
     def on_close(self, condition: str, description: str) -> None:
         self._closing = self._closed_by_client = True
@@ -449,7 +451,7 @@ class ClientConnection(asyncio.Protocol):
 
     def reject(self, delivery: Delivery, condition: str, text: str, tracker: str = "NoSystemTracker") -> None:
         self.gateway.metrics.errors[condition] += 1
-        self.engine.reject(delivery, condition, self.tracked(text, tracker))
+        reject(delivery, condition, self.tracked(text, tracker))
 
     def detach(self, link: Link, error: BrokerError, tracker: str = "NoSystemTracker") -> None:
         condition = condition_of(error)

@@ -20,8 +20,23 @@ from broker.wire import ENTRY, Extra, Op, Outcome
 from protocol import conditions, tracking
 from protocol.addresses import Address
 from protocol.batches import unpack_batch
-from protocol.engine import ACCEPTED, MODIFIED, REJECTED, RELEASED, TRANSACTIONAL, Delivery, Link
+from protocol.deliveries import (
+    ACCEPTED,
+    MODIFIED,
+    REJECTED,
+    RELEASED,
+    TRANSACTIONAL,
+    Delivery,
+    forget,
+    modification,
+    rejection,
+    settle,
+    settle_in,
+    transaction_of,
+    transactional_state,
+)
 from protocol.errors import ProtocolError
+from protocol.links import Link
 from protocol.sections import take_apart
 
 if TYPE_CHECKING:
@@ -136,12 +151,12 @@ class ClientSender(EntityLink):
         except (ProtocolError, BrokerError) as error:
             self.refuse(delivery, settled, error)
             return
-        transaction = self.connection.engine.transaction_of(delivery)
+        transaction = transaction_of(delivery)
         if transaction is not None:
             self._send_in(transaction, delivery, messages, len(payload), settled)
             return
         if settled:
-            self.connection.engine.forget(delivery)
+            forget(delivery)
             self._pending.append(None)
         else:
             self._pending.append(delivery)
@@ -172,7 +187,7 @@ class ClientSender(EntityLink):
             self.metrics.incoming_messages += len(messages)
             self.metrics.incoming_bytes += size_bytes
             if waits:
-                self.connection.engine.settle_in(transaction_id, delivery, ACCEPTED)
+                settle_in(transaction_id, delivery, ACCEPTED)
 
         try:
             transaction = self.connection.transaction(transaction_id)
@@ -181,7 +196,7 @@ class ClientSender(EntityLink):
             self.refuse(delivery, settled, error)
         else:
             if settled:
-                self.connection.engine.forget(delivery)
+                forget(delivery)
 
     def on_oversized(self, delivery: Delivery, size_bytes: int, settled: bool) -> None:
         text = tracking.message_too_large(0, size_bytes, self.link.max_message_bytes)
@@ -197,8 +212,8 @@ class ClientSender(EntityLink):
         self.metrics.failed(type(error).__name__)
         if settled:
             # Nobody hears of it, but a transaction must not be done without it.
-            self.connection.fail_transaction(self.connection.engine.transaction_of(delivery), error)
-            self.connection.engine.forget(delivery)
+            self.connection.fail_transaction(transaction_of(delivery), error)
+            forget(delivery)
         else:
             self.connection.reject(delivery, condition_of(error), str(error), self.tracker)
 
@@ -230,9 +245,7 @@ class ClientSender(EntityLink):
 
     def on_sent(self, count: int, error: BrokerError | None) -> None:
         pending = self._pending
-        engine = self.connection.engine
         if error is None:
-            settle = engine.settle
             for _ in range(count):
                 delivery = pending.popleft()
                 if delivery is not None:
@@ -416,12 +429,12 @@ class ClientReceiver(EntityLink):
         if state == ACCEPTED:
             outcome = Outcome.ACCEPTED
         elif state == MODIFIED:
-            undeliverable, annotations = self.connection.engine.modification(delivery)
+            undeliverable, annotations = modification(delivery)
             outcome = Outcome.DEFERRED if undeliverable else Outcome.ABANDONED
             properties = encode_properties(annotations)
         elif state == REJECTED:
             outcome = Outcome.DEAD_LETTERED
-            _, description, info = self.connection.engine.rejection(delivery)
+            _, description, info = rejection(delivery)
             properties = dead_letter_properties(info, description)
         elif state == TRANSACTIONAL:
             self._settle_in(delivery, token, settled)
@@ -439,7 +452,7 @@ class ClientReceiver(EntityLink):
             self._quiet = settled
         self._tokens.append(token)
         if settled:
-            self.connection.engine.forget(delivery)
+            forget(delivery)
         else:
             self._settling.append((delivery, outcome))
         if properties:
@@ -450,7 +463,7 @@ class ClientReceiver(EntityLink):
         """The outcome is a part of a transaction; so is its answer, unless it is refused."""
         connection = self.connection
         self.connection.active.add(self)
-        transaction_id, value = connection.engine.transactional_state(delivery)
+        transaction_id, value = transactional_state(delivery)
 
         def answered(error: BrokerError | None) -> None:
             waits = not settled and not self.link.closed
@@ -463,7 +476,7 @@ class ClientReceiver(EntityLink):
             self.metrics.successful_requests += 1
             self.metrics.settled[outcome] += 1
             if waits:
-                connection.engine.settle_in(transaction_id, delivery, _STATE[outcome])
+                settle_in(transaction_id, delivery, _STATE[outcome])
 
         try:
             outcome, properties = transactional_outcome(value)
@@ -477,7 +490,7 @@ class ClientReceiver(EntityLink):
             else:
                 connection.reject(delivery, condition_of(error), str(error), self.tracker)
         if settled:
-            connection.engine.forget(delivery)
+            forget(delivery)
 
     def post_settlements(self, properties: dict[str, Any] | None = None) -> None:
         if not self._tokens:
@@ -496,11 +509,9 @@ class ClientReceiver(EntityLink):
     def on_settled(self, count: int, error: BrokerError | None) -> None:
         if self._closing:
             return  # the client is gone, and its deliveries with it
-        engine = self.connection.engine
         settling = self._settling
         metrics = self.metrics
         if error is None:
-            settle = engine.settle
             for _ in range(count):
                 delivery, outcome = settling.popleft()
                 settle(delivery, _STATE[outcome])

@@ -20,8 +20,9 @@ from broker.gateway.transactions import Transaction
 from broker.wire import ENTRY, Extra, Outcome
 from protocol import cbs, conditions, management, sas_tokens, tracking
 from protocol.addresses import Address, Part, parse_audience
-from protocol.engine import ACCEPTED, Delivery, Link
+from protocol.deliveries import ACCEPTED, Delivery, forget, settle, settle_in, transaction_of
 from protocol.errors import ProtocolError
+from protocol.links import Link
 from protocol.lock_tokens import token_of, uuid_of
 from protocol.request_message import Request
 from protocol.request_message import parse as parse_request
@@ -93,31 +94,30 @@ class RequestLink:
         return self._unanswered > OVERRUN * REQUEST_CREDIT
 
     def on_message(self, delivery: Delivery, payload: bytes, batch: bool, settled: bool) -> None:
-        engine = self.connection.engine
         try:
             request = parse_request(payload)
         except ProtocolError as error:
             if settled:
-                engine.forget(delivery)
+                forget(delivery)
             else:
                 self.connection.reject(delivery, condition_of(error), str(error))
             return
-        transaction_id = engine.transaction_of(delivery)
+        transaction_id = transaction_of(delivery)
         if transaction_id is not None:
             try:
                 self.transaction = self.connection.transaction(transaction_id)
             except BrokerError as error:
                 if settled:
-                    engine.forget(delivery)
+                    forget(delivery)
                 else:
                     self.connection.reject(delivery, condition_of(error), str(error))
                 return
         if settled:
-            engine.forget(delivery)
+            forget(delivery)
         elif transaction_id is None:
-            engine.settle(delivery, ACCEPTED)
+            settle(delivery, ACCEPTED)
         else:
-            engine.settle_in(transaction_id, delivery, ACCEPTED)
+            settle_in(transaction_id, delivery, ACCEPTED)
         self._unanswered += 1
         if self.is_overrun:
             self.connection.overrun.add(self)

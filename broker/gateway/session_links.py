@@ -14,7 +14,7 @@ from broker.gateway.links import ClientReceiver
 from broker.gateway.namespace import Entity
 from protocol import session_filter, tracking
 from protocol.addresses import Address
-from protocol.engine import Link
+from protocol.links import Link
 from protocol.session_filter import SessionRequest
 
 if TYPE_CHECKING:

@@ -16,8 +16,9 @@ from broker.gateway.router import Reply, error_named
 from broker.wire import Outcome
 from protocol import conditions, tracking
 from protocol.codec import Described
-from protocol.engine import ACCEPTED, MODIFIED, REJECTED, RELEASED, Delivery, Link
+from protocol.deliveries import ACCEPTED, MODIFIED, REJECTED, RELEASED, Delivery, declare, forget, settle
 from protocol.errors import ProtocolError
+from protocol.links import Link
 from protocol.transactions import Declare, outcome_of, parse
 
 if TYPE_CHECKING:
@@ -157,7 +158,7 @@ class Coordinator:
                 self._discharge(delivery, asked.transaction, not asked.fail, settled)
         except (BrokerError, ProtocolError) as error:
             if settled:
-                connection.engine.forget(delivery)
+                forget(delivery)
             else:
                 connection.reject(delivery, condition_of(error), str(error))
 
@@ -169,20 +170,20 @@ class Coordinator:
             raise QuotaExceeded(f"The connection has {MAX_OPEN} transactions that have not ended.")
         transaction = Transaction(self.connection, self)
         transactions[transaction.id] = transaction
-        self.connection.engine.declare(delivery, transaction.id)
+        declare(delivery, transaction.id)
 
     def _discharge(self, delivery: Delivery, transaction_id: bytes, commit: bool, settled: bool) -> None:
         connection = self.connection
         transaction = connection.transaction(transaction_id)
         del connection.transactions[transaction_id]
         if settled:
-            connection.engine.forget(delivery)
+            forget(delivery)
 
         def reply(result: Any, error: BrokerError | None) -> None:
             if settled or self.link.closed:
                 return
             if error is None:
-                connection.engine.settle(delivery, ACCEPTED)
+                settle(delivery, ACCEPTED)
             else:
                 connection.reject(delivery, condition_of(error), str(error))
             connection.flush()

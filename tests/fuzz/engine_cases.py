@@ -11,8 +11,10 @@ import time
 from random import Random
 from typing import Any
 
-from protocol.engine import ACCEPTED, Delivery, Engine, Link, Session
+from protocol.deliveries import ACCEPTED, Delivery, forget, modification, reject, rejection, settle
+from protocol.engine import Engine
 from protocol.errors import ProtocolError
+from protocol.links import Link, Session
 from protocol.rendering import render_embedded  # noqa: F401 - imports what a gateway has, so that memory is like its
 from protocol.sections import take_apart
 from tests.fuzz.mutations import mutated, session
@@ -56,25 +58,25 @@ class Server:
             take_apart(payload)
         except ProtocolError as error:
             if settled:
-                self.engine.forget(delivery)
+                forget(delivery)
             else:
-                self.engine.reject(delivery, "amqp:decode-error", str(error))
+                reject(delivery, "amqp:decode-error", str(error))
             return
         if settled:
-            self.engine.forget(delivery)
+            forget(delivery)
         else:
-            self.engine.settle(delivery, ACCEPTED)
+            settle(delivery, ACCEPTED)
 
     def on_oversized(self, link: Link, delivery: Delivery, size_bytes: int, settled: bool) -> None:
-        self.engine.forget(delivery)
+        forget(delivery)
 
     def on_outcome(self, link: Link, delivery: Delivery, token: bytes, state: int, settled: bool) -> None:
-        self.engine.rejection(delivery)
-        self.engine.modification(delivery)
+        rejection(delivery)
+        modification(delivery)
         if settled:
-            self.engine.forget(delivery)
+            forget(delivery)
         else:
-            self.engine.settle(delivery, state if 0x24 <= state <= 0x27 else 0x25)
+            settle(delivery, state if 0x24 <= state <= 0x27 else 0x25)
 
     def on_close(self, condition: str, description: str) -> None: ...
 

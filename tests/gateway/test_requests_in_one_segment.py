@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from protocol.codec import Described, decode, encode
-from protocol.engine import Engine, Link, Session
+from protocol.engine import Engine
+from protocol.links import Link, Session
 from tests.brokers import Broker
 
 COUNT = 5

@@ -7,7 +7,9 @@ from typing import Any, Self
 
 from protocol.client import Connection, connect
 from protocol.connection_string import Anonymous, Credentials
-from protocol.engine import ACCEPTED, Delivery, Engine, Link, Session
+from protocol.deliveries import ACCEPTED, Delivery, forget, settle
+from protocol.engine import Engine
+from protocol.links import Link, Session
 from protocol.sasl import Identity, IdentityKind, SaslServer
 
 CREDIT = 100
@@ -31,14 +33,10 @@ class ScriptedPeer:
         self.credit = CREDIT
         self.idle_time_out_ms = 60_000
         self.silent = False
-        self.on_message: Callable[[Link, Delivery], None] = lambda link, delivery: self.engine.settle(
-            delivery, ACCEPTED
-        )
+        self.on_message: Callable[[Link, Delivery], None] = lambda link, delivery: settle(delivery, ACCEPTED)
         self.on_attach: Callable[[Link], None] = lambda link: link.accept(0, 0 if link.is_sender else self.credit)
         self.on_flow: Callable[[Link], None] = lambda link: link.drained() if link.drain else None
-        self.on_outcome: Callable[[Link, Delivery, int], None] = lambda link, delivery, state: self.engine.settle(
-            delivery, state
-        )
+        self.on_outcome: Callable[[Link, Delivery, int], None] = lambda link, delivery, state: settle(delivery, state)
         self.side: _Side | None = None
 
     @property
@@ -143,7 +141,7 @@ class _Side(asyncio.Protocol):
     def on_outcome(self, link: Link, delivery: Delivery, token: bytes, state: int, settled: bool) -> None:
         self.peer.outcomes.append((state, settled))
         if settled:
-            self.engine.forget(delivery)
+            forget(delivery)
         else:
             self.peer.on_outcome(link, delivery, state)
 

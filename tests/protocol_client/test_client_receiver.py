@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from protocol.client_errors import LinkDetached, SettlementRefused
-from protocol.engine import ACCEPTED, MODIFIED, REJECTED, RELEASED
+from protocol.deliveries import ACCEPTED, MODIFIED, REJECTED, RELEASED, forget, modification, reject, rejection, settle
 from protocol.messages import Message
 from tests.protocol_client.scripted_peer import until
 
@@ -39,9 +39,7 @@ async def test_each_outcome_is_confirmed_by_the_same(peer, settle, state):
 
 @pytest.mark.parametrize("settle", ["accept", "release", "modify", "reject"])
 async def test_a_refused_outcome_is_an_error_with_its_reason(peer, settle):
-    peer.on_outcome = lambda link, delivery, state: peer.engine.reject(
-        delivery, "com.microsoft:message-lock-lost", "too late"
-    )
+    peer.on_outcome = lambda link, delivery, state: reject(delivery, "com.microsoft:message-lock-lost", "too late")
     async with peer, await peer.connect() as connection:
         receiver = await connection.receiver("q")
         peer.send("q", message())
@@ -51,7 +49,7 @@ async def test_a_refused_outcome_is_an_error_with_its_reason(peer, settle):
 
 
 async def test_another_outcome_than_the_one_told_is_a_refusal(peer):
-    peer.on_outcome = lambda link, delivery, state: peer.engine.settle(delivery, RELEASED)
+    peer.on_outcome = lambda link, delivery, state: settle(delivery, RELEASED)
     async with peer, await peer.connect() as connection:
         receiver = await connection.receiver("q")
         peer.send("q", message())
@@ -60,7 +58,7 @@ async def test_another_outcome_than_the_one_told_is_a_refusal(peer):
 
 
 async def test_an_answer_without_an_outcome_leaves_ours(peer):
-    peer.on_outcome = lambda link, delivery, state: peer.engine.forget(delivery)
+    peer.on_outcome = lambda link, delivery, state: forget(delivery)
     async with peer, await peer.connect() as connection:
         receiver = await connection.receiver("q")
         peer.send("q", message())
@@ -82,7 +80,7 @@ async def test_what_the_peer_has_settled_itself_cannot_be_settled(peer):
         receiver = await connection.receiver("q")
         delivery = peer.send("q", message())
         received = await receiver.receive()
-        peer.engine.forget(delivery)
+        forget(delivery)
         peer.flush()
         await connection.sender("any")  # its answer comes after the settlement
         with pytest.raises(SettlementRefused, match="itself"):
@@ -92,8 +90,8 @@ async def test_what_the_peer_has_settled_itself_cannot_be_settled(peer):
 async def test_reason_and_properties_travel_with_a_rejection(peer):
     told = []
     peer.on_outcome = lambda link, delivery, state: (
-        told.append(peer.engine.rejection(delivery)),
-        peer.engine.settle(delivery, state),
+        told.append(rejection(delivery)),
+        settle(delivery, state),
     )
     async with peer, await peer.connect() as connection:
         receiver = await connection.receiver("q")
@@ -106,8 +104,8 @@ async def test_reason_and_properties_travel_with_a_rejection(peer):
 async def test_properties_travel_with_a_modification(peer):
     told = []
     peer.on_outcome = lambda link, delivery, state: (
-        told.append(peer.engine.modification(delivery)),
-        peer.engine.settle(delivery, state),
+        told.append(modification(delivery)),
+        settle(delivery, state),
     )
     async with peer, await peer.connect() as connection:
         receiver = await connection.receiver("q")

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from protocol.client_errors import LinkClosed, LinkDetached, MessageRefused, MessageReturned
-from protocol.engine import ACCEPTED, MODIFIED, RELEASED
+from protocol.deliveries import ACCEPTED, MODIFIED, RELEASED, forget, reject, settle
 from protocol.messages import Message
 from tests.protocol_client.scripted_peer import until
 
@@ -25,13 +25,13 @@ async def test_a_message_is_sent_and_its_acceptance_awaited(peer):
 
 
 async def test_a_rejection_is_an_error_with_its_reason(peer):
-    peer.on_message = lambda link, delivery: peer.engine.reject(delivery, "amqp:not-allowed", "not this")
+    peer.on_message = lambda link, delivery: reject(delivery, "amqp:not-allowed", "not this")
     async with peer, await peer.connect() as connection:
         sender = await connection.sender("q")
         with pytest.raises(MessageRefused, match="not this") as caught:
             await sender.send(MESSAGE)
         assert (caught.value.condition, caught.value.description) == ("amqp:not-allowed", "not this")
-        peer.on_message = lambda link, delivery: peer.engine.settle(delivery, ACCEPTED)
+        peer.on_message = lambda link, delivery: settle(delivery, ACCEPTED)
         await sender.send(MESSAGE)
 
 
@@ -39,9 +39,9 @@ async def test_a_rejection_is_an_error_with_its_reason(peer):
 async def test_what_is_neither_accepted_nor_rejected_was_returned(peer, state, text):
     def answer(link, delivery):
         if state:
-            peer.engine.settle(delivery, state)
+            settle(delivery, state)
         else:
-            peer.engine.forget(delivery)
+            forget(delivery)
 
     peer.on_message = answer
     async with peer, await peer.connect() as connection:
@@ -123,7 +123,7 @@ async def test_messages_in_flight_are_bounded(peer):
         assert len(peer.messages) == sender.in_flight == 3
         for _ in range(7):
             await until(lambda: held)
-            peer.engine.settle(held.pop(0), ACCEPTED)
+            settle(held.pop(0), ACCEPTED)
             peer.flush()
         await asyncio.gather(*sends)
         assert peer.messages == numbered(7)
@@ -150,14 +150,14 @@ async def test_outcomes_may_come_in_any_order(peer):
         sender = await connection.sender("q")
         outcomes = [await sender.post(message) for message in numbered(3)]
         await until(lambda: len(held) == 3)
-        peer.engine.settle(held[2], ACCEPTED)
-        peer.engine.reject(held[0], "amqp:not-allowed", "first")
+        settle(held[2], ACCEPTED)
+        reject(held[0], "amqp:not-allowed", "first")
         peer.flush()
         await outcomes[2]
         with pytest.raises(MessageRefused, match="first"):
             await outcomes[0]
         assert not outcomes[1].done()
-        peer.engine.settle(held[1], ACCEPTED)
+        settle(held[1], ACCEPTED)
         peer.flush()
         await outcomes[1]
 
@@ -178,9 +178,9 @@ async def test_many_are_sent_pipelined_from_any_iterable(peer):
 async def test_the_first_failure_of_many_ends_the_sending(peer):
     def refuse_the_third(link, delivery):
         if len(peer.messages) == 3:
-            peer.engine.reject(delivery, "amqp:resource-limit-exceeded", "full")
+            reject(delivery, "amqp:resource-limit-exceeded", "full")
         else:
-            peer.engine.settle(delivery, ACCEPTED)
+            settle(delivery, ACCEPTED)
 
     peer.on_message = refuse_the_third
     async with peer, await peer.connect() as connection:

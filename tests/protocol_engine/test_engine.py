@@ -5,9 +5,23 @@ from typing import Any
 import pytest
 
 from protocol import codec
-from protocol.engine import ACCEPTED, MODIFIED, REJECTED, RELEASED, Engine, Link, Session
+from protocol.deliveries import (
+    ACCEPTED,
+    MODIFIED,
+    REJECTED,
+    RELEASED,
+    describe_modified,
+    describe_rejected,
+    is_settled,
+    modification,
+    reject,
+    rejection,
+    settle,
+)
+from protocol.engine import Engine
 from protocol.errors import DecodeError, InvalidField
 from protocol.frames import FramingError
+from protocol.links import Link, Session
 
 MESSAGE = b"\x00\x53\x75\xa0\x05hello"
 
@@ -147,7 +161,7 @@ def test_a_message_arrives_and_its_outcome_returns(pair: Pair) -> None:
     pair.run()
     ((received, payload, batch, settled),) = pair.server.named("message")
     assert (payload, batch, settled) == (MESSAGE, False, False)
-    pair.server.engine.settle(received, ACCEPTED)
+    settle(received, ACCEPTED)
     pair.run()
     assert pair.client.named("outcome") == [(delivery, b"1", ACCEPTED, True)]
 
@@ -163,10 +177,10 @@ def test_a_rejection_has_condition_description_and_three_elements(pair: Pair) ->
     ours, _ = pair.attach(sender=True)
     delivery = ours.send(b"1", MESSAGE, b"", 0, False)
     pair.run()
-    pair.server.engine.reject(pair.server.named("message")[0][0], "amqp:not-allowed", "no")
+    reject(pair.server.named("message")[0][0], "amqp:not-allowed", "no")
     pair.run()
     assert pair.client.named("outcome") == [(delivery, b"1", REJECTED, True)]
-    assert pair.client.engine.rejection(delivery) == ("amqp:not-allowed", "no", {})
+    assert rejection(delivery) == ("amqp:not-allowed", "no", {})
     (disposition,) = performatives(pair.sent, 0x15)
     assert len(disposition[4].value[0].value) == 3
 
@@ -207,13 +221,13 @@ def test_a_receivers_outcome_is_told_and_confirmed_in_kind(pair: Pair, state: in
     pair.run()
     assert pair.server.named("outcome") == [(sent, b"t" * 16, state, False)]
     assert not pair.client.named("outcome")
-    pair.server.engine.settle(sent, state)
+    settle(sent, state)
     pair.run()
     answer = performatives(pair.sent, 0x15)[-1]
     assert answer[4].descriptor == state
     assert answer[3] is True
     assert pair.client.named("outcome") == [(delivery, b"t" * 16, state, True)]
-    assert pair.client.engine.is_settled(delivery)
+    assert is_settled(delivery)
     assert not pair.client.engine.offered
 
 
@@ -224,10 +238,10 @@ def test_a_refused_outcome_has_its_reason(pair: Pair) -> None:
     delivery = pair.client.named("message")[0][0]
     pair.client.engine.offer(ours, delivery, ACCEPTED)
     pair.run()
-    pair.server.engine.reject(sent, "com.microsoft:message-lock-lost", "too late")
+    reject(sent, "com.microsoft:message-lock-lost", "too late")
     pair.run()
     assert pair.client.named("outcome") == [(delivery, b"t" * 16, REJECTED, True)]
-    assert pair.client.engine.rejection(delivery) == ("com.microsoft:message-lock-lost", "too late", {})
+    assert rejection(delivery) == ("com.microsoft:message-lock-lost", "too late", {})
 
 
 def test_a_rejection_may_carry_info(pair: Pair) -> None:
@@ -236,10 +250,10 @@ def test_a_rejection_may_carry_info(pair: Pair) -> None:
     pair.run()
     delivery = pair.client.named("message")[0][0]
     info = {"DeadLetterReason": "unreadable", "attempts": codec.Long(3)}
-    pair.client.engine.describe_rejected(delivery, "com.microsoft:dead-letter", "no", info)
+    describe_rejected(delivery, "com.microsoft:dead-letter", "no", info)
     pair.client.engine.offer(ours, delivery, REJECTED)
     pair.run()
-    assert pair.server.engine.rejection(sent) == ("com.microsoft:dead-letter", "no", info)
+    assert rejection(sent) == ("com.microsoft:dead-letter", "no", info)
 
 
 def test_a_modification_may_carry_annotations(pair: Pair) -> None:
@@ -247,10 +261,10 @@ def test_a_modification_may_carry_annotations(pair: Pair) -> None:
     sent = theirs.send(b"t" * 16, MESSAGE, b"", 0, False)
     pair.run()
     delivery = pair.client.named("message")[0][0]
-    pair.client.engine.describe_modified(delivery, True, True, {codec.Symbol("step"): "two"})
+    describe_modified(delivery, True, True, {codec.Symbol("step"): "two"})
     pair.client.engine.offer(ours, delivery, MODIFIED)
     pair.run()
-    assert pair.server.engine.modification(sent) == (True, {"step": "two"})
+    assert modification(sent) == (True, {"step": "two"})
     (disposition,) = performatives(pair.received, 0x15)
     assert disposition[4].value[:2] == [True, True]
 

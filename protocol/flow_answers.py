@@ -1,0 +1,80 @@
+"""Answers to flows that proton leaves unanswered: `echo`, and a drain that finds no credit to give back (2.6.7, 2.7.4).
+
+Proton answers a drain that uses up credit. For the others it is made to say the session's flow, by a change of the
+session's window, and what is written then gets the fields of the link (`protocol.outgoing`).
+"""
+
+from collections.abc import Collection, Iterable
+
+from protocol.frames import Flow
+from protocol.links import Link, Session
+from protocol.outgoing import OutputWalk
+from protocol.proton import lib
+
+# What arrives is taken out of the engine at once, so a session's window can stay wide open; a change from one of these
+# to the other makes proton say so once more. They are bytes, of which proton keeps 31 bits and tells the whole frames:
+# they differ by the largest frame there can be.
+_OPEN_WINDOWS = (0x7FFF_0000, 0x7FEF_0000)
+
+
+class FlowAnswers:
+    """`saying` are the sessions whose flow is among the next output; to be cleared when that is taken."""
+
+    def __init__(self, output: OutputWalk) -> None:
+        self._output = output
+        self.saying: set[Session] = set()
+
+    def answer(self, flows: Iterable[Flow], links: Iterable[Link], sessions: Collection[Session]) -> None:
+        """Have `flows` answered, of these links and sessions."""
+        by_handle = {link.channel_handle: link for link in links}
+        for flow in flows:
+            if flow.handle is None:
+                session = next((each for each in sessions if each.channel == flow.channel), None)
+                if session is not None:
+                    self._say(session)
+                continue
+            link = by_handle.get((flow.channel, flow.handle))
+            if link is not None and not link.closed:
+                self._answer(flow, link)
+
+    def _answer(self, flow: Flow, link: Link) -> None:
+        if not link.is_sender:
+            if not flow.drain:  # with it the peer answers ours, and asks nothing
+                link.grant(0)
+                self._say(link.session)
+            return
+        credit = link.credit
+        if flow.drain:
+            link.drain_limit = flow.limit if credit > 0 else None
+            if credit > 0:
+                return
+        self._tell(link, (flow.limit - credit) & 0xFFFFFFFF, max(credit, 0), flow.drain)
+
+    def answer_used_up(self, links: Iterable[Link]) -> list[Link]:
+        """Answer drains whose credit went into deliveries, of which proton says nothing, once those are written.
+
+        Returns the links whose deliveries still wait for the session's window.
+        """
+        waiting = []
+        for link in links:
+            if link.closed or link.drain_limit is None:
+                continue
+            if lib.pn_link_queued(link.pointer):
+                waiting.append(link)
+            else:
+                self._tell(link, link.drain_limit, 0, True)
+                link.drain_limit = None
+        return waiting
+
+    def _tell(self, link: Link, delivery_count: int, credit: int, drain: bool) -> None:
+        if link.own_handle is not None:
+            self._say(link.session)
+            self._output.tell_link(link.own_handle, delivery_count, credit, drain)
+
+    def _say(self, session: Session) -> None:
+        if session in self.saying:
+            return
+        self.saying.add(session)
+        first, second = _OPEN_WINDOWS
+        capacity = lib.pn_session_get_incoming_capacity(session.pointer)
+        lib.pn_session_set_incoming_capacity(session.pointer, second if capacity == first else first)

@@ -1,0 +1,73 @@
+"""Proton's C library, and its values as ours: texts, errors, encoded data.
+
+The only module that imports `cproton_ffi`, which is internal to python-qpid-proton: pinned to one minor version.
+Proton's Python classes cost ten times the engine they wrap, so the engine's modules call the functions of `lib`.
+"""
+
+from typing import Any
+
+from cproton_ffi import ffi as ffi
+from cproton_ffi import lib as lib
+
+from protocol import codec
+from protocol.errors import ProtocolError
+
+Pointer = Any  # a cffi pointer: hashes and compares by address
+
+# One thread, one loop: one scratch buffer serves all connections.
+SCRATCH_BYTES = 1 << 20
+scratch = ffi.new("char[]", SCRATCH_BYTES)
+scratch_view = ffi.buffer(scratch)
+
+
+def text_of(pointer: Pointer) -> str:
+    return "" if pointer == ffi.NULL else ffi.string(pointer).decode("utf-8", "replace")
+
+
+def text_or_none(pointer: Pointer) -> str | None:
+    return None if pointer == ffi.NULL else text_of(pointer)
+
+
+def condition_of(pointer: Pointer) -> tuple[str, str]:
+    """Condition and description of an error; both empty if there is none."""
+    if not lib.pn_condition_is_set(pointer):
+        return "", ""
+    return text_of(lib.pn_condition_get_name(pointer)), text_of(lib.pn_condition_get_description(pointer))
+
+
+def set_condition(pointer: Pointer, name: str, description: str, info: dict[Any, Any] | None = None) -> None:
+    """An error always carries an info map, so that its list has all three elements on the wire.
+
+    Proton would leave out the last, and azure-servicebus would hang.
+    """
+    lib.pn_condition_set_name(pointer, name.encode())
+    lib.pn_condition_set_description(pointer, description.encode())
+    set_value(lib.pn_condition_info(pointer), info or {})
+
+
+def value_of(data: Pointer) -> Any:
+    """The value in proton's tree, decoded by our own codec; None if there is none.
+
+    Raises ProtocolError (via the codec's limits) if the peer nested too deep.
+    """
+    if data == ffi.NULL:
+        return None
+    size = lib.pn_data_encoded_size(data)
+    if size <= 0:
+        return None
+    buffer = ffi.new("char[]", size)
+    if lib.pn_data_encode(data, buffer, size) < 0:
+        raise ProtocolError("a value that cannot be read")
+    return codec.decode_exactly(bytes(ffi.buffer(buffer, size)))
+
+
+def map_of(data: Pointer) -> dict[Any, Any]:
+    """The map in proton's tree, empty if there is none or something else. Raises ProtocolError as `value_of` does."""
+    found = value_of(data)
+    return found if isinstance(found, dict) else {}
+
+
+def set_value(data: Pointer, content: Any) -> None:
+    encoded = codec.encode(content)
+    lib.pn_data_clear(data)
+    lib.pn_data_decode(data, encoded, len(encoded))
