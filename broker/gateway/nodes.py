@@ -7,6 +7,7 @@ the node's response link on the session of the request (amqp.md 2.1); never to a
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from broker.entities import Right
@@ -220,9 +221,21 @@ class ManagementRequests(RequestLink):
                 raise management.UnknownOperation(f"The operation '{call.operation}' is not offered by an entity.")
             self.connection.rights.require(self.path, _RIGHT.get(type(call.arguments), Right.LISTEN), time.time())
             self.connection.post_gathered()  # a client may ask for what it has just deferred
-            operation(request, call.arguments, answer)
+            operation(request, self._in_its_session(call), answer)
         except (BrokerError, ProtocolError) as error:
             self._fail(request, error, answer)
+
+    def _in_its_session(self, call: management.Call) -> Any:
+        """The arguments; without a session id they get that of the receiver to which the request belongs.
+
+        Some clients name only the link, in requests of a session's receiver (amqp.md 8.2).
+        """
+        arguments, link_name = call.arguments, call.associated_link_name
+        if isinstance(arguments, _OF_SOME_SESSION) and arguments.session_id is None and link_name is not None:
+            for (queue, session_id), receiver in self.connection.sessions.items():
+                if queue == self.queue and receiver.link.name == link_name:
+                    return replace(arguments, session_id=session_id)
+        return arguments
 
     def _fail(self, request: Request, error: Exception, answer: Answer) -> None:
         self._metrics.failed(type(error).__name__)
@@ -456,6 +469,14 @@ class ManagementRequests(RequestLink):
 
 # Requests that can be a part of a transaction (amqp.md 10.3); others are done at once.
 _IN_TRANSACTIONS = frozenset(("schedule", "settle"))
+
+# Requests that may name a session.
+_OF_SOME_SESSION = (
+    management.PeekMessages,
+    management.ReceiveDeferred,
+    management.UpdateDisposition,
+    management.DeleteMessages,
+)
 
 _RIGHT = {
     management.ScheduleMessages: Right.SEND,

@@ -194,6 +194,38 @@ def test_a_deferred_message_is_received_with_its_session(peer, node):
     assert settled.status == 200
 
 
+def test_a_request_of_a_receiver_is_about_its_session(peer, node):
+    """Go says which link asks, and not the session."""
+    send(peer, "orders", ("a", b"1"), ("b", b"2"), ("a", b"3"))
+    accept(peer, "orders", "b", name="receiver of b")
+    handle, _ = accept(peer, "orders", "a", name="receiver of a")
+    number = defer(peer, handle)
+
+    def of(receiver, operation, **body):
+        wanted = {name.replace("_", "-"): value for name, value in body.items()}
+        return node.ask(f"com.microsoft:{operation}", wanted, associated_link_name=receiver)
+
+    def peek(receiver, **body):
+        response = of(receiver, "peek-message", from_sequence_number=Long(0), message_count=Int(10), **body)
+        return [body_of(each["message"]) for each in response.body["messages"]]
+
+    def receive_deferred(receiver):
+        numbers = Array(Long, (number,))
+        return of(receiver, "receive-by-sequence-number", sequence_numbers=numbers, receiver_settle_mode=UInt(1))
+
+    assert peek("receiver of a") == [b"1", b"3"]
+    assert peek("receiver of a", session_id="b") == [b"2"]
+    assert peek("another link") == [b"1", b"2", b"3"]
+    assert receive_deferred("receiver of b").status == 404
+    assert receive_deferred("another link").condition == "amqp:not-allowed"
+    [found] = receive_deferred("receiver of a").body["messages"]
+    assert body_of(found["message"]) == b"1"
+    tokens = Array(UUID, (found["lock-token"],))
+    response = of("receiver of a", "update-disposition", disposition_status="completed", lock_tokens=tokens)
+    assert response.status == 200
+    assert peek("receiver of a") == [b"3"]
+
+
 def test_settling_by_token_tells_a_lost_session_from_a_message_that_is_gone(peer, node):
     send(peer, "orders", ("a", b"1"), ("a", b"2"))
     handle, _ = accept(peer, "orders", "a")
