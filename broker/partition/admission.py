@@ -1,4 +1,4 @@
-"""Whether a queue or topic takes what is sent to it."""
+"""Whether queues and topics take what is sent to them."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,8 +13,21 @@ from storage.records import MESSAGE_HEADER_BYTES, Part
 Incoming = Sequence[Any]  # layout, body, ttl_ms | None, extra | None: see broker.wire
 
 
-def check(core: Core, queue: Queue, messages: Sequence[Incoming]) -> None:
-    """Raises NotAllowed, EntityDisabled, QuotaExceeded."""
+def check(core: Core, sends: Sequence[tuple[Queue, Sequence[Incoming]]]) -> None:
+    """Raises NotAllowed, EntityDisabled, QuotaExceeded if not all of it can be stored. Each queue is there once."""
+    sizes: list[int] = []
+    for queue, messages in sends:
+        _check_entity(queue, messages)
+        added = [len(message[1]) + MESSAGE_HEADER_BYTES for message in messages]
+        size_bytes = entity_size(core, queue)
+        if size_bytes + sum(added) > queue.terms.size_bytes_max:
+            raise too_large(queue, size_bytes)
+        sizes += added
+    if not core.has_room(sizes):
+        raise QuotaExceeded("The store of this partition is nearly full; messages must be received first.")
+
+
+def _check_entity(queue: Queue, messages: Sequence[Incoming]) -> None:
     terms = queue.terms
     if queue.id & 7 != Part.MAIN:
         raise NotAllowed(f"Messages cannot be sent to the dead-letter queue of '{terms.name}'.")
@@ -27,12 +40,6 @@ def check(core: Core, queue: Queue, messages: Sequence[Incoming]) -> None:
             f"The message has no session id, and the messaging entity '{terms.name}' requires sessions: "
             "set the session id (group-id) of the message."
         )
-    size_bytes = entity_size(core, queue)
-    sizes = [len(message[1]) + MESSAGE_HEADER_BYTES for message in messages]
-    if size_bytes + sum(sizes) > terms.size_bytes_max:
-        raise too_large(queue, size_bytes)
-    if not core.has_room(sizes):
-        raise QuotaExceeded("The store of this partition is nearly full; messages must be received first.")
 
 
 def entity_size(core: Core, queue: Queue) -> int:

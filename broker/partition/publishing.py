@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import repeat
 from typing import NamedTuple
 
-from broker.partition.admission import Incoming, check
+from broker.partition.admission import Incoming
 from broker.partition.core import Core
 from broker.partition.duplicates import Sieve
 from broker.partition.moves import set_aside
@@ -198,8 +198,7 @@ class _FanOut:
 def publish(
     core: Core, queue: Queue, messages: Sequence[Incoming], now_ms: int, reserved: int | None = None
 ) -> list[int]:
-    """As `sending.send`, to the topic of `queue`. What is scheduled waits at the topic, under its number there."""
-    check(core, queue, messages)
+    """As `sending.store`, to the topic of `queue`. What is scheduled waits at the topic, under its number there."""
     topic = core.topic(queue)
     fan_out = _FanOut(core, topic, now_ms)
     records: list[bytes] = []

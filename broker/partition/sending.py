@@ -6,6 +6,7 @@ from broker.partition.admission import Incoming, check
 from broker.partition.core import Core
 from broker.partition.duplicates import Sieve
 from broker.partition.publishing import publish
+from broker.partition.queue import Queue
 from broker.partition.terms import Kind
 from broker.partition.timers import Due
 from broker.partition.window import Ref
@@ -35,9 +36,17 @@ def send(
     EntityDisabled, QuotaExceeded.
     """
     queue = core.queue(queue_id)
+    check(core, [(queue, messages)])
+    return store(core, queue, messages, now_ms, reserved)
+
+
+def store(
+    core: Core, queue: Queue, messages: Sequence[Incoming], now_ms: int, reserved: int | None = None
+) -> list[int]:
+    """As `send`, of messages that were checked."""
     if queue.terms.kind == Kind.TOPIC:
         return publish(core, queue, messages, now_ms, reserved)
-    check(core, queue, messages)
+    queue_id = queue.id
     first = number = queue.next_number if reserved is None else reserved
     message_id = core.bodies.next_id
     records: list[bytes] = []

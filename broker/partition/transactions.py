@@ -133,7 +133,7 @@ def _schedule(core: Core, transaction: Transaction, queue: Queue, messages: Sequ
 
 def _admit(core: Core, transaction: Transaction, queue: Queue, messages: Sequence[Any]) -> None:
     """Take note of messages that can be sent in the transaction as it is now. Raises BrokerError."""
-    check(core, queue, messages)
+    check(core, [(queue, messages)])
     if transaction.message_count + len(messages) > MAX_MESSAGES:
         raise QuotaExceeded(f"Cannot send more than {MAX_MESSAGES} messages in a single transaction.")
     added_bytes = sum(len(message[1]) for message in messages)
@@ -236,8 +236,7 @@ def _obstacle(core: Core, transaction: Transaction, now_ms: int) -> TransactionR
                 error = settlement.refusal(core, queue, token, operation.outcome, operation.properties, now_ms)
                 if error is not None:
                     raise error
-        for queue_id, sent in messages.items():
-            check(core, core.queue(queue_id), sent)
+        check(core, [(core.queue(queue_id), sent) for queue_id, sent in messages.items()])
     except BrokerError as error:
         return TransactionRollback(f"The transaction was rolled back. {error}")
     return None
@@ -246,7 +245,7 @@ def _obstacle(core: Core, transaction: Transaction, now_ms: int) -> TransactionR
 def _apply(core: Core, transaction: Transaction, now_ms: int) -> None:
     for operation in transaction.operations:
         if isinstance(operation, Send):
-            sending.send(core, operation.queue_id, operation.messages, now_ms, operation.reserved)
+            sending.store(core, core.queue(operation.queue_id), operation.messages, now_ms, operation.reserved)
         else:
             queue = core.queue(operation.queue_id)
             results = settlement.settle(core, queue, operation.tokens, operation.outcome, operation.properties, now_ms)

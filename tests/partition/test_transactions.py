@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from driver import DEAD, LOCK_MS, MAIN, Delivery, Driver, message
+from driver import DEAD, LOCK_MS, MAIN, Delivery, Driver, define, describe, message
 from topic_driver import TOPIC, A, TopicDriver
 
 from broker.errors import (
@@ -19,8 +19,10 @@ from broker.partition.settings import PartitionSettings
 from broker.partition.transactions import MAX_MESSAGES, TIME_OUT_MS
 from broker.wire import Outcome
 from protocol.codec import encode
+from storage.memory import MemoryStore
 
 T = "transaction"
+OTHER = 2 << 3
 
 
 class TransactionDriver(Driver):
@@ -427,3 +429,14 @@ def test_what_became_of_them_is_counted(queue):
     queue.discharge(key="b", commit=False)
     gauges = queue.partition.gauges()
     assert [gauges[name] for name in ("transactions", "committed", "rolled_back")] == [1, 1, 1]
+
+
+def test_a_store_with_room_for_a_part_of_it_rolls_all_back():
+    store = MemoryStore(capacity_bytes=100_000)
+    define(store, OTHER >> 3, describe().model_copy(update={"name": "other"}))
+    queue = TransactionDriver(store, PartitionSettings(store_watermark=1))
+    for each in (MAIN, OTHER):
+        assert queue.send_in("x" * 60_000, queue=each) is None
+    with pytest.raises(TransactionRollback, match="nearly full"):
+        queue.discharge()
+    assert queue.bodies() + queue.bodies(OTHER) == []
