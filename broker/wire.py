@@ -62,7 +62,7 @@ class Op(IntEnum):
     GRANT = 4  # partition, channel, limit
     DRAIN = 5  # partition, channel, limit
     CLOSE_RECEIVER = 6  # partition, channel, broken
-    SETTLE = 7  # partition, channel, queue, outcome, [token, ...], properties | None
+    SETTLE = 7  # partition, queue, outcome, [channel, count of its tokens, ...], [token, ...], properties | None
     REQUEST = 8  # partition, request id, name, queue, [argument, ...]
     RESTORE = 9  # partition, queue, [entry items, ...]: received and deleted, but never put on the wire
     # worker -> another worker; entries are flat, 3 items per message: sequence number, message record, overlay
@@ -76,7 +76,7 @@ class Op(IntEnum):
     OPENED = 103  # channel, and of a receiver of a session: session id, locked_until_ms
     CLOSED = 104  # channel, error name, text: refused, or detached by the broker; closed as asked if both are empty
     DRAINED = 105  # channel, deliveries since it was opened
-    SETTLED = 106  # channel, count
+    SETTLED = 106  # [channel, count, ...]
     UNSETTLED = 107  # channel, count, error name, text
     DELIVER = 108  # channel, locked_until_ms, [entry items, ...]
     REPLY = 109  # request id, result

@@ -319,16 +319,28 @@ class Worker:
 
     def _settle(self, peer: Caller, message: list[Any]) -> None:
         partition = self._partition(message)
-        _, _, channel, queue, outcome, tokens, properties = message
+        _, _, queue, outcome, channels, tokens, properties = message
         self._messages_in_turn += len(tokens)
-        results = partition.settle(queue, tokens, Outcome(outcome), properties, self._now_ms, (peer, channel))
-        if not channel:
+        results = partition.settle(queue, tokens, Outcome(outcome), properties, self._now_ms)
+        if 0 not in channels and not any(results):
+            peer.answers.append([Op.SETTLED, channels])
             return
+        at = 0
+        for channel, count in zip(channels[0::2], channels[1::2], strict=True):
+            if channel:
+                told = partition.as_told(queue, (peer, channel), results[at : at + count], self._now_ms)
+                self._answer_settlements(peer, channel, told)
+            at += count
+
+    def _answer_settlements(self, peer: Caller, channel: int, results: list[BrokerError | None]) -> None:
         at = 0
         for end in range(1, len(results) + 1):  # runs of the same result
             if end == len(results) or results[end] is not results[at]:
                 error = results[at]
-                self._answer(peer, channel, Op.SETTLED if error is None else Op.UNSETTLED, end - at, error)
+                if error is None:
+                    peer.answers.append([Op.SETTLED, [channel, end - at]])
+                else:
+                    self._answer(peer, channel, Op.UNSETTLED, end - at, error)
                 at = end
 
     def _request(self, peer: Caller, message: list[Any]) -> None:

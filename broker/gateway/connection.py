@@ -186,7 +186,7 @@ class ClientConnection(asyncio.Protocol):
         if self._sasl is None:
             for link in self.engine.links.values():
                 if isinstance(link.context, ClientReceiver):
-                    self.active.add(link.context)
+                    link.context.ask()
 
     def regulate(self) -> None:
         """Read from the client as fast as what it asks for can be done.

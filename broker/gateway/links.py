@@ -1,7 +1,7 @@
 """Links to an entity: a client's sender, and a client's receiver, each one channel to the entity's partition.
 
-Both gather what one read of the socket holds into one command: single sends into one SEND, settlements with the same
-outcome into one SETTLE.
+What one read of the socket holds is gathered into one command: single sends into one SEND, settlements with the same
+outcome into one SETTLE (`router.Run`).
 """
 
 import time
@@ -81,9 +81,6 @@ class EntityLink:
     @property
     def tracker(self) -> str:
         return self.entity.tracker(self.connection.gateway.namespace.name)
-
-    def flush(self) -> None:
-        self.connection.flush()
 
     def detach(self, error: BrokerError) -> None:
         """End the link from our side."""
@@ -312,14 +309,15 @@ class ClientReceiver(EntityLink):
         self._window = amqp.receiver_window
         self._max_unsettled = amqp.max_unsettled_per_link
         self._max_output_bytes = amqp.max_output_buffer_bytes
+        self._latency = connection.gateway.metrics.delivery_latency
         self._receive_and_delete = link.settled_by_sender
         self._delivered = 0  # since the receiver was opened on the partition
         self._limit = 0
+        self._wanted = 0  # deliveries since the receiver was opened, as of the client's last flow
+        self._may_get_more = False  # than the partition was told: something has changed
+        self._is_held_back = False  # by what the client has not settled
         self._draining = False
         self._unsettled = 0
-        self._outcome: Outcome | None = None  # of the settlements gathered
-        self._quiet = False  # they were settled by the client and get no answer
-        self._tokens: list[bytes] = []
         self._settling: deque[tuple[Delivery, Outcome]] = deque()  # waits for the partition
         self._closing = False
         self._open()
@@ -327,6 +325,7 @@ class ClientReceiver(EntityLink):
     def _open(self) -> None:
         self._delivered = 0
         self._limit = 0
+        self._wanted = 0
         self.worker.post(self._open_command(None))
 
     def _open_command(self, session: Sequence[Any] | None) -> Sequence[Any]:
@@ -335,21 +334,35 @@ class ClientReceiver(EntityLink):
     # -- credit
 
     def on_flow(self) -> None:
+        """The engine also calls this when a delivery has left, which changes nothing of what the client wants."""
+        wanted = self._delivered + self.link.credit
+        if wanted != self._wanted or self.link.drain:
+            self._wanted = wanted
+            self.ask()
+
+    def ask(self) -> None:
+        """Tell the partition soon what can be had now."""
+        self._may_get_more = True
         self.connection.active.add(self)
 
     def grant(self) -> None:
         """Tell the partition how many deliveries the client's credit and our windows allow now."""
+        self._may_get_more = False
         link = self.link
         if link.closed or self._draining:
             return
         credit = link.credit
         if self._is_blocked:
+            self._may_get_more = True
             self.connection.blocked.add(self)
             if self._limit > self._delivered:
                 self._limit = self._delivered
                 self.worker.post((Op.GRANT, self.partition, self.channel, self._limit))
             return
-        room = min(credit, self._window, self._max_unsettled - self._unsettled)
+        room = min(credit, self._window)
+        self._is_held_back = room > self._max_unsettled - self._unsettled
+        if self._is_held_back:
+            room = self._max_unsettled - self._unsettled
         limit = self._delivered + max(room, 0)
         if link.drain and (limit == self._delivered or credit > 0):
             self._draining = True
@@ -370,6 +383,7 @@ class ClientReceiver(EntityLink):
             self.grant()  # the window was smaller than the credit: ask on
         elif link.drain:
             link.drained()
+            self._wanted = self._delivered  # so that the same credit again is something new
         else:
             self.grant()
 
@@ -388,7 +402,8 @@ class ClientReceiver(EntityLink):
         count = len(entries) // ENTRY
         self._delivered += count
         link = self.link
-        usable = 0 if link.closed else min(count, link.credit)
+        credit = 0 if link.closed else link.credit
+        usable = min(count, credit)
         if usable < count:
             self._return(entries[usable * ENTRY :])
         if usable <= 0:
@@ -409,9 +424,10 @@ class ClientReceiver(EntityLink):
         self.metrics.outgoing_messages += usable
         self.metrics.outgoing_bytes += size_bytes
         enqueued_ms = int.from_bytes(entries[3][8:16], "big")
-        self.connection.gateway.metrics.delivery_latency.observe(max(0.0, time.time() - enqueued_ms / 1000), usable)
-        if (self._limit - self._delivered < self._window // 2 and link.credit > 0) or self._is_blocked:
-            self.connection.active.add(self)
+        self._latency.observe(max(0.0, time.time() - enqueued_ms / 1000), usable)
+        granted = self._limit - self._delivered
+        if (granted < self._window // 2 and granted < credit - usable) or self._is_blocked:
+            self.ask()  # the client has more credit than the partition was told
 
     def _return(self, entries: list[Any]) -> None:
         """Deliveries that never reached the wire go back, without counting as failed."""
@@ -419,12 +435,15 @@ class ClientReceiver(EntityLink):
             self.worker.post((Op.RESTORE, self.partition, self.queue, entries))
         else:
             tokens = entries[0::ENTRY]
-            self.worker.post((Op.SETTLE, self.partition, 0, self.queue, Outcome.RELEASED, tokens, None))
+            channels = (0, len(tokens))
+            self.worker.post((Op.SETTLE, self.partition, self.queue, Outcome.RELEASED, channels, tokens, None))
 
     # -- settlement
 
     def on_outcome(self, delivery: Delivery, token: bytes, state: int, settled: bool) -> None:
         self._unsettled -= 1
+        if self._is_held_back:
+            self._may_get_more = True
         properties = None
         if state == ACCEPTED:
             outcome = Outcome.ACCEPTED
@@ -446,18 +465,34 @@ class ClientReceiver(EntityLink):
             text = f"There is no outcome {state:#x}."
             self.connection.reject(delivery, conditions.NOT_IMPLEMENTED, text, self.tracker)
             return
-        if outcome is not self._outcome or settled is not self._quiet or properties:
-            self.post_settlements()
-            self._outcome = outcome
-            self._quiet = settled
-        self._tokens.append(token)
         if settled:
             forget(delivery)
-        else:
-            self._settling.append((delivery, outcome))
-        if properties:
-            self.post_settlements(properties)
-        self.connection.active.add(self)
+            self._settle_quietly(token, outcome, properties)
+            return
+        self._settling.append((delivery, outcome))
+        run, channel = self.worker.run, self.channel
+        if run is not None and run.channel == channel and run.outcome is outcome and not properties:
+            run.channels[-1] += 1  # the usual case: another one like the last
+            run.tokens.append(token)
+        elif not self._settle(channel, token, outcome, properties):
+            self._worker_is_down = True
+            self.connection.active.add(self)
+        if self._may_get_more:
+            self.connection.active.add(self)
+
+    def _settle(self, channel: int, token: bytes, outcome: Outcome, properties: dict[str, Any] | None) -> bool:
+        if not properties:
+            return self.worker.settle(self.partition, self.queue, outcome, channel, token)
+        return self.worker.post((Op.SETTLE, self.partition, self.queue, outcome, (channel, 1), (token,), properties))
+
+    def _settle_quietly(self, token: bytes, outcome: Outcome, properties: dict[str, Any] | None) -> None:
+        """The client has settled it, and gets no answer."""
+        self._settle(0, token, outcome, properties)
+        self.metrics.incoming_requests += 1
+        self.metrics.successful_requests += 1
+        self.metrics.settled[outcome] += 1
+        if self._may_get_more:
+            self.connection.active.add(self)
 
     def _settle_in(self, delivery: Delivery, token: bytes, settled: bool) -> None:
         """The outcome is a part of a transaction; so is its answer, unless it is refused."""
@@ -492,25 +527,12 @@ class ClientReceiver(EntityLink):
         if settled:
             forget(delivery)
 
-    def post_settlements(self, properties: dict[str, Any] | None = None) -> None:
-        if not self._tokens:
-            return
-        tokens, self._tokens = self._tokens, []
-        outcome, self._outcome = self._outcome, None
-        channel = 0 if self._quiet else self.channel
-        command = (Op.SETTLE, self.partition, channel, self.queue, outcome, tokens, properties)
-        self.metrics.incoming_requests += len(tokens)
-        if not self.worker.post(command) and channel:
-            self._worker_is_down = True
-        elif not channel:
-            self.metrics.settled[outcome or 0] += len(tokens)
-            self.metrics.successful_requests += len(tokens)
-
     def on_settled(self, count: int, error: BrokerError | None) -> None:
         if self._closing:
             return  # the client is gone, and its deliveries with it
         settling = self._settling
         metrics = self.metrics
+        metrics.incoming_requests += count
         if error is None:
             for _ in range(count):
                 delivery, outcome = settling.popleft()
@@ -529,13 +551,12 @@ class ClientReceiver(EntityLink):
     # -- the end
 
     def post(self) -> None:
-        """Send what one read of the socket has gathered to the partition."""
-        self.post_settlements()
+        """Do what one read of the socket has left to be done."""
         self.answer_if_down()
-        self.grant()
+        if self._may_get_more:
+            self.grant()
 
     def on_detach(self, broken: bool = False) -> None:
-        self.post_settlements()
         self._settling.clear()
         self._closing = True
         if not self.worker.post((Op.CLOSE_RECEIVER, self.partition, self.channel, broken)):
@@ -556,5 +577,5 @@ class ClientReceiver(EntityLink):
     def on_worker_back(self) -> None:
         if not self._closing:
             self._open()
-            self.connection.active.add(self)
+            self.ask()
             self.connection.flush()

@@ -14,7 +14,7 @@ import structlog
 from broker import wire
 from broker.errors import BY_NAME, BrokerError, InternalError, ServerBusy
 from broker.metrics import GatewayMetrics
-from broker.wire import Op
+from broker.wire import Op, Outcome
 
 log = structlog.get_logger("gateway")
 
@@ -23,6 +23,11 @@ RECONNECT_SECONDS = 0.05
 OUTPUT_HIGH_BYTES = 32 << 20
 
 Reply = Callable[[Any, BrokerError | None], None]
+
+
+# As plain numbers: looking up a member of an enumeration costs as much as a comparison.
+_DELIVER, _SETTLED, _SENT = int(Op.DELIVER), int(Op.SETTLED), int(Op.SENT)
+_NOT_OF_A_CHANNEL = frozenset(map(int, (Op.REPLY, Op.FAILED, Op.HELLO, Op.CATALOG)))
 
 
 class Channel(Protocol):
@@ -47,12 +52,31 @@ class Channel(Protocol):
 
     def on_worker_back(self) -> None: ...
 
-    def flush(self) -> None:
-        """Write what the answers of one frame made."""
+    @property
+    def connection(self) -> "Flushable":
+        """What writes, once for all of its channels, what the answers of one frame made."""
+
+
+class Flushable(Protocol):
+    def flush(self) -> None: ...
 
 
 def error_named(name: str, text: str) -> BrokerError:
     return BY_NAME.get(name, InternalError)(text)
+
+
+class Run:
+    """Settlements with the same outcome on one queue, one after the other."""
+
+    __slots__ = ("channel", "channels", "outcome", "partition", "queue", "tokens")
+
+    def __init__(self, partition: int, queue: int, outcome: Outcome) -> None:
+        self.partition = partition
+        self.queue = queue
+        self.outcome = outcome
+        self.channel = -1  # of the last one
+        self.channels: list[int] = []  # channel, count of its tokens, ...
+        self.tokens: list[bytes] = []
 
 
 class WorkerConnection(asyncio.Protocol):
@@ -69,6 +93,7 @@ class WorkerConnection(asyncio.Protocol):
         self._wanted = 4  # bytes of the frame that has begun
         self._flush_scheduled = False
         self._was_lost = False
+        self.run: Run | None = None  # of settlements, not packed yet
         self.channels: dict[int, Channel] = {}
         self._requests: dict[int, Reply] = {}
         self.connected = asyncio.Event()
@@ -116,6 +141,7 @@ class WorkerConnection(asyncio.Protocol):
         self._chunk_bytes = 0
         self._packer = msgpack.Packer(autoreset=False)
         self._commands = 0
+        self.run = None
         self.connected.clear()
         self._lost.set()
         log.warning("worker connection lost", worker=self._path)
@@ -125,7 +151,7 @@ class WorkerConnection(asyncio.Protocol):
             reply(None, busy)
         for channel in list(self.channels.values()):
             channel.on_worker_lost()
-            channel.flush()
+            channel.connection.flush()
 
     def data_received(self, data: bytes) -> None:
         if self._chunks:
@@ -156,12 +182,39 @@ class WorkerConnection(asyncio.Protocol):
         """Send a command with the others of this loop turn; False if the worker is not connected."""
         if self._transport is None:
             return False
+        if self.run is not None:
+            self._end_run()
         self._packer.pack(command)
         self._commands += 1
         if not self._flush_scheduled:
             self._flush_scheduled = True
             asyncio.get_running_loop().call_soon(self._flush)
         return True
+
+    def settle(self, partition: int, queue: int, outcome: Outcome, channel: int, token: bytes) -> bool:
+        """As `post`, one settlement. Those that follow one another, of many links maybe, go into one command."""
+        if self._transport is None:
+            return False
+        run = self.run
+        if run is None or run.queue != queue or run.outcome is not outcome or run.partition != partition:
+            if run is not None:
+                self._end_run()
+            run = self.run = Run(partition, queue, outcome)
+            if not self._flush_scheduled:
+                self._flush_scheduled = True
+                asyncio.get_running_loop().call_soon(self._flush)
+        if run.channel != channel:
+            run.channel = channel
+            run.channels += (channel, 0)
+        run.channels[-1] += 1
+        run.tokens.append(token)
+        return True
+
+    def _end_run(self) -> None:
+        run, self.run = self.run, None
+        assert run is not None
+        self._packer.pack((Op.SETTLE, run.partition, run.queue, run.outcome, run.channels, run.tokens, None))
+        self._commands += 1
 
     def request(self, partition: int, name: str, queue: int, arguments: Sequence[Any], reply: Reply) -> None:
         number = self._router.next_number()
@@ -172,6 +225,8 @@ class WorkerConnection(asyncio.Protocol):
 
     def _flush(self) -> None:
         self._flush_scheduled = False
+        if self.run is not None:
+            self._end_run()
         transport = self._transport
         if not self._commands or transport is None:
             return
@@ -189,30 +244,25 @@ class WorkerConnection(asyncio.Protocol):
         touched = set()
         for message in messages:
             op = message[0]
-            if op == Op.REPLY or op == Op.FAILED:
-                reply = self._requests.pop(message[1], None)
-                if reply is not None:
-                    if op == Op.REPLY:
-                        reply(message[2], None)
-                    else:
-                        reply(None, error_named(message[2], message[3]))
+            if op == _SETTLED:
+                told = message[1]
+                for at in range(0, len(told), 2):
+                    channel = channels.get(told[at])
+                    if channel is not None:
+                        touched.add(channel.connection)
+                        channel.on_settled(told[at + 1], None)
                 continue
-            if op == Op.HELLO:
-                assert message[1] == wire.VERSION
-                continue
-            if op == Op.CATALOG:
-                self._router.on_catalog(message[2])
+            if op in _NOT_OF_A_CHANNEL:
+                self._take(message)
                 continue
             channel = channels.get(message[1])
             if channel is None:
                 continue
-            touched.add(channel)
-            if op == Op.DELIVER:
+            touched.add(channel.connection)
+            if op == _DELIVER:
                 channel.on_deliver(message[2], message[3])
-            elif op == Op.SENT:
+            elif op == _SENT:
                 channel.on_sent(message[2], None)
-            elif op == Op.SETTLED:
-                channel.on_settled(message[2], None)
             elif op == Op.REFUSED:
                 channel.on_sent(message[2], error_named(message[3], message[4]))
             elif op == Op.UNSETTLED:
@@ -224,8 +274,21 @@ class WorkerConnection(asyncio.Protocol):
             elif op == Op.CLOSED:
                 del channels[message[1]]
                 channel.on_closed(error_named(message[2], message[3]) if message[2] else None)
-        for channel in touched:
-            channel.flush()
+        for connection in touched:
+            connection.flush()
+
+    def _take(self, message: list[Any]) -> None:
+        op = message[0]
+        if op == Op.HELLO:
+            assert message[1] == wire.VERSION
+        elif op == Op.CATALOG:
+            self._router.on_catalog(message[2])
+        elif (reply := self._requests.pop(message[1], None)) is None:
+            return
+        elif op == Op.REPLY:
+            reply(message[2], None)
+        else:
+            reply(None, error_named(message[2], message[3]))
 
 
 class Router:

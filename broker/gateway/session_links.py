@@ -1,6 +1,5 @@
 """Links on which clients receive one session: the attach is answered when the session is theirs."""
 
-import asyncio
 from typing import TYPE_CHECKING
 
 from broker.errors import (
@@ -34,11 +33,8 @@ class SessionReceiver(ClientReceiver):
     def _open(self) -> None:
         session = [self._request.session_id, self._request.wait_ms]
         if not self.worker.post(self._open_command(session)):
-            asyncio.get_running_loop().call_soon(self._cannot_open)
-
-    def _cannot_open(self) -> None:
-        self.on_worker_lost()
-        self.flush()
+            self._worker_is_down = True
+            self.connection.active.add(self)
 
     def on_opened(self, session_id: str = "", locked_until_ms: int = 0) -> None:
         if self.link.closed:
@@ -50,11 +46,11 @@ class SessionReceiver(ClientReceiver):
             filters=session_filter.accepted_filters(self._request, session_id),
             properties=dict(session_filter.accepted_properties(locked_until_ms)),
         )
-        self.connection.active.add(self)
+        self.ask()
 
-    def grant(self) -> None:
+    def ask(self) -> None:
         if self.session_id is not None:
-            super().grant()
+            super().ask()
 
     def on_detach(self, broken: bool = False) -> None:
         if self.session_id is not None and self.connection.sessions.get((self.queue, self.session_id)) is self:

@@ -1,6 +1,7 @@
 """Handing ready messages to receivers with credit, in order and fairly; bounded per turn."""
 
-from collections.abc import Hashable, Sequence
+from collections import deque
+from collections.abc import Hashable, Iterator, Sequence
 from itertools import islice
 from struct import Struct
 from typing import Any, NamedTuple
@@ -120,69 +121,120 @@ def _hand_out(
 def _hand_out_sessions(
     core: Core, queue: Queue, sessions: Sessions, now_ms: int, budget_bytes: int, pumped: Pumped
 ) -> tuple[int, bool]:
-    """As `_hand_out`: to the receiver of each session that may have something, what is of this session."""
+    """As `_hand_out`: to the receiver of each session that may have something, what is of this session.
+
+    Bodies are read for many sessions at once, which may have few messages each. A session with more than its part of
+    that comes again after the others.
+    """
     line, used_bytes = queue.line, 0
-    awake, sessions.awake = sessions.awake, {}
-    later: dict[str, Session] = {}
-    for session in awake.values():
-        receiver = session.receiver
-        if receiver is None or sessions.locked.get(session.id) is not session:
+    average_bytes = queue.size_bytes // (sum(queue.counts) or 1) + WEIGHT_BYTES
+    given_bytes: dict[str, int] = {}  # to sessions that came again
+    turn, sessions.awake = deque(sessions.awake.values()), {}
+    while turn and used_bytes < budget_bytes:
+        missing = min(READ_MAX, (budget_bytes - used_bytes) // average_bytes + 1)
+        batch: list[tuple[Session, Receiver, list[Ref]]] = []
+        ids: list[int] = []
+        while turn and missing > 0:
+            session = turn.popleft()
+            receiver = session.receiver
+            if receiver is None or sessions.locked.get(session.id) is not session:
+                continue
+            wanted = min(receiver.limit - receiver.delivered, missing)
+            if wanted > 0:
+                if given_bytes.get(session.id, 0) >= core.settings.pump_bytes_per_receiver:
+                    sessions.awake[session.id] = session
+                    continue
+                refs = next_of_session(core, queue, session, wanted, wanted)
+                if refs:
+                    missing -= len(refs)
+                    ids += [ref[1] for ref in refs]
+                    batch.append((session, receiver, refs))
+                    continue
+            if receiver.key in line.draining:
+                line.end_drain(receiver)
+                pumped.drained.append((receiver.key, receiver.delivered))
+        if not batch:
             continue
-        if used_bytes >= budget_bytes:
-            sessions.awake[session.id] = session
-            continue
-        wanted = receiver.limit - receiver.delivered
-        if wanted > 0 and session.may_have_more:
-            limit_bytes = min(core.settings.pump_bytes_per_receiver, budget_bytes - used_bytes)
-            taken, bytes_taken, cut = take(core, queue, wanted, limit_bytes, now_ms, session)
-            used_bytes += bytes_taken
-            receiver.delivered += len(taken)
-            if taken:
-                pumped.deliveries.append(_of_session(core, queue, session, receiver, taken))
+        records = iter(core.bodies.read(ids))
+        for session, receiver, refs in batch:
+            if used_bytes >= budget_bytes:
+                for ref in refs:
+                    session.window.put_back(ref)
+                turn.append(session)
+                continue
+            items, bytes_given = _give(core, queue, session, receiver, refs, records, now_ms)
+            used_bytes += bytes_given
+            if items:
+                receiver.delivered += len(items) // ENTRY
+                until_ms = 0 if receiver.receive_and_delete else session.until_ms
+                pumped.deliveries.append((receiver.key, until_ms, items))
             if receiver.delivered >= receiver.limit:
                 line.waiting.pop(receiver.key, None)
-            elif cut:
-                later[session.id] = session
-                continue
-        if receiver.key in line.draining:
-            line.end_drain(receiver)
-            pumped.drained.append((receiver.key, receiver.delivered))
-    sessions.awake.update(later)  # they come after those that got nothing
+            if session.may_have_more or receiver.key in line.draining:
+                given_bytes[session.id] = given_bytes.get(session.id, 0) + bytes_given
+                turn.append(session)
+    sessions.awake |= {session.id: session for session in turn}
     return used_bytes, bool(sessions.awake)
 
 
-def _of_session(
-    core: Core, queue: Queue, session: Session, receiver: Receiver, taken: Taken
-) -> tuple[Hashable, int, list[Any]]:
-    """One item of `Pumped.deliveries`."""
-    if receiver.receive_and_delete:
-        return receiver.key, 0, _remove(core, queue, taken)
-    items = _lock(core, queue, receiver, taken, session.until_ms)
-    for at in range(ENTRY - 1, len(items), ENTRY):
-        if len(items[at]) == 1:  # nothing but the session, which the receiver knows
-            items[at] = None
-    return receiver.key, session.until_ms, items
+def _give(
+    core: Core,
+    queue: Queue,
+    session: Session,
+    receiver: Receiver,
+    refs: Sequence[Ref],
+    records: Iterator[bytes | None],
+    now_ms: int,
+) -> tuple[list[Any], int]:
+    """Entry items for the receiver, of messages of its session with their records; and bytes.
+
+    What has expired or cannot be read goes its way. The lock of the session is that of its messages.
+    """
+    items: list[Any] = []
+    gone: list[Held] = []
+    used_bytes = 0
+    keep, held, owner, until_ms = not receiver.receive_and_delete, queue.locks.held, session.tokens, session.until_ms
+    for ref, record in zip(refs, records, strict=False):
+        number, message_id, delivery_count, overlay = ref
+        if record is None:
+            set_aside(core, queue, Place.AVAILABLE, number, message_id)
+            continue
+        size = len(record)
+        due_ms = overlay_expires_ms(overlay) or message_expires_ms(record)
+        if due_ms <= now_ms:
+            expire(core, queue, unlocked(ref, size, due_ms, Place.AVAILABLE))
+            continue
+        token = core.token_prefix + _token_number(next(core.token_numbers))
+        if keep:
+            held[token] = (ref, size, due_ms, Place.AVAILABLE, until_ms, owner)
+            owner.add(token)
+            if due_ms != NEVER:
+                queue.locks.expiring.add(number)
+            # The receiver knows the session.
+            items += (token, number, delivery_count, record, None if overlay and len(overlay) == 1 else overlay)
+        else:
+            gone.append((ref, size, due_ms, Place.AVAILABLE, 0, NOBODY))
+            items += (token, number, delivery_count, record, overlay)
+        used_bytes += size + WEIGHT_BYTES
+    queue.tally.outgoing += len(items) // ENTRY
+    if gone:
+        discard(core, queue, gone)
+        queue.tally.received_and_deleted += len(gone)
+    return items, used_bytes
 
 
-def take(
-    core: Core, queue: Queue, count: int, limit_bytes: int, now_ms: int, session: Session | None = None
-) -> tuple[Taken, int, bool]:
+def take(core: Core, queue: Queue, count: int, limit_bytes: int, now_ms: int) -> tuple[Taken, int, bool]:
     """The next messages, neither locked nor in the window any more; their bytes; True if `limit_bytes` were reached.
 
-    What has expired or cannot be read goes its way. Of a queue with sessions, those of one session.
+    What has expired or cannot be read goes its way.
     """
     taken: Taken = []
-    window = queue.window if session is None else session.window
     used_bytes = 0
     observe_ttl = not queue.is_dead_letter
     while len(taken) < count:
         missing = count - len(taken)
         average_bytes = queue.size_bytes // (sum(queue.counts) or 1) + WEIGHT_BYTES
-        wanted = min(missing, READ_MAX, (limit_bytes - used_bytes) // average_bytes + 1)
-        if session is None:
-            refs = next_refs(core, queue, wanted, missing)
-        else:
-            refs = next_of_session(core, queue, session, wanted, missing)
+        refs = next_refs(core, queue, min(missing, READ_MAX, (limit_bytes - used_bytes) // average_bytes + 1), missing)
         if not refs:
             break
         records = core.bodies.read([ref[1] for ref in refs])
@@ -200,7 +252,7 @@ def take(
             used_bytes += len(record) + WEIGHT_BYTES
             if used_bytes >= limit_bytes:
                 for unused in islice(refs, index + 1, None):
-                    window.put_back(unused)
+                    queue.window.put_back(unused)
                 return taken, used_bytes, True
     return taken, used_bytes, False
 

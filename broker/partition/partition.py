@@ -143,27 +143,26 @@ class Partition:
             queue.window.reset(queue.locks.numbers())
 
     def settle(
-        self,
-        queue_id: int,
-        tokens: Sequence[bytes],
-        outcome: int,
-        properties: dict[str, Any] | None,
-        now_ms: int,
-        receiver: Hashable = None,
+        self, queue_id: int, tokens: Sequence[bytes], outcome: int, properties: dict[str, Any] | None, now_ms: int
     ) -> list[BrokerError | None]:
         """One result per token; None if its outcome was applied. `properties` are merged into the message's.
 
-        A token is found whoever received the message. Errors: LockLost, NotAllowed, MessageTooLarge, EntityNotFound;
-        SessionLockLost if `receiver`, which asks, has lost the lock of its session.
+        A token is found whoever received the message. Errors: LockLost, NotAllowed, MessageTooLarge, EntityNotFound.
         """
         try:
             queue = self._core.queue(queue_id)
         except BrokerError as error:
             return [error] * len(tokens)
-        results = settlement.settle(self._core, queue, tokens, Outcome(outcome), properties, now_ms)
-        if queue.sessions is not None and receiver is not None:
-            return session_locks.named(self._core, receiver, results, now_ms)
-        return results
+        return settlement.settle(self._core, queue, tokens, Outcome(outcome), properties, now_ms)
+
+    def as_told(
+        self, queue_id: int, receiver: Hashable, results: list[BrokerError | None], now_ms: int
+    ) -> list[BrokerError | None]:
+        """What a receiver is told of its settlements: SessionLockLost where it has lost the lock of its session."""
+        queue = self._core.find(queue_id)
+        if queue is None or queue.sessions is None:
+            return results
+        return session_locks.named(self._core, receiver, results, now_ms)
 
     def restore(self, queue_id: int, entries: Sequence[Any], now_ms: int) -> None:
         """Put back what was received and deleted, but never reached the wire. `entries`: items as in a delivery."""

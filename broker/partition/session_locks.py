@@ -54,7 +54,7 @@ def accept(core: Core, queue: Queue, receiver: Receiver, session_id: str | None,
         _lose(core, queue, holder, now_ms)
     core.receivers[receiver.key] = queue.receivers[receiver.key] = receiver
     sessions.offered.pop(session_id, None)
-    _lock(core, queue, Session(session_id, receiver, now_ms + queue.terms.lock_duration_ms), receiver)
+    _lock(core, queue, Session(queue.id, session_id, receiver, now_ms + queue.terms.lock_duration_ms), receiver)
 
 
 def _lock(core: Core, queue: Queue, session: Session, receiver: Receiver) -> None:
@@ -83,7 +83,7 @@ def _offer(core: Core, queue: Queue, sessions: Sessions, now_ms: int) -> bool:
     steps = core.settings.step
     while sessions.waiting and sessions.offered:
         receiver = next(iter(sessions.waiting.values()))
-        session = Session(next(iter(sessions.offered)), receiver, until_ms)
+        session = Session(queue.id, next(iter(sessions.offered)), receiver, until_ms)
         del sessions.offered[session.id]
         while steps > 0 and (refs := next_of_session(core, queue, session, 1, 1)):
             steps -= 1

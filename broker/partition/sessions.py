@@ -12,6 +12,7 @@ was set aside unreadable may stay behind, and goes when somebody comes across it
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from heapq import heappop, heappush
+from struct import Struct
 
 from broker.errors import InvalidArgument
 from broker.partition.locks import NOBODY, Held, Locks
@@ -35,6 +36,7 @@ from storage.records import (
 from storage.store import Store, Table
 
 PAGE = 1000
+_number = Struct(">Q").pack
 
 ALL = 1 << 63  # cursor of a window that knows all there is of its session; above every sequence number
 
@@ -58,11 +60,12 @@ def encoded(session_id: str) -> bytes:
 class Session:
     """One that is locked. `receiver` is None if its connection broke and the lock is kept."""
 
-    __slots__ = ("id", "key", "receiver", "tokens", "until_ms", "window")
+    __slots__ = ("id", "key", "prefix", "receiver", "tokens", "until_ms", "window")
 
-    def __init__(self, session_id: str, receiver: Receiver, until_ms: int) -> None:
+    def __init__(self, queue_id: int, session_id: str, receiver: Receiver, until_ms: int) -> None:
         self.id = session_id
         self.key = encoded(session_id)
+        self.prefix = session_entry_key(queue_id, Place.AVAILABLE, self.key, 0)[:-8]  # of keys of available entries
         self.receiver: Receiver | None = receiver
         self.tokens = receiver.tokens
         self.until_ms = until_ms
@@ -96,36 +99,38 @@ class Sessions:
 
     def enter(self, refs: Sequence[Ref]) -> None:
         """New available messages, by ascending numbers, whose entries are staged."""
-        queue_id, locked, offered = self._queue_id, self.locked, self.offered
+        queue_id, locked, offered, awake, limit = self._queue_id, self.locked, self.offered, self.awake, self._window
         listed = []
         for ref in refs:
             session_id = session_of(ref)
             session = locked.get(session_id)
-            if session is not None:
-                key = session.key
-                self._extend(session, ref)
-            else:
-                key = session_id.encode()
+            if session is None:
                 if session_id not in offered:
                     offered[session_id] = None
-            listed.append((session_entry_key(queue_id, Place.AVAILABLE, key, ref[0]), b""))
+                listed.append((session_entry_key(queue_id, Place.AVAILABLE, session_id.encode(), ref[0]), b""))
+                continue
+            listed.append((session.prefix + _number(ref[0]), b""))
+            awake[session_id] = session
+            window = session.window
+            if window.cursor == ALL:
+                if len(window.entries) < limit:
+                    window.entries.append(ref)
+                elif len(window.entries) - window.head < limit:
+                    window.fill([ref], ALL)
+                else:
+                    window.cursor = ref[0]  # from here on they are fetched later
         self._store.put_many(Table.SESSION_ENTRIES, listed)
-
-    def _extend(self, session: Session, ref: Ref) -> None:
-        window = session.window
-        if window.cursor == ALL:
-            if len(window.entries) - window.head < self._window:
-                window.fill([ref], ALL)
-            else:
-                window.cursor = ref[0]  # from here on they are fetched later
-        self.awake[session.id] = session
 
     def leave(self, messages: Iterable[Held]) -> None:
         """The entries of these messages are deleted."""
-        queue_id, offered = self._queue_id, self.offered
+        queue_id, locked, offered = self._queue_id, self.locked, self.offered
         keys, perhaps_empty = [], set()
         for ref, _, _, place, _, _ in messages:
             session_id = session_of(ref)
+            session = locked.get(session_id)
+            if session is not None and place == Place.AVAILABLE:
+                keys.append(session.prefix + _number(ref[0]))
+                continue
             keys.append(session_entry_key(queue_id, place, session_id.encode(), ref[0]))
             if session_id in offered:
                 perhaps_empty.add(session_id)

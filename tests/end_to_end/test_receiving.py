@@ -163,6 +163,17 @@ def test_credit_after_a_drain_counts_again(peer):
     assert number_of(peer.expect(TRANSFER)) == 0
 
 
+def test_the_same_credit_as_before_a_drain_is_new_credit(peer):
+    handle = peer.attach_receiver("orders")
+    for drained in (0, 5, 10):
+        peer.flow(handle, 5, delivery_count=drained)
+        peer.flow(handle, 5, delivery_count=drained, drain=True)
+        assert peer.expect(FLOW).fields[5] == drained + 5
+    peer.flow(handle, 5, delivery_count=15)
+    fill(peer, 1)
+    assert number_of(peer.expect(TRANSFER)) == 0
+
+
 def test_an_echo_to_a_sender_says_its_credit(peer):
     handle = peer.attach_sender("orders")
     peer.flow(handle, 0, echo=True)

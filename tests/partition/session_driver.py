@@ -7,6 +7,7 @@ from driver import MAIN, Delivery, Driver, deliveries, message
 from broker.errors import BrokerError
 from broker.partition.partition import Partition
 from broker.partition.settings import PartitionSettings
+from broker.wire import Outcome
 from storage.records import unpack_session_entry_key
 from storage.store import Store, Table
 
@@ -80,6 +81,10 @@ class SessionDriver(Driver):
     def of_session(self, name: str, *args: Any, receiver: Any = "r") -> Any:
         """A request that is only for who holds the lock; `args` begin with the session."""
         return self.request(name, receiver, *args)
+
+    def settle_as(self, receiver: Any, outcome: Outcome, *received: Delivery) -> list[BrokerError | None]:
+        """What this receiver is told."""
+        return self.partition.as_told(MAIN, receiver, self.settle(outcome, *received), self.now_ms)
 
     def offered(self) -> list[str]:
         """The sessions there are to be had, in the order in which they are; none is left locked."""

@@ -278,9 +278,9 @@ def test_turns_are_bounded_and_sessions_share_them():
         pumped = queue.partition.pump(queue.now_ms)
         turns.append({receiver: len(items) // 5 for receiver, _, items in pumped.deliveries})
         more = pumped.more
-    assert turns[0] == {"a": 2, "b": 1}
+    assert all(sum(turn.values()) <= 3 for turn in turns)
     assert sum(sum(turn.values()) for turn in turns) == 12
-    assert {name: sum(turn.get(name, 0) for turn in turns[:3]) for name in "abc"} == {"a": 3, "b": 3, "c": 3}
+    assert all(set(turns[at]) | set(turns[at + 1]) | set(turns[at + 2]) == {*"abc"} for at in range(len(turns) - 2))
 
 
 # -- the lock
@@ -313,11 +313,11 @@ def test_settling_after_the_session_lock_was_lost_says_so(queue):
     one, two = queue.receive(2)
     queue.now_ms += LOCK_MS  # and no timer has come by
     for outcome in Outcome:
-        [error] = queue.partition.settle(MAIN, [one.token], outcome, None, queue.now_ms, "r")
+        [error] = queue.settle_as("r", outcome, one)
         assert isinstance(error, SessionLockLost)
     queue.wait(0)
     queue.turn()
-    [error] = queue.partition.settle(MAIN, [two.token], Outcome.ACCEPTED, None, queue.now_ms, "r")
+    [error] = queue.settle_as("r", Outcome.ACCEPTED, two)
     assert isinstance(error, SessionLockLost)
     with pytest.raises(SessionLockLost):
         queue.request("settle", [two.token], Outcome.ACCEPTED, None, "r")
@@ -329,7 +329,7 @@ def test_settling_twice_is_no_lost_session(queue):
     queue.accept("r", "a")
     [one] = queue.receive(1)
     queue.settle(Outcome.ACCEPTED, one)
-    [error] = queue.partition.settle(MAIN, [one.token], Outcome.ACCEPTED, None, queue.now_ms, "r")
+    [error] = queue.settle_as("r", Outcome.ACCEPTED, one)
     assert isinstance(error, LockLost)
     with pytest.raises(LockLost):
         queue.request("settle", [one.token], Outcome.ACCEPTED, None)
@@ -448,7 +448,7 @@ def test_a_restart_loses_locks_and_nothing_else(queue):
     queue.restart()
     assert [queue.accept(name) for name in "xy"] == ["b", "a"]
     assert queue.of_session("get-session-state", "b", receiver="x") == b"half"
-    [error] = queue.partition.settle(MAIN, [one.token], Outcome.ACCEPTED, None, queue.now_ms, "r")
+    [error] = queue.settle_as("r", Outcome.ACCEPTED, one)
     assert isinstance(error, SessionLockLost)
     assert queue.bodies_for("x") == ["b1"]
 
