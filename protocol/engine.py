@@ -269,13 +269,9 @@ class Engine:
         if not sender:
             lib.pn_link_set_snd_settle_mode(pointer, lib.PN_SND_SETTLED if receive_and_delete else lib.PN_SND_UNSETTLED)
             lib.pn_link_set_rcv_settle_mode(pointer, lib.PN_RCV_FIRST if receive_and_delete else lib.PN_RCV_SECOND)
-        lib.pn_link_open(pointer)
+        link = self._own_link(session, pointer)
         if credit:
-            lib.pn_link_flow(pointer, credit)
-        link = self.links[pointer] = Link(self, session, pointer)
-        link.answered = True
-        session.links.append(link)
-        self.output.attaching.append(link)
+            link.grant(credit)
         return link
 
     def attach_coordinator(self, session: Session, name: str) -> Link:
@@ -283,10 +279,15 @@ class Engine:
         pointer = lib.pn_sender(session.pointer, name.encode())
         lib.pn_terminus_set_address(lib.pn_link_source(pointer), name.encode())
         lib.pn_terminus_set_type(lib.pn_link_target(pointer), lib.PN_COORDINATOR)
+        return self._own_link(session, pointer)
+
+    def _own_link(self, session: Session, pointer: Pointer) -> Link:
         lib.pn_link_open(pointer)
         link = self.links[pointer] = Link(self, session, pointer)
+        link.answered = True
         session.links.append(link)
         self.output.attaching.append(link)
+        self.output.is_due = True
         return link
 
     # -- events

@@ -336,6 +336,16 @@ def test_a_drain_without_credit_is_answered(pair: Pair) -> None:
     assert len(answer) < 10 or not answer[9]
 
 
+def test_a_client_answers_a_drain_without_credit_on_a_link_attached_later(pair: Pair) -> None:
+    for sender in (False, True):
+        pair.client.engine.attach(pair.session, "link", sender=sender, source="q", target="q")
+        pair.run()
+    pair.client.engine.push(flow(1, 0, 0, True, False))
+    answer = performatives(pair.client.engine.pull(), 0x13)[-1]
+    assert (answer[4], answer[6], answer[8]) == (1, 0, True)
+    assert pair.client.engine.output.attaching == []
+
+
 def test_a_drain_whose_credit_went_into_deliveries_is_answered_after_them(pair: Pair) -> None:
     ours, theirs = pair.attach(sender=False, credit=2)
     ours.ask_drain()
