@@ -304,6 +304,17 @@ def test_a_batch_of_very_many_messages_is_refused_whole(broker, peer):
     assert drain(broker, "orders") == []
 
 
+def expect_accepted(peer: RawPeer, count: int) -> None:
+    """So many deliveries are accepted: one disposition may speak for several."""
+    settled = 0
+    while settled < count:
+        answer = peer.expect(DISPOSITION)
+        first, last = answer.fields[1], answer.fields[2]
+        assert answer.fields[4] == outcome(ACCEPTED)
+        settled += (first if last is None else last) - first + 1
+    assert settled == count
+
+
 def test_batches_in_several_frames_on_two_links_do_not_mix(broker, peer):
     other = peer.attach_sender("invoices")
     first = batch(*(message(bytes(10_000)) for _ in range(10)))
@@ -312,8 +323,7 @@ def test_batches_in_several_frames_on_two_links_do_not_mix(broker, peer):
     peer.say(TRANSFER, UInt(other), UInt(1), b"t", UInt(0), False, True, payload=second[:20_000])
     peer.say(TRANSFER, UInt(0), None, None, None, False, False, payload=first[60_000:])
     peer.say(TRANSFER, UInt(other), None, None, None, False, False, payload=second[20_000:])
-    for _ in range(2):
-        assert peer.expect(DISPOSITION).fields[4] == outcome(ACCEPTED)
+    expect_accepted(peer, 2)
     assert (len(drain(broker, "orders")), len(drain(broker, "invoices"))) == (10, 1)
 
 
@@ -328,12 +338,7 @@ def test_a_sender_that_ignores_its_credit_is_served_all_the_same(broker):
             peer.transfer(message(b"greedy"), handle)
         peer.send = real  # type: ignore[method-assign]
         peer.send(b"".join(frames))
-        settled = 0
-        while settled < count:
-            answer = peer.expect(DISPOSITION)
-            first, last = answer.fields[1], answer.fields[2]
-            assert answer.fields[4] == outcome(ACCEPTED)
-            settled += (first if last is None else last) - first + 1
+        expect_accepted(peer, count)
     assert len(drain(broker, "orders")) == count
 
 
