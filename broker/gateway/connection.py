@@ -19,15 +19,16 @@ from broker.errors import (
     NotAllowed,
     NotImplementedByBroker,
     QuotaExceeded,
-    TransactionUnknown,
 )
 from broker.gateway.conditions import condition_of
+from broker.gateway.coordinator import COORDINATOR_CREDIT, MAX_REQUEST_BYTES, Coordinator
 from broker.gateway.links import ClientReceiver, ClientSender
 from broker.gateway.namespace_node import NamespaceRequests
 from broker.gateway.nodes import REQUEST_CREDIT, CbsRequests, ManagementRequests, RequestLink, ResponseLink
 from broker.gateway.rights import Rights
 from broker.gateway.session_links import SessionReceiver
-from broker.gateway.transactions import COORDINATOR_CREDIT, MAX_REQUEST_BYTES, Coordinator, Transaction
+from broker.gateway.transactions import Transactions
+from broker.gateway.turn import Gathering
 from protocol import conditions, session_filter, tracking
 from protocol.addresses import Address, Node, Part
 from protocol.addresses import parse as parse_address
@@ -81,8 +82,8 @@ class ClientConnection(asyncio.Protocol):
 
     def __init__(self, gateway: "Gateway") -> None:
         self.gateway = gateway
-        self.active: set[ClientSender | ClientReceiver | Transaction] = set()
-        self.transactions: dict[bytes, Transaction] = {}  # declared, and not discharged
+        self.active: set[Gathering] = set()
+        self.transactions = Transactions()
         self.rights = Rights(everything=gateway.settings.security.allow_anonymous)
         self.is_stalled = False
         self.overrun: set[ClientSender | RequestLink] = set()
@@ -461,19 +462,6 @@ class ClientConnection(asyncio.Protocol):
 
     def tracked(self, text: str, tracker: str = "NoSystemTracker") -> str:
         return tracking.tracked(text, uuid.uuid4(), int(time.time() * 1000), tracker)
-
-    def transaction(self, transaction_id: bytes) -> Transaction:
-        """Raises TransactionUnknown."""
-        transaction = self.transactions.get(transaction_id)
-        if transaction is None:
-            raise TransactionUnknown("The transaction was not declared on this connection, or has ended.")
-        return transaction
-
-    def fail_transaction(self, transaction_id: bytes | None, error: Exception) -> None:
-        """Something that was to be a part of it was refused, and the client will not hear of that."""
-        transaction = self.transactions.get(transaction_id or b"")
-        if transaction is not None:
-            transaction.fail(error)
 
     def response_link(self, node: tuple[Node, str], reply_to: str | None, request: Link) -> ResponseLink | None:
         """Where the response to a request goes (amqp.md 2.1)."""

@@ -14,8 +14,8 @@ from broker.errors import BrokerError, LockLost, MessageTooLarge, NotAllowed, Se
 from broker.gateway.conditions import condition_of
 from broker.gateway.delivery import render_delivery
 from broker.gateway.namespace import Entity
+from broker.gateway.outcomes import STATE_OF, transactional_outcome
 from broker.gateway.properties import dead_letter_properties, encode_properties
-from broker.gateway.transactions import transactional_outcome
 from broker.wire import ENTRY, Extra, Op, Outcome
 from protocol import conditions, tracking
 from protocol.addresses import Address
@@ -46,15 +46,6 @@ if TYPE_CHECKING:
 OVERRUN = 4
 
 _BUSY = ServerBusy(tracking.SERVER_BUSY)
-
-# What the answer to an outcome says: the same kind (amqp.md 6.2).
-_STATE = {
-    Outcome.ACCEPTED: ACCEPTED,
-    Outcome.ABANDONED: MODIFIED,
-    Outcome.DEFERRED: MODIFIED,
-    Outcome.DEAD_LETTERED: REJECTED,
-    Outcome.RELEASED: RELEASED,
-}
 
 # A message above this is not gathered with others: the worker can begin.
 LARGE_BYTES = 1 << 16
@@ -187,7 +178,7 @@ class ClientSender(EntityLink):
                 settle_in(transaction_id, delivery, ACCEPTED)
 
         try:
-            transaction = self.connection.transaction(transaction_id)
+            transaction = self.connection.transactions.find(transaction_id)
             transaction.send(self.partition, self.queue, settled, messages, answered)
         except BrokerError as error:
             self.refuse(delivery, settled, error)
@@ -209,7 +200,7 @@ class ClientSender(EntityLink):
         self.metrics.failed(type(error).__name__)
         if settled:
             # Nobody hears of it, but a transaction must not be done without it.
-            self.connection.fail_transaction(transaction_of(delivery), error)
+            self.connection.transactions.fail(transaction_of(delivery), error)
             forget(delivery)
         else:
             self.connection.reject(delivery, condition_of(error), str(error), self.tracker)
@@ -511,17 +502,17 @@ class ClientReceiver(EntityLink):
             self.metrics.successful_requests += 1
             self.metrics.settled[outcome] += 1
             if waits:
-                settle_in(transaction_id, delivery, _STATE[outcome])
+                settle_in(transaction_id, delivery, STATE_OF[outcome])
 
         try:
             outcome, properties = transactional_outcome(value)
-            transaction = connection.transaction(transaction_id)
+            transaction = connection.transactions.find(transaction_id)
             transaction.settle(self, settled, token, outcome, properties, answered)
         except BrokerError as error:
             self.metrics.incoming_requests += 1
             self.metrics.failed(type(error).__name__)
             if settled:
-                connection.fail_transaction(transaction_id, error)
+                connection.transactions.fail(transaction_id, error)
             else:
                 connection.reject(delivery, condition_of(error), str(error), self.tracker)
         if settled:
@@ -536,7 +527,7 @@ class ClientReceiver(EntityLink):
         if error is None:
             for _ in range(count):
                 delivery, outcome = settling.popleft()
-                settle(delivery, _STATE[outcome])
+                settle(delivery, STATE_OF[outcome])
                 metrics.settled[outcome] += 1
             metrics.successful_requests += count
             return

@@ -106,7 +106,7 @@ class RequestLink:
         transaction_id = transaction_of(delivery)
         if transaction_id is not None:
             try:
-                self.transaction = self.connection.transaction(transaction_id)
+                self.transaction = self.connection.transactions.find(transaction_id)
             except BrokerError as error:
                 if settled:
                     forget(delivery)

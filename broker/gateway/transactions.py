@@ -1,4 +1,4 @@
-"""A client's transactions: its links to the coordinator, and the work that it does in each transaction.
+"""A client's transactions: the work that it does in each of them.
 
 A transaction belongs to the link that declared it, and can be used on every link of the connection. Its work goes to
 one partition, that of the first of it, which keeps it until the discharge; what one read of the socket holds goes as
@@ -7,42 +7,35 @@ one request. It ends with its discharge, or is rolled back with its coordinator 
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-from broker.errors import BrokerError, NotAllowed, NotImplementedByBroker, QuotaExceeded, TransactionRollback
-from broker.gateway.conditions import condition_of
-from broker.gateway.properties import dead_letter_properties, encode_properties
-from broker.gateway.router import Reply, error_named
+from broker.errors import BrokerError, NotAllowed, TransactionRollback, TransactionUnknown
+from broker.gateway.router import Reply, Router, error_named
+from broker.gateway.turn import Turn
 from broker.wire import Outcome
-from protocol import conditions, tracking
-from protocol.codec import Described
-from protocol.deliveries import ACCEPTED, MODIFIED, REJECTED, RELEASED, Delivery, declare, forget, settle
-from protocol.errors import ProtocolError
-from protocol.links import Link
-from protocol.transactions import Declare, outcome_of, parse
 
-if TYPE_CHECKING:
-    from broker.gateway.connection import ClientConnection
-    from broker.gateway.links import ClientReceiver
-
-COORDINATOR_CREDIT = 100
-MAX_OPEN = 1000  # transactions of one connection
-# A declare and a discharge are short.
-MAX_REQUEST_BYTES = 4096
 ID_BYTES = 16
 
 # Called with the error of one delivery, or None if it was taken.
 Answered = Callable[[BrokerError | None], None]
 
 
-class Transaction:
-    """One transaction of a connection."""
+class Receiving(Protocol):
+    """The channel on which a message was handed out."""
 
-    def __init__(self, connection: "ClientConnection", coordinator: "Coordinator") -> None:
+    partition: int
+    queue: int
+    channel: int
+
+
+class Transaction:
+    """One transaction of a connection; `coordinator` is the link that declared it."""
+
+    def __init__(self, turn: Turn, router: Router, coordinator: object) -> None:
         self.id = os.urandom(ID_BYTES)
         self.coordinator = coordinator
-        self._connection = connection
-        self._router = connection.gateway.router
+        self._turn = turn
+        self._router = router
         self._partition: int | None = None
         self._begins = True
         self._failure: BrokerError | None = None
@@ -70,7 +63,7 @@ class Transaction:
 
     def settle(
         self,
-        receiver: "ClientReceiver",
+        receiver: Receiving,
         quiet: bool,
         token: bytes,
         outcome: Outcome,
@@ -103,7 +96,7 @@ class Transaction:
     def _append(self, operation: list[Any], answered: Answered) -> None:
         self._operations.append(operation)
         self._answered.append([answered])
-        self._connection.active.add(self)
+        self._turn.active.add(self)
 
     def post(self) -> None:
         """Send what has gathered to the partition."""
@@ -119,7 +112,7 @@ class Transaction:
                 for place, tell in enumerate(each):
                     named = None if errors is None else errors[place]
                     tell(error if named is None else error_named(*named))
-            self._connection.flush()
+            self._turn.flush()
 
         self._router.request(self._partition, "transact", 0, [self.id, begins, operations], reply)
 
@@ -128,7 +121,7 @@ class Transaction:
         self._failure = self._failure or TransactionRollback(f"Something in it failed: {error}")
 
     def discharge(self, commit: bool, reply: Reply) -> None:
-        self._connection.active.discard(self)
+        self._turn.active.discard(self)
         self.post()
         failure = self._failure if commit else None
         if failure is not None:
@@ -139,84 +132,39 @@ class Transaction:
             self._router.request(self._partition, "discharge", 0, [self.id, commit], reply)
 
 
-class Coordinator:
-    """A client's link to the coordinator."""
+class Transactions:
+    """Those of one connection: declared, and not discharged."""
 
-    def __init__(self, connection: "ClientConnection", link: Link) -> None:
-        self.connection = connection
-        self.link = link
+    def __init__(self) -> None:
+        self._by_id: dict[bytes, Transaction] = {}
 
-    def on_message(self, delivery: Delivery, payload: bytes, batch: bool, settled: bool) -> None:
-        connection = self.connection
-        if self.link.credit < COORDINATOR_CREDIT // 2:
-            self.link.grant(COORDINATOR_CREDIT - self.link.credit)
-        try:
-            asked = parse(payload)
-            if isinstance(asked, Declare):
-                self._declare(delivery, settled)
-            else:
-                self._discharge(delivery, asked.transaction, not asked.fail, settled)
-        except (BrokerError, ProtocolError) as error:
-            if settled:
-                forget(delivery)
-            else:
-                connection.reject(delivery, condition_of(error), str(error))
+    def __len__(self) -> int:
+        return len(self._by_id)
 
-    def _declare(self, delivery: Delivery, settled: bool) -> None:
-        transactions = self.connection.transactions
-        if settled:
-            raise NotAllowed("A declare must not be settled: its answer is the transaction's id.")
-        if len(transactions) >= MAX_OPEN:
-            raise QuotaExceeded(f"The connection has {MAX_OPEN} transactions that have not ended.")
-        transaction = Transaction(self.connection, self)
-        transactions[transaction.id] = transaction
-        declare(delivery, transaction.id)
+    def add(self, transaction: Transaction) -> None:
+        self._by_id[transaction.id] = transaction
 
-    def _discharge(self, delivery: Delivery, transaction_id: bytes, commit: bool, settled: bool) -> None:
-        connection = self.connection
-        transaction = connection.transaction(transaction_id)
-        del connection.transactions[transaction_id]
-        if settled:
-            forget(delivery)
+    def find(self, transaction_id: bytes) -> Transaction:
+        """Raises TransactionUnknown."""
+        transaction = self._by_id.get(transaction_id)
+        if transaction is None:
+            raise TransactionUnknown("The transaction was not declared on this connection, or has ended.")
+        return transaction
 
-        def reply(result: Any, error: BrokerError | None) -> None:
-            if settled or self.link.closed:
-                return
-            if error is None:
-                settle(delivery, ACCEPTED)
-            else:
-                connection.reject(delivery, condition_of(error), str(error))
-            connection.flush()
+    def take(self, transaction_id: bytes) -> Transaction:
+        """For its discharge: nothing more becomes a part of it. Raises TransactionUnknown."""
+        transaction = self.find(transaction_id)
+        del self._by_id[transaction_id]
+        return transaction
 
-        transaction.discharge(commit, reply)
+    def fail(self, transaction_id: bytes | None, error: Exception) -> None:
+        """Something that was to be a part of it was refused, and the client will not hear of that."""
+        transaction = self._by_id.get(transaction_id or b"")
+        if transaction is not None:
+            transaction.fail(error)
 
-    def on_oversized(self, delivery: Delivery, size_bytes: int, settled: bool) -> None:
-        text = tracking.message_too_large(0, size_bytes, self.link.max_message_bytes)
-        self.connection.reject(delivery, conditions.LINK_MESSAGE_SIZE_EXCEEDED, text)
-
-    def on_flow(self) -> None: ...
-
-    def on_detach(self) -> None:
-        """What was declared here and not discharged is rolled back."""
-        transactions = self.connection.transactions
-        for transaction in [each for each in transactions.values() if each.coordinator is self]:
-            del transactions[transaction.id]
+    def roll_back(self, coordinator: object) -> None:
+        """What was declared on this link and not discharged."""
+        for transaction in [each for each in self._by_id.values() if each.coordinator is coordinator]:
+            del self._by_id[transaction.id]
             transaction.discharge(False, lambda result, error: None)
-
-
-def transactional_outcome(value: Described | None) -> tuple[Outcome, dict[str, Any] | None]:
-    """The outcome in a transactional-state, and the properties that it sets. Raises NotImplementedByBroker."""
-    found = outcome_of(value)
-    if found is None:
-        raise NotImplementedByBroker("A transactional-state without an outcome that is known.")
-    fields = [*found.fields, None, None, None]
-    if found.state == MODIFIED:
-        outcome = Outcome.DEFERRED if fields[1] else Outcome.ABANDONED
-        return outcome, encode_properties(fields[2]) if isinstance(fields[2], dict) else None
-    if found.state == REJECTED:
-        error = fields[0].value if isinstance(fields[0], Described) else None
-        _, description, info = (*error, None, None, None)[:3] if isinstance(error, list) else (None, None, None)
-        return Outcome.DEAD_LETTERED, dead_letter_properties(
-            info if isinstance(info, dict) else {}, description if isinstance(description, str) else ""
-        )
-    return Outcome.RELEASED if found.state == RELEASED else Outcome.ACCEPTED, None

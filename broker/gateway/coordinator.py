@@ -1,0 +1,81 @@
+"""The node that declares and discharges transactions: AMQP 1.0, 4.3."""
+
+from typing import TYPE_CHECKING, Any
+
+from broker.errors import BrokerError, NotAllowed, QuotaExceeded
+from broker.gateway.conditions import condition_of
+from broker.gateway.transactions import Transaction
+from protocol import conditions, tracking
+from protocol.deliveries import ACCEPTED, Delivery, declare, forget, settle
+from protocol.errors import ProtocolError
+from protocol.links import Link
+from protocol.transactions import Declare, parse
+
+if TYPE_CHECKING:
+    from broker.gateway.connection import ClientConnection
+
+COORDINATOR_CREDIT = 100
+MAX_OPEN = 1000  # transactions of one connection
+# A declare and a discharge are short.
+MAX_REQUEST_BYTES = 4096
+
+
+class Coordinator:
+    """A client's link to the coordinator."""
+
+    def __init__(self, connection: "ClientConnection", link: Link) -> None:
+        self.connection = connection
+        self.link = link
+
+    def on_message(self, delivery: Delivery, payload: bytes, batch: bool, settled: bool) -> None:
+        connection = self.connection
+        if self.link.credit < COORDINATOR_CREDIT // 2:
+            self.link.grant(COORDINATOR_CREDIT - self.link.credit)
+        try:
+            asked = parse(payload)
+            if isinstance(asked, Declare):
+                self._declare(delivery, settled)
+            else:
+                self._discharge(delivery, asked.transaction, not asked.fail, settled)
+        except (BrokerError, ProtocolError) as error:
+            if settled:
+                forget(delivery)
+            else:
+                connection.reject(delivery, condition_of(error), str(error))
+
+    def _declare(self, delivery: Delivery, settled: bool) -> None:
+        transactions = self.connection.transactions
+        if settled:
+            raise NotAllowed("A declare must not be settled: its answer is the transaction's id.")
+        if len(transactions) >= MAX_OPEN:
+            raise QuotaExceeded(f"The connection has {MAX_OPEN} transactions that have not ended.")
+        transaction = Transaction(self.connection, self.connection.gateway.router, self)
+        transactions.add(transaction)
+        declare(delivery, transaction.id)
+
+    def _discharge(self, delivery: Delivery, transaction_id: bytes, commit: bool, settled: bool) -> None:
+        connection = self.connection
+        transaction = connection.transactions.take(transaction_id)
+        if settled:
+            forget(delivery)
+
+        def reply(result: Any, error: BrokerError | None) -> None:
+            if settled or self.link.closed:
+                return
+            if error is None:
+                settle(delivery, ACCEPTED)
+            else:
+                connection.reject(delivery, condition_of(error), str(error))
+            connection.flush()
+
+        transaction.discharge(commit, reply)
+
+    def on_oversized(self, delivery: Delivery, size_bytes: int, settled: bool) -> None:
+        text = tracking.message_too_large(0, size_bytes, self.link.max_message_bytes)
+        self.connection.reject(delivery, conditions.LINK_MESSAGE_SIZE_EXCEEDED, text)
+
+    def on_flow(self) -> None: ...
+
+    def on_detach(self) -> None:
+        """What was declared here and not discharged is rolled back."""
+        self.connection.transactions.roll_back(self)

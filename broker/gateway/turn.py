@@ -1,0 +1,23 @@
+"""One turn of a connection: one read of its socket, or one frame of a worker.
+
+What the client's links and transactions gather in it goes to the partitions at its end, and what answers have made is
+written then.
+"""
+
+from typing import Protocol
+
+
+class Gathering(Protocol):
+    """What gathers in a turn."""
+
+    def post(self) -> None:
+        """Send it to the partition."""
+
+
+class Turn(Protocol):
+    """Of a connection. `active` are posted at the end of the turn."""
+
+    active: set[Gathering]
+
+    def flush(self) -> None:
+        """End it."""
