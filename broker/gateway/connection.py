@@ -8,7 +8,7 @@ import asyncio
 import socket
 import time
 import uuid
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, Protocol, cast
 
 import structlog
 
@@ -22,6 +22,7 @@ from broker.errors import (
 )
 from broker.gateway.conditions import condition_of
 from broker.gateway.coordinator import COORDINATOR_CREDIT, MAX_REQUEST_BYTES, Coordinator
+from broker.gateway.host import Overrunning, SessionHolder, Shared
 from broker.gateway.links import ClientReceiver, ClientSender
 from broker.gateway.namespace_node import NamespaceRequests
 from broker.gateway.nodes import REQUEST_CREDIT, CbsRequests, ManagementRequests, RequestLink, ResponseLink
@@ -40,9 +41,6 @@ from protocol.frames import FramingError, HandleInUse, IllegalState
 from protocol.links import Link, Session
 from protocol.sas_tokens import Claim
 from protocol.sasl import Identity, IdentityKind, SaslServer
-
-if TYPE_CHECKING:
-    from broker.gateway.gateway import Gateway
 
 log = structlog.get_logger("gateway")
 
@@ -72,22 +70,38 @@ _FAULTS: dict[type[ProtocolError], Symbol] = {
     HandleInUse: conditions.SESSION_HANDLE_IN_USE,
 }
 
+
+class Home(Shared, Protocol):
+    """The gateway, to its connections."""
+
+    container_id: str
+
+    def admit(self, connection: "ClientConnection") -> bool:
+        """Count a new connection; False if it must go at once."""
+
+    def leave(self, connection: "ClientConnection") -> None: ...
+
+    @property
+    def is_full(self) -> bool:
+        """There are more connections than are allowed."""
+
+
 Bound = ClientSender | ClientReceiver | RequestLink | ResponseLink | Coordinator
 
 
 class ClientConnection(asyncio.Protocol):
-    """Implements `protocol.engine.Handler` on an asyncio transport."""
+    """Implements `protocol.engine.Handler` on an asyncio transport, and is the host of its links."""
 
     engine: Engine
 
-    def __init__(self, gateway: "Gateway") -> None:
+    def __init__(self, gateway: Home) -> None:
         self.gateway = gateway
         self.active: set[Gathering] = set()
         self.transactions = Transactions()
         self.rights = Rights(everything=gateway.settings.security.allow_anonymous)
         self.is_stalled = False
-        self.overrun: set[ClientSender | RequestLink] = set()
-        self.blocked: set[ClientReceiver] = set()  # until their session's window opens
+        self.overrun: set[Overrunning] = set()
+        self.blocked: set[Gathering] = set()
         self.next_tick_ms = 0
         self._transport: asyncio.Transport | None = None
         self._sasl: SaslServer | None = None
@@ -101,9 +115,7 @@ class ClientConnection(asyncio.Protocol):
         self._deadline: asyncio.TimerHandle | None = None
         self._expiry: asyncio.TimerHandle | None = None
         self._stall: asyncio.TimerHandle | None = None
-        self.sessions: dict[
-            tuple[int, str], SessionReceiver
-        ] = {}  # whose locks its links have; by queue id and session id
+        self.sessions: dict[tuple[int, str], SessionHolder] = {}
         self._responses: list[ResponseLink] = []
         self._links = 0
         self._peer = ""

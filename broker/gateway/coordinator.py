@@ -1,18 +1,16 @@
 """The node that declares and discharges transactions: AMQP 1.0, 4.3."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from broker.errors import BrokerError, NotAllowed, QuotaExceeded
 from broker.gateway.conditions import condition_of
+from broker.gateway.host import Host
 from broker.gateway.transactions import Transaction
 from protocol import conditions, tracking
 from protocol.deliveries import ACCEPTED, Delivery, declare, forget, settle
 from protocol.errors import ProtocolError
 from protocol.links import Link
 from protocol.transactions import Declare, parse
-
-if TYPE_CHECKING:
-    from broker.gateway.connection import ClientConnection
 
 COORDINATOR_CREDIT = 100
 MAX_OPEN = 1000  # transactions of one connection
@@ -23,7 +21,7 @@ MAX_REQUEST_BYTES = 4096
 class Coordinator:
     """A client's link to the coordinator."""
 
-    def __init__(self, connection: "ClientConnection", link: Link) -> None:
+    def __init__(self, connection: Host, link: Link) -> None:
         self.connection = connection
         self.link = link
 

@@ -7,12 +7,13 @@ outcome into one SETTLE (`router.Run`).
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from broker.entities import Right
 from broker.errors import BrokerError, LockLost, MessageTooLarge, NotAllowed, ServerBusy, SessionLockLost
 from broker.gateway.conditions import condition_of
 from broker.gateway.delivery import render_delivery
+from broker.gateway.host import Host
 from broker.gateway.namespace import Entity
 from broker.gateway.outcomes import STATE_OF, transactional_outcome
 from broker.gateway.properties import dead_letter_properties, encode_properties
@@ -39,9 +40,6 @@ from protocol.errors import ProtocolError
 from protocol.links import Link
 from protocol.sections import take_apart
 
-if TYPE_CHECKING:
-    from broker.gateway.connection import ClientConnection
-
 # A sender with this many times its credit in flight is not read from until the partition has caught up.
 OVERRUN = 4
 
@@ -56,7 +54,7 @@ class EntityLink:
 
     right: Right
 
-    def __init__(self, connection: "ClientConnection", link: Link, entity: Entity, address: Address) -> None:
+    def __init__(self, connection: Host, link: Link, entity: Entity, address: Address) -> None:
         self.connection = connection
         self.link = link
         self.entity = entity
@@ -113,7 +111,7 @@ class ClientSender(EntityLink):
 
     right = Right.SEND
 
-    def __init__(self, connection: "ClientConnection", link: Link, entity: Entity, address: Address) -> None:
+    def __init__(self, connection: Host, link: Link, entity: Entity, address: Address) -> None:
         super().__init__(connection, link, entity, address)
         self._window = connection.gateway.settings.amqp.sender_credit
         self._messages: list[Any] = []
@@ -294,7 +292,7 @@ class ClientReceiver(EntityLink):
 
     right = Right.LISTEN
 
-    def __init__(self, connection: "ClientConnection", link: Link, entity: Entity, address: Address) -> None:
+    def __init__(self, connection: Host, link: Link, entity: Entity, address: Address) -> None:
         super().__init__(connection, link, entity, address)
         amqp = connection.gateway.settings.amqp
         self._window = amqp.receiver_window

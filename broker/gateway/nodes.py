@@ -8,12 +8,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from broker.entities import Right
 from broker.errors import BrokerError, MessageNotFound, MessageTooLarge, NotAllowed
 from broker.gateway.conditions import condition_of
 from broker.gateway.delivery import embed
+from broker.gateway.host import Host
 from broker.gateway.namespace import Entity
 from broker.gateway.properties import DEAD_LETTER_DESCRIPTION, DEAD_LETTER_REASON, MAX_REASON_CHARACTERS
 from broker.gateway.rules import rule_document, rule_of_document
@@ -30,9 +31,6 @@ from protocol.request_message import parse as parse_request
 from protocol.sas_tokens import KeyRule, TokenError
 from protocol.sections import take_apart
 from storage.records import Place
-
-if TYPE_CHECKING:
-    from broker.gateway.connection import ClientConnection
 
 REQUEST_CREDIT = 100
 OVERRUN = 4  # as of senders: some clients ask without credit
@@ -51,7 +49,7 @@ Answer = Callable[[bytes], None]
 class ResponseLink:
     """A client's receiver on a node: responses go out settled, when there is credit."""
 
-    def __init__(self, connection: "ClientConnection", link: Link, address: Address) -> None:
+    def __init__(self, connection: Host, link: Link, address: Address) -> None:
         self.connection = connection
         self.link = link
         self.node = (address.node, address.resource)
@@ -83,7 +81,7 @@ class ResponseLink:
 class RequestLink:
     """A client's sender to a node."""
 
-    def __init__(self, connection: "ClientConnection", link: Link, address: Address) -> None:
+    def __init__(self, connection: Host, link: Link, address: Address) -> None:
         self.connection = connection
         self.link = link
         self.node = (address.node, address.resource)
@@ -185,7 +183,7 @@ class CbsRequests(RequestLink):
 class ManagementRequests(RequestLink):
     """The $management node of one entity or of its dead-letter queue."""
 
-    def __init__(self, connection: "ClientConnection", link: Link, entity: Entity, address: Address) -> None:
+    def __init__(self, connection: Host, link: Link, entity: Entity, address: Address) -> None:
         super().__init__(connection, link, address)
         self.entity = entity
         self.path = address.resource

@@ -1,7 +1,5 @@
 """Links on which clients receive one session: the attach is answered when the session is theirs."""
 
-from typing import TYPE_CHECKING
-
 from broker.errors import (
     BrokerError,
     OperationTimeout,
@@ -9,6 +7,7 @@ from broker.errors import (
     SessionCannotBeLocked,
     SessionLockLost,
 )
+from broker.gateway.host import Host
 from broker.gateway.links import ClientReceiver
 from broker.gateway.namespace import Entity
 from protocol import session_filter, tracking
@@ -16,16 +15,11 @@ from protocol.addresses import Address
 from protocol.links import Link
 from protocol.session_filter import SessionRequest
 
-if TYPE_CHECKING:
-    from broker.gateway.connection import ClientConnection
-
 
 class SessionReceiver(ClientReceiver):
     """A receiver of the session it names, or of any. Its attach is answered when the partition has given it one."""
 
-    def __init__(
-        self, connection: "ClientConnection", link: Link, entity: Entity, address: Address, request: SessionRequest
-    ) -> None:
+    def __init__(self, connection: Host, link: Link, entity: Entity, address: Address, request: SessionRequest) -> None:
         self._request = request
         self.session_id: str | None = None  # of the session whose lock it has
         super().__init__(connection, link, entity, address)
