@@ -12,6 +12,8 @@ from zlib import crc32
 import msgpack
 from xxhash import xxh3_64_intdigest
 
+_pack = msgpack.Packer().pack  # `packb` makes a packer for each value
+
 FORMAT_VERSION = 1
 NEVER = (1 << 63) - 1  # the time that never comes, milliseconds
 
@@ -164,7 +166,7 @@ _entry_rest = struct.Struct(">QI")
 def encode_entry(message_id: int, delivery_count: int = 0, overlay: Overlay | None = None) -> bytes:
     rest = _entry_rest.pack(message_id, delivery_count)
     if overlay:
-        rest += msgpack.packb(overlay)
+        rest += _pack(overlay)
     return crc32(rest).to_bytes(4, "big") + rest
 
 
@@ -316,7 +318,7 @@ def decode_counts(value: bytes) -> Counts:
 
 def encode_document(document: Any) -> bytes:
     """A META, ENTITIES or RULES value: any msgpack value."""
-    rest: bytes = msgpack.packb(document)
+    rest: bytes = _pack(document)
     return crc32(rest).to_bytes(4, "big") + rest
 
 

@@ -19,6 +19,7 @@ from broker.wire import ENTRY
 from storage.records import (
     NEVER,
     CorruptRecord,
+    Field,
     Place,
     decode_entry,
     message_expires_ms,
@@ -194,26 +195,29 @@ def _give(
     gone: list[Held] = []
     used_bytes = 0
     keep, held, owner, until_ms = not receiver.receive_and_delete, queue.locks.held, session.tokens, session.until_ms
-    for ref, record in zip(refs, records, strict=False):
+    prefix, place = core.token_prefix, Place.AVAILABLE
+    for ref, record, token_number in zip(refs, records, core.token_numbers, strict=False):
         number, message_id, delivery_count, overlay = ref
         if record is None:
-            set_aside(core, queue, Place.AVAILABLE, number, message_id)
+            set_aside(core, queue, place, number, message_id)
             continue
         size = len(record)
-        due_ms = overlay_expires_ms(overlay) or message_expires_ms(record)
+        due_ms = message_expires_ms(record)
+        if overlay and len(overlay) > 1:  # more than the session
+            due_ms = overlay.get(Field.EXPIRES_MS, due_ms)
         if due_ms <= now_ms:
-            expire(core, queue, unlocked(ref, size, due_ms, Place.AVAILABLE))
+            expire(core, queue, unlocked(ref, size, due_ms, place))
             continue
-        token = core.token_prefix + _token_number(next(core.token_numbers))
+        token = prefix + _token_number(token_number)
         if keep:
-            held[token] = (ref, size, due_ms, Place.AVAILABLE, until_ms, owner)
+            held[token] = (ref, size, due_ms, place, until_ms, owner)
             owner.add(token)
             if due_ms != NEVER:
                 queue.locks.expiring.add(number)
             # The receiver knows the session.
             items += (token, number, delivery_count, record, None if overlay and len(overlay) == 1 else overlay)
         else:
-            gone.append((ref, size, due_ms, Place.AVAILABLE, 0, NOBODY))
+            gone.append((ref, size, due_ms, place, 0, NOBODY))
             items += (token, number, delivery_count, record, overlay)
         used_bytes += size + WEIGHT_BYTES
     queue.tally.outgoing += len(items) // ENTRY

@@ -119,10 +119,13 @@ class Partition:
             queue.line.drain(found, limit)
         else:
             queue.line.grant(found, limit)
-        if found.session is not None and queue.sessions is not None:
-            queue.sessions.awake[found.session.id] = found.session
         if queue.expiry_paused and queue.line.waiting:
             expiry.resume(self._core, queue)
+        session = found.session
+        if session is not None and queue.sessions is not None:
+            if not drain and not session.may_have_more:
+                return  # it wakes when a message comes
+            queue.sessions.awake[session.id] = session
         self._core.wake(queue)
 
     def close_receiver(self, receiver: Hashable, broken: bool, now_ms: int) -> None:
