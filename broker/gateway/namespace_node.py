@@ -7,7 +7,8 @@ from typing import Any
 from broker.entities import Right
 from broker.errors import BrokerError
 from broker.gateway.conditions import condition_of
-from broker.gateway.nodes import Answer, RequestLink, counted_queues, entity_counts
+from broker.gateway.entity_counts import counted_queues, entity_counts
+from broker.gateway.request_links import Answer, RequestLink
 from protocol import management
 from protocol.errors import ProtocolError
 from protocol.request_message import Request

@@ -1,0 +1,41 @@
+"""The $cbs node: takes tokens for the connection (amqp.md 2)."""
+
+import time
+
+from broker.gateway.request_links import Answer, RequestLink
+from protocol import cbs, sas_tokens
+from protocol.addresses import parse_audience
+from protocol.errors import ProtocolError
+from protocol.request_message import Request
+from protocol.sas_tokens import KeyRule, TokenError
+
+
+class CbsRequests(RequestLink):
+    """The $cbs node: takes tokens for the connection."""
+
+    def handle(self, request: Request, answer: Answer) -> None:
+        connection = self.connection
+        now_s = time.time()
+        try:
+            put = cbs.parse_put_token(request)
+            claim = sas_tokens.verify(put.token, put.audience, self._lookup, now_s)
+        except ProtocolError as error:
+            if isinstance(error, TokenError):
+                connection.gateway.metrics.authentication_failures += 1
+            answer(cbs.encode_refused(request, error, connection.tracked(str(error))))
+            return
+        connection.put_claim(claim, now_s)
+        answer(cbs.encode_accepted(request))
+
+    def _lookup(self, key_name: str, path: str) -> KeyRule | None:
+        """The rule of that name at the entity that `path` is of, else the namespace's. Raises InvalidAddress.
+
+        A subscription has the rules of its topic.
+        """
+        address = parse_audience(path)
+        entity = address.subscription.topic if address.subscription else address.path
+        rule = self.connection.gateway.keyring.lookup(key_name, entity or None)
+        if rule is None:
+            return None
+        keys = (rule.primary_key,) if rule.secondary_key is None else (rule.primary_key, rule.secondary_key)
+        return KeyRule(keys, frozenset(rule.rights))

@@ -1,0 +1,344 @@
+"""The $management node of an entity: its requests as those of its partition, and the answers (amqp.md 8.4)."""
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from broker.entities import Right
+from broker.errors import BrokerError, MessageNotFound, MessageTooLarge, NotAllowed
+from broker.gateway.conditions import condition_of
+from broker.gateway.delivery import embed
+from broker.gateway.entity_counts import counted_queues, entity_counts
+from broker.gateway.host import Host
+from broker.gateway.namespace import Entity
+from broker.gateway.properties import DEAD_LETTER_DESCRIPTION, DEAD_LETTER_REASON, MAX_REASON_CHARACTERS
+from broker.gateway.request_links import Answer, RequestLink
+from broker.gateway.rules import rule_document, rule_of_document
+from broker.wire import ENTRY, Extra, Outcome
+from protocol import management, tracking
+from protocol.addresses import Address, Part
+from protocol.errors import ProtocolError
+from protocol.links import Link
+from protocol.lock_tokens import token_of, uuid_of
+from protocol.request_message import Request
+from protocol.sections import take_apart
+from storage.records import Place
+
+# One answer to peek carries no more, so that it fits any client's buffers (PE11).
+MAX_PEEK_BYTES = 256 * 1024
+MAX_PEEK_MESSAGES = 1000
+MAX_DELETE_MESSAGES = 4000
+MIN_RULE_BYTES = 64  # of a rule in the answer to enumerate-rules
+
+
+class ManagementRequests(RequestLink):
+    """The $management node of one entity or of its dead-letter queue."""
+
+    def __init__(self, connection: Host, link: Link, entity: Entity, address: Address) -> None:
+        super().__init__(connection, link, address)
+        self.entity = entity
+        self.path = address.resource
+        self.queue = entity.queue(address.part)
+        self._part = address.part
+        self._metrics = connection.gateway.metrics.entity(entity.name)
+        self._operations: dict[type, Callable[[Request, Any, Answer], None]] = {
+            management.RenewLocks: self._renew_locks,
+            management.PeekMessages: self._peek,
+            management.ScheduleMessages: self._schedule,
+            management.CancelScheduled: self._cancel_scheduled,
+            management.ReceiveDeferred: self._receive_deferred,
+            management.UpdateDisposition: self._update_disposition,
+            management.DeleteMessages: self._delete,
+            management.AddRule: self._add_rule,
+            management.RemoveRule: self._remove_rule,
+            management.EnumerateRules: self._enumerate_rules,
+            management.Purge: self._purge,
+            management.GetCounts: self._get_counts,
+            management.RenewSessionLock: self._renew_session_lock,
+            management.GetSessionState: self._get_session_state,
+            management.SetSessionState: self._set_session_state,
+            management.GetMessageSessions: self._get_message_sessions,
+        }
+
+    def handle(self, request: Request, answer: Answer) -> None:
+        self._metrics.incoming_requests += 1
+        try:
+            call = management.parse(request)
+            operation = self._operations.get(type(call.arguments))
+            if operation is None:
+                raise management.UnknownOperation(f"The operation '{call.operation}' is not offered by an entity.")
+            self.connection.rights.require(self.path, _RIGHT.get(type(call.arguments), Right.LISTEN), time.time())
+            self.connection.post_gathered()  # a client may ask for what it has just deferred
+            operation(request, self._in_its_session(call), answer)
+        except (BrokerError, ProtocolError) as error:
+            self._fail(request, error, answer)
+
+    def _in_its_session(self, call: management.Call) -> Any:
+        """The arguments; without a session id they get that of the receiver to which the request belongs.
+
+        Some clients name only the link, in requests of a session's receiver (amqp.md 8.2).
+        """
+        arguments, link_name = call.arguments, call.associated_link_name
+        if isinstance(arguments, _OF_SOME_SESSION) and arguments.session_id is None and link_name is not None:
+            for (queue, session_id), receiver in self.connection.sessions.items():
+                if queue == self.queue and receiver.link.name == link_name:
+                    return replace(arguments, session_id=session_id)
+        return arguments
+
+    def _fail(self, request: Request, error: Exception, answer: Answer) -> None:
+        self._metrics.failed(type(error).__name__)
+        condition = error.condition if isinstance(error, management.ManagementError) else condition_of(error)
+        answer(management.encode_failure(request, condition, self.connection.tracked(str(error))))
+
+    def _ask(
+        self, request: Request, answer: Answer, encode: Callable[[Any], bytes], name: str, *arguments: Any
+    ) -> None:
+        def reply(result: Any, error: BrokerError | None) -> None:
+            if error is None:
+                try:
+                    response = encode(result)
+                except ProtocolError as fault:
+                    self._fail(request, fault, answer)
+                    return
+                self._metrics.successful_requests += 1
+                answer(response)
+            else:
+                self._fail(request, error, answer)
+
+        partition = self.entity.partition
+        if self.transaction is not None and name in _IN_TRANSACTIONS:
+            self.transaction.request(partition, name, self.queue, list(arguments), reply)
+        else:
+            self.connection.gateway.router.request(partition, name, self.queue, arguments, reply)
+
+    # -- operations (amqp.md 8.4)
+
+    def _renew_locks(self, request: Request, arguments: management.RenewLocks, answer: Answer) -> None:
+        tokens = [token_of(token) for token in arguments.lock_tokens]
+        self._ask(request, answer, lambda ends: management.encode_expirations(request, ends), "renew-locks", tokens)
+
+    def _peek(self, request: Request, arguments: management.PeekMessages, answer: Answer) -> None:
+        limit = self.max_response_bytes()
+
+        def encode(entries: list[Any]) -> bytes:
+            messages = [
+                embed(record, number, count, None, overlay, place=place, omit_body=arguments.omit_body)
+                for place, number, count, record, overlay in _rows(entries)
+            ]
+            self._metrics.outgoing_messages += len(messages)
+            return management.encode_peeked(request, messages, limit)
+
+        wanted = (arguments.from_sequence_number, min(arguments.message_count, MAX_PEEK_MESSAGES), MAX_PEEK_BYTES)
+        if arguments.session_id is None:
+            self._ask(request, answer, encode, "peek", *wanted)
+        else:
+            self._ask(request, answer, encode, "peek-session", arguments.session_id, *wanted)
+
+    def _schedule(self, request: Request, arguments: management.ScheduleMessages, answer: Answer) -> None:
+        self.entity.require_send()
+        if self._part is not Part.MAIN:
+            raise NotAllowed("Messages come into a dead-letter queue by dead-lettering only: nobody sends to it.")
+        limit = self.entity.max_message_bytes(self.max_response_bytes())
+        largest = max(len(item.message) for item in arguments.messages)
+        if largest > limit:
+            raise MessageTooLarge(tracking.message_too_large(0, largest, limit))
+        new_id = self.connection.gateway.new_message_id
+        messages = [take_apart(item.message, self.entity.detects_duplicates, new_id) for item in arguments.messages]
+        has_session = [message[3] and Extra.SESSION_ID in message[3] for message in messages]
+        if self.entity.requires_session and not all(has_session):
+            raise NotAllowed(tracking.session_id_missing(self.entity.name))
+        self._metrics.incoming_messages += len(messages)
+        self._ask(
+            request, answer, lambda numbers: management.encode_sequence_numbers(request, numbers), "schedule", messages
+        )
+
+    def _cancel_scheduled(self, request: Request, arguments: management.CancelScheduled, answer: Answer) -> None:
+        numbers = list(arguments.sequence_numbers)
+        self._ask(request, answer, lambda _: management.encode_success(request), "cancel-scheduled", numbers)
+
+    def _receive_deferred(self, request: Request, arguments: management.ReceiveDeferred, answer: Answer) -> None:
+        self.entity.require_receive(self._part)
+
+        def encode(result: list[Any]) -> bytes:
+            locked_until_ms, entries = result
+            if not entries:
+                raise MessageNotFound("None of the messages could be found.")
+            messages = []
+            for token, number, count, record, overlay in _rows(entries):
+                until = None if arguments.receive_and_delete else locked_until_ms
+                uuid = None if arguments.receive_and_delete else uuid_of(token)
+                lock_token = uuid.bytes if uuid else None
+                place = Place.DEFERRED
+                message = embed(record, number, count, until, overlay, place=place, lock_token=lock_token)
+                messages.append((uuid, message))
+            self._metrics.outgoing_messages += len(messages)
+            return management.encode_deferred(request, messages, 0)
+
+        wanted = (list(arguments.sequence_numbers), arguments.receive_and_delete)
+        if arguments.session_id is None:
+            self._ask(request, answer, encode, "receive-deferred", *wanted)
+        else:
+            holder = self._holder(arguments.session_id)
+            self._ask(request, answer, encode, "receive-session-deferred", holder, arguments.session_id, *wanted)
+
+    def _update_disposition(self, request: Request, arguments: management.UpdateDisposition, answer: Answer) -> None:
+        outcome = _OUTCOME[arguments.disposition]
+        properties: dict[str, Any] = dict(arguments.properties_to_modify)
+        if outcome is Outcome.DEAD_LETTERED:
+            for name, text in (
+                (DEAD_LETTER_REASON, arguments.dead_letter_reason),
+                (DEAD_LETTER_DESCRIPTION, arguments.dead_letter_description),
+            ):
+                if text is not None:
+                    properties[name] = text[:MAX_REASON_CHARACTERS]
+        tokens = [token_of(token) for token in arguments.lock_tokens]
+
+        def encode(_: Any) -> bytes:
+            self._metrics.settled[outcome] += len(tokens)
+            return management.encode_success(request)
+
+        # Of a token that is gone it says whether the lock of the session is.
+        holder = () if arguments.session_id is None else (self._holder(arguments.session_id),)
+        self._ask(request, answer, encode, "settle", tokens, outcome, properties or None, *holder)
+
+    def _delete(self, request: Request, arguments: management.DeleteMessages, answer: Answer) -> None:
+        count = min(arguments.message_count, MAX_DELETE_MESSAGES)
+        self._ask(
+            request,
+            answer,
+            lambda deleted: management.encode_deleted(request, deleted),
+            "delete-batch",
+            count,
+            arguments.enqueued_before_ms,
+            *(() if arguments.session_id is None else (arguments.session_id,)),
+        )
+
+    def _holder(self, session_id: str) -> int:
+        """The channel of the link on this connection that has the lock of the session; 0, nobody's, if none has."""
+        receiver = self.connection.sessions.get((self.queue, session_id))
+        return 0 if receiver is None else receiver.channel
+
+    def _renew_session_lock(self, request: Request, arguments: management.RenewSessionLock, answer: Answer) -> None:
+        def encode(locked_until_ms: int) -> bytes:
+            return management.encode_session_renewed(request, locked_until_ms)
+
+        session_id = arguments.session_id
+        self._ask(request, answer, encode, "renew-session-lock", self._holder(session_id), session_id)
+
+    def _get_session_state(self, request: Request, arguments: management.GetSessionState, answer: Answer) -> None:
+        def encode(state: bytes | None) -> bytes:
+            return management.encode_session_state(request, state)
+
+        session_id = arguments.session_id
+        self._ask(request, answer, encode, "get-session-state", self._holder(session_id), session_id)
+
+    def _set_session_state(self, request: Request, arguments: management.SetSessionState, answer: Answer) -> None:
+        session_id, state = arguments.session_id, arguments.state
+        limit = self.entity.max_message_bytes(self.max_response_bytes())
+        if state is not None and len(state) > limit:
+            raise MessageTooLarge(
+                f"The state of the session '{session_id}' has {len(state)} bytes; the limit is {limit} bytes."
+            )
+        self._ask(
+            request,
+            answer,
+            lambda _: management.encode_success(request),
+            "set-session-state",
+            self._holder(session_id),
+            session_id,
+            state,
+        )
+
+    def _get_message_sessions(self, request: Request, arguments: management.GetMessageSessions, answer: Answer) -> None:
+        limit = self.max_response_bytes()
+
+        def encode(session_ids: list[str]) -> bytes:
+            return management.encode_sessions(request, arguments.skip, session_ids, limit)
+
+        wanted = (arguments.updated_after_ms, arguments.skip, arguments.top)
+        self._ask(request, answer, encode, "get-message-sessions", *wanted)
+
+    # The rule operations need Listen, as in the cloud (management.md 5.4); over HTTP it is Manage.
+
+    def _add_rule(self, request: Request, arguments: management.AddRule, answer: Answer) -> None:
+        document = rule_document(arguments.rule)
+        self._ask(request, answer, lambda _: management.encode_success(request), "add-rule", document)
+
+    def _remove_rule(self, request: Request, arguments: management.RemoveRule, answer: Answer) -> None:
+        self._ask(request, answer, lambda _: management.encode_success(request), "remove-rule", arguments.name)
+
+    def _enumerate_rules(self, request: Request, arguments: management.EnumerateRules, answer: Answer) -> None:
+        limit = self.max_response_bytes()
+
+        def encode(documents: list[Any]) -> bytes:
+            return management.encode_rules(request, [rule_of_document(each) for each in documents], limit)
+
+        # Some clients ask for 2^31 of them. One more than can fit is enough to say that they do not.
+        count = min(arguments.top, limit // MIN_RULE_BYTES + 1)
+        self._ask(request, answer, encode, "enumerate-rules", arguments.skip, count)
+
+    def _purge(self, request: Request, _: management.Purge, answer: Answer) -> None:
+        """Step by step, so that others have their turn: until nothing is left, or as many are gone as there were.
+
+        Messages that come in meanwhile so cannot keep it going. It ends with the link, too.
+        """
+        router = self.connection.gateway.router
+        partition, queue = self.entity.partition, self.queue
+        at_first = deleted = 0
+
+        def counted(counts: Any, error: BrokerError | None) -> None:
+            nonlocal at_first
+            if error is not None:
+                self._fail(request, error, answer)
+                return
+            at_first = sum(counts.get(queue, ())[:3])
+            router.request(partition, "purge", queue, (), stepped)
+
+        def stepped(count: Any, error: BrokerError | None) -> None:
+            nonlocal deleted
+            if error is not None:
+                self._fail(request, error, answer)
+                return
+            deleted += count
+            if count and deleted < at_first and not self.link.closed:
+                router.request(partition, "purge", queue, (), stepped)
+                return
+            self._metrics.successful_requests += 1
+            answer(management.encode_purged(request, deleted))
+
+        router.request(partition, "counts", 0, [queue], counted)
+
+    def _get_counts(self, request: Request, _: management.GetCounts, answer: Answer) -> None:
+        def encode(counts: dict[int, list[int]]) -> bytes:
+            return management.encode_counts(request, entity_counts(self.entity, counts))
+
+        self._ask(request, answer, encode, "counts", *counted_queues(self.entity))
+
+
+# Requests that can be a part of a transaction (amqp.md 10.3); others are done at once.
+_IN_TRANSACTIONS = frozenset(("schedule", "settle"))
+
+# Requests that may name a session.
+_OF_SOME_SESSION = (
+    management.PeekMessages,
+    management.ReceiveDeferred,
+    management.UpdateDisposition,
+    management.DeleteMessages,
+)
+
+_RIGHT = {
+    management.ScheduleMessages: Right.SEND,
+    management.CancelScheduled: Right.SEND,
+    management.Purge: Right.MANAGE,
+}
+_OUTCOME = {
+    management.Disposition.COMPLETED: Outcome.ACCEPTED,
+    management.Disposition.ABANDONED: Outcome.ABANDONED,
+    management.Disposition.DEAD_LETTERED: Outcome.DEAD_LETTERED,
+    management.Disposition.DEFERRED: Outcome.DEFERRED,
+}
+
+
+def _rows(entries: list[Any]) -> list[list[Any]]:
+    return [entries[at : at + ENTRY] for at in range(0, len(entries), ENTRY)]

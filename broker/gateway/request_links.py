@@ -1,0 +1,131 @@
+"""Nodes that answer requests: links on which they come, and links on which the responses go.
+
+A client opens a pair of links to the node. A response goes to the link that the request's reply-to names, or else to
+the node's response link on the session of the request (amqp.md 2.1); never to another connection.
+"""
+
+from collections import deque
+from collections.abc import Callable
+
+from broker.errors import BrokerError
+from broker.gateway.conditions import condition_of
+from broker.gateway.host import Host
+from broker.gateway.transactions import Transaction
+from protocol import conditions, tracking
+from protocol.addresses import Address
+from protocol.deliveries import ACCEPTED, Delivery, forget, settle, settle_in, transaction_of
+from protocol.errors import ProtocolError
+from protocol.links import Link
+from protocol.request_message import Request
+from protocol.request_message import parse as parse_request
+
+REQUEST_CREDIT = 100
+OVERRUN = 4  # as of senders: some clients ask without credit
+# Responses that wait for credit on one link; a client that asks and does not read loses the oldest.
+MAX_WAITING_RESPONSES = 1000
+MAX_WAITING_BYTES = 8 << 20
+
+Answer = Callable[[bytes], None]
+
+
+class ResponseLink:
+    """A client's receiver on a node: responses go out settled, when there is credit."""
+
+    def __init__(self, connection: Host, link: Link, address: Address) -> None:
+        self.connection = connection
+        self.link = link
+        self.node = (address.node, address.resource)
+        self._waiting: deque[bytes] = deque()
+        self._waiting_bytes = 0
+        self._count = 0
+
+    def respond(self, response: bytes) -> None:
+        self._waiting.append(response)
+        self._waiting_bytes += len(response)
+        self.on_flow()
+        while len(self._waiting) > MAX_WAITING_RESPONSES or self._waiting_bytes > MAX_WAITING_BYTES:
+            self._waiting_bytes -= len(self._waiting.popleft())
+
+    def on_flow(self) -> None:
+        link = self.link
+        while self._waiting and not link.closed and link.credit > 0 and not self.connection.is_stalled:
+            self._count += 1
+            response = self._waiting.popleft()
+            self._waiting_bytes -= len(response)
+            link.send(self._count.to_bytes(16, "big"), response, b"", 0, True)
+        if link.drain and not link.closed:
+            link.drained()
+
+    def on_detach(self, broken: bool = False) -> None:
+        self._waiting.clear()
+
+
+class RequestLink:
+    """A client's sender to a node."""
+
+    def __init__(self, connection: Host, link: Link, address: Address) -> None:
+        self.connection = connection
+        self.link = link
+        self.node = (address.node, address.resource)
+        self._unanswered = 0
+        self.transaction: Transaction | None = None  # that the request being handled is a part of
+
+    @property
+    def is_overrun(self) -> bool:
+        return self._unanswered > OVERRUN * REQUEST_CREDIT
+
+    def on_message(self, delivery: Delivery, payload: bytes, batch: bool, settled: bool) -> None:
+        try:
+            request = parse_request(payload)
+        except ProtocolError as error:
+            if settled:
+                forget(delivery)
+            else:
+                self.connection.reject(delivery, condition_of(error), str(error))
+            return
+        transaction_id = transaction_of(delivery)
+        if transaction_id is not None:
+            try:
+                self.transaction = self.connection.transactions.find(transaction_id)
+            except BrokerError as error:
+                if settled:
+                    forget(delivery)
+                else:
+                    self.connection.reject(delivery, condition_of(error), str(error))
+                return
+        if settled:
+            forget(delivery)
+        elif transaction_id is None:
+            settle(delivery, ACCEPTED)
+        else:
+            settle_in(transaction_id, delivery, ACCEPTED)
+        self._unanswered += 1
+        if self.is_overrun:
+            self.connection.overrun.add(self)
+        try:
+            self.handle(request, lambda response: self._respond(request, response))
+        finally:
+            self.transaction = None
+
+    def on_oversized(self, delivery: Delivery, size_bytes: int, settled: bool) -> None:
+        text = tracking.message_too_large(0, size_bytes, self.link.max_message_bytes)
+        self.connection.reject(delivery, conditions.LINK_MESSAGE_SIZE_EXCEEDED, text)
+
+    def on_detach(self) -> None: ...
+
+    def handle(self, request: Request, answer: Answer) -> None:
+        raise NotImplementedError
+
+    def max_response_bytes(self) -> int:
+        return self.connection.gateway.settings.amqp.max_message_size_bytes
+
+    def _respond(self, request: Request, response: bytes) -> None:
+        self._unanswered -= 1
+        if not self.link.closed:
+            free = REQUEST_CREDIT - self.link.credit - self._unanswered
+            if free >= REQUEST_CREDIT // 2:
+                self.link.grant(free)
+        link = self.connection.response_link(self.node, request.reply_to, self.link)
+        if link is not None:
+            link.respond(response)
+        self.connection.flush()
