@@ -1,4 +1,7 @@
-"""Runs of the load tool `amqpload` (bench/amqpload): built from source, one JSON line of figures each."""
+"""Runs of the load tools (bench/amqpload): built from source, one JSON line of figures each.
+
+`amqpload` sends and receives; `amqpwork` accepts sessions and does transactions.
+"""
 
 import json
 import shutil
@@ -12,11 +15,11 @@ INSTALL_HINT = "install a C compiler, make, pkg-config and libqpid-proton11-dev 
 
 
 class LoadToolMissing(Exception):
-    """amqpload cannot be built here. The text says what to install."""
+    """The load tools cannot be built here. The text says what to install."""
 
 
 class LoadFailed(Exception):
-    """A run of amqpload ended with an error, or lost or damaged messages."""
+    """A run of a load tool ended with an error, or lost or damaged messages."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,11 @@ class Latency:
 
 @dataclass(frozen=True)
 class Figures:
-    """What one run of amqpload measured. `ack`: send to accept, `end_to_end`: intended send to receive."""
+    """What one run measured. `ack`: send to accept, `end_to_end`: intended send to receive.
+
+    Of `amqpwork accept` the messages are sessions and `ack` is attach to attach; of `transact` they are transactions
+    and `ack` is declare to the outcome of the discharge.
+    """
 
     messages: int
     messages_per_s: float
@@ -49,24 +56,34 @@ class Figures:
     end_to_end: Latency | None
 
 
-def build() -> Path:
-    """Compile amqpload unless it is up to date; return the binary."""
+@dataclass(frozen=True)
+class Tools:
+    """The binaries."""
+
+    load: Path
+    work: Path
+
+
+def build() -> Tools:
+    """Compile what is not up to date. Raises LoadToolMissing."""
     for tool in ("make", "cc", "pkg-config"):
         if shutil.which(tool) is None:
             raise LoadToolMissing(f"{tool} not found: {INSTALL_HINT}")
     made = subprocess.run(["make", "-s", "-C", str(SOURCE)], capture_output=True, text=True)
     if made.returncode:
         raise LoadToolMissing(f"{INSTALL_HINT}\n{made.stderr.strip()}")
-    return SOURCE / "build" / "amqpload"
+    return Tools(SOURCE / "build" / "amqpload", SOURCE / "build" / "amqpwork")
 
 
 def run(binary: Path, mode: str, endpoint: Endpoint, address: str, *options: str, timeout_s: float = 600) -> Figures:
-    """One run: `mode` is send, recv or both. Raises LoadFailed."""
+    """One run in a mode of the binary. Raises LoadFailed."""
     command = [str(binary), mode, "--host", endpoint.host, "--port", str(endpoint.port)]
     command += ["--user", endpoint.user, "--password", endpoint.password, "--addresses", address, *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
     if done.returncode or not done.stdout:
-        raise LoadFailed(f"amqpload {mode} {address} {' '.join(options)}: {done.stderr.strip()}{done.stdout.strip()}")
+        raise LoadFailed(
+            f"{binary.name} {mode} {address} {' '.join(options)}: {done.stderr.strip()}{done.stdout.strip()}"
+        )
     return parse(done.stdout)
 
 

@@ -13,11 +13,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from bench import load
+from bench.features import FEATURES
 from bench.processes import Memory, cpu_s, machine_cpu_s
 from bench.rows import KIB, MODE_NAMES, SIZES
-from bench.servers import ROOT, Peeklock, PeeklockWithTopics, Server
+from bench.servers import ROOT, PeeklockWithFeatures, Server
 
 MB = 1_000_000
 KB = 1_000
@@ -37,6 +39,8 @@ class Plan:
     rate_seconds: float = 10.0
     connections: int = 5000
     backlog: int = 1_000_000
+    sessions: int = 100_000
+    ids: int = 1_000_000  # in the window of duplicate detection
     peer_backlog_runs: int = 1  # its load, restart and drain take minutes, and no target depends on them
     warm_up_seconds: float = 5.0
     rest_seconds: float = 2.0  # before memory is read
@@ -51,6 +55,8 @@ class Plan:
             rate_seconds=0.3,
             connections=50,
             backlog=2000,
+            sessions=500,
+            ids=2000,
             warm_up_seconds=0,
             rest_seconds=0.2,
         )
@@ -61,7 +67,7 @@ class Bench:
     """Collects samples by (server name, row key)."""
 
     plan: Plan
-    tool: Path
+    tools: load.Tools
     makers: Sequence[Maker]
     say: Callable[[str], None]
     samples: dict[tuple[str, str], list[float]] = field(default_factory=lambda: defaultdict(list))
@@ -78,13 +84,13 @@ class Bench:
             self._interleaved(together)
         if "backlog" in groups:
             self._each_alone(self.plan.runs, self._backlog, peer_runs=self.plan.peer_backlog_runs)
-        if "topics" in groups:
-            for number in range(self.plan.runs):  # of ours alone: the peer has other notions of both
-                with fresh(PeeklockWithTopics) as server:
-                    self.say(f"topics: run {number + 1} of {self.plan.runs}")
-                    self._topics(server)
+        for group in [group for group in groups if group in FEATURES]:
+            for number in range(self.plan.runs):
+                with fresh(PeeklockWithFeatures) as server:
+                    self.say(f"{group}: run {number + 1} of {self.plan.runs}")
+                    FEATURES[group](self, server)
 
-    def _add(self, server: Server, key: str, value: float) -> None:
+    def add(self, server: Server, key: str, value: float) -> None:
         self.samples[server.name, key].append(value)
 
     # --- one broker at a time, each on a fresh data directory
@@ -99,12 +105,12 @@ class Bench:
                     measure(server)
 
     def _idle(self, server: Server) -> None:
-        self._add(server, "start", server.start())
+        self.add(server, "start", server.start())
         time.sleep(self.plan.rest_seconds)
         memory = server.memory()
-        self._add(server, "idle-used", memory.used / MB)
-        self._add(server, "idle-anonymous", memory.anonymous / MB)
-        self._add(server, "idle-rss", memory.rss / MB)
+        self.add(server, "idle-used", memory.used / MB)
+        self.add(server, "idle-anonymous", memory.anonymous / MB)
+        self.add(server, "idle-rss", memory.rss / MB)
 
     def _connections(self, server: Server) -> None:
         server.start()
@@ -113,9 +119,9 @@ class Bench:
         with idle_connections(server, self.plan.connections):
             time.sleep(self.plan.rest_seconds)
             grown = server.memory() - before
-        self._add(server, "connection-used", grown.used / self.plan.connections / KB)
-        self._add(server, "connection-anonymous", grown.anonymous / self.plan.connections / KB)
-        self._add(server, "connection-rss", grown.rss / self.plan.connections / KB)
+        self.add(server, "connection-used", grown.used / self.plan.connections / KB)
+        self.add(server, "connection-anonymous", grown.anonymous / self.plan.connections / KB)
+        self.add(server, "connection-rss", grown.rss / self.plan.connections / KB)
 
     def _backlog(self, server: Server) -> None:
         server.start()
@@ -123,46 +129,20 @@ class Bench:
         before = server.memory()
         count = str(self.plan.backlog)
         loaded = self._run(server, "send", 1, "-n", count, "--size", str(KIB), "--idle", "60")
-        self._add(server, "backlog-load", loaded.messages_per_s)
+        self.add(server, "backlog-load", loaded.messages_per_s)
         time.sleep(self.plan.rest_seconds)
         self._add_growth(server, server.memory() - before)
         server.stop()
-        self._add(server, "backlog-restart", self._first_message(server))
+        self.add(server, "backlog-restart", self._first_message(server))
         left = str(self.plan.backlog - 1)
         drained = self._run(server, "recv", 1, "-n", left, "--size", str(KIB), "--idle", "60")
-        self._add(server, "backlog-drain", drained.messages_per_s)
-
-    def _topics(self, server: Peeklock) -> None:
-        """Publishing and forwarding."""
-        server.start()
-        body = ("--size", str(KIB), "--subject", "wanted", "--seconds", str(self.plan.seconds))
-        stored = {}
-        for key, address in (
-            ("", server.address(1)),
-            ("topic-10", "ten"),
-            ("topic-1", "one"),
-            ("topic-1000", "thousand"),
-            ("topic-sql", "sql"),
-        ):
-            used = server.stored_bytes()
-            figures = self._run_at(server, "send", address, *body)
-            stored[key] = (server.stored_bytes() - used) / figures.messages
-            if key:
-                self._add(server, key, figures.messages_per_s)
-        self._add(server, "topic-10-bytes", stored["topic-10"] / (1.3 * stored[""] + 10 * 150))
-        one, thousand = self.samples[server.name, "topic-1"][-1], self.samples[server.name, "topic-1000"][-1]
-        self._add(server, "topic-1000-share", thousand / one)
-        count = str(int(20_000 * self.plan.seconds))
-        figures = self._run_at(
-            server, "both", "first", "--from", "third", "--size", str(KIB), "-n", count, "--idle", "20"
-        )
-        self._add(server, "forward-3", figures.messages_per_s)
+        self.add(server, "backlog-drain", drained.messages_per_s)
 
     def _add_growth(self, server: Server, grown: Memory) -> None:
-        self._add(server, "backlog-used", grown.used / MB)
-        self._add(server, "backlog-anonymous", grown.anonymous / MB)
-        self._add(server, "backlog-cache", grown.store_cache / MB)
-        self._add(server, "backlog-rss", grown.rss / MB)
+        self.add(server, "backlog-used", grown.used / MB)
+        self.add(server, "backlog-anonymous", grown.anonymous / MB)
+        self.add(server, "backlog-cache", grown.store_cache / MB)
+        self.add(server, "backlog-rss", grown.rss / MB)
 
     def _first_message(self, server: Server, timeout_s: float = 180.0) -> float:
         """Seconds from the start of the process until a client has a message. One attempt after the other."""
@@ -171,7 +151,16 @@ class Bench:
         while True:
             try:
                 load.run(
-                    self.tool, "recv", server.endpoint, server.address(1), "-n", "1", "--window", "1", "--idle", "1"
+                    self.tools.load,
+                    "recv",
+                    server.endpoint,
+                    server.address(1),
+                    "-n",
+                    "1",
+                    "--window",
+                    "1",
+                    "--idle",
+                    "1",
                 )
                 return time.monotonic() - began
             except load.LoadFailed:
@@ -227,39 +216,39 @@ class Bench:
         received = self._run(server, "recv", queue, *body, "-n", str(sent.messages), "--idle", "8")
         both = self._run(server, "both", queue, *body, *seconds)
         for mode, figures in zip(MODE_NAMES, (sent, received, both), strict=True):
-            self._add(server, f"{mode}-{size}", figures.messages_per_s)
+            self.add(server, f"{mode}-{size}", figures.messages_per_s)
 
     def _confirmed(self, server: Server) -> None:
         seconds, body = ("--seconds", str(self.plan.seconds)), ("--size", str(KIB))
         sent = self._run(server, "send", 4, *body, *seconds)
         received = self._run(server, "recv", 4, *body, "--second", "-n", str(sent.messages), "--idle", "8")
         both = self._run(server, "both", 4, *body, "--second", *seconds)
-        self._add(server, "confirmed-recv", received.messages_per_s)
-        self._add(server, "confirmed-both", both.messages_per_s)
+        self.add(server, "confirmed-recv", received.messages_per_s)
+        self.add(server, "confirmed-both", both.messages_per_s)
 
     def _unpipelined(self, server: Server) -> None:
         seconds = min(3.0, self.plan.seconds)
         figures = self._run(server, "send", 5, "--size", str(KIB), "--window", "1", "--seconds", str(seconds))
         assert figures.ack is not None
-        self._add(server, "unpipelined-p50", figures.ack.p50)
-        self._add(server, "unpipelined-p99", figures.ack.p99)
+        self.add(server, "unpipelined-p50", figures.ack.p50)
+        self.add(server, "unpipelined-p99", figures.ack.p99)
 
     def _open_loop(self, server: Server) -> None:
         count = int(self.plan.rate * self.plan.rate_seconds)
         rate = ("--rate", str(self.plan.rate), "-n", str(count), "--warmup", str(count // 20))
         figures = self._run(server, "both", 6, "--size", str(KIB), *rate, "--idle", "15")
         assert figures.end_to_end is not None
-        self._add(server, "openloop-p50", figures.end_to_end.p50)
-        self._add(server, "openloop-p99", figures.end_to_end.p99)
+        self.add(server, "openloop-p50", figures.end_to_end.p50)
+        self.add(server, "openloop-p99", figures.end_to_end.p99)
 
     def _run(self, server: Server, mode: str, queue: int, *options: str) -> load.Figures:
-        return self._run_at(server, mode, server.address(queue), *options)
+        return self.run_at(server, self.tools.load, mode, server.address(queue), *options)
 
-    def _run_at(self, server: Server, mode: str, address: str, *options: str) -> load.Figures:
-        """One run of the tool; notes it when somebody else used the machine meanwhile."""
+    def run_at(self, server: Server, tool: Path, mode: str, address: str, *options: str) -> load.Figures:
+        """One run of a tool; notes it when somebody else used the machine meanwhile."""
         processes = server.processes()
         machine, broker, began = machine_cpu_s(), cpu_s(processes), time.monotonic()
-        figures = load.run(self.tool, mode, server.endpoint, address, *options)
+        figures = load.run(tool, mode, server.endpoint, address, *options)
         elapsed = time.monotonic() - began
         used_here = cpu_s(processes) - broker + figures.client_cpu_s
         others = (machine_cpu_s() - machine - used_here) / elapsed
@@ -268,8 +257,11 @@ class Bench:
         return figures
 
 
+AnyServer = TypeVar("AnyServer", bound=Server)
+
+
 @contextmanager
-def fresh(maker: Maker) -> Iterator[Server]:
+def fresh(maker: Callable[[Path], AnyServer]) -> Iterator[AnyServer]:
     with tempfile.TemporaryDirectory(prefix="peeklock-bench-") as scratch:
         server = maker(Path(scratch))
         try:

@@ -49,7 +49,10 @@ MODE_NAMES = {"send": "send", "recv": "receive, lock and complete", "both": "sen
 _RATIOS = {100: (2.0, 2.0, 2.0), KIB: (1.8, 2.2, 2.0), 10 * KIB: (1.3, 1.3, 1.3)}
 _QUIET = {("send", KIB): "80,000/s if quiet", ("recv", KIB): "80,000/s if quiet", ("both", KIB): "45,000/s if quiet"}
 
-GROUPS = ("throughput", "confirmed", "unpipelined", "openloop", "idle", "connections", "backlog", "topics")
+GROUPS = (
+    *("throughput", "confirmed", "unpipelined", "openloop", "idle", "connections", "backlog"),
+    *("topics", "sessions", "duplicates", "transactions"),
+)
 
 ROWS = (
     *(
@@ -91,6 +94,19 @@ ROWS = (
     Row("topic-1000-share", "topics", "  of the rate with one", "", Target(0.6, at_least=True)),
     Row("topic-sql", "topics", "topic, 100 SQL filters: published", "msg/s", Target(5000, at_least=True)),
     Row("forward-3", "topics", "forwarded through 3 queues, end to end", "msg/s", Target(15_000, at_least=True)),
+    Row("sessions-used", "sessions", "sessions of 10 messages, 200 receivers: growth of memory", "MB", Target(200)),
+    Row("accept-p50", "sessions", "  accept the next session, 400/s: p50", "ms", Target(2.0)),
+    Row("accept-p99", "sessions", "  accept the next session, 400/s: p99", "ms"),
+    Row("accept-rate", "sessions", "  accepted, emptied and closed, as fast as it goes", "session/s"),
+    Row("sessions-plain", "sessions", "send and receive at once, plain queue", "msg/s"),
+    Row("sessions-1000", "sessions", "the same messages, 1,000 active sessions", "msg/s"),
+    Row("sessions-share", "sessions", "  of the plain queue's", "", Target(0.6, at_least=True)),
+    Row("duplicates-plain", "duplicates", "send with message ids, plain queue", "msg/s"),
+    Row("duplicates-send", "duplicates", "the same with duplicate detection", "msg/s"),
+    Row("duplicates-share", "duplicates", "  of the plain queue's", "", Target(0.7, at_least=True)),
+    Row("duplicates-used", "duplicates", "a window full of ids: growth of memory", "MB", Target(100)),
+    Row("transactions", "transactions", "10 sends and 10 completions each", "commit/s", Target(1500, at_least=True)),
+    Row("transactions-p50", "transactions", "  declare to discharged: p50", "ms"),
 )
 
 

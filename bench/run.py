@@ -27,6 +27,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, help="duration of a throughput run (default 5)")
     parser.add_argument("--backlog", type=int, help="messages of the backlog (default 1,000,000)")
     parser.add_argument("--connections", type=int, help="idle connections (default 5,000)")
+    parser.add_argument("--sessions", type=int, help="sessions of 10 messages each (default 100,000)")
     parser.add_argument("--quick", action="store_true", help="everything tiny: shows that the bench works, no more")
     parser.add_argument("--no-peer", action="store_true", help="without RabbitMQ: no ratios")
     parser.add_argument("--json", type=Path, help="write all samples and verdicts to this file")
@@ -40,7 +41,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def plan(options: argparse.Namespace) -> Plan:
     base = Plan.tiny() if options.quick else Plan()
-    given = {name: getattr(options, name) for name in ("runs", "seconds", "backlog", "connections")}
+    given = {name: getattr(options, name) for name in ("runs", "seconds", "backlog", "connections", "sessions")}
     return replace(base, **{name: value for name, value in given.items() if value is not None})
 
 
@@ -49,11 +50,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     console = Console(stderr=True)
     makers: list[Maker] = [Peeklock]
     try:
-        tool = load.build()
+        tools = load.build()
         if not options.no_peer:
             RabbitMQ.find_scripts()
             makers.append(RabbitMQ)
-        bench = Bench(plan(options), tool, makers, lambda text: console.print(text, style="dim"))
+        bench = Bench(plan(options), tools, makers, lambda text: console.print(text, style="dim"))
         bench.measure(options.rows)
     except (load.LoadToolMissing, load.LoadFailed, ServerMissing, ServerFailed) as problem:
         console.print(str(problem), style="red", markup=False)

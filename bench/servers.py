@@ -133,6 +133,10 @@ class Server(ABC):
             self._process.wait()
             self._process = None
 
+    def empty(self) -> None:
+        """Delete the data of a server that is stopped."""
+        shutil.rmtree(self.data_dir, ignore_errors=True)
+
     def close(self) -> None:
         """End it and delete its files."""
         self.kill()
@@ -177,11 +181,16 @@ class Peeklock(Server):
             return False
 
 
-class PeeklockWithTopics(Peeklock):
-    """With what the rows of the group `topics` publish to and forward through."""
+class PeeklockWithFeatures(Peeklock):
+    """With the topics, chains of queues, queues with sessions and with duplicate detection of `bench.features`."""
 
     def _entities(self) -> list[str]:
-        return [*super()._entities(), *_topics(), *_chain("first", "second", "third")]
+        queues = [
+            '[[queues]]\nname = "sessions"\nmax_size_mb = 20480\nrequires_session = true\nlock_duration_ms = 300000\n',
+            '[[queues]]\nname = "ids"\nmax_size_mb = 20480\nrequires_duplicate_detection = true\n'
+            "duplicate_detection_history_time_window_ms = 3600000\n",
+        ]
+        return [*super()._entities(), *queues, *_topics(), *_chain("first", "second", "third")]
 
 
 def _topics() -> list[str]:

@@ -49,6 +49,8 @@ def test_the_targets_are_those_promised():
     assert (bound("openloop-p50"), bound("openloop-p99")) == ("≤ 1", "≤ 2.5")
     assert (bound("start"), bound("idle-used"), bound("connection-used")) == ("≤ 1.5", "≤ 200", "≤ 60")
     assert (bound("backlog-used"), bound("backlog-restart")) == ("≤ 150", "≤ 2")
+    assert (bound("accept-p50"), bound("sessions-used"), bound("sessions-share")) == ("≤ 2", "≤ 200", "≥ 0.6")
+    assert (bound("duplicates-share"), bound("duplicates-used"), bound("transactions")) == ("≥ 0.7", "≤ 100", "≥ 1500")
 
 
 def test_every_row_belongs_to_a_group_that_can_be_selected():

@@ -1,0 +1,113 @@
+"""How the rows of features are measured: of ours alone, since the peer has other notions of them, or none."""
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from bench.rows import KIB
+from bench.servers import PeeklockWithFeatures
+
+if TYPE_CHECKING:
+    from bench.measure import Bench
+
+MB = 1_000_000
+PER_SESSION = 10
+RECEIVERS = 200
+ACCEPTS_PER_S = 400  # by all receivers: each takes a session, its messages, and works for the rest of half a second
+ACTIVE_SESSIONS = 1000
+IN_TRANSACTION = 10  # sends, and completions
+TRANSACTIONS_AT_ONCE = 16
+
+
+def topics(bench: "Bench", server: PeeklockWithFeatures) -> None:
+    """Publishing and forwarding."""
+    server.start()
+    body = ("--size", str(KIB), "--subject", "wanted", "--seconds", str(bench.plan.seconds))
+    stored = {}
+    for key, address in (
+        ("", server.address(1)),
+        ("topic-10", "ten"),
+        ("topic-1", "one"),
+        ("topic-1000", "thousand"),
+        ("topic-sql", "sql"),
+    ):
+        used = server.stored_bytes()
+        figures = bench.run_at(server, bench.tools.load, "send", address, *body)
+        stored[key] = (server.stored_bytes() - used) / figures.messages
+        if key:
+            bench.add(server, key, figures.messages_per_s)
+    bench.add(server, "topic-10-bytes", stored["topic-10"] / (1.3 * stored[""] + 10 * 150))
+    one, thousand = bench.samples[server.name, "topic-1"][-1], bench.samples[server.name, "topic-1000"][-1]
+    bench.add(server, "topic-1000-share", thousand / one)
+    count = str(int(20_000 * bench.plan.seconds))
+    chain = ("--from", "third", "--size", str(KIB), "-n", count, "--idle", "20")
+    bench.add(server, "forward-3", bench.run_at(server, bench.tools.load, "both", "first", *chain).messages_per_s)
+
+
+def sessions(bench: "Bench", server: PeeklockWithFeatures) -> None:
+    """Many sessions that wait, and many that are received at once."""
+    server.start()
+    plan, work = bench.plan, bench.tools.work
+    time.sleep(plan.rest_seconds)
+    before = server.memory()
+    size, idle = ("--size", str(KIB)), ("--idle", "60")
+    filled = ("--sessions", str(plan.sessions), "-n", str(plan.sessions * PER_SESSION))
+    bench.run_at(server, work, "fill", "sessions", *filled, *size, *idle)
+    receivers = ("--receivers", str(RECEIVERS), "--per", str(PER_SESSION))
+    count = min(int(ACCEPTS_PER_S * plan.seconds), plan.sessions // 2)
+    paced = ("-n", str(count), "--rate", str(ACCEPTS_PER_S))
+    accepted = bench.run_at(server, work, "accept", "sessions", *receivers, *paced)
+    assert accepted.ack is not None
+    bench.add(server, "accept-p50", accepted.ack.p50)
+    bench.add(server, "accept-p99", accepted.ack.p99)
+    time.sleep(plan.rest_seconds)
+    bench.add(server, "sessions-used", (server.memory() - before).used / MB)
+    unpaced = ("-n", str(min(5000, (plan.sessions - count) // 2)))
+    bench.add(
+        server, "accept-rate", bench.run_at(server, work, "accept", "sessions", *receivers, *unpaced).messages_per_s
+    )
+    server.stop()
+    server.empty()
+    server.start()
+    stream = ("--sessions", str(ACTIVE_SESSIONS), *size, "--seconds", str(plan.seconds))
+    plain = bench.run_at(server, work, "stream", server.address(1), *stream, "--plain").messages_per_s
+    active = bench.run_at(server, work, "stream", "sessions", *stream).messages_per_s
+    bench.add(server, "sessions-plain", plain)
+    bench.add(server, "sessions-1000", active)
+    bench.add(server, "sessions-share", active / plain)
+
+
+def duplicates(bench: "Bench", server: PeeklockWithFeatures) -> None:
+    """The cost of remembering ids, all of them new."""
+    server.start()
+    plan, tool = bench.plan, bench.tools.load
+    time.sleep(plan.rest_seconds)
+    before = server.memory()
+    body = ("--size", str(KIB), "--message-id")
+    bench.run_at(server, tool, "send", "ids", *body, "-n", str(plan.ids), "--idle", "60")
+    time.sleep(plan.rest_seconds)
+    bench.add(server, "duplicates-used", (server.memory() - before).used / MB)
+    seconds = ("--seconds", str(plan.seconds))
+    plain = bench.run_at(server, tool, "send", server.address(1), *body, *seconds).messages_per_s
+    detected = bench.run_at(server, tool, "send", "ids", *body, *seconds).messages_per_s
+    bench.add(server, "duplicates-plain", plain)
+    bench.add(server, "duplicates-send", detected)
+    bench.add(server, "duplicates-share", detected / plain)
+
+
+def transactions(bench: "Bench", server: PeeklockWithFeatures) -> None:
+    server.start()
+    options = ("--receivers", str(TRANSACTIONS_AT_ONCE), "--per", str(IN_TRANSACTION), "--size", str(KIB))
+    seconds = ("--seconds", str(bench.plan.seconds))
+    figures = bench.run_at(server, bench.tools.work, "transact", server.address(1), *options, *seconds)
+    assert figures.ack is not None
+    bench.add(server, "transactions", figures.messages_per_s)
+    bench.add(server, "transactions-p50", figures.ack.p50)
+
+
+FEATURES: dict[str, Callable[["Bench", PeeklockWithFeatures], None]] = {
+    "topics": topics,
+    "sessions": sessions,
+    "duplicates": duplicates,
+    "transactions": transactions,
+}
