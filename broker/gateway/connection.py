@@ -24,11 +24,12 @@ from broker.gateway.cbs_node import CbsRequests
 from broker.gateway.conditions import condition_of
 from broker.gateway.coordinator import COORDINATOR_CREDIT, MAX_REQUEST_BYTES, Coordinator
 from broker.gateway.host import Overrunning, SessionHolder, Shared
-from broker.gateway.links import ClientReceiver, ClientSender
 from broker.gateway.management_node import ManagementRequests
 from broker.gateway.namespace_node import NamespaceRequests
+from broker.gateway.receivers import ClientReceiver
 from broker.gateway.request_links import REQUEST_CREDIT, RequestLink, ResponseLink
 from broker.gateway.rights import Rights
+from broker.gateway.senders import ClientSender
 from broker.gateway.session_links import SessionReceiver
 from broker.gateway.transactions import Transactions
 from broker.gateway.turn import Gathering

@@ -8,8 +8,8 @@ from broker.errors import (
     SessionLockLost,
 )
 from broker.gateway.host import Host
-from broker.gateway.links import ClientReceiver
 from broker.gateway.namespace import Entity
+from broker.gateway.receivers import ClientReceiver
 from protocol import session_filter, tracking
 from protocol.addresses import Address
 from protocol.links import Link

@@ -1,8 +1,4 @@
-"""Links to an entity: a client's sender, and a client's receiver, each one channel to the entity's partition.
-
-What one read of the socket holds is gathered into one command: single sends into one SEND, settlements with the same
-outcome into one SETTLE (`router.Run`).
-"""
+"""Links on which clients receive: credit, deliveries, and their settlement (gathered by `router.Run`)."""
 
 import time
 from collections import deque
@@ -10,17 +6,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from broker.entities import Right
-from broker.errors import BrokerError, LockLost, MessageTooLarge, NotAllowed, ServerBusy, SessionLockLost
+from broker.errors import BrokerError, LockLost, SessionLockLost
 from broker.gateway.conditions import condition_of
 from broker.gateway.delivery import render_delivery
+from broker.gateway.entity_link import EntityLink
 from broker.gateway.host import Host
 from broker.gateway.namespace import Entity
 from broker.gateway.outcomes import STATE_OF, transactional_outcome
 from broker.gateway.properties import dead_letter_properties, encode_properties
-from broker.wire import ENTRY, Extra, Op, Outcome
+from broker.wire import ENTRY, Op, Outcome
 from protocol import conditions, tracking
 from protocol.addresses import Address
-from protocol.batches import unpack_batch
 from protocol.deliveries import (
     ACCEPTED,
     MODIFIED,
@@ -33,254 +29,9 @@ from protocol.deliveries import (
     rejection,
     settle,
     settle_in,
-    transaction_of,
     transactional_state,
 )
-from protocol.errors import ProtocolError
 from protocol.links import Link
-from protocol.sections import take_apart
-
-# A sender with this many times its credit in flight is not read from until the partition has caught up.
-OVERRUN = 4
-
-_BUSY = ServerBusy(tracking.SERVER_BUSY)
-
-# A message above this is not gathered with others: the worker can begin.
-LARGE_BYTES = 1 << 16
-
-
-class EntityLink:
-    """What a client's sender and receiver have in common."""
-
-    right: Right
-
-    def __init__(self, connection: Host, link: Link, entity: Entity, address: Address) -> None:
-        self.connection = connection
-        self.link = link
-        self.entity = entity
-        self.path = address.resource
-        self.queue = entity.queue(address.part)
-        self.partition = entity.partition
-        self.metrics = connection.gateway.metrics.entity(entity.name)
-        self.worker = connection.gateway.router.worker(entity.partition)
-        self.channel = connection.gateway.router.next_number()
-        self.worker.channels[self.channel] = self
-        self._worker_is_down = False  # a command of this turn could not be posted
-
-    @property
-    def tracker(self) -> str:
-        return self.entity.tracker(self.connection.gateway.namespace.name)
-
-    def detach(self, error: BrokerError) -> None:
-        """End the link from our side."""
-        self.connection.detach(self.link, error, self.tracker)
-
-    # Answers that only one kind of link gets.
-
-    def on_sent(self, count: int, error: BrokerError | None) -> None:
-        raise AssertionError("no sends on this channel")
-
-    def on_opened(self, session_id: str = "", locked_until_ms: int = 0) -> None: ...
-
-    def on_drained(self, delivered: int) -> None:
-        raise AssertionError("no receiver on this channel")
-
-    def on_settled(self, count: int, error: BrokerError | None) -> None:
-        raise AssertionError("no receiver on this channel")
-
-    def on_deliver(self, locked_until_ms: int, entries: list[Any]) -> None:
-        raise AssertionError("no receiver on this channel")
-
-    def on_closed(self, error: BrokerError | None) -> None:
-        raise AssertionError("no receiver on this channel")
-
-    def on_worker_lost(self) -> None:
-        raise NotImplementedError
-
-    def on_worker_back(self) -> None: ...
-
-    def answer_if_down(self) -> None:
-        """Answer what could not be posted: before the output of this turn is written, and before the worker is back."""
-        if self._worker_is_down:
-            self._worker_is_down = False
-            self.on_worker_lost()
-
-
-class ClientSender(EntityLink):
-    """A link on which the client sends to an entity."""
-
-    right = Right.SEND
-
-    def __init__(self, connection: Host, link: Link, entity: Entity, address: Address) -> None:
-        super().__init__(connection, link, entity, address)
-        self._window = connection.gateway.settings.amqp.sender_credit
-        self._messages: list[Any] = []
-        self._pending: deque[Delivery | None] = deque()  # in order of arrival; None was sent settled
-        self._sends: deque[tuple[float, int, int, int]] = deque()  # per command: when, deliveries, messages, bytes
-        self._requires_session = entity.requires_session
-        self._wants_id = entity.detects_duplicates
-        self._new_id = connection.gateway.new_message_id
-
-    @property
-    def is_overrun(self) -> bool:
-        return len(self._pending) > OVERRUN * self._window
-
-    def on_message(self, delivery: Delivery, payload: bytes, batch: bool, settled: bool) -> None:
-        try:
-            if batch:
-                messages = [take_apart(message, self._wants_id, self._new_id) for message in unpack_batch(payload)]
-            else:
-                messages = [take_apart(payload, self._wants_id, self._new_id)]
-            if self._requires_session:
-                for message in messages:
-                    self._check(message)
-        except (ProtocolError, BrokerError) as error:
-            self.refuse(delivery, settled, error)
-            return
-        transaction = transaction_of(delivery)
-        if transaction is not None:
-            self._send_in(transaction, delivery, messages, len(payload), settled)
-            return
-        if settled:
-            forget(delivery)
-            self._pending.append(None)
-        else:
-            self._pending.append(delivery)
-        if batch:
-            self._post_gathered()
-            self._post(Op.SEND_BATCH, messages, 1, len(payload))
-        else:
-            self._messages += messages
-            if len(payload) > LARGE_BYTES:
-                self._post_gathered()
-        self.connection.active.add(self)
-
-    def _send_in(
-        self, transaction_id: bytes, delivery: Delivery, messages: list[Any], size_bytes: int, settled: bool
-    ) -> None:
-        """The delivery is a part of a transaction; its answer is, too, unless it is refused."""
-        self.connection.active.add(self)
-
-        def answered(error: BrokerError | None) -> None:
-            waits = not settled and not self.link.closed
-            self.metrics.incoming_requests += 1
-            if error is not None:
-                self.metrics.failed(type(error).__name__)
-                if waits:
-                    self.connection.reject(delivery, condition_of(error), str(error), self.tracker)
-                return
-            self.metrics.successful_requests += 1
-            self.metrics.incoming_messages += len(messages)
-            self.metrics.incoming_bytes += size_bytes
-            if waits:
-                settle_in(transaction_id, delivery, ACCEPTED)
-
-        try:
-            transaction = self.connection.transactions.find(transaction_id)
-            transaction.send(self.partition, self.queue, settled, messages, answered)
-        except BrokerError as error:
-            self.refuse(delivery, settled, error)
-        else:
-            if settled:
-                forget(delivery)
-
-    def on_oversized(self, delivery: Delivery, size_bytes: int, settled: bool) -> None:
-        text = tracking.message_too_large(0, size_bytes, self.link.max_message_bytes)
-        self.refuse(delivery, settled, MessageTooLarge(text))
-
-    def _check(self, message: Any) -> None:
-        extra = message[3]
-        if self._requires_session and not (extra and (Extra.SESSION_ID in extra or Extra.PING in extra)):
-            raise NotAllowed(tracking.session_id_missing(self.entity.name))
-
-    def refuse(self, delivery: Delivery, settled: bool, error: Exception) -> None:
-        self.metrics.incoming_requests += 1
-        self.metrics.failed(type(error).__name__)
-        if settled:
-            # Nobody hears of it, but a transaction must not be done without it.
-            self.connection.transactions.fail(transaction_of(delivery), error)
-            forget(delivery)
-        else:
-            self.connection.reject(delivery, condition_of(error), str(error), self.tracker)
-
-    def post(self) -> None:
-        """Send what has gathered to the partition, and give the client credit again."""
-        self._post_gathered()
-        self.answer_if_down()
-        if not self.link.closed:
-            self._grant()
-        if self.is_overrun:
-            self.connection.overrun.add(self)
-
-    def _post_gathered(self) -> None:
-        if self._messages:
-            messages, self._messages = self._messages, []
-            self._post(Op.SEND, messages, len(messages), 0)
-
-    def _post(self, op: Op, messages: list[Any], deliveries: int, size_bytes: int) -> None:
-        size_bytes = size_bytes or sum([len(message[1]) for message in messages])
-        self._sends.append((time.perf_counter(), deliveries, len(messages), size_bytes))
-        if not self.worker.post((op, self.partition, self.channel, self.queue, messages)):
-            self._worker_is_down = True
-
-    def _grant(self) -> None:
-        # In halves of the window, so that flow frames stay few.
-        free = self._window - self.link.credit - len(self._pending)
-        if free >= self._window // 2:
-            self.link.grant(free)
-
-    def on_sent(self, count: int, error: BrokerError | None) -> None:
-        pending = self._pending
-        if error is None:
-            for _ in range(count):
-                delivery = pending.popleft()
-                if delivery is not None:
-                    settle(delivery, ACCEPTED)
-        else:
-            condition, text = condition_of(error), str(error)
-            for _ in range(count):
-                delivery = pending.popleft()
-                if delivery is not None:
-                    self.connection.reject(delivery, condition, text, self.tracker)
-        self._count(count, error)
-        self._grant()
-
-    def _count(self, count: int, error: BrokerError | None) -> None:
-        metrics = self.metrics
-        metrics.incoming_requests += count
-        if error is None:
-            metrics.successful_requests += count
-        else:
-            metrics.failed(type(error).__name__, count)
-        now = time.perf_counter()
-        latency = self.connection.gateway.metrics.send_latency
-        while count and self._sends:
-            since, deliveries, messages, size_bytes = self._sends.popleft()
-            answered = min(count, deliveries)
-            count -= answered
-            latency.observe(now - since, answered)
-            if error is None:
-                metrics.incoming_messages += messages * answered // deliveries
-                metrics.incoming_bytes += size_bytes * answered // deliveries
-            if answered < deliveries:
-                left = deliveries - answered
-                self._sends.appendleft((since, left, messages * left // deliveries, size_bytes * left // deliveries))
-
-    def on_worker_lost(self) -> None:
-        """Whether the messages were stored is not known; the client may send them again."""
-        self.on_sent(len(self._pending), _BUSY)
-        self._sends.clear()
-
-    def on_detach(self) -> None:
-        """The client is gone. What it sent is stored all the same; there is nobody to tell."""
-        self.post_rest()
-        self.worker.channels.pop(self.channel, None)
-        self._pending.clear()
-
-    def post_rest(self) -> None:
-        if self._messages:
-            messages, self._messages = self._messages, []
-            self.worker.post((Op.SEND, self.partition, 0, self.queue, messages))
 
 
 class ClientReceiver(EntityLink):
