@@ -89,9 +89,9 @@ class Neighbours:
 
     def answered(self, message: list[Any], now_ms: int) -> None:
         """FORWARDED, from whichever side."""
-        _, number, source, up_to, refused, busy = message
+        _, number, source, by, up_to, refused, busy = message
         partition = self._partitions[number]
-        partition.taken_over(source, up_to, refused, busy, now_ms)
+        partition.taken_over(source, by, up_to, refused, busy, now_ms)
         self._touch(partition)
 
     def _dial(self, worker: int, now_ms: int) -> Peer | None:

@@ -66,9 +66,11 @@ class Op(IntEnum):
     REQUEST = 8  # partition, request id, name, queue, [argument, ...]
     RESTORE = 9  # partition, queue, [entry items, ...]: received and deleted, but never put on the wire
     # worker -> another worker; entries are flat, 3 items per message: sequence number, message record, overlay
+    # of a transfer queue: entity id 0, each overlay has its own as `storage.records.Field.DESTINATION`
     FORWARD = 10  # partition, store id, source partition, source queue, entity id, [entry items, ...]
-    # the answer; refused are [error name, text, [sequence number, ...]]; busy tells why nothing more is taken now
-    FORWARDED = 11  # source partition, source queue, taken up to this sequence number, [refused, ...], busy | ""
+    # The answer: source partition, source queue, partition that answers, all taken up to this sequence number, those
+    # refused as [error name, text, [sequence number, ...]], and why nothing more is taken now, or "".
+    FORWARDED = 11
     # worker -> gateway
     HELLO = 100  # version, [partition, ...]
     SENT = 101  # channel, count of deliveries stored
@@ -102,6 +104,7 @@ class Extra(IntEnum):
     PARTITION_KEY = 3
     MESSAGE_ID = 4  # encoded AMQP value
     PING = 5
+    DESTINATION = 6  # to a transfer queue: name in lower case of the queue or topic that it is for
 
 
 class Outcome(IntEnum):

@@ -397,7 +397,7 @@ class Worker:
         _, _, store_id, source_partition, source, entity_id, entries = message
         self._messages_in_turn += len(entries) // ENTRY
         result = partition.take_over(store_id, source, entity_id, entries, self._now_ms)
-        answers.append([Op.FORWARDED, source_partition, source, *result])
+        answers.append([Op.FORWARDED, source_partition, source, message[1], *result])
 
     def _take_inbox(self) -> None:
         """What partitions of this worker have for each other."""

@@ -22,6 +22,7 @@ class Problem(StrEnum):
     WRONG_REFERENCES = "wrong-references"  # another number of queue entries refers to a message than is recorded
     STRAY_RULE = "stray-rule"  # of no subscription
     STRAY_MARK = "stray-mark"  # of a queue that is not there
+    NO_DESTINATION = "no-destination"  # a message in a transfer queue that would never move on
     MISSING_SESSION_ENTRY = "missing-session-entry"  # no receiver of its session would get the message
     STRAY_SESSION_ENTRY = "stray-session-entry"  # of no queue entry, or of one of another session
     WRONG_DUPLICATE = "wrong-duplicate"  # a message id that is not listed by its end, or listed and not there

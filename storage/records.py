@@ -22,7 +22,9 @@ PARTITION_ID_KEY = b"partition-id"  # in META, a document: whose store this is
 STORE_ID_KEY = b"store-id"  # in META, a document: STORE_ID_BYTES random bytes, which no other store and no copy has
 STORE_ID_BYTES = 8
 DELETED_ENTITY_PREFIX = b"deleted-entity-"  # in META, then the key of an entity whose messages are still being freed
-FORWARDED_PREFIX = b"forwarded-"  # in META, then a queue id: the partition that may have taken messages of it over
+# In META, then a queue id: the partition that may have taken messages of it over; of a transfer queue, a list of those
+# that its messages are for.
+FORWARDED_PREFIX = b"forwarded-"
 
 
 class CorruptRecord(Exception):
@@ -64,6 +66,7 @@ class Field(IntEnum):
     SYSTEM = 6  # fields of the properties section set since: index in its list -> as in PROPERTIES
     HOPS = 7  # number of entities it was forwarded from
     SESSION = 8  # session id, of the messages in a queue or subscription that requires sessions
+    DESTINATION = 9  # of a message in a transfer queue: name in lower case of the queue or topic that it is for
 
 
 Overlay = dict[int, Any]

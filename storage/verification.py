@@ -100,6 +100,7 @@ class _Verification:
         self._queues: defaultdict[int, _Queue] = defaultdict(_Queue)
         self._entity_ids: set[int] = set()
         self._forwarding: list[tuple[bytes, int]] = []  # keys in META, queue ids
+        self._transferring: set[int] = set()  # ids of transfer queues for which META lists partitions
         self._deleted: set[int] = set()  # entities whose contents are being freed step by step
         self._topics: dict[int, int] = {}  # entity id of a subscription, one being freed included -> of its topic
         self._topic_bytes: Counter[int] = Counter()  # entity id -> bodies once, and copies, of its subscriptions
@@ -141,7 +142,10 @@ class _Verification:
                 if isinstance(document, dict) and document["topic_id"] is not None:
                     self._topics[entity_id] = document["topic_id"]
             elif key.startswith(FORWARDED_PREFIX):
-                self._forwarding.append((key, int.from_bytes(key.removeprefix(FORWARDED_PREFIX), "big")))
+                queue_id = int.from_bytes(key.removeprefix(FORWARDED_PREFIX), "big")
+                self._forwarding.append((key, queue_id))
+                if isinstance(document, list):
+                    self._transferring.add(queue_id)
 
     def _entities(self) -> None:
         subscriptions: dict[int, str] = {}
@@ -242,8 +246,13 @@ class _Verification:
             queue.timers_unknown.add(sequence_number)
             self._sessions.add_unreadable(queue_id, place, sequence_number)
             return
-        self._sessions.add_entry(queue_id, place, sequence_number, (entry.overlay or {}).get(Field.SESSION))
-        expires_ms = (entry.overlay or {}).get(Field.EXPIRES_MS)
+        overlay = entry.overlay or {}
+        self._sessions.add_entry(queue_id, place, sequence_number, overlay.get(Field.SESSION))
+        has_destination = Field.DESTINATION in overlay and queue_id in self._transferring
+        if queue_id & 7 == Part.TRANSFER and not has_destination and queue_id >> 3 not in self._deleted:
+            text = f"queue {queue_id}: {sequence_number} is to be moved on, and it is not known where to"
+            self._report.add(Problem.NO_DESTINATION, Table.QUEUE, key, text)
+        expires_ms = overlay.get(Field.EXPIRES_MS)
         index = _index(self._message_ids, entry.message_id)
         if index is None and entry.message_id in self._bodies_set_aside:
             # Other subscriptions' copies of it follow when somebody asks for them.

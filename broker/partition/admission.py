@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from broker.errors import EntityDisabled, NotAllowed, QuotaExceeded
-from broker.partition.core import PARTS, Core
+from broker.partition.core import Core
 from broker.partition.queue import Queue
 from broker.partition.terms import Kind
 from broker.wire import Extra
@@ -13,15 +13,24 @@ from storage.records import MESSAGE_HEADER_BYTES, Part
 Incoming = Sequence[Any]  # layout, body, ttl_ms | None, extra | None: see broker.wire
 
 
+_COUNTED = (Part.MAIN, Part.DEAD_LETTER, Part.TRANSFER_DEAD_LETTER)
+
+
 def check(core: Core, sends: Sequence[tuple[Queue, Sequence[Incoming]]]) -> None:
     """Raises NotAllowed, EntityDisabled, QuotaExceeded if not all of it can be stored. Each queue is there once."""
     sizes: list[int] = []
+    totals: dict[int, int] = {}  # by queue id: bytes of the entity with what comes before
     for queue, messages in sends:
-        _check_entity(queue, messages)
+        counted = queue
+        if queue.transfers is None:
+            _check_entity(queue, messages)
+        else:
+            counted = core.queue((queue.id if queue.topic_id is None else queue.topic_id << 3) & ~7)
         added = [len(message[1]) + MESSAGE_HEADER_BYTES for message in messages]
-        size_bytes = entity_size(core, queue)
-        if size_bytes + sum(added) > queue.terms.size_bytes_max:
-            raise too_large(queue, size_bytes)
+        size_bytes = totals[counted.id] if counted.id in totals else entity_size(core, counted)
+        total = totals[counted.id] = size_bytes + sum(added)
+        if total > counted.terms.size_bytes_max:
+            raise too_large(counted, size_bytes)
         sizes += added
     if not core.has_room(sizes):
         raise QuotaExceeded("The store of this partition is nearly full; messages must be received first.")
@@ -44,9 +53,12 @@ def _check_entity(queue: Queue, messages: Sequence[Incoming]) -> None:
 
 def entity_size(core: Core, queue: Queue) -> int:
     """Bytes that count for the quota of a queue or topic; `queue` is its main part."""
+    # A transfer queue with messages is open: META lists what they are for.
+    transfers = core.queues.get(queue.id | Part.TRANSFER)
+    transfer_bytes = transfers.size_bytes if transfers is not None else 0
     if queue.terms.kind != Kind.QUEUE:
-        return queue.size_bytes
-    return sum(core.queue(queue.id | part).size_bytes for part in PARTS)
+        return queue.size_bytes + core.queue(queue.id | Part.TRANSFER_DEAD_LETTER).size_bytes + transfer_bytes
+    return sum(core.queue(queue.id | part).size_bytes for part in _COUNTED) + transfer_bytes
 
 
 def too_large(queue: Queue, size_bytes: int) -> QuotaExceeded:

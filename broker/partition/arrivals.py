@@ -50,33 +50,37 @@ class Verdict(NamedTuple):
     refused: list[BrokerError]
 
 
-def judge(core: Core, entity_id: int, sizes: Sequence[int]) -> Verdict:
-    """What can be forwarded to the entity, of messages whose records have these sizes in bytes."""
+def refusal(core: Core, entity_id: int, name: str = "") -> BrokerError | None:
+    """Why nothing can be forwarded to the entity, whatever its size; `name` is what it is known by."""
     terms = core.terms.get(entity_id)
-    error: BrokerError | None = None
     if terms is None:
-        error = EntityNotFound("The entity that messages are forwarded to could not be found.")
-    elif terms.kind == Kind.SUBSCRIPTION:
-        error = NotAllowed(f"Messages cannot be forwarded to the subscription '{terms.name}'.")
-    elif not terms.can_send:
-        error = EntityDisabled(f"Messaging entity '{terms.name}' is currently disabled for sending.")
-    if terms is None or error is not None:
-        return Verdict(0, [error] * len(sizes) if error else [])
-    queue = core.queue(entity_id << 3)
-    size_bytes = entity_size(core, queue)
-    limit = terms.size_bytes_max
-    total = size_bytes + sum(sizes)
-    if total <= limit:
-        return Verdict(len(sizes), [])
+        entity = f"The entity '{name}'" if name else "The entity"
+        return EntityNotFound(f"{entity} that messages are forwarded to could not be found.")
+    if terms.kind == Kind.SUBSCRIPTION:
+        return NotAllowed(f"Messages cannot be forwarded to the subscription '{terms.name}'.")
+    if not terms.can_send:
+        return EntityDisabled(f"Messaging entity '{terms.name}' is currently disabled for sending.")
+    return None
+
+
+def judge(core: Core, entity_ids: Sequence[int], sizes: Sequence[int]) -> Verdict:
+    """What can be forwarded, of messages for these entities, whose records have these sizes in bytes."""
+    errors = {entity_id: refusal(core, entity_id) for entity_id in dict.fromkeys(entity_ids)}
+    queues = {entity_id: core.queue(entity_id << 3) for entity_id, error in errors.items() if error is None}
+    used = {entity_id: entity_size(core, queue) for entity_id, queue in queues.items()}
     accepted = 0
-    while size_bytes + sizes[accepted] <= limit:
-        size_bytes += sizes[accepted]
-        accepted += 1
     refused: list[BrokerError] = []
-    for size in sizes[accepted:]:
-        if size_bytes + size <= limit:
+    for entity_id, size in zip(entity_ids, sizes, strict=True):
+        error = errors[entity_id]
+        if error is None and used[entity_id] + size > queues[entity_id].terms.size_bytes_max:
+            error = too_large(queues[entity_id], used[entity_id])
+        if error is not None:
+            refused.append(error)
+        elif refused:
             break
-        refused.append(too_large(queue, size_bytes))
+        else:
+            used[entity_id] += size
+            accepted += 1
     return Verdict(accepted, refused)
 
 
@@ -84,6 +88,8 @@ def take_over(
     core: Core, store_id: bytes, source: int, entity_id: int, entries: Sequence[Any], now_ms: int
 ) -> tuple[int, list[Any], str]:
     """Take over what the queue `source` of the store `store_id` forwards; `entries` are flat, ENTRY items each.
+
+    It is all for the entity, or with `entity_id` 0 each overlay has its own as the destination.
 
     Returns the sequence number up to which all of them are taken over, now or before; the next that are refused for
     good, as [error name, text, [sequence numbers]]; and why nothing more can be taken now, if so. Without entries it
@@ -101,11 +107,15 @@ def take_over(
     records: list[bytes] = list(entries[1::ENTRY][new:])
     if not core.has_room([len(record) for record in records]):
         return mark, [], "The store of the destination's partition is nearly full."
-    verdict = judge(core, entity_id, [len(record) for record in records])
+    overlays: list[Overlay] = list(entries[2::ENTRY][new:])
+    entity_ids = [entity_id or overlay.pop(Field.DESTINATION) for overlay in overlays]
+    verdict = judge(core, entity_ids, [len(record) for record in records])
     if verdict.accepted:
-        overlays = entries[2::ENTRY][new:]
-        arrived = list(zip(records[: verdict.accepted], overlays, strict=False))
-        arrive(core, core.queue(entity_id << 3), arrived, now_ms)
+        arrived: dict[int, list[tuple[bytes, Overlay]]] = {}
+        for at in range(verdict.accepted):
+            arrived.setdefault(entity_ids[at], []).append((records[at], overlays[at]))
+        for destination, messages in arrived.items():
+            arrive(core, core.queue(destination << 3), messages, now_ms)
         mark = numbers[new + verdict.accepted - 1]
         core.store.put(Table.MARKS, key, encode_mark(mark))
     refused: list[Any] = []

@@ -16,6 +16,7 @@ from broker.partition.terms import Kind, Terms
 from broker.partition.timers import Due, Timers
 from broker.partition.topic import Topic
 from broker.partition.transaction import Transactions
+from broker.partition.transfers import Transfers
 from storage.quarantine import quarantine
 from storage.records import (
     CorruptRecord,
@@ -28,8 +29,8 @@ from storage.records import (
 )
 from storage.store import Store, Table
 
-PARTS = (Part.MAIN, Part.DEAD_LETTER, Part.TRANSFER_DEAD_LETTER)
-_TOPIC_PARTS = (Part.MAIN, Part.TRANSFER_DEAD_LETTER)
+PARTS = (Part.MAIN, Part.DEAD_LETTER, Part.TRANSFER_DEAD_LETTER, Part.TRANSFER)
+_TOPIC_PARTS = (Part.MAIN, Part.TRANSFER_DEAD_LETTER, Part.TRANSFER)
 
 
 class Forwarding:
@@ -37,7 +38,7 @@ class Forwarding:
 
     def __init__(self) -> None:
         self.store_id: bytes | None = None  # once it is known
-        self.awaited: dict[int, Queue] = {}  # those with a command under way, by queue id
+        self.awaited: dict[tuple[int, int], tuple[Queue, Outbox]] = {}  # under way, by queue id and partition
         self.bytes = 0  # of records in these commands
         self.waiting: dict[int, Queue] = {}  # those that are to go on when there are fewer bytes
 
@@ -99,8 +100,10 @@ class Core:
         topic_id = self.topic_ids[terms.topic] if terms.kind == Kind.SUBSCRIPTION else None
         queue = self.queues[queue_id] = Queue(queue_id, terms, self._counts(queue_id), topic_id)
         if queue.forward_to:
-            queue.outbox = Outbox()
+            queue.outbox = Outbox(queue.window)
             queue.window.active = True
+        if queue_id & 7 == Part.TRANSFER:
+            queue.transfers = Transfers(self.home)
         if terms.requires_session and queue_id & 7 == Part.MAIN:
             queue.sessions = Sessions(self.store, queue_id, self.settings.session_window)
         return queue
@@ -164,7 +167,7 @@ class Core:
         """The queue may have got something to hand out."""
         if queue.line.waiting or queue.line.draining:
             self.awake[queue.id] = queue
-        if queue.outbox is not None:
+        if queue.outbox is not None or queue.transfers is not None:
             self.outgoing[queue.id] = queue
         if queue.sessions is not None and queue.sessions.waiting:
             self.offering[queue.id] = queue

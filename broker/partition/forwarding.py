@@ -1,5 +1,7 @@
 """Forwarding: a queue, subscription or dead-letter queue whose terms say so moves its messages on, each exactly once.
 
+So does each transfer queue, whose messages say themselves where they are for (`transferring`).
+
 The queue itself is the outbox: messages come in as usual, and the available ones are taken out in the order of their
 sequence numbers. To an entity of this partition they are moved within the turn. To another partition one command at a
 time is under way for each queue, with as many as it may hold; while it is, the next gather. Its messages are deleted
@@ -14,7 +16,8 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from broker.errors import NotAllowed
-from broker.partition.arrivals import arrive, enter, judge
+from broker.partition import transferring
+from broker.partition.arrivals import ENTRY, arrive, enter, judge, refusal
 from broker.partition.core import Core
 from broker.partition.expiry import resume
 from broker.partition.handing_out import Forward, take
@@ -33,6 +36,7 @@ from broker.partition.outbox import Outbox
 from broker.partition.queue import Queue
 from broker.partition.terms import Kind
 from broker.partition.timers import Due
+from broker.partition.transfers import destination_of
 from storage.records import (
     NEVER,
     STORE_ID_KEY,
@@ -69,17 +73,22 @@ def forwards(queue: Queue) -> NotAllowed:
 def begin(core: Core, queue: Queue) -> None:
     """The queue forwards from now on. It has neither receivers nor locks any more."""
     if queue.outbox is None:
-        queue.outbox = Outbox()
+        queue.outbox = Outbox(queue.window)
     queue.window.active = True
     core.wake(queue)
 
 
-def begin_again(core: Core, queue_id: int, partition: int) -> None:
-    """At the start: another partition may have taken over messages of the queue, as META says."""
+def begin_again(core: Core, queue_id: int, recorded: int | list[int]) -> None:
+    """At the start: other partitions may have taken over messages of the queue, as META says."""
     queue = core.find(queue_id)
-    if queue is not None:
-        queue.outbox = Outbox(partition)
-        core.wake(queue)
+    if queue is None:
+        return
+    if isinstance(recorded, int):
+        queue.outbox = Outbox(queue.window, recorded)
+    elif queue.transfers is not None:
+        for partition in recorded:
+            queue.transfers.add(partition, 0).synced = partition == core.partition_id
+    core.wake(queue)
 
 
 def pump(core: Core, now_ms: int) -> list[Forward]:
@@ -92,10 +101,13 @@ def pump(core: Core, now_ms: int) -> list[Forward]:
     while core.outgoing and budget_bytes > 0:
         outgoing, core.outgoing = core.outgoing, {}
         for queue in outgoing.values():
-            if budget_bytes > 0:
+            if budget_bytes <= 0:
+                core.outgoing[queue.id] = queue
+            elif queue.transfers is None:
                 budget_bytes -= _step(core, queue, now_ms, commands)
             else:
-                core.outgoing[queue.id] = queue
+                for lane in queue.transfers.lanes.values():
+                    budget_bytes -= _step_of_lane(core, queue, lane, now_ms, commands)
     return commands
 
 
@@ -106,8 +118,7 @@ def _step(core: Core, queue: Queue, now_ms: int, commands: list[Forward]) -> int
     if outbox.awaited or outbox.retry_ms > now_ms:
         return 0  # the answer wakes it, or the timer
     if not outbox.synced:
-        assert outbox.partition is not None
-        _command(core, queue, outbox.partition, 0, [], 0, commands)
+        _command(core, queue, outbox, 0, [], 0, commands)
         return 0
     name = queue.forward_to
     if not name:
@@ -120,25 +131,64 @@ def _step(core: Core, queue: Queue, now_ms: int, commands: list[Forward]) -> int
     partition = core.partition_id if destination is None else core.home(name)
     if partition == core.partition_id:
         _bind(core, queue, None)
-        return _move(core, queue, destination, now_ms)
+        travelling, used_bytes = _take(core, queue, now_ms)
+        _move(core, queue, outbox, travelling, [destination or 0] * len(travelling), now_ms)
+        if used_bytes:
+            core.wake(queue)
+        return used_bytes
     if core.forwarding.bytes >= core.settings.forward_bytes:
         core.forwarding.waiting[queue.id] = queue
         return 0
     _bind(core, queue, partition)
     assert destination is not None
-    return _send(core, queue, partition, destination, now_ms, commands)
+    travelling, used_bytes = _take(core, queue, now_ms)
+    if travelling:
+        _send(core, queue, outbox, destination, travelling, used_bytes, commands)
+    elif used_bytes:
+        core.wake(queue)
+    return used_bytes
+
+
+def _step_of_lane(core: Core, queue: Queue, lane: Outbox, now_ms: int, commands: list[Forward]) -> int:
+    """As `_step`, for the messages of a transfer queue that are for one partition."""
+    if lane.awaited:
+        return 0
+    if lane.retry_ms > now_ms:
+        _arm(core, queue, lane)  # another lane's timer may have been the one that was armed
+        return 0
+    if not lane.synced:
+        _command(core, queue, lane, 0, [], 0, commands)
+        return 0
+    here = lane.partition == core.partition_id
+    if not here and core.forwarding.bytes >= core.settings.forward_bytes:
+        core.forwarding.waiting[queue.id] = queue
+        return 0
+    travelling, destinations, used_bytes, more = _take_of_lane(core, queue, lane)
+    if here:
+        _move(core, queue, lane, travelling, destinations, now_ms)
+    elif travelling:
+        for (_, _, overlay), destination in zip(travelling, destinations, strict=True):
+            overlay[Field.DESTINATION] = destination
+        _send(core, queue, lane, 0, travelling, used_bytes, commands)
+    if more:
+        core.wake(queue)
+    return used_bytes
 
 
 def _destination(core: Core, outbox: Outbox, name: str) -> int | None:
     """The entity id of the queue or topic, None if there is none."""
     if outbox.destination[0] != name or outbox.destination[1] not in core.terms:
-        found = (
-            entity_id
-            for entity_id, terms in core.terms.items()
-            if terms.kind != Kind.SUBSCRIPTION and terms.name.lower() == name
-        )
-        outbox.destination = (name, next(found, 0))
+        outbox.destination = (name, _entity_id(core, name))
     return outbox.destination[1] or None
+
+
+def _entity_id(core: Core, name: str) -> int:
+    found = (
+        entity_id
+        for entity_id, terms in core.terms.items()
+        if terms.kind != Kind.SUBSCRIPTION and terms.name.lower() == name
+    )
+    return next(found, 0)
 
 
 def _bind(core: Core, queue: Queue, partition: int | None) -> None:
@@ -184,73 +234,115 @@ def _take(core: Core, queue: Queue, now_ms: int) -> tuple[list[Travelling], int]
     return travelling, used_bytes
 
 
+def _take_of_lane(core: Core, queue: Queue, lane: Outbox) -> tuple[list[Travelling], list[int], int, bool]:
+    """As `_take`; also the entity id of each message's destination, and True if there may be more in the lane.
+
+    What is known here to have no way goes.
+    """
+    settings = core.settings
+    taken, used_bytes, more = transferring.take(core, queue, lane, settings.forward_count, settings.forward_batch_bytes)
+    travelling: list[Travelling] = []
+    destinations: list[int] = []
+    known: dict[str, int] = {}
+    gone: list[Held] = []
+    for ref, record in taken:
+        name = destination_of(ref)
+        overlay = {Field.ENQUEUE_SEQUENCE_NUMBER: ref[0], **(ref[3] or {}), Field.HOPS: 1}
+        del overlay[Field.DESTINATION]
+        held = unlocked(ref, len(record), NEVER, Place.AVAILABLE)
+        if ref[0] <= lane.taken:
+            gone.append(held)
+            continue
+        if name not in known:
+            known[name] = _entity_id(core, name)
+        if error := refusal(core, known[name], name):
+            _give_up(core, queue, held, type(error).__name__, str(error))
+            continue
+        travelling.append((held, record, overlay))
+        destinations.append(known[name])
+    _gone(core, queue, gone)
+    return travelling, destinations, used_bytes, more
+
+
 def _give_up(core: Core, queue: Queue, held: Held, reason: str, text: str) -> None:
     dead_letter(core, queue, held, {REASON: reason, DESCRIPTION: text}, reason, Part.TRANSFER_DEAD_LETTER)
+
+
+def _return(core: Core, queue: Queue, outbox: Outbox, held: Held, now_ms: int) -> None:
+    """It could not move on now, and is available again."""
+    if queue.transfers is not None:
+        outbox.window.put_back(held[0])
+    else:
+        put_back(core, queue, held, now_ms)
 
 
 # -- within the partition
 
 
-def _move(core: Core, queue: Queue, destination: int | None, now_ms: int) -> int:
-    """Move a batch within the turn. Without a destination, all of it is refused."""
-    travelling, used_bytes = _take(core, queue, now_ms)
-    verdict = judge(core, destination or 0, [len(record) for _, record, _ in travelling])
-    accepted = travelling[: verdict.accepted]
-    if accepted:
-        target = core.queue((destination or 0) << 3)
+def _move(
+    core: Core, queue: Queue, outbox: Outbox, travelling: list[Travelling], destinations: Sequence[int], now_ms: int
+) -> None:
+    """Move what was taken within the turn, each message to its destination: an entity id, or 0 if there is none."""
+    verdict = judge(core, destinations, [len(record) for _, record, _ in travelling])
+    accepted: dict[int, list[Travelling]] = {}
+    for each, destination in zip(travelling[: verdict.accepted], destinations, strict=False):
+        accepted.setdefault(destination, []).append(each)
+    for destination, messages in accepted.items():
+        target = core.queue(destination << 3)
         as_they_are = queue.topic_id is None and not target.is_topic and not target.terms.duplicate_window_ms
-        discard(core, queue, [held for held, _, _ in accepted], keep_bodies=as_they_are)
+        discard(core, queue, [held for held, _, _ in messages], keep_bodies=as_they_are)
         if as_they_are:
             entries = [
-                (held[0][1], len(record), message_expires_ms(record), overlay) for held, record, overlay in accepted
+                (held[0][1], len(record), message_expires_ms(record), overlay) for held, record, overlay in messages
             ]
             enter(core, target, entries, now_ms)
         else:
-            arrive(core, target, [(record, overlay) for _, record, overlay in accepted], now_ms)
-        queue.tally.forwarded += len(accepted)
+            arrive(core, target, [(record, overlay) for _, record, overlay in messages], now_ms)
+        queue.tally.forwarded += len(messages)
     decided = verdict.accepted + len(verdict.refused)
     for (held, _, _), error in zip(travelling[verdict.accepted :], verdict.refused, strict=False):
         _give_up(core, queue, held, type(error).__name__, str(error))
     for held, _, _ in travelling[decided:]:
-        put_back(core, queue, held, now_ms)
-    if used_bytes:
-        core.wake(queue)
-    return used_bytes
+        _return(core, queue, outbox, held, now_ms)
 
 
 # -- to another partition
 
 
-def _send(core: Core, queue: Queue, partition: int, destination: int, now_ms: int, commands: list[Forward]) -> int:
-    travelling, used_bytes = _take(core, queue, now_ms)
-    if not travelling:
-        if used_bytes:
-            core.wake(queue)
-        return used_bytes
+def _send(
+    core: Core,
+    queue: Queue,
+    outbox: Outbox,
+    destination: int,
+    travelling: list[Travelling],
+    size_bytes: int,
+    commands: list[Forward],
+) -> None:
     entries: list[Any] = []
     forward = queue.locks.forward
     for held, record, overlay in travelling:
         forward(held)
         entries += (held[0][0], record, overlay)
-    _command(core, queue, partition, destination, entries, used_bytes, commands)
-    return used_bytes
+    _command(core, queue, outbox, destination, entries, size_bytes, commands)
 
 
 def _command(
     core: Core,
     queue: Queue,
-    partition: int,
+    outbox: Outbox,
     destination: int,
     entries: list[Any],
     size_bytes: int,
     commands: list[Forward],
 ) -> None:
-    outbox = queue.outbox
-    assert outbox is not None
+    """Without entries it asks for the mark, and what was sent before stays in question."""
+    partition = outbox.partition
+    assert partition is not None
     outbox.awaited = True
     outbox.sent_bytes = size_bytes
+    outbox.numbers += entries[0::ENTRY]
     core.forwarding.bytes += size_bytes
-    core.forwarding.awaited[queue.id] = queue
+    core.forwarding.awaited[queue.id, partition] = (queue, outbox)
     commands.append(Forward(partition, _store_id(core), core.partition_id, queue.id, destination, entries))
 
 
@@ -265,47 +357,53 @@ def _store_id(core: Core) -> bytes:
     return core.forwarding.store_id
 
 
-def taken_over(core: Core, queue_id: int, up_to: int, refused: Sequence[Any], busy: str, now_ms: int) -> None:
-    """The answer to what a queue forwarded: all up to this sequence number is taken over, the next are refused.
+def taken_over(core: Core, queue_id: int, by: int, up_to: int, refused: Sequence[Any], busy: str, now_ms: int) -> None:
+    """The answer of a partition to what a queue forwarded: all up to this sequence number is taken over, the next are
+    refused.
 
     `refused` and `busy` are those of `arrivals.take_over`.
     """
-    queue = _answered(core, queue_id)
-    if queue is None or queue.outbox is None:
+    answered = _answered(core, queue_id, by)
+    if answered is None:
         return  # deleted meanwhile
-    forwarded = queue.locks.forwarded
-    done = [number for number in forwarded if number <= up_to]
-    _gone(core, queue, [held for number in done if (held := queue.locks.end_forward(number))])
-    if not queue.outbox.synced:
-        _delete_taken(core, queue, up_to)
-        queue.outbox.synced = True
-        resume(core, queue)
-    for name, text, numbers in refused:
-        for number in numbers:
-            if (held := queue.locks.end_forward(number)) is not None:
+    queue, outbox = answered
+    numbers, outbox.numbers = outbox.numbers, []
+    end = queue.locks.end_forward
+    _gone(core, queue, [held for number in numbers if number <= up_to and (held := end(number))])
+    if not outbox.synced:
+        outbox.synced = True
+        if queue.transfers is not None:
+            outbox.taken = up_to
+        else:
+            _delete_taken(core, queue, up_to)
+            resume(core, queue)
+    for name, text, each in refused:
+        for number in each:
+            if (held := end(number)) is not None:
                 _give_up(core, queue, held, name, text)
-    for number in list(forwarded):
-        if (held := queue.locks.end_forward(number)) is not None:
-            put_back(core, queue, held, now_ms)
+    for number in numbers:
+        if (held := end(number)) is not None:
+            _return(core, queue, outbox, held, now_ms)
     if busy:
-        _try_later(core, queue, queue.outbox, now_ms)
+        _try_later(core, queue, outbox, now_ms)
     else:
-        queue.outbox.succeed()
+        outbox.succeed()
         core.wake(queue)
 
 
-def _answered(core: Core, queue_id: int) -> Queue | None:
-    """The queue that a command was under way for, None if there is none."""
+def _answered(core: Core, queue_id: int, partition: int) -> tuple[Queue, Outbox] | None:
+    """Who the command to this partition was for, None if there is none."""
     forwarding = core.forwarding
-    queue = forwarding.awaited.pop(queue_id, None)
-    if queue is None or queue.outbox is None:
+    found = forwarding.awaited.pop((queue_id, partition), None)
+    if found is None:
         return None
-    queue.outbox.awaited = False
-    forwarding.bytes -= queue.outbox.sent_bytes
+    outbox = found[1]
+    outbox.awaited = False
+    forwarding.bytes -= outbox.sent_bytes
     if forwarding.waiting:
         core.outgoing |= forwarding.waiting
         forwarding.waiting.clear()
-    return queue
+    return found
 
 
 def _gone(core: Core, queue: Queue, messages: list[Held]) -> None:
@@ -341,21 +439,25 @@ def _delete_taken(core: Core, queue: Queue, up_to: int) -> None:
 
 def unanswered(core: Core, partitions: Collection[int], now_ms: int) -> None:
     """Commands to these partitions are lost, or their answers: what became of them is to be asked."""
-    for queue in list(core.forwarding.awaited.values()):
-        outbox = queue.outbox
-        if outbox is None or outbox.partition not in partitions:
-            continue
-        _answered(core, queue.id)
-        outbox.synced = False
-        _try_later(core, queue, outbox, now_ms)
+    for queue_id, partition in list(core.forwarding.awaited):
+        if partition in partitions and (found := _answered(core, queue_id, partition)) is not None:
+            queue, outbox = found
+            outbox.synced = False
+            _try_later(core, queue, outbox, now_ms)
 
 
 def _try_later(core: Core, queue: Queue, outbox: Outbox, now_ms: int) -> None:
-    core.timers.arm(outbox.fail(now_ms), (queue.id, Due.FORWARDING))
+    outbox.fail(now_ms)
+    _arm(core, queue, outbox)
+
+
+def _arm(core: Core, queue: Queue, outbox: Outbox) -> None:
+    core.timers.arm(outbox.retry_ms, (queue.id, Due.FORWARDING))
 
 
 def forget(core: Core, queue_id: int) -> None:
     """The queue is deleted."""
-    _answered(core, queue_id)
+    for key in [key for key in core.forwarding.awaited if key[0] == queue_id]:
+        _answered(core, *key)
     core.outgoing.pop(queue_id, None)
     core.forwarding.waiting.pop(queue_id, None)

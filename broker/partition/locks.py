@@ -24,7 +24,7 @@ class Locks:
 
     def __init__(self) -> None:
         self.held: dict[bytes, Held] = {}
-        self.forwarded: dict[int, Held] = {}  # by sequence number, ascending; available ones, until they are answered
+        self.forwarded: dict[int, Held] = {}  # by sequence number; available ones, until they are answered
         self.staged: set[bytes] = set()  # tokens settled in a transaction that has not ended; some may be gone
         self.deferred: set[int] = set()  # sequence numbers of locked messages in place deferred
         self.expiring: set[int] = set()  # sequence numbers of these and those that have a DUE entry
@@ -89,7 +89,7 @@ class Locks:
         return None
 
     def forward(self, held: Held) -> None:
-        """An available message is on its way. They come in the order of their numbers."""
+        """An available message is on its way."""
         number = held[0][0]
         self.forwarded[number] = held
         if held[2] != NEVER:

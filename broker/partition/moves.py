@@ -135,6 +135,7 @@ def dead_letter(
     if queue.sessions is not None:
         queue.sessions.leave([held])
         del overlay[Field.SESSION]  # ordinary receivers read a dead-letter queue
+    overlay.pop(Field.DESTINATION, None)
     overlay.setdefault(Field.ENQUEUE_SEQUENCE_NUMBER, number)
     overlay[Field.DEAD_LETTER_SOURCE] = queue.terms.name
     enqueue(core, target, [(message_id, delivery_count, overlay)])
@@ -155,6 +156,8 @@ def enqueue(core: Core, queue: Queue, entries: Iterable[tuple[int, int, Overlay 
     queue.counts[Place.AVAILABLE] += len(refs)
     if queue.sessions is not None:
         queue.sessions.enter(refs)
+    elif queue.transfers is not None:
+        queue.transfers.extend(refs, first, queue.next_number, core.settings.window)
     else:
         queue.window.extend(refs, first, queue.next_number, core.settings.window)
     core.touch(queue)

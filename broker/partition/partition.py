@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any
 
 from broker.entities import Description
-from broker.errors import BrokerError, NotAllowed
+from broker.errors import BrokerError, EntityNotFound, NotAllowed
 from broker.partition import (
     arrivals,
     duplicates,
@@ -80,6 +80,8 @@ class Partition:
         """
         core = self._core
         queue = core.queue(queue_id)
+        if queue.transfers is not None:
+            raise EntityNotFound("A transfer queue is received from by nobody.")
         if queue.is_topic:
             raise NotAllowed(f"'{queue.terms.name}' is a topic; its messages are received from its subscriptions.")
         if queue.forward_to:
@@ -247,9 +249,9 @@ class Partition:
         """
         return arrivals.take_over(self._core, store_id, source, entity_id, entries, now_ms)
 
-    def taken_over(self, source: int, up_to: int, refused: Sequence[Any], busy: str, now_ms: int) -> None:
-        """The answer of another partition's `take_over` to what the queue `source` forwarded."""
-        forwarding.taken_over(self._core, source, up_to, refused, busy, now_ms)
+    def taken_over(self, source: int, by: int, up_to: int, refused: Sequence[Any], busy: str, now_ms: int) -> None:
+        """The answer of the `take_over` of another partition, `by`, to what the queue `source` forwarded."""
+        forwarding.taken_over(self._core, source, by, up_to, refused, busy, now_ms)
 
     def unreachable(self, partitions: Collection[int], now_ms: int) -> None:
         """What was forwarded to these partitions and not answered yet never will be."""

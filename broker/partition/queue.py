@@ -7,6 +7,7 @@ from broker.partition.outbox import Outbox
 from broker.partition.receivers import Line, Receiver
 from broker.partition.sessions import Sessions
 from broker.partition.terms import Kind, Terms
+from broker.partition.transfers import Transfers
 from broker.partition.window import Window
 from storage.records import Counts, Field, Overlay, Part, Place
 
@@ -125,6 +126,7 @@ class Queue:
         "tally",
         "terms",
         "topic_id",
+        "transfers",
         "window",
     )
 
@@ -140,6 +142,7 @@ class Queue:
         self.line = Line()
         self.receivers: dict[object, Receiver] = {}
         self.outbox: Outbox | None = None  # of a queue that forwards, or did since the start
+        self.transfers: Transfers | None = None  # of a transfer queue
         self.sessions: Sessions | None = None  # of the main part of an entity that requires sessions
         self.tally = Tally()
         self.swept = b""  # DUE keys below it have been looked at by expiry; those left belong to locked messages
@@ -147,7 +150,7 @@ class Queue:
 
     @property
     def is_dead_letter(self) -> bool:
-        """Or a transfer dead-letter queue."""
+        """Or a transfer queue, or a transfer dead-letter queue: no time to live is observed there."""
         return self.id & 7 != Part.MAIN
 
     @property

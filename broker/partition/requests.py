@@ -52,6 +52,8 @@ def request(core: Core, name: str, queue_id: int, args: Sequence[Any], now_ms: i
     if name not in _OF_QUEUE:
         raise NotImplementedByBroker(f"There is no operation '{name}'.")
     queue = core.queue(queue_id)
+    if queue.transfers is not None and name != "peek":
+        raise NotAllowed(f"The operation '{name}' is not possible on a transfer queue.")
     if queue.is_topic and name not in _OF_TOPIC:
         raise NotAllowed(f"'{queue.terms.name}' is a topic; its messages are in its subscriptions.")
     return _OF_QUEUE[name](core, queue, args, now_ms)

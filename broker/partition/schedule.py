@@ -52,7 +52,7 @@ def activate(core: Core, queue: Queue, now_ms: int) -> None:
         if Field.EXPIRES_MS in overlay:
             expires_ms = min(overlay[Field.EXPIRES_MS] - scheduled_ms + now_ms, NEVER)
             overlay[Field.EXPIRES_MS] = expires_ms
-            if expires_ms != NEVER:
+            if expires_ms != NEVER and not queue.is_dead_letter:
                 expiring.append((len(entries), expires_ms))
         entries.append((message_id, delivery_count, overlay))
     store.delete_many(Table.DUE, [key for key, _ in items])

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from broker.partition import transferring
 from broker.partition.admission import Incoming, check
 from broker.partition.core import Core
 from broker.partition.duplicates import Sieve
@@ -44,6 +45,8 @@ def store(
     core: Core, queue: Queue, messages: Sequence[Incoming], now_ms: int, reserved: int | None = None
 ) -> list[int]:
     """As `send`, of messages that were checked."""
+    if queue.transfers is not None:
+        return transferring.store(core, queue, queue.transfers, messages, now_ms)
     if queue.terms.kind == Kind.TOPIC:
         return publish(core, queue, messages, now_ms, reserved)
     queue_id = queue.id

@@ -142,7 +142,9 @@ def _admit(core: Core, transaction: Transaction, queue: Queue, messages: Sequenc
     key = transaction.key
     for _, _, _, extra in messages:
         # On an entity that is not partitioned a session id is no key: one transaction may send to several sessions.
-        if extra and Extra.PARTITION_KEY in extra and Extra.SESSION_ID not in extra:
+        if not extra or Extra.DESTINATION in extra:
+            continue  # the key is the destination's affair
+        if Extra.PARTITION_KEY in extra and Extra.SESSION_ID not in extra:
             if key is not None and key != extra[Extra.PARTITION_KEY]:
                 raise NotAllowed("All messages of a transaction must have the same partition key.")
             key = extra[Extra.PARTITION_KEY]

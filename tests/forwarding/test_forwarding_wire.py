@@ -91,33 +91,33 @@ def test_what_is_taken_over_is_answered_with_its_last_number(connect):
     assert home_partition("destination", 1) == 0
     worker, store_id = connect(), next(STORE_IDS)
     worker.forward(store_id, 3, 5, 9)
-    assert worker.next() == [Op.FORWARDED, 7, SOURCE, 9, [], ""]
+    assert worker.next() == [Op.FORWARDED, 7, SOURCE, 0, 9, [], ""]
     worker.forward(store_id)
-    assert worker.next() == [Op.FORWARDED, 7, SOURCE, 9, [], ""]
+    assert worker.next() == [Op.FORWARDED, 7, SOURCE, 0, 9, [], ""]
 
 
 def test_what_an_older_connection_still_holds_is_not_taken(connect):
     older, newer, store_id = connect(), connect(), next(STORE_IDS)
     older.forward(store_id, 1)
-    assert older.next()[3] == 1
+    assert older.next()[4] == 1
     newer.forward(store_id)
-    assert newer.next()[3] == 1
+    assert newer.next()[4] == 1
     older.forward(store_id, 2)
     older.post([Op.REQUEST, 0, 42, "probe", 0, []])
     assert older.next() == [Op.REPLY, 42, None]  # and no answer before it
     newer.forward(store_id)
-    assert newer.next()[3] == 1
+    assert newer.next()[4] == 1
     newer.forward(store_id, 2)
-    assert newer.next()[3] == 2
+    assert newer.next()[4] == 2
 
 
 def test_connections_of_different_stores_do_not_disturb_each_other(connect):
     one, other = connect(), connect()
     first, second = next(STORE_IDS), next(STORE_IDS)
     other.forward(second, 1)
-    assert other.next()[3] == 1
+    assert other.next()[4] == 1
     one.forward(first, 1)
-    assert one.next()[3] == 1
+    assert one.next()[4] == 1
 
 
 def test_a_frame_that_comes_in_pieces_is_taken_whole(connect):
@@ -126,7 +126,7 @@ def test_a_frame_that_comes_in_pieces_is_taken_whole(connect):
     frame = len(payload).to_bytes(4, "big") + payload
     for at in range(0, len(frame), 7):
         worker._socket.sendall(frame[at : at + 7])
-    assert worker.next()[3] == 1
+    assert worker.next()[4] == 1
 
 
 def test_a_peer_reads_frames_of_any_size_and_keeps_what_is_not_whole():

@@ -10,6 +10,7 @@ from broker.entities import Description, QueueDescription, SubscriptionDescripti
 from broker.partition.handing_out import Forward
 from broker.partition.partition import Partition
 from broker.partition.settings import PartitionSettings
+from broker.wire import Extra
 from storage.memory import MemoryStore
 from storage.records import STORE_ID_KEY, Part, Place, encode_document, entity_key
 from storage.store import Table
@@ -21,7 +22,7 @@ class Connection:
 
     number: int
     commands: deque[Forward] = field(default_factory=deque)
-    answers: deque[tuple[int, Any]] = field(default_factory=deque)  # queue that forwards, answer
+    answers: deque[tuple[int, int, Any]] = field(default_factory=deque)  # queue that forwards, by whom, answer
     lost: bool = False
 
 
@@ -62,7 +63,7 @@ class Partitions:
             now_ms=self.now_ms,
             incarnation=self._starts.to_bytes(6, "big"),
             settings=self.settings,
-            home=lambda name: self.entities[name.lower()].partition,
+            home=lambda name: self.entities[name.lower()].partition if name.lower() in self.entities else 0,
         )
 
     # -- entities
@@ -134,12 +135,12 @@ class Partitions:
         result = self.partitions[destination].take_over(store_id, queue_id, entity_id, entries, self.now_ms)
         self.turn(destination)
         if not connection.lost:
-            connection.answers.append((queue_id, result))
+            connection.answers.append((queue_id, destination, result))
 
     def answer(self, source: int, connection: Connection) -> None:
         """The source takes the first answer."""
-        queue_id, (up_to, refused, busy) = connection.answers.popleft()
-        self.partitions[source].taken_over(queue_id, up_to, refused, busy, self.now_ms)
+        queue_id, by, (up_to, refused, busy) = connection.answers.popleft()
+        self.partitions[source].taken_over(queue_id, by, up_to, refused, busy, self.now_ms)
         self.turn(source)
 
     def lose(self, source: int, destination: int) -> None:
@@ -234,6 +235,16 @@ class Partitions:
 
 def transfer_dead_letter(queue_id: int) -> int:
     return queue_id | Part.TRANSFER_DEAD_LETTER
+
+
+def transfer(queue_id: int) -> int:
+    return queue_id | Part.TRANSFER
+
+
+def via(destination: str, sent: list[Any] | str) -> list[Any]:
+    """An incoming message of a transfer queue."""
+    layout, body, ttl_ms, extra = message(sent) if isinstance(sent, str) else sent
+    return [layout, body, ttl_ms, {**(extra or {}), Extra.DESTINATION: destination}]
 
 
 def dead_letter(queue_id: int) -> int:

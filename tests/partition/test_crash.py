@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from driver import DEAD, ENTITY, LOCK_MS, MAIN, START_MS, Driver, message
+from forwarding_driver import via
 
 from broker.partition.duplicates import PURGE_EVERY_MS
 from broker.partition.settings import PartitionSettings
@@ -108,6 +109,7 @@ def assert_consistent(state: dict[Table, list[tuple[bytes, bytes]]]) -> None:
 
 
 Scenario = Iterator[None]
+TRANSFER = MAIN | Part.TRANSFER
 
 
 def named(message_id: str) -> list[Any]:
@@ -293,6 +295,25 @@ def a_transaction_that_is_rolled_back(queue: Driver) -> Scenario:
     queue.partition.commit()
 
 
+def a_transaction_that_sends_to_others(queue: Driver) -> Scenario:
+    """To one of this partition, of which there is but the queue itself, and to one that is gone."""
+    queue.send("a")
+    received = queue.receive_one()
+    yield
+    partition, now_ms = queue.partition, queue.now_ms
+    names = ["orders", "gone", "orders"]
+    sends = [
+        [via(name, message(name, ttl_ms=9_000_000, scheduled_ms=at and now_ms + 50))] for at, name in enumerate(names)
+    ]
+    settle = ["settle", MAIN, False, [received.token], Outcome.ACCEPTED, None]
+    assert partition.transact("t", True, [settle, ["send", TRANSFER, False, sends]], now_ms) == [None, None]
+    partition.discharge("t", True, now_ms)
+    partition.commit()
+    queue.pump()
+    queue.wait(50)
+    queue.pump()
+
+
 def scheduling_and_cancelling(queue: Driver) -> Scenario:
     yield
     numbers = queue.request("schedule", [message(body, scheduled_ms=START_MS + 50, ttl_ms=7) for body in "abc"])
@@ -333,6 +354,7 @@ SCENARIOS = [
     sending_duplicates,
     a_transaction,
     a_transaction_that_is_rolled_back,
+    a_transaction_that_sends_to_others,
     ids_whose_window_ends,
     a_batch,
     a_batch_to_a_waiting_receiver,
@@ -404,7 +426,8 @@ def after(disk: LmdbStore) -> None:
     """It is opened anew and used: nothing is in the way, and nothing is left when all is received."""
     queue = Driver(disk)
     queue.wait(10 * LOCK_MS)
-    for queue_id in (MAIN, DEAD):
+    queue.pump()
+    for queue_id in (MAIN, DEAD, MAIN | Part.TRANSFER_DEAD_LETTER):
         available, deferred, _, _ = queue.held(queue_id)
         received = queue.receive(100, queue_id, queue_id)
         assert len(received) == available

@@ -580,8 +580,8 @@ def test_received_while_it_is_not_known_what_was_taken_over_it_waits(net):
         while connection.commands:
             net.deliver(HERE, THERE, connection)
         while connection.answers:
-            queue_id, (up_to, refused, busy) = connection.answers.popleft()
-            partition.taken_over(queue_id, up_to, refused, busy, net.now_ms)
+            queue_id, by, (up_to, refused, busy) = connection.answers.popleft()
+            partition.taken_over(queue_id, by, up_to, refused, busy, net.now_ms)
             got += net.turn(HERE).get("r", [])
     assert [found.body for found in got] == [b"2"]
     assert net.bodies(b) == ["1"]

@@ -35,6 +35,7 @@ from storage.records import (
     STORE_ID_KEY,
     Counts,
     Field,
+    Overlay,
     Part,
     Place,
     Timer,
@@ -81,6 +82,14 @@ def put_nonsense(store: LmdbStore, *tables: Table) -> None:
         store.put(table, b"k", b"v")
 
 
+def put_to_be_transferred(store: LmdbStore, overlay: Overlay | None, listed: list[int] | None) -> None:
+    put_message(store, 99)
+    queue_id = QUEUE_ID | Part.TRANSFER
+    store.put(Table.QUEUE, queue_key(queue_id, Place.AVAILABLE, 1), encode_entry(99, 0, overlay))
+    if listed:
+        store.put(Table.META, forwarded_key(queue_id), encode_document(listed))
+
+
 DAMAGES: dict[str, tuple[Callable[[LmdbStore], object], dict[Problem, int]]] = {
     "message of nonsense": (
         lambda store: store.put(Table.MESSAGES, message_key(1), bytes(50)),
@@ -113,6 +122,18 @@ DAMAGES: dict[str, tuple[Callable[[LmdbStore], object], dict[Problem, int]]] = {
     "forwarded from no entity": (
         lambda store: store.put(Table.META, forwarded_key(9 << 3), encode_document(1)),
         {Problem.STRAY_MARK: 1},
+    ),
+    "in a transfer queue and for nobody": (
+        lambda store: put_to_be_transferred(store, None, [1]),
+        {Problem.NO_DESTINATION: 1, Problem.WRONG_COUNTS: 1, Problem.STRAY_MARK: 1},
+    ),
+    "in a transfer queue of which nothing is listed": (
+        lambda store: put_to_be_transferred(store, {Field.DESTINATION: "billing"}, None),
+        {Problem.NO_DESTINATION: 1, Problem.WRONG_COUNTS: 1},
+    ),
+    "in a transfer queue that is not counted": (
+        lambda store: put_to_be_transferred(store, {Field.DESTINATION: "billing"}, [1]),
+        {Problem.WRONG_COUNTS: 1, Problem.STRAY_MARK: 1},
     ),
     "unknown place": (
         lambda store: store.put(Table.QUEUE, queue_key(QUEUE_ID, 9, 9), encode_entry(1)),
