@@ -26,8 +26,9 @@ that all of the sentence held, - marks what a library cannot do, a number a foot
 With PEEKLOCK_REQUIRE_INTEROP=1 the tests install by themselves, and fail where they would skip.
 
 `scenarios.py` is the table of scenarios, settings of their entities and exceptions, with those on topics in
-`topic_scenarios.py`; `python/`, `javascript/`, `go/`, `java/` and `proton/` hold the programs. All run as
-`program SCENARIO...`, read connection strings as JSON from PEEKLOCK_INTEROP and print a line of JSON for each scenario.
+`topic_scenarios.py` and on sessions in `session_scenarios.py`; `python/`, `javascript/`, `go/`, `java/` and `proton/`
+hold the programs. All run as `program SCENARIO...`, read connection strings as JSON from PEEKLOCK_INTEROP and print a
+line of JSON for each scenario.
 """
 
 

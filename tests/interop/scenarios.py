@@ -1,10 +1,12 @@
 """The scenarios every SDK runs, in one table; and which SDK cannot run which, with the reason.
 
-Those on topics are in `topic_scenarios.py`. What a program does for an id is the sentence here in its SDK's own words:
-a program asserts values, not only that nothing was raised.
+Those on topics are in `topic_scenarios.py`, those on sessions in `session_scenarios.py`. What a program does for an id
+is the sentence here in its SDK's own words: a program asserts values, not only that nothing was raised.
 """
 
-from tests.interop import topic_scenarios
+from collections.abc import Iterable
+
+from tests.interop import session_scenarios, topic_scenarios
 from tests.interop.scenario import Scenario
 
 SHORT_LOCK = {"lock_duration_ms": 5_000}
@@ -241,7 +243,7 @@ QUEUE_SCENARIOS = (
     ),
 )
 
-SCENARIOS = (*QUEUE_SCENARIOS, *topic_scenarios.SCENARIOS)
+SCENARIOS = (*QUEUE_SCENARIOS, *topic_scenarios.SCENARIOS, *session_scenarios.SCENARIOS)
 
 _NO_PRESETTLED = "the SDK always waits for the outcome"
 _NO_BULK = "the SDK has no call for it"
@@ -306,9 +308,13 @@ _PYTHON_NOTES = {
     "pipelined": "in batches, since the SDK waits for each send",
 }
 
-NOT_APPLICABLE = {
-    sdk: {**reasons, **topic_scenarios.NOT_APPLICABLE.get(sdk, {})} for sdk, reasons in _NOT_APPLICABLE.items()
-}
+
+def _merged(sdk: str, tables: Iterable[dict[str, dict[str, str]]]) -> dict[str, str]:
+    return {scenario: text for table in tables for scenario, text in table.get(sdk, {}).items()}
+
+
+_WITHOUT = (_NOT_APPLICABLE, topic_scenarios.NOT_APPLICABLE, session_scenarios.NOT_APPLICABLE)
+NOT_APPLICABLE = {sdk: _merged(sdk, _WITHOUT) for sdk in _NOT_APPLICABLE}
 
 # Where a scenario passes with less, or otherwise, than its sentence says.
 _NOTES: dict[str, dict[str, str]] = {
@@ -327,7 +333,8 @@ _NOTES: dict[str, dict[str, str]] = {
     },
 }
 
-NOTES = {sdk: {**_NOTES.get(sdk, {}), **topic_scenarios.NOTES.get(sdk, {})} for sdk in NOT_APPLICABLE}
+_NOTED = (_NOTES, topic_scenarios.NOTES, session_scenarios.NOTES)
+NOTES = {sdk: _merged(sdk, _NOTED) for sdk in NOT_APPLICABLE}
 
 SDKS = tuple(NOT_APPLICABLE)
 

@@ -118,12 +118,15 @@ func (s *scene) post(messages ...*azservicebus.Message) {
 }
 
 func (s *scene) receiver() *receiver {
-	return &receiver{must(s.client.NewReceiverForQueue(s.queue, nil)), s.ctx}
+	return s.receiving(nil)
 }
 
 func (s *scene) deadLetters() *receiver {
-	options := &azservicebus.ReceiverOptions{SubQueue: azservicebus.SubQueueDeadLetter}
-	return &receiver{must(s.client.NewReceiverForQueue(s.queue, options)), s.ctx}
+	return s.receiving(&azservicebus.ReceiverOptions{SubQueue: azservicebus.SubQueueDeadLetter})
+}
+
+func (s *scene) receiving(options *azservicebus.ReceiverOptions) *receiver {
+	return newReceiver(s.ctx, must(s.client.NewReceiverForQueue(s.queue, options)))
 }
 
 func (s *scene) nothingIsLeft() {
@@ -133,44 +136,62 @@ func (s *scene) nothingIsLeft() {
 	receiver.close()
 }
 
+// source is what receivers and receivers of sessions have in common.
+type source interface {
+	ReceiveMessages(context.Context, int, *azservicebus.ReceiveMessagesOptions) ([]*azservicebus.ReceivedMessage, error)
+	PeekMessages(context.Context, int, *azservicebus.PeekMessagesOptions) ([]*azservicebus.ReceivedMessage, error)
+	CompleteMessage(context.Context, *azservicebus.ReceivedMessage, *azservicebus.CompleteMessageOptions) error
+	Close(context.Context) error
+}
+
+// inbox is what is done alike with both.
+type inbox struct {
+	source source
+	ctx    context.Context
+}
+
 type receiver struct {
 	*azservicebus.Receiver
-	ctx context.Context
+	inbox
+}
+
+func newReceiver(ctx context.Context, of *azservicebus.Receiver) *receiver {
+	return &receiver{of, inbox{of, ctx}}
 }
 
 // take returns up to count messages; none when the first does not come in time.
-func (r *receiver) take(count int, wait time.Duration) []*azservicebus.ReceivedMessage {
+func (r *inbox) take(count int, wait time.Duration) []*azservicebus.ReceivedMessage {
 	ctx, cancel := context.WithTimeout(r.ctx, wait)
 	defer cancel()
-	messages, err := r.ReceiveMessages(ctx, count, nil)
+	messages, err := r.source.ReceiveMessages(ctx, count, nil)
 	if err != nil && !errors.Is(err, context.DeadlineExceeded) {
 		fail("receiving: %v", err)
 	}
 	return messages
 }
 
-func (r *receiver) tryTake() error {
+func (r *inbox) tryTake() error {
 	ctx, cancel := context.WithTimeout(r.ctx, 2*time.Second)
 	defer cancel()
-	_, err := r.ReceiveMessages(ctx, 1, nil)
+	_, err := r.source.ReceiveMessages(ctx, 1, nil)
 	return err
 }
 
-func (r *receiver) one(wait ...time.Duration) *azservicebus.ReceivedMessage {
+func (r *inbox) one(wait ...time.Duration) *azservicebus.ReceivedMessage {
 	messages := r.take(1, append(wait, 10*time.Second)[0])
 	equal(len(messages), 1, "messages received")
 	return messages[0]
 }
 
-func (r *receiver) none(what string) {
+func (r *inbox) none(what string) {
 	equal(bodies(r.take(1, time.Second)), []string{}, what)
 }
 
-func (r *receiver) complete(message *azservicebus.ReceivedMessage) {
-	ok(r.CompleteMessage(r.ctx, message, nil), "completing")
+func (r *inbox) complete(message *azservicebus.ReceivedMessage) {
+	ok(r.source.CompleteMessage(r.ctx, message, nil), "completing")
 }
 
-func (r *receiver) allOf(count int) []*azservicebus.ReceivedMessage {
+func (r *inbox) allOf(count int) []*azservicebus.ReceivedMessage {
 	var all []*azservicebus.ReceivedMessage
 	for len(all) < count {
 		some := r.take(min(500, count-len(all)), 10*time.Second)
@@ -183,13 +204,13 @@ func (r *receiver) allOf(count int) []*azservicebus.ReceivedMessage {
 	return all
 }
 
-func (r *receiver) peek(count int, from ...int64) []*azservicebus.ReceivedMessage {
+func (r *inbox) peek(count int, from ...int64) []*azservicebus.ReceivedMessage {
 	first := append(from, 1)[0] // without it the SDK goes on where the last call ended
-	return must(r.PeekMessages(r.ctx, count, &azservicebus.PeekMessagesOptions{FromSequenceNumber: &first}))
+	return must(r.source.PeekMessages(r.ctx, count, &azservicebus.PeekMessagesOptions{FromSequenceNumber: &first}))
 }
 
-func (r *receiver) close() {
-	ok(r.Close(r.ctx), "closing a receiver")
+func (r *inbox) close() {
+	ok(r.source.Close(r.ctx), "closing a receiver")
 }
 
 func bodies(messages []*azservicebus.ReceivedMessage) []string {
@@ -205,9 +226,9 @@ func sorted(texts []string) []string {
 	return texts
 }
 
-// killedWhileHolding lets another process of this program receive the queue's message, and kills it.
-func killedWhileHolding(queue string) {
-	holder := exec.Command(must(os.Executable()), "--hold", queue)
+// killedWhileHolding lets another process of this program receive the queue's message, or the session's, and kills it.
+func killedWhileHolding(queue string, session ...string) {
+	holder := exec.Command(must(os.Executable()), append([]string{"--hold", queue}, session...)...)
 	output := must(holder.StdoutPipe())
 	ok(holder.Start(), "starting another process")
 	said := make([]byte, 5)
@@ -240,7 +261,12 @@ func run(name string) (outcome result) {
 func main() {
 	ok(json.NewDecoder(strings.NewReader(os.Getenv("PEEKLOCK_INTEROP"))).Decode(&config), "reading PEEKLOCK_INTEROP")
 	if len(os.Args) > 2 && os.Args[1] == "--hold" {
-		newScene(context.Background(), os.Args[2], config.ConnectionString).receiver().one()
+		scene := newScene(context.Background(), os.Args[2], config.ConnectionString)
+		if len(os.Args) > 3 {
+			scene.accept(os.Args[3]).one()
+		} else {
+			scene.receiver().one()
+		}
 		fmt.Println("held")
 		time.Sleep(time.Minute)
 		return

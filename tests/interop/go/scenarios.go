@@ -195,7 +195,7 @@ var scenarios = map[string]func(*scene){
 	"receive-and-delete": func(s *scene) {
 		s.send("a", "b")
 		options := &azservicebus.ReceiverOptions{ReceiveMode: azservicebus.ReceiveModeReceiveAndDelete}
-		receiver := &receiver{must(s.client.NewReceiverForQueue(s.queue, options)), s.ctx}
+		receiver := s.receiving(options)
 		got := receiver.take(2, 10*time.Second)
 		if len(got) == 1 {
 			got = append(got, receiver.one())

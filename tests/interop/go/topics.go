@@ -16,13 +16,13 @@ func init() {
 
 // subscription is a receiver of the subscription with this name; of its dead-letter queue with deadLetters.
 func (s *scene) subscription(name string, options ...*azservicebus.ReceiverOptions) *receiver {
-	return &receiver{must(s.client.NewReceiverForSubscription(s.queue, name, append(options, nil)[0])), s.ctx}
+	return newReceiver(s.ctx, must(s.client.NewReceiverForSubscription(s.queue, name, append(options, nil)[0])))
 }
 
 var deadLetters = &azservicebus.ReceiverOptions{SubQueue: azservicebus.SubQueueDeadLetter}
 
 // all completes that many messages, sees that there are no more, and closes.
-func (r *receiver) all(count int) []*azservicebus.ReceivedMessage {
+func (r *inbox) all(count int) []*azservicebus.ReceivedMessage {
 	defer r.close()
 	messages := r.allOf(count)
 	r.none("messages beyond those")

@@ -2,12 +2,12 @@
 import { ServiceBusClient } from "@azure/service-bus";
 import { config, equal, truth } from "./harness.js";
 
-const RETRY = { retryOptions: { maxRetries: 0, timeoutInMs: 20_000 } };
+const RETRY = { maxRetries: 0, timeoutInMs: 20_000 };
 
 export class Scene {
-  constructor(queue, connectionString = config.connection_string) {
+  constructor(queue, connectionString = config.connection_string, retryOptions = {}) {
     this.queue = queue;
-    this.client = new ServiceBusClient(connectionString, RETRY);
+    this.client = new ServiceBusClient(connectionString, { retryOptions: { ...RETRY, ...retryOptions } });
   }
   sender() {
     return this.client.createSender(this.queue);

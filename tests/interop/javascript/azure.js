@@ -1,6 +1,7 @@
 // The scenarios of scenarios.py with @azure/service-bus: `node azure.js SCENARIO...`.
 import Long from "long";
 import { allOf, bodies, code, none, one, Scene } from "./azure-scene.js";
+import { hold, sessionScenarios } from "./azure-sessions.js";
 import { topicScenarios } from "./azure-topics.js";
 import { config, equal, killedWhileHolding, main, range, rejects, sleep, truth } from "./harness.js";
 
@@ -507,4 +508,8 @@ async function handle(receiver, count, options, onMessage) {
   }
 }
 
-await main({ ...scenarios, ...topicScenarios }, (queue) => new Scene(queue), (scene) => one(scene.receiver()));
+await main(
+  { ...scenarios, ...topicScenarios, ...sessionScenarios },
+  (queue) => new Scene(queue),
+  (scene, sessionId) => (sessionId === undefined ? one(scene.receiver()) : hold(scene, sessionId)),
+);

@@ -28,6 +28,7 @@ import {
   UNAUTHORIZED,
   UUID,
 } from "./rhea-scene.js";
+import { hold, sessionScenarios } from "./rhea-sessions.js";
 import { topicScenarios } from "./rhea-topics.js";
 
 const scenarios = {
@@ -514,4 +515,8 @@ const scenarios = {
   },
 };
 
-await main({ ...scenarios, ...topicScenarios }, (queue) => new Scene(queue), async (scene) => one(await scene.receiver()));
+await main(
+  { ...scenarios, ...topicScenarios, ...sessionScenarios },
+  (queue) => new Scene(queue),
+  async (scene, sessionId) => (sessionId === undefined ? one(await scene.receiver()) : hold(scene, sessionId)),
+);

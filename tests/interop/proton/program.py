@@ -4,7 +4,6 @@ What the Azure SDKs do over `$management` is done here request by request.
 """
 
 import json
-import subprocess
 import sys
 import threading
 import time
@@ -13,6 +12,7 @@ import uuid
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
+import sessions
 import topics  # noqa: F401 - it registers its scenarios
 from proton import (
     UNDESCRIBED,
@@ -41,6 +41,7 @@ from scene import (
     decoded,
     equal,
     fails,
+    killed_while_holding,
     numbers,
     scenario,
     tag,
@@ -592,10 +593,7 @@ def close_unsettled(scene: Scene) -> None:
 @scenario("connection-lost")
 def connection_lost(scene: Scene) -> None:
     scene.send("held")
-    command = [sys.executable, __file__, "--hold", scene.queue]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as holder:
-        equal(holder.stdout.readline().strip(), b"held", "what the other process says")
-        holder.kill()
+    killed_while_holding(scene.queue)
     message, delivery = (receiver := scene.receiver()).one(3)
     equal((message.body, message.delivery_count), ("held", 1), "second delivery")
     receiver.settle(delivery)
@@ -692,18 +690,19 @@ def run(name: str) -> dict[str, object]:
     return {"scenario": name, "ok": True, "detail": "", "seconds": time.monotonic() - started}
 
 
-def hold(queue: str) -> None:
-    """Receive one message, say so, and wait to be killed."""
+def hold(queue: str, session_id: str | None = None) -> None:
+    """Receive one message, of the session if one is named, say so, and wait to be killed."""
     scene = Scene("")
     scene.queue = queue
-    scene.receiver().one()
+    receiver = scene.receiver() if session_id is None else sessions.accept(scene, session_id)
+    receiver.one()
     print("held", flush=True)
     time.sleep(60)
 
 
 def main() -> None:
     if sys.argv[1] == "--hold":
-        return hold(sys.argv[2])
+        return hold(*sys.argv[2:])
     with ThreadPoolExecutor(AT_ONCE) as pool:
         for result in as_completed([pool.submit(run, name) for name in sys.argv[1:]]):
             print(json.dumps(result.result()), flush=True)

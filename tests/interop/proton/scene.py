@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 import time
 import uuid
 from collections.abc import Callable
@@ -175,6 +177,14 @@ class Receiver(MessagingHandler):
 
     def close(self) -> None:
         self.blocking.close()
+
+
+def killed_while_holding(queue: str, *session_id: str) -> None:
+    """Let another process of this program receive the queue's message, or the session's, and kill it."""
+    command = [sys.executable, sys.argv[0], "--hold", queue, *session_id]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as holder:
+        equal(holder.stdout.readline().strip(), b"held", "what the other process says")
+        holder.kill()
 
 
 class Scene:

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import subprocess
 import sys
 import threading
 import time
@@ -11,6 +10,7 @@ import uuid
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from datetime import UTC, datetime, timedelta
 
+import sessions  # noqa: F401 - it registers its scenarios
 import topics  # noqa: F401 - it registers its scenarios
 from azure.servicebus import AutoLockRenewer, ServiceBusMessage, ServiceBusReceiveMode
 from azure.servicebus.aio import ServiceBusClient as AsyncServiceBusClient
@@ -24,7 +24,20 @@ from azure.servicebus.exceptions import (
     ServiceBusAuthenticationError,
     ServiceBusAuthorizationError,
 )
-from scene import CONFIG, SCENARIOS, Scene, all_of, body, equal, one, raises, scenario, true, try_receive
+from scene import (
+    CONFIG,
+    SCENARIOS,
+    Scene,
+    all_of,
+    body,
+    equal,
+    killed_while_holding,
+    one,
+    raises,
+    scenario,
+    true,
+    try_receive,
+)
 
 AT_ONCE = 16
 
@@ -477,10 +490,7 @@ def close_unsettled(scene: Scene) -> None:
 @scenario("connection-lost")
 def connection_lost(scene: Scene) -> None:
     scene.send("held")
-    command = [sys.executable, __file__, "--hold", scene.queue]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as holder:
-        equal(holder.stdout.readline().strip(), b"held", "what the other process says")
-        holder.kill()
+    killed_while_holding(scene.queue)
     with scene.receiver() as receiver:
         message = one(receiver, 3)
         equal((body(message), message.delivery_count), (b"held", 1), "second delivery")
@@ -558,18 +568,18 @@ def run(name: str) -> dict[str, object]:
     return {"scenario": name, "ok": True, "detail": "", "seconds": time.monotonic() - started}
 
 
-def hold(queue: str) -> None:
-    """Receive one message, say so, and wait to be killed."""
+def hold(queue: str, session_id: str | None = None) -> None:
+    """Receive one message, of the session if one is named, say so, and wait to be killed."""
     scene = Scene("")
     scene.queue = queue
-    one(scene.receiver())
+    one(scene.receiver(session_id=session_id))
     print("held", flush=True)
     time.sleep(60)
 
 
 def main() -> None:
     if sys.argv[1] == "--hold":
-        return hold(sys.argv[2])
+        return hold(*sys.argv[2:])
     with ThreadPoolExecutor(AT_ONCE) as pool:
         for result in as_completed([pool.submit(run, name) for name in sys.argv[1:]]):
             print(json.dumps(result.result()), flush=True)

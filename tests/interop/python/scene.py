@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 
 from azure.servicebus import (
@@ -76,6 +78,14 @@ def one(receiver: ServiceBusReceiver, wait_s: float = 10) -> ServiceBusReceivedM
     messages = receiver.receive_messages(1, max_wait_time=wait_s)
     equal(len(messages), 1, "messages received")
     return messages[0]
+
+
+def killed_while_holding(queue: str, *session_id: str) -> None:
+    """Let another process of this program receive the queue's message, or the session's, and kill it."""
+    command = [sys.executable, sys.argv[0], "--hold", queue, *session_id]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as holder:
+        equal(holder.stdout.readline().strip(), b"held", "what the other process says")
+        holder.kill()
 
 
 def try_receive(scene: Scene) -> None:

@@ -66,11 +66,15 @@ public final class Azure {
         final String queue;
         final ServiceBusClientBuilder builder;
 
-        Scene(String queue, String connectionString) {
+        Scene(String queue, String connectionString, Duration tryTimeout) {
             this.queue = queue;
             this.builder = new ServiceBusClientBuilder()
                 .connectionString(CONFIG.get(connectionString).asText())
-                .retryOptions(new AmqpRetryOptions().setMaxRetries(0).setTryTimeout(Duration.ofSeconds(15)));
+                .retryOptions(new AmqpRetryOptions().setMaxRetries(0).setTryTimeout(tryTimeout));
+        }
+
+        Scene(String queue, String connectionString) {
+            this(queue, connectionString, Duration.ofSeconds(15));
         }
 
         Scene(String name) {
@@ -790,10 +794,12 @@ public final class Azure {
 
     public static void main(String[] arguments) throws Exception {
         if (arguments[0].equals("--hold")) {
-            one(new Scene(arguments[1], "connection_string").receiver());
+            Scene scene = new Scene(arguments[1], "connection_string");
+            one(arguments.length > 2 ? AzureSessions.accept(scene, arguments[2]) : scene.receiver());
             Harness.held();
         }
         SCENARIOS.putAll(AzureTopics.SCENARIOS);
+        SCENARIOS.putAll(AzureSessions.SCENARIOS);
         Harness.main(arguments, SCENARIOS);
     }
 }

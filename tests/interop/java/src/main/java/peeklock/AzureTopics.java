@@ -113,7 +113,7 @@ final class AzureTopics {
     }
 
     /** This SDK makes amqp:not-allowed an error of Java's own; the broker's text shows that it is the one meant. */
-    private static Predicate<Throwable> notAllowed(String text) {
+    static Predicate<Throwable> notAllowed(String text) {
         return error -> {
             for (Throwable cause = error; cause != null; cause = cause.getCause()) {
                 if (cause instanceof UnsupportedOperationException && cause.getMessage().startsWith(text)) {

@@ -69,10 +69,12 @@ final class Harness {
         return System.currentTimeMillis();
     }
 
-    /** Let another process of this program receive the queue's message, and kill it. */
-    static void killedWhileHolding(Class<?> program, String queue) throws Exception {
+    /** Let another process of this program receive the queue's message, or one of that session, and kill it. */
+    static void killedWhileHolding(Class<?> program, String queue, String... session) throws Exception {
         String java = System.getProperty("java.home") + "/bin/java";
-        List<String> command = List.of(java, "-cp", System.getProperty("java.class.path"), program.getName(), "--hold", queue);
+        String path = System.getProperty("java.class.path");
+        List<String> command = new ArrayList<>(List.of(java, "-cp", path, program.getName(), "--hold", queue));
+        command.addAll(List.of(session));
         Process holder = new ProcessBuilder(command).redirectError(ProcessBuilder.Redirect.DISCARD).start();
         String said = new String(holder.getInputStream().readNBytes(5), StandardCharsets.UTF_8);
         holder.destroyForcibly().waitFor();

@@ -615,6 +615,7 @@ public final class Jms {
             Harness.held();
         }
         SCENARIOS.putAll(JmsTopics.SCENARIOS);
+        SCENARIOS.putAll(JmsSessions.SCENARIOS);
         Harness.main(arguments, SCENARIOS);
     }
 }
