@@ -8,34 +8,22 @@ import asyncio
 import socket
 import time
 import uuid
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 
 import structlog
 
-from broker.entities import Right
-from broker.errors import (
-    BrokerError,
-    InvalidArgument,
-    NotAllowed,
-    NotImplementedByBroker,
-    QuotaExceeded,
-)
-from broker.gateway.cbs_node import CbsRequests
+from broker.errors import BrokerError, QuotaExceeded
+from broker.gateway.binding import Bound, bind, destination_of
 from broker.gateway.conditions import condition_of
-from broker.gateway.coordinator import COORDINATOR_CREDIT, MAX_REQUEST_BYTES, Coordinator
 from broker.gateway.host import Overrunning, SessionHolder, Shared
-from broker.gateway.management_node import ManagementRequests
-from broker.gateway.namespace_node import NamespaceRequests
 from broker.gateway.receivers import ClientReceiver
-from broker.gateway.request_links import REQUEST_CREDIT, RequestLink, ResponseLink
+from broker.gateway.request_links import ResponseLink
 from broker.gateway.rights import Rights
 from broker.gateway.senders import ClientSender
-from broker.gateway.session_links import SessionReceiver
 from broker.gateway.transactions import Transactions
 from broker.gateway.turn import Gathering
-from protocol import conditions, session_filter, tracking
-from protocol.addresses import Address, Node, Part
-from protocol.addresses import parse as parse_address
+from protocol import conditions, tracking
+from protocol.addresses import Node
 from protocol.codec import Symbol
 from protocol.deliveries import Delivery, forget, reject
 from protocol.engine import Engine
@@ -61,10 +49,6 @@ CLOSE_GRACE_SECONDS = 2.0
 LINKS_OVERRUN = 2
 # A client needs two to put a token, and some open a pair for each.
 MAX_LINKS_WITHOUT_RIGHTS = 20
-# The largest tokens known are some 10 KiB.
-MAX_TOKEN_MESSAGE_BYTES = 128 * 1024
-
-_NON_EXCLUSIVE_SESSION_FILTER = "com.microsoft:non-exclusive-session-filter:list"  # of a preview
 
 _FAULTS: dict[type[ProtocolError], Symbol] = {
     FramingError: conditions.CONNECTION_FRAMING_ERROR,
@@ -87,9 +71,6 @@ class Home(Shared, Protocol):
     @property
     def is_full(self) -> bool:
         """There are more connections than are allowed."""
-
-
-Bound = ClientSender | ClientReceiver | RequestLink | ResponseLink | Coordinator
 
 
 class ClientConnection(asyncio.Protocol):
@@ -303,81 +284,20 @@ class ClientConnection(asyncio.Protocol):
                     f"The connection has {self._links} links and the session {len(link.session.links) - 1}: "
                     f"{amqp.max_links_per_connection} and {amqp.max_links_per_session} are allowed."
                 )
-            if link.is_coordinator:
-                link.accept(MAX_REQUEST_BYTES, COORDINATOR_CREDIT)
-                self._bind(link, Coordinator(self, link))
-                return
-            if link.is_dynamic or link.address is None:
-                raise InvalidArgument("The link names no entity: the source or target needs an address.")
-            address = parse_address(link.address)
-            if address.node is Node.CBS:
-                bound: Bound = self._bind_node(link, address, None)
-            elif not address.path:
-                self.rights.require("", Right.MANAGE, time.time())
-                bound = self._bind_node(link, address, None)
-            else:
-                right = Right.SEND if not link.is_sender else Right.LISTEN
-                if address.node is Node.ENTITY:
-                    self.rights.require(address.resource, right, time.time())
-                elif not any(self.rights.allows(address.resource, right, time.time()) for right in Right):
-                    self.rights.require(address.resource, Right.LISTEN, time.time())
-                entity = self.gateway.namespace.find(address)
-                tracker = entity.tracker(self.gateway.namespace.name)
-                if address.node is Node.MANAGEMENT:
-                    bound = self._bind_node(link, address, entity)
-                else:
-                    bound = self._bind_entity(link, address, entity)
+            destination = destination_of(self, link)
+            if destination is not None and destination.entity is not None:
+                tracker = destination.entity.tracker(self.gateway.namespace.name)
+            bound = bind(self, link, destination)
         except (BrokerError, ProtocolError) as error:
             condition = condition_of(error)
             self.gateway.metrics.errors[condition] += 1
             link.refuse(condition, self.tracked(str(error), tracker))
             return
-        self._bind(link, bound)
-
-    def _bind(self, link: Link, bound: Bound) -> None:
         link.context = bound
+        if isinstance(bound, ResponseLink):
+            self._responses.append(bound)
         self._links += 1
         self._count_link(link, 1)
-
-    def _bind_node(self, link: Link, address: Address, entity: Any) -> RequestLink | ResponseLink:
-        if link.is_sender:
-            response = ResponseLink(self, link, address)
-            self._responses.append(response)
-            link.accept()
-            return response
-        is_cbs = address.node is Node.CBS
-        most_bytes = self.gateway.settings.amqp.max_message_size_bytes
-        link.accept(min(most_bytes, MAX_TOKEN_MESSAGE_BYTES) if is_cbs else most_bytes, REQUEST_CREDIT)
-        if is_cbs:
-            return CbsRequests(self, link, address)
-        if entity is None:
-            return NamespaceRequests(self, link, address)
-        return ManagementRequests(self, link, entity, address)
-
-    def _bind_entity(self, link: Link, address: Address, entity: Any) -> ClientSender | ClientReceiver:
-        amqp = self.gateway.settings.amqp
-        if not link.is_sender:
-            entity.require_send()
-            if address.part is not Part.MAIN:
-                raise NotAllowed("Messages come into a dead-letter queue by dead-lettering only: nobody sends to it.")
-            limit = entity.max_message_bytes(amqp.max_message_size_bytes)
-            asked = link.remote_max_message_bytes
-            link.accept(min(asked, limit) if asked else limit, amqp.sender_credit)
-            return ClientSender(self, link, entity, address)
-        entity.require_receive(address.part)
-        filters = link.source_filter()
-        if _NON_EXCLUSIVE_SESSION_FILTER in filters:
-            raise NotImplementedByBroker("Receivers that share a session are not offered by this version.")
-        session = session_filter.read(filters, link.remote_properties())
-        has_sessions = entity.requires_session and address.part is Part.MAIN
-        if session is not None:
-            if not has_sessions:
-                raise NotAllowed(tracking.SESSION_RECEIVER_NOT_SUPPORTED)
-            return SessionReceiver(self, link, entity, address, session)
-        if has_sessions:
-            raise NotAllowed(tracking.SESSION_RECEIVER_REQUIRED)
-        link.accept(entity.max_message_bytes(amqp.max_message_size_bytes))
-        return ClientReceiver(self, link, entity, address)
 
     def on_detach(self, link: Link, closed: bool, condition: str, description: str) -> None:
         self._unbind(link, False)

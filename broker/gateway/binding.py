@@ -1,0 +1,112 @@
+"""What an attach is bound to: an entity, a node that answers requests, or the coordinator of transactions."""
+
+import time
+from typing import NamedTuple
+
+from broker.entities import Right
+from broker.errors import InvalidArgument, NotAllowed, NotImplementedByBroker
+from broker.gateway.cbs_node import CbsRequests
+from broker.gateway.coordinator import COORDINATOR_CREDIT, MAX_REQUEST_BYTES, Coordinator
+from broker.gateway.host import Host
+from broker.gateway.management_node import ManagementRequests
+from broker.gateway.namespace import Entity
+from broker.gateway.namespace_node import NamespaceRequests
+from broker.gateway.receivers import ClientReceiver
+from broker.gateway.request_links import REQUEST_CREDIT, RequestLink, ResponseLink
+from broker.gateway.senders import ClientSender
+from broker.gateway.session_links import SessionReceiver
+from protocol import session_filter, tracking
+from protocol.addresses import Address, Node, Part
+from protocol.addresses import parse as parse_address
+from protocol.links import Link
+
+# The largest tokens known are some 10 KiB.
+MAX_TOKEN_MESSAGE_BYTES = 128 * 1024
+
+_NON_EXCLUSIVE_SESSION_FILTER = "com.microsoft:non-exclusive-session-filter:list"  # of a preview
+
+Bound = ClientSender | ClientReceiver | RequestLink | ResponseLink | Coordinator
+
+
+class Destination(NamedTuple):
+    """Where an attach goes; `entity` is None for $cbs and for the management node of the namespace."""
+
+    address: Address
+    entity: Entity | None
+
+
+def destination_of(host: Host, link: Link) -> Destination | None:
+    """Where the attach goes, if the client may; None is the coordinator, to whom everybody may.
+
+    Raises BrokerError, and ProtocolError for an address that is none.
+    """
+    if link.is_coordinator:
+        return None
+    if link.is_dynamic or link.address is None:
+        raise InvalidArgument("The link names no entity: the source or target needs an address.")
+    address = parse_address(link.address)
+    if address.node is Node.CBS:
+        return Destination(address, None)
+    rights = host.rights
+    if not address.path:
+        rights.require("", Right.MANAGE, time.time())
+        return Destination(address, None)
+    right = Right.SEND if not link.is_sender else Right.LISTEN
+    if address.node is Node.ENTITY:
+        rights.require(address.resource, right, time.time())
+    elif not any(rights.allows(address.resource, right, time.time()) for right in Right):
+        rights.require(address.resource, Right.LISTEN, time.time())
+    return Destination(address, host.gateway.namespace.find(address))
+
+
+def bind(host: Host, link: Link, destination: Destination | None) -> Bound:
+    """Accept the attach, or ask for the session that it is to have. Raises BrokerError and ProtocolError."""
+    if destination is None:
+        link.accept(MAX_REQUEST_BYTES, COORDINATOR_CREDIT)
+        return Coordinator(host, link)
+    address, entity = destination
+    if entity is None or address.node is Node.MANAGEMENT:
+        return _bind_node(host, link, address, entity)
+    return _bind_receiver(host, link, address, entity) if link.is_sender else _bind_sender(host, link, address, entity)
+
+
+def _bind_node(host: Host, link: Link, address: Address, entity: Entity | None) -> RequestLink | ResponseLink:
+    if link.is_sender:
+        link.accept()
+        return ResponseLink(host, link, address)
+    is_cbs = address.node is Node.CBS
+    most_bytes = host.gateway.settings.amqp.max_message_size_bytes
+    link.accept(min(most_bytes, MAX_TOKEN_MESSAGE_BYTES) if is_cbs else most_bytes, REQUEST_CREDIT)
+    if is_cbs:
+        return CbsRequests(host, link, address)
+    if entity is None:
+        return NamespaceRequests(host, link, address)
+    return ManagementRequests(host, link, entity, address)
+
+
+def _bind_sender(host: Host, link: Link, address: Address, entity: Entity) -> ClientSender:
+    entity.require_send()
+    if address.part is not Part.MAIN:
+        raise NotAllowed("Messages come into a dead-letter queue by dead-lettering only: nobody sends to it.")
+    amqp = host.gateway.settings.amqp
+    limit = entity.max_message_bytes(amqp.max_message_size_bytes)
+    asked = link.remote_max_message_bytes
+    link.accept(min(asked, limit) if asked else limit, amqp.sender_credit)
+    return ClientSender(host, link, entity, address)
+
+
+def _bind_receiver(host: Host, link: Link, address: Address, entity: Entity) -> ClientReceiver:
+    entity.require_receive(address.part)
+    filters = link.source_filter()
+    if _NON_EXCLUSIVE_SESSION_FILTER in filters:
+        raise NotImplementedByBroker("Receivers that share a session are not offered by this version.")
+    session = session_filter.read(filters, link.remote_properties())
+    has_sessions = entity.requires_session and address.part is Part.MAIN
+    if session is not None:
+        if not has_sessions:
+            raise NotAllowed(tracking.SESSION_RECEIVER_NOT_SUPPORTED)
+        return SessionReceiver(host, link, entity, address, session)
+    if has_sessions:
+        raise NotAllowed(tracking.SESSION_RECEIVER_REQUIRED)
+    link.accept(entity.max_message_bytes(host.gateway.settings.amqp.max_message_size_bytes))
+    return ClientReceiver(host, link, entity, address)
