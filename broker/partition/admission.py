@@ -52,7 +52,12 @@ def _check_entity(queue: Queue, messages: Sequence[Incoming]) -> None:
 
 
 def entity_size(core: Core, queue: Queue) -> int:
-    """Bytes that count for the quota of a queue or topic; `queue` is its main part."""
+    """Bytes that count for the quota of a queue or topic; `queue` is its main part.
+
+    Of a queue: the records of its messages in any place, those in its dead-letter and transfer queues too, and its
+    sessions' states. Of a topic: the record of each of its messages once, COPY_BYTES for each copy, its subscriptions'
+    states, and what is in its transfer queues.
+    """
     # A transfer queue with messages is open: META lists what they are for.
     transfers = core.queues.get(queue.id | Part.TRANSFER)
     transfer_bytes = transfers.size_bytes if transfers is not None else 0
