@@ -74,6 +74,7 @@ PARTITION = {  # key of a partition's part of the snapshot: type, name, help
     "transactions": (GaugeMetricFamily, "transactions", "Transactions that have work and have not ended."),
     "committed": (CounterMetricFamily, "committed_transactions", "Transactions whose work was done."),
     "rolled_back": (CounterMetricFamily, "rolled_back_transactions", "Transactions of whose work nothing was done."),
+    "auto_deleted": (CounterMetricFamily, "auto_deleted_entities", "Entities deleted because nobody used them."),
     "forwarded": (CounterMetricFamily, "forwarded_messages", "Messages that entities forwarded to another."),
 }
 

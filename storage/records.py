@@ -22,6 +22,8 @@ PARTITION_ID_KEY = b"partition-id"  # in META, a document: whose store this is
 STORE_ID_KEY = b"store-id"  # in META, a document: STORE_ID_BYTES random bytes, which no other store and no copy has
 STORE_ID_BYTES = 8
 DELETED_ENTITY_PREFIX = b"deleted-entity-"  # in META, then the key of an entity whose messages are still being freed
+AUTO_DELETED_PREFIX = b"auto-deleted-"  # in META, then the key of an entity deleted here that the catalog still has
+IDLE_PREFIX = b"idle-"  # in META, then the key of an entity: for how many milliseconds nobody had used it
 # In META, then a queue id: the partition that may have taken messages of it over; of a transfer queue, a list of those
 # that its messages are for.
 FORWARDED_PREFIX = b"forwarded-"
@@ -90,6 +92,18 @@ def mark_key(store_id: bytes, queue_id: int) -> bytes:
 
 def forwarded_key(queue_id: int) -> bytes:
     return FORWARDED_PREFIX + entity_key(queue_id)
+
+
+def deleted_entity_key(entity_id: int) -> bytes:
+    return DELETED_ENTITY_PREFIX + entity_key(entity_id)
+
+
+def auto_deleted_key(entity_id: int) -> bytes:
+    return AUTO_DELETED_PREFIX + entity_key(entity_id)
+
+
+def idle_key(entity_id: int) -> bytes:
+    return IDLE_PREFIX + entity_key(entity_id)
 
 
 # Session ids have 128 characters at most, in UTF-8 at most this many bytes; LMDB takes keys of 511.

@@ -12,6 +12,7 @@ from broker.errors import BrokerError, EntityDisabled, EntityNotFound, NotAllowe
 from broker.partition.admission import entity_size, too_large
 from broker.partition.core import Core
 from broker.partition.duplicates import Sieve
+from broker.partition.idle import use
 from broker.partition.moves import enqueue
 from broker.partition.publishing import publish_forwarded
 from broker.partition.queue import Queue
@@ -115,6 +116,7 @@ def take_over(
         for at in range(verdict.accepted):
             arrived.setdefault(entity_ids[at], []).append((records[at], overlays[at]))
         for destination, messages in arrived.items():
+            use(core, destination << 3, now_ms)
             arrive(core, core.queue(destination << 3), messages, now_ms)
         mark = numbers[new + verdict.accepted - 1]
         core.store.put(Table.MARKS, key, encode_mark(mark))

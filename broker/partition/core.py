@@ -43,6 +43,19 @@ class Forwarding:
         self.waiting: dict[int, Queue] = {}  # those that are to go on when there are fewer bytes
 
 
+class Idle:
+    """An entity: for how long nobody had used it at `looked_ms`, and whether META has anything of that. See `idle`."""
+
+    __slots__ = ("entity_id", "idle_ms", "limit_ms", "looked_ms", "recorded")
+
+    def __init__(self, entity_id: int, limit_ms: int, looked_ms: int) -> None:
+        self.entity_id = entity_id
+        self.limit_ms = limit_ms
+        self.looked_ms = looked_ms
+        self.idle_ms = 0
+        self.recorded = False
+
+
 class Core:
     """`touched` have counts to be written; `awake` may have something for their receivers, `outgoing` to forward, and
     `offering` a session for who waits for one.
@@ -66,6 +79,11 @@ class Core:
         self.topic_ids: dict[str, int] = {}  # topic's name in lower case -> entity id
         self.subscription_ids: dict[int, set[int]] = {}  # topic -> its subscriptions, entity ids
         self.deleted: dict[int, int | None] = {}  # entities whose messages are still being freed -> their topic
+        self.idle: dict[int, Idle] = {}  # those that are deleted when nobody uses them, by entity id
+        self.kept: dict[int, tuple[Idle, ...]] = {}  # entity id -> which of these a use of it keeps
+        self.auto_deleted: dict[int, str] = {}  # entities deleted because of that, and still in the catalog -> name
+        self.newly_auto_deleted: dict[int, str] = {}  # of these, those that nobody was told of yet
+        self.auto_deletions = 0  # entities, since the start
         self.topics: dict[int, Topic] = {}  # those published to since the start, by entity id
         self.queues: dict[int, Queue] = {}  # those in use since the start, by queue id
         self.receivers: dict[Hashable, Receiver] = {}

@@ -9,7 +9,7 @@ from typing import Any
 
 from broker.entities import Description
 from broker.errors import BrokerError, EntityDisabled, EntityNotFound, ServerBusy
-from broker.partition import session_locks
+from broker.partition import idle, session_locks
 from broker.partition.core import PARTS, Core
 from broker.partition.duplicates import arm_purge
 from broker.partition.expiry import resume
@@ -22,13 +22,16 @@ from broker.partition.terms import Kind, Terms
 from broker.partition.timers import Due
 from storage.quarantine import quarantine
 from storage.records import (
+    AUTO_DELETED_PREFIX,
     DELETED_ENTITY_PREFIX,
     FORWARDED_PREFIX,
     NEVER,
     STORE_ID_BYTES,
     CorruptRecord,
+    auto_deleted_key,
     decode_document,
     decode_entry,
+    deleted_entity_key,
     due_key,
     encode_document,
     entity_key,
@@ -46,10 +49,15 @@ _ALL = (b"\0", b"\xff" * 32)
 def load(core: Core, now_ms: int) -> None:
     """Read the entities, and what is due first of each; messages are not looked at. Raises StoreError."""
     definitions: list[tuple[int, Terms]] = []
+    gone = {key for key, _ in _of_meta(core, AUTO_DELETED_PREFIX)}
     for key, value in core.store.scan(Table.ENTITIES, *_ALL, 1 << 32):
         entity_id = int.from_bytes(key, "big")
         try:
-            definitions.append((entity_id, Terms.of_definition(decode_document(value))))
+            terms = Terms.of_definition(decode_document(value))
+            if key in gone:
+                core.auto_deleted[entity_id] = terms.name
+            else:
+                definitions.append((entity_id, terms))
         except (CorruptRecord, ValueError, KeyError) as error:
             raise StoreError(f"entity {entity_id}: {error}") from error
     for entity_id, terms in sorted(definitions, key=lambda each: each[1].kind):  # topics before their subscriptions
@@ -57,8 +65,8 @@ def load(core: Core, now_ms: int) -> None:
             core.define(entity_id, terms)
         except EntityNotFound as error:
             raise StoreError(f"entity {entity_id}: {error}") from error
-    for key, value in core.store.scan(Table.META, DELETED_ENTITY_PREFIX, DELETED_ENTITY_PREFIX + _ALL[1], 1 << 32):
-        entity_id = int.from_bytes(key[len(DELETED_ENTITY_PREFIX) :], "big")
+    for key, value in _of_meta(core, DELETED_ENTITY_PREFIX):
+        entity_id = int.from_bytes(key, "big")
         try:
             topic_id = decode_document(value)["topic_id"]
         except CorruptRecord as error:
@@ -68,6 +76,7 @@ def load(core: Core, now_ms: int) -> None:
     for entity_id, terms in core.terms.items():
         if terms.duplicate_window_ms:
             arm_purge(core, entity_id)
+    idle.load(core, now_ms)
     start = _ALL[0]
     while items := core.store.scan(Table.DUE, start, _ALL[1], 1):
         queue_id, timer, due_ms, _ = unpack_due_key(items[0][0])
@@ -75,10 +84,16 @@ def load(core: Core, now_ms: int) -> None:
         start = due_key(queue_id, timer, NEVER, (1 << 64) - 1) + b"\0"
 
 
+def _of_meta(core: Core, prefix: bytes) -> list[tuple[bytes, bytes]]:
+    """The records whose keys begin so, by the rest of their keys."""
+    items = core.store.scan(Table.META, prefix, prefix + _ALL[1], 1 << 32)
+    return [(key.removeprefix(prefix), value) for key, value in items]
+
+
 def _begin_forwarding(core: Core) -> None:
     """What is in memory of queues that forward, and have something to forward or did when the process ended."""
-    for key, value in core.store.scan(Table.META, FORWARDED_PREFIX, FORWARDED_PREFIX + _ALL[1], 1 << 32):
-        queue_id = int.from_bytes(key[len(FORWARDED_PREFIX) :], "big")
+    for key, value in _of_meta(core, FORWARDED_PREFIX):
+        queue_id = int.from_bytes(key, "big")
         try:
             begin_again(core, queue_id, decode_document(value))
         except CorruptRecord as error:
@@ -99,17 +114,21 @@ def put_entity(
     rules: Sequence[dict[str, Any]] | None = None,
 ) -> None:
     """Create it, or change its properties. Raises ServerBusy while a deleted entity of this id is being freed,
-    EntityNotFound if the topic of a subscription is not there, InvalidArgument if one of its rules is wrong.
+    EntityNotFound if it was deleted because nobody used it, or if the topic of a subscription is not there,
+    InvalidArgument if one of its rules is wrong.
 
     `rules` are the rule documents of a new subscription; None is `$Default`, which takes every message. A change of the
     lock duration drops the locks held; receivers that are no longer allowed are closed.
     """
     if entity_id in core.deleted:
         raise ServerBusy("A deleted entity of the same id is still being freed.")
+    if entity_id in core.auto_deleted:
+        raise _deleted(core.auto_deleted[entity_id])
     terms = Terms.of(description)
     before = core.terms.get(entity_id)
     compiled_rules = [compiled(rule) for rule in ([default_rule(now_ms)] if rules is None else rules)]
     core.define(entity_id, terms)
+    idle.change(core, entity_id, now_ms)
     if before is None:
         if terms.kind == Kind.SUBSCRIPTION:
             write_rules(core.store, entity_id, compiled_rules)
@@ -142,24 +161,55 @@ def disabled(terms: Terms) -> EntityDisabled:
     return EntityDisabled(f"Messaging entity '{terms.name}' is currently disabled for receiving.")
 
 
-def delete_entity(core: Core, entity_id: int, now_ms: int) -> None:
-    """It is gone at once, a topic with its subscriptions; messages are freed step by step. Raises EntityNotFound."""
+def _deleted(name: str) -> EntityNotFound:
+    return EntityNotFound(f"The messaging entity '{name}' could not be found: it was deleted.")
+
+
+def delete_entity(core: Core, entity_id: int, now_ms: int) -> dict[int, str]:
+    """It is gone at once, a topic with its subscriptions; messages are freed step by step. Raises EntityNotFound.
+
+    Returns what was deleted: entity id -> name, subscriptions before their topic.
+    """
     if entity_id not in core.terms:
         raise EntityNotFound("The messaging entity could not be found.")
-    for subscription_id in sorted(core.subscription_ids.get(entity_id, ())):
-        _delete(core, subscription_id, now_ms)
-    _delete(core, entity_id, now_ms)
+    ids = [*sorted(core.subscription_ids.get(entity_id, ())), entity_id]
+    names = {each: core.terms[each].name for each in ids}
+    for each in ids:
+        _delete(core, each, now_ms)
+    return names
+
+
+def delete_unused(core: Core, entity_id: int, now_ms: int) -> None:
+    """Nobody has used it for its time. That it is deleted is final with this commit, whatever the catalog still says;
+    so a message sent before makes it used, and one sent after is refused.
+    """
+    deleted = delete_entity(core, entity_id, now_ms)
+    core.auto_deletions += len(deleted)
+    core.auto_deleted |= deleted
+    core.newly_auto_deleted |= deleted
+    document = encode_document(now_ms)
+    core.store.put_many(Table.META, [(auto_deleted_key(each), document) for each in sorted(deleted)])
+
+
+def delete_all(core: Core, entity_ids: Sequence[int], now_ms: int) -> None:
+    """The catalog has these no more: what of them is here goes."""
+    for entity_id in entity_ids:
+        if entity_id in core.terms:
+            delete_entity(core, entity_id, now_ms)
+        elif core.auto_deleted.pop(entity_id, None) is not None:
+            core.store.delete(Table.META, auto_deleted_key(entity_id))
 
 
 def _delete(core: Core, entity_id: int, now_ms: int) -> None:
     name = core.terms[entity_id].name
+    idle.forget(core, entity_id)
     topic_id = core.forget(entity_id)
     core.topics.pop(entity_id, None)
     if topic_id in core.topics:
         core.topics[topic_id].remove_subscription(entity_id)
     for part in PARTS:
         queue_id = entity_id << 3 | part
-        _close_receivers(core, queue_id, EntityNotFound(f"The messaging entity '{name}' was deleted."))
+        _close_receivers(core, queue_id, _deleted(name))
         queue = core.queues.pop(queue_id, None)
         if queue is not None:
             core.past.add(queue.tally)
@@ -168,7 +218,7 @@ def _delete(core: Core, entity_id: int, now_ms: int) -> None:
         forget(core, queue_id)
         core.offering.pop(queue_id, None)
     document = encode_document({"deleted_ms": now_ms, "topic_id": topic_id})
-    core.store.put(Table.META, DELETED_ENTITY_PREFIX + entity_key(entity_id), document)
+    core.store.put(Table.META, deleted_entity_key(entity_id), document)
     _free_later(core, entity_id, topic_id, now_ms)
 
 
@@ -219,7 +269,7 @@ def free(core: Core, entity_id: int, now_ms: int) -> None:
         store.delete_many(Table.MARKS, _marks(store, range(first, end)))
         store.delete_many(Table.META, map(forwarded_key, range(first, end)))
         store.delete_many(Table.COUNTS, map(entity_key, range(first, end)))
-        store.delete(Table.META, DELETED_ENTITY_PREFIX + entity_key(entity_id))
+        store.delete(Table.META, deleted_entity_key(entity_id))
         del core.deleted[entity_id]
         return
     core.timers.arm(now_ms, (first, Due.DELETION))

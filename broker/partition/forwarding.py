@@ -21,6 +21,7 @@ from broker.partition.arrivals import ENTRY, arrive, enter, judge, refusal
 from broker.partition.core import Core
 from broker.partition.expiry import resume
 from broker.partition.handing_out import Forward, take
+from broker.partition.idle import use
 from broker.partition.locks import Held
 from broker.partition.moves import (
     DESCRIPTION,
@@ -289,6 +290,7 @@ def _move(
         accepted.setdefault(destination, []).append(each)
     for destination, messages in accepted.items():
         target = core.queue(destination << 3)
+        use(core, target.id, now_ms)
         as_they_are = queue.topic_id is None and not target.is_topic and not target.terms.duplicate_window_ms
         discard(core, queue, [held for held, _, _ in messages], keep_bodies=as_they_are)
         if as_they_are:

@@ -5,7 +5,7 @@ is raised, memory and disk may disagree: the partition must be dropped and made 
 milliseconds since 1970 and should not go backwards.
 """
 
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from typing import Any
 
 from broker.entities import Description
@@ -17,6 +17,7 @@ from broker.partition import (
     expiry,
     forwarding,
     handing_out,
+    idle,
     publishing,
     schedule,
     sending,
@@ -35,6 +36,7 @@ from broker.partition.terms import Kind
 from broker.partition.timers import Due
 from broker.wire import Outcome
 from storage.quarantine import quarantined
+from storage.records import Place
 from storage.store import Store
 
 
@@ -65,6 +67,8 @@ class Partition:
 
     def send(self, queue_id: int, messages: Sequence[Incoming], now_ms: int) -> None:
         """Accept all of them or none. Raises EntityNotFound, NotAllowed, EntityDisabled, QuotaExceeded."""
+        if self._core.kept:
+            idle.use(self._core, queue_id, now_ms)
         sending.send(self._core, queue_id, messages, now_ms)
 
     def open_receiver(
@@ -80,6 +84,8 @@ class Partition:
         """
         core = self._core
         queue = core.queue(queue_id)
+        if core.kept:
+            idle.use(core, queue_id, now_ms)
         if queue.transfers is not None:
             raise EntityNotFound("A transfer queue is received from by nobody.")
         if queue.is_topic:
@@ -129,12 +135,16 @@ class Partition:
                 return  # it wakes when a message comes
             queue.sessions.awake[session.id] = session
         self._core.wake(queue)
+        if queue.id >> 3 in self._core.kept:
+            self._core.awake[queue.id] = queue  # `pump` knows the time; it is a use even if credit is taken away
 
     def close_receiver(self, receiver: Hashable, broken: bool, now_ms: int) -> None:
         """`broken`: its connection was lost, and its locks with it. Otherwise they stay until settled or ended."""
         found = self._core.receivers.get(receiver)
         if found is None:
             return
+        if self._core.kept:
+            idle.use(self._core, found.queue_id, now_ms)
         queue = self._core.close_receiver(found)
         if queue is None:
             return
@@ -158,6 +168,8 @@ class Partition:
             queue = self._core.queue(queue_id)
         except BrokerError as error:
             return [error] * len(tokens)
+        if self._core.kept:
+            idle.use(self._core, queue_id, now_ms)
         return settlement.settle(self._core, queue, tokens, Outcome(outcome), properties, now_ms)
 
     def as_told(
@@ -175,18 +187,25 @@ class Partition:
 
     def request(self, name: str, queue_id: int, args: Sequence[Any], now_ms: int) -> Any:
         """See broker.wire. Raises BrokerError."""
+        if self._core.kept:
+            idle.use(self._core, queue_id, now_ms)
         return request(self._core, name, queue_id, args, now_ms)
 
     def transact(
         self, transaction: Hashable, begins: bool, operations: Sequence[Sequence[Any]], now_ms: int
     ) -> list[list[list[str] | None] | None]:
         """Sends and settlements of a transaction, `begins` with the first; see `transactions.transact`."""
+        if self._core.kept:
+            for operation in operations:
+                idle.use(self._core, operation[1], now_ms)
         return transactions.transact(self._core, transaction, begins, operations, now_ms)
 
     def request_in(
         self, transaction: Hashable, begins: bool, name: str, queue_id: int, args: Sequence[Any], now_ms: int
     ) -> Any:
         """As `request`, of `schedule` and `settle` as a part of a transaction. Raises BrokerError."""
+        if self._core.kept:
+            idle.use(self._core, queue_id, now_ms)
         return transactions.request_in(self._core, transaction, begins, name, queue_id, args, now_ms)
 
     def discharge(self, transaction: Hashable, commit: bool, now_ms: int) -> None:
@@ -203,9 +222,15 @@ class Partition:
             if due == Due.DELETION:
                 entities.free(core, queue_id >> 3, now_ms)
                 continue
+            if due == Due.IDLE:
+                if idle.has_ended(core, queue_id >> 3, now_ms):
+                    entities.delete_unused(core, queue_id >> 3, now_ms)
+                continue
             queue = core.find(queue_id)
             if queue is None:
                 continue  # deleted
+            if core.kept and (queue.is_pulled or queue.counts[Place.SCHEDULED]):
+                idle.use(core, queue.id, now_ms)  # whatever now becomes of what uses it
             if due == Due.LOCKS:
                 (settlement if queue.sessions is None else session_locks).end_locks(core, queue, now_ms)
             elif due == Due.SESSION_WAITS:
@@ -233,6 +258,9 @@ class Partition:
         forwards = forwarding.pump(core, now_ms) if core.outgoing else ()
         if core.offering:
             session_locks.offer(core, now_ms)
+        if core.kept:
+            for queue_id in core.awake:
+                idle.use(core, queue_id, now_ms)
         pumped = handing_out.pump(core, now_ms)
         if not (forwards or core.outgoing or core.offering or core.accepted):
             return pumped
@@ -288,6 +316,25 @@ class Partition:
         """
         entities.delete_entity(self._core, entity_id, now_ms)
 
+    def delete_entities(self, entity_ids: Sequence[int], now_ms: int) -> None:
+        """Delete what of these is here; the caller has removed all of their definitions."""
+        entities.delete_all(self._core, entity_ids, now_ms)
+
+    def with_subscriptions(self, entity_ids: Iterable[int]) -> list[int]:
+        """These entities, each once, and the subscriptions of those of them that are topics."""
+        of = self._core.subscription_ids
+        return list(dict.fromkeys(found for each in entity_ids for found in (*sorted(of.get(each, ())), each)))
+
+    @property
+    def auto_deleted(self) -> Collection[int]:
+        """Entities that were deleted because nobody used them, and whose definitions are still to be removed."""
+        return self._core.auto_deleted.keys()
+
+    def take_auto_deleted(self) -> dict[int, str]:
+        """Those of them not yet told of, with their names. To be asked after the commit."""
+        found, self._core.newly_auto_deleted = self._core.newly_auto_deleted, {}
+        return found
+
     def tallies(self) -> dict[int, dict[str, Any]]:
         """Queue id -> the names of `queue.Tally` -> number since the start, of queues in use."""
         return {queue.id: queue.tally.snapshot() for queue in self._core.queues.values()}
@@ -313,4 +360,5 @@ class Partition:
             "transactions": len(core.transactions.open),
             "committed": core.transactions.committed,
             "rolled_back": core.transactions.rolled_back,
+            "auto_deleted": core.auto_deletions,
         }

@@ -40,6 +40,7 @@ class Terms(NamedTuple):
     forward_dead_lettered_to: str = ""
     duplicate_window_ms: int = 0  # of a queue or topic with duplicate detection
     requires_session: bool = False
+    idle_limit_ms: int = 0  # unused for so long, it is deleted; 0: never
 
     @classmethod
     def of(cls, description: Description) -> "Terms":
@@ -55,6 +56,7 @@ class Terms(NamedTuple):
                     status=description.status,
                     kind=Kind.TOPIC,
                     duplicate_window_ms=_duplicate_window_ms(description),
+                    idle_limit_ms=description.auto_delete_on_idle_ms or 0,
                 )
             case SubscriptionDescription():
                 return cls(
@@ -71,6 +73,7 @@ class Terms(NamedTuple):
                     forward_to=(description.forward_to or "").lower(),
                     forward_dead_lettered_to=(description.forward_dead_lettered_messages_to or "").lower(),
                     requires_session=description.requires_session,
+                    idle_limit_ms=_idle_limit_ms(description),
                 )
             case QueueDescription():
                 return cls(
@@ -85,6 +88,7 @@ class Terms(NamedTuple):
                     forward_dead_lettered_to=(description.forward_dead_lettered_messages_to or "").lower(),
                     duplicate_window_ms=_duplicate_window_ms(description),
                     requires_session=description.requires_session,
+                    idle_limit_ms=_idle_limit_ms(description),
                 )
 
     @classmethod
@@ -114,3 +118,8 @@ class Terms(NamedTuple):
 
 def _duplicate_window_ms(description: QueueDescription | TopicDescription) -> int:
     return description.duplicate_detection_history_time_window_ms if description.requires_duplicate_detection else 0
+
+
+def _idle_limit_ms(description: QueueDescription | SubscriptionDescription) -> int:
+    """What forwards is never deleted: its interval is unlimited (management.md 1.6)."""
+    return 0 if description.forward_to else description.auto_delete_on_idle_ms or 0

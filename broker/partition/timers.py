@@ -19,6 +19,7 @@ class Due(IntEnum):
     DUPLICATES = 5
     SESSION_WAITS = 6
     TRANSACTIONS = 7  # of the partition: its queue id is 0
+    IDLE = 8
 
 
 Thing = tuple[int, int]

@@ -237,6 +237,7 @@ def test_gauges_are_those_that_are_shown(queue):
         "transactions": 0,
         "committed": 0,
         "rolled_back": 0,
+        "auto_deleted": 0,
     }
     assert gauges == expected
     queue.partition.delete_entity(ENTITY, queue.now_ms)
