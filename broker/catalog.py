@@ -4,6 +4,10 @@ Partition 0 is the home: a change is committed there first, with the next catalo
 crash in between is mended at the next start: the catalog with the highest version is the latest, and goes to all. That
 is the home's, unless partitions were restored from copies of different moments.
 
+Entities that nobody used for their interval are deleted by the partition that they live on, and the home is told to
+take them out of the catalog (`broker.deletions`). If the broker ends before that, the next start does it. So an entity
+that is declared is made anew by the next start, empty and with another id.
+
 Rules are changed while the broker runs, by the partition that their topic lives on: there they are as they should be,
 and copied from there to the others at each start. Until that partition has got a new subscription from the latest
 catalog, its rules are those in the store that has.
@@ -23,7 +27,16 @@ from xxhash import xxh3_64_intdigest
 from broker.config import FORWARDING, MAX_RULES, MAX_SUBSCRIPTIONS, ConfigurationError
 from broker.entities import DESCRIPTIONS, Description, SubscriptionDescription
 from broker.rule_descriptions import DEFAULT_RULE, FILTER_KINDS, RuleDescription
-from storage.records import CorruptRecord, decode_document, encode_document, entity_key, rule_key
+from storage.records import (
+    IDLE_PREFIX,
+    CorruptRecord,
+    auto_deleted_key,
+    decode_document,
+    deleted_entity_key,
+    encode_document,
+    entity_key,
+    rule_key,
+)
 from storage.store import Store, StoreError, Table
 
 NEXT_ENTITY_ID_KEY = b"next-entity-id"
@@ -82,6 +95,7 @@ class Reconciled(NamedTuple):
     created: tuple[str, ...]  # paths
     updated: tuple[Update, ...]
     copied: tuple[int, ...]
+    deleted: tuple[str, ...] = ()  # paths: nobody had used them
 
 
 def home_partition(name: str, partitions: int) -> int:
@@ -118,6 +132,7 @@ def reconcile(
     version = max(versions)
     latest = stores[versions.index(version)]
     catalog = _Catalog(latest, now_ms)
+    catalog.delete_unused(stores)
     for wanted in declared:
         catalog.declare(wanted)
     all_rules = _StoredRules(stores, latest)
@@ -128,8 +143,16 @@ def reconcile(
     catalog.check()
     copied = tuple(partition for partition, found in enumerate(versions) if found < version)
     for store in stores:
-        _write(store, catalog, version + 1 if catalog.changed else version)
-    return Reconciled(catalog_version(stores[0]), tuple(catalog.created), catalog.updates(), copied)
+        _write(store, catalog, version + 1 if catalog.changed else version, now_ms)
+    return Reconciled(
+        catalog_version(stores[0]), tuple(catalog.created), catalog.updates(), copied, tuple(catalog.deleted)
+    )
+
+
+def remove(store: Store, entity_ids: Iterable[int], version: int) -> None:
+    """Stage that the catalog, now of `version`, has these entities no more. What they hold the partition deletes."""
+    store.delete_many(Table.ENTITIES, map(entity_key, entity_ids))
+    store.put(Table.META, CATALOG_VERSION_KEY, encode_document(version))
 
 
 class _Catalog:
@@ -147,6 +170,16 @@ class _Catalog:
         self._updated: dict[str, list[str]] = {}
         self._declared: list[Description] = []
         self._refused: list[str] = []
+        self.deleted: list[str] = []  # paths
+
+    def delete_unused(self, stores: Sequence[Store]) -> None:
+        """Take out what the partition that it lives on has deleted because nobody used it."""
+        for path, found in list(self._by_path.items()):
+            home = stores[home_partition(found.description.home_name, len(stores))]
+            if home.get(Table.META, auto_deleted_key(found.entity_id)) is not None:
+                del self._by_path[path], self.entities[entity_key(found.entity_id)]
+                self.deleted.append(found.description.path)
+                self.changed = True
 
     def declare(self, wanted: Description) -> None:
         if isinstance(wanted, SubscriptionDescription):
@@ -250,26 +283,41 @@ class _StoredRules:
         return dict((home if has_it else self._latest).scan(Table.RULES, key, end, _LIMIT))
 
 
-def _write(store: Store, catalog: _Catalog, version: int) -> None:
+def _write(store: Store, catalog: _Catalog, version: int, now_ms: int) -> None:
     """Make the catalog of one partition this one, in one commit; none if it is."""
-    changed = [
-        _bring_in_line(store, Table.ENTITIES, catalog.entities),
-        _bring_in_line(store, Table.RULES, catalog.rules),
-    ]
-    if any(changed) or catalog_version(store) != version:
+    before = dict(store.scan(Table.ENTITIES, *_ALL, _LIMIT))
+    changed = _bring_in_line(store, Table.ENTITIES, catalog.entities)
+    _delete_contents(store, [_definition(key, value) for key, value in before.items()], catalog, now_ms)
+    changed += _bring_in_line(store, Table.RULES, catalog.rules)
+    if changed:  # a use: that nobody used these entities is true no more
+        store.delete_many(Table.META, {IDLE_PREFIX + key[:4] for key in changed})
+    if changed or catalog_version(store) != version:
         store.put(Table.META, NEXT_ENTITY_ID_KEY, encode_document(catalog.next_id))
         store.put(Table.META, CATALOG_VERSION_KEY, encode_document(version))
         store.commit()
 
 
-def _bring_in_line(store: Store, table: Table, wanted: dict[bytes, bytes]) -> bool:
-    """Stage what makes `table` hold just that; False if it did."""
+def _delete_contents(store: Store, before: Sequence[Definition], catalog: _Catalog, now_ms: int) -> None:
+    """Of entities that the catalog has no more: they are to be freed when the partition starts."""
+    gone = [item for item in before if entity_key(item.entity_id) not in catalog.entities]
+    topic_ids = {item.description.path.lower(): item.entity_id for item in before} if gone else {}
+    for item in gone:
+        of = item.description
+        topic_id = topic_ids.get(of.topic.lower()) if isinstance(of, SubscriptionDescription) else None
+        document = encode_document({"deleted_ms": now_ms, "topic_id": topic_id})
+        store.put(Table.META, deleted_entity_key(item.entity_id), document)
+        store.delete(Table.META, auto_deleted_key(item.entity_id))
+
+
+def _bring_in_line(store: Store, table: Table, wanted: dict[bytes, bytes]) -> list[bytes]:
+    """Stage what makes `table` hold just that; returns the keys of what changed."""
     found = dict(store.scan(table, *_ALL, _LIMIT))
-    if found == wanted:
-        return False
-    store.delete_many(table, [key for key in found if key not in wanted])
-    store.put_many(table, [(key, value) for key, value in wanted.items() if found.get(key) != value])
-    return True
+    removed = [key for key in found if key not in wanted]
+    put = [(key, value) for key, value in wanted.items() if found.get(key) != value]
+    if removed or put:
+        store.delete_many(table, removed)
+        store.put_many(table, put)
+    return removed + [key for key, _ in put]
 
 
 def _rule(value: bytes) -> dict[str, Any] | None:

@@ -3,6 +3,8 @@
 A partition of this worker takes its command in the next turn, and the answer comes in the one after: each when the
 other side has committed, as over a socket. Other workers are dialled when there is something for them. A connection
 that cannot be made or is lost is made known to the partitions, which try again after a while.
+
+The worker of the namespace's home partition is dialled at once, and again when it is lost: it says what the catalog is.
 """
 
 import select
@@ -13,10 +15,13 @@ from typing import Any
 import structlog
 
 from broker import wire
+from broker.deletions import HOME, Deletions
 from broker.partition.handing_out import Forward
 from broker.partition.partition import Partition
 from broker.peer import Peer
 from broker.wire import Op
+
+REDIAL_MS = 100
 
 log = structlog.get_logger("worker")
 
@@ -24,7 +29,8 @@ log = structlog.get_logger("worker")
 class Neighbours:
     """Partition p, of `partition_count`, is on worker p % len(sockets); `sockets` are the paths, by worker.
 
-    `partitions` are this worker's. `touch` is told each of them that is to commit because of an answer.
+    `partitions` are this worker's. `touch` is told each of them that is to commit because of an answer. `deletions` are
+    told what the home says of the catalog.
     """
 
     def __init__(
@@ -34,6 +40,7 @@ class Neighbours:
         partition_count: int,
         poll: select.epoll,
         touch: Callable[[Partition], None],
+        deletions: Deletions,
     ) -> None:
         self.inbox: list[list[Any]] = []  # commands and answers for partitions of this worker, for the next turn
         self.answers: list[list[Any]] = []  # of partitions of this worker to others of it, made in this turn
@@ -45,6 +52,9 @@ class Neighbours:
         self._links: dict[int, Peer] = {}  # by worker
         self._workers: dict[int, int] = {}  # file descriptor of a link -> worker
         self._unreachable: set[int] = set()  # workers, so that it is logged once
+        self._deletions = deletions
+        self._home = HOME % len(sockets)
+        self.dial_home_ms: int | None = None if HOME in partitions else 0  # when to; None: it is connected, or here
 
     def send(self, forwards: Iterable[Forward], now_ms: int) -> None:
         """What was forwarded and answered in this turn leaves; to be called after the commit."""
@@ -83,9 +93,34 @@ class Neighbours:
                     self.answered(message, now_ms)
                 elif message[0] == Op.HELLO:
                     assert message[1] == wire.VERSION
+                elif message[0] == Op.CATALOG:
+                    log.info("following the catalog", version=message[1])
+                    there = {definition["entity_id"] for definition in message[2]}
+                    self.remove(self._deletions.catch_up(message[1], there, now_ms), now_ms)
+                elif message[0] == Op.DELETED:
+                    self._deletions.follow(message[1], message[2], now_ms)
         if event & select.EPOLLOUT:
             self._write(worker, link, now_ms)
         return True
+
+    def dial_home(self, now_ms: int) -> None:
+        if self._home not in self._links:
+            self._dial(self._home, now_ms, quiet=True)
+
+    def remove(self, entity_ids: Sequence[int], now_ms: int) -> None:
+        """Tell the home of entities that were deleted here; to be called after the commit.
+
+        While it is not connected nobody is told: it says when it is what its catalog still has.
+        """
+        if not entity_ids:
+            return
+        command = [Op.REMOVE, list(entity_ids)]
+        if HOME in self._partitions:
+            self.inbox.append(command)
+        elif (link := self._links.get(self._home)) is not None:
+            link.answers.append(command)
+            link.queue_answers()
+            self._write(self._home, link, now_ms)
 
     def answered(self, message: list[Any], now_ms: int) -> None:
         """FORWARDED, from whichever side."""
@@ -94,20 +129,24 @@ class Neighbours:
         partition.taken_over(source, by, up_to, refused, busy, now_ms)
         self._touch(partition)
 
-    def _dial(self, worker: int, now_ms: int) -> Peer | None:
+    def _dial(self, worker: int, now_ms: int, quiet: bool = False) -> Peer | None:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         link = Peer(connection)
         try:
             connection.connect(self._sockets[worker])
         except OSError as error:  # not there, or so busy that its backlog is full
             connection.close()
-            if worker not in self._unreachable:
+            if worker == self._home:
+                self.dial_home_ms = now_ms + REDIAL_MS
+            if worker not in self._unreachable and not quiet:
                 self._unreachable.add(worker)
                 log.warning("worker cannot be reached to forward to", worker=worker, error=str(error))
             return None
         if worker in self._unreachable:
             self._unreachable.discard(worker)
             log.info("worker is reached again", worker=worker)
+        if worker == self._home:
+            self.dial_home_ms = None
         self._links[worker] = link
         self._workers[connection.fileno()] = worker
         self._poll.register(connection, select.EPOLLIN)
@@ -125,6 +164,8 @@ class Neighbours:
         self._poll.unregister(link.socket)
         link.socket.close()
         log.info("connection to worker lost", worker=worker)
+        if worker == self._home:
+            self.dial_home_ms = now_ms + REDIAL_MS
         self._lost(worker, now_ms)
 
     def _lost(self, worker: int, now_ms: int) -> None:

@@ -82,6 +82,8 @@ def _reconcile(settings: Settings, directory: DataDirectory) -> None:
     finally:
         for store in stores:
             store.close()
+    for deleted in result.deleted:
+        log.info("entity deleted: nobody used it", entity=deleted)
     for created in result.created:
         log.info("entity created", entity=created)
     for update in result.updated:

@@ -71,7 +71,9 @@ class Op(IntEnum):
     # The answer: source partition, source queue, partition that answers, all taken up to this sequence number, those
     # refused as [error name, text, [sequence number, ...]], and why nothing more is taken now, or "".
     FORWARDED = 11
-    # worker -> gateway
+    # a worker -> the worker of partition 0
+    REMOVE = 12  # [entity id, ...]: deleted where they lived, and to be taken out of the catalog
+    # worker -> gateway, and the first and those of the catalog -> another worker as well
     HELLO = 100  # version, [partition, ...]
     SENT = 101  # channel, count of deliveries stored
     REFUSED = 102  # channel, count of deliveries refused, error name, text
@@ -83,7 +85,8 @@ class Op(IntEnum):
     DELIVER = 108  # channel, locked_until_ms, [entry items, ...]
     REPLY = 109  # request id, result
     FAILED = 110  # request id, error name, text
-    CATALOG = 111  # version, [definition, ...]
+    CATALOG = 111  # version, [definition, ...]: when the connection is made
+    DELETED = 112  # version, [entity id, ...]: the catalog has these no more
 
 
 # Requests with a `receiver`, and which of the arguments that is.

@@ -22,6 +22,7 @@ import structlog
 from broker import wire
 from broker.catalog import catalog_version, home_partition
 from broker.child import announce_ready, fail, read_instructions
+from broker.deletions import HOME, Deletions
 from broker.errors import BrokerError
 from broker.logging import configure_logging
 from broker.metrics import WorkerMetrics
@@ -85,7 +86,10 @@ class Worker:
         self._release_ms: int | None = None  # when the stores' pages are to be given back
         self._metrics = WorkerMetrics()
         self._poll = select.epoll()
-        self._neighbours = Neighbours(sockets, partitions, partition_count, self._poll, self._touched.add)
+        self._deletions = Deletions(partitions, stores, self._touched.add)
+        self._neighbours = Neighbours(
+            sockets, partitions, partition_count, self._poll, self._touched.add, self._deletions
+        )
         self._stopping = False
         self._held_back = False  # nothing was handed out in the last turn, since a gateway had too much unread
         self._apply: dict[int, Callable[[Caller, list[Any]], None]] = {
@@ -99,6 +103,7 @@ class Worker:
             Op.REQUEST: self._request,
             Op.RESTORE: self._restore,
             Op.FORWARD: self._forward,
+            Op.REMOVE: self._remove,
         }
 
     def run(self) -> None:
@@ -110,6 +115,8 @@ class Worker:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides
         self._poll.register(self._listener, select.EPOLLIN)
         self._poll.register(wake_receive, select.EPOLLIN)
+        if HOME in self._partitions:
+            self._neighbours.remove(self._deletions.outstanding(), 0)
         more = False
         while not self._stopping:
             events = self._poll.poll(0 if more or self._neighbours.inbox else self._timeout_seconds())
@@ -125,11 +132,14 @@ class Worker:
                     wake_receive.recv(64)
             if self._neighbours.inbox:
                 self._take_inbox()
+            if (dial_ms := self._neighbours.dial_home_ms) is not None and dial_ms <= self._now_ms:
+                self._neighbours.dial_home(self._now_ms)
             more = self._finish_turn(started, more)
 
     def _timeout_seconds(self) -> float | None:
         timers = [partition.next_timer_ms() for partition in self._partitions.values()]
-        due = min((due for due in (*timers, self._release_ms) if due is not None), default=None)
+        own = (self._release_ms, self._neighbours.dial_home_ms)
+        due = min((due for due in (*timers, *own) if due is not None), default=None)
         if due is None:
             return None
         seconds: float = due / 1000 - time.time()
@@ -169,6 +179,8 @@ class Worker:
             if self._messages_in_turn:
                 metrics.messages_per_commit.observe(self._messages_in_turn)
         self._messages_in_turn = 0
+        if committed and (deleted := self._deletions.take_new()):
+            self._neighbours.remove(deleted, now_ms)
         if forwards or self._neighbours.answers:
             self._neighbours.send(forwards, now_ms)
         for peer in list(self._peers.values()):
@@ -406,8 +418,19 @@ class Worker:
         for message in inbox:
             if message[0] == Op.FORWARD:
                 self._take_over(message, neighbours.answers)
+            elif message[0] == Op.REMOVE:
+                self._remove(None, message)
             else:
                 neighbours.answered(message, self._now_ms)
+
+    # -- entities that go
+
+    def _remove(self, peer: Caller | None, message: list[Any]) -> None:
+        """From whichever worker; this is the home's. All who know the catalog hear of it after the commit."""
+        removed = self._deletions.remove(message[1], self._now_ms)
+        if removed is not None:
+            for caller in self._peers.values():
+                caller.answers.append([Op.DELETED, *removed])
 
 
 def _name_receiver(peer: Caller, name: str, arguments: list[Any]) -> None:

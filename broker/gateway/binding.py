@@ -73,7 +73,7 @@ def bind(host: Host, link: Link, destination: Destination | None) -> Bound:
 def _bind_node(host: Host, link: Link, address: Address, entity: Entity | None) -> RequestLink | ResponseLink:
     if link.is_sender:
         link.accept()
-        return ResponseLink(host, link, address)
+        return ResponseLink(host, link, address, entity)
     is_cbs = address.node is Node.CBS
     most_bytes = host.gateway.settings.amqp.max_message_size_bytes
     link.accept(min(most_bytes, MAX_TOKEN_MESSAGE_BYTES) if is_cbs else most_bytes, REQUEST_CREDIT)

@@ -8,14 +8,16 @@ import asyncio
 import socket
 import time
 import uuid
+from collections.abc import Collection
 from typing import Protocol, cast
 
 import structlog
 
-from broker.errors import BrokerError, QuotaExceeded
+from broker.errors import BrokerError, EntityNotFound, QuotaExceeded
 from broker.gateway.binding import Bound, bind, destination_of
 from broker.gateway.conditions import condition_of
 from broker.gateway.host import Overrunning, SessionHolder, Shared
+from broker.gateway.namespace import Entity
 from broker.gateway.receivers import ClientReceiver
 from broker.gateway.request_links import ResponseLink
 from broker.gateway.rights import Rights
@@ -394,6 +396,19 @@ class ClientConnection(asyncio.Protocol):
         self.gateway.metrics.errors[condition] += 1
         link.detach(condition, self.tracked(str(error), tracker))
         self._unbind(link, False)
+
+    def detach_from(self, entities: Collection[Entity]) -> None:
+        """These entities were deleted: links to them and to their $management nodes end."""
+        if self._sasl is not None or self._transport is None:
+            return
+        namespace = self.gateway.namespace.name
+        for link in list(self.engine.links.values()):
+            entity: Entity | None = getattr(link.context, "entity", None)
+            if entity is not None and entity in entities and not link.closed:
+                kind = "Subscription" if entity.kind == "subscription" else "Queue"
+                error = EntityNotFound(tracking.entity_not_found(namespace, entity.name, kind))
+                self.detach(link, error, entity.tracker(namespace))
+        self.flush()
 
     def tracked(self, text: str, tracker: str = "NoSystemTracker") -> str:
         return tracking.tracked(text, uuid.uuid4(), int(time.time() * 1000), tracker)

@@ -5,7 +5,7 @@ import signal
 import ssl
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import structlog
@@ -46,6 +46,7 @@ class Gateway:
         self.router = Router(instructions.sockets, self.settings.partitions, self.metrics, self._on_catalog)
         self.new_message_id = MessageIds()
         self.router.on_caught_up = self._on_caught_up
+        self.router.on_deleted = self._on_deleted
         self.connections: set[ClientConnection] = set()
         self._catalog_known = asyncio.Event()
         self._servers: list[asyncio.Server] = []
@@ -133,12 +134,29 @@ class Gateway:
     def _on_catalog(self, documents: Sequence[dict[str, Any]]) -> None:
         definitions = [Definition.from_document(document) for document in documents]
         partitions = self.settings.partitions
+        there = {each.entity_id for each in definitions}
+        removed = [entity for entity in self.namespace if entity.entity_id not in there]
         self.namespace.replace(
             Entity(each.entity_id, each.description, home_partition(each.description.home_name, partitions))
             for each in definitions
         )
         self.keyring.set_entities(each.description for each in definitions)
         self._catalog_known.set()
+        self._forget(frozenset(removed))
+
+    def _on_deleted(self, entity_ids: Sequence[int]) -> None:
+        removed = self.namespace.remove(frozenset(entity_ids))
+        self.keyring.set_entities(entity.description for entity in self.namespace)
+        self._forget(frozenset(removed))
+
+    def _forget(self, removed: Collection[Entity]) -> None:
+        """These entities are no more."""
+        if not removed:
+            return
+        for connection in list(self.connections):
+            connection.detach_from(removed)
+        for entity in removed:
+            self.metrics.forget(entity.name)
 
     def _on_caught_up(self) -> None:
         for connection in list(self.connections):

@@ -1,6 +1,6 @@
 """What a gateway knows of the namespace: entities by path, and where each lives."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 
 from broker.config import MAX_MESSAGE_BYTES
 from broker.entities import Description, Status, SubscriptionDescription, TopicDescription
@@ -77,7 +77,7 @@ class Entity:
 
 
 class Namespace:
-    """The entities by path; replaced as a whole when the catalog changes."""
+    """The entities by path, as the catalog has them."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -85,6 +85,13 @@ class Namespace:
 
     def replace(self, entities: Iterable[Entity]) -> None:
         self._entities = {entity.name.lower(): entity for entity in entities}
+
+    def remove(self, entity_ids: Container[int]) -> list[Entity]:
+        """Returns those that were there."""
+        removed = [entity for entity in self._entities.values() if entity.entity_id in entity_ids]
+        for entity in removed:
+            del self._entities[entity.name.lower()]
+        return removed
 
     def find(self, address: Address) -> Entity:
         """Raises EntityNotFound with the text that SDKs recognise. A topic has no dead-letter queue."""

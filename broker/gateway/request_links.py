@@ -10,6 +10,7 @@ from collections.abc import Callable
 from broker.errors import BrokerError
 from broker.gateway.conditions import condition_of
 from broker.gateway.host import Host
+from broker.gateway.namespace import Entity
 from broker.gateway.transactions import Transaction
 from protocol import conditions, tracking
 from protocol.addresses import Address
@@ -29,11 +30,12 @@ Answer = Callable[[bytes], None]
 
 
 class ResponseLink:
-    """A client's receiver on a node: responses go out settled, when there is credit."""
+    """A client's receiver on a node, perhaps of an entity: responses go out settled, when there is credit."""
 
-    def __init__(self, connection: Host, link: Link, address: Address) -> None:
+    def __init__(self, connection: Host, link: Link, address: Address, entity: Entity | None) -> None:
         self.connection = connection
         self.link = link
+        self.entity = entity
         self.node = (address.node, address.resource)
         self._waiting: deque[bytes] = deque()
         self._waiting_bytes = 0

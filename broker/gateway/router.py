@@ -255,6 +255,9 @@ class WorkerConnection(asyncio.Protocol):
             if op in _NOT_OF_A_CHANNEL:
                 self._take(message)
                 continue
+            if op == Op.DELETED:
+                self._router.on_deleted(message[2])
+                continue
             channel = channels.get(message[1])
             if channel is None:
                 continue
@@ -302,6 +305,7 @@ class Router:
         self.on_catalog = on_catalog
         self.behind: set[WorkerConnection] = set()  # with more commands unread than they should have
         self.on_caught_up: Callable[[], None] = lambda: None
+        self.on_deleted: Callable[[Sequence[int]], None] = lambda entity_ids: None
         self.workers = [WorkerConnection(path, self) for path in sockets]
         self._number = 0
 

@@ -2,8 +2,9 @@
 
 A use is whatever a client asks of the entity or of its dead-letter queue: to send, receive, settle, browse, schedule, a
 change of its rules or properties; and a message that another entity forwards to it. A receiver uses it as long as it
-has credit, and so do messages that are scheduled, or still to be moved on to where they were sent through it. Of a topic, uses of its subscriptions are uses, too; but what a
-topic publishes is no use of a subscription. An entity that forwards is never idle.
+has credit, and so do messages that are scheduled, or wait to be moved on to where they were sent through it. Of a
+topic, uses of its subscriptions are uses, too; but what it publishes is no use of a subscription. An entity that
+forwards is never idle.
 
 Time counts only while the partition runs: nobody can use what is not served. So what is kept is no moment but for how
 long an entity was idle when it was last looked at: STEPS times in its interval, and at its end. META has what a look

@@ -3,7 +3,7 @@
 import pytest
 from accounts import problems
 from driver import DEAD, ENTITY, LOCK_MS, MAIN, START_MS, Driver, define, message
-from forwarding_driver import Partitions
+from forwarding_driver import Partitions, transfer, via
 from hypothesis import given
 from hypothesis import strategies as st
 from session_driver import SessionDriver
@@ -308,6 +308,23 @@ def test_what_is_forwarded_to_it_is_a_use(partition):
     for _ in range(2):
         net.wait(STEP_MS)
     assert not net.partitions[partition].request("counts", 0, [target], net.now_ms)
+
+
+def test_what_was_sent_through_it_and_has_not_arrived_keeps_it():
+    net = Partitions(2)
+    through = net.queue("through", 0, auto_delete_on_idle_ms=INTERVAL_MS)
+    target = net.queue("target", 1)
+    net.send(transfer(through), via("target", "m"))
+    for _ in range(3 * STEPS):  # the target's partition does not answer
+        net.wait(STEP_MS)
+    net.run()
+    assert net.bodies(target) == ["m"]
+    for _ in range(STEPS - 1):
+        net.wait(STEP_MS)
+    assert net.counts(through)[0] == 0
+    for _ in range(2):
+        net.wait(STEP_MS)
+    assert not net.partitions[0].request("counts", 0, [through], net.now_ms)
 
 
 def test_what_forwards_is_never_deleted():

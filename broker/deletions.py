@@ -1,0 +1,87 @@
+"""How a deletion gets from the partition that decides it to the catalog of the namespace, and from there to all others.
+
+An entity that nobody used is deleted by the partition that it lives on, and that is final. The worker of partition 0,
+the namespace's home, is told (REMOVE), takes it out of the catalog there, and tells all that are connected (DELETED):
+gateways, and the other workers, whose partitions follow. Whoever connects anew gets the whole catalog, and finds in it
+what it missed. A worker tells the home again what the catalog still has of its partitions' deletions.
+
+A user's deletion enters at the home: there it is in the catalog first, and the entity's own partition follows.
+"""
+
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+
+import structlog
+
+from broker.catalog import catalog_version, remove
+from broker.partition.partition import Partition
+from storage.records import entity_key
+from storage.store import Store, Table
+
+log = structlog.get_logger("worker")
+
+HOME = 0  # the partition that has the namespace's catalog first
+
+
+class Deletions:
+    """Of one worker: `partitions` are its own, `touch` is told those that have something to commit."""
+
+    def __init__(
+        self,
+        partitions: Mapping[int, Partition],
+        stores: Mapping[int, Store],
+        touch: Callable[[Partition], None],
+    ) -> None:
+        self._partitions = partitions
+        self._stores = stores
+        self._touch = touch
+
+    def take_new(self) -> list[int]:
+        """Entities that this worker's partitions have deleted since it was asked, to be told to the home."""
+        found: list[int] = []
+        for number, partition in self._partitions.items():
+            for entity_id, name in partition.take_auto_deleted().items():
+                log.info("entity deleted: nobody used it", entity=name, partition=number)
+                found.append(entity_id)
+        return found
+
+    def outstanding(self) -> list[int]:
+        """Entities that its partitions have deleted and the catalog may still have."""
+        return [entity_id for partition in self._partitions.values() for entity_id in partition.auto_deleted]
+
+    def remove(self, entity_ids: Sequence[int], now_ms: int) -> tuple[int, list[int]] | None:
+        """At the home: take them out of the catalog, a topic with its subscriptions.
+
+        Returns the new version and what it had of them, or None if it had nothing.
+        """
+        store = self._stores[HOME]
+        wanted = self._partitions[HOME].with_subscriptions(entity_ids)
+        gone = [each for each in wanted if store.get(Table.ENTITIES, entity_key(each)) is not None]
+        if not gone:
+            return None
+        version = catalog_version(store) + 1
+        self.follow(version, gone, now_ms)
+        return version, gone
+
+    def follow(self, version: int, entity_ids: Sequence[int], now_ms: int) -> None:
+        """The home's catalog, now of this version, has these entities no more."""
+        for number, partition in self._partitions.items():
+            if catalog_version(self._stores[number]) < version:
+                remove(self._stores[number], entity_ids, version)
+                partition.delete_entities(entity_ids, now_ms)
+                self._touch(partition)
+
+    def catch_up(self, version: int, there: Container[int], now_ms: int) -> list[int]:
+        """The home's catalog is of this version and has these entities. Returns those of them deleted here."""
+        for number, partition in self._partitions.items():
+            store = self._stores[number]
+            if catalog_version(store) < version:
+                gone = [entity_id for entity_id in _known(store) if entity_id not in there]
+                remove(store, gone, version)
+                partition.delete_entities(gone, now_ms)
+                self._touch(partition)
+        return [entity_id for entity_id in self.outstanding() if entity_id in there]
+
+
+def _known(store: Store) -> set[int]:
+    keys: Iterable[bytes] = (key for key, _ in store.scan(Table.ENTITIES, b"", b"\xff" * 8, 1 << 30))
+    return {int.from_bytes(key, "big") for key in keys}
