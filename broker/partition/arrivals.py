@@ -19,6 +19,7 @@ from broker.partition.queue import Queue
 from broker.partition.session_ids import session_id_in, session_id_of, without_session
 from broker.partition.terms import Kind
 from broker.partition.timers import Due
+from broker.wire import Extra
 from protocol.rendering import with_changes
 from protocol.sections import extra_of
 from storage.quarantine import quarantine
@@ -167,13 +168,16 @@ def _without_duplicates(
     """An id that a rule's action has set counts as the message's own (management.md 3.1)."""
     sieve = Sieve(core, queue, now_ms)
     new: list[tuple[bytes, Overlay]] = []
+    number = queue.next_number
     for record, overlay in messages:
         layout, body = message_parts(record)
         if system := overlay.get(Field.SYSTEM):
             layout, body = with_changes(layout, body, {}, system)
         extra = extra_of(layout, body)
-        if not extra or not sieve.known(extra, queue.next_number + len(new)):
+        enters = queue.sessions is None or (extra is not None and Extra.SESSION_ID in extra)  # else: dead-lettered
+        if not extra or sieve.known(extra, number if enters else 0) is None:
             new.append((record, overlay))
+            number += enters
     sieve.stage()
     queue.tally.incoming += len(messages) - len(new)
     return new

@@ -63,7 +63,10 @@ class Sieve:
         self._new: dict[bytes, int] = {}  # digest -> sequence number
 
     def known(self, extra: dict[int, Any], number: int) -> int | None:
-        """The sequence number of the message that this one repeats; None if it is new, and then has `number`."""
+        """The sequence number of the message that this one repeats; None if it is new, and then has `number`.
+
+        0 is that of a message which has none in this queue: it came without the session that is required.
+        """
         digest = digest_of(extra)
         if digest is None:
             return None
@@ -98,8 +101,18 @@ class Sieve:
         seen = sorted((duplicate_key(entity_id, digest), number) for digest, number in self._new.items())
         core.store.put_many(Table.DUPLICATES, [(key, encode_seen(end_ms, number)) for key, number in seen])
         first = next(iter(self._new.values()))
-        core.store.put(Table.DUPLICATE_ENDS, duplicate_end_key(entity_id, end_ms, first), encode_digests(self._new))
+        key = duplicate_end_key(entity_id, end_ms, first)
+        core.store.put(Table.DUPLICATE_ENDS, key, encode_digests([*self._listed(key), *self._new]))
         core.timers.arm(end_ms + PURGE_EVERY_MS, (queue.id, Due.DUPLICATES))
+
+    def _listed(self, key: bytes) -> list[bytes]:
+        """What ends at the same time and began with the same number: 0, or one that was not used then."""
+        value = self._core.store.get(Table.DUPLICATE_ENDS, key)
+        try:
+            return decode_digests(value) if value is not None else []
+        except CorruptRecord:
+            quarantine(self._core.store, Table.DUPLICATE_ENDS, key)
+            return []
 
 
 def purge(core: Core, queue: Queue, now_ms: int) -> None:

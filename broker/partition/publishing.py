@@ -221,7 +221,7 @@ def publish(
                 number += reserved is not None
                 continue
             scheduled_ms = extra.get(Extra.SCHEDULED_MS) or 0
-            if sieve is not None and (known := sieve.known(extra, number)):
+            if sieve is not None and (known := sieve.known(extra, number)) is not None:
                 numbers.append(known)
                 number += reserved is not None
                 continue

@@ -236,7 +236,9 @@ def end_waits(core: Core, queue: Queue, now_ms: int) -> None:
     What is there now is theirs first: a turn fires its timers before it offers sessions, and some wait for no time.
     """
     assert queue.sessions is not None
-    _offer(core, queue, queue.sessions, now_ms)
+    if not _offer(core, queue, queue.sessions, now_ms):
+        core.timers.arm(now_ms, (queue.id, Due.SESSION_WAITS))
+        return
     for receiver in queue.sessions.overdue(now_ms):
         core.close_receiver(receiver, OperationTimeout("No session became available in the time given."))
     deadline_ms = queue.sessions.next_deadline_ms()

@@ -1,13 +1,15 @@
 """Messages that come into an entity with sessions from a topic, or from an entity that forwards to it."""
 
 import pytest
+from accounts import problems
 from driver import LOCK_MS
 from forwarding_driver import Partitions
 from session_driver import accepted_by
 from topic_driver import TOPIC, A, B, TopicDriver, event, rule, text
 
 from broker.errors import NotAllowed, QuotaExceeded
-from broker.wire import Outcome
+from broker.wire import Extra, Outcome
+from protocol.codec import encode
 from storage.records import Part, Place, unpack_session_entry_key
 from storage.store import Table
 
@@ -221,3 +223,35 @@ def test_dead_letters_of_an_entity_with_sessions_move_on_as_plain_messages(home)
     assert [text(each.body) for each in net.peek(target)] == ["1"]
     assert listed(net.stores[HERE], source) == []
     assert net.partitions[HERE].next_timer_ms() == net.now_ms + LOCK_MS
+
+
+def identified(body, message_id, session=None, scheduled_ms=0):
+    made = event(body, system={0: message_id, GROUP_ID: session}, scheduled_ms=scheduled_ms)
+    made[3] = {**(made[3] or {}), Extra.MESSAGE_ID: encode(message_id)}
+    return made
+
+
+@pytest.mark.parametrize("home", [HERE, THERE])
+def test_ids_of_messages_without_session_are_known_and_forgotten_as_those_of_others(home):
+    """They have no number in the queue, by which those of several sends of one moment could be told apart."""
+    net = Partitions(2)
+    window = {"requires_duplicate_detection": True, "duplicate_detection_history_time_window_ms": 20_000}
+    target = net.queue("target", home, requires_session=True, **window)
+    source = net.queue("source", HERE, forward_to="target")
+    for message_id in "121":
+        net.send(source, identified(f"none {message_id}", message_id))
+        net.run()
+    assert [text(each.body) for each in net.peek(target | Part.DEAD_LETTER)] == ["none 1", "none 2"]
+    assert problems(net.stores[home]) == []
+    net.wait(30_000)
+    for table in (Table.DUPLICATES, Table.DUPLICATE_ENDS):
+        assert net.stores[home].scan(table, b"\0", b"\xff" * 40, 10) == []
+
+
+def test_a_duplicate_of_a_message_without_session_is_told_no_number_of_another():
+    net = Partitions(1)
+    target = net.queue("target", HERE, requires_session=True, requires_duplicate_detection=True)
+    source = net.queue("source", HERE, forward_to="target")
+    net.send(source, identified("none", "1"), identified("some", "2", "a"))
+    later = [identified(f"later {message_id}", message_id, "a", net.now_ms + 500) for message_id in "123"]
+    assert net.partitions[HERE].request("schedule", target, [later], net.now_ms) == [0, 1, 2]
