@@ -92,7 +92,7 @@ class Sessions:
         self.waiting: OrderedDict[Hashable, Receiver] = OrderedDict()  # for any session
         self.awake: dict[str, Session] = {}  # may have something for its receiver
         self.last_page: tuple[object, int, bytes] | None = None  # see session_requests
-        self._deadlines: list[tuple[int, int, Hashable]] = []
+        self._deadlines: list[tuple[int, int, Receiver]] = []  # of some that wait no more, too
         self._waits = 0
 
     # -- what happens to messages
@@ -219,15 +219,19 @@ class Sessions:
     def wait(self, receiver: Receiver, deadline_ms: int) -> None:
         self.waiting[receiver.key] = receiver
         self._waits += 1
-        heappush(self._deadlines, (deadline_ms, self._waits, receiver.key))
+        heappush(self._deadlines, (deadline_ms, self._waits, receiver))
 
     def overdue(self, now_ms: int) -> list[Receiver]:
         """Those that have waited as long as they wanted; they wait no more."""
         found = []
-        while self._deadlines and (self._deadlines[0][0] <= now_ms or self._deadlines[0][2] not in self.waiting):
-            _, _, key = heappop(self._deadlines)
-            receiver = self.waiting.pop(key, None)
-            if receiver is not None:
+        while self._deadlines:
+            deadline_ms, _, receiver = self._deadlines[0]
+            waits = self.waiting.get(receiver.key) is receiver  # and not another that has its key now
+            if waits and deadline_ms > now_ms:
+                break
+            heappop(self._deadlines)
+            if waits:
+                del self.waiting[receiver.key]
                 found.append(receiver)
         return found
 

@@ -141,6 +141,15 @@ def test_at_the_end_of_a_wait_a_session_that_is_there_is_given(queue, wait_ms):
     assert [*queue.closed] == ["y"]
 
 
+def test_who_waits_again_waits_anew(queue):
+    queue.accept("x", wait_ms=1000)
+    queue.close("x")
+    queue.accept("x", wait_ms=3000)
+    queue.wait(2999)
+    queue.turn()
+    assert queue.closed == {}
+
+
 def test_who_has_gone_waits_no_more(queue):
     queue.accept("x")
     queue.accept("y")
