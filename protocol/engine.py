@@ -169,8 +169,10 @@ class Engine:
             pending = lib.pn_transport_pending(transport)
         self._flow_answers.saying.clear()
         self._header_taken = True
-        # Taking output makes events of no interest (PN_TRANSPORT); they must not pile up.
-        self._dispatch()
+        # Taking output makes events of no interest, such as one for each link that a delivery has left on.
+        drop = lib.pn_collector_pop
+        while drop(self._collector):
+            pass
         output = chunks[0] if len(chunks) == 1 else b"".join(chunks)
         if self.output.is_due:
             output = self.output.walk(output)

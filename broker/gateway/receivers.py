@@ -53,7 +53,6 @@ class ClientReceiver(EntityLink):
         self._receive_and_delete = link.settled_by_sender
         self._delivered = 0  # since the receiver was opened on the partition
         self._limit = 0
-        self._wanted = 0  # deliveries since the receiver was opened, as of the client's last flow
         self._may_get_more = False  # than the partition was told: something has changed
         self._is_held_back = False  # by what the client has not settled
         self._draining = False
@@ -65,7 +64,6 @@ class ClientReceiver(EntityLink):
     def _open(self) -> None:
         self._delivered = 0
         self._limit = 0
-        self._wanted = 0
         self.worker.post(self._open_command(None))
 
     def _open_command(self, session: Sequence[Any] | None) -> Sequence[Any]:
@@ -74,11 +72,7 @@ class ClientReceiver(EntityLink):
     # -- credit
 
     def on_flow(self) -> None:
-        """The engine also calls this when a delivery has left, which changes nothing of what the client wants."""
-        wanted = self._delivered + self.link.credit
-        if wanted != self._wanted or self.link.drain:
-            self._wanted = wanted
-            self.ask()
+        self.ask()
 
     def ask(self) -> None:
         """Tell the partition soon what can be had now."""
@@ -123,7 +117,6 @@ class ClientReceiver(EntityLink):
             self.grant()  # the window was smaller than the credit: ask on
         elif link.drain:
             link.drained()
-            self._wanted = self._delivered  # so that the same credit again is something new
         else:
             self.grant()
 
