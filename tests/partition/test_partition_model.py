@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from broker.errors import (
+    BrokerError,
     EntityDisabled,
     LockLost,
     MessageNotFound,
@@ -71,7 +72,9 @@ class Receiver:
 
 @dataclass
 class Transaction:
-    """Operations in order: what is sent as (body, ttl, wait until, message id), what is settled as its arguments."""
+    """Operations in order: what is sent as (body, ttl, wait until, message id, number that was told, or None), what is
+    settled as its arguments.
+    """
 
     key: str
     deadline_ms: int
@@ -153,13 +156,15 @@ class PartitionModel(RuleBasedStateMachine):
         self.ids[message_id] = (self.now_ms + window_ms, number)
         return None
 
-    def accept(self, ttl_ms: int | None, scheduled_ms: int, body: str | None = None) -> Message:
+    def accept(
+        self, ttl_ms: int | None, scheduled_ms: int, body: str | None = None, reserved: int | None = None
+    ) -> Message:
         default = self.terms.default_message_time_to_live_ms
         effective = min((t for t in (ttl_ms, default) if t is not None), default=None)
         self.accepted += 1
-        number = self.next_number[MAIN]
-        self.next_number[MAIN] += 1
-        waits = scheduled_ms > self.now_ms
+        number = self.next_number[MAIN] if reserved is None else reserved
+        self.next_number[MAIN] = max(self.next_number[MAIN], number + 1)
+        waits = scheduled_ms > self.now_ms or reserved is not None
         found = Message(
             body=body or self.body(self.accepted),
             number=number,
@@ -342,7 +347,9 @@ class PartitionModel(RuleBasedStateMachine):
             assert self.driver.counts(queue) == [*by_place, size_bytes, locked]
             stored = self.driver.stored_counts(queue)
             assert stored[1:] == (*by_place, size_bytes)
-            assert stored.next_sequence_number == self.next_number[queue]
+            # Numbers told in a transaction are not on disk before others follow them.
+            highest = max((m.number for m in expected), default=0)
+            assert highest < stored.next_sequence_number <= self.next_number[queue]
         assert_counted_rightly(self.driver.partition, self.driver.store, self.now_ms)
 
     @invariant()
@@ -513,14 +520,22 @@ class PartitionModel(RuleBasedStateMachine):
                 if m is not None and quiet:
                     self.fail(queue, m)
 
-    def transact(self, *operation) -> list[Any]:
-        """The result of the operation in the transaction under way, or in a new one. Raises TransactionTimeout."""
+    def in_transaction(self) -> tuple[str, bool]:
+        """The key of the transaction under way, or of a new one, and whether it is."""
         begins = self.transaction is None
         if begins:
             self.transactions += 1
             self.transaction = Transaction(f"t{self.transactions}", self.now_ms + TIME_OUT_MS)
-        [result] = self.driver.partition.transact(self.transaction.key, begins, [operation], self.now_ms)
+        return self.transaction.key, begins
+
+    def transact(self, *operation) -> list[Any]:
+        """The result of the operation. Raises TransactionTimeout."""
+        [result] = self.driver.partition.transact(*self.in_transaction(), [operation], self.now_ms)
         return result
+
+    def request_in(self, name, *args) -> Any:
+        """Its result. Raises BrokerError."""
+        return self.driver.partition.request_in(*self.in_transaction(), name, args[0], args[1:], self.now_ms)
 
     @rule(ttl_ms=TTLS, wait=st.sampled_from([0, 0, 30]), message_id=IDS)
     def send_in_transaction(self, ttl_ms, wait, message_id):
@@ -534,7 +549,28 @@ class PartitionModel(RuleBasedStateMachine):
             assert self.transaction.timed_out
             return
         assert result is None
-        self.transaction.operations.append(("send", body, ttl_ms, self.now_ms + wait if wait else 0, message_id))
+        self.transaction.operations.append(("send", body, ttl_ms, self.now_ms + wait if wait else 0, message_id, None))
+        self.turn()
+
+    @rule(scheduled=st.lists(st.tuples(TTLS, st.integers(0, 100), IDS), min_size=1, max_size=3))
+    def schedule_in_transaction(self, scheduled):
+        name = f"{self.transactions}.{self.accepted}.{len(self.transaction.operations) if self.transaction else 0}"
+        batch, operations = [], []
+        for at, (ttl_ms, wait, message_id) in enumerate(scheduled):
+            incoming = message(f"{name}.{at}", ttl_ms=ttl_ms, scheduled_ms=self.now_ms + wait)
+            if message_id is not None:
+                incoming[3][Extra.MESSAGE_ID] = encode(message_id)
+            batch.append(incoming)
+            number = self.next_number[MAIN] + at
+            operations.append(("send", f"{name}.{at}", ttl_ms, self.now_ms + wait, message_id, number))
+        try:
+            numbers = self.request_in("schedule", MAIN, batch)
+        except TransactionTimeout:
+            assert self.transaction.timed_out
+            return
+        assert numbers == [operation[-1] for operation in operations]
+        self.next_number[MAIN] += len(batch)
+        self.transaction.operations += operations
         self.turn()
 
     @rule(
@@ -542,19 +578,27 @@ class PartitionModel(RuleBasedStateMachine):
         outcome=st.sampled_from(Outcome),
         properties=st.sampled_from([None, {"a": "1"}]),
         quiet=st.booleans(),
+        by_request=st.booleans(),
     )
-    def settle_in_transaction(self, pick, outcome, properties, quiet):
+    def settle_in_transaction(self, pick, outcome, properties, quiet, by_request):
         known = self.candidates()
         if not known:
             return
         queue, token = known[pick % len(known)]
         error = self.refusal(queue, self.find(queue, token), outcome)
-        quiet = quiet and error is None
+        quiet = quiet and error is None and not by_request
         try:
-            result = self.transact("settle", queue, quiet, [token], outcome, properties)
+            if by_request:
+                result = None
+                self.request_in("settle", queue, [token], outcome, properties)
+            else:
+                result = self.transact("settle", queue, quiet, [token], outcome, properties)
         except TransactionTimeout:
             assert self.transaction.timed_out
             return
+        except BrokerError as refused:
+            assert by_request
+            result = [[type(refused).__name__, ""]]
         assert [each and each[0] for each in result or [None]] == [error and error.__name__]
         if error is None:
             self.transaction.operations.append(("settle", queue, token, outcome, properties, quiet))
@@ -584,9 +628,9 @@ class PartitionModel(RuleBasedStateMachine):
         else:
             for kind, *operation in transaction.operations:
                 if kind == "send":
-                    body, ttl_ms, scheduled_ms, message_id = operation
-                    if self.known(message_id, self.next_number[MAIN]) is None:
-                        self.accept(ttl_ms, scheduled_ms, body)
+                    body, ttl_ms, scheduled_ms, message_id, told = operation
+                    if self.known(message_id, self.next_number[MAIN] if told is None else told) is None:
+                        self.accept(ttl_ms, scheduled_ms, body, told)
                 else:
                     queue, token, outcome, properties, _ = operation
                     self.settled(queue, self.find(queue, token), outcome, properties)
@@ -718,6 +762,7 @@ class PartitionModel(RuleBasedStateMachine):
             self.driver.partition.advance(self.now_ms)
             self.driver.store.abort()
         self.driver.restart()
+        self.next_number[MAIN] = self.driver.stored_counts(MAIN).next_sequence_number
         self.transaction = None
         self.receivers.clear()
         self.removed.clear()
