@@ -2,9 +2,17 @@
 
 `PEEKLOCK_MODEL_EXAMPLES` in the caller's environment says how many examples each model runs; `make model` sets it. A
 failure prints its steps and a `@reproduce_failure` line, and hypothesis keeps it in `.hypothesis` for the next run.
+
+Rules that find nothing to do are wasted, and hypothesis draws them as readily as others: so rules have preconditions,
+and what ends most of what is going on is rare.
 """
 
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
 from hypothesis import HealthCheck, settings
+from hypothesis.stateful import precondition
 
 from tests.caller import VARIABLES
 
@@ -18,3 +26,15 @@ def model_settings(examples: int, steps: int) -> settings:
         print_blob=True,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
     )
+
+
+def rarely(function: Callable[..., None]) -> Callable[..., None]:
+    """A rule that ends most of what is going on comes only some `turns` after the last, at `ended_at`."""
+
+    @wraps(function)
+    def end(self: Any, **given: Any) -> None:
+        self.ended_at = self.turns
+        function(self, **given)
+
+    wanted: Callable[..., None] = precondition(lambda self: self.turns > self.ended_at + 8)(end)
+    return wanted

@@ -129,6 +129,7 @@ class Transaction:
     key: str
     deadline_ms: int
     operations: list[tuple[Any, ...]] = field(default_factory=list)
+    sends: int = 0
     failed: bool = False
     timed_out: bool = False
 

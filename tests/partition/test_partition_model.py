@@ -13,7 +13,7 @@ import pytest
 from accounts import assert_counted_rightly
 from driver import DEAD, LOCK_MS, MAIN, Driver, deliveries, message
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from broker.errors import (
     BrokerError,
@@ -21,23 +21,33 @@ from broker.errors import (
     LockLost,
     MessageNotFound,
     NotAllowed,
+    QuotaExceeded,
     TransactionRollback,
     TransactionTimeout,
 )
 from broker.partition.settings import PartitionSettings
-from broker.partition.transactions import TIME_OUT_MS
+from broker.partition.transactions import MAX_MESSAGES, TIME_OUT_MS
 from broker.wire import Extra, Outcome
 from protocol.codec import encode
 from storage.records import MESSAGE_HEADER_BYTES, Field, Place
-from tests.models import model_settings
+from tests.models import model_settings, rarely
 
 NEVER = 1 << 62
 QUEUES = st.sampled_from([MAIN, MAIN, MAIN, DEAD])
 RECEIVERS = st.sampled_from("wxyz")
-TTLS = st.sampled_from([None, None, 0, 40, 500, LOCK_MS + 100])
+TTLS = st.sampled_from([None] * 6 + [0, 40, 500, LOCK_MS + 100])
 PICK = st.integers(0, 12)
 IDS = st.sampled_from([None, None, None, "a", "b", "c"])
 PADDING = ["", "", "", "x" * 400, "x" * 900]  # so that turns end in the middle of what was read
+
+
+def some(place: Place):
+    """A rule that wants messages in this place."""
+    return precondition(lambda self: any(m.place == place for queue in self.queues.values() for m in queue))
+
+
+some_locked = precondition(lambda self: self.locked())
+some_receiver = precondition(lambda self: self.receivers)
 
 
 @dataclass
@@ -118,7 +128,7 @@ class PartitionModel(RuleBasedStateMachine):
         self.receivers: dict[str, Receiver] = {}
         self.moving: dict[str, Message] = {}  # dead-lettered in this step
         self.gone: dict[str, str] = {}  # body: reason
-        self.accepted = 0
+        self.accepted = self.turns = self.ended_at = 0
         self.transaction: Transaction | None = None
         self.transactions = 0
         self.ids: dict[str, tuple[int, int]] = {}  # of messages accepted: end of the window, sequence number
@@ -227,6 +237,7 @@ class PartitionModel(RuleBasedStateMachine):
 
     def turn(self) -> None:
         driver = self.driver
+        self.turns += 1
         pulled = self.pulling(MAIN)
         self.time_passed()
         while (due_ms := driver.partition.next_timer_ms()) is not None and due_ms <= self.now_ms:
@@ -396,6 +407,7 @@ class PartitionModel(RuleBasedStateMachine):
             assert numbers == [self.accept(ttl_ms, self.now_ms + wait).number if known is None else known]
             self.turn()
 
+    @some(Place.SCHEDULED)
     @rule(pick=PICK, stray=st.booleans())
     def cancel(self, pick, stray):
         waiting = [m for m in self.queues[MAIN] if m.place == Place.SCHEDULED]
@@ -430,6 +442,7 @@ class PartitionModel(RuleBasedStateMachine):
         self.receivers[name] = Receiver(queue, receive_and_delete)
         self.grant(name, count)
 
+    @some_receiver
     @rule(name=RECEIVERS, count=st.integers(-4, 6))
     def grant(self, name, count):
         if r := self.receivers.get(name):
@@ -437,6 +450,7 @@ class PartitionModel(RuleBasedStateMachine):
             self.driver.partition.grant(name, r.limit)
             self.turn()
 
+    @some_receiver
     @rule(name=RECEIVERS, count=st.integers(0, 6))
     def drain(self, name, count):
         if r := self.receivers.get(name):
@@ -445,6 +459,7 @@ class PartitionModel(RuleBasedStateMachine):
             self.driver.partition.drain(name, r.limit)
             self.turn()
 
+    @some_receiver
     @rule(name=RECEIVERS, broken=st.booleans())
     def close(self, name, broken):
         if self.receivers.pop(name, None) is None:
@@ -458,10 +473,11 @@ class PartitionModel(RuleBasedStateMachine):
                     m.owner = None
         self.turn()
 
+    @some_locked
     @rule(
         picks=st.lists(PICK, min_size=1, max_size=5, unique=True),
         outcome=st.sampled_from(Outcome),
-        late_ms=st.sampled_from([0, 0, 0, 0, 0, 1, 35, LOCK_MS - 1, LOCK_MS]),
+        late_ms=st.sampled_from([0] * 16 + [1, 35, LOCK_MS - 1, LOCK_MS]),
         properties=st.sampled_from([None, None, {"a": "1"}, {"b": "2"}]),
         by_request=st.booleans(),
     )
@@ -488,6 +504,11 @@ class PartitionModel(RuleBasedStateMachine):
                 if error is None:
                     self.settled(queue, m, outcome, properties)
         self.turn()
+
+    @some_locked
+    @rule(pick=PICK, outcome=st.sampled_from(Outcome))
+    def settle_one(self, pick, outcome):
+        self.settle([pick % len(self.locked())], outcome, 0, None, False)
 
     def refusal(self, queue, m, outcome):
         if m is None:
@@ -548,7 +569,11 @@ class PartitionModel(RuleBasedStateMachine):
         except TransactionTimeout:
             assert self.transaction.timed_out
             return
+        if self.transaction.sends == MAX_MESSAGES:
+            assert [name for name, _ in result] == ["QuotaExceeded"]
+            return
         assert result is None
+        self.transaction.sends += 1
         self.transaction.operations.append(("send", body, ttl_ms, self.now_ms + wait if wait else 0, message_id, None))
         self.turn()
 
@@ -568,11 +593,17 @@ class PartitionModel(RuleBasedStateMachine):
         except TransactionTimeout:
             assert self.transaction.timed_out
             return
+        except QuotaExceeded:
+            assert self.transaction.sends + len(batch) > MAX_MESSAGES
+            return
+        self.transaction.sends += len(batch)
+        assert self.transaction.sends <= MAX_MESSAGES
         assert numbers == [operation[-1] for operation in operations]
         self.next_number[MAIN] += len(batch)
         self.transaction.operations += operations
         self.turn()
 
+    @some_locked
     @rule(
         pick=PICK,
         outcome=st.sampled_from(Outcome),
@@ -604,13 +635,12 @@ class PartitionModel(RuleBasedStateMachine):
             self.transaction.operations.append(("settle", queue, token, outcome, properties, quiet))
         self.turn()
 
+    @precondition(lambda self: self.transaction)
     @rule(
         commit=st.sampled_from([True, True, True, False]), late_ms=st.sampled_from([0, 0, 0, 1, LOCK_MS, TIME_OUT_MS])
     )
     def discharge(self, commit, late_ms):
         transaction, self.transaction = self.transaction, None
-        if transaction is None:
-            return
         self.driver.now_ms += late_ms  # and no timer came by
         found = [
             self.find(operation[0], operation[1]) for kind, *operation in transaction.operations if kind == "settle"
@@ -636,6 +666,7 @@ class PartitionModel(RuleBasedStateMachine):
                     self.settled(queue, self.find(queue, token), outcome, properties)
         self.turn()
 
+    @some_locked
     @rule(picks=st.lists(PICK, min_size=1, max_size=3, unique=True))
     def renew(self, picks):
         known = self.candidates()
@@ -655,6 +686,7 @@ class PartitionModel(RuleBasedStateMachine):
                 m.until_ms = until[0]
         self.turn()
 
+    @some(Place.DEFERRED)
     @rule(
         queue=QUEUES,
         picks=st.lists(PICK, min_size=1, max_size=3),
@@ -688,6 +720,7 @@ class PartitionModel(RuleBasedStateMachine):
                 m.token, m.until_ms = d.token, until_ms
         self.turn()
 
+    @precondition(lambda self: len(self.queues[MAIN]) > 10)
     @rule(queue=QUEUES, count=st.integers(1, 4), age_ms=st.sampled_from([0, 0, 50]))
     def delete_batch(self, queue, count, age_ms):
         before_ms = self.now_ms + 1 - age_ms
@@ -698,16 +731,16 @@ class PartitionModel(RuleBasedStateMachine):
             self.leave(queue, m, "deleted")
         self.turn()
 
-    @rule(queue=QUEUES, yes=st.sampled_from([False] * 7 + [True]))
-    def purge(self, queue, yes):
-        if not yes:  # rarely: it ends a story
-            return
+    @rule(queue=QUEUES)
+    @rarely
+    def purge(self, queue):
         while self.driver.request("purge", queue=queue):
             pass
         for m in [m for m in self.queues[queue] if m.token is None]:
             self.leave(queue, m, "purged")
         self.turn()
 
+    @precondition(lambda self: self.removed)
     @rule(count=st.integers(1, 3))
     def restore(self, count):
         for queue, m, items in self.removed[-count:]:
@@ -717,10 +750,15 @@ class PartitionModel(RuleBasedStateMachine):
         self.removed.clear()
         self.turn()
 
-    @rule(ms=st.sampled_from([1, 30, 40, 40, 100, 500, LOCK_MS - 1, LOCK_MS]))
+    @rule(ms=st.sampled_from([1, 30, 40, 40, 100, 500]))
     def wait(self, ms):
         self.driver.now_ms += ms
         self.turn()
+
+    @rule(ms=st.sampled_from([LOCK_MS - 1, LOCK_MS, TIME_OUT_MS]))
+    @rarely
+    def wait_long(self, ms):
+        self.wait(ms)
 
     @rule(
         change=st.sampled_from(
@@ -738,6 +776,7 @@ class PartitionModel(RuleBasedStateMachine):
             ]
         )
     )
+    @rarely
     def change(self, change):
         before = self.terms.lock_duration_ms
         self.driver.change(**change)
@@ -753,6 +792,7 @@ class PartitionModel(RuleBasedStateMachine):
             self.driver.change(status="Active")
 
     @rule(uncommitted=st.booleans())
+    @rarely
     def restart(self, uncommitted):
         """The process ends, perhaps before a commit; what was not committed was never answered."""
         if uncommitted:

@@ -4,7 +4,6 @@ Sessions with duplicate detection, deferral, schedules and forwarding, inside an
 """
 
 from contextlib import nullcontext, suppress
-from functools import wraps
 
 import pytest
 from driver import DEAD, LOCK_MS, MAIN, deliveries, message
@@ -16,16 +15,17 @@ from broker.errors import (
     EntityDisabled,
     MessageNotFound,
     NotAllowed,
+    QuotaExceeded,
     SessionCannotBeLocked,
     SessionLockLost,
     TransactionRollback,
     TransactionTimeout,
 )
 from broker.partition.settings import PartitionSettings
-from broker.partition.transactions import TIME_OUT_MS
+from broker.partition.transactions import MAX_MESSAGES, TIME_OUT_MS
 from broker.wire import Outcome
 from storage.records import Place
-from tests.models import model_settings
+from tests.models import model_settings, rarely
 
 LONG_LOCK_MS = 300_000  # outlives a transaction
 WINDOW_MS = 20_000
@@ -46,17 +46,6 @@ KEYS = st.sampled_from("tu")
 def some(place: Place, *queues: int):
     """A rule that wants messages in this place."""
     return precondition(lambda self: any(m.place == place for queue in queues for m in self.queues[queue]))
-
-
-def rarely(function):
-    """What ends most of what is going on comes only after a while, so that there is something to end."""
-
-    @wraps(function)
-    def end(self, **given):
-        self.ended_at = self.turns
-        function(self, **given)
-
-    return precondition(lambda self: self.turns > self.ended_at + 8)(end)
 
 
 some_locked = precondition(lambda self: any(self.locked()))
@@ -431,9 +420,11 @@ class SessionQueue(SessionModel):
             results.extend(self.driver.partition.transact(name, begins, [operation], self.now_ms))
 
         if transaction := self.transact(key, call):
-            assert [each and each[0][0] for each in results] == ["NotAllowed" if refused else None]
-            transaction.failed |= refused and quiet
-            if not refused:
+            wrong = "NotAllowed" if refused else "QuotaExceeded" if transaction.sends == MAX_MESSAGES else None
+            assert [each and each[0][0] for each in results] == [wrong]
+            transaction.failed |= wrong is not None and quiet
+            if wrong is None:
+                transaction.sends += 1
                 transaction.operations.append(("send", queue, sent))
         self.turn()
 
@@ -448,9 +439,16 @@ class SessionQueue(SessionModel):
 
         def call(name, begins):
             incoming = [sent.incoming() for sent in batch]
-            numbers.extend(self.driver.partition.request_in(name, begins, "schedule", queue, [incoming], self.now_ms))
+            with suppress(QuotaExceeded):
+                found = self.driver.partition.request_in(name, begins, "schedule", queue, [incoming], self.now_ms)
+                numbers.extend(found)
 
         if transaction := self.transact(key, call):
+            transaction.sends += len(numbers)
+            assert transaction.sends <= MAX_MESSAGES
+            if not numbers:
+                assert transaction.sends + len(batch) > MAX_MESSAGES
+                return
             first = self.next_number[queue]
             self.next_number[queue] += len(batch)
             assert numbers == [*range(first, self.next_number[queue])]
