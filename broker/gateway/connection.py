@@ -13,15 +13,13 @@ from typing import Protocol, cast
 
 import structlog
 
-from broker.errors import BrokerError, EntityNotFound, QuotaExceeded
-from broker.gateway.binding import Bound, bind, destination_of
+from broker.errors import BrokerError, EntityNotFound
+from broker.gateway.bound_links import BoundLinks
 from broker.gateway.conditions import condition_of
-from broker.gateway.host import Overrunning, SessionHolder, Shared
+from broker.gateway.host import Overrunning, Responder, SessionHolder, Shared
 from broker.gateway.namespace import Entity
 from broker.gateway.receivers import ClientReceiver
-from broker.gateway.request_links import ResponseLink
 from broker.gateway.rights import Rights
-from broker.gateway.senders import ClientSender
 from broker.gateway.transactions import Transactions
 from broker.gateway.turn import Gathering
 from protocol import conditions, tracking
@@ -49,8 +47,6 @@ def no_delay(transport: asyncio.BaseTransport) -> None:
 CLOSE_GRACE_SECONDS = 2.0
 # Refused links count until the client has detached them; one with this many times the links allowed never will.
 LINKS_OVERRUN = 2
-# A client needs two to put a token, and some open a pair for each.
-MAX_LINKS_WITHOUT_RIGHTS = 20
 
 _FAULTS: dict[type[ProtocolError], Symbol] = {
     FramingError: conditions.CONNECTION_FRAMING_ERROR,
@@ -102,8 +98,6 @@ class ClientConnection(asyncio.Protocol):
         self._expiry: asyncio.TimerHandle | None = None
         self._stall: asyncio.TimerHandle | None = None
         self.sessions: dict[tuple[int, str], SessionHolder] = {}
-        self._responses: list[ResponseLink] = []
-        self._links = 0
         self._peer = ""
         self._reason = ""
 
@@ -132,10 +126,7 @@ class ClientConnection(asyncio.Protocol):
                 timer.cancel()
         self.gateway.leave(self)
         if self._sasl is None:
-            broken = not self._closed_by_client
-            for link in list(self.engine.links.values()):
-                link.closed = True
-                self._unbind(link, broken)
+            self._links.unbind_all(broken=not self._closed_by_client)
             self.gateway.metrics.sessions -= len(self.engine.sessions)
             self.active.clear()
             self.engine.free()
@@ -166,7 +157,8 @@ class ClientConnection(asyncio.Protocol):
     def pause_writing(self) -> None:
         """The peer does not read: nothing more is handed out to it, or read from it, and in the end it is cut off."""
         self.is_stalled = True
-        self._activate_receivers()  # what was granted to them is taken back
+        if self._sasl is None:
+            self._links.ask_again()  # what was granted is taken back
         self.flush()
         timeout_s = self.gateway.settings.amqp.write_stall_timeout_ms / 1000
         self._stall = asyncio.get_running_loop().call_later(timeout_s, self._abort, "the client does not read")
@@ -176,16 +168,10 @@ class ClientConnection(asyncio.Protocol):
         if self._stall is not None:
             self._stall.cancel()
             self._stall = None
-        self._activate_receivers()
-        for response in self._responses:
-            response.on_flow()
-        self.flush()
-
-    def _activate_receivers(self) -> None:
         if self._sasl is None:
-            for link in self.engine.links.values():
-                if isinstance(link.context, ClientReceiver):
-                    link.context.ask()
+            self._links.ask_again()
+            self._links.respond()
+        self.flush()
 
     def regulate(self) -> None:
         """Read from the client as fast as what it asks for can be done.
@@ -246,6 +232,7 @@ class ClientConnection(asyncio.Protocol):
             channel_max=amqp.channel_max,
             idle_time_out_ms=amqp.idle_time_out_ms,
         )
+        self._links = BoundLinks(self, self.engine.links)
         self._set_deadline(amqp.open_timeout_ms, "open was not sent in time")
 
     # -- protocol.engine.Handler
@@ -273,52 +260,13 @@ class ClientConnection(asyncio.Protocol):
         self.gateway.metrics.sessions -= 1
 
     def on_attach(self, link: Link) -> None:
-        tracker = "NoSystemTracker"
-        try:
-            amqp = self.gateway.settings.amqp
-            if len(self.engine.links) > LINKS_OVERRUN * amqp.max_links_per_connection:
-                self.close(conditions.RESOURCE_LIMIT_EXCEEDED, "Links are attached although they are refused.")
-                return
-            if self.rights.is_empty and self._links >= MAX_LINKS_WITHOUT_RIGHTS:
-                raise QuotaExceeded(f"Without a token there are {MAX_LINKS_WITHOUT_RIGHTS} links at most.")
-            if len(link.session.links) > amqp.max_links_per_session or self._links >= amqp.max_links_per_connection:
-                raise QuotaExceeded(
-                    f"The connection has {self._links} links and the session {len(link.session.links) - 1}: "
-                    f"{amqp.max_links_per_connection} and {amqp.max_links_per_session} are allowed."
-                )
-            destination = destination_of(self, link)
-            if destination is not None and destination.entity is not None:
-                tracker = destination.entity.tracker(self.gateway.namespace.name)
-            bound = bind(self, link, destination)
-        except (BrokerError, ProtocolError) as error:
-            condition = condition_of(error)
-            self.gateway.metrics.errors[condition] += 1
-            link.refuse(condition, self.tracked(str(error), tracker))
-            return
-        link.context = bound
-        if isinstance(bound, ResponseLink):
-            self._responses.append(bound)
-        self._links += 1
-        self._count_link(link, 1)
+        if len(self.engine.links) > LINKS_OVERRUN * self.gateway.settings.amqp.max_links_per_connection:
+            self.close(conditions.RESOURCE_LIMIT_EXCEEDED, "Links are attached although they are refused.")
+        else:
+            self._links.attach(link)
 
     def on_detach(self, link: Link, closed: bool, condition: str, description: str) -> None:
-        self._unbind(link, False)
-
-    def _unbind(self, link: Link, broken: bool) -> None:
-        bound: Bound | None = link.context
-        if bound is None:
-            return
-        link.context = None
-        self._links -= 1
-        self._count_link(link, -1)
-        if isinstance(bound, ClientReceiver):
-            bound.on_detach(broken)
-        else:
-            bound.on_detach()
-        if isinstance(bound, ResponseLink):
-            self._responses.remove(bound)
-        elif isinstance(bound, ClientSender | ClientReceiver):
-            self.active.discard(bound)
+        self._links.unbind(link)
 
     def on_flow(self, link: Link) -> None:
         if link.context is not None:
@@ -395,7 +343,7 @@ class ClientConnection(asyncio.Protocol):
         condition = condition_of(error)
         self.gateway.metrics.errors[condition] += 1
         link.detach(condition, self.tracked(str(error), tracker))
-        self._unbind(link, False)
+        self._links.unbind(link)
 
     def detach_from(self, entities: Collection[Entity]) -> None:
         """These entities were deleted: links to them and to their $management nodes end."""
@@ -413,17 +361,8 @@ class ClientConnection(asyncio.Protocol):
     def tracked(self, text: str, tracker: str = "NoSystemTracker") -> str:
         return tracking.tracked(text, uuid.uuid4(), int(time.time() * 1000), tracker)
 
-    def response_link(self, node: tuple[Node, str], reply_to: str | None, request: Link) -> ResponseLink | None:
-        """Where the response to a request goes (amqp.md 2.1)."""
-        links = [link for link in self._responses if link.node == node]
-        if reply_to is not None:
-            for link in links:
-                if link.link.target_address == reply_to:
-                    return link
-            for link in links:
-                if link.link.name == reply_to:
-                    return link
-        return next((link for link in links if link.link.session is request.session), None)
+    def response_link(self, node: tuple[Node, str], reply_to: str | None, request: Link) -> Responder | None:
+        return self._links.response_link(node, reply_to, request)
 
     def put_claim(self, claim: Claim, now_s: float) -> None:
         """Take a token that was verified at `now_s`: its rights hold until it expires."""
@@ -462,10 +401,7 @@ class ClientConnection(asyncio.Protocol):
     def shut_down(self) -> None:
         """The gateway ends: links are detached, then the connection is closed (design 8)."""
         if self._sasl is None:
-            for link in list(self.engine.links.values()):
-                if not link.closed:
-                    link.detach(conditions.CONNECTION_FORCED, self.tracked("The broker is shutting down."))
-                    self._unbind(link, False)
+            self._links.detach_all(conditions.CONNECTION_FORCED, "The broker is shutting down.")
         self.close(conditions.CONNECTION_FORCED, "The broker is shutting down.")
 
     def _fault(self, error: ProtocolError) -> None:
@@ -504,15 +440,7 @@ class ClientConnection(asyncio.Protocol):
         """A token has ended: links that nothing covers any more are detached."""
         self._expiry = None
         now_s = time.time()
-        for link in list(self.engine.links.values()):
-            bound = link.context
-            if isinstance(bound, ClientSender | ClientReceiver) and not self.rights.allows(
-                bound.path, bound.right, now_s
-            ):
-                text = self.tracked(f"ExpiredToken: The token for '{bound.path}' is expired.", bound.tracker)
-                self.gateway.metrics.errors[conditions.UNAUTHORIZED_ACCESS] += 1
-                link.detach(conditions.UNAUTHORIZED_ACCESS, text)
-                self._unbind(link, False)
+        self._links.detach_expired(now_s)
         # By the same clock reading: a right that ended since, because the timer came early, must be looked at again.
         self._watch_expiry(now_s)
         self.flush()
@@ -545,9 +473,3 @@ class ClientConnection(asyncio.Protocol):
         if self._transport is not None:
             self._reason = self._reason or reason
             self._transport.abort()
-
-    def _count_link(self, link: Link, change: int) -> None:
-        if link.is_sender:
-            self.gateway.metrics.receivers += change
-        else:
-            self.gateway.metrics.senders += change

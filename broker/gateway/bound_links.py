@@ -1,0 +1,131 @@
+"""The links of one connection: how many may be bound, to what, and for how long."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from broker.errors import BrokerError, QuotaExceeded
+from broker.gateway.binding import Bound, bind, destination_of
+from broker.gateway.conditions import condition_of
+from broker.gateway.host import Host
+from broker.gateway.receivers import ClientReceiver
+from broker.gateway.request_links import ResponseLink
+from broker.gateway.senders import ClientSender
+from protocol import conditions
+from protocol.addresses import Node
+from protocol.errors import ProtocolError
+from protocol.links import Link
+
+# A client needs two to put a token, and some open a pair for each.
+MAX_LINKS_WITHOUT_RIGHTS = 20
+
+
+class BoundLinks:
+    """`links` are all that the connection has now: those that are not bound are refused, or about to go."""
+
+    def __init__(self, host: Host, links: Mapping[Any, Link]) -> None:
+        self._host = host
+        self._links = links
+        self._count = 0
+        self._responses: list[ResponseLink] = []
+
+    def attach(self, link: Link) -> None:
+        """Bind the link to what its client asks for, or refuse it with the reason."""
+        host = self._host
+        tracker = "NoSystemTracker"
+        try:
+            self._require_room(link)
+            destination = destination_of(host, link)
+            if destination is not None and destination.entity is not None:
+                tracker = destination.entity.tracker(host.gateway.namespace.name)
+            bound = bind(host, link, destination)
+        except (BrokerError, ProtocolError) as error:
+            condition = condition_of(error)
+            host.gateway.metrics.errors[condition] += 1
+            link.refuse(condition, host.tracked(str(error), tracker))
+            return
+        link.context = bound
+        if isinstance(bound, ResponseLink):
+            self._responses.append(bound)
+        self._add(link, 1)
+
+    def _require_room(self, link: Link) -> None:
+        """Raises QuotaExceeded."""
+        amqp = self._host.gateway.settings.amqp
+        if self._host.rights.is_empty and self._count >= MAX_LINKS_WITHOUT_RIGHTS:
+            raise QuotaExceeded(f"Without a token there are {MAX_LINKS_WITHOUT_RIGHTS} links at most.")
+        if len(link.session.links) > amqp.max_links_per_session or self._count >= amqp.max_links_per_connection:
+            raise QuotaExceeded(
+                f"The connection has {self._count} links and the session {len(link.session.links) - 1}: "
+                f"{amqp.max_links_per_connection} and {amqp.max_links_per_session} are allowed."
+            )
+
+    def unbind(self, link: Link, broken: bool = False) -> None:
+        """The link is gone; `broken`: with its connection, which did not end as it should."""
+        bound: Bound | None = link.context
+        if bound is None:
+            return
+        link.context = None
+        self._add(link, -1)
+        if isinstance(bound, ClientReceiver):
+            bound.on_detach(broken)
+        else:
+            bound.on_detach()
+        if isinstance(bound, ResponseLink):
+            self._responses.remove(bound)
+        elif isinstance(bound, ClientSender | ClientReceiver):
+            self._host.active.discard(bound)
+
+    def unbind_all(self, broken: bool) -> None:
+        """The connection is gone."""
+        for link in list(self._links.values()):
+            link.closed = True
+            self.unbind(link, broken)
+
+    def detach_all(self, condition: str, description: str) -> None:
+        for link in list(self._links.values()):
+            if not link.closed:
+                link.detach(condition, self._host.tracked(description))
+                self.unbind(link)
+
+    def detach_expired(self, now_s: float) -> None:
+        """Links to entities that no right covers at `now_s` any more."""
+        host = self._host
+        for link in list(self._links.values()):
+            bound = link.context
+            if isinstance(bound, ClientSender | ClientReceiver) and not host.rights.allows(
+                bound.path, bound.right, now_s
+            ):
+                text = host.tracked(f"ExpiredToken: The token for '{bound.path}' is expired.", bound.tracker)
+                host.gateway.metrics.errors[conditions.UNAUTHORIZED_ACCESS] += 1
+                link.detach(conditions.UNAUTHORIZED_ACCESS, text)
+                self.unbind(link)
+
+    def ask_again(self) -> None:
+        """The client has stopped reading, or reads on: what may be handed out to it is another now."""
+        for link in self._links.values():
+            if isinstance(link.context, ClientReceiver):
+                link.context.ask()
+
+    def respond(self) -> None:
+        """Send responses that wait."""
+        for response in self._responses:
+            response.on_flow()
+
+    def response_link(self, node: tuple[Node, str], reply_to: str | None, request: Link) -> ResponseLink | None:
+        """Where the response to a request on this link goes (amqp.md 2.1)."""
+        links = [link for link in self._responses if link.node == node]
+        if reply_to is not None:
+            for link in links:
+                if link.link.target_address == reply_to:
+                    return link
+            for link in links:
+                if link.link.name == reply_to:
+                    return link
+        return next((link for link in links if link.link.session is request.session), None)
+
+    def _add(self, link: Link, change: int) -> None:
+        self._count += change
+        if link.is_sender:
+            self._host.gateway.metrics.receivers += change
+        else:
+            self._host.gateway.metrics.senders += change
