@@ -166,11 +166,11 @@ def queues(connection_string: ConnectionStringOption = None) -> None:
     async def work(connection: "Connection") -> list[list[str]]:
         rows = []
         for name, of in (await connection.counts()).items():
-            waiting = (of.active, of.locked, of.deferred, of.scheduled, of.dead_lettered, of.transfer_dead_lettered)
-            rows.append([name, *map(str, (*waiting, of.size_bytes))])
+            here = (of.active, of.locked, of.deferred, of.scheduled, of.dead_lettered)
+            rows.append([name, *map(str, (*here, of.transfer, of.transfer_dead_lettered, of.size_bytes))])
         return rows
 
-    head = ["QUEUE", "ACTIVE", "LOCKED", "DEFERRED", "SCHEDULED", "DEAD-LETTERED", "NOT-FORWARDED", "BYTES"]
+    head = ["QUEUE", "ACTIVE", "LOCKED", "DEFERRED", "SCHEDULED", "DEAD-LETTERED", "TRANSFER", "NOT-FORWARDED", "BYTES"]
     rows = [head, *_run(connection_string, work)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
     for name, *values in rows:

@@ -82,6 +82,7 @@ ENTITY_GAUGES = {
     "messages": "Messages in the entity in any state, its dead-letter queues included.",
     "active_messages": "Messages available or locked, and those deferred.",
     "deadlettered_messages": "Messages in the dead-letter queue.",
+    "transfer_messages": "Messages that wait to be moved to another entity.",
     "transfer_deadlettered_messages": "Messages that could not be forwarded, in the transfer dead-letter queue.",
     "scheduled_messages": "Messages that wait for their scheduled time.",
     "deferred_messages": "Messages deferred, of the active ones.",
@@ -90,7 +91,7 @@ ENTITY_GAUGES = {
 }
 
 PART_BITS = 3  # a queue id is entity id << 3 | part: storage.records
-DEAD_LETTER_PARTS = {1: "deadlettered_messages", 2: "transfer_deadlettered_messages"}
+OTHER_PARTS = {1: "deadlettered_messages", 2: "transfer_deadlettered_messages", 3: "transfer_messages"}
 
 
 def render(scene: Scene) -> Iterator[bytes]:
@@ -118,7 +119,7 @@ def _families(scene: Scene) -> Iterator[Metric]:
     yield build
     yield from _gateway(scene.gateway)
     yield from _entity_counters(scene.gateway.entities)
-    yield from _entity_gauges(scene.counts, scene.entities)
+    yield from _entity_gauges(scene)
     yield from _workers(scene.workers)
     yield from _processes(scene.workers)
 
@@ -163,21 +164,23 @@ def _entity_counters(entities: Mapping[str, EntityMetrics]) -> Iterator[Metric]:
         yield family
 
 
-def _entity_gauges(counts: Iterable[Mapping[int, Sequence[int]]], names: Mapping[int, str]) -> Iterator[Metric]:
-    totals = {name: dict.fromkeys(ENTITY_GAUGES, 0) for name in names.values()}
-    for by_queue in counts:
+def _entity_gauges(scene: Scene) -> Iterator[Metric]:
+    totals = {name: dict.fromkeys(ENTITY_GAUGES, 0) for name in scene.entities.values()}
+    for by_queue in scene.counts:
         for queue, (available, deferred, scheduled, size, locked) in by_queue.items():
-            name = names.get(queue >> PART_BITS)
+            name = scene.entities.get(queue >> PART_BITS)
             if name is None:
                 continue  # deleted since
             total = totals[name]
             total["messages"] += available + deferred + scheduled
             total["size_bytes"] += size
-            dead_letter = DEAD_LETTER_PARTS.get(queue & (1 << PART_BITS) - 1)
-            if dead_letter is not None:
-                total[dead_letter] += available + deferred + scheduled
+            other = OTHER_PARTS.get(queue & (1 << PART_BITS) - 1)
+            if other is not None:
+                total[other] += available + deferred + scheduled
             else:
-                total["active_messages"] += available + deferred
+                waits = "transfer_messages" if queue >> PART_BITS in scene.forwarding else "active_messages"
+                total[waits] += available
+                total["active_messages"] += deferred
                 total["scheduled_messages"] += scheduled
                 total["deferred_messages"] += deferred
                 total["locked_messages"] += locked

@@ -9,7 +9,7 @@ import os
 import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -173,7 +173,7 @@ class Scene(NamedTuple):
 
     `workers` has each worker's snapshot, None for one that did not answer. `counts` are the partitions' answers to the
     request `counts`: queue id -> [available, deferred, scheduled, bytes, locked]. `entities` are the names by entity
-    id.
+    id, and `forwarding` those of them whose messages are moved on.
     """
 
     gateway: GatewayMetrics
@@ -181,6 +181,7 @@ class Scene(NamedTuple):
     counts: Sequence[Mapping[int, Sequence[int]]]
     entities: Mapping[int, str]
     version: str
+    forwarding: Container[int] = ()
 
 
 def process_usage() -> dict[str, float]:

@@ -166,8 +166,8 @@ class Claims:
 class QueueCounts:
     """Messages of an entity by state. `active` are those available, locked or deferred.
 
-    `dead_lettered` are in its dead-letter queue, `transfer_dead_lettered` in its transfer dead-letter queue; the bytes
-    of both are in `size_bytes`, too.
+    `transfer` are those that wait to be moved to another entity. `dead_lettered` are in its dead-letter queue,
+    `transfer_dead_lettered` in its transfer dead-letter queue; the bytes of all are in `size_bytes`.
     """
 
     active: int
@@ -177,6 +177,7 @@ class QueueCounts:
     dead_lettered: int
     size_bytes: int
     transfer_dead_lettered: int = 0
+    transfer: int = 0
 
 
 class Management:

@@ -5,22 +5,31 @@ from collections.abc import Mapping, Sequence
 from broker.gateway.namespace import Entity
 from protocol.addresses import Part
 
+_NONE = (0,) * 5
+
 
 def counted_queues(entity: Entity) -> list[int]:
     """The queue ids to ask the counts of."""
-    return [entity.queue(part) for part in Part]
+    return [*(entity.queue(part) for part in Part), entity.transfer_queue]
 
 
 def entity_counts(entity: Entity, counts: Mapping[int, Sequence[int]]) -> dict[str, int]:
-    """What `counts` of partitions say of the entity, as the metrics have it: deferred and locked ones are active."""
-    of = {part: counts.get(entity.queue(part), (0,) * 5) for part in Part}
+    """What `counts` of partitions say of the entity, as the metrics have it (management.md 1.9).
+
+    Deferred and locked ones are active. What waits to be moved to another entity is in transfer: the available ones of
+    an entity that forwards, and what was sent through it.
+    """
+    of = {part: counts.get(entity.queue(part), _NONE) for part in Part}
+    transfers = counts.get(entity.transfer_queue, _NONE)
     available, deferred, scheduled, _, locked = of[Part.MAIN]
+    forwarded = available if entity.forward_to(Part.MAIN) else 0
     return {
-        "active": available + deferred,
+        "active": available + deferred - forwarded,
         "locked": locked,
         "deferred": deferred,
         "scheduled": scheduled,
         "dead-lettered": sum(of[Part.DEAD_LETTER][:3]),
+        "transfer": forwarded + sum(transfers[:3]),
         "transfer-dead-lettered": sum(of[Part.TRANSFER_DEAD_LETTER][:3]),
-        "size-bytes": sum(each[3] for each in of.values()),
+        "size-bytes": sum(each[3] for each in (*of.values(), transfers)),
     }

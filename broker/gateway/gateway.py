@@ -21,6 +21,7 @@ from broker.gateway.router import Router
 from broker.http.ops import OpsServer, start_ops
 from broker.keys import Keyring
 from broker.metrics import GatewayMetrics, Scene
+from protocol.addresses import Part
 
 log = structlog.get_logger("gateway")
 
@@ -211,6 +212,7 @@ class Gateway:
             counts=[each for each in counts if each is not None],
             entities=self.namespace.names(),
             version=__version__,
+            forwarding={entity.entity_id for entity in self.namespace if entity.forward_to(Part.MAIN)},
         )
 
     async def _scrape(self, partition: int, name: str) -> Any:

@@ -33,6 +33,11 @@ class Entity:
         return self.entity_id << 3 | _QUEUE_PART[part]
 
     @property
+    def transfer_queue(self) -> int:
+        """The queue id of what was sent through the entity, and waits to be moved to others."""
+        return self.entity_id << 3 | QueuePart.TRANSFER
+
+    @property
     def requires_session(self) -> bool:
         return not isinstance(self.description, TopicDescription) and self.description.requires_session
 

@@ -30,6 +30,7 @@ from broker.wire import Outcome
 from storage.records import (
     NEVER,
     CorruptRecord,
+    Counts,
     Field,
     Overlay,
     Place,
@@ -37,6 +38,7 @@ from storage.records import (
     decode_document,
     decode_entry,
     encode_document,
+    entity_key,
     message_expires_ms,
     queue_key,
 )
@@ -297,19 +299,28 @@ def _delete(
 def _counts(core: Core, args: Sequence[Any], now_ms: int) -> dict[int, list[int]]:
     """Of the queues whose ids are the arguments; of all that ever held something, without arguments."""
     if args:
-        wanted = [queue for queue_id in args if (queue := core.find(queue_id)) is not None]
-        return {queue.id: _count(queue) for queue in wanted}
-    counts = {}
-    for key, value in core.store.scan(Table.COUNTS, b"\0", b"\xff" * 5, 1 << 32):
-        queue_id = int.from_bytes(key, "big")
-        if queue_id >> 3 in core.terms and queue_id & 7 in PARTS and queue_id not in core.queues:
-            try:
-                _, available, deferred, scheduled, size_bytes = decode_counts(value)
-            except CorruptRecord:
-                core.queue(queue_id)  # counts anew
-            else:
-                counts[queue_id] = [available, deferred, scheduled, size_bytes, 0]
-    return counts | {queue.id: _count(queue) for queue in core.queues.values()}
+        stored = [(queue_id, core.store.get(Table.COUNTS, entity_key(queue_id))) for queue_id in args]
+    else:
+        items = core.store.scan(Table.COUNTS, b"\0", b"\xff" * 5, 1 << 32)
+        stored = [(int.from_bytes(key, "big"), value) for key, value in items]
+    queues = core.queues
+    # Those that nobody uses are not opened: whoever asks for all would leave all of them in memory.
+    counts = {
+        queue_id: _stored_count(core, queue_id, value)
+        for queue_id, value in stored
+        if queue_id >> 3 in core.terms and queue_id & 7 in PARTS and queue_id not in queues
+    }
+    used = [queues[queue_id] for queue_id in args if queue_id in queues] if args else queues.values()
+    return counts | {queue.id: _count(queue) for queue in used}
+
+
+def _stored_count(core: Core, queue_id: int, value: bytes | None) -> list[int]:
+    """As `_count`, of a queue that is not open; `value` is its record in COUNTS."""
+    try:
+        _, available, deferred, scheduled, size_bytes = Counts() if value is None else decode_counts(value)
+    except CorruptRecord:
+        return _count(core.queue(queue_id))  # counts anew
+    return [available, deferred, scheduled, size_bytes, 0]
 
 
 def _count(queue: Queue) -> list[int]:

@@ -11,11 +11,11 @@ from broker.wire import Outcome
 
 OPERATIONS_MD = Path(__file__).parents[2] / "docs" / "operations.md"
 QUEUE, OTHER = 7, 8  # entity ids
-MAIN, DEAD_LETTER, TRANSFER_DEAD_LETTER = 0, 1, 2  # parts
+MAIN, DEAD_LETTER, TRANSFER_DEAD_LETTER, TRANSFER = 0, 1, 2, 3  # parts
 
 
-def scene(gateway=None, workers=None, counts=(), entities=None):
-    return Scene(gateway or GatewayMetrics(), workers or {}, counts, entities or {}, version="1.2.3")
+def scene(gateway=None, workers=None, counts=(), entities=None, forwarding=()):
+    return Scene(gateway or GatewayMetrics(), workers or {}, counts, entities or {}, "1.2.3", forwarding)
 
 
 def samples(scene):
@@ -87,7 +87,7 @@ def test_each_outcome_has_its_counter():
 def test_counts_of_all_partitions_and_parts_add_up_by_entity():
     counts = [
         {QUEUE << 3 | MAIN: [5, 1, 2, 100, 3], QUEUE << 3 | DEAD_LETTER: [4, 1, 0, 40, 2]},
-        {QUEUE << 3 | TRANSFER_DEAD_LETTER: [3, 0, 0, 1, 0]},
+        {QUEUE << 3 | TRANSFER_DEAD_LETTER: [3, 0, 0, 1, 0], QUEUE << 3 | TRANSFER: [2, 0, 1, 6, 0]},
         {QUEUE << 3 | MAIN: [10, 0, 0, 7, 0], 99 << 3: [1, 1, 1, 1, 1]},  # 99 was deleted meanwhile
     ]
     shown = samples(scene(counts=counts, entities={QUEUE: "orders", OTHER: "idle"}))
@@ -96,17 +96,26 @@ def test_counts_of_all_partitions_and_parts_add_up_by_entity():
         for (name, *labels), value in shown.items()
         if labels == [("entity", "orders")]
     } == {
-        "messages": 26,
+        "messages": 29,
         "active_messages": 16,
         "deadlettered_messages": 5,
+        "transfer_messages": 3,
         "transfer_deadlettered_messages": 3,
         "scheduled_messages": 2,
         "deferred_messages": 1,
         "locked_messages": 3,
-        "size_bytes": 148,
+        "size_bytes": 154,
     }
     assert shown["peeklock_messages", ("entity", "idle")] == 0
     assert not [key for key in shown if ("entity", "99") in key]
+
+
+def test_what_an_entity_forwards_is_in_transfer_and_not_active():
+    counts = [{QUEUE << 3 | MAIN: [5, 1, 2, 100, 0], QUEUE << 3 | TRANSFER: [2, 0, 0, 6, 0]}]
+    shown = samples(scene(counts=counts, entities={QUEUE: "orders"}, forwarding={QUEUE}))
+    assert shown["peeklock_active_messages", ("entity", "orders")] == 1
+    assert shown["peeklock_transfer_messages", ("entity", "orders")] == 7
+    assert shown["peeklock_messages", ("entity", "orders")] == 10
 
 
 def test_active_connections_are_those_opened_and_not_closed():

@@ -13,7 +13,7 @@ from broker.errors import (
 )
 from broker.partition.settings import PartitionSettings
 from broker.wire import Outcome
-from storage.records import Place
+from storage.records import Part, Place
 from storage.store import Table
 
 LATER_MS = START_MS + 3_600_000
@@ -243,3 +243,14 @@ def test_gauges_are_those_that_are_shown(queue):
     queue.partition.delete_entity(ENTITY, queue.now_ms)
     after = queue.partition.gauges()
     assert {name: after[name] for name in expected} == expected | {"locks": 0, "receivers": 0}
+
+
+def test_counts_of_queues_that_nobody_uses_open_none(queue):
+    queue.send("a", "b", message("c", scheduled_ms=queue.now_ms + 1000))
+    queue.request("delete-batch", 1, queue.now_ms + 1)
+    expected = queue.counts()
+    queue.restart()
+    asked = [MAIN, DEAD, MAIN | Part.TRANSFER, 99 << 3]
+    assert queue.request("counts", *asked) == {MAIN: expected, DEAD: [0] * 5, MAIN | Part.TRANSFER: [0] * 5}
+    assert queue.request("counts") == {MAIN: expected}
+    assert queue.partition.tallies() == {}
