@@ -19,6 +19,7 @@ from protocol import session_filter, tracking
 from protocol.addresses import Address, Node, Part
 from protocol.addresses import parse as parse_address
 from protocol.links import Link
+from protocol.symbols import TRANSFER_DESTINATION_ADDRESS
 
 # The largest tokens known are some 10 KiB.
 MAX_TOKEN_MESSAGE_BYTES = 128 * 1024
@@ -85,14 +86,37 @@ def _bind_node(host: Host, link: Link, address: Address, entity: Entity | None) 
 
 
 def _bind_sender(host: Host, link: Link, address: Address, entity: Entity) -> ClientSender:
-    entity.require_send()
+    destination, properties = None, None
+    through_to = link.remote_properties().get(TRANSFER_DESTINATION_ADDRESS)
+    if through_to is None:
+        entity.require_send()
+    else:
+        entity.require_transfer()
+        destination, properties = _transfer_destination(host, through_to), {TRANSFER_DESTINATION_ADDRESS: through_to}
     if address.part is not Part.MAIN:
         raise NotAllowed("Messages come into a dead-letter queue by dead-lettering only: nobody sends to it.")
     amqp = host.gateway.settings.amqp
-    limit = entity.max_message_bytes(amqp.max_message_size_bytes)
+    limit = (destination or entity).max_message_bytes(amqp.max_message_size_bytes)
     asked = link.remote_max_message_bytes
-    link.accept(min(asked, limit) if asked else limit, amqp.sender_credit)
-    return ClientSender(host, link, entity, address)
+    link.accept(min(asked, limit) if asked else limit, amqp.sender_credit, properties=properties)
+    return ClientSender(host, link, entity, address, destination)
+
+
+def _transfer_destination(host: Host, name: object) -> Entity:
+    """What a client wants to send to through another entity (amqp.md 10.4).
+
+    Whether it is disabled is seen when messages arrive. Raises BrokerError and ProtocolError.
+    """
+    if not isinstance(name, str):
+        raise InvalidArgument(f"{TRANSFER_DESTINATION_ADDRESS} is not the address of an entity.")
+    address = parse_address(name)
+    if address.node is not Node.ENTITY or address.part is not Part.MAIN:
+        raise NotAllowed(f"'{name}' is neither a queue nor a topic: nobody sends to it.")
+    host.rights.require(address.resource, Right.SEND, time.time())
+    entity = host.gateway.namespace.find(address)
+    if entity.kind == "subscription":
+        raise NotAllowed(tracking.sender_on_subscription(entity.name))
+    return entity
 
 
 def _bind_receiver(host: Host, link: Link, address: Address, entity: Entity) -> ClientReceiver:

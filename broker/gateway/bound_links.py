@@ -92,10 +92,11 @@ class BoundLinks:
         host = self._host
         for link in list(self._links.values()):
             bound = link.context
-            if isinstance(bound, ClientSender | ClientReceiver) and not host.rights.allows(
-                bound.path, bound.right, now_s
-            ):
-                text = host.tracked(f"ExpiredToken: The token for '{bound.path}' is expired.", bound.tracker)
+            if not isinstance(bound, ClientSender | ClientReceiver):
+                continue
+            path = next((path for path in bound.paths if not host.rights.allows(path, bound.right, now_s)), None)
+            if path is not None:
+                text = host.tracked(f"ExpiredToken: The token for '{path}' is expired.", bound.tracker)
                 host.gateway.metrics.errors[conditions.UNAUTHORIZED_ACCESS] += 1
                 link.detach(conditions.UNAUTHORIZED_ACCESS, text)
                 self.unbind(link)

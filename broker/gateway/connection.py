@@ -346,13 +346,15 @@ class ClientConnection(asyncio.Protocol):
         self._links.unbind(link)
 
     def detach_from(self, entities: Collection[Entity]) -> None:
-        """These entities were deleted: links to them and to their $management nodes end."""
+        """These entities were deleted: links to them, through others too, and to their $management nodes end."""
         if self._sasl is not None or self._transport is None:
             return
         namespace = self.gateway.namespace.name
         for link in list(self.engine.links.values()):
-            entity: Entity | None = getattr(link.context, "entity", None)
-            if entity is not None and entity in entities and not link.closed:
+            bound = link.context
+            linked: list[Entity | None] = [getattr(bound, "entity", None), getattr(bound, "destination", None)]
+            entity = next((each for each in linked if each is not None and each in entities), None)
+            if entity is not None and not link.closed:
                 kind = "Subscription" if entity.kind == "subscription" else "Queue"
                 error = EntityNotFound(tracking.entity_not_found(namespace, entity.name, kind))
                 self.detach(link, error, entity.tracker(namespace))

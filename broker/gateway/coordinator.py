@@ -5,6 +5,8 @@ from typing import Any
 from broker.errors import BrokerError, NotAllowed, QuotaExceeded
 from broker.gateway.conditions import condition_of
 from broker.gateway.host import Host
+from broker.gateway.namespace import Entity
+from broker.gateway.receivers import ClientReceiver
 from broker.gateway.transactions import Transaction
 from protocol import conditions, tracking
 from protocol.deliveries import ACCEPTED, Delivery, declare, forget, settle
@@ -24,6 +26,17 @@ class Coordinator:
     def __init__(self, connection: Host, link: Link) -> None:
         self.connection = connection
         self.link = link
+        # A client asks for that by attaching it to a session before any other link (amqp.md 10.4).
+        self._crosses_entities = len(link.session.links) == 1
+
+    def crosses_entities(self, link: Link) -> bool:
+        """Sends on this link may be moved on through the entity that their transaction works on."""
+        return self._crosses_entities and link.session is self.link.session
+
+    def first_received(self) -> Entity | None:
+        """What the oldest receiver of the session receives from."""
+        bound = (link.context for link in self.link.session.links)
+        return next((each.entity for each in bound if isinstance(each, ClientReceiver)), None)
 
     def on_message(self, delivery: Delivery, payload: bytes, batch: bool, settled: bool) -> None:
         connection = self.connection

@@ -19,7 +19,7 @@ class EntityLink:
         self.connection = connection
         self.link = link
         self.entity = entity
-        self.path = address.resource
+        self.paths = [address.resource]  # what the client needs the right on, as long as the link is there
         self.queue = entity.queue(address.part)
         self.partition = entity.partition
         self.metrics = connection.gateway.metrics.entity(entity.name)

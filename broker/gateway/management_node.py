@@ -106,11 +106,10 @@ class ManagementRequests(RequestLink):
             else:
                 self._fail(request, error, answer)
 
-        partition = self.entity.partition
         if self.transaction is not None and name in _IN_TRANSACTIONS:
-            self.transaction.request(partition, name, self.queue, list(arguments), reply)
+            self.transaction.request(self.entity, name, self.queue, list(arguments), reply)
         else:
-            self.connection.gateway.router.request(partition, name, self.queue, arguments, reply)
+            self.connection.gateway.router.request(self.entity.partition, name, self.queue, arguments, reply)
 
     # -- operations (amqp.md 8.4)
 

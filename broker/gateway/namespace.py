@@ -59,6 +59,14 @@ class Entity:
         if self.description.status in (Status.DISABLED, Status.SEND_DISABLED):
             raise EntityDisabled(tracking.entity_disabled(self.name, self.description.status))
 
+    def require_transfer(self) -> None:
+        """Sent through it to others. A receiver does that, so an entity that is not to be sent to allows it.
+
+        Raises EntityDisabled.
+        """
+        if self.description.status == Status.DISABLED:
+            raise EntityDisabled(tracking.entity_disabled(self.name, self.description.status))
+
     def forward_to(self, part: Part) -> str | None:
         """The name of the entity that messages of this part move on to; None if they stay to be received."""
         if isinstance(self.description, TopicDescription):

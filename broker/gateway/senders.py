@@ -10,6 +10,7 @@ from broker.gateway.conditions import condition_of
 from broker.gateway.entity_link import EntityLink
 from broker.gateway.host import Host
 from broker.gateway.namespace import Entity
+from broker.gateway.transactions import addressed
 from broker.wire import Extra, Op
 from protocol import tracking
 from protocol.addresses import Address
@@ -29,18 +30,25 @@ LARGE_BYTES = 1 << 16
 
 
 class ClientSender(EntityLink):
-    """A link on which the client sends to an entity."""
+    """A link on which the client sends to an entity, or through it to another."""
 
     right = Right.SEND
 
-    def __init__(self, connection: Host, link: Link, entity: Entity, address: Address) -> None:
+    def __init__(
+        self, connection: Host, link: Link, entity: Entity, address: Address, destination: Entity | None = None
+    ) -> None:
         super().__init__(connection, link, entity, address)
+        self.destination = destination
+        self._taker = destination or entity
+        if destination is not None:
+            self.queue = entity.transfer_queue
+            self.paths.append(destination.name.lower())
         self._window = connection.gateway.settings.amqp.sender_credit
         self._messages: list[Any] = []
         self._pending: deque[Delivery | None] = deque()  # in order of arrival; None was sent settled
         self._sends: deque[tuple[float, int, int, int]] = deque()  # per command: when, deliveries, messages, bytes
-        self._requires_session = entity.requires_session
-        self._wants_id = entity.detects_duplicates
+        self._requires_session = self._taker.requires_session
+        self._wants_id = self._taker.detects_duplicates
         self._new_id = connection.gateway.new_message_id
 
     @property
@@ -56,6 +64,8 @@ class ClientSender(EntityLink):
             if self._requires_session:
                 for message in messages:
                     self._check(message)
+            if self.destination is not None:
+                messages = addressed(messages, self.destination)
         except (ProtocolError, BrokerError) as error:
             self.refuse(delivery, settled, error)
             return
@@ -99,7 +109,7 @@ class ClientSender(EntityLink):
 
         try:
             transaction = self.connection.transactions.find(transaction_id)
-            transaction.send(self.partition, self.queue, settled, messages, answered)
+            transaction.send(self, settled, messages, answered)
         except BrokerError as error:
             self.refuse(delivery, settled, error)
         else:
@@ -113,7 +123,7 @@ class ClientSender(EntityLink):
     def _check(self, message: Any) -> None:
         extra = message[3]
         if self._requires_session and not (extra and (Extra.SESSION_ID in extra or Extra.PING in extra)):
-            raise NotAllowed(tracking.session_id_missing(self.entity.name))
+            raise NotAllowed(tracking.session_id_missing(self._taker.name))
 
     def refuse(self, delivery: Delivery, settled: bool, error: Exception) -> None:
         self.metrics.incoming_requests += 1

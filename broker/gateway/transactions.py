@@ -3,6 +3,10 @@
 A transaction belongs to the link that declared it, and can be used on every link of the connection. Its work goes to
 one partition, that of the first of it, which keeps it until the discharge; what one read of the socket holds goes as
 one request. It ends with its discharge, or is rolled back with its coordinator link, session or connection.
+
+A client may want to receive from one entity and send to others in one transaction, wherever these are (amqp.md 10.4).
+Then what it sends to other partitions goes to the transfer queue of the entity that the transaction began with; or,
+should it begin with a send, of the one that the client receives from.
 """
 
 import os
@@ -10,9 +14,11 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from broker.errors import BrokerError, NotAllowed, TransactionRollback, TransactionUnknown
+from broker.gateway.namespace import Entity
 from broker.gateway.router import Reply, Router, error_named
 from broker.gateway.turn import Turn
-from broker.wire import Outcome
+from broker.wire import Extra, Outcome
+from protocol.links import Link
 
 ID_BYTES = 16
 
@@ -23,43 +29,76 @@ Answered = Callable[[BrokerError | None], None]
 class Receiving(Protocol):
     """The channel on which a message was handed out."""
 
-    partition: int
+    entity: Entity
     queue: int
     channel: int
+
+
+class Sending(Protocol):
+    """The channel on which a message came; `destination` is where to if it is sent through the entity."""
+
+    link: Link
+    entity: Entity
+    queue: int
+    destination: Entity | None
+
+
+class Declaring(Protocol):
+    """The link that declared a transaction."""
+
+    def crosses_entities(self, link: Link) -> bool: ...
+
+    def first_received(self) -> Entity | None: ...
 
 
 class Transaction:
     """One transaction of a connection; `coordinator` is the link that declared it."""
 
-    def __init__(self, turn: Turn, router: Router, coordinator: object) -> None:
+    def __init__(self, turn: Turn, router: Router, coordinator: Declaring) -> None:
         self.id = os.urandom(ID_BYTES)
         self.coordinator = coordinator
         self._turn = turn
         self._router = router
-        self._partition: int | None = None
+        self._entity: Entity | None = None  # that of its first work
         self._begins = True
         self._failure: BrokerError | None = None
         self._operations: list[list[Any]] = []
         self._answered: list[list[Answered]] = []  # of each operation, for each of its deliveries
 
-    def join(self, partition: int) -> None:
-        """Work on this partition is to be a part of it. Raises NotAllowed."""
-        if self._partition is None:
-            self._partition = partition
-        elif self._partition != partition:
+    def join(self, entity: Entity) -> None:
+        """Work on this entity is to be a part of it. Raises NotAllowed."""
+        if self._entity is None:
+            self._entity = entity
+        elif self._entity.partition != entity.partition:
             raise NotAllowed(
                 "A transaction cannot span entities of several partitions; send to them through an entity of the first."
             )
 
-    def send(self, partition: int, queue: int, quiet: bool, messages: list[Any], answered: Answered) -> None:
+    def send(self, sender: Sending, quiet: bool, messages: list[Any], answered: Answered) -> None:
         """One delivery; `quiet`: the client does not wait for its outcome. Raises NotAllowed."""
-        self.join(partition)
+        queue = sender.queue
+        through = self._through(sender)
+        if through is not None:
+            queue = through.transfer_queue
+            messages = addressed(messages, sender.entity)
+        else:
+            self.join(sender.entity)
         last = self._last("send", queue, quiet)
         if last is None:
             self._append(["send", queue, quiet, [messages]], answered)
         else:
             last[3].append(messages)
             self._answered[-1].append(answered)
+
+    def _through(self, sender: Sending) -> Entity | None:
+        """Through which entity to send what is for another partition; None if it is to go directly."""
+        if sender.destination is not None or not self.coordinator.crosses_entities(sender.link):
+            return None
+        if self._entity is None:
+            self._entity = self.coordinator.first_received()
+        if self._entity is None or self._entity.partition == sender.entity.partition:
+            return None
+        return self._entity
 
     def settle(
         self,
@@ -71,7 +110,7 @@ class Transaction:
         answered: Answered,
     ) -> None:
         """Of a message that this receiver got. Raises NotAllowed."""
-        self.join(receiver.partition)
+        self.join(receiver.entity)
         last = self._last("settle", receiver.queue, quiet)
         channel = receiver.channel
         if last is None or last[4] is not outcome or last[5] or properties or last[6] != channel:
@@ -81,12 +120,12 @@ class Transaction:
             last[3].append(token)
             self._answered[-1].append(answered)
 
-    def request(self, partition: int, name: str, queue: int, arguments: list[Any], reply: Reply) -> None:
+    def request(self, entity: Entity, name: str, queue: int, arguments: list[Any], reply: Reply) -> None:
         """Raises NotAllowed."""
-        self.join(partition)
+        self.join(entity)
         self.post()
         begins, self._begins = self._begins, False
-        self._router.request(partition, "transact-request", queue, [self.id, begins, name, arguments], reply)
+        self._router.request(entity.partition, "transact-request", queue, [self.id, begins, name, arguments], reply)
 
     def _last(self, kind: str, queue: int, quiet: bool) -> list[Any] | None:
         if self._operations and self._operations[-1][:3] == [kind, queue, quiet]:
@@ -100,7 +139,7 @@ class Transaction:
 
     def post(self) -> None:
         """Send what has gathered to the partition."""
-        if not self._operations or self._partition is None:
+        if not self._operations or self._entity is None:
             return
         operations, self._operations = self._operations, []
         answered, self._answered = self._answered, []
@@ -114,7 +153,7 @@ class Transaction:
                     tell(error if named is None else error_named(*named))
             self._turn.flush()
 
-        self._router.request(self._partition, "transact", 0, [self.id, begins, operations], reply)
+        self._router.request(self._entity.partition, "transact", 0, [self.id, begins, operations], reply)
 
     def fail(self, error: Exception) -> None:
         """It is not to be committed any more."""
@@ -126,10 +165,18 @@ class Transaction:
         failure = self._failure if commit else None
         if failure is not None:
             self.discharge(False, lambda result, error: reply(None, failure))
-        elif self._partition is None:
+        elif self._entity is None:
             reply(None, None)  # nothing was done in it
         else:
-            self._router.request(self._partition, "discharge", 0, [self.id, commit], reply)
+            self._router.request(self._entity.partition, "discharge", 0, [self.id, commit], reply)
+
+
+def addressed(messages: list[Any], destination: Entity) -> list[Any]:
+    """Incoming messages (`broker.wire`) as they are sent to a transfer queue."""
+    name = destination.name.lower()
+    return [
+        (layout, body, ttl_ms, {**(extra or {}), Extra.DESTINATION: name}) for layout, body, ttl_ms, extra in messages
+    ]
 
 
 class Transactions:

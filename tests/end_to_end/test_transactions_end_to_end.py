@@ -133,9 +133,11 @@ async def refused(awaited: Awaitable[object], condition: str, error: type[Client
 
 
 def test_two_partitions_do_not_and_the_rest_can_be_committed(run):
+    """Not on a session on which the coordinator is not the first (amqp.md 10.4)."""
+
     async def story(connection):
-        coordinator = await connection.coordinator()
         here, elsewhere = [await connection.sender(name) for name in (HERE, ELSEWHERE)]
+        coordinator = await connection.coordinator()
         transaction = await coordinator.declare()
         await here.send(message("m"), transaction)
         await refused(elsewhere.send(message("m"), transaction), conditions.NOT_ALLOWED)
