@@ -156,6 +156,7 @@ class SessionModel(RuleBasedStateMachine):
         self.closing: dict[str, type[BrokerError]] = {}  # receivers that the partition closes in this turn, and why
         self.accepting: list[tuple[str, str]] = []  # receivers that have got the session they named, in this turn
         self.made = self.accepted = self.turns = self.ended_at = 0
+        self.was_pulled = False  # after the last turn
         self.transactions: dict[str, Transaction] = {}
         self.forgotten: list[str] = []  # transactions that the partition lost when it was restarted
         self.tokens: list[tuple[int, bytes]] = []  # all that were ever given, with their queue
@@ -350,7 +351,7 @@ class SessionModel(RuleBasedStateMachine):
     def turn(self) -> None:
         driver = self.driver
         self.turns += 1
-        pulled = self.pulling()
+        pulled = self.was_pulled or self.pulling()
         self.time_passed()
         while (due_ms := driver.partition.next_timer_ms()) is not None and due_ms <= self.now_ms:
             driver.partition.advance(self.now_ms)
@@ -382,6 +383,7 @@ class SessionModel(RuleBasedStateMachine):
                 r.draining, r.limit = False, r.delivered
         if self.pulling():
             assert not [m for m in self.queues[MAIN] if self.may_go(m)]
+        self.was_pulled = self.pulling()
         self.compare(shown)
 
     def time_passed(self) -> None:
