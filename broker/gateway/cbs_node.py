@@ -27,6 +27,10 @@ class CbsRequests(RequestLink):
         connection.put_claim(claim, now_s)
         answer(cbs.encode_accepted(request))
 
+    def fail(self, request: Request, error: Exception, answer: Answer) -> None:
+        text = self.connection.tracked(str(error))
+        answer(cbs.encode_refused(request, cbs.BadCbsRequest(text)))
+
     def _lookup(self, key_name: str, path: str) -> KeyRule | None:
         """The rule of that name at the entity that `path` is of, else the namespace's. Raises InvalidAddress.
 

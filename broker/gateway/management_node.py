@@ -72,7 +72,7 @@ class ManagementRequests(RequestLink):
             self.connection.post_gathered()  # a client may ask for what it has just deferred
             operation(request, self._in_its_session(call), answer)
         except (BrokerError, ProtocolError) as error:
-            self._fail(request, error, answer)
+            self.fail(request, error, answer)
 
     def _in_its_session(self, call: management.Call) -> Any:
         """The arguments; without a session id they get that of the receiver to which the request belongs.
@@ -86,7 +86,7 @@ class ManagementRequests(RequestLink):
                     return replace(arguments, session_id=session_id)
         return arguments
 
-    def _fail(self, request: Request, error: Exception, answer: Answer) -> None:
+    def fail(self, request: Request, error: Exception, answer: Answer) -> None:
         self._metrics.failed(type(error).__name__)
         condition = error.condition if isinstance(error, management.ManagementError) else condition_of(error)
         answer(management.encode_failure(request, condition, self.connection.tracked(str(error))))
@@ -99,12 +99,12 @@ class ManagementRequests(RequestLink):
                 try:
                     response = encode(result)
                 except ProtocolError as fault:
-                    self._fail(request, fault, answer)
+                    self.fail(request, fault, answer)
                     return
                 self._metrics.successful_requests += 1
                 answer(response)
             else:
-                self._fail(request, error, answer)
+                self.fail(request, error, answer)
 
         if self.transaction is not None and name in _IN_TRANSACTIONS:
             self.transaction.request(self.entity, name, self.queue, list(arguments), reply)
@@ -289,7 +289,7 @@ class ManagementRequests(RequestLink):
         def counted(counts: Any, error: BrokerError | None) -> None:
             nonlocal at_first
             if error is not None:
-                self._fail(request, error, answer)
+                self.fail(request, error, answer)
                 return
             at_first = sum(counts.get(queue, ())[:3])
             router.request(partition, "purge", queue, (), stepped)
@@ -297,7 +297,7 @@ class ManagementRequests(RequestLink):
         def stepped(count: Any, error: BrokerError | None) -> None:
             nonlocal deleted
             if error is not None:
-                self._fail(request, error, answer)
+                self.fail(request, error, answer)
                 return
             deleted += count
             if count and deleted < at_first and not self.link.closed:

@@ -28,9 +28,9 @@ class NamespaceRequests(RequestLink):
                 raise management.UnknownOperation(f"The operation '{call.operation}' is not offered by the namespace.")
             self._list_counts(request, call.arguments, answer)
         except (BrokerError, ProtocolError) as error:
-            self._fail(request, error, answer)
+            self.fail(request, error, answer)
 
-    def _fail(self, request: Request, error: Exception, answer: Answer) -> None:
+    def fail(self, request: Request, error: Exception, answer: Answer) -> None:
         condition = error.condition if isinstance(error, management.ManagementError) else condition_of(error)
         self.connection.gateway.metrics.errors[condition] += 1
         answer(management.encode_failure(request, condition, self.connection.tracked(str(error))))
@@ -51,7 +51,7 @@ class NamespaceRequests(RequestLink):
                 return  # another partition has failed
             if error is not None:
                 waiting = 0
-                self._fail(request, error, answer)
+                self.fail(request, error, answer)
                 return
             waiting -= 1
             found.update(counts)

@@ -80,20 +80,17 @@ class RequestLink:
         try:
             request = parse_request(payload)
         except ProtocolError as error:
-            if settled:
-                forget(delivery)
-            else:
-                self.connection.reject(delivery, condition_of(error), str(error))
+            self._refuse(delivery, settled, error)
             return
         transaction_id = transaction_of(delivery)
         if transaction_id is not None:
             try:
                 self.transaction = self.connection.transactions.find(transaction_id)
             except BrokerError as error:
+                self._refuse(delivery, settled, error)
                 if settled:
-                    forget(delivery)
-                else:
-                    self.connection.reject(delivery, condition_of(error), str(error))
+                    self._unanswered += 1
+                    self.fail(request, error, lambda response: self._respond(request, response))
                 return
         if settled:
             forget(delivery)
@@ -109,6 +106,13 @@ class RequestLink:
         finally:
             self.transaction = None
 
+    def _refuse(self, delivery: Delivery, settled: bool, error: Exception) -> None:
+        if settled:
+            forget(delivery)
+        else:
+            self.connection.reject(delivery, condition_of(error), str(error))
+        self._replenish()
+
     def on_oversized(self, delivery: Delivery, size_bytes: int, settled: bool) -> None:
         text = tracking.message_too_large(0, size_bytes, self.link.max_message_bytes)
         self.connection.reject(delivery, conditions.LINK_MESSAGE_SIZE_EXCEEDED, text)
@@ -118,16 +122,23 @@ class RequestLink:
     def handle(self, request: Request, answer: Answer) -> None:
         raise NotImplementedError
 
+    def fail(self, request: Request, error: Exception, answer: Answer) -> None:
+        """Answer a request that cannot be done."""
+        raise NotImplementedError
+
     def max_response_bytes(self) -> int:
         return self.connection.gateway.settings.amqp.max_message_size_bytes
 
     def _respond(self, request: Request, response: bytes) -> None:
         self._unanswered -= 1
-        if not self.link.closed:
-            free = REQUEST_CREDIT - self.link.credit - self._unanswered
-            if free >= REQUEST_CREDIT // 2:
-                self.link.grant(free)
+        self._replenish()
         link = self.connection.response_link(self.node, request.reply_to, self.link)
         if link is not None:
             link.respond(response)
         self.connection.flush()
+
+    def _replenish(self) -> None:
+        if not self.link.closed:
+            free = REQUEST_CREDIT - self.link.credit - self._unanswered
+            if free >= REQUEST_CREDIT // 2:
+                self.link.grant(free)

@@ -373,6 +373,7 @@ class RawPeer:
         first: bool = True,
         channel: int = 0,
         tag: Any = None,
+        state: Any = None,
     ) -> int:
         """One transfer frame; returns the delivery id. With `first` False it goes on with the delivery before."""
         if first:
@@ -383,6 +384,8 @@ class RawPeer:
         else:
             delivery_id = self.next_delivery_id - 1
             fields = [UInt(handle), None, None, None, settled, more]
+        if state is not None:
+            fields += [None, state]
         self.say(TRANSFER, *fields, channel=channel, payload=payload)
         return delivery_id
 

@@ -36,8 +36,8 @@ class Node:
         self.receiver = peer.attach_receiver(address, credit)
         self.sender = peer.attach_sender(address)
 
-    def say(self, operation: Any, body: Any = None, **properties: Any) -> None:
-        """Send a request; names of properties are given with _ for -."""
+    def say(self, operation: Any, body: Any = None, *, state: Any = None, **properties: Any) -> None:
+        """Send a request; names of properties are given with _ for -. `state` is the transfer's."""
         self._number += 1
         named = {name.replace("_", "-"): value for name, value in properties.items()}
         request = b"".join(
@@ -48,7 +48,7 @@ class Node:
                 (0x77, body),
             )
         )
-        self._peer.transfer(request, self.sender, settled=True)
+        self._peer.transfer(request, self.sender, settled=True, state=state)
 
     def response(self) -> Response:
         payload = self._peer.expect(TRANSFER).payload

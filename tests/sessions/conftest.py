@@ -4,12 +4,26 @@ from collections.abc import Iterator
 
 import pytest
 
+from broker.catalog import home_partition
 from tests.brokers import Broker
 from tests.end_to_end.health import assert_unharmed, process_ids
 from tests.end_to_end.raw_peer import RawPeer
 from tests.sessions.raw_sessions import purge
 
-CONFIG = """
+_NAMES = [f"queue-{number}" for number in range(100)]
+ELSEWHERE = next(name for name in _NAMES if home_partition(name, 2) != home_partition("orders", 2))
+PLAIN = next(name for name in _NAMES if home_partition(name, 2) == home_partition("orders", 2))
+
+CONFIG = f"""
+partitions = 2
+
+[[queues]]
+name = "{ELSEWHERE}"
+requires_session = true
+
+[[queues]]
+name = "{PLAIN}"
+
 [[queues]]
 name = "witness"
 
@@ -61,4 +75,4 @@ def broker(session_broker: Broker) -> Iterator[Broker]:
 def peer(broker: Broker) -> Iterator[RawPeer]:
     with RawPeer.connect(broker.amqp_port) as peer:
         yield peer
-    purge(broker.amqp_port, "orders", "short", "small")
+    purge(broker.amqp_port, "orders", "short", "small", ELSEWHERE, PLAIN)
