@@ -1,0 +1,232 @@
+"""Transactions on a queue with sessions, and what of management takes part in them, on a real broker (amqp.md 10)."""
+
+import time
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from protocol.codec import Array, Long, Symbol, Timestamp
+from protocol.lock_tokens import uuid_of
+from tests.brokers import Broker
+from tests.end_to_end.health import eventually
+from tests.end_to_end.raw_peer import (
+    ACCEPTED,
+    DETACH,
+    DISPOSITION,
+    END,
+    MODIFIED,
+    REJECTED,
+    RELEASED,
+    TRANSFER,
+    RawPeer,
+    body_of,
+    outcome,
+)
+from tests.end_to_end.raw_requests import Node
+from tests.end_to_end.raw_transactions import Coordinator, answer_of, within
+from tests.sessions.conftest import PLAIN
+from tests.sessions.raw_sessions import accept, in_session, receive, send
+
+SCHEDULED = Symbol("x-opt-scheduled-enqueue-time")
+
+
+class Story:
+    """A peer with a coordinator, a transaction, a sender, a session that has messages 1 and 2, and its node."""
+
+    def __init__(self, peer: RawPeer, queue: str = "orders") -> None:
+        self.peer = peer
+        self.queue = queue
+        send(peer, queue, ("a", b"1"), ("a", b"2"))
+        self.sender = peer.attach_sender(queue)
+        self.node = Node(peer, f"{queue}/$management")
+        self.receiver, _ = accept(peer, queue, "a")
+        self.locked = [frame for frame, _ in receive(peer, self.receiver, 2)]
+        self.coordinator = Coordinator(peer)
+        self.transaction = self.coordinator.declare()
+
+    def send(self, body, session="a"):
+        self.peer.transfer(in_session(session, body), self.sender, state=within(self.transaction))
+        assert answer_of(self.peer.expect(DISPOSITION)) == "in the transaction"
+
+    def settle(self, frame, state):
+        self.peer.settle(frame.fields[1], state=within(self.transaction, state))
+        answer = self.peer.expect(DISPOSITION).fields[4]
+        assert (answer.value[0], answer.value[1].descriptor) == (self.transaction, state.descriptor)
+
+    def ask(self, operation, body, transacts=True):
+        self.node.say(f"com.microsoft:{operation}", body, state=within(self.transaction) if transacts else None)
+        return self.node.response()
+
+    def schedule(self, body, after_s, session="a"):
+        at = {SCHEDULED: Timestamp(int((time.time() + after_s) * 1000))}
+        item = {"message-id": "m", "message": in_session(session, body, annotations=at)}
+        response = self.ask("schedule-message", {"messages": [item]})
+        assert response.status == 200
+        [number] = response.body["sequence-numbers"]
+        return number
+
+    def dispose(self, frame, status):
+        tokens = Array(UUID, (uuid_of(bytes(frame.fields[2])),))
+        body = {"disposition-status": status, "lock-tokens": tokens, "session-id": "a"}
+        return self.ask("update-disposition", body).status
+
+    def end(self, fail=False):
+        assert self.coordinator.discharge(self.transaction, fail) == "accepted"
+
+    def left(self, session="a"):
+        """What the session's next receiver gets; those before have to go first."""
+        self.peer.detach(self.receiver)
+        self.peer.expect(DETACH)
+        self.receiver, _ = accept(self.peer, self.queue, session)
+        self.peer.flow(self.receiver, 20)
+        bodies = []
+        while True:
+            try:
+                bodies.append(body_of(self.peer.expect(TRANSFER, 0.3).payload))
+            except TimeoutError:
+                return bodies
+
+
+@pytest.fixture
+def story(peer):
+    return Story(peer)
+
+
+OUTCOMES = {
+    "completed": (outcome(ACCEPTED), []),
+    "abandoned": (outcome(MODIFIED, True, False), [b"1"]),
+    "released": (outcome(RELEASED), [b"1"]),
+    "defered": (outcome(MODIFIED, True, True), []),
+    "suspended": (outcome(REJECTED), []),
+}
+
+
+@pytest.mark.parametrize("commits", [True, False])
+@pytest.mark.parametrize("name", OUTCOMES)
+def test_each_outcome_and_a_send_are_done_together_or_not_at_all(story, name, commits):
+    state, first = OUTCOMES[name]
+    story.settle(story.locked[0], state)
+    story.send(b"3")
+    story.send(b"other", "b")
+    story.end(fail=not commits)
+    if commits:
+        assert story.left() == [*first, b"2", b"3"]
+        assert story.left("b") == [b"other"]
+    else:
+        assert story.left() == [b"1", b"2"]
+
+
+@pytest.mark.parametrize("commits", [True, False])
+@pytest.mark.parametrize("status", [name for name in OUTCOMES if name != "released"])
+def test_settling_by_request_takes_part(story, status, commits):
+    assert story.dispose(story.locked[0], status) == 200
+    assert story.dispose(story.locked[0], status) == 400  # it is settled in a transaction already
+    story.end(fail=not commits)
+    assert story.left() == ([*OUTCOMES[status][1], b"2"] if commits else [b"1", b"2"])
+
+
+@pytest.mark.parametrize("commits", [True, False])
+def test_what_is_scheduled_in_a_transaction_comes_if_it_is_committed(story, commits):
+    number = story.schedule(b"soon", 0.2)
+    later = story.schedule(b"later", 3600)
+    assert later == number + 1
+    story.end(fail=not commits)
+    time.sleep(0.4)
+    assert story.left() == [b"1", b"2"] + [b"soon"] * commits
+    response = story.ask("cancel-scheduled-message", {"sequence-numbers": Array(Long, (later,))}, transacts=False)
+    assert (response.status, response.condition) == (
+        (200, "None") if commits else (404, "com.microsoft:message-not-found")
+    )
+
+
+def test_cancelling_is_no_part_of_a_transaction_and_done_at_once(story):
+    """amqp.md 10.3: it is not among what can join. A message that is not committed yet cannot be cancelled."""
+    uncommitted = story.schedule(b"never mind", 3600)
+    body = {"sequence-numbers": Array(Long, (uncommitted,))}
+    assert story.ask("cancel-scheduled-message", body).status == 404
+    story.end()
+    again = story.coordinator.declare()
+    story.transaction = again
+    assert story.ask("cancel-scheduled-message", body).status == 200
+    story.end(fail=True)
+    assert story.ask("cancel-scheduled-message", body, transacts=False).status == 404
+
+
+def test_the_lock_is_renewed_and_the_state_is_set_within_a_transaction_and_stay_so(story):
+    """They are done at once (amqp.md 10.3), whatever becomes of the transaction."""
+    story.settle(story.locked[0], outcome(ACCEPTED))
+    assert story.ask("renew-session-lock", {"session-id": "a"}).status == 200
+    assert story.ask("set-session-state", {"session-id": "a", "session-state": b"half"}).status == 200
+    story.end(fail=True)
+    assert story.ask("get-session-state", {"session-id": "a"}, transacts=False).body == {"session-state": b"half"}
+    story.ask("set-session-state", {"session-id": "a", "session-state": None}, transacts=False)
+
+
+def test_a_session_and_a_plain_queue_take_part_together(story):
+    plain = story.peer.attach_sender(PLAIN)
+    story.peer.transfer(in_session(None, b"plain"), plain, state=within(story.transaction))
+    assert answer_of(story.peer.expect(DISPOSITION)) == "in the transaction"
+    story.settle(story.locked[0], outcome(ACCEPTED))
+    story.end()
+    assert story.left() == [b"2"]
+    story.peer.attach_receiver(PLAIN, credit=1)
+    assert body_of(story.peer.expect(TRANSFER).payload) == b"plain"
+
+
+@pytest.mark.parametrize("end", ["coordinator", "session", "close", "break"])
+def test_what_ends_before_the_discharge_leaves_nothing(broker, peer, end):
+    with RawPeer.connect(broker.amqp_port) as other:
+        story = Story(other)
+        story.send(b"never")
+        story.settle(story.locked[0], outcome(ACCEPTED))
+        story.schedule(b"nor this", 0)
+        if end == "coordinator":
+            other.detach(story.coordinator.handle)
+            other.expect(DETACH)
+        elif end == "session":
+            other.say(END)
+            other.expect(END)
+        elif end == "close":
+            other.close()
+        else:
+            other.socket.close()
+        if end == "coordinator":
+            assert story.left() == [b"1", b"2"]
+            return
+    handle, _ = accept(peer, "orders", wait_ms=5000)
+    peer.flow(handle, 5)
+    assert [body_of(peer.expect(TRANSFER).payload) for _ in range(2)] == [b"1", b"2"]
+    peer.nothing_more(TRANSFER)
+
+
+SHORT = """
+import broker.partition.transactions
+
+broker.partition.transactions.TIME_OUT_MS = 700
+"""
+
+
+def test_a_transaction_that_takes_too_long_is_rolled_back_and_who_goes_on_is_told(tmp_path: Path, monkeypatch):
+    """Two minutes are made short for the broker's processes."""
+    (tmp_path / "sitecustomize.py").write_text(SHORT)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    config = '[[queues]]\nname = "orders"\nrequires_session = true\n'
+    with Broker(tmp_path / "broker", config) as broker, RawPeer.connect(broker.amqp_port) as peer:
+        story = Story(peer)
+        story.settle(story.locked[0], outcome(ACCEPTED))
+        story.send(b"never")
+
+        def timed_out():
+            response = story.ask("schedule-message", {"messages": [{"message": in_session("b", b"late")}]})
+            return response.status == 408 and response
+
+        response = eventually(timed_out, "the transaction has timed out")
+        assert response.condition == "amqp:transaction:timeout"
+        peer.transfer(in_session("a", b"late"), story.sender, state=within(story.transaction))
+        assert answer_of(peer.expect(DISPOSITION)) == "amqp:transaction:timeout"
+        peer.settle(story.locked[1].fields[1], state=within(story.transaction, outcome(ACCEPTED)))
+        assert answer_of(peer.expect(DISPOSITION)) == "amqp:transaction:timeout"
+        assert story.coordinator.discharge(story.transaction) == "amqp:transaction:timeout"
+        assert story.coordinator.discharge(story.transaction) == "amqp:transaction:unknown-id"
+        assert story.left() == [b"1", b"2"]
