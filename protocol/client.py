@@ -20,7 +20,8 @@ from typing import Self, cast
 
 from protocol import conditions
 from protocol.client_errors import AuthenticationFailed, ClientError, ConnectionLost, LinkClosed, LinkDetached
-from protocol.client_links import LinkEnd, Receiver, Sender
+from protocol.client_link_end import LinkEnd
+from protocol.client_links import Receiver, Sender
 from protocol.client_requests import MAX_REQUESTS, Claims, Management, QueueCounts, Requests, ResponseLink, queue_counts
 from protocol.client_transactions import Coordinator
 from protocol.connection_string import (

@@ -1,12 +1,9 @@
-"""The links of a client: a sender that awaits outcomes, and a receiver that settles.
-
-Everything that waits is woken when the link or its connection ends, with the reason.
-"""
+"""The links of a client: a sender that awaits outcomes, and a receiver that settles."""
 
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 from uuid import UUID
 
 from protocol import conditions
@@ -17,6 +14,7 @@ from protocol.client_errors import (
     MessageReturned,
     SettlementRefused,
 )
+from protocol.client_link_end import LinkConnection, LinkEnd
 from protocol.codec import Described, Symbol, ULong
 from protocol.deliveries import (
     ACCEPTED,
@@ -34,88 +32,9 @@ from protocol.deliveries import (
     settle,
     tag_of,
 )
-from protocol.links import Link
 from protocol.lock_tokens import uuid_of
 from protocol.messages import Message
 from protocol.symbols import DEAD_LETTER_ERROR_DESCRIPTION, DEAD_LETTER_REASON
-
-if TYPE_CHECKING:
-    from protocol.client import Connection
-
-
-class LinkEnd:
-    """What all links of a client have in common. `link` is there once it is attached."""
-
-    link: Link
-
-    def __init__(self, connection: "Connection", address: str) -> None:
-        self.connection = connection
-        self.address = address
-        self.error: ClientError | None = None  # why the link ended
-        self.attached: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.detached = asyncio.Event()
-
-    @property
-    def closed(self) -> bool:
-        return self.error is not None
-
-    async def close(self) -> None:
-        """Detach, and wait for the peer's answer. What waits on the link ends with LinkClosed."""
-        if self.error is None:
-            self.prepare_close()
-            self.link.detach()
-            self.connection.flush()
-            self.fail(LinkClosed("", f"the link to {self.address} was closed"))
-        async with asyncio.timeout(self.connection.timeout_s):
-            await self.detached.wait()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
-    def check(self) -> None:
-        """Raises why the link ended, if it has."""
-        if self.error is not None:
-            raise self.error.again()
-
-    # -- what the connection tells
-
-    def on_attached(self) -> None:
-        if not self.attached.done():
-            self.attached.set_result(None)
-
-    def on_detached(self, error: ClientError) -> None:
-        """The link is gone, and with it all its deliveries."""
-        self.fail(error)
-        self.detached.set()
-
-    def fail(self, error: ClientError) -> None:
-        """Wake all who wait; of the errors of a link the first one counts."""
-        if self.error is not None:
-            return
-        self.error = error
-        if not self.attached.done():
-            self.attached.set_exception(error.again())
-        self.wake(error)
-
-    def wake(self, error: ClientError) -> None:
-        raise NotImplementedError
-
-    def prepare_close(self) -> None:
-        """Say what is to be said before the link is closed from our side."""
-
-    def on_flow(self) -> None: ...
-
-    def on_resumed(self) -> None:
-        """The connection is not congested any more."""
-
-    def on_message(self, delivery: Delivery, payload: bytes, settled: bool) -> None:
-        raise AssertionError("nothing is received on this link")
-
-    def on_outcome(self, delivery: Delivery, tag: bytes, state: int, settled: bool) -> None:
-        raise AssertionError("no outcomes on this link")
 
 
 def _fail(future: "asyncio.Future[Any]", error: ClientError) -> None:
@@ -126,7 +45,7 @@ def _fail(future: "asyncio.Future[Any]", error: ClientError) -> None:
 class Sender(LinkEnd):
     """A link on which we send. Messages are AMQP messages as encoded; `protocol.messages` makes them."""
 
-    def __init__(self, connection: "Connection", address: str, max_in_flight: int) -> None:
+    def __init__(self, connection: LinkConnection, address: str, max_in_flight: int) -> None:
         super().__init__(connection, address)
         self._max_in_flight = max_in_flight
         self._count = 0
@@ -282,7 +201,7 @@ class Receiver(LinkEnd):
     confirmed: await it at once, or settle many and await all. It fails with SettlementRefused.
     """
 
-    def __init__(self, connection: "Connection", address: str, credit: int, receive_and_delete: bool) -> None:
+    def __init__(self, connection: LinkConnection, address: str, credit: int, receive_and_delete: bool) -> None:
         super().__init__(connection, address)
         self.receive_and_delete = receive_and_delete
         self._window = credit

@@ -5,21 +5,19 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 from uuid import UUID
 
 from protocol import addresses, conditions, sas_tokens
 from protocol.client_errors import AuthenticationFailed, ClientError, RequestFailed
-from protocol.client_links import LinkEnd, Sender
+from protocol.client_link_end import LinkConnection, LinkEnd
+from protocol.client_links import Sender
 from protocol.codec import Int, Long, UInt, array
 from protocol.connection_string import SharedAccessKey, SharedAccessSignature
 from protocol.deliveries import ACCEPTED, Delivery, forget, settle
 from protocol.errors import ProtocolError
 from protocol.messages import Message, value_section
 from protocol.request_message import text
-
-if TYPE_CHECKING:
-    from protocol.client import Connection
 
 RESPONSE_CREDIT = 100
 MAX_REQUESTS = 100
@@ -43,7 +41,7 @@ class Response:
 class ResponseLink(LinkEnd):
     """The link on which a node answers."""
 
-    def __init__(self, connection: "Connection", node: str) -> None:
+    def __init__(self, connection: LinkConnection, node: str) -> None:
         super().__init__(connection, node)
         self.waiting: dict[Any, asyncio.Future[Response]] = {}
 
@@ -109,10 +107,20 @@ class Requests:
         await asyncio.gather(self._sender.close(), self._responses.close())
 
 
+class RequestConnection(Protocol):
+    """A client's connection, to its claims."""
+
+    hostname: str
+    timeout_s: float
+
+    async def requests(self, node: str) -> Requests:
+        """The links to the node. Raises LinkDetached, ConnectionLost or TimeoutError."""
+
+
 class Claims:
     """The tokens of a connection: put for what is used first, and again before they expire (amqp.md 2)."""
 
-    def __init__(self, connection: "Connection", credentials: SharedAccessKey | SharedAccessSignature) -> None:
+    def __init__(self, connection: RequestConnection, credentials: SharedAccessKey | SharedAccessSignature) -> None:
         self._connection = connection
         self._credentials = credentials
         self._refresh_at: dict[str, float] = {}  # by audience, as the loop's clock has it

@@ -1,22 +1,18 @@
 """A client's transactions: its link to the peer's coordinator (AMQP 1.0, 4)."""
 
 import asyncio
-from typing import TYPE_CHECKING
 
 from protocol.client_errors import ClientError, MessageRefused
-from protocol.client_links import LinkEnd
+from protocol.client_link_end import LinkConnection, LinkEnd
 from protocol.codec import Described, ULong, encode
 from protocol.deliveries import ACCEPTED, DECLARED, Delivery, forget, rejection, transactional_state
 from protocol.symbols import Descriptor
-
-if TYPE_CHECKING:
-    from protocol.client import Connection
 
 
 class Coordinator(LinkEnd):
     """Begins and ends transactions. What is neither committed nor rolled back ends with the link."""
 
-    def __init__(self, connection: "Connection") -> None:
+    def __init__(self, connection: LinkConnection) -> None:
         super().__init__(connection, "the coordinator")
         self._count = 0
         self._answers: dict[bytes, asyncio.Future[bytes]] = {}

@@ -76,6 +76,7 @@ PURE = (
 )
 NOT_PURE = {
     "protocol.client": {"asyncio", "ssl", "socket"},
+    "protocol.client_link_end": {"asyncio"},
     "protocol.client_links": {"asyncio"},
     "protocol.client_requests": {"asyncio", "time"},
     "protocol.client_transactions": {"asyncio"},
@@ -161,6 +162,40 @@ def violations(module: str, imported: set[str]) -> list[str]:
 @pytest.mark.parametrize("module", SOURCES)
 def test_a_module_imports_only_what_it_may(module):
     assert violations(module, SOURCES[module]) == []
+
+
+def circles(sources: dict[str, set[str]]) -> list[set[str]]:
+    """Modules that import each other, directly or by way of others."""
+    imported = {
+        module: {each for name in names if (each := name if name in sources else name.rpartition(".")[0]) in sources}
+        for module, names in sources.items()
+    }
+    reached = {module: set(names) for module, names in imported.items()}
+    grown = True
+    while grown:
+        grown = False
+        for names in reached.values():
+            further = set().union(*(reached[name] for name in names)) - names
+            names |= further
+            grown = grown or bool(further)
+    found = [
+        {other for other in names if module in reached[other]} for module, names in reached.items() if module in names
+    ]
+    return [circle for place, circle in enumerate(found) if circle not in found[:place]]
+
+
+def test_imports_go_one_way():
+    assert circles(SOURCES) == [{"broker.partition.receivers", "broker.partition.sessions"}]
+
+
+def test_a_circle_is_found():
+    sources = {
+        "broker.a": {"broker.b.B"},
+        "broker.b": {"broker.c"},
+        "broker.c": {"broker.a.A"},
+        "broker.d": {"broker.a.A"},
+    }
+    assert circles(sources) == [{"broker.a", "broker.b", "broker.c"}]
 
 
 @pytest.mark.parametrize(
