@@ -42,10 +42,10 @@ class Timers:
             self._heap = [(time_ms, thing) for thing, time_ms in self._armed.items()]
             heapify(self._heap)
 
-    def take_due(self, now_ms: int) -> list[Thing]:
-        """Things due at or before `now_ms`, each once, the earliest first; they are no longer armed."""
-        due = []
-        while self._heap and self._heap[0][0] <= now_ms:
+    def take_due(self, now_ms: int, count: int) -> list[Thing]:
+        """Up to `count` things due at or before `now_ms`, each once, the earliest first; they are no longer armed."""
+        due: list[Thing] = []
+        while self._heap and self._heap[0][0] <= now_ms and len(due) < count:
             time_ms, thing = heappop(self._heap)
             if self._armed.get(thing) == time_ms:
                 del self._armed[thing]

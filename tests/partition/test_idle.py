@@ -2,7 +2,7 @@
 
 import pytest
 from accounts import problems
-from driver import DEAD, ENTITY, LOCK_MS, MAIN, START_MS, Driver, define, message
+from driver import DEAD, ENTITY, LOCK_MS, MAIN, START_MS, Driver, define, describe, message
 from forwarding_driver import Partitions, transfer, via
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +12,7 @@ from topic_driver import rule as rule_document
 
 from broker.errors import BrokerError, EntityNotFound, TransactionRollback
 from broker.partition.idle import STEPS
+from broker.partition.partition import DUE_PER_TURN
 from broker.wire import Outcome
 from storage.memory import MemoryStore
 from storage.records import entity_key, idle_key
@@ -508,6 +509,24 @@ def test_a_transaction_that_sent_to_what_is_deleted_is_rolled_back():
     queue.partition.delete_entity(ENTITY, queue.now_ms)
     with pytest.raises(TransactionRollback):
         queue.partition.discharge("t", True, queue.now_ms)
+
+
+def test_many_that_go_at_once_go_over_several_turns():
+    store = MemoryStore()
+    for entity_id in range(10, 10 + 2 * DUE_PER_TURN):
+        define(
+            store, entity_id, describe(auto_delete_on_idle_ms=INTERVAL_MS).model_copy(update={"name": f"q{entity_id}"})
+        )
+    queue = Driver(store)
+    end_ms = START_MS + INTERVAL_MS
+    deleted = []
+    while (due_ms := queue.partition.next_timer_ms()) is not None:
+        queue.partition.advance(due_ms)
+        queue.partition.commit()
+        deleted.append(len(queue.partition.take_auto_deleted()))
+        assert due_ms <= end_ms
+    assert max(deleted) == DUE_PER_TURN
+    assert sum(deleted) == 2 * DUE_PER_TURN
 
 
 def test_hundreds_of_them_are_looked_at_in_few_turns():
