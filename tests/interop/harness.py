@@ -52,11 +52,11 @@ def broker_config() -> str:
     """Keys with one right each, and the queue or the topic of every scenario that wants one."""
     parts = [_rule(LISTENER, "Listen"), _rule(SENDER, "Send")]
     for scenario in SCENARIOS:
-        name = ENTITY_PREFIX + scenario.id
         if scenario.topic is not None:
-            parts.append(_entity("topics", name, scenario.topic))
+            parts.append(_entity("topics", scenario.entity, scenario.topic))
         elif scenario.queue is not None:
-            parts.append(_entity("queues", name, scenario.queue))
+            parts.append(_entity("queues", scenario.entity, scenario.queue))
+        parts += [_entity("queues", name, {}) for name in scenario.other_queues]
     return "\n".join(parts)
 
 

@@ -241,6 +241,13 @@ QUEUE_SCENARIOS = (
         "Sends and completes of a transaction are done at its commit and not before; rolled back, none of it was done.",
         ("PE8",),
     ),
+    Scenario(
+        "transactions-across",
+        "Completing a message of one queue and sending to queues on other partitions is one transaction: at its commit "
+        "all of it is done; rolled back, nothing.",
+        (),
+        others=3,
+    ),
 )
 
 SCENARIOS = (*QUEUE_SCENARIOS, *topic_scenarios.SCENARIOS, *session_scenarios.SCENARIOS)
@@ -248,10 +255,11 @@ SCENARIOS = (*QUEUE_SCENARIOS, *topic_scenarios.SCENARIOS, *session_scenarios.SC
 _NO_PRESETTLED = "the SDK always waits for the outcome"
 _NO_BULK = "the SDK has no call for it"
 
-_NO_TRANSACTIONS = "the SDK has no transactions"
+_TRANSACTIONS = ("transactions", "transactions-across")
+_NO_TRANSACTIONS = dict.fromkeys(_TRANSACTIONS, "the SDK has no transactions")
 
 _PYTHON = {
-    "transactions": _NO_TRANSACTIONS,
+    **_NO_TRANSACTIONS,
     "abandon-properties": "abandon_message takes none",
     "settle-elsewhere": "the SDK settles only through the receiver a message came from",
     "presettled-send": _NO_PRESETTLED,
@@ -264,12 +272,12 @@ _NOT_APPLICABLE: dict[str, dict[str, str]] = {
     "python-7.14.3": _PYTHON,
     "python-7.15.0": _PYTHON,
     "javascript": {
-        "transactions": _NO_TRANSACTIONS,
+        **_NO_TRANSACTIONS,
         "presettled-send": _NO_PRESETTLED,
         "batch-delete": _NO_BULK,
     },
     "go": {
-        "transactions": _NO_TRANSACTIONS,
+        **_NO_TRANSACTIONS,
         "auto-renew": "the SDK has no renewer; renew-lock shows the call",
         "push-receive": "the SDK has neither handler nor iterator",
         "presettled-send": _NO_PRESETTLED,
@@ -294,7 +302,7 @@ _NOT_APPLICABLE: dict[str, dict[str, str]] = {
         "batch-delete": _JMS_MANAGEMENT,
     },
     "rhea": {
-        "transactions": "the library has no transactions",
+        **dict.fromkeys(_TRANSACTIONS, "the library has no transactions"),
         "auto-renew": "the library has no renewer; renew-lock shows the request",
     },
     "proton": {

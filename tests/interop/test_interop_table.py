@@ -1,7 +1,8 @@
 """The committed table of README.md says what the scenarios say, and that all hold."""
 
+from broker.catalog import home_partition
+from broker.config import Settings
 from tests.interop.readme import README, render
-from tests.interop.scenario import ENTITY_PREFIX
 from tests.interop.scenarios import NOT_APPLICABLE, NOTES, SCENARIOS, SDKS, applicable
 from tests.interop.sdks import PROGRAMS
 
@@ -21,8 +22,16 @@ def test_exceptions_and_notes_are_about_scenarios_that_exist() -> None:
 
 def test_every_scenario_is_run_by_some_library_and_has_a_name_of_its_own() -> None:
     assert len({scenario.id for scenario in SCENARIOS}) == len(SCENARIOS)
-    assert all(len(ENTITY_PREFIX + scenario.id) <= 260 for scenario in SCENARIOS)
+    assert all(len(scenario.entity) <= 250 for scenario in SCENARIOS)
     assert {scenario.id for sdk in SDKS for scenario in applicable(sdk)} == {scenario.id for scenario in SCENARIOS}
+
+
+def test_a_scenario_on_several_queues_has_some_on_other_partitions() -> None:
+    partitions = Settings.model_fields["partitions"].default
+    for scenario in SCENARIOS:
+        if scenario.others:
+            homes = {home_partition(name, partitions) for name in (scenario.entity, *scenario.other_queues)}
+            assert len(homes) > 2
 
 
 def test_every_library_of_the_table_has_a_program() -> None:

@@ -21,6 +21,7 @@ from proton import (
     Data,
     Delivery,
     Described,
+    Link,
     Message,
     int32,
     symbol,
@@ -30,12 +31,13 @@ from proton import (
     ulong,
 )
 from proton.handlers import MessagingHandler
-from proton.reactor import AtMostOnce, Container
+from proton.reactor import AtMostOnce, Container, LinkOption
 from scene import (
     CONFIG,
     SCENARIOS,
     TIMEOUT_S,
     ReceiveAndDelete,
+    Receiver,
     Scene,
     annotation,
     decoded,
@@ -160,6 +162,43 @@ def transactions(scene: Scene) -> None:
     receiver.none("before the commit")
     committed.commit()
     equal([message.body for message in receiver.all_of(2)], ["a", "b"], "bodies")
+    receiver.close()
+    scene.nothing_is_left()
+
+
+class Through(LinkOption):
+    """A sender through the entity it is attached to, to another."""
+
+    def __init__(self, destination: str) -> None:
+        self._properties = {symbol("com.microsoft:transfer-destination-address"): destination}
+
+    def apply(self, link: Link) -> None:
+        link.properties = self._properties
+
+
+@scenario("transactions-across")
+def transactions_across(scene: Scene) -> None:
+    others = [f"{scene.queue}-{number}" for number in (1, 2, 3)]
+    scene.send("old")
+    receiver, senders = scene.receiver(), [scene.sender(Through(other)) for other in others]
+    equal(senders[0].blocking.link.remote_properties, senders[0].blocking.link.properties, "properties of the answer")
+    _, old = receiver.one()
+    rolled_back = Transaction(scene)
+    for sender in senders:
+        rolled_back.send(sender, "never")
+    rolled_back.abort()
+    committed = Transaction(scene)
+    for sender in senders:
+        committed.send(sender, "a")
+    committed.transaction.accept(old)
+    receivers = [Receiver(scene.connection, other) for other in others]
+    receivers[0].none("before the commit")
+    committed.commit()
+    for sender in senders:
+        sender.post(Message(body="b"))  # outside of a transaction, by the same way
+    for each in receivers:
+        equal([message.body for message in each.all_of(2)], ["a", "b"], "bodies")
+        each.none("left at the destination")
     receiver.close()
     scene.nothing_is_left()
 

@@ -237,6 +237,45 @@ public final class Azure {
             }
         });
 
+        SCENARIOS.put("transactions-across", () -> {
+            Scene scene = new Scene("transactions-across");
+            List<String> others = List.of(scene.queue + "-1", scene.queue + "-2", scene.queue + "-3");
+            ServiceBusClientBuilder across = new ServiceBusClientBuilder()
+                .connectionString(CONFIG.get("connection_string").asText())
+                .retryOptions(new AmqpRetryOptions().setMaxRetries(0).setTryTimeout(Duration.ofSeconds(15)))
+                .enableCrossEntityTransactions();
+            scene.send("old", "last");
+            try (ServiceBusReceiverClient receiver = across.receiver().queueName(scene.queue)
+                    .maxAutoLockRenewDuration(Duration.ZERO).buildClient()) {
+                ServiceBusReceivedMessage old = one(receiver);
+                List<ServiceBusSenderClient> senders = others.stream()
+                    .map(other -> across.sender().queueName(other).buildClient()).toList();
+                ServiceBusTransactionContext rolledBack = senders.get(0).createTransaction();
+                receiver.complete(old, new CompleteOptions().setTransactionContext(rolledBack));
+                senders.forEach(sender -> sender.sendMessage(new ServiceBusMessage("never"), rolledBack));
+                senders.get(0).rollbackTransaction(rolledBack);
+                receiver.renewMessageLock(old); // the SDK itself does not settle it again
+
+                ServiceBusReceivedMessage last = one(receiver);
+                ServiceBusTransactionContext committed = senders.get(0).createTransaction();
+                senders.forEach(sender -> sender.sendMessage(new ServiceBusMessage("a"), committed));
+                receiver.complete(last, new CompleteOptions().setTransactionContext(committed));
+                senders.forEach(sender -> sender.sendMessages(List.of(new ServiceBusMessage("b")), committed));
+                try (ServiceBusReceiverClient early = scene.builder.receiver().queueName(others.get(0)).buildClient()) {
+                    none(early, "messages before the commit");
+                }
+                senders.get(0).commitTransaction(committed);
+                equal(bodies(receiver.peekMessages(10, 1)), List.of("old"), "messages left");
+                senders.forEach(ServiceBusSenderClient::close);
+            }
+            for (String other : others) {
+                try (ServiceBusReceiverClient receiver = scene.builder.receiver().queueName(other).buildClient()) {
+                    equal(bodies(allOf(receiver, 2)), List.of("a", "b"), "bodies in " + other);
+                    none(receiver, "messages left in " + other);
+                }
+            }
+        });
+
         SCENARIOS.put("properties", () -> {
             Scene scene = new Scene("properties");
             scene.post(new ServiceBusMessage("x").setMessageId("id-1").setSubject("subject")

@@ -197,6 +197,41 @@ public final class Jms {
             }
         });
 
+        SCENARIOS.put("transactions-across", () -> {
+            try (Scene scene = new Scene("transactions-across");
+                    Session session = scene.connection.createSession(true, Session.SESSION_TRANSACTED)) {
+                List<Queue> others = new ArrayList<>();
+                List<MessageProducer> producers = new ArrayList<>();
+                for (int number = 1; number <= 3; number++) {
+                    others.add(session.createQueue(scene.name + "-" + number));
+                    producers.add(session.createProducer(others.get(number - 1)));
+                }
+                scene.send("old");
+                MessageConsumer consumer = session.createConsumer(scene.queue());
+                for (String body : List.of("never", "a")) {
+                    equal(text(one(consumer)), "old", "body");
+                    for (MessageProducer producer : producers) {
+                        producer.send(session.createTextMessage(body));
+                    }
+                    try (MessageConsumer early = scene.session.createConsumer(others.get(0))) {
+                        equal(early.receive(500), null, "messages before the commit");
+                    }
+                    if (body.equals("never")) {
+                        session.rollback();
+                    } else {
+                        session.commit();
+                    }
+                }
+                for (Queue other : others) {
+                    try (MessageConsumer receiving = scene.session.createConsumer(other)) {
+                        equal(allOf(receiving, 1), List.of("a"), "bodies in " + other);
+                        equal(receiving.receive(500), null, "messages left in " + other);
+                    }
+                }
+                scene.nothingIsLeft();
+            }
+        });
+
         SCENARIOS.put("properties", () -> {
             try (Scene scene = new Scene("properties")) {
                 TextMessage sent = scene.session.createTextMessage("x");
