@@ -18,9 +18,11 @@ from pathlib import Path
 import psutil
 
 from tests.brokers import KEY, KEY_NAME, Broker, BrokerFailed
+from tests.crash_ledger import workers
 from tests.crash_ledger.ledger import Ledger, Summary
 from tests.crash_ledger.links import Login
 from tests.crash_ledger.load import Load, Mix
+from tests.crash_ledger.workers import Workers
 
 QUEUE = "ledger"
 # The delivery limit is out of reach, or messages that crashes interrupt would be dead-lettered; locks outlive the run.
@@ -29,7 +31,7 @@ CONFIG = f"""
 name = "{QUEUE}"
 max_delivery_count = 2000000000
 lock_duration_ms = 300000
-"""
+{workers.CONFIG}"""
 RECOVERY_TIMEOUT_S = 30.0
 
 
@@ -55,10 +57,11 @@ class Report:
     seconds: float
     slowest_recovery_s: float  # from a kill until every link is attached again
     problem: str  # what ended the run early; empty if nothing did
+    others: Workers  # of transactions, sessions and ids
 
     @property
     def sound(self) -> bool:
-        return not self.summary.violations and not self.problem
+        return not self.summary.violations and not self.problem and not self.others.breaches
 
     def __str__(self) -> str:
         kills = ", ".join(f"{victim.value} {count}" for victim, count in self.kills.most_common())
@@ -66,6 +69,7 @@ class Report:
             f"{self.kills.total()} kills with SIGKILL in {self.seconds:.0f} s: {kills}",
             f"links lost {self.links_lost:,}, slowest recovery {self.slowest_recovery_s:.2f} s",
             str(self.summary),
+            str(self.others),
         ]
         return "\n".join([*lines, f"ended early: {self.problem}"] if self.problem else lines)
 
@@ -92,8 +96,10 @@ def run(
     broker = Broker(directory, CONFIG)
     ledger = Ledger()
     load = Load(Login(broker.amqp_port, KEY_NAME, KEY), QUEUE, ledger, mix or Mix(), seed)
+    others = Workers(broker.amqp_port, seed, epoch=lambda: None if ledger.outage else ledger.epoch)
     broker.start()
     try:
+        others.start()
         for number in range(kills):
             recover(load)
             if victims:
@@ -112,13 +118,20 @@ def run(
             say(f"kill {number + 1} of {kills}, {victim.value}: {load.accepted:,} accepted, {load.gone:,} settled")
         load.run(0.5)
         load.drain()
+        others.finish()
         broker.stop()
     except TimeoutError as timeout:
         problem = f"{timeout}\n{broker.log()}"
     finally:
         broker.kill()
     return Report(
-        ledger.close(drained=not problem), done, len(load.lost_links), time.monotonic() - began, slowest, problem
+        ledger.close(drained=not problem),
+        done,
+        len(load.lost_links),
+        time.monotonic() - began,
+        slowest,
+        problem,
+        others,
     )
 
 

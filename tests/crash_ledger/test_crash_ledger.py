@@ -19,6 +19,9 @@ def test_nothing_accepted_is_lost_and_nothing_settled_returns_over_kills(tmp_pat
     assert report.summary.accepted > 500
     assert report.summary.completed > 500
     assert report.summary.dead_lettered > 0
+    assert report.others.chains.committed > 20
+    assert report.others.order.completed_count > 100
+    assert len(report.others.ids.completed) > 100
 
 
 def test_a_message_taken_behind_the_ledgers_back_is_reported_lost_and_one_put_back_as_resurrected(tmp_path):

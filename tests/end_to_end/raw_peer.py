@@ -135,7 +135,11 @@ class RawPeer:
         if receive_buffer_bytes is not None:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
         self.socket.settimeout(PATIENCE_S)
-        self.socket.connect(("127.0.0.1", port))
+        try:
+            self.socket.connect(("127.0.0.1", port))
+        except OSError:
+            self.socket.close()
+            raise
         self._input = b""
         self._layer_begins = True
         self._kept: deque[Frame] = deque()
@@ -146,9 +150,13 @@ class RawPeer:
     def connect(cls, port: int, *, key_name: str = KEY_NAME, key: str = KEY, **options: Any) -> Self:
         """A peer that may do what the key allows, with a session on channel 0."""
         peer = cls(port, **options)
-        peer.sasl_plain(key_name, key)
-        peer.open()
-        peer.begin()
+        try:
+            peer.sasl_plain(key_name, key)
+            peer.open()
+            peer.begin()
+        except BaseException:
+            peer.socket.close()
+            raise
         return peer
 
     @classmethod
@@ -228,6 +236,10 @@ class RawPeer:
                 return frame
             if frame.code is not None:
                 self._kept.append(frame)
+
+    def drop(self, code: int) -> None:
+        """Forget what is kept of this performative: what came on a link before its detach is of no use after it."""
+        self._kept = deque(frame for frame in self._kept if frame.code != code)
 
     def nothing_more(self, code: int, within_s: float = 0.2) -> None:
         """Fails if a frame with this performative comes."""
