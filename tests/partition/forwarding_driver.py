@@ -227,6 +227,20 @@ class Partitions:
         partition.commit()
         return received
 
+    def receive_session(self, queue_id: int, count: int = 1) -> list[Delivery]:
+        """Of the next session there is, by a receiver of its own which deletes."""
+        number = self._partition_of(queue_id)
+        self._next_receiver += 1
+        receiver = self._next_receiver
+        partition = self.partitions[number]
+        partition.open_receiver(receiver, queue_id, True, self.now_ms, [None, 1000])
+        self.turn(number)
+        partition.drain(receiver, count)
+        received = self.turn(number).get(receiver, [])
+        partition.close_receiver(receiver, False, self.now_ms)
+        partition.commit()
+        return received
+
     def counts(self, queue_id: int) -> list[int]:
         number = self._partition_of(queue_id)
         counts: list[int] = self.partitions[number].request("counts", 0, [queue_id], self.now_ms)[queue_id]

@@ -1,26 +1,31 @@
 """Forwarding between partitions: any interleaving of sends, crashes of either side, lost answers and stale commands.
 
 Nothing may be lost or come twice: not in what receivers get, not between the queues, not in dead-letter queues. What
-comes to a queue by one way only comes in the order in which it was sent.
+comes to a queue by one way only comes in the order in which it was sent. One destination requires sessions, which half
+of the messages have; another one detects duplicates, and must not take what is sent again after a crash for one.
 """
 
 from collections import Counter
 
 import pytest
 from accounts import assert_counted_rightly
-from driver import message
 from forwarding_driver import Partitions, dead_letter, transfer_dead_letter
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from topic_driver import event, text
 
 from broker.errors import NotAllowed
 from broker.partition.settings import PartitionSettings
+from broker.wire import Extra
+from protocol.codec import encode
 from tests.models import model_settings
 
 # name: partition, and where it may forward to. Messages are sent to a, and to x; e comes from a's dead-letter queue.
 HOMES = {"a": 0, "b": 1, "c": 0, "d": 2, "e": 1, "x": 2, "y": 2}
 MAY_FORWARD = {"a": ["b", "c", "d", None], "b": ["c", "d", None], "c": ["y", None], "x": ["y", None]}
 WAYS = [(source, destination) for source in range(3) for destination in range(3) if source != destination]
+WITH_SESSIONS, WITHOUT_DUPLICATES = "y", "d"
+MESSAGE_ID, GROUP_ID = 0, 10
 MESSAGES = st.integers(1, 5)
 TTLS = st.sampled_from([None, None, None, 30, 400])
 
@@ -47,6 +52,8 @@ class ForwardingModel(RuleBasedStateMachine):
         self.properties = {
             name: {"dead_lettering_on_message_expiration": True, "max_delivery_count": 1000} for name in HOMES
         }
+        self.properties[WITH_SESSIONS]["requires_session"] = True
+        self.properties[WITHOUT_DUPLICATES]["requires_duplicate_detection"] = True
         self.queues = {name: self.net.queue(name, HOMES[name], **self.properties[name]) for name in HOMES}
         self.sent: list[str] = []
         self.received: Counter[str] = Counter()
@@ -62,8 +69,18 @@ class ForwardingModel(RuleBasedStateMachine):
     @rule(name=st.sampled_from(["a", "a", "x"]), count=MESSAGES, ttl_ms=TTLS)
     def send(self, name, count, ttl_ms):
         bodies = [f"{name}{len(self.sent) + at:05}" for at in range(count)]
-        self.net.send(self.queues[name], *[message(body, ttl_ms=ttl_ms) for body in bodies])
+        self.net.send(self.queues[name], *[self.message(body, ttl_ms) for body in bodies])
         self.sent += bodies
+
+    def message(self, body, ttl_ms):
+        """Every second one is of a session."""
+        number = int(body[1:])
+        session = "st"[number // 2 % 2] if number % 2 else None
+        made = event(body, ttl_ms=ttl_ms, system={MESSAGE_ID: body, GROUP_ID: session})
+        return [*made[:3], {**(made[3] or {}), Extra.MESSAGE_ID: encode(body)}]
+
+    def bodies(self, queue):
+        return [text(each.body) for each in self.net.peek(queue)]
 
     @rule(way=st.sampled_from(WAYS), pick=st.integers(0, 3))
     def deliver(self, way, pick):
@@ -117,8 +134,12 @@ class ForwardingModel(RuleBasedStateMachine):
             with pytest.raises(NotAllowed):
                 self.net.receive(queue)
             return
-        for delivery in self.net.receive(queue, count):
-            self.received[delivery.body.decode()] += 1
+        if name == WITH_SESSIONS and not dead:
+            received = self.net.receive_session(queue, count)
+        else:
+            received = self.net.receive(queue, count)
+        for delivery in received:
+            self.received[text(delivery.body)] += 1
 
     @rule(name=st.sampled_from(["a", "b", "c"]))
     def abandon(self, name):
@@ -150,14 +171,14 @@ class ForwardingModel(RuleBasedStateMachine):
         found = Counter(self.received)
         for name, queue in self.queues.items():
             forwards = self.properties[name].get("forward_to")
-            bodies = self.net.bodies(queue)
+            bodies = self.bodies(queue)
             assert not forwards or not bodies
             assert self.net.counts(queue)[0] == len(bodies)
             if name in "ab":
                 assert bodies == sorted(bodies)
             found.update(bodies)
-            found.update(self.net.bodies(dead_letter(queue)))
-            found.update(self.net.bodies(transfer_dead_letter(queue)))
+            found.update(self.bodies(dead_letter(queue)))
+            found.update(self.bodies(transfer_dead_letter(queue)))
         assert found == Counter(self.sent)
 
 

@@ -2,7 +2,8 @@
 
 After each step each subscription and its dead-letter queue show what the model has, each body is referred to by as
 many entries as is recorded and by one at least, and the topic's size is that of its bodies and copies. What a deleted
-subscription left behind is freed in steps, between which all of that holds, too.
+subscription left behind is freed in steps, between which all of that holds, too. The topic may detect duplicates, and
+what is published and settled may be a transaction.
 """
 
 from dataclasses import dataclass, field, replace
@@ -15,12 +16,20 @@ from topic_driver import TOPIC, TOPIC_ENTITY, A, B, C, D, TopicDriver, assert_sh
 from topic_driver import rule as rule_document
 
 from broker.partition.settings import PartitionSettings
-from broker.wire import Outcome
-from protocol.codec import decode_exactly
+from broker.wire import Extra, Outcome
+from protocol.codec import decode_exactly, encode
 from storage.records import Field
 from tests.models import model_settings
 
 NEVER = 1 << 62
+WINDOW_MS = 20_000
+WRITTEN = st.tuples(
+    st.sampled_from(["red", "blue", None]),
+    st.sampled_from([0, 1, None]),
+    st.sampled_from([None, None, 500, 5_000]),
+    st.sampled_from([0, 0, 0, 30, 700]),
+    st.sampled_from([None, None, "1", "2", "3"]),
+)
 SUBSCRIPTIONS = st.sampled_from([A, B, C, D])
 RULES = {
     "all": rule_document("all"),
@@ -67,12 +76,20 @@ class Subscription:
 
 class TopicModel(RuleBasedStateMachine):
     @initialize(
-        step=st.sampled_from([1, 3, 100]), window=st.sampled_from([2, 100]), ttl_ms=st.sampled_from([None, 3_000])
+        step=st.sampled_from([1, 3, 100]),
+        window=st.sampled_from([2, 100]),
+        ttl_ms=st.sampled_from([None, 3_000]),
+        detects_duplicates=st.booleans(),
     )
-    def start(self, step, window, ttl_ms):
+    def start(self, step, window, ttl_ms, detects_duplicates):
         self.driver = TopicDriver(
-            settings=PartitionSettings(step=step, window=window), default_message_time_to_live_ms=ttl_ms
+            settings=PartitionSettings(step=step, window=window),
+            default_message_time_to_live_ms=ttl_ms,
+            requires_duplicate_detection=detects_duplicates,
+            duplicate_detection_history_time_window_ms=WINDOW_MS,
         )
+        self.detects_duplicates = detects_duplicates
+        self.ids: dict[str, tuple[int, int]] = {}  # of messages published: end of the window, number
         self.topic_ttl_ms = ttl_ms
         self.subscriptions: dict[int, Subscription] = {}
         self.scheduled: dict[int, tuple[int, Message]] = {}  # number: time, message
@@ -164,32 +181,74 @@ class TopicModel(RuleBasedStateMachine):
 
     # -- what users do
 
-    @rule(
-        sent=st.lists(
-            st.tuples(
-                st.sampled_from(["red", "blue", None]),
-                st.sampled_from([0, 1, None]),
-                st.sampled_from([None, None, 500, 5_000]),
-                st.sampled_from([0, 0, 0, 30, 700]),
-            ),
-            min_size=1,
-            max_size=5,
-        )
-    )
+    def written(self, color, n, ttl_ms, wait, message_id):
+        """A message, when it is scheduled for, its id, and how it comes in."""
+        self.published += 1
+        message = Message(f"m{self.published}", color, n, ttl_ms)
+        properties = {name: value for name, value in (("color", color), ("n", n)) if value is not None}
+        scheduled_ms = self.now_ms + wait if wait else 0
+        made = event(message.body, ttl_ms=ttl_ms, scheduled_ms=scheduled_ms, **properties)
+        if message_id is not None:
+            made[3] = {**(made[3] or {}), Extra.MESSAGE_ID: encode(message_id)}
+        return message, scheduled_ms, message_id, made
+
+    def take(self, message, scheduled_ms, message_id, reserved=None):
+        """The topic accepts it, under a number that was told, or the next."""
+        number = self.next_number if reserved is None else reserved
+        if message_id is not None and self.detects_duplicates:
+            if self.ids.get(message_id, (0, 0))[0] > self.now_ms:
+                return
+            self.ids[message_id] = (self.now_ms + WINDOW_MS, number)
+        self.next_number = max(self.next_number, number + 1)
+        if scheduled_ms:
+            self.scheduled[number] = (scheduled_ms, message)
+        else:
+            self.fan_out(message, None)
+
+    @rule(sent=st.lists(WRITTEN, min_size=1, max_size=5))
     def publish(self, sent):
-        batch = []
-        for color, n, ttl_ms, wait in sent:
-            self.published += 1
-            message = Message(f"m{self.published}", color, n, ttl_ms)
-            properties = {name: value for name, value in (("color", color), ("n", n)) if value is not None}
-            scheduled_ms = self.now_ms + wait if wait else 0
-            batch.append(event(message.body, ttl_ms=ttl_ms, scheduled_ms=scheduled_ms, **properties))
-            if wait:
-                self.scheduled[self.next_number] = (scheduled_ms, message)
-            else:
-                self.fan_out(message, None)
-            self.next_number += 1
-        self.driver.publish(*batch)
+        batch = [self.written(*each) for each in sent]
+        self.driver.publish(*[made for *_, made in batch])
+        for *each, _ in batch:
+            self.take(*each)
+
+    @rule(
+        queue_id=SUBSCRIPTIONS,
+        outcome=st.sampled_from([Outcome.ACCEPTED, Outcome.ABANDONED, Outcome.DEFERRED, Outcome.DEAD_LETTERED]),
+        sent=st.lists(WRITTEN, max_size=3),
+        told=st.lists(WRITTEN, max_size=2),
+        commit=st.sampled_from([True, True, False]),
+    )
+    def transact(self, queue_id, outcome, sent, told, commit):
+        """Settle what a subscription has first, publish, and schedule: all of it or nothing."""
+        queue_id = self.existing(queue_id)
+        if queue_id is None:
+            return
+        partition, subscription = self.driver.partition, self.subscriptions[queue_id]
+        chosen = [copy for copy in subscription.main if not copy.deferred][:2]
+        tokens = [each.token for each in self.driver.receive(2, "receiver", queue_id)]
+        assert len(tokens) == len(chosen)
+        batch = [self.written(*each) for each in sent]
+        later = [self.written(*each[:3], each[3] or 30, each[4]) for each in told]
+        work = [
+            ["settle", queue_id, False, tokens, outcome, None],
+            ["send", TOPIC, False, [[made for *_, made in batch]]],
+        ]
+        partition.transact("t", True, work, self.now_ms)
+        numbers = partition.request_in("t", False, "schedule", TOPIC, [[made for *_, made in later]], self.now_ms)
+        assert numbers == [*range(self.next_number, self.next_number + len(later))]
+        self.next_number += len(later)
+        partition.discharge("t", commit, self.now_ms)
+        if commit:
+            self.settled(subscription, subscription.main, chosen, outcome)
+            for *each, _ in batch:
+                self.take(*each)
+            for number, (*each, _) in zip(numbers, later, strict=True):
+                self.take(*each, number)
+        else:
+            assert partition.settle(queue_id, tokens, Outcome.RELEASED, None, self.now_ms) == [None] * len(tokens)
+        partition.commit()
+        self.driver.close("receiver")
 
     @rule(pick=st.integers(0, 20))
     def cancel(self, pick):
@@ -268,6 +327,10 @@ class TopicModel(RuleBasedStateMachine):
         assert [text(d.body) for d in received] == [copy.body for copy in chosen]
         assert self.driver.settle(outcome, *received, queue=part) == [None] * len(chosen)
         self.driver.close("receiver")
+        self.settled(subscription, copies, chosen, outcome)
+
+    def settled(self, subscription, copies, chosen, outcome):
+        dead = copies is subscription.dead
         for copy in chosen:
             at = copies.index(copy)
             match outcome:
@@ -315,7 +378,7 @@ class TopicModel(RuleBasedStateMachine):
                 self.check_references()
             self.subscriptions[queue_id].main.clear()
 
-    @rule(ms=st.sampled_from([1, 30, 500, 1_000, 5_000]))
+    @rule(ms=st.sampled_from([1, 30, 500, 1_000, 5_000, WINDOW_MS]))
     def wait(self, ms):
         self.driver.now_ms += ms
         self.turn()
@@ -329,6 +392,7 @@ class TopicModel(RuleBasedStateMachine):
             self.driver.partition.advance(self.now_ms)
             self.driver.store.abort()
         self.driver.restart()
+        self.next_number = self.driver.stored_counts(TOPIC).next_sequence_number
         self.turn()
 
 
