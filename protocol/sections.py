@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 
 from protocol import section_content as content
 from protocol.codec import Symbol, ULong, decode, skip
-from protocol.errors import DecodeError, HeaderTooLarge, LimitExceeded, ProtocolError
+from protocol.errors import DecodeError, HeaderTooLarge, InvalidField, LimitExceeded, ProtocolError
 from protocol.symbols import Descriptor
 
 MAX_HEADER_BYTES: Final = 64 * 1024  # all sections but the body
@@ -80,10 +80,17 @@ def take_apart(message: bytes, want_message_id: bool = False, new_id: NewId | No
 
 
 def extra_of(layout: bytes, stored: bytes) -> content.Extra | None:
-    """The extra map, with the message-id, of a message whose layout and stored bytes `take_apart` made."""
+    """The extra map, with the message-id, of a message whose layout and stored bytes `take_apart` made.
+
+    Without its annotations, if the session id was changed since and is not its partition key any more. Raises
+    ProtocolError for what was changed in other ways so that it could not be sent.
+    """
     parts = unpack_layout(layout)
     annotations = _ANNOTATIONS_BEGIN.pack(0x005372D1, 4 + parts.annotation_bytes, parts.annotation_values)
-    return take_apart(annotations + stored, want_message_id=True)[3]
+    try:
+        return take_apart(annotations + stored, want_message_id=True)[3]
+    except InvalidField:
+        return take_apart(stored[parts.annotation_bytes :], want_message_id=True)[3]
 
 
 # --- the usual way ----------------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from broker.partition.session_ids import session_id_in, session_id_of, without_s
 from broker.partition.terms import Kind
 from broker.partition.timers import Due
 from broker.wire import Extra
+from protocol.errors import ProtocolError
 from protocol.rendering import with_changes
 from protocol.sections import extra_of
 from storage.quarantine import quarantine
@@ -39,6 +40,7 @@ from storage.records import (
 )
 from storage.store import Table
 
+MESSAGE_ID = 0  # field of AMQP's properties section (3.2.4)
 ENTRY = 3  # items per message in FORWARD: sequence number, message record, overlay
 
 
@@ -170,17 +172,27 @@ def _without_duplicates(
     new: list[tuple[bytes, Overlay]] = []
     number = queue.next_number
     for record, overlay in messages:
-        layout, body = message_parts(record)
-        if system := overlay.get(Field.SYSTEM):
-            layout, body = with_changes(layout, body, {}, system)
-        extra = extra_of(layout, body)
-        enters = queue.sessions is None or (extra is not None and Extra.SESSION_ID in extra)  # else: dead-lettered
+        extra = _extra(record, overlay)
+        said = (extra or {}).get(Extra.SESSION_ID)
+        enters = queue.sessions is None or session_id_of(overlay, said) is not None  # else: dead-lettered
         if not extra or sieve.known(extra, number if enters else 0) is None:
             new.append((record, overlay))
             number += enters
     sieve.stage()
     queue.tally.incoming += len(messages) - len(new)
     return new
+
+
+def _extra(record: bytes, overlay: Overlay) -> dict[int, Any] | None:
+    """What the message says of itself, with the id that was set since; None if it cannot be read."""
+    layout, body = message_parts(record)
+    system = overlay.get(Field.SYSTEM) or {}
+    try:
+        if MESSAGE_ID in system:
+            layout, body = with_changes(layout, body, {}, {MESSAGE_ID: system[MESSAGE_ID]})
+        return extra_of(layout, body)
+    except ProtocolError:
+        return None  # actions have made of it what nobody could send: it is taken for new
 
 
 def enter(core: Core, queue: Queue, messages: Sequence[tuple[int, int, int, Overlay]], now_ms: int) -> None:

@@ -5,6 +5,7 @@ from accounts import problems
 from driver import LOCK_MS
 from forwarding_driver import Partitions
 from session_driver import accepted_by
+from session_model import Sent
 from topic_driver import TOPIC, A, B, TopicDriver, event, rule, text
 
 from broker.errors import NotAllowed, QuotaExceeded
@@ -255,3 +256,41 @@ def test_a_duplicate_of_a_message_without_session_is_told_no_number_of_another()
     net.send(source, identified("none", "1"), identified("some", "2", "a"))
     later = [identified(f"later {message_id}", message_id, "a", net.now_ms + 500) for message_id in "123"]
     assert net.partitions[HERE].request("schedule", target, [later], net.now_ms) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("home", [HERE, THERE])
+@pytest.mark.parametrize("has_sessions", [True, False])
+def test_an_action_may_part_the_session_from_the_partition_key_before_duplicates_are_looked_for(home, has_sessions):
+    net = Partitions(2)
+    terms = {"requires_duplicate_detection": True, "requires_session": has_sessions}
+    target = net.queue("target", home, **terms)
+    topic = net.topic("news", HERE)
+    net.subscription("news", "s", [rule("set", action="SET sys.SessionId = 'b'")], forward_to="target")
+    for body in ("first", "again"):
+        net.send(topic, Sent(body, "a", message_id="1", has_key=True).incoming())
+        net.run()
+    assert [text(each.body) for each in net.peek(target)] == ["first"]
+    assert listed(net.stores[home], target) == ([(Place.AVAILABLE, "b", 1)] if has_sessions else [])
+
+
+@pytest.mark.parametrize(
+    ("action", "arrived"),
+    [("SET sys.SessionId = 'b'", ["m"]), ("SET b = big; SET c = big", ["m", "m"])],  # its id cannot be read any more
+)
+def test_what_actions_have_made_of_a_message_comes_through_a_second_topic(action, arrived):
+    """There it becomes a part of the message: one that nobody could send so."""
+    net = Partitions(2)
+    target = net.queue("target", THERE, requires_duplicate_detection=True)
+    for name, home, rules, to in (
+        ("second", THERE, None, "target"),
+        ("first", HERE, [rule("set", action=action)], "second"),
+    ):
+        net.topic(name, home)
+        net.subscription(name, "s", rules, forward_to=to)
+    sent = event("m", system={0: "1", GROUP_ID: "a"}, big="x" * 30_000)
+    if "Session" in action:
+        sent = Sent("m", "a", message_id="1", has_key=True).incoming()
+    for _ in range(2):
+        net.send(net.entities["first"].queue, sent)
+        net.run()
+    assert [text(each.body) for each in net.peek(target)] == arrived
