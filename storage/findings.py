@@ -25,7 +25,7 @@ class Problem(StrEnum):
     NO_DESTINATION = "no-destination"  # a message in a transfer queue that would never move on
     MISSING_SESSION_ENTRY = "missing-session-entry"  # no receiver of its session would get the message
     STRAY_SESSION_ENTRY = "stray-session-entry"  # of no queue entry, or of one of another session
-    WRONG_DUPLICATE = "wrong-duplicate"  # a message id that is not listed by its end, or listed and not there
+    WRONG_DUPLICATE = "wrong-duplicate"  # message ids that are not found, not counted, or nobody's
     WRONG_SESSION_STATE = "wrong-session-state"  # not as long as recorded, not recorded, or recorded and not there
 
 

@@ -261,13 +261,24 @@ def decode_state(value: bytes) -> bytes:
 COPY_BYTES = 48
 
 
+# Duplicate detection. A seen row says that a message id was accepted: its digest, the end of its window ms, and the
+# message's sequence number. As bytes, rows are in the order of their digests, those of one digest by their ends.
 DIGEST_BYTES = 16
-duplicate_end_key = struct.Struct(">IqQ").pack  # entity id, end of the window ms, first sequence number of the send
-unpack_duplicate_end_key = struct.Struct(">IqQ").unpack
+SEEN_BYTES = 32
+encode_seen = struct.Struct(">16sqQ").pack
+_seen = struct.Struct(">16xqQ")
+_seen_row = struct.Struct("32s")
+log_key = struct.Struct(">IQ").pack  # entity id, number of the row
+run_key = struct.Struct(">II").pack  # entity id, run
+filter_key = struct.Struct(">III").pack  # entity id, run, piece
+unpack_log_key = struct.Struct(">IQ").unpack
+unpack_run_key = struct.Struct(">II").unpack
+unpack_filter_key = struct.Struct(">III").unpack
 
 
-def duplicate_key(entity_id: int, digest: bytes) -> bytes:
-    return entity_key(entity_id) + digest
+def chunk_key(entity_id: int, run: int, digest: bytes) -> bytes:
+    """`digest`: the first in the chunk."""
+    return run_key(entity_id, run) + digest
 
 
 class Seen(NamedTuple):
@@ -277,31 +288,74 @@ class Seen(NamedTuple):
     sequence_number: int
 
 
-_seen = struct.Struct(">qQ")
+def decode_seen(row: bytes) -> Seen:
+    return Seen(*_seen.unpack(row))
 
 
-def encode_seen(end_ms: int, sequence_number: int) -> bytes:
-    rest = _seen.pack(end_ms, sequence_number)
+# Seen rows, of a send in the log or of a chunk: checksum, then the rows. A piece of a filter is stored alike.
+def encode_rows(rows: Iterable[bytes | bytearray]) -> bytes:
+    joined = b"".join(rows)
+    return xxh3_64_intdigest(joined).to_bytes(8, "big") + joined
+
+
+def check_rows(value: bytes) -> None:
+    """Raises CorruptRecord."""
+    if (
+        len(value) <= 8
+        or len(value) % SEEN_BYTES != 8
+        or xxh3_64_intdigest(memoryview(value)[8:]) != int.from_bytes(value[:8], "big")
+    ):
+        raise CorruptRecord("seen message ids: checksum mismatch")
+
+
+def decode_rows(value: bytes) -> list[bytes]:
+    """Raises CorruptRecord."""
+    check_rows(value)
+    return [row for (row,) in _seen_row.iter_unpack(memoryview(value)[8:])]
+
+
+def find_seen(value: bytes, digest: bytes) -> Seen | None:
+    """What the chunk says of a digest, of several rows the last. Raises CorruptRecord."""
+    check_rows(value)
+    low, high = 0, len(value) // SEEN_BYTES
+    while low < high:
+        middle = (low + high) // 2
+        at = 8 + middle * SEEN_BYTES
+        if value[at : at + DIGEST_BYTES] <= digest:
+            low = middle + 1
+        else:
+            high = middle
+    at = 8 + (low - 1) * SEEN_BYTES
+    if not low or value[at : at + DIGEST_BYTES] != digest:
+        return None
+    return decode_seen(value[at : at + SEEN_BYTES])
+
+
+class RunManifest(NamedTuple):
+    """What a run of seen rows is. One that is not complete is being made or freed: nobody looks into it."""
+
+    complete: bool
+    level: int
+    ids: int
+    earliest_end_ms: int  # no row's window ends earlier
+    latest_end_ms: int  # or later
+    log_end: int  # rows of the log below are in this run, or were in those it was made of
+    filter_bytes: int  # 0: it has no filter
+
+
+_manifest = struct.Struct(">?BQqqQQ")
+
+
+def encode_manifest(manifest: RunManifest) -> bytes:
+    rest = _manifest.pack(*manifest)
     return crc32(rest).to_bytes(4, "big") + rest
 
 
-def decode_seen(value: bytes) -> Seen:
+def decode_manifest(value: bytes) -> RunManifest:
     """Raises CorruptRecord."""
-    if len(value) != 4 + _seen.size or crc32(value[4:]) != int.from_bytes(value[:4], "big"):
-        raise CorruptRecord("message id seen: checksum mismatch")
-    return Seen(*_seen.unpack_from(value, 4))
-
-
-def encode_digests(digests: Iterable[bytes]) -> bytes:
-    rest = b"".join(digests)
-    return crc32(rest).to_bytes(4, "big") + rest
-
-
-def decode_digests(value: bytes) -> list[bytes]:
-    """Raises CorruptRecord."""
-    if len(value) % DIGEST_BYTES != 4 or crc32(value[4:]) != int.from_bytes(value[:4], "big"):
-        raise CorruptRecord("digests of message ids: checksum mismatch")
-    return [value[at : at + DIGEST_BYTES] for at in range(4, len(value), DIGEST_BYTES)]
+    if len(value) != 4 + _manifest.size or crc32(value[4:]) != int.from_bytes(value[:4], "big"):
+        raise CorruptRecord("run of seen message ids: checksum mismatch")
+    return RunManifest(*_manifest.unpack_from(value, 4))
 
 
 class Counts(NamedTuple):

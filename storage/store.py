@@ -24,8 +24,10 @@ class Table(IntEnum):
     SESSION_ENTRIES = 10  # (queue id, place, session id, sequence number) -> nothing: the entries of QUEUE by session
     SESSIONS = 11  # (queue id, session id) -> when its state was set, bytes of the state; only those that have one
     SESSION_STATES = 12  # (queue id, session id) -> state
-    DUPLICATES = 13  # (entity id, digest of a message id) -> end of its window, sequence number: what was accepted
-    DUPLICATE_ENDS = 14  # (entity id, end of window, sequence number) -> the digests of one send
+    DUPLICATE_LOG = 13  # (entity id, row) -> the message ids of one send: see `storage.seen_ids`
+    DUPLICATE_RUNS = 14  # (entity id, run) -> what a run of sorted ids is
+    DUPLICATE_CHUNKS = 15  # (entity id, run, first digest) -> ids of a run, sorted
+    DUPLICATE_FILTERS = 16  # (entity id, run, piece) -> a piece of the run's filter
 
 
 class StoreError(Exception):

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from broker.errors import BrokerError, EntityDisabled, EntityNotFound, NotAllowed
 from broker.partition.admission import entity_size, too_large
 from broker.partition.core import Core
-from broker.partition.duplicates import Sieve
+from broker.partition.duplicates import sift
 from broker.partition.idle import use
 from broker.partition.moves import enqueue
 from broker.partition.publishing import publish_forwarded
@@ -168,19 +168,15 @@ def _without_duplicates(
     core: Core, queue: Queue, messages: Sequence[tuple[bytes, Overlay]], now_ms: int
 ) -> list[tuple[bytes, Overlay]]:
     """An id that a rule's action has set counts as the message's own (management.md 3.1)."""
-    sieve = Sieve(core, queue, now_ms)
-    new: list[tuple[bytes, Overlay]] = []
-    number = queue.next_number
-    for record, overlay in messages:
-        extra = _extra(record, overlay)
-        said = (extra or {}).get(Extra.SESSION_ID)
-        enters = queue.sessions is None or session_id_of(overlay, said) is not None  # else: dead-lettered
-        if not extra or sieve.known(extra, number if enters else 0) is None:
-            new.append((record, overlay))
-            number += enters
-    sieve.stage()
-    queue.tally.incoming += len(messages) - len(new)
-    return new
+    extras = [_extra(record, overlay) or {} for record, overlay in messages]
+    if queue.sessions is not None:
+        for extra, (_, overlay) in zip(extras, messages, strict=True):
+            session_id = session_id_of(overlay, extra.pop(Extra.SESSION_ID, None))
+            if session_id is not None:
+                extra[Extra.SESSION_ID] = session_id
+    repeats = sift(core, queue, extras, now_ms)
+    queue.tally.incoming += len(repeats)
+    return [message for index, message in enumerate(messages) if index not in repeats]
 
 
 def _extra(record: bytes, overlay: Overlay) -> dict[int, Any] | None:

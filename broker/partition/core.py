@@ -27,6 +27,8 @@ from storage.records import (
     encode_counts,
     entity_key,
 )
+from storage.seen_ids import SeenIds
+from storage.seen_runs import SeenMemory
 from storage.store import Store, Table
 
 PARTS = (Part.MAIN, Part.DEAD_LETTER, Part.TRANSFER_DEAD_LETTER, Part.TRANSFER)
@@ -95,10 +97,12 @@ class Core:
         self.forwarding = Forwarding()
         self.offering: dict[int, Queue] = {}
         self.transactions = Transactions()
+        self.seen_ids: dict[int, SeenIds] = {}  # of entities with duplicate detection, by entity id
+        self.seen_memory = SeenMemory(settings.seen_ids)
         self.token_prefix = partition_id.to_bytes(2, "big") + incarnation
         self.token_numbers = count_from(1)
         self.past = Totals()  # of queues since deleted
-        self._refusing: bool | None = None  # True if the store is above its watermark; None: not known in this turn
+        self._room_bytes: int | None = None  # of the store below its watermark; None: not known in this turn
 
     def find(self, queue_id: int) -> Queue | None:
         queue = self.queues.get(queue_id)
@@ -211,11 +215,15 @@ class Core:
 
     def store_is_full(self) -> bool:
         """Above the watermark, as of the first send of this turn."""
-        if self._refusing is None:
+        return self.room_bytes() < 0
+
+    def room_bytes(self) -> int:
+        """What the store can take up to its watermark, as of when it was first asked for in this turn."""
+        if self._room_bytes is None:
             capacity, spare = self.store.capacity_bytes, self.settings.min_free_bytes
-            limit = min(self.settings.store_watermark * capacity(), capacity(spare))
-            self._refusing = self.store.used_bytes() > limit
-        return self._refusing
+            limit = min(int(self.settings.store_watermark * capacity()), capacity(spare))
+            self._room_bytes = limit - self.store.used_bytes()
+        return self._room_bytes
 
     def has_room(self, sizes: Sequence[int]) -> bool:
         """Records of these sizes can be stored, and much else can still happen after that."""
@@ -228,4 +236,4 @@ class Core:
             self.store.put_many(Table.COUNTS, counts)
             self.touched.clear()
         self.bodies.turn_ended()
-        self._refusing = None
+        self._room_bytes = None

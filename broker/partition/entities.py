@@ -9,9 +9,8 @@ from typing import Any
 
 from broker.entities import Description
 from broker.errors import BrokerError, EntityDisabled, EntityNotFound, ServerBusy
-from broker.partition import idle, session_locks
+from broker.partition import duplicates, idle, session_locks
 from broker.partition.core import PARTS, Core
-from broker.partition.duplicates import arm_purge
 from broker.partition.expiry import resume
 from broker.partition.forwarding import begin, begin_again, forget, forwards
 from broker.partition.references import release
@@ -41,6 +40,7 @@ from storage.records import (
     rule_key,
     unpack_due_key,
 )
+from storage.seen_ids import free_ids
 from storage.store import Store, StoreError, Table
 
 _ALL = (b"\0", b"\xff" * 32)
@@ -75,7 +75,7 @@ def load(core: Core, now_ms: int) -> None:
     _begin_forwarding(core)
     for entity_id, terms in core.terms.items():
         if terms.duplicate_window_ms:
-            arm_purge(core, entity_id)
+            duplicates.begin(core, entity_id, now_ms)
     idle.load(core, now_ms)
     start = _ALL[0]
     while items := core.store.scan(Table.DUE, start, _ALL[1], 1):
@@ -205,6 +205,7 @@ def _delete(core: Core, entity_id: int, now_ms: int) -> None:
     idle.forget(core, entity_id)
     topic_id = core.forget(entity_id)
     core.topics.pop(entity_id, None)
+    duplicates.forget(core, entity_id)
     if topic_id in core.topics:
         core.topics[topic_id].remove_subscription(entity_id)
     for part in PARTS:
@@ -261,11 +262,7 @@ def free(core: Core, entity_id: int, now_ms: int) -> None:
         store.delete_many(Table.DUE, [key for key, _ in items])
     elif items := store.scan(Table.RULES, rule_key(entity_id, ""), rule_key(entity_id + 1, ""), step):
         store.delete_many(Table.RULES, [key for key, _ in items])
-    elif items := store.scan(Table.DUPLICATE_ENDS, entity_key(entity_id), entity_key(entity_id + 1), 1):
-        store.delete(Table.DUPLICATE_ENDS, items[0][0])
-    elif items := store.scan(Table.DUPLICATES, entity_key(entity_id), entity_key(entity_id + 1), step):
-        store.delete_many(Table.DUPLICATES, [key for key, _ in items])
-    else:
+    elif not free_ids(store, entity_id, step):
         store.delete_many(Table.MARKS, _marks(store, range(first, end)))
         store.delete_many(Table.META, map(forwarded_key, range(first, end)))
         store.delete_many(Table.COUNTS, map(entity_key, range(first, end)))

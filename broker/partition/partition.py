@@ -242,7 +242,7 @@ class Partition:
             elif due == Due.EXPIRY:
                 expiry.sweep(core, queue, now_ms)
             elif due == Due.DUPLICATES:
-                duplicates.purge(core, queue, now_ms)
+                duplicates.work(core, queue, now_ms)
             elif due == Due.FORWARDING:
                 core.outgoing[queue.id] = queue
             elif queue.terms.kind == Kind.TOPIC:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from broker.partition.admission import Incoming
 from broker.partition.core import Core
-from broker.partition.duplicates import Sieve
+from broker.partition.duplicates import sift
 from broker.partition.moves import set_aside
 from broker.partition.queue import Queue
 from broker.partition.selection import Selection, select, view_of
@@ -207,7 +207,9 @@ def publish(
     numbers: list[int] = []
     first = number = queue.next_number if reserved is None else reserved
     message_id = core.bodies.next_id
-    sieve = Sieve(core, queue, now_ms) if queue.terms.duplicate_window_ms else None
+    repeats: dict[int, int] = {}
+    if queue.terms.duplicate_window_ms:
+        repeats = sift(core, queue, [extra for _, _, _, extra in messages], now_ms, reserved)
     size_bytes, earliest_ms = 0, NEVER
     default_ttl_ms, for_all, has_rules = queue.terms.time_to_live_ms, bool(topic.for_all), topic.has_rules
     for layout, body, ttl_ms, extra in messages:
@@ -221,7 +223,7 @@ def publish(
                 number += reserved is not None
                 continue
             scheduled_ms = extra.get(Extra.SCHEDULED_MS) or 0
-            if sieve is not None and (known := sieve.known(extra, number)) is not None:
+            if repeats and (known := repeats.get(len(numbers))) is not None:
                 numbers.append(known)
                 number += reserved is not None
                 continue
@@ -256,8 +258,6 @@ def publish(
         return numbers
     queue.next_number = max(queue.next_number, number)
     core.touch(queue)
-    if sieve is not None:
-        sieve.stage()
     if not records:
         return numbers
     awaited = fan_out.stage()

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from broker.partition import transferring
 from broker.partition.admission import Incoming, check
 from broker.partition.core import Core
-from broker.partition.duplicates import Sieve
+from broker.partition.duplicates import sift
 from broker.partition.publishing import publish
 from broker.partition.queue import Queue
 from broker.partition.terms import Kind
@@ -60,7 +60,9 @@ def store(
     size_bytes = scheduled_count = 0
     earliest = [NEVER, NEVER]  # by Timer
     default_ttl_ms, sessions = queue.terms.time_to_live_ms, queue.sessions
-    sieve = Sieve(core, queue, now_ms) if queue.terms.duplicate_window_ms else None
+    repeats: dict[int, int] = {}
+    if queue.terms.duplicate_window_ms:
+        repeats = sift(core, queue, [extra for _, _, _, extra in messages], now_ms, reserved)
 
     for layout, body, ttl_ms, extra in messages:
         if default_ttl_ms is not None and (ttl_ms is None or ttl_ms > default_ttl_ms):
@@ -74,7 +76,7 @@ def store(
                 number += reserved is not None
                 continue
             scheduled_ms = extra.get(Extra.SCHEDULED_MS) or 0
-            if sieve is not None and (known := sieve.known(extra, number)) is not None:
+            if repeats and (known := repeats.get(len(numbers))) is not None:
                 numbers.append(known)
                 number += reserved is not None
                 continue
@@ -107,8 +109,6 @@ def store(
     queue.tally.incoming += len(messages)
     if not records:
         return numbers
-    if sieve is not None:
-        sieve.stage()
     core.bodies.append(records, keep=queue.is_awaited)
     core.store.put_many(Table.QUEUE, entries)
     queue.next_number = max(queue.next_number, number)

@@ -1,7 +1,9 @@
 """What bounds a partition's work and memory. One value of each kind per broker; entities have their own terms."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+from storage.seen_runs import SeenLimits
 
 MIB = 1 << 20
 
@@ -26,6 +28,7 @@ class PartitionSettings:
     peek_max: int = 1000  # in one answer to `peek`; the caller asks again from where it ended
     reply_bytes: int = 64 * MIB  # in one answer to `receive-deferred` for more than one message
     properties_bytes: int = 64 * 1024  # names and values set on one message by its receivers
+    seen_ids: SeenLimits = field(default_factory=SeenLimits)  # of duplicate detection
 
     @classmethod
     def of(cls, settings: Any) -> "PartitionSettings":

@@ -18,6 +18,7 @@ from storage.records import (
     encode_document,
     entity_key,
 )
+from storage.seen_runs import SeenLimits
 from storage.store import Store, Table
 
 ENTITY = 1
@@ -26,6 +27,7 @@ DEAD = MAIN | 1
 LAYOUT = bytes(range(LAYOUT_BYTES))
 START_MS = 1_700_000_000_000
 LOCK_MS = 30_000
+FEW_IDS = SeenLimits(run_ids=2, fan_out=2, chunk_ids=1, step_ids=2)  # so that few ids become runs, and these others
 
 
 class Delivery(NamedTuple):

@@ -4,10 +4,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from driver import DEAD, ENTITY, LOCK_MS, MAIN, START_MS, Driver, message
+from driver import DEAD, ENTITY, FEW_IDS, LOCK_MS, MAIN, START_MS, Driver, message
 from forwarding_driver import via
 
-from broker.partition.duplicates import PURGE_EVERY_MS
 from broker.partition.settings import PartitionSettings
 from broker.wire import Outcome
 from protocol.codec import encode
@@ -28,6 +27,7 @@ from storage.records import (
     unpack_due_key,
     unpack_queue_key,
 )
+from storage.seen_ids import PURGE_EVERY_MS
 from storage.store import Store, Table
 from storage.verification import verify_snapshot
 
@@ -258,6 +258,16 @@ def sending_duplicates(queue: Driver) -> Scenario:
     queue.send(named("3"))
 
 
+def ids_that_become_runs(queue: Driver) -> Scenario:
+    queue.change(requires_duplicate_detection=True, duplicate_detection_history_time_window_ms=5000)
+    yield
+    for number in range(3):
+        queue.send(*[named(f"{number}{letter}") for letter in "abcde"])
+        queue.wait(0)
+        queue.send(named(f"{number}a"), named("0b"))
+    queue.wait(5000 + PURGE_EVERY_MS)
+
+
 def ids_whose_window_ends(queue: Driver) -> Scenario:
     queue.change(requires_duplicate_detection=True, duplicate_detection_history_time_window_ms=5000)
     queue.send(named("1"), named("2"), named("3"))
@@ -355,6 +365,7 @@ SCENARIOS = [
     a_transaction,
     a_transaction_that_is_rolled_back,
     a_transaction_that_sends_to_others,
+    ids_that_become_runs,
     ids_whose_window_ends,
     a_batch,
     a_batch_to_a_waiting_receiver,
@@ -387,7 +398,7 @@ def run(scenario, path, stop_at):
     """Run it on a new store until the step; returns the stopping store, and the state it began with."""
     disk = open_store(path, create=True)
     store = StoppingStore(disk)
-    queue = Driver(store, PartitionSettings(step=2))
+    queue = Driver(store, PartitionSettings(step=2, seen_ids=FEW_IDS))
     story = scenario(queue)
     next(story)
     assert not disk.dirty

@@ -7,11 +7,13 @@ from driver import DEAD, ENTITY, MAIN, Driver, message
 from topic_driver import TOPIC, A, B, TopicDriver
 
 from broker.errors import QuotaExceeded
-from broker.partition.duplicates import PURGE_EVERY_MS
 from broker.partition.settings import PartitionSettings
 from broker.wire import Outcome
 from protocol.codec import ULong, encode
-from storage.records import decode_digests, entity_key
+from storage.quarantine import quarantine_key
+from storage.records import decode_rows, entity_key
+from storage.seen_ids import PURGE_EVERY_MS
+from storage.seen_runs import SeenLimits
 from storage.store import Table
 
 WINDOW_MS = 20_000
@@ -33,10 +35,10 @@ def duplicates(queue: Driver, of: int = MAIN) -> int:
 
 
 def stored(queue: Driver) -> tuple[int, int]:
-    """Ids kept, and ids listed by their end."""
-    ends = queue.store.scan(Table.DUPLICATE_ENDS, b"\0", b"\xff" * 32, 10_000)
-    ids = queue.store.scan(Table.DUPLICATES, b"\0", b"\xff" * 32, 10_000)
-    return len(ids), sum(len(decode_digests(value)) for _, value in ends)
+    """Ids in the log, and in runs."""
+    log = queue.store.scan(Table.DUPLICATE_LOG, b"\0", b"\xff" * 32, 10_000)
+    chunks = queue.store.scan(Table.DUPLICATE_CHUNKS, b"\0", b"\xff" * 32, 10_000)
+    return sum(len(decode_rows(value)) for _, value in log), sum(len(decode_rows(value)) for _, value in chunks)
 
 
 def test_a_message_with_a_known_id_is_accepted_and_dropped(queue):
@@ -150,19 +152,20 @@ def test_an_id_in_the_long_form_is_the_same(queue):
 
 def test_ids_go_step_by_step_once_their_window_has_ended():
     queue = Driver(
-        settings=PartitionSettings(step=3),
+        settings=PartitionSettings(seen_ids=SeenLimits(run_ids=8, fan_out=2, chunk_ids=2, step_ids=2)),
         requires_duplicate_detection=True,
         duplicate_detection_history_time_window_ms=WINDOW_MS,
     )
     for number in range(10):
         queue.send(named(f"a{number}"), named(f"b{number}"))
-    assert stored(queue) == (20, 20)
+        queue.wait(0)
+    assert stored(queue) == (4, 16)
     queue.wait(WINDOW_MS)
-    assert stored(queue) == (20, 20)
+    assert stored(queue) == (4, 16)
     queue.now_ms += PURGE_EVERY_MS
     queue.partition.advance(queue.now_ms)
     queue.partition.commit()
-    assert stored(queue) == (16, 16)
+    assert 0 < sum(stored(queue)) < 20
     queue.wait(0)
     assert stored(queue) == (0, 0)
     assert queue.partition.next_timer_ms() is None
@@ -172,9 +175,9 @@ def test_an_id_that_came_again_after_its_window_is_kept_for_a_new_one(queue):
     queue.send(named("1"))
     queue.wait(WINDOW_MS)
     queue.send(named("1"))
-    assert stored(queue) == (1, 2)
+    assert stored(queue) == (2, 0)
     queue.wait(PURGE_EVERY_MS)
-    assert stored(queue) == (1, 1)
+    assert stored(queue) == (1, 0)
     queue.send(named("1"))
     assert len(queue.bodies()) == 2
 
@@ -188,14 +191,15 @@ def test_without_it_nothing_is_kept():
 
 def test_an_unreadable_id_does_not_lose_a_message(queue):
     queue.send(named("1"))
-    [(key, value)] = queue.store.scan(Table.DUPLICATES, b"\0", b"\xff" * 32, 10)
-    queue.store.put(Table.DUPLICATES, key, value[:-1] + b"?")
+    [(key, value)] = queue.store.scan(Table.DUPLICATE_LOG, b"\0", b"\xff" * 32, 10)
+    queue.store.put(Table.DUPLICATE_LOG, key, value[:-1] + b"?")
     queue.store.commit()
+    queue.restart()
     queue.send(named("1"))
     assert len(queue.bodies()) == 2
     queue.send(named("1"))
     assert len(queue.bodies()) == 2
-    assert queue.store.get(Table.QUARANTINE, bytes([Table.DUPLICATES]) + key) is not None
+    assert queue.store.get(Table.QUARANTINE, quarantine_key(Table.DUPLICATE_LOG, key)) is not None
 
 
 def test_deleting_the_entity_frees_its_ids(queue):

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from accounts import assert_counted_rightly
-from driver import DEAD, LOCK_MS, MAIN, Driver, deliveries, message
+from driver import DEAD, FEW_IDS, LOCK_MS, MAIN, Driver, deliveries, message
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -116,6 +116,7 @@ class PartitionModel(RuleBasedStateMachine):
                 pump_bytes=pump_bytes,
                 pump_bytes_per_receiver=pump_bytes // 2,
                 keep_locks_of_broken_connections=keep_locks,
+                seen_ids=FEW_IDS,
             ),
             dead_lettering_on_message_expiration=dead_letter_expired,
             max_delivery_count=limit,

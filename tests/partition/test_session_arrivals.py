@@ -245,7 +245,7 @@ def test_ids_of_messages_without_session_are_known_and_forgotten_as_those_of_oth
     assert [text(each.body) for each in net.peek(target | Part.DEAD_LETTER)] == ["none 1", "none 2"]
     assert problems(net.stores[home]) == []
     net.wait(30_000)
-    for table in (Table.DUPLICATES, Table.DUPLICATE_ENDS):
+    for table in (Table.DUPLICATE_LOG, Table.DUPLICATE_RUNS, Table.DUPLICATE_CHUNKS, Table.DUPLICATE_FILTERS):
         assert net.stores[home].scan(table, b"\0", b"\xff" * 40, 10) == []
 
 

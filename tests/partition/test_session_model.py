@@ -6,7 +6,7 @@ Sessions with duplicate detection, deferral, schedules and forwarding, inside an
 from contextlib import nullcontext, suppress
 
 import pytest
-from driver import DEAD, LOCK_MS, MAIN, deliveries, message
+from driver import DEAD, FEW_IDS, LOCK_MS, MAIN, deliveries, message
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 from session_model import INBOX, Lock, Orders, Receiver, Sent, SessionModel, Transaction
@@ -87,6 +87,7 @@ class SessionQueue(SessionModel):
                     pump_bytes=pump_bytes,
                     pump_bytes_per_receiver=pump_bytes // 2,
                     keep_locks_of_broken_connections=keep_locks,
+                    seen_ids=FEW_IDS,
                 ),
                 dead_lettering_on_message_expiration=dead_letter_expired,
                 max_delivery_count=limit,

@@ -1,0 +1,301 @@
+"""Runs of seen message ids: immutable, sorted by digest, made once and freed as a whole.
+
+A run is chunks of sorted rows in DUPLICATE_CHUNKS, each under its first digest, so that the one that may have a digest
+is the last that does not begin above it. A manifest in DUPLICATE_RUNS says what the run is. It is written first and
+deleted last; in between it says `complete` while all chunks are there.
+
+Most ids that are looked up are in no run. A filter in memory, stored beside the run, says so without a look into the
+store: two bits are set for each id in one byte of it. Of the ids that are not in the run about 1 in 100 passes.
+"""
+
+import sys
+from array import array
+from bisect import bisect_right
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import NamedTuple
+
+from storage.quarantine import quarantine
+from storage.records import (
+    DIGEST_BYTES,
+    SEEN_BYTES,
+    CorruptRecord,
+    RunManifest,
+    Seen,
+    check_rows,
+    chunk_key,
+    decode_rows,
+    encode_manifest,
+    encode_rows,
+    filter_key,
+    find_seen,
+    run_key,
+)
+from storage.store import Store, Table
+
+FILTER_BYTES_PER_ID = 3  # at least, up to twice as many
+FILTER_BYTES_MIN = 32
+PIECE_BYTES = 4064  # of a filter, in one record: with its checksum a page of the store
+_PIECES_AT_ONCE = 64
+_PAIRS = [1 << a | 1 << b for a, b in combinations(range(8), 2)]
+_MASKS = (_PAIRS * 2)[:32]  # two bits of a byte, for five bits of a digest
+_NEXT = b"\0"  # a key and this: the next that is possible
+
+
+@dataclass(frozen=True)
+class SeenLimits:
+    run_ids: int = 65_536  # recent ids of an entity that become a run
+    fan_out: int = 4  # runs that become one
+    chunk_ids: int = 127  # in one record: with its checksum a page of the store, of which any free one will do
+    step_ids: int = 2048  # of an entity, worked on in one turn, or more where more come in
+    recent_ids: int = 262_144  # of all entities; above it they make smaller runs. 190 bytes of memory each
+    filter_bytes: int = 64 << 20  # of all entities; runs that have no room go without
+
+
+class SeenMemory:
+    """What the ids of all entities of a partition take in memory."""
+
+    def __init__(self, limits: SeenLimits) -> None:
+        self.limits = limits
+        self.entities = 0  # those with recent ids in memory
+        self.recent_ids = 0
+        self.filter_bytes = 0
+
+    def room_for_filter(self, size: int) -> bytearray | None:
+        if self.filter_bytes + size > self.limits.filter_bytes:
+            return None
+        self.filter_bytes += size
+        return bytearray(size)
+
+    def give_back(self, bits: bytearray | None) -> None:
+        if bits is not None:
+            self.filter_bytes -= len(bits)
+
+
+class Probes(NamedTuple):
+    """Digests, and where each is in filters."""
+
+    digests: Sequence[bytes]
+    words: list[int]
+    masks: list[int]
+
+
+def probes(digests: Sequence[bytes]) -> Probes:
+    words, masks = _words(b"".join(digests), DIGEST_BYTES), _MASKS
+    return Probes(digests, words, [masks[word & 31] for word in words])
+
+
+def _words(rows: bytes, row_bytes: int) -> list[int]:
+    """The first eight bytes of each row, as a number: low bits say which bits of a byte, high ones which byte."""
+    words = array("Q", rows)[:: row_bytes // 8]
+    if sys.byteorder == "big":
+        words.byteswap()
+    return words.tolist()
+
+
+def _shift(filter_bytes: int) -> int:
+    return 65 - filter_bytes.bit_length()
+
+
+def filter_bytes_for(ids: int) -> int:
+    """A power of two."""
+    return max(FILTER_BYTES_MIN, 1 << (ids * FILTER_BYTES_PER_ID - 1).bit_length())
+
+
+def add_to_filter(bits: bytearray, rows: Sequence[bytes]) -> None:
+    shift, masks = _shift(len(bits)), _MASKS
+    for word in _words(b"".join(rows), SEEN_BYTES):
+        bits[word >> shift] |= masks[word & 31]
+
+
+def all_pass(bits: bytes, rows: Sequence[bytes]) -> bool:
+    """Whether the filter says of each of the rows that it may be in the run."""
+    shift, masks = _shift(len(bits)), _MASKS
+    return all(
+        bits[word >> shift] & masks[word & 31] == masks[word & 31] for word in _words(b"".join(rows), SEEN_BYTES)
+    )
+
+
+class Run:
+    """A complete run. `merging`: it is being made into another."""
+
+    def __init__(self, store: Store, memory: SeenMemory, entity_id: int, number: int, manifest: RunManifest) -> None:
+        self.number = number
+        self.manifest = manifest
+        self.merging = False
+        self._store = store
+        self._memory = memory
+        self._entity_id = entity_id
+        self._shift = _shift(manifest.filter_bytes)
+        self._bits: bytearray | None = None
+        self._unread = manifest.filter_bytes > 0
+
+    def find(self, sought: Probes) -> list[tuple[bytes, Seen]]:
+        """Those of the digests that are in it, whether their windows have ended or not."""
+        if self._unread:
+            self._read_filter()
+        digests, bits, shift = sought.digests, self._bits, self._shift
+        if bits is not None:
+            digests = [digest for digest, word, mask in zip(*sought, strict=True) if bits[word >> shift] & mask == mask]
+        found = ((digest, self._look(digest)) for digest in digests)
+        return [(digest, seen) for digest, seen in found if seen is not None]
+
+    def _look(self, digest: bytes) -> Seen | None:
+        start, last = run_key(self._entity_id, self.number), chunk_key(self._entity_id, self.number, digest)
+        for key, value in self._store.scan(Table.DUPLICATE_CHUNKS, start, last + _NEXT, 1, reverse=True):
+            try:
+                return find_seen(value, digest)
+            except CorruptRecord:
+                # To drop what may be new would be to lose it.
+                quarantine(self._store, Table.DUPLICATE_CHUNKS, key)
+        return None
+
+    def _read_filter(self) -> None:
+        """If there is no room for it now, or it cannot be read, the run goes without."""
+        self._unread = False
+        bits = self._memory.room_for_filter(self.manifest.filter_bytes)
+        if bits is None:
+            return
+        for piece, at in enumerate(range(0, len(bits), PIECE_BYTES)):
+            key, size = filter_key(self._entity_id, self.number, piece), min(PIECE_BYTES, len(bits) - at)
+            value = self._store.get(Table.DUPLICATE_FILTERS, key) or b""
+            try:
+                check_rows(value)
+                if len(value) != 8 + size:
+                    raise CorruptRecord("filter of seen message ids: a piece of another length")
+            except CorruptRecord:
+                quarantine(self._store, Table.DUPLICATE_FILTERS, key)
+                self._memory.give_back(bits)
+                return
+            bits[at : at + size] = value[8:]
+        self._bits = bits
+
+    def take_filter(self, bits: bytearray | None) -> None:
+        """The one that was made with it."""
+        self._bits, self._unread = bits, False
+
+    def release(self) -> None:
+        """Give its memory back."""
+        self._memory.give_back(self._bits)
+        self._bits, self._unread = None, False
+
+    def retire(self) -> None:
+        """From now on it is only to be freed."""
+        self.release()
+        manifest = encode_manifest(self.manifest._replace(complete=False))
+        self._store.put(Table.DUPLICATE_RUNS, run_key(self._entity_id, self.number), manifest)
+
+
+class RunReader:
+    """The rows of a run in order. `rows` are those that were read and not taken yet; none are left at the end."""
+
+    def __init__(self, store: Store, entity_id: int, number: int, chunks_at_once: int) -> None:
+        self._store = store
+        self._next = run_key(entity_id, number)
+        self._end = run_key(entity_id, number + 1)
+        self._chunks_at_once = chunks_at_once
+        self.rows: list[bytes] = []
+        self.at_end = False
+
+    def read(self) -> None:
+        """Have some rows, if there are any left."""
+        while not self.rows and not self.at_end:
+            items = self._store.scan(Table.DUPLICATE_CHUNKS, self._next, self._end, self._chunks_at_once)
+            for key, value in items:
+                try:
+                    self.rows += decode_rows(value)
+                except CorruptRecord:
+                    quarantine(self._store, Table.DUPLICATE_CHUNKS, key)
+                self._next = key + _NEXT
+            self.at_end = len(items) < self._chunks_at_once
+
+    def take(self, last: bytes | None) -> list[bytes]:
+        """The rows that are there, or those up to `last`."""
+        count = len(self.rows) if last is None else bisect_right(self.rows, last)
+        taken, self.rows = self.rows[:count], self.rows[count:]
+        return taken
+
+
+def merged(readers: Sequence[RunReader]) -> Iterator[list[bytes]]:
+    """All rows in order, some at a time."""
+    while True:
+        for reader in readers:
+            reader.read()
+        # What a reader has not read yet is above the last row that it has read.
+        last = min((reader.rows[-1] for reader in readers if not reader.at_end), default=None)
+        rows = [row for reader in readers for row in reader.take(last)]
+        if not rows:
+            return
+        rows.sort()
+        yield rows
+
+
+class RunWriter:
+    """A run that is being made, of at most `ids_max` ids."""
+
+    def __init__(self, store: Store, memory: SeenMemory, entity_id: int, number: int, ids_max: int) -> None:
+        self._store = store
+        self._memory = memory
+        self._entity_id = entity_id
+        self._number = number
+        self._ids = 0
+        self._rest: list[bytes] = []  # less than a chunk
+        self._bits = memory.room_for_filter(filter_bytes_for(ids_max))
+        self._put_manifest(RunManifest(False, 0, 0, 0, 0, 0, 0))
+
+    def add(self, rows: list[bytes]) -> None:
+        """Rows that are sorted, and not below those that were added before."""
+        self._ids += len(rows)
+        if self._bits is not None:
+            add_to_filter(self._bits, rows)
+        rows, size = self._rest + rows, self._memory.limits.chunk_ids
+        whole = len(rows) - len(rows) % size
+        self._put_chunks([rows[at : at + size] for at in range(0, whole, size)])
+        self._rest = rows[whole:]
+
+    def finish(
+        self, level: int, earliest_end_ms: int, latest_end_ms: int, log_end: int
+    ) -> Generator[int, None, Run | None]:
+        """Write what is left, step by step. Returns the run, which is complete, or None if there are no ids in it."""
+        bits, entity_id, number = self._bits or b"", self._entity_id, self._number
+        if not self._ids:
+            self._store.delete(Table.DUPLICATE_RUNS, run_key(entity_id, number))
+            return None
+        if self._rest:
+            self._put_chunks([self._rest])
+        for piece, at in enumerate(range(0, len(bits), PIECE_BYTES)):
+            value = encode_rows((bits[at : at + PIECE_BYTES],))
+            self._store.put(Table.DUPLICATE_FILTERS, filter_key(entity_id, number, piece), value)
+            if piece % _PIECES_AT_ONCE == _PIECES_AT_ONCE - 1:
+                yield _PIECES_AT_ONCE
+        manifest = RunManifest(True, level, self._ids, earliest_end_ms, latest_end_ms, log_end, len(bits))
+        self._put_manifest(manifest)
+        run = Run(self._store, self._memory, entity_id, number, manifest)
+        run.take_filter(self._bits)
+        self._bits = None
+        return run
+
+    def release(self) -> None:
+        """Give its memory back. What was written of a run that is not complete is freed at the next start."""
+        self._memory.give_back(self._bits)
+        self._bits = None
+
+    def _put_chunks(self, chunks: list[list[bytes]]) -> None:
+        entity_id, number = self._entity_id, self._number
+        items = [(chunk_key(entity_id, number, rows[0][:DIGEST_BYTES]), encode_rows(rows)) for rows in chunks]
+        self._store.put_many(Table.DUPLICATE_CHUNKS, items)
+
+    def _put_manifest(self, manifest: RunManifest) -> None:
+        key = run_key(self._entity_id, self._number)
+        self._store.put(Table.DUPLICATE_RUNS, key, encode_manifest(manifest))
+
+
+def free_run(store: Store, entity_id: int, number: int, records_at_once: int) -> Iterator[int]:
+    """Delete it step by step, its manifest last."""
+    start, end = run_key(entity_id, number), run_key(entity_id, number + 1)
+    for table in (Table.DUPLICATE_CHUNKS, Table.DUPLICATE_FILTERS):
+        while items := store.scan(table, start, end, records_at_once):
+            store.delete_many(table, [key for key, _ in items])
+            yield len(items)
+    store.delete(Table.DUPLICATE_RUNS, start)
