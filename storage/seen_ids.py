@@ -108,18 +108,17 @@ class SeenIds:
             items.append((log_key(self._entity_id, self._next_row), encode_rows(rows[at : at + size])))
             self._next_row += 1
         self._store.put_many(Table.DUPLICATE_LOG, items)
-        self._remember(digests, rows, end_ms)
+        self._remember(digests, rows)
+        self._earliest_ms = min(self._earliest_ms, end_ms)
+        self._latest_ms = max(self._latest_ms, end_ms)
         self._log_ends_ms = min(self._log_ends_ms, end_ms)
         if self._jobs:
             self._added += len(rows)
 
-    def _remember(self, digests: Sequence[bytes], rows: list[bytes], end_ms: int) -> None:
-        recent = self._recent
-        before = len(recent)
-        recent.update(zip(digests, rows, strict=True))
-        self._memory.recent_ids += len(recent) - before
-        self._earliest_ms = min(self._earliest_ms, end_ms)
-        self._latest_ms = max(self._latest_ms, end_ms)
+    def _remember(self, digests: Sequence[bytes], rows: list[bytes]) -> None:
+        before = len(self._recent)
+        self._recent.update(zip(digests, rows, strict=True))
+        self._memory.recent_ids += len(self._recent) - before
 
     @property
     def _is_full(self) -> bool:
@@ -321,18 +320,21 @@ class SeenIds:
         self._memory.entities += 1
         self._next_row = max(self._log_start, 1)
         start, end = log_key(self._entity_id, self._log_start), self._log_range()[1]
+        rows: list[bytes] = []
         while items := self._store.scan(Table.DUPLICATE_LOG, start, end, _PAGE):
             for key, value in items:
-                self._next_row = unpack_log_key(key)[1] + 1
                 try:
-                    rows = decode_rows(value)
+                    rows += decode_rows(value)
                 except CorruptRecord:
                     # To drop what may be new would be to lose it.
                     quarantine(self._store, Table.DUPLICATE_LOG, key)
-                    continue
-                digests = [row[:DIGEST_BYTES] for row in rows]
-                self._remember(digests, rows, decode_seen(rows[0]).end_ms)
+            self._next_row = unpack_log_key(items[-1][0])[1] + 1
             start = log_key(self._entity_id, self._next_row)
+        if rows:
+            self._remember([row[:DIGEST_BYTES] for row in rows], rows)
+            ends = [row[DIGEST_BYTES : DIGEST_BYTES + 8] for row in rows]
+            self._earliest_ms = int.from_bytes(min(ends), "big")
+            self._latest_ms = int.from_bytes(max(ends), "big")
 
     def close(self) -> None:
         """Give its memory back."""

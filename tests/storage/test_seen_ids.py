@@ -5,6 +5,7 @@ import random
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from partition_contents import start
 
 from storage.memory import MemoryStore
 from storage.records import (
@@ -259,18 +260,19 @@ class CountingStore(MemoryStore):
         return super().delete(table, key)
 
 
-def test_a_run_has_the_ends_of_what_it_was_made_of():
+def test_a_run_has_the_ends_of_windows_and_of_the_log_that_it_was_made_of():
     ids = Ids()
     for seed, window_ms in enumerate((1000, 10, 500, 20)):
         ids.add(*digests(4, seed), window_ms=window_ms)
         ids.work()
     [manifest] = [decode_manifest(value) for _, value in ids.records(Table.DUPLICATE_RUNS)]
-    assert (manifest.level, manifest.earliest_end_ms, manifest.latest_end_ms) == (2, 1010, 2000)
+    assert (manifest.level, manifest.earliest_end_ms, manifest.latest_end_ms, manifest.log_end) == (2, 1010, 2000, 9)
     ids.now_ms += 999
     assert len(ids.find(*digests(4, 0))) == 4
     ids.add(*digests(4, 9), window_ms=10)
     ids.work()
-    assert decode_manifest(ids.records(Table.DUPLICATE_RUNS)[-1][1]).latest_end_ms == ids.now_ms + 10
+    manifest = decode_manifest(ids.records(Table.DUPLICATE_RUNS)[-1][1])
+    assert (manifest.earliest_end_ms, manifest.latest_end_ms) == (ids.now_ms + 10, ids.now_ms + 10)
 
 
 def test_work_is_done_in_steps():
@@ -392,6 +394,36 @@ def test_filters_have_a_limit_and_what_has_none_is_found():
         ids.start()
     assert ids.find(*many)
     assert 0 < ids.memory.filter_bytes <= ids.limits.filter_bytes
+
+
+A_MILLION = """
+import os, sys
+import psutil
+from pathlib import Path
+from storage.lmdb_store import LmdbStore
+from storage.seen_ids import SeenIds
+from storage.seen_runs import SeenLimits, SeenMemory
+
+with LmdbStore(Path(sys.argv[1]), partition_id=0, map_size_bytes=1 << 30, create=True) as store:
+    ids = SeenIds(store, SeenMemory(SeenLimits()), 1, 0)
+    before = psutil.Process().memory_info()
+    for number in range(0, 1_000_000, 500):
+        new = [os.urandom(16) for _ in range(500)]
+        assert not ids.find(new, 0)
+        ids.add(new, range(number, number + 500), 1000)
+        if ids.is_busy:
+            ids.step(0, 1 << 30)
+        if number % 20_000 == 0:
+            store.commit()
+    after = psutil.Process().memory_info()
+    print(after.rss - after.shared - before.rss + before.shared)
+"""
+
+
+def test_a_million_ids_take_little_memory(tmp_path):
+    """Of this process; what it maps of the store is the kernel's."""
+    output, _ = start(A_MILLION, tmp_path / "store").communicate()
+    assert 1_000_000 < int(output) < 50_000_000
 
 
 def test_a_filter_says_no_to_almost_all_that_is_not_there():
