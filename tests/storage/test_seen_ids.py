@@ -1,11 +1,8 @@
 """Message ids that were seen: found until their windows end, whatever becomes of where they are."""
 
-import random
-
 import pytest
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from partition_contents import start
+from seen_ids_driver import ENTITY, SMALL, TABLES, Ids, digests
 
 from storage.memory import MemoryStore
 from storage.records import (
@@ -24,143 +21,8 @@ from storage.records import (
 from storage.seen_ids import LONGEST_WINDOW_MS, PURGE_EVERY_MS, SeenIds, free_ids
 from storage.seen_runs import SeenLimits, SeenMemory, filter_bytes_for
 from storage.store import Table
-from tests.models import model_settings
 
-ENTITY, OTHER = 7, 8
-TABLES = (Table.DUPLICATE_LOG, Table.DUPLICATE_RUNS, Table.DUPLICATE_CHUNKS, Table.DUPLICATE_FILTERS)
-SMALL = SeenLimits(run_ids=4, fan_out=2, chunk_ids=2, step_ids=3)
-
-
-def digests(count: int, seed: int = 1) -> list[bytes]:
-    source = random.Random(seed)
-    return [source.randbytes(16) for _ in range(count)]
-
-
-# Some differ in the second half only, some in the first only; two are the lowest and the highest there are.
-DIGESTS = sorted(
-    {first[:8] + second[8:] for first in digests(3, 2) for second in digests(4, 3)}
-    | {each[:15] + bytes([last]) for each in digests(3, 4) for last in (0, 1, 255)}
-    | {bytes(16), b"\xff" * 16}
-)
-
-
-class Ids:
-    """Ids of one entity, that know the time and go on from what the store holds."""
-
-    def __init__(self, limits: SeenLimits = SMALL, store: MemoryStore | None = None) -> None:
-        self.store = store or MemoryStore()
-        self.limits = limits
-        self.now_ms = 1000
-        self.number = 0
-        self.start()
-
-    def start(self) -> None:
-        self.memory = SeenMemory(self.limits)
-        self.ids = SeenIds(self.store, self.memory, ENTITY, self.now_ms)
-
-    def find(self, *sought: bytes) -> dict[bytes, int]:
-        return self.ids.find(sought, self.now_ms)
-
-    def add(self, *new: bytes, window_ms: int = 1000) -> list[int]:
-        numbers = list(range(self.number + 1, self.number + len(new) + 1))
-        self.number += len(new)
-        self.ids.add(new, numbers, self.now_ms + window_ms)
-        return numbers
-
-    def step(self, room_bytes: int = NEVER) -> int:
-        return self.ids.step(self.now_ms, room_bytes)
-
-    def work(self, room_bytes: int = NEVER) -> int:
-        """All that is to be done now; returns when more is."""
-        while (due_ms := self.step(room_bytes)) <= self.now_ms:
-            pass
-        return due_ms
-
-    def records(self, table: Table) -> list[tuple[bytes, bytes]]:
-        return self.store.scan(table, b"\0", b"\xff" * 32, 1 << 20)
-
-    def levels(self) -> list[int]:
-        """Of the complete runs."""
-        manifests = [decode_manifest(value) for _, value in self.records(Table.DUPLICATE_RUNS)]
-        return sorted(manifest.level for manifest in manifests if manifest.complete)
-
-
-# -- against a model
-
-
-class SeenIdsModel(RuleBasedStateMachine):
-    @initialize(
-        run_ids=st.integers(1, 5),
-        fan_out=st.integers(2, 3),
-        chunk_ids=st.integers(1, 3),
-        step_ids=st.integers(1, 4),
-        filter_bytes=st.sampled_from([0, 64, 1 << 20]),
-    )
-    def begin(self, run_ids, fan_out, chunk_ids, step_ids, filter_bytes):
-        limits = SeenLimits(run_ids, fan_out, chunk_ids, step_ids, filter_bytes=filter_bytes)
-        self.ids = Ids(limits)
-        self.known: dict[bytes, tuple[int, int]] = {}  # digest: end of the window, number
-        self.committed: dict[bytes, tuple[int, int]] = {}
-
-    def now_known(self) -> dict[bytes, int]:
-        return {digest: number for digest, (end_ms, number) in self.known.items() if end_ms > self.ids.now_ms}
-
-    @rule(
-        sought=st.lists(st.sampled_from(DIGESTS), min_size=1, max_size=9, unique=True),
-        window_ms=st.sampled_from([2, 20, 40, 100]),
-    )
-    def accept(self, sought, window_ms):
-        found = self.ids.find(*sought)
-        assert found == {digest: number for digest, number in self.now_known().items() if digest in sought}
-        new = [digest for digest in sought if digest not in found]
-        if new:
-            end_ms, numbers = self.ids.now_ms + window_ms, self.ids.add(*new, window_ms=window_ms)
-            self.known.update((digest, (end_ms, number)) for digest, number in zip(new, numbers, strict=True))
-
-    @rule(room_bytes=st.sampled_from([NEVER, NEVER, NEVER, 300, 0]), steps=st.sampled_from([1, 2, 100]))
-    def work(self, room_bytes, steps):
-        for _ in range(steps):
-            self.ids.step(room_bytes)
-
-    @rule(ms=st.sampled_from([1, 10, 10, 30, 200]))
-    def wait(self, ms):
-        self.ids.now_ms += ms
-
-    @rule()
-    def commit(self):
-        self.ids.store.commit()
-        self.committed = dict(self.known)
-
-    @rule(committed=st.booleans())
-    def restart(self, committed):
-        if committed:
-            self.commit()
-        self.ids.store.abort()
-        self.known = dict(self.committed)
-        self.ids.start()
-
-    @invariant()
-    def all_are_found_that_are_known(self):
-        assert self.ids.find(*DIGESTS) == self.now_known()
-
-    @invariant()
-    def memory_is_counted(self):
-        ids, memory = self.ids.ids, self.ids.memory
-        assert memory.recent_ids == len(ids._recent) + len(ids._cut_off)
-        assert memory.filter_bytes <= memory.limits.filter_bytes
-
-    def teardown(self):
-        """When the last window has ended nothing is left, neither on disk nor in memory."""
-        if not hasattr(self, "ids"):
-            return
-        self.ids.now_ms += 1000 + PURGE_EVERY_MS
-        assert self.ids.work() == NEVER
-        assert not any(self.ids.records(table) for table in TABLES)
-        assert (self.ids.memory.recent_ids, self.ids.memory.filter_bytes) == (0, 0)
-
-
-SeenIdsModel.TestCase.settings = model_settings(examples=200, steps=40)
-TestSeenIdsModel = SeenIdsModel.TestCase
+OTHER = 8
 
 
 # -- how they are kept
