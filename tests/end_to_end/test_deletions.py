@@ -14,6 +14,7 @@ import pytest
 
 from broker.catalog import catalog_version, definitions, home_partition
 from broker.wire import Op
+from protocol.symbols import TRANSFER_DESTINATION_ADDRESS
 from storage.data_dir import partition_path
 from storage.lmdb_store import LmdbStore
 from storage.records import encode_document, idle_key
@@ -141,11 +142,15 @@ def test_a_queue_that_nobody_uses_is_deleted_and_its_links_end(broker):
     nearly_over(broker, "replies", QUEUE, left_ms=1500)
     broker.start()
     with RawPeer.connect(broker.amqp_port) as peer:
-        handle = peer.attach_sender("replies")
+        handles = [
+            peer.attach_sender("replies"),
+            peer.attach_sender("witness", properties={TRANSFER_DESTINATION_ADDRESS: "replies"}),
+        ]
         other = peer.attach_sender("witness")
-        detached = peer.expect(DETACH, timeout_s=10)
-        assert (detached.fields[0], detached.fields[1], error_of(detached)[0]) == (handle, True, NOT_FOUND)
-        assert "The messaging entity" in error_of(detached)[1]
+        for handle in handles:
+            detached = peer.expect(DETACH, timeout_s=10)
+            assert (detached.fields[0], detached.fields[1], error_of(detached)[0]) == (handle, True, NOT_FOUND)
+            assert "The messaging entity" in error_of(detached)[1]
         assert_missing(peer, "replies")
         peer.transfer(message(b"m"), other)
         peer.expect(DISPOSITION)

@@ -12,11 +12,12 @@ from broker.catalog import home_partition
 from protocol import conditions
 from protocol.client import Connection, connect_to
 from protocol.client_errors import ClientError, MessageRefused, SettlementRefused
+from protocol.client_requests import QueueCounts
 from protocol.codec import Described, Symbol, UInt, ULong, encode
 from protocol.messages import Message
 from storage.maintenance import verify
 from tests.brokers import Broker
-from tests.end_to_end.health import eventually
+from tests.end_to_end.health import eventually, process_of
 from tests.end_to_end.raw_peer import (
     ACCEPTED,
     ATTACH,
@@ -354,7 +355,7 @@ def worker_of(broker: Broker, partition: int) -> int:
 
 
 def test_whatever_is_killed_each_message_is_passed_on_once_or_is_where_it_was(tmp_path):
-    """Each transaction takes one message and sends two to each of four queues, while workers are killed."""
+    """Each transaction takes one message and sends two to each of four queues, while processes are killed."""
     chance = random.Random(7)
     with Broker(tmp_path, CONFIG) as broker:
         names = [f"{number:04}" for number in range(1500)]
@@ -380,15 +381,18 @@ def test_whatever_is_killed_each_message_is_passed_on_once_or_is_where_it_was(tm
                         assert results == [None] * 9
                         committed.add(name)
 
-                while True:
-                    await asyncio.gather(*[one() for _ in range(10)])
+                try:
+                    while True:
+                        await asyncio.gather(*[one() for _ in range(10)])
+                finally:
+                    connection.abort()  # its locks end with it
 
-        for _ in range(6):
+        for _ in range(8):
 
             async def until_killed() -> None:
                 working = asyncio.create_task(work())
                 await asyncio.sleep(0.2 + chance.random() / 4)
-                chance.choice(workers(broker)).kill()
+                chance.choice([*workers(broker), process_of(broker, "broker.gateway")]).kill()
                 with suppress(ClientError, AssertionError, TimeoutError, ExceptionGroup):
                     await asyncio.wait_for(working, 1)
 
@@ -396,6 +400,7 @@ def test_whatever_is_killed_each_message_is_passed_on_once_or_is_where_it_was(tm
             eventually(lambda: is_ready(broker), "ready")
 
         left = asyncio.run(drained(broker, HERE))
+        assert asyncio.run(counts(broker, HERE)).size_bytes == 0, "what is locked would be missing"
         assert max(left.values(), default=0) <= 1
         passed = set(names) - set(left)
         assert committed <= passed
@@ -411,6 +416,11 @@ def is_ready(broker: Broker) -> bool:
         return broker.get("/readyz")[0] == 200
     except OSError:
         return False
+
+
+async def counts(broker: Broker, queue: str) -> QueueCounts:
+    async with connected(broker) as connection:
+        return await (await connection.management(queue)).counts()
 
 
 async def drained(broker: Broker, queue: str, count: int = 0) -> Counter[str]:
