@@ -15,7 +15,7 @@ answer, the queue tries again later, from the same message on.
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from broker.errors import NotAllowed
+from broker.errors import BrokerError, NotAllowed
 from broker.partition import transferring
 from broker.partition.arrivals import ENTRY, arrive, enter, judge, refusal
 from broker.partition.core import Core
@@ -171,7 +171,7 @@ def _step_of_lane(core: Core, queue: Queue, lane: Outbox, now_ms: int, commands:
         for (_, _, overlay), destination in zip(travelling, destinations, strict=True):
             overlay[Field.DESTINATION] = destination
         _send(core, queue, lane, 0, travelling, used_bytes, commands)
-    if more:
+    if more or (here and travelling):  # some may have been put back
         core.wake(queue)
     return used_bytes
 
@@ -244,8 +244,10 @@ def _take_of_lane(core: Core, queue: Queue, lane: Outbox) -> tuple[list[Travelli
     taken, used_bytes, more = transferring.take(core, queue, lane, settings.forward_count, settings.forward_batch_bytes)
     travelling: list[Travelling] = []
     destinations: list[int] = []
-    known: dict[str, int] = {}
     gone: list[Held] = []
+    assert queue.transfers is not None
+    known = queue.transfers.destinations
+    errors: dict[str, BrokerError | None] = {}  # by name
     for ref, record in taken:
         name = destination_of(ref)
         overlay = {Field.ENQUEUE_SEQUENCE_NUMBER: ref[0], **(ref[3] or {}), Field.HOPS: 1}
@@ -254,9 +256,12 @@ def _take_of_lane(core: Core, queue: Queue, lane: Outbox) -> tuple[list[Travelli
         if ref[0] <= lane.taken:
             gone.append(held)
             continue
-        if name not in known:
-            known[name] = _entity_id(core, name)
-        if error := refusal(core, known[name], name):
+        if name not in errors:
+            terms = core.terms.get(known.get(name, 0))
+            if terms is None or terms.name.lower() != name:
+                known[name] = _entity_id(core, name)
+            errors[name] = refusal(core, known[name], name)
+        if (error := errors[name]) is not None:
             _give_up(core, queue, held, type(error).__name__, str(error))
             continue
         travelling.append((held, record, overlay))

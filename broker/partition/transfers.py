@@ -13,12 +13,13 @@ from storage.records import Field
 
 
 class Transfers:
-    __slots__ = ("_home", "lanes")
+    __slots__ = ("_home", "destinations", "lanes")
 
     def __init__(self, home: Callable[[str], int]) -> None:
         """`home` says of a destination's name on which partition it lives."""
         self._home = home
         self.lanes: dict[int, Outbox] = {}  # by partition
+        self.destinations: dict[str, int] = {}  # entity ids by name, as last looked up
 
     def add(self, partition: int, cursor: int) -> Outbox:
         """A lane for what comes; nothing below the number `cursor` is for this partition."""

@@ -337,6 +337,16 @@ def test_a_destination_that_is_full(net, home):
     assert [(body[0], reason) for body, reason in reasons(net, a)] == [("y", "QuotaExceeded")]
 
 
+@pytest.mark.parametrize("home", PLACES)
+def test_what_comes_after_a_refusal_in_the_same_turn_moves_on(net, home):
+    a, b, c = net.queue("a", HERE), net.queue("b", home, max_size_mb=1), net.queue("c", home)
+    net.send(b, "x" * ((1 << 20) - 100))
+    net.send(transfer(a), *[via(name, name) for name in "bcbc"])
+    net.run()
+    assert net.bodies(c) == ["c", "c"]
+    assert [body for body, _ in reasons(net, a)] == ["b"], "there was room for one"
+
+
 def test_a_subscription_is_no_destination(net):
     a = net.queue("a", HERE)
     net.topic("news", THERE)
