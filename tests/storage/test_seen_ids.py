@@ -94,10 +94,10 @@ def test_what_few_sends_added_goes_when_its_window_has_ended():
     ids = Ids()
     first, second = digests(2)
     ids.add(first, window_ms=10)
-    ids.add(second, window_ms=20)
+    ids.add(second, window_ms=11)
     assert ids.work() == ids.now_ms + 10 + PURGE_EVERY_MS
     ids.now_ms += 10
-    assert ids.work() == ids.now_ms + 10 + PURGE_EVERY_MS
+    assert ids.work() == ids.now_ms + 1 + PURGE_EVERY_MS
     assert len(ids.records(Table.DUPLICATE_LOG)) == 1
     assert ids.memory.recent_ids == 1
     assert ids.find(first, second) == {second: 2}
