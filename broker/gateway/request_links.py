@@ -6,6 +6,7 @@ the node's response link on the session of the request (amqp.md 2.1); never to a
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 from broker.errors import BrokerError
 from broker.gateway.conditions import condition_of
@@ -70,6 +71,8 @@ class RequestLink:
         self.link = link
         self.node = (address.node, address.resource)
         self._unanswered = 0
+        self._postponed: deque[Request] = deque()  # of the unanswered: came without credit, and are still to be done
+        self._is_going_on = False
         self.transaction: Transaction | None = None  # that the request being handled is a part of
 
     @property
@@ -101,6 +104,10 @@ class RequestLink:
         self._unanswered += 1
         if self.is_overrun:
             self.connection.overrun.add(self)
+        if transaction_id is None and self._unanswered > REQUEST_CREDIT:
+            # One read may hold a thousand short requests with large answers.
+            self._postponed.append(request)
+            return
         try:
             self.handle(request, lambda response: self._respond(request, response))
         finally:
@@ -117,7 +124,8 @@ class RequestLink:
         text = tracking.message_too_large(0, size_bytes, self.link.max_message_bytes)
         self.connection.reject(delivery, conditions.LINK_MESSAGE_SIZE_EXCEEDED, text)
 
-    def on_detach(self) -> None: ...
+    def on_detach(self) -> None:
+        self._postponed.clear()
 
     def handle(self, request: Request, answer: Answer) -> None:
         raise NotImplementedError
@@ -135,7 +143,19 @@ class RequestLink:
         link = self.connection.response_link(self.node, request.reply_to, self.link)
         if link is not None:
             link.respond(response)
+        self._go_on()
         self.connection.flush()
+
+    def _go_on(self) -> None:
+        """Do what was postponed, as far as there is room."""
+        postponed = self._postponed
+        if self._is_going_on:
+            return
+        self._is_going_on = True
+        while postponed and self._unanswered - len(postponed) < REQUEST_CREDIT:
+            request = postponed.popleft()
+            self.handle(request, partial(self._respond, request))
+        self._is_going_on = False
 
     def _replenish(self) -> None:
         if not self.link.closed:

@@ -8,6 +8,7 @@ from uuid import UUID
 import pytest
 
 from protocol.codec import Array, Described, Int, Long, Symbol, Timestamp, UInt, ULong, decode, encode
+from tests.end_to_end.health import eventually, metrics
 from tests.end_to_end.raw_peer import (
     ACCEPTED,
     BATCH_FORMAT,
@@ -433,10 +434,15 @@ def test_more_lock_tokens_than_a_value_may_hold_are_refused(broker):
 
 
 def test_requests_whose_responses_find_no_credit_do_not_pile_up(broker):
+    def requests() -> float:
+        return metrics(broker).get(("peeklock_incoming_requests_total", "invoices"), 0)
+
+    before = requests()
     with RawPeer.connect(broker.amqp_port) as peer:
         node = Node(peer, "invoices/$management", credit=0)
         for _ in range(3000):
             node.say(RENEW, {"lock-tokens": NOBODYS})
+        eventually(lambda: requests() == before + 3000, "all are done")
         peer.nothing_more(TRANSFER)
         peer.flow(node.receiver, 5000)
         answered = 0
