@@ -7,7 +7,7 @@ from broker.errors import InvalidArgument
 from broker.partition.core import Core
 from broker.partition.moves import set_aside
 from broker.partition.queue import Queue
-from broker.partition.sessions import encoded
+from broker.partition.receivers import encoded
 from storage.records import CorruptRecord, Overlay, Place, decode_entry, queue_key, unpack_queue_key
 from storage.store import Table
 

@@ -11,8 +11,8 @@ from broker.partition.core import Core
 from broker.partition.locks import NOBODY, Held
 from broker.partition.moves import discard, expire, overlay_expires_ms, set_aside, unlocked
 from broker.partition.queue import Queue
-from broker.partition.receivers import Receiver
-from broker.partition.sessions import ALL, Session, Sessions
+from broker.partition.receivers import ALL, Receiver, Session
+from broker.partition.sessions import Sessions
 from broker.partition.timers import Due
 from broker.partition.window import Ref
 from broker.wire import ENTRY

@@ -2,9 +2,10 @@
 
 from copy import copy
 
+from broker.partition.line import Line
 from broker.partition.locks import Locks
 from broker.partition.outbox import Outbox
-from broker.partition.receivers import Line, Receiver
+from broker.partition.receivers import Receiver
 from broker.partition.sessions import Sessions
 from broker.partition.terms import Kind, Terms
 from broker.partition.transfers import Transfers

@@ -1,16 +1,12 @@
-"""Receivers of one queue, and whose turn it is.
+"""Receivers of one queue, and the sessions whose locks they hold."""
 
-Those with credit stand in line. Messages are dealt out in rounds: one to each, from the front of the line; whoever
-got a message while others did not goes to its end.
-"""
-
-from collections import OrderedDict
 from collections.abc import Hashable
-from itertools import islice
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from broker.partition.sessions import Session
+from broker.errors import InvalidArgument
+from broker.partition.window import Window
+from storage.records import MAX_SESSION_ID_BYTES, Place, session_entry_key
+
+ALL = 1 << 63  # cursor of a window that knows all there is of its session; above every sequence number
 
 
 class Receiver:
@@ -28,52 +24,30 @@ class Receiver:
         self.session: Session | None = None  # whose lock it holds; all it receives is of this session
 
 
-class Line:
-    __slots__ = ("draining", "waiting")
+def encoded(session_id: str) -> bytes:
+    """As it is in keys. Raises InvalidArgument if it is longer than the id of a session can be."""
+    key = session_id.encode()
+    if len(key) > MAX_SESSION_ID_BYTES:
+        raise InvalidArgument(f"The session id has {len(key)} bytes; 128 characters are the limit.")
+    return key
 
-    def __init__(self) -> None:
-        self.waiting: OrderedDict[Hashable, Receiver] = OrderedDict()  # those with credit
-        self.draining: dict[Hashable, Receiver] = {}
 
-    def grant(self, receiver: Receiver, limit: int) -> None:
-        receiver.limit = limit
-        if limit > receiver.delivered:
-            self.waiting.setdefault(receiver.key, receiver)
-        else:
-            self.waiting.pop(receiver.key, None)
+class Session:
+    """One that is locked. `receiver` is None if its connection broke and the lock is kept."""
 
-    def drain(self, receiver: Receiver, limit: int) -> None:
-        self.grant(receiver, limit)
-        self.draining[receiver.key] = receiver
+    __slots__ = ("id", "key", "prefix", "receiver", "tokens", "until_ms", "window")
 
-    def leave(self, receiver: Receiver) -> None:
-        self.waiting.pop(receiver.key, None)
-        self.draining.pop(receiver.key, None)
+    def __init__(self, queue_id: int, session_id: str, receiver: Receiver, until_ms: int) -> None:
+        self.id = session_id
+        self.key = encoded(session_id)
+        self.prefix = session_entry_key(queue_id, Place.AVAILABLE, self.key, 0)[:-8]  # of keys of available entries
+        self.receiver: Receiver | None = receiver
+        self.tokens = receiver.tokens
+        self.until_ms = until_ms
+        self.window = Window()
 
-    def end_drain(self, receiver: Receiver) -> None:
-        """It drains: what it was granted and did not get is void."""
-        del self.draining[receiver.key]
-        receiver.limit = receiver.delivered
-        self.waiting.pop(receiver.key, None)
-
-    def next_round(self, ready: int) -> tuple[list[Receiver], int]:
-        """Whose turn it is when up to `ready` messages (at least 1) can be had, and how many are due to each."""
-        count = min(len(self.waiting), ready)
-        group = list(islice(self.waiting.values(), count))
-        return group, min(min(receiver.limit - receiver.delivered for receiver in group), ready // count)
-
-    def served(self, group: list[Receiver], dealt: int) -> None:
-        """`dealt` messages went to `group`, one after the other and round by round; their `delivered` is up to date."""
-        ahead = dealt % len(group) if len(group) == len(self.waiting) else dealt
-        for receiver in group[:ahead]:
-            self.waiting.move_to_end(receiver.key)
-        for receiver in group:
-            if receiver.delivered >= receiver.limit:
-                del self.waiting[receiver.key]
-
-    def take_drained(self) -> list[Receiver]:
-        """Those that drain: what they were granted is void, and they are no longer in line."""
-        drained = list(self.draining.values())
-        for receiver in drained:
-            self.end_drain(receiver)
-        return drained
+    @property
+    def may_have_more(self) -> bool:
+        """Messages that are not handed out; perhaps they turn out to be expired or unreadable."""
+        window = self.window
+        return window.cursor < ALL or window.head < len(window.entries) or bool(window.returned)

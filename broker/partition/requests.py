@@ -24,7 +24,7 @@ from broker.partition.handing_out import new_token
 from broker.partition.locks import NOBODY, Held
 from broker.partition.moves import Properties, discard, expire, overlay_expires_ms, set_aside, unlocked
 from broker.partition.queue import Queue
-from broker.partition.sessions import Session
+from broker.partition.receivers import Session
 from broker.partition.timers import Due
 from broker.wire import Outcome
 from storage.records import (

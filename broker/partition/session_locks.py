@@ -20,8 +20,8 @@ from broker.partition.core import Core
 from broker.partition.handing_out import next_of_session
 from broker.partition.moves import expire, overlay_expires_ms, put_back, put_back_failed, set_aside, unlocked
 from broker.partition.queue import Queue
-from broker.partition.receivers import Receiver
-from broker.partition.sessions import Session, Sessions, encoded
+from broker.partition.receivers import Receiver, Session, encoded
+from broker.partition.sessions import Sessions
 from broker.partition.timers import Due
 from broker.partition.window import Ref
 from storage.records import Place, due_key, message_expires_ms

@@ -10,7 +10,7 @@ from broker.errors import InternalError, QuotaExceeded
 from broker.partition.admission import entity_size, too_large
 from broker.partition.core import Core
 from broker.partition.queue import Queue
-from broker.partition.sessions import encoded
+from broker.partition.receivers import encoded
 from storage.quarantine import quarantine
 from storage.records import (
     CorruptRecord,

@@ -14,12 +14,10 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from heapq import heappop, heappush
 from struct import Struct
 
-from broker.errors import InvalidArgument
 from broker.partition.locks import NOBODY, Held, Locks
-from broker.partition.receivers import Receiver
-from broker.partition.window import Ref, Window
+from broker.partition.receivers import ALL, Receiver, Session
+from broker.partition.window import Ref
 from storage.records import (
-    MAX_SESSION_ID_BYTES,
     CorruptRecord,
     Field,
     Place,
@@ -38,8 +36,6 @@ from storage.store import Store, Table
 PAGE = 1000
 _number = Struct(">Q").pack
 
-ALL = 1 << 63  # cursor of a window that knows all there is of its session; above every sequence number
-
 
 def session_of(ref: Ref) -> str:
     """The session of a message of a queue that requires sessions."""
@@ -47,35 +43,6 @@ def session_of(ref: Ref) -> str:
     assert overlay is not None
     session_id: str = overlay[Field.SESSION]
     return session_id
-
-
-def encoded(session_id: str) -> bytes:
-    """As it is in keys. Raises InvalidArgument if it is longer than the id of a session can be."""
-    key = session_id.encode()
-    if len(key) > MAX_SESSION_ID_BYTES:
-        raise InvalidArgument(f"The session id has {len(key)} bytes; 128 characters are the limit.")
-    return key
-
-
-class Session:
-    """One that is locked. `receiver` is None if its connection broke and the lock is kept."""
-
-    __slots__ = ("id", "key", "prefix", "receiver", "tokens", "until_ms", "window")
-
-    def __init__(self, queue_id: int, session_id: str, receiver: Receiver, until_ms: int) -> None:
-        self.id = session_id
-        self.key = encoded(session_id)
-        self.prefix = session_entry_key(queue_id, Place.AVAILABLE, self.key, 0)[:-8]  # of keys of available entries
-        self.receiver: Receiver | None = receiver
-        self.tokens = receiver.tokens
-        self.until_ms = until_ms
-        self.window = Window()
-
-    @property
-    def may_have_more(self) -> bool:
-        """Messages that are not handed out; perhaps they turn out to be expired or unreadable."""
-        window = self.window
-        return window.cursor < ALL or window.head < len(window.entries) or bool(window.returned)
 
 
 class Sessions:
