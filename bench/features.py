@@ -2,13 +2,10 @@
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
+from bench.recording import Recorder
 from bench.rows import KIB
 from bench.servers import PeeklockWithFeatures
-
-if TYPE_CHECKING:
-    from bench.measure import Bench
 
 MB = 1_000_000
 PER_SESSION = 10
@@ -19,7 +16,7 @@ IN_TRANSACTION = 10  # sends, and completions
 TRANSACTIONS_AT_ONCE = 16
 
 
-def topics(bench: "Bench", server: PeeklockWithFeatures) -> None:
+def topics(bench: Recorder, server: PeeklockWithFeatures) -> None:
     """Publishing and forwarding."""
     server.start()
     body = ("--size", str(KIB), "--subject", "wanted", "--seconds", str(bench.plan.seconds))
@@ -44,7 +41,7 @@ def topics(bench: "Bench", server: PeeklockWithFeatures) -> None:
     bench.add(server, "forward-3", bench.run_at(server, bench.tools.load, "both", "first", *chain).messages_per_s)
 
 
-def sessions(bench: "Bench", server: PeeklockWithFeatures) -> None:
+def sessions(bench: Recorder, server: PeeklockWithFeatures) -> None:
     """Many sessions that wait, and many that are received at once."""
     server.start()
     plan, work = bench.plan, bench.tools.work
@@ -77,7 +74,7 @@ def sessions(bench: "Bench", server: PeeklockWithFeatures) -> None:
     bench.add(server, "sessions-share", active / plain)
 
 
-def duplicates(bench: "Bench", server: PeeklockWithFeatures) -> None:
+def duplicates(bench: Recorder, server: PeeklockWithFeatures) -> None:
     """The cost of remembering ids, all of them new."""
     server.start()
     plan, tool = bench.plan, bench.tools.load
@@ -95,7 +92,7 @@ def duplicates(bench: "Bench", server: PeeklockWithFeatures) -> None:
     bench.add(server, "duplicates-share", detected / plain)
 
 
-def transactions(bench: "Bench", server: PeeklockWithFeatures) -> None:
+def transactions(bench: Recorder, server: PeeklockWithFeatures) -> None:
     server.start()
     options = ("--receivers", str(TRANSACTIONS_AT_ONCE), "--per", str(IN_TRANSACTION), "--size", str(KIB))
     seconds = ("--seconds", str(bench.plan.seconds))
@@ -105,7 +102,7 @@ def transactions(bench: "Bench", server: PeeklockWithFeatures) -> None:
     bench.add(server, "transactions-p50", figures.ack.p50)
 
 
-FEATURES: dict[str, Callable[["Bench", PeeklockWithFeatures], None]] = {
+FEATURES: dict[str, Callable[[Recorder, PeeklockWithFeatures], None]] = {
     "topics": topics,
     "sessions": sessions,
     "duplicates": duplicates,

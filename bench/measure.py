@@ -8,70 +8,30 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from bench import load
 from bench.features import FEATURES
-from bench.processes import Memory, cpu_s, machine_cpu_s
-from bench.rows import KIB, MODE_NAMES, SIZES
+from bench.processes import Memory
+from bench.recording import Recorder
+from bench.rows import KIB, MODE_NAMES
 from bench.servers import ROOT, PeeklockWithFeatures, Server
 
 MB = 1_000_000
 KB = 1_000
-BUSY_CORES = 0.3  # more than this used by others makes a run's figures doubtful
-
 Maker = Callable[[Path], Server]
 
 
-@dataclass(frozen=True)
-class Plan:
-    """Sizes of the measurements; the defaults are those the targets speak of."""
+@dataclass(kw_only=True)
+class Bench(Recorder):
+    """All groups. Ours is the first of the makers."""
 
-    runs: int = 3
-    seconds: float = 5.0
-    sizes: tuple[int, ...] = SIZES
-    rate: int = 2000
-    rate_seconds: float = 10.0
-    connections: int = 5000
-    backlog: int = 1_000_000
-    sessions: int = 100_000
-    ids: int = 1_000_000  # in the window of duplicate detection
-    peer_backlog_runs: int = 1  # its load, restart and drain take minutes, and no target depends on them
-    warm_up_seconds: float = 5.0
-    rest_seconds: float = 2.0  # before memory is read
-
-    @classmethod
-    def tiny(cls) -> "Plan":
-        """Everything once, in seconds: shows that the measurements work, says nothing about the broker."""
-        return cls(
-            runs=1,
-            seconds=0.2,
-            sizes=(KIB,),
-            rate_seconds=0.3,
-            connections=50,
-            backlog=2000,
-            sessions=500,
-            ids=2000,
-            warm_up_seconds=0,
-            rest_seconds=0.2,
-        )
-
-
-@dataclass
-class Bench:
-    """Collects samples by (server name, row key)."""
-
-    plan: Plan
-    tools: load.Tools
     makers: Sequence[Maker]
     say: Callable[[str], None]
-    samples: dict[tuple[str, str], list[float]] = field(default_factory=lambda: defaultdict(list))
-    disturbed: list[str] = field(default_factory=list)
 
     def measure(self, groups: Sequence[str]) -> None:
         """Raises LoadFailed, ServerFailed."""
@@ -89,9 +49,6 @@ class Bench:
                 with fresh(PeeklockWithFeatures) as server:
                     self.say(f"{group}: run {number + 1} of {self.plan.runs}")
                     FEATURES[group](self, server)
-
-    def add(self, server: Server, key: str, value: float) -> None:
-        self.samples[server.name, key].append(value)
 
     # --- one broker at a time, each on a fresh data directory
 
@@ -243,18 +200,6 @@ class Bench:
 
     def _run(self, server: Server, mode: str, queue: int, *options: str) -> load.Figures:
         return self.run_at(server, self.tools.load, mode, server.address(queue), *options)
-
-    def run_at(self, server: Server, tool: Path, mode: str, address: str, *options: str) -> load.Figures:
-        """One run of a tool; notes it when somebody else used the machine meanwhile."""
-        processes = server.processes()
-        machine, broker, began = machine_cpu_s(), cpu_s(processes), time.monotonic()
-        figures = load.run(tool, mode, server.endpoint, address, *options)
-        elapsed = time.monotonic() - began
-        used_here = cpu_s(processes) - broker + figures.client_cpu_s
-        others = (machine_cpu_s() - machine - used_here) / elapsed
-        if others > BUSY_CORES and elapsed > 1:
-            self.disturbed.append(f"{server.name} {mode} {' '.join(options)}: others used {others:.2f} cores")
-        return figures
 
 
 AnyServer = TypeVar("AnyServer", bound=Server)

@@ -13,7 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import load
-from bench.measure import Bench, Maker, Plan
+from bench.measure import Bench, Maker
+from bench.recording import Plan
 from bench.rows import GROUPS, Verdict, verdicts
 from bench.servers import Peeklock, RabbitMQ, ServerFailed, ServerMissing
 
@@ -54,7 +55,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not options.no_peer:
             RabbitMQ.find_scripts()
             makers.append(RabbitMQ)
-        bench = Bench(plan(options), tools, makers, lambda text: console.print(text, style="dim"))
+        bench = Bench(
+            plan=plan(options),
+            tools=tools,
+            makers=makers,
+            say=lambda text: console.print(text, style="dim"),
+        )
         bench.measure(options.rows)
     except (load.LoadToolMissing, load.LoadFailed, ServerMissing, ServerFailed) as problem:
         console.print(str(problem), style="red", markup=False)
