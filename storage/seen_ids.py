@@ -33,15 +33,14 @@ from storage.records import (
     unpack_log_key,
     unpack_run_key,
 )
-from storage.seen_runs import Run, RunReader, RunWriter, SeenMemory, free_run, merged, probes
+from storage.seen_runs import Probes, Run, RunReader, RunWriter, SeenMemory, free_run, merged
 from storage.store import Store, Table
 
 # So long after its end an id may stay: else an entity with little to do would write to disk for each by itself.
 PURGE_EVERY_MS = 1000
 # What can be set of an entity.
 LONGEST_WINDOW_MS = 7 * 24 * 3600 * 1000
-# An id is worked on when it is cut off, and at each level that it gets to: more levels than this nobody has.
-_STEPS_PER_ID = 8
+_STEP_MIN = 512  # ids worked on beside sends: fewer at once would cost more
 _STORED_BYTES = 48  # by an id in a run, at most
 _PAGE = 64  # records read at once
 
@@ -91,7 +90,7 @@ class SeenIds:
                 )
         runs = [run for run in self._runs if run.manifest.latest_end_ms > now_ms]
         if runs:
-            sought = probes(digests)
+            sought = Probes(digests)
             for run in runs:
                 found.update(
                     (digest, seen.sequence_number) for digest, seen in run.find(sought) if seen.end_ms > now_ms
@@ -141,7 +140,9 @@ class SeenIds:
         Without room in the store nothing is done that takes more of it, and no merge begins that takes more than that.
         """
         self._now_ms = now_ms
-        budget = max(self._limits.step_ids, _STEPS_PER_ID * self._added)
+        budget = self._budget()
+        if not budget:
+            return now_ms
         self._added = 0
         for run in [run for run in self._runs if run.manifest.latest_end_ms <= now_ms and not run.merging]:
             self._retire(run)
@@ -157,6 +158,18 @@ class SeenIds:
         ends_ms = [run.manifest.latest_end_ms for run in self._runs if not run.merging]
         ends_ms += [self._log_ends_ms, now_ms if self._jobs else NEVER]
         return min(min(ends_ms) + PURGE_EVERY_MS, NEVER)
+
+    def _budget(self) -> int:
+        """How many ids to work on now; 0 if it is better to wait for more to come in.
+
+        Each that comes in is worked on when it is cut off, and once for each level that it gets to. Beside sends a
+        little more than that is done, so that what is to be done never grows, and is spread over them.
+        """
+        if not self._added:
+            return self._limits.step_ids
+        levels = max((run.manifest.level for run in self._runs), default=0)
+        budget = (levels + 3) * self._added
+        return budget if budget >= min(_STEP_MIN, self._limits.step_ids) else 0
 
     def _plan(self, room_bytes: int) -> None:
         """Begin what can be begun."""

@@ -25,6 +25,9 @@ _MESSAGE_ID, _PARTITION_KEY = int(Extra.MESSAGE_ID), int(Extra.PARTITION_KEY)
 _SESSION_ID, _PING = int(Extra.SESSION_ID), int(Extra.PING)
 _SHORT_STRING = 0xA1
 
+# Between steps without a send: each has a commit of its own then, which the next send would wait for.
+PAUSE_MS = 10
+
 
 def digest_of(extra: dict[int, Any]) -> bytes | None:
     """Of an incoming message's id and partition key; None if it has no id. Ids that read alike are alike."""
@@ -98,7 +101,7 @@ def work(core: Core, queue: Queue, now_ms: int) -> None:
     """The timer: a step of what is to be done with the ids kept; those whose window has ended go."""
     due_ms = _seen_ids(core, queue.id >> 3, now_ms).step(now_ms, core.room_bytes())
     if due_ms != NEVER:
-        core.timers.arm(due_ms, (queue.id, Due.DUPLICATES))
+        core.timers.arm(max(due_ms, now_ms + PAUSE_MS), (queue.id, Due.DUPLICATES))
 
 
 def begin(core: Core, entity_id: int, now_ms: int) -> None:

@@ -25,6 +25,8 @@ from storage.records import (
 )
 from storage.store import Table
 
+_MESSAGE_ID = int(Extra.MESSAGE_ID)
+
 
 def send(
     core: Core, queue_id: int, messages: Sequence[Incoming], now_ms: int, reserved: int | None = None
@@ -69,17 +71,17 @@ def store(
             ttl_ms = default_ttl_ms
         scheduled_ms = 0
         overlay: Overlay | None = None
-        if extra:
+        if repeats and (known := repeats.get(len(numbers))) is not None:
+            numbers.append(known)
+            number += reserved is not None
+            continue
+        if extra and not (len(extra) == 1 and _MESSAGE_ID in extra):
             if extra.get(Extra.PING):
                 queue.tally.pings += 1
                 numbers.append(0)
                 number += reserved is not None
                 continue
             scheduled_ms = extra.get(Extra.SCHEDULED_MS) or 0
-            if repeats and (known := repeats.get(len(numbers))) is not None:
-                numbers.append(known)
-                number += reserved is not None
-                continue
             if sessions is not None:
                 overlay = {Field.SESSION: extra[Extra.SESSION_ID]}
         if scheduled_ms <= now_ms and reserved is None:

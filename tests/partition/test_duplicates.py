@@ -7,6 +7,7 @@ from driver import DEAD, ENTITY, MAIN, Driver, message
 from topic_driver import TOPIC, A, B, TopicDriver
 
 from broker.errors import QuotaExceeded
+from broker.partition.duplicates import PAUSE_MS
 from broker.partition.settings import PartitionSettings
 from broker.wire import Outcome
 from protocol.codec import ULong, encode
@@ -150,6 +151,9 @@ def test_an_id_in_the_long_form_is_the_same(queue):
     assert len(queue.bodies()) == 1
 
 
+RESTED_MS = 20 * PAUSE_MS  # enough for what is done beside no send
+
+
 def test_ids_go_step_by_step_once_their_window_has_ended():
     queue = Driver(
         settings=PartitionSettings(seen_ids=SeenLimits(run_ids=8, fan_out=2, chunk_ids=2, step_ids=2)),
@@ -158,15 +162,15 @@ def test_ids_go_step_by_step_once_their_window_has_ended():
     )
     for number in range(10):
         queue.send(named(f"a{number}"), named(f"b{number}"))
-        queue.wait(0)
+        queue.wait(RESTED_MS)
     assert stored(queue) == (4, 16)
-    queue.wait(WINDOW_MS)
+    queue.wait(WINDOW_MS - 10 * RESTED_MS)
     assert stored(queue) == (4, 16)
-    queue.now_ms += PURGE_EVERY_MS
+    queue.now_ms += 10 * RESTED_MS + PURGE_EVERY_MS
     queue.partition.advance(queue.now_ms)
     queue.partition.commit()
     assert 0 < sum(stored(queue)) < 20
-    queue.wait(0)
+    queue.wait(RESTED_MS)
     assert stored(queue) == (0, 0)
     assert queue.partition.next_timer_ms() is None
 
