@@ -40,7 +40,6 @@ from storage.store import Store, Table
 PURGE_EVERY_MS = 1000
 # What can be set of an entity.
 LONGEST_WINDOW_MS = 7 * 24 * 3600 * 1000
-_STEP_MIN = 512  # ids worked on beside sends: fewer at once would cost more
 _STORED_BYTES = 48  # by an id in a run, at most
 _PAGE = 64  # records read at once
 
@@ -73,6 +72,7 @@ class SeenIds:
         self._unneeded: list[int] = []  # runs that are to be freed
         self._jobs: dict[int, Job] = {}
         self._added = 0  # ids since the last step, while there was something to do
+        self._owed = 0  # ids to be worked on beside sends; below 0 after a job's step that was longer
         self._read_manifests()
 
     # -- what is known
@@ -140,36 +140,35 @@ class SeenIds:
         Without room in the store nothing is done that takes more of it, and no merge begins that takes more than that.
         """
         self._now_ms = now_ms
-        budget = self._budget()
-        if not budget:
-            return now_ms
-        self._added = 0
+        self._owe()
         for run in [run for run in self._runs if run.manifest.latest_end_ms <= now_ms and not run.merging]:
             self._retire(run)
         self._plan(room_bytes)
         while (urgent := min((job for job in self._jobs if job == _FREE or room_bytes > 0), default=None)) is not None:
-            if budget <= 0:
+            if self._owed <= 0:
                 return now_ms
             try:
-                budget -= next(self._jobs[urgent])
+                self._owed -= next(self._jobs[urgent])
             except StopIteration:
                 del self._jobs[urgent]
                 self._plan(room_bytes)
+        self._owed = 0
         ends_ms = [run.manifest.latest_end_ms for run in self._runs if not run.merging]
         ends_ms += [self._log_ends_ms, now_ms if self._jobs else NEVER]
         return min(min(ends_ms) + PURGE_EVERY_MS, NEVER)
 
-    def _budget(self) -> int:
-        """How many ids to work on now; 0 if it is better to wait for more to come in.
+    def _owe(self) -> None:
+        """Each id that comes in is worked on when it is cut off, and once for each level that it gets to.
 
-        Each that comes in is worked on when it is cut off, and once for each level that it gets to. Beside sends a
-        little more than that is done, so that what is to be done never grows, and is spread over them.
+        Beside sends a little more than that is done, so that what is to be done never grows, and is spread over them.
+        Where none come, steps are as long as they may be.
         """
-        if not self._added:
-            return self._limits.step_ids
-        levels = max((run.manifest.level for run in self._runs), default=0)
-        budget = (levels + 3) * self._added
-        return budget if budget >= min(_STEP_MIN, self._limits.step_ids) else 0
+        added, self._added = self._added, 0
+        if added:
+            levels = max((run.manifest.level for run in self._runs), default=0)
+            self._owed += (levels + 3) * added
+        else:
+            self._owed = self._limits.step_ids
 
     def _plan(self, room_bytes: int) -> None:
         """Begin what can be begun."""

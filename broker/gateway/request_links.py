@@ -125,6 +125,7 @@ class RequestLink:
         self.connection.reject(delivery, conditions.LINK_MESSAGE_SIZE_EXCEEDED, text)
 
     def on_detach(self) -> None:
+        self._unanswered -= len(self._postponed)  # or the connection would wait for them
         self._postponed.clear()
 
     def handle(self, request: Request, answer: Answer) -> None:
@@ -152,10 +153,12 @@ class RequestLink:
         if self._is_going_on:
             return
         self._is_going_on = True
-        while postponed and self._unanswered - len(postponed) < REQUEST_CREDIT:
-            request = postponed.popleft()
-            self.handle(request, partial(self._respond, request))
-        self._is_going_on = False
+        try:
+            while postponed and self._unanswered - len(postponed) < REQUEST_CREDIT:
+                request = postponed.popleft()
+                self.handle(request, partial(self._respond, request))
+        finally:
+            self._is_going_on = False
 
     def _replenish(self) -> None:
         if not self.link.closed:

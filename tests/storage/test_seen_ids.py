@@ -169,6 +169,35 @@ def test_a_step_does_more_where_more_comes_in():
     assert len(ids.ids._runs) <= 12
 
 
+def test_what_is_begun_is_finished_though_no_more_than_one_id_came_in_since():
+    ids = Ids(SeenLimits(run_ids=1000, step_ids=300))
+    ids.add(*digests(1000))
+    ids.step()
+    ids.add(*digests(1, seed=2))
+    steps = 0
+    while ids.step() <= ids.now_ms:
+        steps += 1
+        assert steps < 20
+    assert ids.levels() == [0]
+
+
+def test_beside_sends_as_much_is_done_as_they_bring():
+    store = CountingStore()
+    ids = Ids(SeenLimits(run_ids=1000, fan_out=4, chunk_ids=1, step_ids=500), store)
+    counts = []
+    for seed in range(6000):
+        ids.add(*digests(1, seed))
+        before = store.count
+        if ids.ids.is_busy:
+            ids.step()
+        counts.append(store.count - before)
+    # Three levels at most, and each id is read and written, or read and deleted, for each of these.
+    assert sum(counts) < 2 * (3 + 2) * len(counts)
+    assert max(counts) < 2 * (500 + 500)
+    assert ids.memory.recent_ids < 2000
+    assert len(ids.ids._runs) <= 5
+
+
 def test_all_ids_added_at_once_are_kept_in_records_of_a_page():
     ids = Ids(SeenLimits())
     many = digests(1000)
