@@ -12,7 +12,6 @@ from tests.end_to_end.health import eventually, metrics
 from tests.end_to_end.raw_peer import (
     ACCEPTED,
     BATCH_FORMAT,
-    DETACH,
     DISPOSITION,
     FLOW,
     REJECTED,
@@ -453,21 +452,6 @@ def test_requests_whose_responses_find_no_credit_do_not_pile_up(broker):
             answered += 1
         assert answered == 1000
         peer.nothing_more(TRANSFER)
-
-
-def test_requests_without_credit_on_a_link_that_ends_hold_up_nothing(broker):
-    with RawPeer.connect(broker.amqp_port) as peer:
-        node, other = Node(peer, "invoices/$management"), Node(peer, "orders/$management")
-        frames: list[bytes] = []
-        real, peer.send = peer.send, frames.append  # type: ignore[method-assign]
-        for _ in range(2000):
-            node.say(RENEW, {"lock-tokens": NOBODYS})
-        peer.detach(node.sender)
-        peer.send = real  # type: ignore[method-assign]
-        peer.send(b"".join(frames))
-        peer.expect(DETACH)
-        for _ in range(3):
-            assert other.ask(RENEW, {"lock-tokens": NOBODYS}).status == 410
 
 
 def test_oversized_requests_are_refused_on_their_delivery(broker):

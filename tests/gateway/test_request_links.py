@@ -1,0 +1,54 @@
+"""Requests that came without credit: done later, and no burden when their link has ended."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from broker.gateway import request_links
+from broker.gateway.request_links import OVERRUN, REQUEST_CREDIT, RequestLink
+
+
+class Requests(RequestLink):
+    """Answers when it is told to."""
+
+    def __init__(self) -> None:
+        link = SimpleNamespace(credit=0, closed=False, grant=lambda credit: None)
+        self.host = SimpleNamespace(overrun=set(), flush=lambda: None, response_link=lambda *_: None)
+        address = SimpleNamespace(node="$management", resource="q")
+        super().__init__(self.host, link, address)  # type: ignore[arg-type] # as much of them as it uses
+        self.answers: list[Any] = []
+
+    def handle(self, request: Any, answer: Any) -> None:
+        self.answers.append(answer)
+
+
+@pytest.fixture
+def requests(monkeypatch: pytest.MonkeyPatch) -> Requests:
+    monkeypatch.setattr(request_links, "parse_request", lambda payload: SimpleNamespace(reply_to=None))
+    monkeypatch.setattr(request_links, "transaction_of", lambda delivery: None)
+    monkeypatch.setattr(request_links, "forget", lambda delivery: None)
+    return Requests()
+
+
+def ask(requests: Requests, count: int) -> None:
+    for _ in range(count):
+        requests.on_message(None, b"", False, True)
+
+
+def test_no_more_are_done_at_once_than_there_is_credit(requests: Requests) -> None:
+    ask(requests, REQUEST_CREDIT + 3)
+    assert len(requests.answers) == REQUEST_CREDIT
+    requests.answers[0](b"")
+    assert len(requests.answers) == REQUEST_CREDIT + 1
+    for answer in requests.answers[1:3]:
+        answer(b"")
+    assert len(requests.answers) == REQUEST_CREDIT + 3
+
+
+def test_what_was_postponed_on_a_link_that_ended_is_waited_for_no_more(requests: Requests) -> None:
+    ask(requests, (OVERRUN + 1) * REQUEST_CREDIT)
+    assert requests.is_overrun
+    assert requests in requests.host.overrun
+    requests.on_detach()
+    assert not requests.is_overrun
