@@ -16,7 +16,7 @@ import structlog
 
 from broker import wire
 from broker.deletions import HOME, Deletions
-from broker.partition.handing_out import Forward
+from broker.partition.messages.hand_out import Forward
 from broker.partition.partition import Partition
 from broker.peer import Peer
 from broker.wire import Op

@@ -27,8 +27,8 @@ from broker.errors import BrokerError
 from broker.logging import configure_logging
 from broker.metrics import WorkerMetrics
 from broker.neighbours import Neighbours
-from broker.partition.arrivals import ENTRY
-from broker.partition.handing_out import Forward, Pumped
+from broker.partition.forwarding.destination import ENTRY
+from broker.partition.messages.hand_out import Forward, Pumped
 from broker.partition.partition import Partition
 from broker.partition.settings import PartitionSettings
 from broker.peer import Peer

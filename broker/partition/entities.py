@@ -9,16 +9,18 @@ from typing import Any
 
 from broker.entities import Description
 from broker.errors import BrokerError, EntityDisabled, EntityNotFound, ServerBusy
-from broker.partition import duplicates, idle, session_locks
-from broker.partition.core import PARTS, Core
-from broker.partition.expiry import resume
-from broker.partition.forwarding import begin, begin_again, forget, forwards
-from broker.partition.references import release
-from broker.partition.rule_documents import compiled, default_rule, write_rules
-from broker.partition.session_states import free_states
-from broker.partition.settlement import drop_locks
-from broker.partition.terms import Kind, Terms
-from broker.partition.timers import Due
+from broker.partition.forwarding.source import begin, begin_again, forget, forwards
+from broker.partition.messages import duplicates
+from broker.partition.messages.expiry import resume
+from broker.partition.messages.settlement import drop_locks
+from broker.partition.messages.shared_bodies import release
+from broker.partition.sessions import locks as session_locks
+from broker.partition.sessions.states import free_states
+from broker.partition.state import idleness
+from broker.partition.state.core import PARTS, Core
+from broker.partition.state.stored_rules import compiled, default_rule, write_rules
+from broker.partition.state.terms import Kind, Terms
+from broker.partition.state.timers import Due
 from storage.quarantine import quarantine
 from storage.records import (
     AUTO_DELETED_PREFIX,
@@ -76,7 +78,7 @@ def load(core: Core, now_ms: int) -> None:
     for entity_id, terms in core.terms.items():
         if terms.duplicate_window_ms:
             duplicates.begin(core, entity_id, now_ms)
-    idle.load(core, now_ms)
+    idleness.load(core, now_ms)
     start = _ALL[0]
     while items := core.store.scan(Table.DUE, start, _ALL[1], 1):
         queue_id, timer, due_ms, _ = unpack_due_key(items[0][0])
@@ -128,7 +130,7 @@ def put_entity(
     before = core.terms.get(entity_id)
     compiled_rules = [compiled(rule) for rule in ([default_rule(now_ms)] if rules is None else rules)]
     core.define(entity_id, terms)
-    idle.change(core, entity_id, now_ms)
+    idleness.change(core, entity_id, now_ms)
     if before is None:
         if terms.kind == Kind.SUBSCRIPTION:
             write_rules(core.store, entity_id, compiled_rules)
@@ -202,7 +204,7 @@ def delete_all(core: Core, entity_ids: Sequence[int], now_ms: int) -> None:
 
 def _delete(core: Core, entity_id: int, now_ms: int) -> None:
     name = core.terms[entity_id].name
-    idle.forget(core, entity_id)
+    idleness.forget(core, entity_id)
     topic_id = core.forget(entity_id)
     core.topics.pop(entity_id, None)
     duplicates.forget(core, entity_id)

@@ -10,30 +10,22 @@ from typing import Any
 
 from broker.entities import Description
 from broker.errors import BrokerError, EntityNotFound, NotAllowed
-from broker.partition import (
-    arrivals,
-    duplicates,
-    entities,
-    expiry,
-    forwarding,
-    handing_out,
-    idle,
-    publishing,
-    schedule,
-    sending,
-    session_locks,
-    settlement,
-    transactions,
-)
-from broker.partition.admission import Incoming
-from broker.partition.core import Core
-from broker.partition.handing_out import Pumped
-from broker.partition.receivers import Receiver
+from broker.partition import entities, sending, transactions
+from broker.partition.forwarding import destination
+from broker.partition.forwarding import source as forwarding
+from broker.partition.messages import duplicates, expiry, hand_out, schedule, settlement
+from broker.partition.messages.admission import Incoming
+from broker.partition.messages.hand_out import Pumped
+from broker.partition.messages.restoring import restore
 from broker.partition.requests import request
-from broker.partition.restoring import restore
+from broker.partition.sessions import locks as session_locks
 from broker.partition.settings import PartitionSettings
-from broker.partition.terms import Kind
-from broker.partition.timers import Due
+from broker.partition.state import idleness
+from broker.partition.state.core import Core
+from broker.partition.state.receivers import Receiver
+from broker.partition.state.terms import Kind
+from broker.partition.state.timers import Due
+from broker.partition.topics import publishing
 from broker.wire import Outcome
 from storage.quarantine import quarantined
 from storage.records import Place
@@ -72,7 +64,7 @@ class Partition:
     def send(self, queue_id: int, messages: Sequence[Incoming], now_ms: int) -> None:
         """Accept all of them or none. Raises EntityNotFound, NotAllowed, EntityDisabled, QuotaExceeded."""
         if self._core.kept:
-            idle.use(self._core, queue_id, now_ms)
+            idleness.use(self._core, queue_id, now_ms)
         sending.send(self._core, queue_id, messages, now_ms)
 
     def open_receiver(
@@ -89,7 +81,7 @@ class Partition:
         core = self._core
         queue = core.queue(queue_id)
         if core.kept:
-            idle.use(core, queue_id, now_ms)
+            idleness.use(core, queue_id, now_ms)
         if queue.transfers is not None:
             raise EntityNotFound("A transfer queue is received from by nobody.")
         if queue.is_topic:
@@ -148,7 +140,7 @@ class Partition:
         if found is None:
             return
         if self._core.kept:
-            idle.use(self._core, found.queue_id, now_ms)
+            idleness.use(self._core, found.queue_id, now_ms)
         queue = self._core.close_receiver(found)
         if queue is None:
             return
@@ -173,7 +165,7 @@ class Partition:
         except BrokerError as error:
             return [error] * len(tokens)
         if self._core.kept:
-            idle.use(self._core, queue_id, now_ms)
+            idleness.use(self._core, queue_id, now_ms)
         return settlement.settle(self._core, queue, tokens, Outcome(outcome), properties, now_ms)
 
     def as_told(
@@ -192,7 +184,7 @@ class Partition:
     def request(self, name: str, queue_id: int, args: Sequence[Any], now_ms: int) -> Any:
         """See broker.wire. Raises BrokerError."""
         if self._core.kept:
-            idle.use(self._core, queue_id, now_ms)
+            idleness.use(self._core, queue_id, now_ms)
         return request(self._core, name, queue_id, args, now_ms)
 
     def transact(
@@ -201,7 +193,7 @@ class Partition:
         """Sends and settlements of a transaction, `begins` with the first; see `transactions.transact`."""
         if self._core.kept:
             for operation in operations:
-                idle.use(self._core, operation[1], now_ms)
+                idleness.use(self._core, operation[1], now_ms)
         return transactions.transact(self._core, transaction, begins, operations, now_ms)
 
     def request_in(
@@ -209,7 +201,7 @@ class Partition:
     ) -> Any:
         """As `request`, of `schedule` and `settle` as a part of a transaction. Raises BrokerError."""
         if self._core.kept:
-            idle.use(self._core, queue_id, now_ms)
+            idleness.use(self._core, queue_id, now_ms)
         return transactions.request_in(self._core, transaction, begins, name, queue_id, args, now_ms)
 
     def discharge(self, transaction: Hashable, commit: bool, now_ms: int) -> None:
@@ -227,14 +219,14 @@ class Partition:
                 entities.free(core, queue_id >> 3, now_ms)
                 continue
             if due == Due.IDLE:
-                if idle.has_ended(core, queue_id >> 3, now_ms):
+                if idleness.has_ended(core, queue_id >> 3, now_ms):
                     entities.delete_unused(core, queue_id >> 3, now_ms)
                 continue
             queue = core.find(queue_id)
             if queue is None:
                 continue  # deleted
             if core.kept and (queue.is_pulled or queue.counts[Place.SCHEDULED]):
-                idle.use(core, queue.id, now_ms)  # whatever now becomes of what uses it
+                idleness.use(core, queue.id, now_ms)  # whatever now becomes of what uses it
             if due == Due.LOCKS:
                 (settlement if queue.sessions is None else session_locks).end_locks(core, queue, now_ms)
             elif due == Due.SESSION_WAITS:
@@ -264,8 +256,8 @@ class Partition:
             session_locks.offer(core, now_ms)
         if core.kept:
             for queue_id in core.awake:
-                idle.use(core, queue_id, now_ms)
-        pumped = handing_out.pump(core, now_ms)
+                idleness.use(core, queue_id, now_ms)
+        pumped = hand_out.pump(core, now_ms)
         if not (forwards or core.outgoing or core.offering or core.accepted):
             return pumped
         accepted = session_locks.take_accepted(core)
@@ -279,7 +271,7 @@ class Partition:
 
         The answer may be given after `commit`.
         """
-        return arrivals.take_over(self._core, store_id, source, entity_id, entries, now_ms)
+        return destination.take_over(self._core, store_id, source, entity_id, entries, now_ms)
 
     def taken_over(self, source: int, by: int, up_to: int, refused: Sequence[Any], busy: str, now_ms: int) -> None:
         """The answer of the `take_over` of another partition, `by`, to what the queue `source` forwarded."""

@@ -17,15 +17,19 @@ from broker.errors import (
     NotImplementedByBroker,
     OutOfRange,
 )
-from broker.partition import browsing, rule_requests, sending, session_locks, session_requests, settlement
-from broker.partition.core import PARTS, Core
-from broker.partition.forwarding import forwards
-from broker.partition.handing_out import new_token
-from broker.partition.locks import NOBODY, Held
-from broker.partition.moves import Properties, discard, expire, overlay_expires_ms, set_aside, unlocked
-from broker.partition.queue import Queue
-from broker.partition.receivers import Session
-from broker.partition.timers import Due
+from broker.partition import sending
+from broker.partition.forwarding.source import forwards
+from broker.partition.messages import browsing, settlement
+from broker.partition.messages.hand_out import new_token
+from broker.partition.messages.moves import Properties, discard, expire, overlay_expires_ms, set_aside, unlocked
+from broker.partition.sessions import locks as session_locks
+from broker.partition.sessions import requests as session_requests
+from broker.partition.state.core import PARTS, Core
+from broker.partition.state.locks import NOBODY, Held
+from broker.partition.state.queue import Queue
+from broker.partition.state.receivers import Session
+from broker.partition.state.timers import Due
+from broker.partition.topics import rule_requests
 from broker.wire import Outcome
 from storage.records import (
     NEVER,

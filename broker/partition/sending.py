@@ -2,15 +2,15 @@
 
 from collections.abc import Sequence
 
-from broker.partition import transferring
-from broker.partition.admission import Incoming, check
-from broker.partition.core import Core
-from broker.partition.duplicates import sift
-from broker.partition.publishing import publish
-from broker.partition.queue import Queue
-from broker.partition.terms import Kind
-from broker.partition.timers import Due
-from broker.partition.window import Ref
+from broker.partition.forwarding import transfer_queue
+from broker.partition.messages.admission import Incoming, check
+from broker.partition.messages.duplicates import sift
+from broker.partition.state.core import Core
+from broker.partition.state.queue import Queue
+from broker.partition.state.terms import Kind
+from broker.partition.state.timers import Due
+from broker.partition.state.window import Ref
+from broker.partition.topics.publishing import publish
 from broker.wire import Extra
 from storage.records import (
     NEVER,
@@ -48,7 +48,7 @@ def store(
 ) -> list[int]:
     """As `send`, of messages that were checked."""
     if queue.transfers is not None:
-        return transferring.store(core, queue, queue.transfers, messages, now_ms)
+        return transfer_queue.store(core, queue, queue.transfers, messages, now_ms)
     if queue.terms.kind == Kind.TOPIC:
         return publish(core, queue, messages, now_ms, reserved)
     queue_id = queue.id

@@ -21,13 +21,15 @@ from broker.errors import (
     TransactionRollback,
     TransactionTimeout,
 )
-from broker.partition import sending, session_locks, settlement
-from broker.partition.admission import check
-from broker.partition.core import Core
-from broker.partition.moves import Properties, put_back_failed
-from broker.partition.queue import Queue
-from broker.partition.timers import Due
-from broker.partition.transaction import Send, Settle, Transaction
+from broker.partition import sending
+from broker.partition.messages import settlement
+from broker.partition.messages.admission import check
+from broker.partition.messages.moves import Properties, put_back_failed
+from broker.partition.sessions import locks as session_locks
+from broker.partition.state.core import Core
+from broker.partition.state.open_transactions import Send, Settle, Transaction
+from broker.partition.state.queue import Queue
+from broker.partition.state.timers import Due
 from broker.wire import Extra, Outcome
 
 TIME_OUT_MS = 120_000  # from its first operation

@@ -9,7 +9,7 @@ import msgpack
 import pytest
 
 from broker.catalog import home_partition
-from broker.partition.handing_out import Forward
+from broker.partition.messages.hand_out import Forward
 from broker.peer import Peer
 from broker.wire import Op
 from protocol.messages import Message

@@ -7,7 +7,7 @@ from driver import DEAD, ENTITY, MAIN, Driver, message
 from topic_driver import TOPIC, A, B, TopicDriver
 
 from broker.errors import QuotaExceeded
-from broker.partition.duplicates import PAUSE_MS
+from broker.partition.messages.duplicates import PAUSE_MS
 from broker.partition.settings import PartitionSettings
 from broker.wire import Outcome
 from protocol.codec import ULong, encode

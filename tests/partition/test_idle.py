@@ -11,8 +11,8 @@ from topic_driver import TOPIC, TOPIC_ENTITY, A, B, TopicDriver, event
 from topic_driver import rule as rule_document
 
 from broker.errors import BrokerError, EntityNotFound, TransactionRollback
-from broker.partition.idle import STEPS
 from broker.partition.partition import DUE_PER_TURN
+from broker.partition.state.idleness import STEPS
 from broker.wire import Outcome
 from storage.memory import MemoryStore
 from storage.records import entity_key, idle_key

@@ -6,7 +6,7 @@ from driver import DEAD, MAIN, Driver, message
 from forwarding_driver import via
 from topic_driver import TOPIC, A, B, TopicDriver, event
 
-from broker.partition.recount import NUMBER_GAP
+from broker.partition.state.recount import NUMBER_GAP
 from broker.wire import Outcome
 from storage.records import Counts, Part, decode_counts, entity_key
 from storage.store import Store, Table

@@ -5,7 +5,7 @@ from driver import MAIN, START_MS
 from topic_driver import TOPIC, TOPIC_ENTITY, A, B, TopicDriver, assert_shared_rightly, event, rule
 
 from broker.errors import EntityAlreadyExists, EntityNotFound, InvalidArgument, NotAllowed, QuotaExceeded
-from broker.partition import rule_requests
+from broker.partition.topics import rule_requests
 from broker.wire import Outcome
 from protocol.codec import Described, Int, Long, Symbol, Timestamp, decode_exactly
 from storage.records import NEVER, Field

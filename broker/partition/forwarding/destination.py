@@ -1,0 +1,245 @@
+"""Messages that other entities forward to an entity of this partition: taken over once each, or refused.
+
+Another partition sends what it forwards again whenever it is not sure, in the order of its queue's sequence numbers.
+The mark says up to which number they were taken over; it is written in the same commit as the messages. A message that
+is refused for good stays above the mark, so that nothing after it is taken until its own queue has put it elsewhere.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from broker.errors import BrokerError, EntityDisabled, EntityNotFound, NotAllowed
+from broker.partition.messages.admission import entity_size, too_large
+from broker.partition.messages.duplicates import sift
+from broker.partition.messages.moves import enqueue
+from broker.partition.sessions.membership import session_id_in, session_id_of, without_session
+from broker.partition.state.core import Core
+from broker.partition.state.idleness import use
+from broker.partition.state.queue import Queue
+from broker.partition.state.terms import Kind
+from broker.partition.state.timers import Due
+from broker.partition.topics.publishing import publish_forwarded
+from broker.wire import Extra
+from protocol.errors import ProtocolError
+from protocol.rendering import with_changes
+from protocol.sections import extra_of
+from storage.quarantine import quarantine
+from storage.records import (
+    NEVER,
+    CorruptRecord,
+    Field,
+    Overlay,
+    Part,
+    decode_mark,
+    due_key,
+    encode_mark,
+    mark_key,
+    message_expires_ms,
+    message_key,
+    message_parts,
+)
+from storage.store import Table
+
+MESSAGE_ID = 0  # field of AMQP's properties section (3.2.4)
+ENTRY = 3  # items per message in FORWARD: sequence number, message record, overlay
+
+
+class Verdict(NamedTuple):
+    """Of messages in their order: so many can be taken; those after them are refused for good, each with its error.
+
+    It may end before the last: at the first that could be taken after one that is refused.
+    """
+
+    accepted: int
+    refused: list[BrokerError]
+
+
+def refusal(core: Core, entity_id: int, name: str = "") -> BrokerError | None:
+    """Why nothing can be forwarded to the entity, whatever its size; `name` is what it is known by."""
+    terms = core.terms.get(entity_id)
+    if terms is None:
+        entity = f"The entity '{name}'" if name else "The entity"
+        return EntityNotFound(f"{entity} that messages are forwarded to could not be found.")
+    if terms.kind == Kind.SUBSCRIPTION:
+        return NotAllowed(f"Messages cannot be forwarded to the subscription '{terms.name}'.")
+    if not terms.can_send:
+        return EntityDisabled(f"Messaging entity '{terms.name}' is currently disabled for sending.")
+    return None
+
+
+def judge(core: Core, entity_ids: Sequence[int], sizes: Sequence[int]) -> Verdict:
+    """What can be forwarded, of messages for these entities, whose records have these sizes in bytes."""
+    errors = {entity_id: refusal(core, entity_id) for entity_id in dict.fromkeys(entity_ids)}
+    queues = {entity_id: core.queue(entity_id << 3) for entity_id, error in errors.items() if error is None}
+    used = {entity_id: entity_size(core, queue) for entity_id, queue in queues.items()}
+    accepted = 0
+    refused: list[BrokerError] = []
+    for entity_id, size in zip(entity_ids, sizes, strict=True):
+        error = errors[entity_id]
+        if error is None and used[entity_id] + size > queues[entity_id].terms.size_bytes_max:
+            error = too_large(queues[entity_id], used[entity_id])
+        if error is not None:
+            refused.append(error)
+        elif refused:
+            break
+        else:
+            used[entity_id] += size
+            accepted += 1
+    return Verdict(accepted, refused)
+
+
+def take_over(
+    core: Core, store_id: bytes, source: int, entity_id: int, entries: Sequence[Any], now_ms: int
+) -> tuple[int, list[Any], str]:
+    """Take over what the queue `source` of the store `store_id` forwards; `entries` are flat, ENTRY items each.
+
+    It is all for the entity, or with `entity_id` 0 each overlay has its own as the destination.
+
+    Returns the sequence number up to which all of them are taken over, now or before; the next that are refused for
+    good, as [error name, text, [sequence numbers]]; and why nothing more can be taken now, if so. Without entries it
+    only tells the mark.
+    """
+    key = mark_key(store_id, source)
+    mark = _mark(core, key)
+    numbers = entries[0::ENTRY]
+    if not numbers:
+        return mark, [], ""
+    if source >> 3 not in core.terms:
+        # What it is will be known here soon, or it is being deleted: its mark must not be made again.
+        return mark, [], "The entity that forwards is not known to the destination's partition yet."
+    new = next((at for at, number in enumerate(numbers) if number > mark), len(numbers))
+    records: list[bytes] = list(entries[1::ENTRY][new:])
+    if not core.has_room([len(record) for record in records]):
+        return mark, [], "The store of the destination's partition is nearly full."
+    overlays: list[Overlay] = list(entries[2::ENTRY][new:])
+    entity_ids = [entity_id or overlay.pop(Field.DESTINATION) for overlay in overlays]
+    verdict = judge(core, entity_ids, [len(record) for record in records])
+    if verdict.accepted:
+        arrived: dict[int, list[tuple[bytes, Overlay]]] = {}
+        for at in range(verdict.accepted):
+            arrived.setdefault(entity_ids[at], []).append((records[at], overlays[at]))
+        for destination, messages in arrived.items():
+            use(core, destination << 3, now_ms)
+            arrive(core, core.queue(destination << 3), messages, now_ms)
+        mark = numbers[new + verdict.accepted - 1]
+        core.store.put(Table.MARKS, key, encode_mark(mark))
+    refused: list[Any] = []
+    for number, error in zip(numbers[new + verdict.accepted :], verdict.refused, strict=False):
+        name, text = type(error).__name__, str(error)
+        if not refused or refused[-1][:2] != [name, text]:
+            refused.append([name, text, []])
+        refused[-1][2].append(number)
+    return mark, refused, ""
+
+
+def _mark(core: Core, key: bytes) -> int:
+    value = core.store.get(Table.MARKS, key)
+    if value is None:
+        return 0
+    try:
+        return decode_mark(value)
+    except CorruptRecord:
+        # What is on its way may come twice. Nothing else is known to be safe, and to lose it is worse.
+        quarantine(core.store, Table.MARKS, key)
+        return 0
+
+
+def arrive(core: Core, queue: Queue, messages: Sequence[tuple[bytes, Overlay]], now_ms: int) -> None:
+    """Store records and overlays, which change, of messages that `judge` has accepted for the queue or topic."""
+    if queue.terms.duplicate_window_ms:
+        messages = _without_duplicates(core, queue, messages, now_ms)
+    if queue.terms.kind == Kind.TOPIC:
+        publish_forwarded(core, queue, messages, now_ms)
+        return
+    first = core.bodies.next_id
+    core.bodies.append([record for record, _ in messages], keep=queue.is_awaited)
+    enter(
+        core,
+        queue,
+        [
+            (message_id, len(record), message_expires_ms(record), overlay)
+            for message_id, (record, overlay) in enumerate(messages, first)
+        ],
+        now_ms,
+    )
+
+
+def _without_duplicates(
+    core: Core, queue: Queue, messages: Sequence[tuple[bytes, Overlay]], now_ms: int
+) -> list[tuple[bytes, Overlay]]:
+    """An id that a rule's action has set counts as the message's own (management.md 3.1)."""
+    extras = [_extra(record, overlay) or {} for record, overlay in messages]
+    if queue.sessions is not None:
+        for extra, (_, overlay) in zip(extras, messages, strict=True):
+            session_id = session_id_of(overlay, extra.pop(Extra.SESSION_ID, None))
+            if session_id is not None:
+                extra[Extra.SESSION_ID] = session_id
+    repeats = sift(core, queue, extras, now_ms)
+    queue.tally.incoming += len(repeats)
+    return [message for index, message in enumerate(messages) if index not in repeats]
+
+
+def _extra(record: bytes, overlay: Overlay) -> dict[int, Any] | None:
+    """What the message says of itself, with the id that was set since; None if it cannot be read."""
+    layout, body = message_parts(record)
+    system = overlay.get(Field.SYSTEM) or {}
+    try:
+        if MESSAGE_ID in system:
+            layout, body = with_changes(layout, body, {}, {MESSAGE_ID: system[MESSAGE_ID]})
+        return extra_of(layout, body)
+    except ProtocolError:
+        return None  # actions have made of it what nobody could send: it is taken for new
+
+
+def enter(core: Core, queue: Queue, messages: Sequence[tuple[int, int, int, Overlay]], now_ms: int) -> None:
+    """Append to a queue: message id, bytes and expiry of the record, which is there, and an overlay, which changes.
+
+    The time to live goes on; the queue's own may end it earlier. Where sessions are required, a message of none is
+    dead-lettered.
+    """
+    if queue.sessions is not None:
+        messages = _sort_by_session(core, queue, messages, now_ms)
+    terms, first = queue.terms, queue.next_number
+    limit_ms = NEVER if terms.time_to_live_ms is None else now_ms + terms.time_to_live_ms
+    expiring: list[tuple[bytes, bytes]] = []
+    earliest_ms = NEVER
+    entries: list[tuple[int, int, Overlay | None]] = []
+    size_bytes = 0
+    for number, (message_id, size, expires_ms, overlay) in enumerate(messages, first):
+        expires_ms = overlay.get(Field.EXPIRES_MS, expires_ms)
+        if expires_ms > limit_ms:
+            overlay[Field.EXPIRES_MS] = expires_ms = limit_ms
+        if expires_ms != NEVER:
+            expiring.append((due_key(queue.id, Due.EXPIRY, expires_ms, number), message_key(message_id)))
+            earliest_ms = min(earliest_ms, expires_ms)
+        overlay[Field.ENQUEUED_MS] = now_ms
+        entries.append((message_id, 0, overlay))
+        size_bytes += size
+    enqueue(core, queue, entries)
+    queue.size_bytes += size_bytes
+    queue.tally.incoming += len(entries)
+    if expiring:
+        core.store.put_many(Table.DUE, expiring)
+        core.arm_expiry(queue, earliest_ms)
+
+
+def _sort_by_session(
+    core: Core, queue: Queue, messages: Sequence[tuple[int, int, int, Overlay]], now_ms: int
+) -> list[tuple[int, int, int, Overlay]]:
+    """Those that belong to a session, which their overlays tell; the others go to the dead-letter queue."""
+    target = core.queue(queue.id | Part.DEAD_LETTER)
+    found: list[tuple[int, int, int, Overlay]] = []
+    refused: list[tuple[int, int, Overlay | None]] = []
+    for message_id, size, expires_ms, overlay in messages:
+        record = core.bodies.read_one(message_id)
+        session_id = session_id_of(overlay, session_id_in(record) if record is not None else None)
+        if session_id is not None:
+            found.append((message_id, size, expires_ms, {**overlay, Field.SESSION: session_id}))
+        else:
+            refused.append((message_id, 0, {**without_session(queue, overlay), Field.ENQUEUED_MS: now_ms}))
+            target.size_bytes += size
+    if refused:
+        enqueue(core, target, refused)
+        target.tally.moved_in += len(refused)
+        queue.tally.incoming += len(refused)
+    return found

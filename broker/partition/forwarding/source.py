@@ -1,0 +1,472 @@
+"""Forwarding: a queue, subscription or dead-letter queue whose terms say so moves its messages on, each exactly once.
+
+So does each transfer queue, whose messages say themselves where they are for (`transferring`).
+
+The queue itself is the outbox: messages come in as usual, and the available ones are taken out in the order of their
+sequence numbers. To an entity of this partition they are moved within the turn. To another partition one command at a
+time is under way for each queue, with as many as it may hold; while it is, the next gather. Its messages are deleted
+when the answer says that they were taken over. See `outbox` for what holds when an answer does not come, and
+`arrivals` for the other side.
+
+A message that is refused for good goes to the transfer dead-letter queue of its entity; after a refusal for now, or no
+answer, the queue tries again later, from the same message on.
+"""
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from broker.errors import BrokerError, NotAllowed
+from broker.partition.forwarding import transfer_queue
+from broker.partition.forwarding.destination import ENTRY, arrive, enter, judge, refusal
+from broker.partition.messages.expiry import resume
+from broker.partition.messages.hand_out import Forward, take
+from broker.partition.messages.moves import (
+    DESCRIPTION,
+    REASON,
+    dead_letter,
+    discard,
+    overlay_expires_ms,
+    put_back,
+    set_aside,
+    unlocked,
+)
+from broker.partition.state.core import Core
+from broker.partition.state.idleness import use
+from broker.partition.state.lanes import destination_of
+from broker.partition.state.locks import Held
+from broker.partition.state.outbox import Outbox
+from broker.partition.state.queue import Queue
+from broker.partition.state.terms import Kind
+from broker.partition.state.timers import Due
+from storage.records import (
+    NEVER,
+    STORE_ID_KEY,
+    CorruptRecord,
+    Field,
+    Overlay,
+    Part,
+    Place,
+    decode_document,
+    decode_entry,
+    encode_document,
+    forwarded_key,
+    message_expires_ms,
+    queue_key,
+    unpack_queue_key,
+)
+from storage.store import StoreError, Table
+
+MAX_HOPS = 4  # amqp.md 13.1
+HOPS_EXCEEDED = "MaxTransferHopCountExceeded"
+HOPS_TEXT = f"The maximum number of allowed hops when forwarding between queues or topics is {MAX_HOPS}."
+
+# A message out of its queue, neither available nor on its way: what is known of it, its record, what travels with it.
+Travelling = tuple[Held, bytes, Overlay]
+
+
+def forwards(queue: Queue) -> NotAllowed:
+    return NotAllowed(
+        f"Cannot create a message receiver on an entity with auto-forwarding enabled: '{queue.terms.name}' "
+        f"forwards to '{queue.forward_to}'."
+    )
+
+
+def begin(core: Core, queue: Queue) -> None:
+    """The queue forwards from now on. It has neither receivers nor locks any more."""
+    if queue.outbox is None:
+        queue.outbox = Outbox(queue.window)
+    queue.window.active = True
+    core.wake(queue)
+
+
+def begin_again(core: Core, queue_id: int, recorded: int | list[int]) -> None:
+    """At the start: other partitions may have taken over messages of the queue, as META says."""
+    queue = core.find(queue_id)
+    if queue is None:
+        return
+    if isinstance(recorded, int):
+        queue.outbox = Outbox(queue.window, recorded)
+    elif queue.transfers is not None:
+        for partition in recorded:
+            queue.transfers.add(partition, 0).synced = partition == core.partition_id
+    core.wake(queue)
+
+
+def pump(core: Core, now_ms: int) -> list[Forward]:
+    """Move on what can be, as much as one turn may; returns what is to be sent to other partitions.
+
+    What was not looked at stays in `core.outgoing`.
+    """
+    commands: list[Forward] = []
+    budget_bytes = core.settings.pump_bytes
+    while core.outgoing and budget_bytes > 0:
+        outgoing, core.outgoing = core.outgoing, {}
+        for queue in outgoing.values():
+            if budget_bytes <= 0:
+                core.outgoing[queue.id] = queue
+            elif queue.transfers is None:
+                budget_bytes -= _step(core, queue, now_ms, commands)
+            else:
+                for lane in queue.transfers.lanes.values():
+                    budget_bytes -= _step_of_lane(core, queue, lane, now_ms, commands)
+    return commands
+
+
+def _step(core: Core, queue: Queue, now_ms: int, commands: list[Forward]) -> int:
+    """Do the next that can be done for the queue. Returns the bytes it took."""
+    outbox = queue.outbox
+    assert outbox is not None
+    if outbox.awaited or outbox.retry_ms > now_ms:
+        return 0  # the answer wakes it, or the timer
+    if not outbox.synced:
+        _command(core, queue, outbox, 0, [], 0, commands)
+        return 0
+    name = queue.forward_to
+    if not name:
+        _bind(core, queue, None)
+        queue.window.active = bool(queue.receivers)
+        return 0
+    if not queue.terms.can_receive or not queue.ready():
+        return 0
+    destination = _destination(core, outbox, name)
+    partition = core.partition_id if destination is None else core.home(name)
+    if partition == core.partition_id:
+        _bind(core, queue, None)
+        travelling, used_bytes = _take(core, queue, now_ms)
+        _move(core, queue, outbox, travelling, [destination or 0] * len(travelling), now_ms)
+        if used_bytes:
+            core.wake(queue)
+        return used_bytes
+    if core.forwarding.bytes >= core.settings.forward_bytes:
+        core.forwarding.waiting[queue.id] = queue
+        return 0
+    _bind(core, queue, partition)
+    assert destination is not None
+    travelling, used_bytes = _take(core, queue, now_ms)
+    if travelling:
+        _send(core, queue, outbox, destination, travelling, used_bytes, commands)
+    elif used_bytes:
+        core.wake(queue)
+    return used_bytes
+
+
+def _step_of_lane(core: Core, queue: Queue, lane: Outbox, now_ms: int, commands: list[Forward]) -> int:
+    """As `_step`, for the messages of a transfer queue that are for one partition."""
+    if lane.awaited:
+        return 0
+    if lane.retry_ms > now_ms:
+        _arm(core, queue, lane)  # another lane's timer may have been the one that was armed
+        return 0
+    if not lane.synced:
+        _command(core, queue, lane, 0, [], 0, commands)
+        return 0
+    here = lane.partition == core.partition_id
+    if not here and core.forwarding.bytes >= core.settings.forward_bytes:
+        core.forwarding.waiting[queue.id] = queue
+        return 0
+    travelling, destinations, used_bytes, more = _take_of_lane(core, queue, lane)
+    if here:
+        _move(core, queue, lane, travelling, destinations, now_ms)
+    elif travelling:
+        for (_, _, overlay), destination in zip(travelling, destinations, strict=True):
+            overlay[Field.DESTINATION] = destination
+        _send(core, queue, lane, 0, travelling, used_bytes, commands)
+    if more or (here and travelling):  # some may have been put back
+        core.wake(queue)
+    return used_bytes
+
+
+def _destination(core: Core, outbox: Outbox, name: str) -> int | None:
+    """The entity id of the queue or topic, None if there is none."""
+    if outbox.destination[0] != name or outbox.destination[1] not in core.terms:
+        outbox.destination = (name, _entity_id(core, name))
+    return outbox.destination[1] or None
+
+
+def _entity_id(core: Core, name: str) -> int:
+    found = (
+        entity_id
+        for entity_id, terms in core.terms.items()
+        if terms.kind != Kind.SUBSCRIPTION and terms.name.lower() == name
+    )
+    return next(found, 0)
+
+
+def _bind(core: Core, queue: Queue, partition: int | None) -> None:
+    """Record that this other partition may take over messages of the queue from now on."""
+    outbox = queue.outbox
+    assert outbox is not None
+    if outbox.partition == partition:
+        return
+    outbox.partition = partition
+    if partition is None:
+        core.store.delete(Table.META, forwarded_key(queue.id))
+    else:
+        core.store.put(Table.META, forwarded_key(queue.id), encode_document(partition))
+
+
+def _take(core: Core, queue: Queue, now_ms: int) -> tuple[list[Travelling], int]:
+    """The next messages, out of the queue, ready to travel. Those that came too far already go.
+
+    Also the bytes of all that was there; if that is 0, nothing is left.
+    """
+    settings = core.settings
+    count = min(queue.ready(), settings.forward_count)
+    taken, used_bytes, _ = take(core, queue, count, settings.forward_batch_bytes, now_ms)
+    travelling: list[Travelling] = []
+    without_expiry = queue.is_dead_letter  # there a time to live has ended, or is not observed
+    for ref, record, due_ms in taken:
+        number, overlay = ref[0], ref[3]
+        held = unlocked(ref, len(record), due_ms, Place.AVAILABLE)
+        if overlay is None:
+            overlay = {Field.ENQUEUE_SEQUENCE_NUMBER: number, Field.HOPS: 1}
+        else:
+            hops = overlay.get(Field.HOPS, 0) + 1
+            if hops > MAX_HOPS:
+                _give_up(core, queue, held, HOPS_EXCEEDED, HOPS_TEXT)
+                continue
+            overlay = {Field.ENQUEUE_SEQUENCE_NUMBER: number, **overlay, Field.HOPS: hops}
+        if without_expiry and (overlay_expires_ms(overlay) or message_expires_ms(record)) != NEVER:
+            overlay[Field.EXPIRES_MS] = NEVER
+        travelling.append((held, record, overlay))
+    outbox = queue.outbox
+    if travelling and outbox is not None:
+        outbox.highest = max(outbox.highest, travelling[-1][0][0][0])
+    return travelling, used_bytes
+
+
+def _take_of_lane(core: Core, queue: Queue, lane: Outbox) -> tuple[list[Travelling], list[int], int, bool]:
+    """As `_take`; also the entity id of each message's destination, and True if there may be more in the lane.
+
+    What is known here to have no way goes.
+    """
+    settings = core.settings
+    taken, used_bytes, more = transfer_queue.take(
+        core, queue, lane, settings.forward_count, settings.forward_batch_bytes
+    )
+    travelling: list[Travelling] = []
+    destinations: list[int] = []
+    gone: list[Held] = []
+    assert queue.transfers is not None
+    known = queue.transfers.destinations
+    errors: dict[str, BrokerError | None] = {}  # by name
+    for ref, record in taken:
+        name = destination_of(ref)
+        overlay = {Field.ENQUEUE_SEQUENCE_NUMBER: ref[0], **(ref[3] or {}), Field.HOPS: 1}
+        del overlay[Field.DESTINATION]
+        held = unlocked(ref, len(record), NEVER, Place.AVAILABLE)
+        if ref[0] <= lane.taken:
+            gone.append(held)
+            continue
+        if name not in errors:
+            terms = core.terms.get(known.get(name, 0))
+            if terms is None or terms.name.lower() != name:
+                known[name] = _entity_id(core, name)
+            errors[name] = refusal(core, known[name], name)
+        if (error := errors[name]) is not None:
+            _give_up(core, queue, held, type(error).__name__, str(error))
+            continue
+        travelling.append((held, record, overlay))
+        destinations.append(known[name])
+    _gone(core, queue, gone)
+    return travelling, destinations, used_bytes, more
+
+
+def _give_up(core: Core, queue: Queue, held: Held, reason: str, text: str) -> None:
+    dead_letter(core, queue, held, {REASON: reason, DESCRIPTION: text}, reason, Part.TRANSFER_DEAD_LETTER)
+
+
+def _return(core: Core, queue: Queue, outbox: Outbox, held: Held, now_ms: int) -> None:
+    """It could not move on now, and is available again."""
+    if queue.transfers is not None:
+        outbox.window.put_back(held[0])
+    else:
+        put_back(core, queue, held, now_ms)
+
+
+# -- within the partition
+
+
+def _move(
+    core: Core, queue: Queue, outbox: Outbox, travelling: list[Travelling], destinations: Sequence[int], now_ms: int
+) -> None:
+    """Move what was taken within the turn, each message to its destination: an entity id, or 0 if there is none."""
+    verdict = judge(core, destinations, [len(record) for _, record, _ in travelling])
+    accepted: dict[int, list[Travelling]] = {}
+    for each, destination in zip(travelling[: verdict.accepted], destinations, strict=False):
+        accepted.setdefault(destination, []).append(each)
+    for destination, messages in accepted.items():
+        target = core.queue(destination << 3)
+        use(core, target.id, now_ms)
+        as_they_are = queue.topic_id is None and not target.is_topic and not target.terms.duplicate_window_ms
+        discard(core, queue, [held for held, _, _ in messages], keep_bodies=as_they_are)
+        if as_they_are:
+            entries = [
+                (held[0][1], len(record), message_expires_ms(record), overlay) for held, record, overlay in messages
+            ]
+            enter(core, target, entries, now_ms)
+        else:
+            arrive(core, target, [(record, overlay) for _, record, overlay in messages], now_ms)
+        queue.tally.forwarded += len(messages)
+    decided = verdict.accepted + len(verdict.refused)
+    for (held, _, _), error in zip(travelling[verdict.accepted :], verdict.refused, strict=False):
+        _give_up(core, queue, held, type(error).__name__, str(error))
+    for held, _, _ in travelling[decided:]:
+        _return(core, queue, outbox, held, now_ms)
+
+
+# -- to another partition
+
+
+def _send(
+    core: Core,
+    queue: Queue,
+    outbox: Outbox,
+    destination: int,
+    travelling: list[Travelling],
+    size_bytes: int,
+    commands: list[Forward],
+) -> None:
+    entries: list[Any] = []
+    forward = queue.locks.forward
+    for held, record, overlay in travelling:
+        forward(held)
+        entries += (held[0][0], record, overlay)
+    _command(core, queue, outbox, destination, entries, size_bytes, commands)
+
+
+def _command(
+    core: Core,
+    queue: Queue,
+    outbox: Outbox,
+    destination: int,
+    entries: list[Any],
+    size_bytes: int,
+    commands: list[Forward],
+) -> None:
+    """Without entries it asks for the mark, and what was sent before stays in question."""
+    partition = outbox.partition
+    assert partition is not None
+    outbox.awaited = True
+    outbox.sent_bytes = size_bytes
+    outbox.numbers += entries[0::ENTRY]
+    core.forwarding.bytes += size_bytes
+    core.forwarding.awaited[queue.id, partition] = (queue, outbox)
+    commands.append(Forward(partition, _store_id(core), core.partition_id, queue.id, destination, entries))
+
+
+def _store_id(core: Core) -> bytes:
+    """Raises StoreError."""
+    if core.forwarding.store_id is None:
+        value = core.store.get(Table.META, STORE_ID_KEY)
+        try:
+            core.forwarding.store_id = decode_document(value or b"")
+        except CorruptRecord as error:
+            raise StoreError(f"META {STORE_ID_KEY.decode()}: {error}") from error
+    return core.forwarding.store_id
+
+
+def taken_over(core: Core, queue_id: int, by: int, up_to: int, refused: Sequence[Any], busy: str, now_ms: int) -> None:
+    """The answer of a partition to what a queue forwarded: all up to this sequence number is taken over, the next are
+    refused.
+
+    `refused` and `busy` are those of `arrivals.take_over`.
+    """
+    answered = _answered(core, queue_id, by)
+    if answered is None:
+        return  # deleted meanwhile
+    queue, outbox = answered
+    numbers, outbox.numbers = outbox.numbers, []
+    end = queue.locks.end_forward
+    _gone(core, queue, [held for number in numbers if number <= up_to and (held := end(number))])
+    if not outbox.synced:
+        outbox.synced = True
+        if queue.transfers is not None:
+            outbox.taken = up_to
+        else:
+            _delete_taken(core, queue, up_to)
+            resume(core, queue)
+    for name, text, each in refused:
+        for number in each:
+            if (held := end(number)) is not None:
+                _give_up(core, queue, held, name, text)
+    for number in numbers:
+        if (held := end(number)) is not None:
+            _return(core, queue, outbox, held, now_ms)
+    if busy:
+        _try_later(core, queue, outbox, now_ms)
+    else:
+        outbox.succeed()
+        core.wake(queue)
+
+
+def _answered(core: Core, queue_id: int, partition: int) -> tuple[Queue, Outbox] | None:
+    """Who the command to this partition was for, None if there is none."""
+    forwarding = core.forwarding
+    found = forwarding.awaited.pop((queue_id, partition), None)
+    if found is None:
+        return None
+    outbox = found[1]
+    outbox.awaited = False
+    forwarding.bytes -= outbox.sent_bytes
+    if forwarding.waiting:
+        core.outgoing |= forwarding.waiting
+        forwarding.waiting.clear()
+    return found
+
+
+def _gone(core: Core, queue: Queue, messages: list[Held]) -> None:
+    if messages:
+        discard(core, queue, messages)
+        queue.tally.forwarded += len(messages)
+
+
+def _delete_taken(core: Core, queue: Queue, up_to: int) -> None:
+    """After a start: of available messages, those up to this number were taken over. Not more than one command held."""
+    start, end = queue_key(queue.id, Place.AVAILABLE, 0), queue_key(queue.id, Place.AVAILABLE, up_to + 1)
+    found: list[Held] = []
+    unreadable: list[tuple[int, int | None]] = []
+    for key, value in core.store.scan(Table.QUEUE, start, end, 1 << 32):
+        number = unpack_queue_key(key)[2]
+        try:
+            ref = (number, *decode_entry(value))
+        except CorruptRecord:
+            unreadable.append((number, None))
+            continue
+        record = core.bodies.read_one(ref[1])
+        if record is None:
+            unreadable.append((number, ref[1]))
+            continue
+        due_ms = NEVER if queue.is_dead_letter else overlay_expires_ms(ref[3]) or message_expires_ms(record)
+        found.append(unlocked(ref, len(record), due_ms, Place.AVAILABLE))
+    _gone(core, queue, found)
+    for number, message_id in unreadable:
+        set_aside(core, queue, Place.AVAILABLE, number, message_id)
+    for number in [held[0][0] for held in found] + [number for number, _ in unreadable]:
+        queue.window.remove(number)
+
+
+def unanswered(core: Core, partitions: Collection[int], now_ms: int) -> None:
+    """Commands to these partitions are lost, or their answers: what became of them is to be asked."""
+    for queue_id, partition in list(core.forwarding.awaited):
+        if partition in partitions and (found := _answered(core, queue_id, partition)) is not None:
+            queue, outbox = found
+            outbox.synced = False
+            _try_later(core, queue, outbox, now_ms)
+
+
+def _try_later(core: Core, queue: Queue, outbox: Outbox, now_ms: int) -> None:
+    outbox.fail(now_ms)
+    _arm(core, queue, outbox)
+
+
+def _arm(core: Core, queue: Queue, outbox: Outbox) -> None:
+    core.timers.arm(outbox.retry_ms, (queue.id, Due.FORWARDING))
+
+
+def forget(core: Core, queue_id: int) -> None:
+    """The queue is deleted."""
+    for key in [key for key in core.forwarding.awaited if key[0] == queue_id]:
+        _answered(core, *key)
+    core.outgoing.pop(queue_id, None)
+    core.forwarding.waiting.pop(queue_id, None)

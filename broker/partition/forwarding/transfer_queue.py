@@ -1,0 +1,157 @@
+"""Transfer queues: what is sent through one entity to others, so that it can be a part of what is done to the first.
+
+A transaction is done in one commit of one partition. A message that is sent in it to an entity elsewhere is stored in
+the transfer queue of an entity that is here, with the name of its destination; that is checked when it arrives there.
+From then on it is forwarded as other messages are (`forwarding`), exactly once, whether the entity is disabled or not:
+its sender was told that it is done. What the destination refuses is in the transfer dead-letter queue.
+"""
+
+from collections.abc import Sequence
+
+from broker.partition.messages.admission import Incoming
+from broker.partition.messages.hand_out import READ_MAX, WEIGHT_BYTES
+from broker.partition.messages.moves import set_aside
+from broker.partition.state.core import Core
+from broker.partition.state.lanes import Transfers
+from broker.partition.state.outbox import Outbox
+from broker.partition.state.queue import Queue
+from broker.partition.state.timers import Due
+from broker.partition.state.window import Ref
+from broker.wire import Extra
+from storage.records import (
+    COPY_BYTES,
+    NEVER,
+    CorruptRecord,
+    Field,
+    Overlay,
+    Place,
+    decode_entry,
+    due_key,
+    encode_document,
+    encode_entry,
+    encode_message,
+    forwarded_key,
+    message_key,
+    queue_key,
+    unpack_queue_key,
+)
+from storage.store import Table
+
+FETCH = 1024  # entries read ahead at once
+FETCHES_MAX = 8  # in one turn, of entries that are all for other partitions
+
+
+def store(core: Core, queue: Queue, transfers: Transfers, messages: Sequence[Incoming], now_ms: int) -> list[int]:
+    """As `sending.store`, in a transfer queue: each message says what its destination is.
+
+    One that is scheduled waits here. The time to live counts as usual, and nothing of the entity itself shortens it.
+    """
+    first = number = queue.next_number
+    message_id = core.bodies.next_id
+    records: list[bytes] = []
+    entries: list[tuple[bytes, bytes]] = []
+    due: list[tuple[bytes, bytes]] = []
+    refs: list[Ref] = []
+    numbers: list[int] = []
+    size_bytes, earliest_ms = 0, NEVER
+    for layout, body, ttl_ms, extra in messages:
+        if extra.get(Extra.PING):
+            queue.tally.pings += 1
+            numbers.append(0)
+            continue
+        name = extra[Extra.DESTINATION]
+        partition = core.home(name)
+        if partition not in transfers.lanes:
+            transfers.add(partition, first)
+            core.store.put(Table.META, forwarded_key(queue.id), encode_document(sorted(transfers.lanes)))
+        overlay: Overlay = {Field.DESTINATION: name}
+        scheduled_ms = extra.get(Extra.SCHEDULED_MS) or 0
+        enqueued_ms = max(now_ms, scheduled_ms)
+        expires_ms = NEVER if ttl_ms is None else min(enqueued_ms + ttl_ms, NEVER)
+        place = Place.AVAILABLE
+        if scheduled_ms > now_ms:
+            place = Place.SCHEDULED
+            if expires_ms != NEVER:
+                overlay[Field.EXPIRES_MS] = expires_ms
+            due.append((due_key(queue.id, Due.SCHEDULED, scheduled_ms, number), message_key(message_id)))
+            earliest_ms = min(earliest_ms, scheduled_ms)
+        else:
+            refs.append((number, message_id, 0, overlay))
+        record = encode_message(enqueued_ms, expires_ms, layout, body)
+        records.append(record)
+        size_bytes += len(record)
+        entries.append((queue_key(queue.id, place, number), encode_entry(message_id, 0, overlay)))
+        numbers.append(number)
+        number += 1
+        message_id += 1
+
+    queue.tally.incoming += len(messages)
+    if not records:
+        return numbers
+    core.bodies.append(records, keep=True)
+    core.store.put_many(Table.QUEUE, entries)
+    queue.next_number = number
+    queue.counts[Place.AVAILABLE] += len(refs)
+    queue.counts[Place.SCHEDULED] += len(due)
+    queue.size_bytes += size_bytes
+    if queue.topic_id is not None:  # what a subscription has counts for its topic
+        topic = core.queue(queue.topic_id << 3)
+        topic.size_bytes += size_bytes + COPY_BYTES * len(records)
+        core.touch(topic)
+    transfers.extend(refs, first, number, core.settings.window)
+    core.touch(queue)
+    core.wake(queue)
+    if due:
+        core.store.put_many(Table.DUE, due)
+        core.timers.arm(earliest_ms, (queue.id, Due.SCHEDULED))
+    return numbers
+
+
+def take(
+    core: Core, queue: Queue, lane: Outbox, count: int, limit_bytes: int
+) -> tuple[list[tuple[Ref, bytes]], int, bool]:
+    """The next messages of a lane with their records, out of its window; their bytes; True if there may be more."""
+    window = lane.window
+    refs = window.next(count)
+    for _ in range(FETCHES_MAX):
+        if len(refs) == count or window.cursor >= queue.next_number:
+            break
+        _fetch(core, queue, lane)
+        refs += window.next(count - len(refs))
+    more = len(refs) == count or window.cursor < queue.next_number
+    taken: list[tuple[Ref, bytes]] = []
+    used_bytes = at = 0
+    average_bytes = queue.size_bytes // (sum(queue.counts) or 1) + WEIGHT_BYTES
+    while at < len(refs):
+        wanted = min(READ_MAX, (limit_bytes - used_bytes) // average_bytes + 1)
+        records = core.bodies.read([ref[1] for ref in refs[at : at + wanted]])
+        for ref, record in zip(refs[at:], records, strict=False):
+            at += 1
+            if record is None:
+                set_aside(core, queue, Place.AVAILABLE, ref[0], ref[1])
+                continue
+            taken.append((ref, record))
+            used_bytes += len(record) + WEIGHT_BYTES
+            if used_bytes >= limit_bytes:
+                for unused in refs[at:]:
+                    window.put_back(unused)
+                return taken, used_bytes, True
+    return taken, used_bytes, more
+
+
+def _fetch(core: Core, queue: Queue, lane: Outbox) -> None:
+    """Read the next entries behind the end of the lane's window, and take those that are for its partition."""
+    assert queue.transfers is not None
+    assert lane.partition is not None
+    window = lane.window
+    start = queue_key(queue.id, Place.AVAILABLE, window.cursor)
+    items = core.store.scan(Table.QUEUE, start, queue_key(queue.id, Place.DEFERRED, 0), FETCH)
+    refs: list[Ref] = []
+    for key, value in items:
+        number = unpack_queue_key(key)[2]
+        try:
+            refs.append((number, *decode_entry(value)))
+        except CorruptRecord:
+            set_aside(core, queue, Place.AVAILABLE, number, None)
+    cursor = unpack_queue_key(items[-1][0])[2] + 1 if len(items) == FETCH else queue.next_number
+    window.fill(queue.transfers.of(lane.partition, refs), cursor)

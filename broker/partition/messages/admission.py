@@ -1,0 +1,80 @@
+"""Whether queues and topics take what is sent to them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from broker.errors import EntityDisabled, NotAllowed, QuotaExceeded
+from broker.partition.state.core import Core
+from broker.partition.state.queue import Queue
+from broker.partition.state.terms import Kind
+from broker.wire import Extra
+from storage.records import MESSAGE_HEADER_BYTES, Part
+
+Incoming = Sequence[Any]  # layout, body, ttl_ms | None, extra | None: see broker.wire
+
+
+_COUNTED = (Part.MAIN, Part.DEAD_LETTER, Part.TRANSFER_DEAD_LETTER)
+
+
+def check(core: Core, sends: Sequence[tuple[Queue, Sequence[Incoming]]]) -> None:
+    """Raises NotAllowed, EntityDisabled, QuotaExceeded if not all of it can be stored. Each queue is there once."""
+    sizes: list[int] = []
+    totals: dict[int, int] = {}  # by queue id: bytes of the entity with what comes before
+    for queue, messages in sends:
+        counted = queue
+        if queue.transfers is None:
+            _check_entity(queue, messages)
+        else:
+            counted = core.queue((queue.id if queue.topic_id is None else queue.topic_id << 3) & ~7)
+        added = [len(message[1]) + MESSAGE_HEADER_BYTES for message in messages]
+        size_bytes = totals[counted.id] if counted.id in totals else entity_size(core, counted)
+        total = totals[counted.id] = size_bytes + sum(added)
+        if total > counted.terms.size_bytes_max:
+            raise too_large(counted, size_bytes)
+        sizes += added
+    if not core.has_room(sizes):
+        raise QuotaExceeded("The store of this partition is nearly full; messages must be received first.")
+
+
+def _check_entity(queue: Queue, messages: Sequence[Incoming]) -> None:
+    terms = queue.terms
+    if queue.id & 7 != Part.MAIN:
+        raise NotAllowed(f"Messages cannot be sent to the dead-letter queue of '{terms.name}'.")
+    if terms.kind == Kind.SUBSCRIPTION:
+        raise NotAllowed(f"Messages cannot be sent to the subscription '{terms.name}'; send them to its topic.")
+    if not terms.can_send:
+        raise EntityDisabled(f"Messaging entity '{terms.name}' is currently disabled for sending.")
+    if queue.sessions is not None and not all(map(_has_session, messages)):
+        raise NotAllowed(
+            f"The message has no session id, and the messaging entity '{terms.name}' requires sessions: "
+            "set the session id (group-id) of the message."
+        )
+
+
+def entity_size(core: Core, queue: Queue) -> int:
+    """Bytes that count for the quota of a queue or topic; `queue` is its main part.
+
+    Of a queue: the records of its messages in any place, those in its dead-letter and transfer queues too, and its
+    sessions' states. Of a topic: the record of each of its messages once, COPY_BYTES for each copy, its subscriptions'
+    states, and what is in its transfer queues.
+    """
+    # A transfer queue with messages is open: META lists what they are for.
+    transfers = core.queues.get(queue.id | Part.TRANSFER)
+    transfer_bytes = transfers.size_bytes if transfers is not None else 0
+    if queue.terms.kind != Kind.QUEUE:
+        return queue.size_bytes + core.queue(queue.id | Part.TRANSFER_DEAD_LETTER).size_bytes + transfer_bytes
+    return sum(core.queue(queue.id | part).size_bytes for part in _COUNTED) + transfer_bytes
+
+
+def too_large(queue: Queue, size_bytes: int) -> QuotaExceeded:
+    terms = queue.terms
+    return QuotaExceeded(
+        f"The maximum entity size has been reached or exceeded for '{terms.name}'. "
+        f"Size of entity in bytes: {size_bytes}, max entity size in bytes: {terms.size_bytes_max}."
+    )
+
+
+def _has_session(message: Incoming) -> bool:
+    """Or needs none: a ping goes nowhere."""
+    extra = message[3]
+    return extra is not None and (Extra.SESSION_ID in extra or Extra.PING in extra)

@@ -1,0 +1,79 @@
+"""Time to live: expired messages go when their time comes, unless they are locked, deferred or dead-lettered.
+
+With dead-lettering on expiration they go only while a receiver pulls from the queue (DL6): until then they stay where
+they are, `expiry_paused` is set, and the next grant of credit makes the timer due. A locked message is left alone, with
+its DUE entry; it is looked at when its lock ends. So `swept`, where the next look begins, may be above such entries.
+Whatever the timer has not done, hand-out never delivers an expired message.
+"""
+
+from broker.partition.messages.moves import expire, expires_now, set_aside, unlocked
+from broker.partition.state.core import Core
+from broker.partition.state.queue import Queue
+from broker.partition.state.timers import Due
+from storage.records import (
+    CorruptRecord,
+    Overlay,
+    Place,
+    decode_entry,
+    due_key,
+    queue_key,
+    unpack_due_key,
+    unpack_message_key,
+)
+from storage.store import Table
+
+
+def sweep(core: Core, queue: Queue, now_ms: int) -> None:
+    """The timer: what has expired goes, a step of it."""
+    if not expires_now(queue):
+        queue.expiry_paused = True
+        return
+    start = max(queue.swept, due_key(queue.id, Due.EXPIRY, 0, 0))
+    end = due_key(queue.id, Due.EXPIRY, now_ms + 1, 0)
+    items = core.store.scan(Table.DUE, start, end, core.settings.step)
+    for key, value in items:
+        _, _, due_ms, number = unpack_due_key(key)
+        if number not in queue.locks.expiring:
+            _expire(core, queue, key, due_ms, number, unpack_message_key(value)[0])
+    if items:
+        queue.swept = items[-1][0] + b"\0"
+    if len(items) == core.settings.step:
+        core.timers.arm(now_ms, (queue.id, Due.EXPIRY))
+    else:
+        arm_next(core, queue)
+
+
+def _expire(core: Core, queue: Queue, key: bytes, due_ms: int, number: int, message_id: int) -> None:
+    entry = core.store.get(Table.QUEUE, queue_key(queue.id, Place.AVAILABLE, number))
+    if entry is None:  # its message was set aside, unreadable
+        core.store.delete(Table.DUE, key)
+        return
+    size = core.bodies.size(message_id)
+    overlay: Overlay | None = None
+    try:
+        ref = (number, *decode_entry(entry))
+        overlay = ref[3]
+    except CorruptRecord:
+        size = None
+    queue.forget(number, overlay)
+    if size is None:
+        core.store.delete(Table.DUE, key)
+        set_aside(core, queue, Place.AVAILABLE, number, message_id)
+    else:
+        expire(core, queue, unlocked(ref, size, due_ms, Place.AVAILABLE))
+
+
+def arm_next(core: Core, queue: Queue) -> None:
+    """Arm the timer for the first that expires and has not been looked at."""
+    start = max(queue.swept, due_key(queue.id, Due.EXPIRY, 0, 0))
+    items = core.store.scan(Table.DUE, start, due_key(queue.id, Due.EXPIRY + 1, 0, 0), 1)
+    if items:
+        core.timers.arm(unpack_due_key(items[0][0])[2], (queue.id, Due.EXPIRY))
+
+
+def resume(core: Core, queue: Queue) -> None:
+    """Somebody pulls again, or the terms changed: look at all that may have expired meanwhile."""
+    if queue.expiry_paused:
+        queue.expiry_paused = False
+        queue.swept = b""
+        arm_next(core, queue)

@@ -1,0 +1,352 @@
+"""Handing ready messages to receivers with credit, in order and fairly; bounded per turn."""
+
+from collections import deque
+from collections.abc import Hashable, Iterator, Sequence
+from itertools import islice
+from struct import Struct
+from typing import Any, NamedTuple
+
+from broker.errors import BrokerError
+from broker.partition.messages.moves import discard, expire, overlay_expires_ms, set_aside, unlocked
+from broker.partition.state.core import Core
+from broker.partition.state.locks import NOBODY, Held
+from broker.partition.state.queue import Queue
+from broker.partition.state.receivers import ALL, Receiver, Session
+from broker.partition.state.sessions import Sessions
+from broker.partition.state.timers import Due
+from broker.partition.state.window import Ref
+from broker.wire import ENTRY
+from storage.records import (
+    NEVER,
+    CorruptRecord,
+    Field,
+    Place,
+    decode_entry,
+    message_expires_ms,
+    queue_key,
+    unpack_queue_key,
+)
+from storage.store import Table
+
+_token_number = Struct(">Q").pack
+
+FETCH_MAX = 1024  # entries read ahead at once
+READ_MAX = 128  # messages read at once
+WEIGHT_BYTES = 512  # of a delivery beside its record, so that small messages count for their work
+
+
+class Forward(NamedTuple):
+    """The arguments of `Op.FORWARD` (broker.wire), first the partition that it is for."""
+
+    partition: int
+    store_id: bytes
+    source_partition: int
+    source: int
+    entity_id: int
+    entries: list[Any]
+
+
+class Pumped(NamedTuple):
+    """`deliveries`: (receiver, locked_until_ms or 0 if not locked, entry items: see broker.wire).
+
+    `drained`: (receiver, deliveries since it was opened). `closed`: receivers that the partition closed, and why.
+    `more`: there is more to do now; it was cut to bound this turn. `forwards` may leave after the commit. `accepted`:
+    (receiver, session id, locked_until_ms) of receivers that have got their session.
+    """
+
+    deliveries: list[tuple[Hashable, int, list[Any]]]
+    drained: list[tuple[Hashable, int]]
+    closed: list[tuple[Hashable, BrokerError]]
+    more: bool
+    forwards: Sequence[Forward] = ()
+    accepted: Sequence[tuple[Hashable, str, int]] = ()
+
+
+Taken = list[tuple[Ref, bytes, int]]  # ref, record, time of its DUE entry or NEVER
+
+
+def pump(core: Core, now_ms: int) -> Pumped:
+    awake, core.awake = core.awake, {}
+    closed, core.closed = core.closed, []
+    pumped = Pumped([], [], closed, False)
+    budget_bytes = core.settings.pump_bytes
+    later = []  # cut short: they come after those that got nothing
+    for queue in awake.values():
+        if budget_bytes <= 0:
+            core.awake[queue.id] = queue
+            continue
+        if queue.sessions is not None:
+            used_bytes, cut = _hand_out_sessions(core, queue, queue.sessions, now_ms, budget_bytes, pumped)
+        else:
+            used_bytes, cut = _hand_out(core, queue, now_ms, budget_bytes, pumped.deliveries)
+        budget_bytes -= used_bytes
+        if cut:
+            later.append(queue)
+        elif queue.line.draining:
+            pumped.drained.extend((receiver.key, receiver.delivered) for receiver in queue.line.take_drained())
+    for queue in later:
+        core.awake[queue.id] = queue
+    return pumped._replace(more=bool(core.awake))
+
+
+def _hand_out(
+    core: Core, queue: Queue, now_ms: int, budget_bytes: int, deliveries: list[tuple[Hashable, int, list[Any]]]
+) -> tuple[int, bool]:
+    """Bytes used, and True if it was cut short by the budget."""
+    line, until_ms = queue.line, now_ms + queue.terms.lock_duration_ms
+    items: dict[Hashable, list[Any]] = {}
+    used_bytes, cut = 0, False
+    while line.waiting and not cut and (ready := queue.ready()) > 0:
+        group, share = line.next_round(ready)
+        wanted = share * len(group)
+        limit_bytes = min(core.settings.pump_bytes_per_receiver * len(group), budget_bytes - used_bytes)
+        taken, bytes_taken, cut = take(core, queue, wanted, limit_bytes, now_ms)
+        used_bytes += bytes_taken
+        for place, receiver in enumerate(group[: len(taken)]):
+            dealt = taken[place :: len(group)] if len(group) > 1 else taken
+            receiver.delivered += len(dealt)
+            flat = items.get(receiver.key)
+            if flat is None:
+                flat = items[receiver.key] = []
+                deliveries.append((receiver.key, 0 if receiver.receive_and_delete else until_ms, flat))
+            if receiver.receive_and_delete:
+                flat += _remove(core, queue, dealt)
+            else:
+                flat += _lock(core, queue, receiver, dealt, until_ms)
+        line.served(group, len(taken))
+        if len(taken) < wanted:
+            break
+    return used_bytes, cut
+
+
+def _hand_out_sessions(
+    core: Core, queue: Queue, sessions: Sessions, now_ms: int, budget_bytes: int, pumped: Pumped
+) -> tuple[int, bool]:
+    """As `_hand_out`: to the receiver of each session that may have something, what is of this session.
+
+    Bodies are read for many sessions at once, which may have few messages each. A session with more than its part of
+    that comes again after the others.
+    """
+    line, used_bytes = queue.line, 0
+    average_bytes = queue.size_bytes // (sum(queue.counts) or 1) + WEIGHT_BYTES
+    given_bytes: dict[str, int] = {}  # to sessions that came again
+    turn, sessions.awake = deque(sessions.awake.values()), {}
+    while turn and used_bytes < budget_bytes:
+        missing = min(READ_MAX, (budget_bytes - used_bytes) // average_bytes + 1)
+        batch: list[tuple[Session, Receiver, list[Ref]]] = []
+        ids: list[int] = []
+        while turn and missing > 0:
+            session = turn.popleft()
+            receiver = session.receiver
+            if receiver is None or sessions.locked.get(session.id) is not session:
+                continue
+            wanted = min(receiver.limit - receiver.delivered, missing)
+            if wanted > 0:
+                if given_bytes.get(session.id, 0) >= core.settings.pump_bytes_per_receiver:
+                    sessions.awake[session.id] = session
+                    continue
+                refs = next_of_session(core, queue, session, wanted, wanted)
+                if refs:
+                    missing -= len(refs)
+                    ids += [ref[1] for ref in refs]
+                    batch.append((session, receiver, refs))
+                    continue
+            if receiver.key in line.draining:
+                line.end_drain(receiver)
+                pumped.drained.append((receiver.key, receiver.delivered))
+        if not batch:
+            continue
+        records = iter(core.bodies.read(ids))
+        for session, receiver, refs in batch:
+            if used_bytes >= budget_bytes:
+                for ref in refs:
+                    session.window.put_back(ref)
+                turn.append(session)
+                continue
+            items, bytes_given = _give(core, queue, session, receiver, refs, records, now_ms)
+            used_bytes += bytes_given
+            if items:
+                receiver.delivered += len(items) // ENTRY
+                until_ms = 0 if receiver.receive_and_delete else session.until_ms
+                pumped.deliveries.append((receiver.key, until_ms, items))
+            if receiver.delivered >= receiver.limit:
+                line.waiting.pop(receiver.key, None)
+            if session.may_have_more or receiver.key in line.draining:
+                given_bytes[session.id] = given_bytes.get(session.id, 0) + bytes_given
+                turn.append(session)
+    sessions.awake |= {session.id: session for session in turn}
+    return used_bytes, bool(sessions.awake)
+
+
+def _give(
+    core: Core,
+    queue: Queue,
+    session: Session,
+    receiver: Receiver,
+    refs: Sequence[Ref],
+    records: Iterator[bytes | None],
+    now_ms: int,
+) -> tuple[list[Any], int]:
+    """Entry items for the receiver, of messages of its session with their records; and bytes.
+
+    What has expired or cannot be read goes its way. The lock of the session is that of its messages.
+    """
+    items: list[Any] = []
+    gone: list[Held] = []
+    used_bytes = 0
+    keep, held, owner, until_ms = not receiver.receive_and_delete, queue.locks.held, session.tokens, session.until_ms
+    prefix, place = core.token_prefix, Place.AVAILABLE
+    for ref, record, token_number in zip(refs, records, core.token_numbers, strict=False):
+        number, message_id, delivery_count, overlay = ref
+        if record is None:
+            set_aside(core, queue, place, number, message_id)
+            continue
+        size = len(record)
+        due_ms = message_expires_ms(record)
+        if overlay and len(overlay) > 1:  # more than the session
+            due_ms = overlay.get(Field.EXPIRES_MS, due_ms)
+        if due_ms <= now_ms:
+            expire(core, queue, unlocked(ref, size, due_ms, place))
+            continue
+        token = prefix + _token_number(token_number)
+        if keep:
+            held[token] = (ref, size, due_ms, place, until_ms, owner)
+            owner.add(token)
+            if due_ms != NEVER:
+                queue.locks.expiring.add(number)
+            # The receiver knows the session.
+            items += (token, number, delivery_count, record, None if overlay and len(overlay) == 1 else overlay)
+        else:
+            gone.append((ref, size, due_ms, place, 0, NOBODY))
+            items += (token, number, delivery_count, record, overlay)
+        used_bytes += size + WEIGHT_BYTES
+    queue.tally.outgoing += len(items) // ENTRY
+    if gone:
+        discard(core, queue, gone)
+        queue.tally.received_and_deleted += len(gone)
+    return items, used_bytes
+
+
+def take(core: Core, queue: Queue, count: int, limit_bytes: int, now_ms: int) -> tuple[Taken, int, bool]:
+    """The next messages, neither locked nor in the window any more; their bytes; True if `limit_bytes` were reached.
+
+    What has expired or cannot be read goes its way.
+    """
+    taken: Taken = []
+    used_bytes = 0
+    observe_ttl = not queue.is_dead_letter
+    while len(taken) < count:
+        missing = count - len(taken)
+        average_bytes = queue.size_bytes // (sum(queue.counts) or 1) + WEIGHT_BYTES
+        refs = next_refs(core, queue, min(missing, READ_MAX, (limit_bytes - used_bytes) // average_bytes + 1), missing)
+        if not refs:
+            break
+        records = core.bodies.read([ref[1] for ref in refs])
+        for index, (ref, record) in enumerate(zip(refs, records, strict=True)):
+            if record is None:
+                set_aside(core, queue, Place.AVAILABLE, ref[0], ref[1])
+                continue
+            due_ms = NEVER
+            if observe_ttl:
+                due_ms = overlay_expires_ms(ref[3]) or message_expires_ms(record)
+                if due_ms <= now_ms:
+                    expire(core, queue, unlocked(ref, len(record), due_ms, Place.AVAILABLE))
+                    continue
+            taken.append((ref, record, due_ms))
+            used_bytes += len(record) + WEIGHT_BYTES
+            if used_bytes >= limit_bytes:
+                for unused in islice(refs, index + 1, None):
+                    queue.window.put_back(unused)
+                return taken, used_bytes, True
+    return taken, used_bytes, False
+
+
+def next_refs(core: Core, queue: Queue, count: int, ahead: int) -> list[Ref]:
+    """The next available messages, up to `count`, taken out of the window; `ahead` will be asked for in all."""
+    window = queue.window
+    refs = window.next(count)
+    while len(refs) < count and window.cursor < queue.next_number:
+        _fetch(core, queue, min(max(ahead, 32), FETCH_MAX))
+        refs += window.next(count - len(refs))
+    return refs
+
+
+def _fetch(core: Core, queue: Queue, limit: int) -> None:
+    """Read the next entries behind the window's end into it."""
+    window = queue.window
+    start = queue_key(queue.id, Place.AVAILABLE, window.cursor)
+    items = core.store.scan(Table.QUEUE, start, queue_key(queue.id, Place.DEFERRED, 0), limit)
+    refs: list[Ref] = []
+    skip = window.skip
+    for key, value in items:
+        number = unpack_queue_key(key)[2]
+        if number in skip:
+            skip.discard(number)
+            continue
+        try:
+            refs.append((number, *decode_entry(value)))
+        except CorruptRecord:
+            set_aside(core, queue, Place.AVAILABLE, number, None)
+    window.fill(refs, unpack_queue_key(items[-1][0])[2] + 1 if len(items) == limit else queue.next_number)
+
+
+def next_of_session(core: Core, queue: Queue, session: Session, count: int, ahead: int) -> list[Ref]:
+    """As `next_refs`, of one session."""
+    window = session.window
+    refs = window.next(count)
+    while len(refs) < count and window.cursor < ALL:
+        _fetch_of_session(core, queue, session, max(ahead, 32))
+        refs += window.next(count - len(refs))
+    return refs
+
+
+def _fetch_of_session(core: Core, queue: Queue, session: Session, limit: int) -> None:
+    assert queue.sessions is not None
+    window = session.window
+    refs: list[Ref] = []
+    skip = window.skip
+    for number, entry in queue.sessions.fetch(session, limit):
+        if number in skip:
+            skip.discard(number)
+            continue
+        try:
+            refs.append((number, *decode_entry(entry)))
+        except CorruptRecord:
+            set_aside(core, queue, Place.AVAILABLE, number, None)
+    window.fill(refs, window.cursor)
+
+
+def new_token(core: Core) -> bytes:
+    return core.token_prefix + _token_number(next(core.token_numbers))
+
+
+def _lock(core: Core, queue: Queue, receiver: Receiver, taken: Taken, until_ms: int) -> list[Any]:
+    """Lock for the receiver; returns the entry items."""
+    items: list[Any] = []
+    tokens: list[bytes] = []
+    prefix, numbers, owner = core.token_prefix, core.token_numbers, receiver.tokens
+    held, expiring, place = queue.locks.held, queue.locks.expiring, Place.AVAILABLE
+    for (ref, record, due_ms), token_number in zip(taken, numbers, strict=False):  # numbers have no end
+        token = prefix + _token_number(token_number)
+        items += (token, ref[0], ref[2], record, ref[3])
+        held[token] = (ref, len(record), due_ms, place, until_ms, owner)
+        tokens.append(token)
+        if due_ms != NEVER:
+            expiring.add(ref[0])
+    owner.update(tokens)
+    core.timers.arm(until_ms, (queue.id, Due.LOCKS))
+    queue.tally.outgoing += len(taken)
+    return items
+
+
+def _remove(core: Core, queue: Queue, taken: Taken) -> list[Any]:
+    """Remove for good; returns the entry items."""
+    items: list[Any] = []
+    gone: list[Held] = []
+    for ref, record, due_ms in taken:
+        items += (new_token(core), ref[0], ref[2], record, ref[3])
+        gone.append((ref, len(record), due_ms, Place.AVAILABLE, 0, NOBODY))
+    discard(core, queue, gone)
+    queue.tally.outgoing += len(taken)
+    queue.tally.received_and_deleted += len(taken)
+    return items

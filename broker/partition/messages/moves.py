@@ -1,0 +1,214 @@
+"""The ways of a message between places: out of a queue for good, back, aside, and to the dead-letter queue.
+
+The body stays where it is; what moves is the queue's entry. A message is in one place at a time, because each function
+here takes it from one place and stages the other in the same commit.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from broker.partition.messages.shared_bodies import release
+from broker.partition.state.core import Core
+from broker.partition.state.locks import NOBODY, Held
+from broker.partition.state.queue import MAX_DELIVERY_COUNT_EXCEEDED, TTL_EXPIRED, Queue
+from broker.partition.state.timers import Due
+from broker.partition.state.window import Ref
+from storage.quarantine import quarantine, size_set_aside
+from storage.records import (
+    NEVER,
+    Field,
+    Overlay,
+    Part,
+    Place,
+    due_key,
+    encode_entry,
+    message_key,
+    queue_key,
+)
+from storage.store import Table
+
+Properties = dict[str, Any]  # name -> str, or bytes of one encoded AMQP value
+
+REASON = "DeadLetterReason"
+DESCRIPTION = "DeadLetterErrorDescription"
+
+
+def unlocked(ref: Ref, size: int, due_ms: int, place: Place) -> Held:
+    return ref, size, due_ms, place, 0, NOBODY
+
+
+def discard(core: Core, queue: Queue, messages: Sequence[Held], keep_bodies: bool = False) -> None:
+    """The messages leave the queue and the store; with `keep_bodies`, which no subscription's may, only the queue."""
+    queue_id, counts = queue.id, queue.counts
+    queue_keys, message_keys, due_keys, size_bytes = [], [], [], 0
+    if queue.topic_id is not None and messages:
+        release(core, queue.topic_id, [held[0][1] for held in messages], [held[1] for held in messages])
+    for ref, size, due_ms, place, _, _ in messages:
+        queue_keys.append(queue_key(queue_id, place, ref[0]))
+        message_keys.append(message_key(ref[1]))
+        if due_ms != NEVER:
+            timer = Due.SCHEDULED if place == Place.SCHEDULED else Due.EXPIRY
+            due_keys.append(due_key(queue_id, timer, due_ms, ref[0]))
+        counts[place] -= 1
+        size_bytes += size
+    queue.size_bytes -= size_bytes
+    core.store.delete_many(Table.QUEUE, queue_keys)
+    if queue.sessions is not None:
+        queue.sessions.leave(messages)
+    if queue.topic_id is None and not keep_bodies:
+        core.store.delete_many(Table.MESSAGES, message_keys)
+    if due_keys:
+        core.store.delete_many(Table.DUE, due_keys)
+    core.touch(queue)
+
+
+def put_back(core: Core, queue: Queue, held: Held, now_ms: int) -> None:
+    """A message whose lock is gone is available again at its place, or expires if its time came under the lock."""
+    ref, _, due_ms, place, _, _ = held
+    if place == Place.DEFERRED:
+        return
+    if due_ms <= now_ms:
+        if expires_now(queue):
+            expire(core, queue, held)
+            return
+        queue.expiry_paused = True
+    if queue.sessions is not None:
+        queue.sessions.put_back(ref, queue.locks)
+    else:
+        window = queue.window
+        window.put_back(ref)
+        if len(window.returned) > core.settings.window:
+            window.reset(queue.locks.numbers())
+    core.wake(queue)
+
+
+def put_back_failed(core: Core, queue: Queue, held: Held, properties: Properties | None, now_ms: int) -> None:
+    """A delivery failed: counted, and back to where the message was, or to the dead-letter queue if it was the last."""
+    (number, message_id, delivery_count, overlay), size, due_ms, place, _, _ = held
+    overlay = with_properties(overlay, properties)
+    ref = (number, message_id, delivery_count + 1, overlay)
+    held = (ref, size, due_ms, place, 0, NOBODY)
+    limit = queue.terms.max_delivery_count
+    if delivery_count + 1 >= limit and not queue.is_dead_letter:
+        text = f"Message could not be consumed after {limit} delivery attempts."
+        dead_letter(
+            core,
+            queue,
+            held,
+            {REASON: MAX_DELIVERY_COUNT_EXCEEDED, DESCRIPTION: text},
+            MAX_DELIVERY_COUNT_EXCEEDED,
+        )
+        return
+    core.store.put(Table.QUEUE, queue_key(queue.id, place, number), encode_entry(*ref[1:]))
+    put_back(core, queue, held, now_ms)
+
+
+def defer(core: Core, queue: Queue, held: Held, properties: Properties | None) -> None:
+    """Set aside under its number. What is deferred has no timer: it expires when somebody asks for it."""
+    (number, message_id, delivery_count, overlay), _, due_ms, place, _, _ = held
+    entry = encode_entry(message_id, delivery_count, with_properties(overlay, properties))
+    if place != Place.DEFERRED:
+        if queue.sessions is not None:
+            queue.sessions.leave([held])
+            queue.sessions.put(Place.DEFERRED, held[0])
+        core.store.delete(Table.QUEUE, queue_key(queue.id, place, number))
+        queue.counts[place] -= 1
+        queue.counts[Place.DEFERRED] += 1
+        if due_ms != NEVER:
+            core.store.delete(Table.DUE, due_key(queue.id, Due.EXPIRY, due_ms, number))
+        core.touch(queue)
+    core.store.put(Table.QUEUE, queue_key(queue.id, Place.DEFERRED, number), entry)
+
+
+def dead_letter(
+    core: Core, queue: Queue, held: Held, properties: Properties | None, reason: str, part: Part = Part.DEAD_LETTER
+) -> None:
+    """Move to the entity's dead-letter queue, or another `part`. `reason` is what it is counted as."""
+    (number, message_id, delivery_count, overlay), size, due_ms, place, _, _ = held
+    store, target = core.store, core.queue(queue.id & ~7 | part)
+    store.delete(Table.QUEUE, queue_key(queue.id, place, number))
+    if due_ms != NEVER:
+        store.delete(Table.DUE, due_key(queue.id, Due.EXPIRY, due_ms, number))
+    queue.counts[place] -= 1
+    queue.size_bytes -= size
+    overlay = dict(with_properties(overlay, properties) or {})
+    if queue.sessions is not None:
+        queue.sessions.leave([held])
+        del overlay[Field.SESSION]  # ordinary receivers read a dead-letter queue
+    overlay.pop(Field.DESTINATION, None)
+    overlay.setdefault(Field.ENQUEUE_SEQUENCE_NUMBER, number)
+    overlay[Field.DEAD_LETTER_SOURCE] = queue.terms.name
+    enqueue(core, target, [(message_id, delivery_count, overlay)])
+    target.size_bytes += size
+    target.tally.moved_in += 1
+    queue.tally.dead_lettered[reason] = queue.tally.dead_lettered.get(reason, 0) + 1
+    core.touch(queue)
+
+
+def enqueue(core: Core, queue: Queue, entries: Iterable[tuple[int, int, Overlay | None]]) -> None:
+    """Append available entries (message id, delivery count, overlay) of messages that are in MESSAGES already."""
+    first = queue.next_number
+    refs: list[Ref] = [(number, *entry) for number, entry in enumerate(entries, first)]
+    core.store.put_many(
+        Table.QUEUE, [(queue_key(queue.id, Place.AVAILABLE, ref[0]), encode_entry(*ref[1:])) for ref in refs]
+    )
+    queue.next_number = first + len(refs)
+    queue.counts[Place.AVAILABLE] += len(refs)
+    if queue.sessions is not None:
+        queue.sessions.enter(refs)
+    elif queue.transfers is not None:
+        queue.transfers.extend(refs, first, queue.next_number, core.settings.window)
+    else:
+        queue.window.extend(refs, first, queue.next_number, core.settings.window)
+    core.touch(queue)
+    core.wake(queue)
+
+
+def expires_now(queue: Queue) -> bool:
+    """Whether an expired message may go: to the dead-letter queue only while a receiver pulls, or it is forwarded."""
+    if queue.is_held_back:
+        return False
+    return not queue.terms.dead_letter_expired or queue.is_pulled or bool(queue.forward_to)
+
+
+def expire(core: Core, queue: Queue, held: Held) -> None:
+    """An expired message of a main queue, neither locked nor in its window, goes."""
+    if queue.terms.dead_letter_expired:
+        text = "The message expired and was dead lettered."
+        dead_letter(core, queue, held, {REASON: TTL_EXPIRED, DESCRIPTION: text}, TTL_EXPIRED)
+    else:
+        discard(core, queue, [held])
+        queue.tally.expired += 1
+
+
+def set_aside(core: Core, queue: Queue, place: Place, number: int, message_id: int | None) -> None:
+    """A message that cannot be read goes to QUARANTINE, body and entry, and the rest is served.
+
+    Without `message_id` the entry itself is the corrupt record: whose body it was is not known, and its bytes stay
+    counted as long as they stay stored. A timer it may have is found to point nowhere when it is due.
+    """
+    if message_id is not None:
+        size = quarantine(core.store, Table.MESSAGES, message_key(message_id))
+        if queue.topic_id is not None:
+            if size is None:  # set aside already with the copy of another subscription
+                size = size_set_aside(core.store, Table.MESSAGES, message_key(message_id))
+            release(core, queue.topic_id, [message_id], [size or 0])
+        queue.size_bytes -= size or 0
+        if queue.sessions is not None:
+            queue.sessions.drop(place, number)
+    quarantine(core.store, Table.QUEUE, queue_key(queue.id, place, number))
+    queue.counts[place] -= 1
+    queue.tally.quarantined += 1
+    core.touch(queue)
+
+
+def with_properties(overlay: Overlay | None, properties: Properties | None) -> Overlay | None:
+    """Overlays are shared by locks and deliveries under way, so a changed one is a new one."""
+    if not properties:
+        return overlay
+    return {**(overlay or {}), Field.PROPERTIES: {**((overlay or {}).get(Field.PROPERTIES) or {}), **properties}}
+
+
+def overlay_expires_ms(overlay: Overlay | None) -> int | None:
+    """None if the overlay leaves the expiry as it is in the record."""
+    return None if overlay is None else overlay.get(Field.EXPIRES_MS)

@@ -1,0 +1,65 @@
+"""Putting back what was received and deleted, but never reached the wire: it does not count as delivered (ST4)."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from broker.partition.messages.moves import overlay_expires_ms, put_back, unlocked
+from broker.partition.state.core import Core
+from broker.partition.state.timers import Due
+from broker.wire import ENTRY
+from storage.records import (
+    COPY_BYTES,
+    NEVER,
+    Field,
+    Place,
+    due_key,
+    encode_entry,
+    message_expires_ms,
+    message_key,
+    queue_key,
+)
+from storage.store import Table
+
+
+def restore(core: Core, queue_id: int, entries: Sequence[Any], now_ms: int) -> None:
+    """Each is available again under its number, its record under a new message id.
+
+    A queue that has forwarded messages of higher numbers since gives it a new number: by the old one it would be taken
+    for one that was forwarded.
+
+    Nothing refuses this: neither quotas nor a status. What was deleted with its entity meanwhile stays deleted.
+    """
+    queue = core.find(queue_id)
+    if queue is None:
+        return
+    for start in range(0, len(entries), ENTRY):
+        _, number, delivery_count, record, overlay = entries[start : start + ENTRY]
+        if queue.outbox is not None and number <= queue.outbox.highest:
+            overlay = {Field.ENQUEUE_SEQUENCE_NUMBER: number, **(overlay or {})}
+            number, queue.next_number = queue.next_number, queue.next_number + 1
+        message_id = core.bodies.next_id
+        core.bodies.append([record], keep=False)
+        entry = encode_entry(message_id, delivery_count, overlay)
+        core.store.put(Table.QUEUE, queue_key(queue.id, Place.AVAILABLE, number), entry)
+        if queue.sessions is not None:
+            queue.sessions.put(Place.AVAILABLE, (number, message_id, delivery_count, overlay))
+        queue.counts[Place.AVAILABLE] += 1
+        queue.size_bytes += len(record)
+        if queue.topic_id is not None:
+            topic = core.queue(queue.topic_id << 3)
+            topic.size_bytes += len(record) + COPY_BYTES
+            core.touch(topic)
+        queue.tally.restored += 1
+        due_ms = NEVER
+        if not queue.is_dead_letter:
+            due_ms = overlay_expires_ms(overlay) or message_expires_ms(record)
+        if due_ms != NEVER:
+            core.store.put(Table.DUE, due_key(queue.id, Due.EXPIRY, due_ms, number), message_key(message_id))
+            core.arm_expiry(queue, due_ms)
+        put_back(
+            core,
+            queue,
+            unlocked((number, message_id, delivery_count, overlay), len(record), due_ms, Place.AVAILABLE),
+            now_ms,
+        )
+    core.touch(queue)

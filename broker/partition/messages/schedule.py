@@ -1,0 +1,73 @@
+"""Scheduled messages: each waits under a number of its own, and gets another when its time comes."""
+
+from broker.partition.messages.moves import enqueue, set_aside, unlocked
+from broker.partition.state.core import Core
+from broker.partition.state.queue import Queue
+from broker.partition.state.timers import Due
+from broker.partition.state.window import Ref
+from storage.records import (
+    NEVER,
+    CorruptRecord,
+    Field,
+    Overlay,
+    Place,
+    decode_entry,
+    due_key,
+    message_key,
+    queue_key,
+    unpack_due_key,
+    unpack_message_key,
+)
+from storage.store import Table
+
+
+def activate(core: Core, queue: Queue, now_ms: int) -> None:
+    """The timer: what is due becomes available, a step of it, in the order of its times.
+
+    The time to live counts from now. It is the difference of the entry's expiry and the time it was scheduled for, so
+    that the body need not be read.
+    """
+    store, limit = core.store, core.settings.step
+    start, end = due_key(queue.id, Due.SCHEDULED, 0, 0), due_key(queue.id, Due.SCHEDULED, now_ms + 1, 0)
+    items = store.scan(Table.DUE, start, end, limit)
+    entries: list[tuple[int, int, Overlay | None]] = []
+    expiring: list[tuple[int, int]] = []  # index in entries, time
+    old_keys = []
+    old_refs: list[Ref] = []
+    for key, value in items:
+        _, _, scheduled_ms, number = unpack_due_key(key)
+        old_key = queue_key(queue.id, Place.SCHEDULED, number)
+        entry = store.get(Table.QUEUE, old_key)
+        if entry is None:
+            continue
+        try:
+            message_id, delivery_count, overlay = decode_entry(entry)
+        except CorruptRecord:
+            set_aside(core, queue, Place.SCHEDULED, number, unpack_message_key(value)[0])
+            continue
+        old_keys.append(old_key)
+        if queue.sessions is not None:
+            old_refs.append((number, message_id, delivery_count, overlay))
+        overlay = {**(overlay or {}), Field.ENQUEUED_MS: now_ms, Field.ENQUEUE_SEQUENCE_NUMBER: number}
+        if Field.EXPIRES_MS in overlay:
+            expires_ms = min(overlay[Field.EXPIRES_MS] - scheduled_ms + now_ms, NEVER)
+            overlay[Field.EXPIRES_MS] = expires_ms
+            if expires_ms != NEVER and not queue.is_dead_letter:
+                expiring.append((len(entries), expires_ms))
+        entries.append((message_id, delivery_count, overlay))
+    store.delete_many(Table.DUE, [key for key, _ in items])
+    store.delete_many(Table.QUEUE, old_keys)
+    if queue.sessions is not None:
+        queue.sessions.leave([unlocked(ref, 0, NEVER, Place.SCHEDULED) for ref in old_refs])
+    queue.counts[Place.SCHEDULED] -= len(entries)
+    queue.tally.activated += len(entries)
+    first = queue.next_number
+    if entries:
+        enqueue(core, queue, entries)
+    for index, expires_ms in expiring:
+        store.put(Table.DUE, due_key(queue.id, Due.EXPIRY, expires_ms, first + index), message_key(entries[index][0]))
+        core.arm_expiry(queue, expires_ms)
+    if len(items) == limit:
+        core.timers.arm(now_ms, (queue.id, Due.SCHEDULED))
+    elif rest := store.scan(Table.DUE, start, due_key(queue.id, Due.SCHEDULED + 1, 0, 0), 1):
+        core.timers.arm(unpack_due_key(rest[0][0])[2], (queue.id, Due.SCHEDULED))

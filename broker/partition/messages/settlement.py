@@ -1,0 +1,152 @@
+"""What becomes of a locked message: by its receiver's outcome, by the end of its lock, by the loss of its receiver.
+
+| outcome       | the message                             | failed deliveries |
+|---------------|-----------------------------------------|-------------------|
+| accepted      | is gone                                 |                   |
+| abandoned     | is back where it was, or dead-lettered  | + 1               |
+| released      | is back where it was                    |                   |
+| deferred      | is set aside                            |                   |
+| dead-lettered | is in the dead-letter queue             |                   |
+
+The end of a lock and a broken connection count as abandoned.
+"""
+
+from collections.abc import Callable, Sequence
+
+from broker.errors import BrokerError, LockLost, MessageTooLarge, NotAllowed
+from broker.partition.messages.moves import (
+    Properties,
+    dead_letter,
+    defer,
+    discard,
+    put_back,
+    put_back_failed,
+)
+from broker.partition.state.core import Core
+from broker.partition.state.locks import Held
+from broker.partition.state.queue import BY_APPLICATION, Queue
+from broker.partition.state.timers import Due
+from broker.wire import Outcome
+from storage.records import Field
+
+LOCK_LOST = (
+    "The lock supplied is invalid. Either the lock expired, or the message has already been removed from the queue."
+)
+
+
+def settle(
+    core: Core, queue: Queue, tokens: Sequence[bytes], outcome: Outcome, properties: Properties | None, now_ms: int
+) -> list[BrokerError | None]:
+    """Apply the outcome to each token's message; one result per token. A token whose result is an error stays locked.
+
+    LockLost: there is no such lock, or it ended at or before `now_ms`. NotAllowed: it is dead-lettered already, or
+    settled in a transaction that has not ended.
+    MessageTooLarge: the properties set on this message by its receivers become too large.
+    """
+    if outcome == Outcome.ACCEPTED and not queue.locks.staged:
+        removed = queue.locks.remove_all(tokens, now_ms)
+        if None not in removed:
+            return _complete(core, queue, removed)  # type: ignore[arg-type]
+        _complete(core, queue, [held for held in removed if held is not None])
+        queue.tally.settlements_too_late += removed.count(None)
+        lost = LockLost(LOCK_LOST)
+        return [lost if held is None else None for held in removed]
+    apply = _APPLY[outcome]
+    results: list[BrokerError | None] = []
+    for token in tokens:
+        error = refusal(core, queue, token, outcome, properties, now_ms)
+        results.append(error)
+        if error is None:
+            apply(core, queue, queue.locks.remove(token), properties, now_ms)
+        elif isinstance(error, LockLost):
+            queue.tally.settlements_too_late += 1
+    return results
+
+
+def refusal(
+    core: Core, queue: Queue, token: bytes, outcome: Outcome, properties: Properties | None, now_ms: int
+) -> BrokerError | None:
+    """Why the outcome cannot be applied, or None if it can."""
+    held = queue.locks.find(token, now_ms)
+    if held is None:
+        return LockLost(LOCK_LOST)
+    if token in queue.locks.staged:
+        return NotAllowed("The message is settled in a transaction that has not ended.")
+    if outcome == Outcome.DEAD_LETTERED and queue.is_dead_letter:
+        return NotAllowed("A message of a dead-letter queue cannot be dead-lettered.")
+    if properties:
+        before = (held[0][3] or {}).get(Field.PROPERTIES) or {}
+        if sum(map(_size, {**before, **properties}.items())) > core.settings.properties_bytes:
+            limit = core.settings.properties_bytes
+            return MessageTooLarge(f"The properties set by receivers exceed {limit} bytes.")
+    return None
+
+
+def _size(item: tuple[str, str | bytes | None]) -> int:
+    name, value = item
+    return len(name.encode()) + len(value.encode() if isinstance(value, str) else value or b"")
+
+
+def _complete(core: Core, queue: Queue, removed: list[Held]) -> list[BrokerError | None]:
+    if removed:
+        discard(core, queue, removed)
+        queue.tally.completed += len(removed)
+    return [None] * len(removed)
+
+
+def _accept(core: Core, queue: Queue, held: Held, properties: Properties | None, now_ms: int) -> None:
+    _complete(core, queue, [held])
+
+
+def _abandon(core: Core, queue: Queue, held: Held, properties: Properties | None, now_ms: int) -> None:
+    queue.tally.abandoned += 1
+    put_back_failed(core, queue, held, properties, now_ms)
+
+
+def _release(core: Core, queue: Queue, held: Held, properties: Properties | None, now_ms: int) -> None:
+    queue.tally.released += 1
+    put_back(core, queue, held, now_ms)
+
+
+def _defer(core: Core, queue: Queue, held: Held, properties: Properties | None, now_ms: int) -> None:
+    queue.tally.deferred += 1
+    defer(core, queue, held, properties)
+
+
+def _dead_letter(core: Core, queue: Queue, held: Held, properties: Properties | None, now_ms: int) -> None:
+    dead_letter(core, queue, held, properties, BY_APPLICATION)
+
+
+_APPLY: dict[Outcome, Callable[[Core, Queue, Held, Properties | None, int], None]] = {
+    Outcome.ACCEPTED: _accept,
+    Outcome.ABANDONED: _abandon,
+    Outcome.RELEASED: _release,
+    Outcome.DEFERRED: _defer,
+    Outcome.DEAD_LETTERED: _dead_letter,
+}
+
+
+def end_locks(core: Core, queue: Queue, now_ms: int) -> None:
+    """The timer: locks that ran out, a step of them."""
+    tokens = queue.locks.ended(now_ms, core.settings.step)
+    queue.tally.locks_ended += len(tokens)
+    for token in tokens:
+        put_back_failed(core, queue, queue.locks.remove(token), None, now_ms)
+    next_ms = queue.locks.first_end_ms()
+    if next_ms is not None:
+        core.timers.arm(next_ms, (queue.id, Due.LOCKS))
+
+
+def fail_locks(core: Core, queue: Queue, tokens: Sequence[bytes], now_ms: int) -> None:
+    """The connection of their receiver broke: perhaps it is these messages that crash it, so it counts (ST12)."""
+    queue.tally.locks_lost += len(tokens)
+    for token in sorted(tokens):  # by age, so that what happens does not depend on the order of a set
+        put_back_failed(core, queue, queue.locks.remove(token), None, now_ms)
+
+
+def drop_locks(core: Core, queue: Queue, now_ms: int) -> None:
+    """All locks are lost by a change of the entity (ST13), which is no failure of the receivers."""
+    tokens = list(queue.locks.held)
+    queue.tally.locks_lost += len(tokens)
+    for token in tokens:
+        put_back(core, queue, queue.locks.remove(token), now_ms)

@@ -1,0 +1,78 @@
+"""Bodies that the subscriptions of a topic share: each is stored once and freed with the last of its copies.
+
+REFS says how many queue entries refer to a message, where more than one does. A body counts once for its topic's size,
+each copy COPY_BYTES.
+"""
+
+from collections.abc import Sequence
+
+from broker.partition.state.core import Core
+from storage.quarantine import quarantine
+from storage.records import COPY_BYTES, CorruptRecord, decode_entry, decode_references, encode_references, message_key
+from storage.store import Store, Table
+
+PAGE = 1000
+
+
+def release(core: Core, topic_id: int, message_ids: Sequence[int], sizes: Sequence[int | None]) -> None:
+    """Queue entries of the topic's subscriptions, one for each of `message_ids`, are about to be deleted.
+
+    `sizes` are those of the records; None is looked up if it matters.
+    """
+    store = core.store
+    recorded = _recorded(store, message_ids)
+    freed, freed_bytes = [], 0
+    for message_id, size in zip(message_ids, sizes, strict=True):
+        count = recorded.get(message_id)
+        if count is not None:
+            recorded[message_id] = count = count - 1
+            if count > 0:
+                continue
+        freed.append(message_key(message_id))
+        freed_bytes += (core.bodies.size(message_id) or 0) if size is None else size
+    if recorded:
+        several = [(message_key(key), encode_references(count)) for key, count in recorded.items() if count > 1]
+        store.put_many(Table.REFS, several)
+        if len(several) < len(recorded):
+            store.delete_many(Table.REFS, [message_key(key) for key, count in recorded.items() if count <= 1])
+    if freed:
+        store.delete_many(Table.MESSAGES, freed)
+    topic = core.find(topic_id << 3)
+    if topic is not None:  # else it is being freed as well
+        topic.size_bytes -= freed_bytes + COPY_BYTES * len(message_ids)
+        core.touch(topic)
+
+
+def _recorded(store: Store, message_ids: Sequence[int]) -> dict[int, int]:
+    """How many entries refer to each for which that is recorded."""
+    wanted = set(message_ids)
+    lowest, highest = min(message_ids), max(message_ids)
+    # What was published one after the other lies one after the other: one scan is faster than many gets.
+    if highest - lowest < 2 * len(message_ids):
+        items = store.scan(Table.REFS, message_key(lowest), message_key(highest) + b"\0", highest - lowest + 1)
+        found = [(int.from_bytes(key, "big"), value) for key, value in items]
+        values = [(message_id, value) for message_id, value in found if message_id in wanted]
+    else:
+        got = ((message_id, store.get(Table.REFS, message_key(message_id))) for message_id in wanted)
+        values = [(message_id, value) for message_id, value in got if value is not None]
+    recorded = {}
+    for message_id, value in values:
+        try:
+            recorded[message_id] = decode_references(value)
+        except CorruptRecord:
+            quarantine(store, Table.REFS, message_key(message_id))
+            recorded[message_id] = _counted(store, message_id)
+    return recorded
+
+
+def _counted(store: Store, message_id: int) -> int:
+    """Reads every queue entry of the partition: some seconds for a million."""
+    count, start = 0, b"\0"
+    while items := store.scan(Table.QUEUE, start, b"\xff" * 14, PAGE):
+        for _, value in items:
+            try:
+                count += decode_entry(value).message_id == message_id
+            except CorruptRecord:
+                continue
+        start = items[-1][0] + b"\0"
+    return count

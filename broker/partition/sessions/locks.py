@@ -1,0 +1,246 @@
+"""Locks of sessions: each is one receiver's at a time, which alone receives what is of the session.
+
+| what ends the lock                       | its messages that are locked                              |
+|------------------------------------------|-----------------------------------------------------------|
+| the receiver is closed                   | are back, at once                                         |
+| the receiver's connection broke          | are back, a failed delivery more (kept, it runs out)      |
+| its time ran out                         | are back, a failed delivery more; the receiver is closed  |
+| the entity's lock duration was changed   | are back; the receiver is closed                          |
+
+Who wants any session gets the one that has had available messages and no lock for the longest, and waits for one while
+there is none. A session whose lock ends with messages left is offered again, after the others: none starves. Locks of
+messages end with that of their session, and are renewed with it.
+"""
+
+from collections.abc import Hashable
+from itertools import islice
+
+from broker.errors import BrokerError, LockLost, NotAllowed, OperationTimeout, SessionCannotBeLocked, SessionLockLost
+from broker.partition.messages.hand_out import next_of_session
+from broker.partition.messages.moves import expire, overlay_expires_ms, put_back, put_back_failed, set_aside, unlocked
+from broker.partition.state.core import Core
+from broker.partition.state.queue import Queue
+from broker.partition.state.receivers import Receiver, Session, encoded
+from broker.partition.state.sessions import Sessions
+from broker.partition.state.timers import Due
+from broker.partition.state.window import Ref
+from storage.records import Place, due_key, message_expires_ms
+from storage.store import Table
+
+LOCK_LOST = "The session lock has expired on the MessageSession. Accept a new MessageSession."
+CHANGED = "The lock duration of the messaging entity was changed, and all its locks are lost."
+
+
+def accept(core: Core, queue: Queue, receiver: Receiver, session_id: str | None, timeout_ms: int, now_ms: int) -> None:
+    """Lock the session for the receiver, or any session, for which it waits until `timeout_ms` have passed.
+
+    It is told by `Pumped.accepted`, or closed with OperationTimeout. Raises SessionCannotBeLocked, InvalidArgument.
+    """
+    sessions = queue.sessions
+    assert sessions is not None
+    if session_id is None:
+        core.receivers[receiver.key] = queue.receivers[receiver.key] = receiver
+        sessions.wait(receiver, now_ms + timeout_ms)
+        core.timers.arm(now_ms + timeout_ms, (queue.id, Due.SESSION_WAITS))
+        core.wake(queue)
+        return
+    encoded(session_id)
+    holder = sessions.locked.get(session_id)
+    if holder is not None:
+        if holder.until_ms > now_ms:
+            raise SessionCannotBeLocked(
+                f"The requested session '{session_id}' cannot be accepted. It may be locked by another receiver."
+            )
+        _lose(core, queue, holder, now_ms)
+    core.receivers[receiver.key] = queue.receivers[receiver.key] = receiver
+    sessions.offered.pop(session_id, None)
+    _lock(core, queue, Session(queue.id, session_id, receiver, now_ms + queue.terms.lock_duration_ms), receiver)
+
+
+def _lock(core: Core, queue: Queue, session: Session, receiver: Receiver) -> None:
+    assert queue.sessions is not None
+    queue.sessions.locked[session.id] = receiver.session = session
+    core.timers.arm(session.until_ms, (queue.id, Due.LOCKS))
+    core.accepted.append(receiver)
+    queue.tally.sessions_accepted += 1
+
+
+def offer(core: Core, now_ms: int) -> None:
+    """Give sessions to those that wait for any; a step of it. To be called before messages are handed out."""
+    offering, core.offering = core.offering, {}
+    for queue in offering.values():
+        assert queue.sessions is not None
+        if not _offer(core, queue, queue.sessions, now_ms):
+            core.offering[queue.id] = queue
+
+
+def _offer(core: Core, queue: Queue, sessions: Sessions, now_ms: int) -> bool:
+    """False if there is more to do than a step. Sessions whose messages have all expired, unnoticed, are not given."""
+    if not sessions.offered:
+        return True
+    until_ms = now_ms + queue.terms.lock_duration_ms
+    some_expired = _some_expired(core, queue, now_ms)
+    steps = core.settings.step
+    while sessions.waiting and sessions.offered:
+        receiver = next(iter(sessions.waiting.values()))
+        session = Session(queue.id, next(iter(sessions.offered)), receiver, until_ms)
+        del sessions.offered[session.id]
+        while steps > 0 and (refs := next_of_session(core, queue, session, 1, 1)):
+            steps -= 1
+            if not some_expired or _is_live(core, queue, refs[0], now_ms):
+                session.window.put_back(refs[0])
+                del sessions.waiting[receiver.key]
+                _lock(core, queue, session, receiver)
+                break
+        else:
+            if steps <= 0:
+                sessions.offered[session.id] = None
+                sessions.offered.move_to_end(session.id, last=False)
+                return False
+    return True
+
+
+def take_accepted(core: Core) -> list[tuple[Hashable, str, int]]:
+    """Who has got a session since this was asked last, which, and until when."""
+    accepted, core.accepted = core.accepted, []
+    return [
+        (receiver.key, receiver.session.id, receiver.session.until_ms)
+        for receiver in accepted
+        if receiver.session is not None and core.receivers.get(receiver.key) is receiver
+    ]
+
+
+def _some_expired(core: Core, queue: Queue, now_ms: int) -> bool:
+    start, end = due_key(queue.id, Due.EXPIRY, 0, 0), due_key(queue.id, Due.EXPIRY, now_ms + 1, 0)
+    return bool(core.store.scan(Table.DUE, start, end, 1))
+
+
+def _is_live(core: Core, queue: Queue, ref: Ref, now_ms: int) -> bool:
+    """An available message, taken out of its window, can be received; else it has gone its way."""
+    record = core.bodies.read_one(ref[1])
+    if record is None:
+        set_aside(core, queue, Place.AVAILABLE, ref[0], ref[1])
+        return False
+    due_ms = overlay_expires_ms(ref[3]) or message_expires_ms(record)
+    if due_ms <= now_ms:
+        expire(core, queue, unlocked(ref, len(record), due_ms, Place.AVAILABLE))
+        return False
+    return True
+
+
+def held(queue: Queue, receiver: Hashable, session_id: str, now_ms: int) -> Session:
+    """The session, if this receiver has its lock. Raises SessionLockLost, NotAllowed."""
+    if queue.sessions is None:
+        raise NotAllowed(f"The messaging entity '{queue.terms.name}' does not require sessions.")
+    session = queue.sessions.locked.get(session_id)
+    if session is None or session.until_ms <= now_ms or session.receiver is None or session.receiver.key != receiver:
+        raise SessionLockLost(LOCK_LOST)
+    return session
+
+
+def named(core: Core, receiver: Hashable, results: list[BrokerError | None], now_ms: int) -> list[BrokerError | None]:
+    """Results of a receiver's settlements: where a lock was lost with that of the session, the error says so."""
+    if not any(isinstance(result, LockLost) for result in results):
+        return results
+    opened = core.receivers.get(receiver)
+    if opened is not None and opened.session is not None and opened.session.until_ms > now_ms:
+        return results
+    lost = SessionLockLost(LOCK_LOST)
+    return [lost if isinstance(result, LockLost) else result for result in results]
+
+
+def renew(core: Core, queue: Queue, session: Session, now_ms: int) -> int:
+    """The new end of the lock, and of those of its messages."""
+    assert queue.sessions is not None
+    until_ms = session.until_ms = now_ms + queue.terms.lock_duration_ms
+    locked, held = queue.sessions.locked, queue.locks.held
+    locked[session.id] = locked.pop(session.id)
+    for token in session.tokens:
+        ref, size, due_ms, place, _, owner = held[token]
+        held[token] = (ref, size, due_ms, place, until_ms, owner)
+    core.timers.arm(until_ms, (queue.id, Due.LOCKS))
+    return until_ms
+
+
+def close(core: Core, queue: Queue, receiver: Receiver, broken: bool, now_ms: int) -> None:
+    """The receiver was closed. `broken` as in `Partition.close_receiver`."""
+    session = receiver.session
+    if session is None:
+        return  # it waited for one
+    if broken and core.settings.keep_locks_of_broken_connections:
+        session.receiver = None
+        return
+    queue.tally.locks_lost += len(session.tokens) if broken else 0
+    release(core, queue, session, broken, now_ms)
+
+
+def release(core: Core, queue: Queue, session: Session, failed: bool, now_ms: int) -> None:
+    """End the lock: the session is offered if there is something to receive. `failed`: that counts for its messages."""
+    sessions = queue.sessions
+    assert sessions is not None
+    del sessions.locked[session.id]
+    sessions.awake.pop(session.id, None)
+    for token in sorted(session.tokens):  # by age, so that what happens does not depend on the order of a set
+        lock = queue.locks.remove(token)
+        if failed:
+            put_back_failed(core, queue, lock, None, now_ms)
+        else:
+            put_back(core, queue, lock, now_ms)
+    if session.id not in sessions.offered and sessions.has_available(session.id):
+        sessions.offered[session.id] = None
+    core.wake(queue)
+
+
+def release_all(core: Core, queue: Queue, now_ms: int) -> None:
+    """Their receivers are closed."""
+    assert queue.sessions is not None
+    for session in list(queue.sessions.locked.values()):
+        release(core, queue, session, False, now_ms)
+
+
+def end_locks(core: Core, queue: Queue, now_ms: int) -> None:
+    """The timer: locks that ran out, a step of them."""
+    assert queue.sessions is not None
+    locked = queue.sessions.locked
+    for session in list(islice(locked.values(), core.settings.step)):
+        if session.until_ms > now_ms:
+            break
+        _lose(core, queue, session, now_ms)
+    for session in locked.values():
+        core.timers.arm(session.until_ms, (queue.id, Due.LOCKS))
+        break
+
+
+def _lose(core: Core, queue: Queue, session: Session, now_ms: int) -> None:
+    queue.tally.locks_ended += len(session.tokens)
+    queue.tally.session_locks_lost += 1
+    if session.receiver is not None:
+        core.close_receiver(session.receiver, SessionLockLost(LOCK_LOST))
+    release(core, queue, session, True, now_ms)
+
+
+def drop_locks(core: Core, queue: Queue, now_ms: int) -> None:
+    """All are lost by a change of the entity (ST13), which is no failure of the receivers."""
+    assert queue.sessions is not None
+    for session in list(queue.sessions.locked.values()):
+        queue.tally.locks_lost += len(session.tokens)
+        queue.tally.session_locks_lost += 1
+        if session.receiver is not None:
+            core.close_receiver(session.receiver, SessionLockLost(CHANGED))
+        release(core, queue, session, False, now_ms)
+
+
+def end_waits(core: Core, queue: Queue, now_ms: int) -> None:
+    """The timer: who has waited for a session as long as wanted.
+
+    What is there now is theirs first: a turn fires its timers before it offers sessions, and some wait for no time.
+    """
+    assert queue.sessions is not None
+    if not _offer(core, queue, queue.sessions, now_ms):
+        core.timers.arm(now_ms, (queue.id, Due.SESSION_WAITS))
+        return
+    for receiver in queue.sessions.overdue(now_ms):
+        core.close_receiver(receiver, OperationTimeout("No session became available in the time given."))
+    deadline_ms = queue.sessions.next_deadline_ms()
+    if deadline_ms is not None:
+        core.timers.arm(deadline_ms, (queue.id, Due.SESSION_WAITS))

@@ -1,0 +1,62 @@
+"""What is asked for by name about sessions. Names, arguments and results are in `broker.wire`.
+
+A `receiver` among the arguments is the one whose session it is: who does not hold the lock gets SessionLockLost.
+"""
+
+from collections.abc import Iterator, Sequence
+from heapq import merge
+from itertools import groupby, islice
+from typing import Any
+
+from broker.errors import InvalidArgument, NotAllowed
+from broker.partition.sessions import locks as session_locks
+from broker.partition.sessions.states import get_state, set_state
+from broker.partition.state.core import Core
+from broker.partition.state.queue import Queue
+from broker.partition.state.sessions import Sessions, first_entries, sessions_with_state
+
+
+def renew_session_lock(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> int:
+    receiver, session_id = args
+    return session_locks.renew(core, queue, session_locks.held(queue, receiver, session_id, now_ms), now_ms)
+
+
+def get_session_state(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> bytes | None:
+    receiver, session_id = args
+    return get_state(core, queue, session_locks.held(queue, receiver, session_id, now_ms).id)
+
+
+def set_session_state(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> None:
+    receiver, session_id, state = args
+    set_state(core, queue, session_locks.held(queue, receiver, session_id, now_ms).id, state, now_ms)
+
+
+def get_message_sessions(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> list[str]:
+    """A page of session ids, in an order of their own: shorter ones first."""
+    updated_after_ms, skip, top = args
+    sessions = sessions_of(queue)
+    if skip < 0 or top < 1:
+        raise InvalidArgument(f"skip must not be negative and top must be positive, not {skip} and {top}.")
+    # Who has read a page asks for the next: it begins where that ended, instead of counting from the start.
+    after, passed = None, 0
+    if sessions.last_page is not None and sessions.last_page[:2] == (updated_after_ms, skip):
+        after, passed = sessions.last_page[2], skip
+    found = list(islice(_session_ids(core, queue, updated_after_ms, after), skip - passed, skip - passed + top))
+    sessions.last_page = (updated_after_ms, skip + len(found), found[-1]) if found else None
+    return [session_id.decode() for session_id in found]
+
+
+def _session_ids(core: Core, queue: Queue, updated_after_ms: int | None, after: bytes | None) -> Iterator[bytes]:
+    with_state = sessions_with_state(core.store, queue.id, after)
+    if updated_after_ms is not None:
+        return (session_id for session_id, row in with_state if row.updated_ms > updated_after_ms)
+    with_messages = (session_id for session_id, _ in first_entries(core.store, queue.id, after))
+    both = merge(with_messages, (session_id for session_id, _ in with_state), key=lambda each: (len(each), each))
+    return (session_id for session_id, _ in groupby(both))
+
+
+def sessions_of(queue: Queue) -> Sessions:
+    """Raises NotAllowed."""
+    if queue.sessions is None:
+        raise NotAllowed(f"'{queue.terms.name}' does not require sessions.")
+    return queue.sessions

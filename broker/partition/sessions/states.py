@@ -1,0 +1,90 @@
+"""States of sessions: opaque bytes that outlive the sessions' messages, and count towards the size of the entity.
+
+What is known of a state is in SESSIONS, the state itself in SESSION_STATES under the same key, so that states, which
+may be large, are read only when they are asked for.
+"""
+
+from collections.abc import Sequence
+
+from broker.errors import InternalError, QuotaExceeded
+from broker.partition.messages.admission import entity_size, too_large
+from broker.partition.state.core import Core
+from broker.partition.state.queue import Queue
+from broker.partition.state.receivers import encoded
+from storage.quarantine import quarantine
+from storage.records import (
+    CorruptRecord,
+    SessionRow,
+    decode_session,
+    decode_state,
+    encode_session,
+    encode_state,
+    session_key,
+)
+from storage.store import Store, Table
+
+
+def get_state(core: Core, queue: Queue, session_id: str) -> bytes | None:
+    """Raises InternalError for one that cannot be read: it is set aside, and is there no more when asked for again."""
+    key = session_key(queue.id, encoded(session_id))
+    value = core.store.get(Table.SESSION_STATES, key)
+    if value is None:
+        return None
+    try:
+        return decode_state(value)
+    except CorruptRecord:
+        quarantine(core.store, Table.SESSION_STATES, key)
+        core.store.delete(Table.SESSIONS, key)
+        _grow(core, queue, 8 - len(value))
+        queue.tally.quarantined += 1
+        raise InternalError(f"The state of the session '{session_id}' cannot be read and was set aside.") from None
+
+
+def set_state(core: Core, queue: Queue, session_id: str, state: bytes | None, now_ms: int) -> None:
+    """None clears it. Raises QuotaExceeded if it grows beyond what the entity or the store may hold."""
+    store, key = core.store, session_key(queue.id, encoded(session_id))
+    growth = len(state or b"") - _size(store, key)
+    if growth > 0:
+        counted = queue if queue.topic_id is None else core.queue(queue.topic_id << 3)
+        size_bytes = entity_size(core, counted)
+        if size_bytes + growth > counted.terms.size_bytes_max:
+            raise too_large(counted, size_bytes)
+        if core.store_is_full():
+            raise QuotaExceeded("The store of this partition is nearly full; messages must be received first.")
+    if state is None:
+        store.delete(Table.SESSIONS, key)
+        store.delete(Table.SESSION_STATES, key)
+    else:
+        store.put(Table.SESSIONS, key, encode_session(SessionRow(now_ms, len(state))))
+        store.put(Table.SESSION_STATES, key, encode_state(state))
+    _grow(core, queue, growth)
+
+
+def _size(store: Store, key: bytes) -> int:
+    value = store.get(Table.SESSIONS, key)
+    if value is None:
+        return 0
+    try:
+        return decode_session(value).state_bytes
+    except CorruptRecord:  # it is about to be replaced
+        return max(0, len(store.get(Table.SESSION_STATES, key) or b"") - 8)
+
+
+def _grow(core: Core, queue: Queue, growth: int) -> None:
+    queue.size_bytes += growth
+    core.touch(queue)
+    if queue.topic_id is not None:
+        topic = core.queue(queue.topic_id << 3)
+        topic.size_bytes += growth
+        core.touch(topic)
+
+
+def free_states(core: Core, topic_id: int | None, rows: Sequence[tuple[bytes, bytes]]) -> None:
+    """Delete states of an entity that is being freed, by their rows in SESSIONS. `topic_id`: of a subscription."""
+    store, keys = core.store, [key for key, _ in rows]
+    topic = core.find(topic_id << 3) if topic_id is not None else None
+    if topic is not None:
+        topic.size_bytes -= sum(_size(store, key) for key in keys)
+        core.touch(topic)
+    store.delete_many(Table.SESSIONS, keys)
+    store.delete_many(Table.SESSION_STATES, keys)

@@ -1,0 +1,239 @@
+"""What the operations of one partition share: its store, queues, timers, and who is to be looked at in this turn."""
+
+from collections.abc import Callable, Hashable, Sequence
+from itertools import count as count_from
+
+from broker.errors import BrokerError, EntityNotFound
+from broker.partition.settings import PartitionSettings
+from broker.partition.state.bodies import Bodies
+from broker.partition.state.lanes import Transfers
+from broker.partition.state.open_transactions import Transactions
+from broker.partition.state.outbox import Outbox
+from broker.partition.state.queue import Queue, Totals
+from broker.partition.state.receivers import Receiver
+from broker.partition.state.recount import recount, recount_copies
+from broker.partition.state.sessions import Sessions
+from broker.partition.state.stored_rules import read_rules
+from broker.partition.state.terms import Kind, Terms
+from broker.partition.state.timers import Due, Timers
+from broker.partition.state.topic import Topic
+from storage.quarantine import quarantine
+from storage.records import (
+    CorruptRecord,
+    Counts,
+    Part,
+    decode_counts,
+    due_key,
+    encode_counts,
+    entity_key,
+)
+from storage.seen_ids import SeenIds
+from storage.seen_runs import SeenMemory
+from storage.store import Store, Table
+
+PARTS = (Part.MAIN, Part.DEAD_LETTER, Part.TRANSFER_DEAD_LETTER, Part.TRANSFER)
+_TOPIC_PARTS = (Part.MAIN, Part.TRANSFER_DEAD_LETTER, Part.TRANSFER)
+
+
+class Forwarding:
+    """What is on its way to other partitions."""
+
+    def __init__(self) -> None:
+        self.store_id: bytes | None = None  # once it is known
+        self.awaited: dict[tuple[int, int], tuple[Queue, Outbox]] = {}  # under way, by queue id and partition
+        self.bytes = 0  # of records in these commands
+        self.waiting: dict[int, Queue] = {}  # those that are to go on when there are fewer bytes
+
+
+class Idle:
+    """An entity: for how long nobody had used it at `looked_ms`, and whether META has anything of that. See `idle`."""
+
+    __slots__ = ("entity_id", "idle_ms", "limit_ms", "looked_ms", "recorded")
+
+    def __init__(self, entity_id: int, limit_ms: int, looked_ms: int) -> None:
+        self.entity_id = entity_id
+        self.limit_ms = limit_ms
+        self.looked_ms = looked_ms
+        self.idle_ms = 0
+        self.recorded = False
+
+
+class Core:
+    """`touched` have counts to be written; `awake` may have something for their receivers, `outgoing` to forward, and
+    `offering` a session for who waits for one.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        partition_id: int,
+        incarnation: bytes,
+        settings: PartitionSettings,
+        home: Callable[[str], int],
+    ) -> None:
+        self.store = store
+        self.partition_id = partition_id
+        self.home = home  # name of a queue or topic -> the partition it lives on
+        self.settings = settings
+        self.bodies = Bodies(store)
+        self.timers = Timers()
+        self.terms: dict[int, Terms] = {}  # by entity id
+        self.topic_ids: dict[str, int] = {}  # topic's name in lower case -> entity id
+        self.subscription_ids: dict[int, set[int]] = {}  # topic -> its subscriptions, entity ids
+        self.deleted: dict[int, int | None] = {}  # entities whose messages are still being freed -> their topic
+        self.idle: dict[int, Idle] = {}  # those that are deleted when nobody uses them, by entity id
+        self.kept: dict[int, tuple[Idle, ...]] = {}  # entity id -> which of these a use of it keeps
+        self.auto_deleted: dict[int, str] = {}  # entities deleted because of that, and still in the catalog -> name
+        self.newly_auto_deleted: dict[int, str] = {}  # of these, those that nobody was told of yet
+        self.auto_deletions = 0  # entities, since the start
+        self.topics: dict[int, Topic] = {}  # those published to since the start, by entity id
+        self.queues: dict[int, Queue] = {}  # those in use since the start, by queue id
+        self.receivers: dict[Hashable, Receiver] = {}
+        self.closed: list[tuple[Hashable, BrokerError]] = []
+        self.accepted: list[Receiver] = []  # those that have got a session in this turn
+        self.touched: dict[int, Queue] = {}
+        self.awake: dict[int, Queue] = {}
+        self.outgoing: dict[int, Queue] = {}
+        self.forwarding = Forwarding()
+        self.offering: dict[int, Queue] = {}
+        self.transactions = Transactions()
+        self.seen_ids: dict[int, SeenIds] = {}  # of entities with duplicate detection, by entity id
+        self.seen_memory = SeenMemory(settings.seen_ids)
+        self.token_prefix = partition_id.to_bytes(2, "big") + incarnation
+        self.token_numbers = count_from(1)
+        self.past = Totals()  # of queues since deleted
+        self._room_bytes: int | None = None  # of the store below its watermark; None: not known in this turn
+
+    def find(self, queue_id: int) -> Queue | None:
+        queue = self.queues.get(queue_id)
+        return queue if queue is not None else self._open(queue_id)
+
+    def queue(self, queue_id: int) -> Queue:
+        """Raises EntityNotFound."""
+        queue = self.queues.get(queue_id) or self._open(queue_id)
+        if queue is None:
+            raise EntityNotFound("The messaging entity could not be found.")
+        return queue
+
+    def _open(self, queue_id: int) -> Queue | None:
+        terms = self.terms.get(queue_id >> 3)
+        if terms is None or queue_id & 7 not in (PARTS if terms.kind != Kind.TOPIC else _TOPIC_PARTS):
+            return None
+        topic_id = self.topic_ids[terms.topic] if terms.kind == Kind.SUBSCRIPTION else None
+        queue = self.queues[queue_id] = Queue(queue_id, terms, self._counts(queue_id), topic_id)
+        if queue.forward_to:
+            queue.outbox = Outbox(queue.window)
+            queue.window.active = True
+        if queue_id & 7 == Part.TRANSFER:
+            queue.transfers = Transfers(self.home)
+        if terms.requires_session and queue_id & 7 == Part.MAIN:
+            queue.sessions = Sessions(self.store, queue_id, self.settings.session_window)
+        return queue
+
+    def define(self, entity_id: int, terms: Terms) -> None:
+        """An entity that is new, or has other terms. Raises EntityNotFound if there is no such topic."""
+        if terms.kind == Kind.TOPIC:
+            self.topic_ids[terms.name.lower()] = entity_id
+            self.subscription_ids.setdefault(entity_id, set())
+        elif terms.kind == Kind.SUBSCRIPTION:
+            topic_id = self.topic_ids.get(terms.topic)
+            if topic_id is None:
+                raise EntityNotFound(f"The topic of '{terms.name}' could not be found.")
+            self.subscription_ids[topic_id].add(entity_id)
+        self.terms[entity_id] = terms
+
+    def forget(self, entity_id: int) -> int | None:
+        """An entity is no longer there. Returns the topic of a subscription."""
+        terms = self.terms.pop(entity_id)
+        if terms.kind == Kind.TOPIC:
+            del self.topic_ids[terms.name.lower()]
+            del self.subscription_ids[entity_id]
+        elif terms.kind == Kind.SUBSCRIPTION:
+            topic_id = self.topic_ids[terms.topic]
+            self.subscription_ids[topic_id].discard(entity_id)
+            return topic_id
+        return None
+
+    def topic(self, queue: Queue) -> Topic:
+        """The subscriptions and rules of the topic that `queue` is of."""
+        topic_id = queue.id >> 3
+        topic = self.topics.get(topic_id)
+        if topic is None:
+            topic = self.topics[topic_id] = Topic()
+            for entity_id in sorted(self.subscription_ids[topic_id]):
+                topic.add_subscription(entity_id, read_rules(self.store, entity_id))
+        return topic
+
+    def _counts(self, queue_id: int) -> Counts:
+        key = entity_key(queue_id)
+        value = self.store.get(Table.COUNTS, key)
+        if value is None:
+            return Counts()
+        try:
+            return decode_counts(value)
+        except CorruptRecord:
+            quarantine(self.store, Table.COUNTS, key)
+            counts = recount(self.store, queue_id)
+            topic_id = queue_id >> 3
+            if topic_id in self.subscription_ids:
+                freed = [entity_id for entity_id, deleted_of in self.deleted.items() if deleted_of == topic_id]
+                copies_bytes = recount_copies(self.store, [*self.subscription_ids[topic_id], *freed])
+                counts = counts._replace(size_bytes=counts.size_bytes + copies_bytes)
+            self.store.put(Table.COUNTS, key, encode_counts(counts))
+            return counts
+
+    def touch(self, queue: Queue) -> None:
+        self.touched[queue.id] = queue
+
+    def wake(self, queue: Queue) -> None:
+        """The queue may have got something to hand out."""
+        if queue.line.waiting or queue.line.draining:
+            self.awake[queue.id] = queue
+        if queue.outbox is not None or queue.transfers is not None:
+            self.outgoing[queue.id] = queue
+        if queue.sessions is not None and queue.sessions.waiting:
+            self.offering[queue.id] = queue
+
+    def arm_expiry(self, queue: Queue, time_ms: int) -> None:
+        """A DUE entry at `time_ms` was made."""
+        if due_key(queue.id, Due.EXPIRY, time_ms, 0) < queue.swept:
+            queue.swept = b""
+        self.timers.arm(time_ms, (queue.id, Due.EXPIRY))
+
+    def close_receiver(self, receiver: Receiver, error: BrokerError | None = None) -> Queue | None:
+        """Take it out of everything but its locks. `error`: the broker's reason, to be told to the receiver."""
+        del self.receivers[receiver.key]
+        if error is not None:
+            self.closed.append((receiver.key, error))
+        queue = self.queues.get(receiver.queue_id)
+        if queue is not None:
+            queue.line.leave(receiver)
+            del queue.receivers[receiver.key]
+            if queue.sessions is not None:
+                queue.sessions.waiting.pop(receiver.key, None)
+        return queue
+
+    def store_is_full(self) -> bool:
+        """Above the watermark, as of the first send of this turn."""
+        return self.room_bytes() < 0
+
+    def room_bytes(self) -> int:
+        """What the store can take up to its watermark, as of when it was first asked for in this turn."""
+        if self._room_bytes is None:
+            capacity, spare = self.store.capacity_bytes, self.settings.min_free_bytes
+            limit = min(int(self.settings.store_watermark * capacity()), capacity(spare))
+            self._room_bytes = limit - self.store.used_bytes()
+        return self._room_bytes
+
+    def has_room(self, sizes: Sequence[int]) -> bool:
+        """Records of these sizes can be stored, and much else can still happen after that."""
+        return not self.store_is_full() and self.store.fits(sum(sizes), sizes)
+
+    def end_turn(self) -> None:
+        """Stage the counts. What was remembered of the turn is forgotten."""
+        if self.touched:
+            counts = [(entity_key(queue.id), encode_counts(queue.stored_counts())) for queue in self.touched.values()]
+            self.store.put_many(Table.COUNTS, counts)
+            self.touched.clear()
+        self.bodies.turn_ended()
+        self._room_bytes = None

@@ -1,0 +1,50 @@
+"""What is in memory of one transfer queue: a lane for each partition that its messages are for.
+
+They are in one queue, in the order of their numbers, and those for one partition are not to wait for those for another.
+So each partition has an outbox whose window passes over what is for others. META lists the partitions, each before the
+first message for it.
+"""
+
+from collections.abc import Callable, Iterable
+
+from broker.partition.state.outbox import Outbox
+from broker.partition.state.window import Ref, Window
+from storage.records import Field
+
+
+class Transfers:
+    __slots__ = ("_home", "destinations", "lanes")
+
+    def __init__(self, home: Callable[[str], int]) -> None:
+        """`home` says of a destination's name on which partition it lives."""
+        self._home = home
+        self.lanes: dict[int, Outbox] = {}  # by partition
+        self.destinations: dict[str, int] = {}  # entity ids by name, as last looked up
+
+    def add(self, partition: int, cursor: int) -> Outbox:
+        """A lane for what comes; nothing below the number `cursor` is for this partition."""
+        window = Window()
+        window.active = True
+        window.cursor = cursor
+        lane = self.lanes[partition] = Outbox(window, partition)
+        lane.synced = True
+        return lane
+
+    def of(self, partition: int, refs: Iterable[Ref]) -> list[Ref]:
+        """Those of `refs` that are for this partition."""
+        return [ref for ref in refs if self._home(destination_of(ref)) == partition]
+
+    def extend(self, refs: list[Ref], first: int, end: int, limit: int) -> None:
+        """As `Window.extend`: new messages, and the numbers they have."""
+        by_partition: dict[int, list[Ref]] = {partition: [] for partition in self.lanes}
+        for ref in refs:
+            by_partition[self._home(destination_of(ref))].append(ref)
+        for partition, lane in self.lanes.items():
+            lane.window.extend(by_partition[partition], first, end, limit)
+
+
+def destination_of(ref: Ref) -> str:
+    """The name, in lower case, of the queue or topic that a message in a transfer queue is for."""
+    assert ref[3] is not None
+    name: str = ref[3][Field.DESTINATION]
+    return name

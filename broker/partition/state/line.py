@@ -1,0 +1,62 @@
+"""Whose turn it is among the receivers of one queue.
+
+Those with credit stand in line. Messages are dealt out in rounds: one to each, from the front of the line; whoever
+got a message while others did not goes to its end.
+"""
+
+from collections import OrderedDict
+from collections.abc import Hashable
+from itertools import islice
+
+from broker.partition.state.receivers import Receiver
+
+
+class Line:
+    __slots__ = ("draining", "waiting")
+
+    def __init__(self) -> None:
+        self.waiting: OrderedDict[Hashable, Receiver] = OrderedDict()  # those with credit
+        self.draining: dict[Hashable, Receiver] = {}
+
+    def grant(self, receiver: Receiver, limit: int) -> None:
+        receiver.limit = limit
+        if limit > receiver.delivered:
+            self.waiting.setdefault(receiver.key, receiver)
+        else:
+            self.waiting.pop(receiver.key, None)
+
+    def drain(self, receiver: Receiver, limit: int) -> None:
+        self.grant(receiver, limit)
+        self.draining[receiver.key] = receiver
+
+    def leave(self, receiver: Receiver) -> None:
+        self.waiting.pop(receiver.key, None)
+        self.draining.pop(receiver.key, None)
+
+    def end_drain(self, receiver: Receiver) -> None:
+        """It drains: what it was granted and did not get is void."""
+        del self.draining[receiver.key]
+        receiver.limit = receiver.delivered
+        self.waiting.pop(receiver.key, None)
+
+    def next_round(self, ready: int) -> tuple[list[Receiver], int]:
+        """Whose turn it is when up to `ready` messages (at least 1) can be had, and how many are due to each."""
+        count = min(len(self.waiting), ready)
+        group = list(islice(self.waiting.values(), count))
+        return group, min(min(receiver.limit - receiver.delivered for receiver in group), ready // count)
+
+    def served(self, group: list[Receiver], dealt: int) -> None:
+        """`dealt` messages went to `group`, one after the other and round by round; their `delivered` is up to date."""
+        ahead = dealt % len(group) if len(group) == len(self.waiting) else dealt
+        for receiver in group[:ahead]:
+            self.waiting.move_to_end(receiver.key)
+        for receiver in group:
+            if receiver.delivered >= receiver.limit:
+                del self.waiting[receiver.key]
+
+    def take_drained(self) -> list[Receiver]:
+        """Those that drain: what they were granted is void, and they are no longer in line."""
+        drained = list(self.draining.values())
+        for receiver in drained:
+            self.end_drain(receiver)
+        return drained

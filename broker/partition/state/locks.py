@@ -1,0 +1,113 @@
+"""The locks of one queue, by token, and what is on its way to another partition, which is not to be touched either.
+
+A queue's lock duration is constant (when it changes, all locks are dropped), so the order of insertion is the order
+in which locks end; a renewal inserts anew. Time passed in must not go backwards by more than a user would forgive: a
+lock behind one that ends later is seen to end only after it.
+"""
+
+from collections.abc import Iterable
+from itertools import islice
+
+from broker.partition.state.window import Ref
+from storage.records import NEVER, Place
+
+# Shared by locks that no receiver owns: taken by request, so found by token only. Nothing is ever added to it.
+NOBODY: set[bytes] = set()
+
+# A held message: ref, bytes of its record, time of its DUE entry or NEVER, place, end of the lock (0 if there is no
+# lock), tokens of the receiver that owns it. A plain tuple: one is made per delivery.
+Held = tuple[Ref, int, int, int, int, set[bytes]]
+
+
+class Locks:
+    __slots__ = ("deferred", "expiring", "forwarded", "held", "staged")
+
+    def __init__(self) -> None:
+        self.held: dict[bytes, Held] = {}
+        self.forwarded: dict[int, Held] = {}  # by sequence number; available ones, until they are answered
+        self.staged: set[bytes] = set()  # tokens settled in a transaction that has not ended; some may be gone
+        self.deferred: set[int] = set()  # sequence numbers of locked messages in place deferred
+        self.expiring: set[int] = set()  # sequence numbers of these and those that have a DUE entry
+
+    def add(self, token: bytes, held: Held) -> None:
+        self.held[token] = held
+        ref, _, due_ms, place, _, _ = held
+        if place == Place.DEFERRED:
+            self.deferred.add(ref[0])
+        elif due_ms != NEVER:
+            self.expiring.add(ref[0])
+
+    def find(self, token: bytes, now_ms: int) -> Held | None:
+        """None if there is no such lock, or it ended at or before `now_ms`."""
+        held = self.held.get(token)
+        return None if held is None or held[4] <= now_ms else held
+
+    def remove(self, token: bytes) -> Held:
+        held = self.held.pop(token)
+        ref, _, due_ms, place, _, owner = held
+        owner.discard(token)
+        if place == Place.DEFERRED:
+            self.deferred.discard(ref[0])
+        elif due_ms != NEVER:
+            self.expiring.discard(ref[0])
+        return held
+
+    def remove_all(self, tokens: Iterable[bytes], now_ms: int) -> list[Held | None]:
+        """One item per token, None where `find` would say so. The hot path of settlement."""
+        locks = self.held
+        removed: list[Held | None] = []
+        for token in tokens:
+            held = locks.get(token)
+            if held is None or held[4] <= now_ms:
+                removed.append(None)
+                continue
+            del locks[token]
+            held[5].discard(token)
+            if held[3]:
+                self.deferred.discard(held[0][0])
+            elif held[2] != NEVER:
+                self.expiring.discard(held[0][0])
+            removed.append(held)
+        return removed
+
+    def renew(self, token: bytes, until_ms: int) -> None:
+        ref, size, due_ms, place, _, owner = self.held.pop(token)
+        self.held[token] = (ref, size, due_ms, place, until_ms, owner)
+
+    def ended(self, now_ms: int, limit: int) -> list[bytes]:
+        """Tokens of up to `limit` locks that ended at or before `now_ms`."""
+        tokens = []
+        for token, held in islice(self.held.items(), limit):
+            if held[4] > now_ms:
+                break
+            tokens.append(token)
+        return tokens
+
+    def first_end_ms(self) -> int | None:
+        for held in self.held.values():
+            return held[4]
+        return None
+
+    def forward(self, held: Held) -> None:
+        """An available message is on its way."""
+        number = held[0][0]
+        self.forwarded[number] = held
+        if held[2] != NEVER:
+            self.expiring.add(number)
+
+    def end_forward(self, number: int) -> Held | None:
+        held = self.forwarded.pop(number, None)
+        self.expiring.discard(number)
+        return held
+
+    def count(self) -> int:
+        """Messages that are locked or on their way."""
+        return len(self.held) + len(self.forwarded)
+
+    def available_locked(self) -> int:
+        """Of these, the number in place available."""
+        return len(self.held) - len(self.deferred) + len(self.forwarded)
+
+    def numbers(self) -> set[int]:
+        """Their sequence numbers. Takes time with the number of locks."""
+        return {*self.forwarded, *(held[0][0] for held in self.held.values() if held[3] == Place.AVAILABLE)}

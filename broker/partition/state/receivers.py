@@ -1,0 +1,53 @@
+"""Receivers of one queue, and the sessions whose locks they hold."""
+
+from collections.abc import Hashable
+
+from broker.errors import InvalidArgument
+from broker.partition.state.window import Window
+from storage.records import MAX_SESSION_ID_BYTES, Place, session_entry_key
+
+ALL = 1 << 63  # cursor of a window that knows all there is of its session; above every sequence number
+
+
+class Receiver:
+    """`limit` and `delivered` count deliveries since it was opened."""
+
+    __slots__ = ("delivered", "key", "limit", "queue_id", "receive_and_delete", "session", "tokens")
+
+    def __init__(self, key: Hashable, queue_id: int, receive_and_delete: bool) -> None:
+        self.key = key
+        self.queue_id = queue_id
+        self.receive_and_delete = receive_and_delete
+        self.limit = 0
+        self.delivered = 0
+        self.tokens: set[bytes] = set()
+        self.session: Session | None = None  # whose lock it holds; all it receives is of this session
+
+
+def encoded(session_id: str) -> bytes:
+    """As it is in keys. Raises InvalidArgument if it is longer than the id of a session can be."""
+    key = session_id.encode()
+    if len(key) > MAX_SESSION_ID_BYTES:
+        raise InvalidArgument(f"The session id has {len(key)} bytes; 128 characters are the limit.")
+    return key
+
+
+class Session:
+    """One that is locked. `receiver` is None if its connection broke and the lock is kept."""
+
+    __slots__ = ("id", "key", "prefix", "receiver", "tokens", "until_ms", "window")
+
+    def __init__(self, queue_id: int, session_id: str, receiver: Receiver, until_ms: int) -> None:
+        self.id = session_id
+        self.key = encoded(session_id)
+        self.prefix = session_entry_key(queue_id, Place.AVAILABLE, self.key, 0)[:-8]  # of keys of available entries
+        self.receiver: Receiver | None = receiver
+        self.tokens = receiver.tokens
+        self.until_ms = until_ms
+        self.window = Window()
+
+    @property
+    def may_have_more(self) -> bool:
+        """Messages that are not handed out; perhaps they turn out to be expired or unreadable."""
+        window = self.window
+        return window.cursor < ALL or window.head < len(window.entries) or bool(window.returned)

@@ -1,0 +1,248 @@
+"""The sessions of one queue or subscription: which are offered, which are locked, and who waits for one.
+
+A session is nothing of its own: it is there as long as messages carry its id, or it has a state. Of one that has
+available messages and no lock only the id is in memory, so 100,000 of them take some 20 MB. A locked session is an
+object with the head of its messages.
+
+On disk each entry of the queue is listed once more, under its session (SESSION_ENTRIES). Whoever puts, moves or deletes
+an entry of QUEUE does the same here, in the same commit; the entry's overlay names the session. A listing whose entry
+was set aside unreadable may stay behind, and goes when somebody comes across it.
+"""
+
+from collections import OrderedDict
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from heapq import heappop, heappush
+from struct import Struct
+
+from broker.partition.state.locks import NOBODY, Held, Locks
+from broker.partition.state.receivers import ALL, Receiver, Session
+from broker.partition.state.window import Ref
+from storage.records import (
+    CorruptRecord,
+    Field,
+    Place,
+    SessionRow,
+    decode_entry,
+    decode_session,
+    entity_key,
+    queue_key,
+    session_entry_key,
+    session_key,
+    unpack_session_entry_key,
+    unpack_session_key,
+)
+from storage.store import Store, Table
+
+PAGE = 1000
+_number = Struct(">Q").pack
+
+
+def session_of(ref: Ref) -> str:
+    """The session of a message of a queue that requires sessions."""
+    overlay = ref[3]
+    assert overlay is not None
+    session_id: str = overlay[Field.SESSION]
+    return session_id
+
+
+class Sessions:
+    """`window` is how many entries of one session's head are kept in memory, and as many returned ones on top."""
+
+    def __init__(self, store: Store, queue_id: int, window: int) -> None:
+        """Those that have available messages are offered, the one with the oldest message first."""
+        self._store = store
+        self._queue_id = queue_id
+        self._window = window
+        heads = sorted((number, key.decode()) for key, number in first_entries(store, queue_id))
+        self.offered: OrderedDict[str, None] = OrderedDict((session_id, None) for _, session_id in heads)
+        self.locked: dict[str, Session] = {}  # in the order in which the locks end
+        self.waiting: OrderedDict[Hashable, Receiver] = OrderedDict()  # for any session
+        self.awake: dict[str, Session] = {}  # may have something for its receiver
+        self.last_page: tuple[object, int, bytes] | None = None  # see session_requests
+        self._deadlines: list[tuple[int, int, Receiver]] = []  # of some that wait no more, too
+        self._waits = 0
+
+    # -- what happens to messages
+
+    def enter(self, refs: Sequence[Ref]) -> None:
+        """New available messages, by ascending numbers, whose entries are staged."""
+        queue_id, locked, offered, awake, limit = self._queue_id, self.locked, self.offered, self.awake, self._window
+        listed = []
+        for ref in refs:
+            session_id = session_of(ref)
+            session = locked.get(session_id)
+            if session is None:
+                if session_id not in offered:
+                    offered[session_id] = None
+                listed.append((session_entry_key(queue_id, Place.AVAILABLE, session_id.encode(), ref[0]), b""))
+                continue
+            listed.append((session.prefix + _number(ref[0]), b""))
+            awake[session_id] = session
+            window = session.window
+            if window.cursor == ALL:
+                if len(window.entries) < limit:
+                    window.entries.append(ref)
+                elif len(window.entries) - window.head < limit:
+                    window.fill([ref], ALL)
+                else:
+                    window.cursor = ref[0]  # from here on they are fetched later
+        self._store.put_many(Table.SESSION_ENTRIES, listed)
+
+    def leave(self, messages: Iterable[Held]) -> None:
+        """The entries of these messages are deleted."""
+        queue_id, locked, offered = self._queue_id, self.locked, self.offered
+        keys, perhaps_empty = [], set()
+        for ref, _, _, place, _, _ in messages:
+            session_id = session_of(ref)
+            session = locked.get(session_id)
+            if session is not None and place == Place.AVAILABLE:
+                keys.append(session.prefix + _number(ref[0]))
+                continue
+            keys.append(session_entry_key(queue_id, place, session_id.encode(), ref[0]))
+            if session_id in offered:
+                perhaps_empty.add(session_id)
+        self._store.delete_many(Table.SESSION_ENTRIES, keys)
+        for session_id in perhaps_empty:
+            if not self.has_available(session_id):
+                del offered[session_id]
+
+    def has_available(self, session_id: str) -> bool:
+        start = session_entry_key(self._queue_id, Place.AVAILABLE, session_id.encode(), 0)
+        end = session_entry_key(self._queue_id, Place.AVAILABLE, session_id.encode(), ALL)
+        return bool(self._store.scan(Table.SESSION_ENTRIES, start, end, 1))
+
+    def put(self, place: Place, ref: Ref) -> None:
+        """An entry was put there that is not available."""
+        key = session_entry_key(self._queue_id, place, session_of(ref).encode(), ref[0])
+        self._store.put(Table.SESSION_ENTRIES, key, b"")
+
+    def drop(self, place: Place, number: int) -> None:
+        """An entry, still there, is about to be set aside."""
+        entry = self._store.get(Table.QUEUE, queue_key(self._queue_id, place, number))
+        try:
+            ref = (number, *decode_entry(entry or b""))
+        except CorruptRecord:
+            return
+        self.leave([(ref, 0, 0, place, 0, NOBODY)])
+
+    def put_back(self, ref: Ref, locks: Locks) -> None:
+        """An available message that was handed out is to be had again."""
+        session = self.locked.get(session_of(ref))
+        if session is None:
+            self.offered.setdefault(session_of(ref))
+            return
+        session.window.put_back(ref)
+        if len(session.window.returned) > self._window:
+            self._reset(session, locks)
+        self.awake[session.id] = session
+
+    def forget(self, number: int, session_id: str | None, locks: Locks) -> None:
+        """An available, unlocked message has left. None: it is not known of which session."""
+        if session_id is not None:
+            session = self.locked.get(session_id)
+            if session is not None:
+                session.window.remove(number)
+            return
+        for session in self.locked.values():
+            self._reset(session, locks)
+            self.awake[session.id] = session
+
+    def _reset(self, session: Session, locks: Locks) -> None:
+        held = (locks.held[token] for token in session.tokens)
+        session.window.reset({each[0][0] for each in held if each[3] == Place.AVAILABLE})
+
+    def fetch(self, session: Session, limit: int) -> list[tuple[int, bytes]]:
+        """The next entries behind the window's end, (sequence number, queue entry), which the caller fills in."""
+        limit = min(limit, self._window)
+        found = self.entries(Place.AVAILABLE, session.key, session.window.cursor, limit)
+        session.window.cursor = found[-1][0] + 1 if len(found) == limit else ALL
+        return found
+
+    def entries(self, place: Place, key: bytes, from_number: int, limit: int) -> list[tuple[int, bytes]]:
+        """(sequence number, queue entry) of messages of the session with this key, from this number on.
+
+        Fewer than `limit` if there are no more.
+        """
+        store, queue_id = self._store, self._queue_id
+        found: list[tuple[int, bytes]] = []
+        end = session_entry_key(queue_id, place, key, ALL)
+        while len(found) < limit:
+            start = session_entry_key(queue_id, place, key, from_number)
+            items = store.scan(Table.SESSION_ENTRIES, start, end, limit - len(found))
+            if not items:
+                break
+            for listed, _ in items:
+                number = int.from_bytes(listed[-8:], "big")
+                entry = store.get(Table.QUEUE, queue_key(queue_id, place, number))
+                if entry is None:
+                    store.delete(Table.SESSION_ENTRIES, listed)
+                else:
+                    found.append((number, entry))
+            from_number = number + 1
+        return found
+
+    # -- who waits
+
+    def wait(self, receiver: Receiver, deadline_ms: int) -> None:
+        self.waiting[receiver.key] = receiver
+        self._waits += 1
+        heappush(self._deadlines, (deadline_ms, self._waits, receiver))
+
+    def overdue(self, now_ms: int) -> list[Receiver]:
+        """Those that have waited as long as they wanted; they wait no more."""
+        found = []
+        while self._deadlines:
+            deadline_ms, _, receiver = self._deadlines[0]
+            waits = self.waiting.get(receiver.key) is receiver  # and not another that has its key now
+            if waits and deadline_ms > now_ms:
+                break
+            heappop(self._deadlines)
+            if waits:
+                del self.waiting[receiver.key]
+                found.append(receiver)
+        return found
+
+    def next_deadline_ms(self) -> int | None:
+        return self._deadlines[0][0] if self._deadlines else None
+
+
+def first_entries(store: Store, queue_id: int, after: bytes | None = None) -> Iterator[tuple[bytes, int]]:
+    """(encoded session id, lowest sequence number) of each session with available messages, in the order of keys.
+
+    `after` is the session to begin behind. One seek for each session, whatever its length.
+    """
+    start = session_entry_key(queue_id, Place.AVAILABLE, after or b"", 0)
+    if after is not None:
+        start = _behind(start)
+    end = session_entry_key(queue_id, Place.AVAILABLE + 1, b"", 0)
+    while items := store.scan(Table.SESSION_ENTRIES, start, end, 1):
+        key = items[0][0]
+        _, _, session_id, number = unpack_session_entry_key(key)
+        yield session_id, number
+        start = _behind(key)
+
+
+def _behind(key: bytes) -> bytes:
+    """Above all entries of the session that this one is of, and below those of the next."""
+    return key[:-8] + b"\xff" * 9
+
+
+def sessions_with_state(store: Store, queue_id: int, after: bytes | None = None) -> Iterator[tuple[bytes, SessionRow]]:
+    """(encoded session id, what is known of its state) in the order of keys; `after` is the session to begin behind.
+
+    One that cannot be read counts as set long ago.
+    """
+    start = entity_key(queue_id) if after is None else session_key(queue_id, after) + b"\0"
+    while items := store.scan(Table.SESSIONS, start, entity_key(queue_id + 1), PAGE):
+        for key, value in items:
+            try:
+                row = decode_session(value)
+            except CorruptRecord:
+                row = SessionRow(0, 0)
+            yield unpack_session_key(key)[1], row
+        start = items[-1][0] + b"\0"
+
+
+def states_bytes(store: Store, queue_id: int) -> int:
+    """Of all states of a queue."""
+    return sum(row.state_bytes for _, row in sessions_with_state(store, queue_id))

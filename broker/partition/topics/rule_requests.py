@@ -1,0 +1,56 @@
+"""Adding, removing and listing the rules of a subscription; they hold for what is sent afterwards."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from broker.errors import EntityAlreadyExists, EntityNotFound, InvalidArgument, NotAllowed, QuotaExceeded
+from broker.partition.state.core import Core
+from broker.partition.state.queue import Queue
+from broker.partition.state.stored_rules import Document, compiled, write_rules
+from broker.partition.state.topic import Topic
+from storage.records import Part, rule_key
+from storage.store import Table
+
+# Of one topic (amqp.md 13.1). True and false filters are not bounded: they cost nothing.
+LIMITS = {"sql": 2000, "correlation": 100_000}
+
+
+def add_rule(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> None:
+    """Raises EntityAlreadyExists, InvalidArgument with the position in a wrong expression, QuotaExceeded."""
+    document: Document = {**args[0], "created_ms": now_ms}
+    topic, entity_id = _topic(core, queue), queue.id >> 3
+    name = document["name"]
+    if topic.rule(entity_id, name) is not None:
+        raise EntityAlreadyExists(f"The rule '{name}' of '{queue.terms.name}' already exists.")
+    stored = compiled(document)
+    limit = LIMITS.get(stored.kind)
+    if limit is not None and topic.filters[stored.kind] >= limit:
+        raise QuotaExceeded(f"The topic of '{queue.terms.name}' has its maximum of {limit} {stored.kind} filters.")
+    write_rules(core.store, entity_id, [stored])
+    topic.add_rule(entity_id, stored)
+
+
+def remove_rule(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> None:
+    """Raises EntityNotFound."""
+    topic, entity_id = _topic(core, queue), queue.id >> 3
+    stored = topic.rule(entity_id, args[0])
+    if stored is None:
+        # A rule is an entity, too: by this text SDKs know that it is gone for good.
+        raise EntityNotFound(f"The messaging entity '{queue.terms.name}/Rules/{args[0]}' could not be found.")
+    core.store.delete(Table.RULES, rule_key(entity_id, stored.rule.name))
+    topic.remove_rule(entity_id, stored.rule.name)
+
+
+def enumerate_rules(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> list[Document]:
+    """In the order of their creation; one that cannot be read is left out."""
+    skip, top = args
+    if skip < 0 or top < 1:
+        raise InvalidArgument(f"skip must not be negative and top must be positive, not {skip} and {top}.")
+    rules = _topic(core, queue).rules(queue.id >> 3)
+    return [stored.document for stored in rules if stored.document is not None][skip : skip + top]
+
+
+def _topic(core: Core, queue: Queue) -> Topic:
+    if queue.topic_id is None or queue.id & 7 != Part.MAIN:
+        raise NotAllowed(f"'{queue.terms.name}' has no rules; subscriptions have.")
+    return core.topic(core.queue(queue.topic_id << 3))

@@ -1,0 +1,136 @@
+"""Which copies of a message the subscriptions of a topic get by their rules, and what differs in each."""
+
+import struct
+from functools import partial
+from typing import Any
+
+from broker.partition.messages.moves import DESCRIPTION, REASON
+from broker.partition.state.core import Core
+from broker.partition.state.topic import Topic
+from broker.rules import RULE_NAME, ActionError, Changes, Duration, FilterError, Instant, Match, MessageView, Rule
+from protocol.codec import Symbol, Timestamp, encode
+from storage.records import NEVER, Field, Overlay, Part
+
+# Queue id, and what differs in this copy. A queue id may come several times.
+Selection = list[tuple[int, Overlay | None]]
+
+MAX_DESCRIPTION_CHARACTERS = 4096  # amqp.md 13.1
+
+_layout = struct.Struct(">4xIII").unpack  # bytes of annotations, properties, application properties: protocol.sections
+
+# System properties that are fields of AMQP's properties section (3.2.4)
+_FIELDS = {
+    "messageid": 0,
+    "to": 2,
+    "label": 3,
+    "subject": 3,
+    "replyto": 4,
+    "correlationid": 5,
+    "contenttype": 6,
+    "sessionid": 10,
+    "replytosessionid": 12,
+}
+_CONTENT_TYPE = 6
+
+
+def view_of(layout: bytes, body: bytes, number: int, now_ms: int, expires_ms: int) -> MessageView:
+    """What rules see of a message published now; `body` are the bytes stored with `layout`."""
+    annotation_bytes, properties_bytes, application_properties_bytes = _layout(layout)
+    properties_at = annotation_bytes + properties_bytes
+    return MessageView(
+        body[annotation_bytes:properties_at],
+        body[properties_at : properties_at + application_properties_bytes],
+        body[:annotation_bytes],
+        partial(_given, len(body), number, now_ms, expires_ms),
+    )
+
+
+def _given(body_bytes: int, number: int, now_ms: int, expires_ms: int) -> dict[str, Any]:
+    given: dict[str, Any] = {"SequenceNumber": number, "EnqueuedTimeUtc": Timestamp(now_ms), "Size": body_bytes}
+    if expires_ms != NEVER:
+        given["ExpiresAtUtc"] = Timestamp(expires_ms)
+        given["TimeToLive"] = Duration.from_ms(expires_ms - now_ms)
+    return given
+
+
+def select(core: Core, topic: Topic, message: MessageView, now_ms: int, limit_ms: int | None) -> Selection:
+    """The copies that rules make; not those of the subscriptions that take every message.
+
+    `limit_ms` is the longest time to live that an action may give. A message on which rules of a subscription fail
+    has one copy in its dead-letter queue, if it wants those, beside the copies of rules that match (DL7).
+    """
+    selection: Selection = []
+    for match in topic.rule_set.match(message):
+        if match.is_plain and not match.changed and not match.errors:
+            selection.append((match.subscription << 3, None))  # type: ignore[operator] # an entity id
+        else:
+            _select_of(core, match, message, now_ms, limit_ms, selection)
+    return selection
+
+
+def _select_of(
+    core: Core, match: Match, message: MessageView, now_ms: int, limit_ms: int | None, selection: Selection
+) -> None:
+    entity_id: int = match.subscription  # type: ignore[assignment]
+    failures: list[tuple[Rule, FilterError]] = list(match.errors)
+    if match.is_plain:
+        selection.append((entity_id << 3, None))
+    for rule in match.changed:
+        assert rule.action is not None
+        try:
+            changes = rule.action.apply(message)
+        except ActionError as error:
+            failures.append((rule, error))
+        else:
+            selection.append((entity_id << 3, _changed(rule, changes, now_ms, limit_ms)))
+    if not failures:
+        return
+    terms, tally = core.terms[entity_id], core.queue(entity_id << 3).tally
+    tally.rules_failed += len(failures)
+    if not terms.dead_letter_failed:
+        return
+    rule, failure = failures[0]
+    overlay: Overlay = {
+        Field.PROPERTIES: {
+            REASON: failure.reason,
+            DESCRIPTION: f"Rule '{rule.name}': {failure}"[:MAX_DESCRIPTION_CHARACTERS],
+        },
+        Field.DEAD_LETTER_SOURCE: terms.name,
+    }
+    selection.append((entity_id << 3 | Part.DEAD_LETTER, overlay))
+    tally.incoming += 1
+    tally.dead_lettered[failure.reason] = tally.dead_lettered.get(failure.reason, 0) + 1
+
+
+def _changed(rule: Rule, changes: Changes, now_ms: int, limit_ms: int | None) -> Overlay:
+    """What the action changes is for this copy alone. A changed ScheduledEnqueueTime means nothing in a subscription,
+    and a changed PartitionKey neither (management.md 3.1).
+    """
+    properties: dict[str, bytes | str | None] = dict.fromkeys(changes.removed)
+    properties |= {name: encode(value) for name, value in changes.user.items()}
+    properties[RULE_NAME] = rule.name
+    overlay: Overlay = {Field.PROPERTIES: properties}
+    system: dict[int, bytes | None] = {}
+    for name, value in changes.system.items():
+        lower = name.lower()
+        field = _FIELDS.get(lower)
+        if field is not None:
+            system[field] = None if value is None else _encoded(field, value)
+        elif lower == "timetolive":
+            ttl_ms = _shorter(None if value is None else value.ticks // 10_000, limit_ms)  # type: ignore[union-attr]
+            overlay[Field.EXPIRES_MS] = NEVER if ttl_ms is None else min(now_ms + ttl_ms, NEVER)
+    if system:
+        overlay[Field.SYSTEM] = system
+    return overlay
+
+
+def _encoded(field: int, value: str | Duration | Instant) -> bytes:
+    if field == _CONTENT_TYPE and isinstance(value, str) and value.isascii():
+        return encode(Symbol(value))
+    return encode(value)
+
+
+def _shorter(ttl_ms: int | None, limit_ms: int | None) -> int | None:
+    if ttl_ms is None or limit_ms is None:
+        return limit_ms if ttl_ms is None else ttl_ms
+    return min(ttl_ms, limit_ms)
