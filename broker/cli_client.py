@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 import typer
 
 if TYPE_CHECKING:
-    from protocol.client import Connection
-    from protocol.client_links import Received, Receiver, Sender
-    from protocol.messages import Message
+    from protocol.client.connection import Connection
+    from protocol.client.links import Received, Receiver, Sender
+    from protocol.client.messages import Message
 
 FAILED = 1
 WRONG_USE = 2
@@ -64,7 +64,7 @@ def send(
     connection_string: ConnectionStringOption = None,
 ) -> None:
     """Send messages to a queue."""
-    from protocol.messages import Message
+    from protocol.client.messages import Message
 
     values = _pairs(properties, "--property")
     data = sys.stdin.buffer.read() if body == "-" else body.encode()
@@ -126,7 +126,7 @@ def peek(
     connection_string: ConnectionStringOption = None,
 ) -> None:
     """Print messages in any state without taking them."""
-    from protocol.messages import Message
+    from protocol.client.messages import Message
 
     async def work(connection: "Connection") -> None:
         management = await connection.management(_address(queue, dead_letter))
@@ -231,7 +231,7 @@ async def _resend(
 async def _move(
     receiver: "Receiver", sender: "Sender", received: "Received", changes: Mapping[str, Any], removals: Sequence[str]
 ) -> None:
-    from protocol.client_errors import ClientError
+    from protocol.client.errors import ClientError
 
     try:
         await sender.send(corrected(received.message(), changes, removals).encode())
@@ -276,9 +276,9 @@ def _run(connection_string: str | None, work: Callable[["Connection"], Awaitable
     """Do `work` on a connection. Ends with a message and an exit code if that fails."""
     import asyncio
 
-    from protocol.client import connect_to
-    from protocol.client_errors import ClientError
-    from protocol.connection_string import InvalidConnectionString
+    from protocol.client.connection import connect_to
+    from protocol.client.connection_string import InvalidConnectionString
+    from protocol.client.errors import ClientError
     from protocol.errors import ProtocolError
 
     async def main() -> T:

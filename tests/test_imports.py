@@ -30,8 +30,8 @@ MAY_IMPORT = {
         "broker.rules",
         "protocol.codec",
         "protocol.errors",
-        "protocol.rendering",
-        "protocol.sections",
+        "protocol.message.rendering",
+        "protocol.message.sections",
         "storage",
     },
     "broker.rules": {
@@ -75,18 +75,23 @@ PURE = (
     "storage.records",
 )
 NOT_PURE = {
-    "protocol.client": {"asyncio", "ssl", "socket"},
-    "protocol.client_link_end": {"asyncio"},
-    "protocol.client_links": {"asyncio"},
-    "protocol.client_requests": {"asyncio", "time"},
-    "protocol.client_transactions": {"asyncio"},
+    "protocol.client.connection": {"asyncio", "ssl", "socket"},
+    "protocol.client.link_end": {"asyncio"},
+    "protocol.client.links": {"asyncio"},
+    "protocol.client.requests": {"asyncio", "time"},
+    "protocol.client.transactions": {"asyncio"},
 }
 
 # Libraries that one place alone knows, or a few.
 ONLY_IN = {
     "lmdb": {"storage.lmdb_store"},
-    "cproton_ffi": {"protocol.proton"},
-    "protocol.proton": {"protocol.engine", "protocol.links", "protocol.deliveries", "protocol.flow_answers"},
+    "cproton_ffi": {"protocol.engine.proton"},
+    "protocol.engine.proton": {
+        "protocol.engine.engine",
+        "protocol.engine.links",
+        "protocol.engine.deliveries",
+        "protocol.engine.flow_answers",
+    },
     "uvloop": {"broker.gateway"},
     "aiohttp": {"broker.http"},
     "lark": {"broker.rules.syntax"},
@@ -201,12 +206,12 @@ def test_a_circle_is_found():
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("protocol.sections", "import broker.wire"),
-        ("protocol.sections", "from storage import records"),
-        ("protocol.sections", "import time"),
-        ("protocol.sections", "def f():\n    from cproton_ffi import lib"),
-        ("protocol.engine", "from proton import Message"),
-        ("protocol.client", "from protocol.proton import lib"),
+        ("protocol.message.sections", "import broker.wire"),
+        ("protocol.message.sections", "from storage import records"),
+        ("protocol.message.sections", "import time"),
+        ("protocol.message.sections", "def f():\n    from cproton_ffi import lib"),
+        ("protocol.engine.engine", "from proton import Message"),
+        ("protocol.client.connection", "from protocol.engine.proton import lib"),
         ("storage.verification", "import lmdb"),
         ("storage.store", "from broker.errors import LockLost"),
         ("broker.partition.state.queue", "import asyncio"),

@@ -15,10 +15,10 @@ from broker.gateway.receivers import ClientReceiver
 from broker.gateway.request_links import REQUEST_CREDIT, RequestLink, ResponseLink
 from broker.gateway.senders import ClientSender
 from broker.gateway.session_links import SessionReceiver
-from protocol import session_filter, tracking
+from protocol import error_texts, session_filter
 from protocol.addresses import Address, Node, Part
 from protocol.addresses import parse as parse_address
-from protocol.links import Link
+from protocol.engine.links import Link
 from protocol.symbols import TRANSFER_DESTINATION_ADDRESS
 
 # The largest tokens known are some 10 KiB.
@@ -115,7 +115,7 @@ def _transfer_destination(host: Host, name: object) -> Entity:
     host.rights.require(address.resource, Right.SEND, time.time())
     entity = host.gateway.namespace.find(address)
     if entity.kind == "subscription":
-        raise NotAllowed(tracking.sender_on_subscription(entity.name))
+        raise NotAllowed(error_texts.sender_on_subscription(entity.name))
     return entity
 
 
@@ -128,9 +128,9 @@ def _bind_receiver(host: Host, link: Link, address: Address, entity: Entity) -> 
     has_sessions = entity.requires_session and address.part is Part.MAIN
     if session is not None:
         if not has_sessions:
-            raise NotAllowed(tracking.SESSION_RECEIVER_NOT_SUPPORTED)
+            raise NotAllowed(error_texts.SESSION_RECEIVER_NOT_SUPPORTED)
         return SessionReceiver(host, link, entity, address, session)
     if has_sessions:
-        raise NotAllowed(tracking.SESSION_RECEIVER_REQUIRED)
+        raise NotAllowed(error_texts.SESSION_RECEIVER_REQUIRED)
     link.accept(entity.max_message_bytes(host.gateway.settings.amqp.max_message_size_bytes))
     return ClientReceiver(host, link, entity, address)

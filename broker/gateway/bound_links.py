@@ -12,8 +12,8 @@ from broker.gateway.request_links import ResponseLink
 from broker.gateway.senders import ClientSender
 from protocol import conditions
 from protocol.addresses import Node
+from protocol.engine.links import Link
 from protocol.errors import ProtocolError
-from protocol.links import Link
 
 # A client needs two to put a token, and some open a pair for each.
 MAX_LINKS_WITHOUT_RIGHTS = 20

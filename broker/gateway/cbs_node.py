@@ -3,11 +3,11 @@
 import time
 
 from broker.gateway.request_links import Answer, RequestLink
-from protocol import cbs, sas_tokens
 from protocol.addresses import parse_audience
 from protocol.errors import ProtocolError
-from protocol.request_message import Request
-from protocol.sas_tokens import KeyRule, TokenError
+from protocol.nodes import cbs, sas_tokens
+from protocol.nodes.request_message import Request
+from protocol.nodes.sas_tokens import KeyRule, TokenError
 
 
 class CbsRequests(RequestLink):

@@ -22,16 +22,16 @@ from broker.gateway.receivers import ClientReceiver
 from broker.gateway.rights import Rights
 from broker.gateway.transactions import Transactions
 from broker.gateway.turn import Gathering
-from protocol import conditions, tracking
+from protocol import conditions, error_texts
 from protocol.addresses import Node
 from protocol.codec import Symbol
-from protocol.deliveries import Delivery, forget, reject
-from protocol.engine import Engine
+from protocol.engine.deliveries import Delivery, forget, reject
+from protocol.engine.engine import Engine
+from protocol.engine.incoming import FramingError, HandleInUse, IllegalState
+from protocol.engine.links import Link, Session
+from protocol.engine.sasl import Identity, IdentityKind, SaslServer
 from protocol.errors import InvalidField, ProtocolError
-from protocol.frames import FramingError, HandleInUse, IllegalState
-from protocol.links import Link, Session
-from protocol.sas_tokens import Claim
-from protocol.sasl import Identity, IdentityKind, SaslServer
+from protocol.nodes.sas_tokens import Claim
 
 log = structlog.get_logger("gateway")
 
@@ -72,7 +72,7 @@ class Home(Shared, Protocol):
 
 
 class ClientConnection(asyncio.Protocol):
-    """Implements `protocol.engine.Handler` on an asyncio transport, and is the host of its links."""
+    """Implements `protocol.engine.engine.Handler` on an asyncio transport, and is the host of its links."""
 
     engine: Engine
 
@@ -235,7 +235,7 @@ class ClientConnection(asyncio.Protocol):
         self._links = BoundLinks(self, self.engine.links)
         self._set_deadline(amqp.open_timeout_ms, "open was not sent in time")
 
-    # -- protocol.engine.Handler
+    # -- protocol.engine.engine.Handler
 
     def on_open(self, container_id: str, hostname: str) -> None:
         self._opened = True
@@ -356,12 +356,12 @@ class ClientConnection(asyncio.Protocol):
             entity = next((each for each in linked if each is not None and each in entities), None)
             if entity is not None and not link.closed:
                 kind = "Subscription" if entity.kind == "subscription" else "Queue"
-                error = EntityNotFound(tracking.entity_not_found(namespace, entity.name, kind))
+                error = EntityNotFound(error_texts.entity_not_found(namespace, entity.name, kind))
                 self.detach(link, error, entity.tracker(namespace))
         self.flush()
 
     def tracked(self, text: str, tracker: str = "NoSystemTracker") -> str:
-        return tracking.tracked(text, uuid.uuid4(), int(time.time() * 1000), tracker)
+        return error_texts.tracked(text, uuid.uuid4(), int(time.time() * 1000), tracker)
 
     def response_link(self, node: tuple[Node, str], reply_to: str | None, request: Link) -> Responder | None:
         return self._links.response_link(node, reply_to, request)

@@ -8,11 +8,11 @@ from broker.gateway.host import Host
 from broker.gateway.namespace import Entity
 from broker.gateway.receivers import ClientReceiver
 from broker.gateway.transactions import Transaction
-from protocol import conditions, tracking
-from protocol.deliveries import ACCEPTED, Delivery, declare, forget, settle
+from protocol import conditions, error_texts
+from protocol.engine.deliveries import ACCEPTED, Delivery, declare, forget, settle
+from protocol.engine.links import Link
 from protocol.errors import ProtocolError
-from protocol.links import Link
-from protocol.transactions import Declare, parse
+from protocol.nodes.coordinator import Declare, parse
 
 COORDINATOR_CREDIT = 100
 MAX_OPEN = 1000  # transactions of one connection
@@ -82,7 +82,7 @@ class Coordinator:
         transaction.discharge(commit, reply)
 
     def on_oversized(self, delivery: Delivery, size_bytes: int, settled: bool) -> None:
-        text = tracking.message_too_large(0, size_bytes, self.link.max_message_bytes)
+        text = error_texts.message_too_large(0, size_bytes, self.link.max_message_bytes)
         self.connection.reject(delivery, conditions.LINK_MESSAGE_SIZE_EXCEEDED, text)
 
     def on_flow(self) -> None: ...

@@ -3,7 +3,7 @@
 import struct
 from typing import Any
 
-from protocol.rendering import Additions, render, render_embedded
+from protocol.message.rendering import Additions, render, render_embedded
 from storage.records import MESSAGE_HEADER_BYTES, NEVER, Field, Place
 
 # checksum (verified by the partition), enqueued ms, expires ms, layout: storage.records' message record

@@ -7,7 +7,7 @@ from broker.errors import BrokerError
 from broker.gateway.host import Host
 from broker.gateway.namespace import Entity
 from protocol.addresses import Address
-from protocol.links import Link
+from protocol.engine.links import Link
 
 
 class EntityLink:

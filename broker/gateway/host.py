@@ -16,9 +16,9 @@ from broker.gateway.turn import Gathering, Turn
 from broker.keys import Keyring
 from broker.metrics import GatewayMetrics
 from protocol.addresses import Node
-from protocol.deliveries import Delivery
-from protocol.links import Link
-from protocol.sas_tokens import Claim
+from protocol.engine.deliveries import Delivery
+from protocol.engine.links import Link
+from protocol.nodes.sas_tokens import Claim
 
 
 class Shared(Protocol):

@@ -16,13 +16,14 @@ from broker.gateway.properties import DEAD_LETTER_DESCRIPTION, DEAD_LETTER_REASO
 from broker.gateway.request_links import Answer, RequestLink
 from broker.gateway.rules import rule_document, rule_of_document
 from broker.wire import ENTRY, Extra, Outcome
-from protocol import management, tracking
+from protocol import error_texts
 from protocol.addresses import Address, Part
+from protocol.engine.links import Link
 from protocol.errors import ProtocolError
-from protocol.links import Link
 from protocol.lock_tokens import token_of, uuid_of
-from protocol.request_message import Request
-from protocol.sections import take_apart
+from protocol.message.sections import take_apart
+from protocol.nodes import management
+from protocol.nodes.request_message import Request
 from storage.records import Place
 
 # One answer to peek carries no more, so that it fits any client's buffers (PE11).
@@ -141,12 +142,12 @@ class ManagementRequests(RequestLink):
         limit = self.entity.max_message_bytes(self.max_response_bytes())
         largest = max(len(item.message) for item in arguments.messages)
         if largest > limit:
-            raise MessageTooLarge(tracking.message_too_large(0, largest, limit))
+            raise MessageTooLarge(error_texts.message_too_large(0, largest, limit))
         new_id = self.connection.gateway.new_message_id
         messages = [take_apart(item.message, self.entity.detects_duplicates, new_id) for item in arguments.messages]
         has_session = [message[3] and Extra.SESSION_ID in message[3] for message in messages]
         if self.entity.requires_session and not all(has_session):
-            raise NotAllowed(tracking.session_id_missing(self.entity.name))
+            raise NotAllowed(error_texts.session_id_missing(self.entity.name))
         self._metrics.incoming_messages += len(messages)
         self._ask(
             request, answer, lambda numbers: management.encode_sequence_numbers(request, numbers), "schedule", messages

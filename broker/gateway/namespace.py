@@ -5,7 +5,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from broker.config import MAX_MESSAGE_BYTES
 from broker.entities import Description, Status, SubscriptionDescription, TopicDescription
 from broker.errors import EntityDisabled, EntityNotFound, NotAllowed
-from protocol import tracking
+from protocol import error_texts
 from protocol.addresses import Address, Part
 from storage.records import Part as QueuePart
 
@@ -55,9 +55,9 @@ class Entity:
     def require_send(self) -> None:
         """Raises NotAllowed, EntityDisabled."""
         if self.kind == "subscription":
-            raise NotAllowed(tracking.sender_on_subscription(self.name))
+            raise NotAllowed(error_texts.sender_on_subscription(self.name))
         if self.description.status in (Status.DISABLED, Status.SEND_DISABLED):
-            raise EntityDisabled(tracking.entity_disabled(self.name, self.description.status))
+            raise EntityDisabled(error_texts.entity_disabled(self.name, self.description.status))
 
     def require_transfer(self) -> None:
         """Sent through it to others. A receiver does that, so an entity that is not to be sent to allows it.
@@ -65,7 +65,7 @@ class Entity:
         Raises EntityDisabled.
         """
         if self.description.status == Status.DISABLED:
-            raise EntityDisabled(tracking.entity_disabled(self.name, self.description.status))
+            raise EntityDisabled(error_texts.entity_disabled(self.name, self.description.status))
 
     def forward_to(self, part: Part) -> str | None:
         """The name of the entity that messages of this part move on to; None if they stay to be received."""
@@ -78,15 +78,15 @@ class Entity:
     def require_receive(self, part: Part = Part.MAIN) -> None:
         """Raises NotAllowed, EntityDisabled."""
         if self.kind == "topic" and part is Part.MAIN:
-            raise NotAllowed(tracking.receiver_on_topic(self.name))
+            raise NotAllowed(error_texts.receiver_on_topic(self.name))
         if to := self.forward_to(part):
-            raise NotAllowed(tracking.receiver_on_forwarding(self.name, to))
+            raise NotAllowed(error_texts.receiver_on_forwarding(self.name, to))
         if self.description.status in (Status.DISABLED, Status.RECEIVE_DISABLED):
-            raise EntityDisabled(tracking.entity_disabled(self.name, self.description.status))
+            raise EntityDisabled(error_texts.entity_disabled(self.name, self.description.status))
 
     def tracker(self, namespace: str) -> str:
         """What error texts end with, to say what they are about."""
-        return tracking.entity_tracker(namespace, self.name, self.kind.capitalize())
+        return error_texts.entity_tracker(namespace, self.name, self.kind.capitalize())
 
 
 class Namespace:
@@ -111,7 +111,7 @@ class Namespace:
         entity = self._entities.get(address.key)
         if entity is None or (entity.kind == "topic" and address.part is Part.DEAD_LETTER):
             kind = "Subscription" if address.subscription else "Queue"
-            raise EntityNotFound(tracking.entity_not_found(self.name, address.path, kind))
+            raise EntityNotFound(error_texts.entity_not_found(self.name, address.path, kind))
         return entity
 
     def names(self) -> Mapping[int, str]:

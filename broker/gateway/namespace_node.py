@@ -9,9 +9,9 @@ from broker.errors import BrokerError
 from broker.gateway.conditions import condition_of
 from broker.gateway.entity_counts import counted_queues, entity_counts
 from broker.gateway.request_links import Answer, RequestLink
-from protocol import management
 from protocol.errors import ProtocolError
-from protocol.request_message import Request
+from protocol.nodes import management
+from protocol.nodes.request_message import Request
 
 # The codec of a client takes 65,536 values in one answer.
 MAX_LISTED = 2000

@@ -6,8 +6,8 @@ from broker.errors import NotImplementedByBroker
 from broker.gateway.properties import dead_letter_properties, encode_properties
 from broker.wire import Outcome
 from protocol.codec import Described
-from protocol.deliveries import ACCEPTED, MODIFIED, REJECTED, RELEASED
-from protocol.transactions import outcome_of
+from protocol.engine.deliveries import ACCEPTED, MODIFIED, REJECTED, RELEASED
+from protocol.nodes.coordinator import outcome_of
 
 # What the answer to an outcome says: the same kind (amqp.md 6.2).
 STATE_OF = {

@@ -15,9 +15,9 @@ from broker.gateway.namespace import Entity
 from broker.gateway.outcomes import STATE_OF, transactional_outcome
 from broker.gateway.properties import dead_letter_properties, encode_properties
 from broker.wire import ENTRY, Op, Outcome
-from protocol import conditions, tracking
+from protocol import conditions, error_texts
 from protocol.addresses import Address
-from protocol.deliveries import (
+from protocol.engine.deliveries import (
     ACCEPTED,
     MODIFIED,
     REJECTED,
@@ -31,7 +31,7 @@ from protocol.deliveries import (
     settle_in,
     transactional_state,
 )
-from protocol.links import Link
+from protocol.engine.links import Link
 
 
 class ClientReceiver(EntityLink):
@@ -304,7 +304,7 @@ class ClientReceiver(EntityLink):
         if self._closing:
             self.worker.channels.pop(self.channel, None)
         elif self._settling:
-            lost = LockLost(tracking.LOCK_LOST)
+            lost = LockLost(error_texts.LOCK_LOST)
             self.on_settled(len(self._settling), lost)
 
     def on_worker_back(self) -> None:

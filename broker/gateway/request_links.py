@@ -13,13 +13,13 @@ from broker.gateway.conditions import condition_of
 from broker.gateway.host import Host
 from broker.gateway.namespace import Entity
 from broker.gateway.transactions import Transaction
-from protocol import conditions, tracking
+from protocol import conditions, error_texts
 from protocol.addresses import Address
-from protocol.deliveries import ACCEPTED, Delivery, forget, settle, settle_in, transaction_of
+from protocol.engine.deliveries import ACCEPTED, Delivery, forget, settle, settle_in, transaction_of
+from protocol.engine.links import Link
 from protocol.errors import ProtocolError
-from protocol.links import Link
-from protocol.request_message import Request
-from protocol.request_message import parse as parse_request
+from protocol.nodes.request_message import Request
+from protocol.nodes.request_message import parse as parse_request
 
 REQUEST_CREDIT = 100
 OVERRUN = 4  # as of senders: some clients ask without credit
@@ -121,7 +121,7 @@ class RequestLink:
         self._replenish()
 
     def on_oversized(self, delivery: Delivery, size_bytes: int, settled: bool) -> None:
-        text = tracking.message_too_large(0, size_bytes, self.link.max_message_bytes)
+        text = error_texts.message_too_large(0, size_bytes, self.link.max_message_bytes)
         self.connection.reject(delivery, conditions.LINK_MESSAGE_SIZE_EXCEEDED, text)
 
     def on_detach(self) -> None:

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 
 from broker.entities import Right
 from broker.errors import Unauthorized
-from protocol import tracking
-from protocol.sas_tokens import Claim
+from protocol import error_texts
+from protocol.nodes.sas_tokens import Claim
 
 _FOREVER = float("inf")
 # A connection's; clients put a token for each entity they use.
@@ -43,7 +43,7 @@ class Rights:
     def require(self, path: str, right: Right, now_s: float) -> None:
         """Raises Unauthorized."""
         if not self.allows(path, right, now_s):
-            raise Unauthorized(tracking.claim_required(right, f"sb://peeklock/{path}"))
+            raise Unauthorized(error_texts.claim_required(right, f"sb://peeklock/{path}"))
 
     @property
     def is_empty(self) -> bool:

@@ -15,8 +15,8 @@ from broker.rule_descriptions import (
     SqlFilter,
     TrueFilter,
 )
-from protocol import rule_operations as wire
 from protocol.codec import decode_exactly
+from protocol.nodes import rule_operations as wire
 
 
 def rule_document(rule: wire.Rule) -> dict[str, Any]:

@@ -12,18 +12,18 @@ from broker.gateway.host import Host
 from broker.gateway.namespace import Entity
 from broker.gateway.transactions import addressed
 from broker.wire import Extra, Op
-from protocol import tracking
+from protocol import error_texts
 from protocol.addresses import Address
-from protocol.batches import unpack_batch
-from protocol.deliveries import ACCEPTED, Delivery, forget, settle, settle_in, transaction_of
+from protocol.engine.deliveries import ACCEPTED, Delivery, forget, settle, settle_in, transaction_of
+from protocol.engine.links import Link
 from protocol.errors import ProtocolError
-from protocol.links import Link
-from protocol.sections import take_apart
+from protocol.message.batches import unpack_batch
+from protocol.message.sections import take_apart
 
 # A sender with this many times its credit in flight is not read from until the partition has caught up.
 OVERRUN = 4
 
-_BUSY = ServerBusy(tracking.SERVER_BUSY)
+_BUSY = ServerBusy(error_texts.SERVER_BUSY)
 
 # A message above this is not gathered with others: the worker can begin.
 LARGE_BYTES = 1 << 16
@@ -117,13 +117,13 @@ class ClientSender(EntityLink):
                 forget(delivery)
 
     def on_oversized(self, delivery: Delivery, size_bytes: int, settled: bool) -> None:
-        text = tracking.message_too_large(0, size_bytes, self.link.max_message_bytes)
+        text = error_texts.message_too_large(0, size_bytes, self.link.max_message_bytes)
         self.refuse(delivery, settled, MessageTooLarge(text))
 
     def _check(self, message: Any) -> None:
         extra = message[3]
         if self._requires_session and not (extra and (Extra.SESSION_ID in extra or Extra.PING in extra)):
-            raise NotAllowed(tracking.session_id_missing(self._taker.name))
+            raise NotAllowed(error_texts.session_id_missing(self._taker.name))
 
     def refuse(self, delivery: Delivery, settled: bool, error: Exception) -> None:
         self.metrics.incoming_requests += 1

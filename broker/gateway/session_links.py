@@ -10,9 +10,9 @@ from broker.errors import (
 from broker.gateway.host import Host
 from broker.gateway.namespace import Entity
 from broker.gateway.receivers import ClientReceiver
-from protocol import session_filter, tracking
+from protocol import error_texts, session_filter
 from protocol.addresses import Address
-from protocol.links import Link
+from protocol.engine.links import Link
 from protocol.session_filter import SessionRequest
 
 
@@ -56,17 +56,17 @@ class SessionReceiver(ClientReceiver):
 
     def _as_clients_know_it(self, error: BrokerError) -> BrokerError:
         if isinstance(error, SessionCannotBeLocked):
-            return SessionCannotBeLocked(tracking.session_cannot_be_locked(self._request.session_id or ""))
+            return SessionCannotBeLocked(error_texts.session_cannot_be_locked(self._request.session_id or ""))
         if isinstance(error, OperationTimeout):
-            return OperationTimeout(tracking.timed_out(self._request.wait_ms))
+            return OperationTimeout(error_texts.timed_out(self._request.wait_ms))
         return error
 
     def on_worker_lost(self) -> None:
         """The lock is gone with it. Who waited may try again."""
         if not self._closing:
-            lost: BrokerError = SessionLockLost(tracking.SESSION_LOCK_LOST)
+            lost: BrokerError = SessionLockLost(error_texts.SESSION_LOCK_LOST)
             if self.session_id is None:
-                lost = ServerBusy(tracking.SERVER_BUSY)
+                lost = ServerBusy(error_texts.SERVER_BUSY)
             self.on_settled(len(self._settling), lost)
             self.detach(lost)
         super().on_worker_lost()

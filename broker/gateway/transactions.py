@@ -18,7 +18,7 @@ from broker.gateway.namespace import Entity
 from broker.gateway.router import Reply, Router, error_named
 from broker.gateway.turn import Turn
 from broker.wire import Extra, Outcome
-from protocol.links import Link
+from protocol.engine.links import Link
 
 ID_BYTES = 16
 

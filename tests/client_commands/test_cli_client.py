@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 
 from broker.cli import app
 from broker.cli_client import CONNECTION_STRING_VARIABLE, corrected
+from protocol.client.messages import Message, value_section
 from protocol.codec import Symbol, Timestamp
-from protocol.messages import Message, value_section
 from tests.brokers import KEY_NAME, Broker
 
 NAMES = ("sent", "received", "kept", "peeked", "purged", "counted", "resent", "small")
@@ -128,7 +128,7 @@ def dead_letter(broker, queue, messages):
     """Send messages and dead-letter them all."""
     import asyncio
 
-    from protocol.client import connect_to
+    from protocol.client.connection import connect_to
 
     async def work():
         async with await connect_to(broker.connection_string) as connection:

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from protocol.codec import Described, ULong, decode, encode
-from protocol.sas_tokens import generate
+from protocol.nodes.sas_tokens import generate
 from tests.brokers import KEY, KEY_NAME
 from tests.end_to_end.raw_peer import TRANSFER, RawPeer
 

@@ -7,7 +7,7 @@ from uuid import UUID
 import pytest
 
 from protocol.codec import Array, Int, Long, Symbol, UInt
-from protocol.sasl import AMQP_HEADER, SASL_HEADER, plain_response
+from protocol.engine.sasl import AMQP_HEADER, SASL_HEADER, plain_response
 from tests.end_to_end.health import eventually, metrics
 from tests.end_to_end.raw_peer import (
     ACCEPTED,

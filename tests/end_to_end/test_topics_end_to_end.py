@@ -8,11 +8,11 @@ from uuid import UUID
 
 import pytest
 
-from protocol.client import Connection, connect_to
-from protocol.client_errors import AuthenticationFailed, LinkDetached, RequestFailed
-from protocol.client_requests import Management
+from protocol.client.connection import Connection, connect_to
+from protocol.client.errors import AuthenticationFailed, LinkDetached, RequestFailed
+from protocol.client.messages import Message
+from protocol.client.requests import Management
 from protocol.codec import Described, Int, Long, Symbol, Timestamp
-from protocol.messages import Message
 from tests.brokers import Broker
 from tests.end_to_end.health import assert_unharmed, metrics, process_ids
 

@@ -10,11 +10,11 @@ import pytest
 
 from broker.catalog import home_partition
 from protocol import conditions
-from protocol.client import Connection, connect_to
-from protocol.client_errors import ClientError, MessageRefused, SettlementRefused
-from protocol.client_requests import QueueCounts
+from protocol.client.connection import Connection, connect_to
+from protocol.client.errors import ClientError, MessageRefused, SettlementRefused
+from protocol.client.messages import Message
+from protocol.client.requests import QueueCounts
 from protocol.codec import Described, Symbol, UInt, ULong, encode
-from protocol.messages import Message
 from storage.maintenance import verify
 from tests.brokers import Broker
 from tests.end_to_end.health import eventually, process_of

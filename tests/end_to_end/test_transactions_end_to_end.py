@@ -9,10 +9,10 @@ import pytest
 
 from broker.catalog import home_partition
 from protocol import conditions
-from protocol.client import Connection, connect_to
-from protocol.client_errors import ClientError, MessageRefused, RequestFailed, SettlementRefused
-from protocol.client_links import Receiver
-from protocol.messages import Message
+from protocol.client.connection import Connection, connect_to
+from protocol.client.errors import ClientError, MessageRefused, RequestFailed, SettlementRefused
+from protocol.client.links import Receiver
+from protocol.client.messages import Message
 from tests.brokers import Broker
 from tests.end_to_end.health import eventually, process_of
 

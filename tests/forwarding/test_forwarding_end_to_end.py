@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from protocol.client import Connection, connect_to
-from protocol.client_errors import LinkDetached
+from protocol.client.connection import Connection, connect_to
+from protocol.client.errors import LinkDetached
+from protocol.client.messages import Message
 from protocol.codec import Timestamp
-from protocol.messages import Message
 from storage.maintenance import verify
 from tests.brokers import Broker
 

@@ -12,8 +12,8 @@ from broker.catalog import home_partition
 from broker.partition.messages.hand_out import Forward
 from broker.peer import Peer
 from broker.wire import Op
-from protocol.messages import Message
-from protocol.sections import take_apart
+from protocol.client.messages import Message
+from protocol.message.sections import take_apart
 from storage.records import NEVER, encode_message
 from tests.brokers import Broker
 

@@ -11,12 +11,12 @@ import time
 from random import Random
 from typing import Any
 
-from protocol.deliveries import ACCEPTED, Delivery, forget, modification, reject, rejection, settle
-from protocol.engine import Engine
+from protocol.engine.deliveries import ACCEPTED, Delivery, forget, modification, reject, rejection, settle
+from protocol.engine.engine import Engine
+from protocol.engine.links import Link, Session
 from protocol.errors import ProtocolError
-from protocol.links import Link, Session
-from protocol.rendering import render_embedded  # noqa: F401 - imports what a gateway has, so that memory is like its
-from protocol.sections import take_apart
+from protocol.message.rendering import render_embedded  # noqa: F401 - imports what a gateway has, so that memory is like its
+from protocol.message.sections import take_apart
 from tests.fuzz.mutations import mutated, session
 
 MEMORY_BYTES = 1 << 30

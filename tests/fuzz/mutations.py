@@ -8,7 +8,7 @@ import struct
 from random import Random
 
 from protocol.codec import Described, Symbol, UInt, ULong, encode
-from protocol.sasl import AMQP_HEADER, SASL_HEADER, plain_response
+from protocol.engine.sasl import AMQP_HEADER, SASL_HEADER, plain_response
 from tests.end_to_end.raw_peer import (
     ACCEPTED,
     ATTACH,

@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from protocol.engine import Engine
+from protocol.engine.engine import Engine
 from tests.fuzz.engine_cases import Server
 from tests.fuzz.mutations import mutated, session
 from tests.fuzz.run import Found, _engine_cases, fuzz_broker, fuzz_engine

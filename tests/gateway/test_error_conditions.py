@@ -6,7 +6,7 @@ from broker.errors import BrokerError
 from broker.gateway.conditions import CONDITION, condition_of
 from protocol import conditions
 from protocol.errors import DecodeError, HeaderTooLarge, InvalidField, LimitExceeded, ProtocolError
-from protocol.management import STATUS
+from protocol.nodes.management import STATUS
 
 
 def kinds(base: type) -> set[type]:

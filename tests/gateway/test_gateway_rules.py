@@ -5,7 +5,7 @@ import pytest
 from broker.errors import InvalidArgument
 from broker.gateway.rules import rule_document, rule_of_document
 from protocol.codec import Described, Int, Long, Symbol, ULong, encode
-from protocol.rule_operations import CorrelationFilter, Rule, SqlFilter
+from protocol.nodes.rule_operations import CorrelationFilter, Rule, SqlFilter
 
 PROPERTIES = {"n": Int(1), "s": "x", "p": Described(Symbol("com.microsoft:timespan"), Long(5))}
 

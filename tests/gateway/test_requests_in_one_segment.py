@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from protocol.codec import Described, decode, encode
-from protocol.engine import Engine
-from protocol.links import Link, Session
+from protocol.engine.engine import Engine
+from protocol.engine.links import Link, Session
 from tests.brokers import Broker
 
 COUNT = 5

@@ -5,7 +5,7 @@ import pytest
 from broker.entities import Right
 from broker.errors import Unauthorized
 from broker.gateway.rights import Rights
-from protocol.sas_tokens import Claim
+from protocol.nodes.sas_tokens import Claim
 
 
 def rights(path: str, *names: str, until_s: float = 100.0) -> Rights:

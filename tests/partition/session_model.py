@@ -19,7 +19,7 @@ from broker.entities import QueueDescription
 from broker.errors import BrokerError, LockLost, NotAllowed, OperationTimeout, SessionLockLost
 from broker.wire import Outcome
 from protocol.codec import Described, Symbol, Timestamp, encode
-from protocol.sections import take_apart
+from protocol.message.sections import take_apart
 from storage.records import Field, Place
 
 NEVER = 1 << 62

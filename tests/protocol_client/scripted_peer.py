@@ -5,12 +5,12 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
-from protocol.client import Connection, connect
-from protocol.connection_string import Anonymous, Credentials
-from protocol.deliveries import ACCEPTED, Delivery, forget, settle
-from protocol.engine import Engine
-from protocol.links import Link, Session
-from protocol.sasl import Identity, IdentityKind, SaslServer
+from protocol.client.connection import Connection, connect
+from protocol.client.connection_string import Anonymous, Credentials
+from protocol.engine.deliveries import ACCEPTED, Delivery, forget, settle
+from protocol.engine.engine import Engine
+from protocol.engine.links import Link, Session
+from protocol.engine.sasl import Identity, IdentityKind, SaslServer
 
 CREDIT = 100
 
@@ -112,7 +112,7 @@ class _Side(asyncio.Protocol):
         self.transport = None
         self.engine.free()
 
-    # -- protocol.engine.Handler
+    # -- protocol.engine.engine.Handler
 
     def on_open(self, container_id: str, hostname: str) -> None:
         self.engine.open()

@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
-from protocol import client
-from protocol.client import connect
-from protocol.client_errors import AuthenticationFailed, ConnectionLost, LinkClosed, LinkDetached
-from protocol.connection_string import Plain
-from protocol.messages import Message
+from protocol.client import connection as client
+from protocol.client.connection import connect
+from protocol.client.connection_string import Plain
+from protocol.client.errors import AuthenticationFailed, ConnectionLost, LinkClosed, LinkDetached
+from protocol.client.messages import Message
 from tests.brokers import free_ports
 
 MESSAGE = Message.of(b"hello").encode()

@@ -4,9 +4,19 @@ import asyncio
 
 import pytest
 
-from protocol.client_errors import LinkDetached, SettlementRefused
-from protocol.deliveries import ACCEPTED, MODIFIED, REJECTED, RELEASED, forget, modification, reject, rejection, settle
-from protocol.messages import Message
+from protocol.client.errors import LinkDetached, SettlementRefused
+from protocol.client.messages import Message
+from protocol.engine.deliveries import (
+    ACCEPTED,
+    MODIFIED,
+    REJECTED,
+    RELEASED,
+    forget,
+    modification,
+    reject,
+    rejection,
+    settle,
+)
 from tests.protocol_client.scripted_peer import until
 
 

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from protocol.client_errors import LinkClosed, LinkDetached, MessageRefused, MessageReturned
-from protocol.deliveries import ACCEPTED, MODIFIED, RELEASED, forget, reject, settle
-from protocol.messages import Message
+from protocol.client.errors import LinkClosed, LinkDetached, MessageRefused, MessageReturned
+from protocol.client.messages import Message
+from protocol.engine.deliveries import ACCEPTED, MODIFIED, RELEASED, forget, reject, settle
 from tests.protocol_client.scripted_peer import until
 
 MESSAGE = Message.of(b"hello").encode()

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from protocol.client import connect, connect_to
-from protocol.client_errors import (
+from protocol.client.connection import connect, connect_to
+from protocol.client.connection_string import Plain, SharedAccessKey, SharedAccessSignature
+from protocol.client.errors import (
     AuthenticationFailed,
     ClientError,
     ConnectionLost,
@@ -17,11 +18,10 @@ from protocol.client_errors import (
     RequestFailed,
     SettlementRefused,
 )
-from protocol.client_requests import QueueCounts
+from protocol.client.messages import Message
+from protocol.client.requests import QueueCounts
 from protocol.codec import Timestamp
-from protocol.connection_string import Plain, SharedAccessKey, SharedAccessSignature
-from protocol.messages import Message
-from protocol.sas_tokens import generate
+from protocol.nodes.sas_tokens import generate
 from protocol.symbols import SCHEDULED_ENQUEUE_TIME
 from tests.brokers import KEY, KEY_NAME, Broker, free_ports
 
@@ -282,7 +282,7 @@ async def test_counts_say_what_is_where(broker):
 
 
 async def test_counts_of_all_come_in_pages(broker, monkeypatch):
-    monkeypatch.setattr("protocol.client.MAX_COUNTS_PER_REQUEST", 2)
+    monkeypatch.setattr("protocol.client.connection.MAX_COUNTS_PER_REQUEST", 2)
     async with await connect_to(broker.connection_string) as connection:
         assert list(await connection.counts()) == NAMES
 

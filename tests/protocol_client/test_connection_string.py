@@ -1,6 +1,6 @@
 import pytest
 
-from protocol.connection_string import (
+from protocol.client.connection_string import (
     Anonymous,
     ConnectionString,
     InvalidConnectionString,

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from protocol.client.messages import Message, data_section, value_section
 from protocol.codec import Described, Long, Symbol, Timestamp, UByte, UInt, ULong, decode, encode
 from protocol.errors import DecodeError, ProtocolError
-from protocol.messages import Message, data_section, value_section
-from protocol.sections import take_apart
+from protocol.message.sections import take_apart
 
 
 def sections(message: bytes) -> list[Described]:

@@ -3,8 +3,8 @@
 from typing import Any
 
 from protocol import codec
-from protocol.engine import Engine
-from protocol.links import Link, Session
+from protocol.engine.engine import Engine
+from protocol.engine.links import Link, Session
 
 MESSAGE = b"\x00\x53\x75\xa0\x05hello"
 

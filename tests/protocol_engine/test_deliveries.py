@@ -3,7 +3,7 @@
 import pytest
 
 from protocol import codec
-from protocol.deliveries import (
+from protocol.engine.deliveries import (
     ACCEPTED,
     MODIFIED,
     REJECTED,

@@ -2,8 +2,8 @@
 
 import pytest
 
+from protocol.engine.incoming import FramingError
 from protocol.errors import DecodeError, InvalidField
-from protocol.frames import FramingError
 from tests.protocol_engine.pair import MESSAGE, Pair, Side, performatives, raw_frame
 
 

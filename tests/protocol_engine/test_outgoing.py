@@ -7,9 +7,9 @@ import pytest
 
 from protocol import codec
 from protocol.codec import Described, Symbol, UInt, ULong
-from protocol.frames import AMQP_HEADER, frame_of
-from protocol.outgoing import OutputWalk, refusal
-from protocol.performatives import ATTACH, CLOSE, DISPOSITION, FLOW, OPEN, TRANSFER
+from protocol.engine.incoming import AMQP_HEADER, frame_of
+from protocol.engine.outgoing import OutputWalk, refusal
+from protocol.engine.performatives import ATTACH, CLOSE, DISPOSITION, FLOW, OPEN, TRANSFER
 
 SENDER, RECEIVER = False, True  # roles on the wire (2.8.1)
 ACCEPTED = Described(ULong(0x24), [])

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.batches import unpack_batch
 from protocol.codec import Described, Symbol, encode
 from protocol.errors import DecodeError, LimitExceeded, ProtocolError
+from protocol.message.batches import unpack_batch
 
 
 def section(code, value):

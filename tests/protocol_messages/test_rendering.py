@@ -9,8 +9,8 @@ from proton import Message, symbol
 
 from protocol.codec import Described, Float, Int, Long, Symbol, Timestamp, UByte, UInt, decode, encode
 from protocol.lock_tokens import uuid_of
-from protocol.rendering import MAX_EXPIRY_MS, Additions, render, render_embedded
-from protocol.sections import take_apart
+from protocol.message.rendering import MAX_EXPIRY_MS, Additions, render, render_embedded
+from protocol.message.sections import take_apart
 
 HEADER, DELIVERY, ANNOTATIONS, PROPERTIES, APPLICATION, DATA = range(0x70, 0x76)
 START = 40

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from proton import Message, symbol
 
 from broker.wire import Extra
-from protocol import section_content, sections
 from protocol.codec import (
     Array,
     Char,
@@ -30,7 +29,8 @@ from protocol.codec import (
     encode,
 )
 from protocol.errors import DecodeError, HeaderTooLarge, InvalidField, LimitExceeded, ProtocolError
-from protocol.sections import take_apart, unpack_layout
+from protocol.message import section_content, sections
+from protocol.message.sections import take_apart, unpack_layout
 
 HEADER, DELIVERY, ANNOTATIONS, PROPERTIES, APPLICATION, DATA, SEQUENCE, VALUE, FOOTER = range(0x70, 0x79)
 

@@ -5,12 +5,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol import request_message
-from protocol.cbs import BadCbsRequest, PutToken, UnsupportedToken, encode_accepted, encode_refused, parse_put_token
 from protocol.codec import Described, Int, Symbol, Timestamp, ULong, decode, encode
 from protocol.errors import DecodeError, InvalidField, ProtocolError
-from protocol.request_message import Request
-from protocol.sas_tokens import ExpiredToken, MalformedToken
+from protocol.nodes import request_message
+from protocol.nodes.cbs import (
+    BadCbsRequest,
+    PutToken,
+    UnsupportedToken,
+    encode_accepted,
+    encode_refused,
+    parse_put_token,
+)
+from protocol.nodes.request_message import Request
+from protocol.nodes.sas_tokens import ExpiredToken, MalformedToken
 
 # As azure-servicebus 7.14.3 encodes it; it declares the type jwt.
 PYTHON = bytes.fromhex(

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol import conditions, management, request_message
+from protocol import conditions
 from protocol.codec import (
     Array,
     Described,
@@ -26,7 +26,8 @@ from protocol.codec import (
     encode,
 )
 from protocol.errors import ProtocolError
-from protocol.management import (
+from protocol.nodes import management, request_message
+from protocol.nodes.management import (
     ArgumentError,
     ArgumentOutOfRange,
     CancelScheduled,
@@ -40,7 +41,7 @@ from protocol.management import (
     UnknownOperation,
     UpdateDisposition,
 )
-from protocol.request_message import Request
+from protocol.nodes.request_message import Request
 
 TOKEN = UUID("00112233-4455-6677-8899-aabbccddeeff")
 OTHER = UUID("ffeeddcc-bbaa-9988-7766-554433221100")

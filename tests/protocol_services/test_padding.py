@@ -3,7 +3,7 @@
 import pytest
 
 from protocol.codec import decode
-from protocol.padding import CONTROL, EVERYTHING, pad, reads_by_position
+from protocol.engine.padding import CONTROL, EVERYTHING, pad, reads_by_position
 
 HEADER = b"AMQP\x00\x01\x00\x00"
 HEARTBEAT = bytes.fromhex("0000000802000000")

@@ -4,7 +4,8 @@ from uuid import UUID
 
 import pytest
 
-from protocol import conditions, management
+from protocol import conditions
+from protocol.client.messages import Message
 from protocol.codec import (
     Described,
     Int,
@@ -14,10 +15,10 @@ from protocol.codec import (
     ULong,
     encode,
 )
-from protocol.management import AddRule, ArgumentError, ArgumentOutOfRange, EnumerateRules, RemoveRule
-from protocol.messages import Message
-from protocol.request_message import Request
-from protocol.rule_operations import CorrelationFilter, Rule, SqlFilter
+from protocol.nodes import management
+from protocol.nodes.management import AddRule, ArgumentError, ArgumentOutOfRange, EnumerateRules, RemoveRule
+from protocol.nodes.request_message import Request
+from protocol.nodes.rule_operations import CorrelationFilter, Rule, SqlFilter
 
 
 def request(operation: str, body: object) -> Request:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.sas_tokens import (
+from protocol.nodes.sas_tokens import (
     MAX_TOKEN_CHARACTERS,
     Claim,
     ExpiredToken,

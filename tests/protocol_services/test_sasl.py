@@ -3,8 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.codec import Described, Symbol, ULong, encode
-from protocol.errors import ProtocolError
-from protocol.sasl import (
+from protocol.engine.sasl import (
     AMQP_HEADER,
     SASL_HEADER,
     Identity,
@@ -15,6 +14,7 @@ from protocol.sasl import (
     SaslServer,
     plain_response,
 )
+from protocol.errors import ProtocolError
 
 ANONYMOUS = Identity(IdentityKind.ANONYMOUS)
 ROOT = Identity(IdentityKind.KEY, "root", frozenset({"Send", "Listen"}))

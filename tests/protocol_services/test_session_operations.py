@@ -2,10 +2,11 @@
 
 import pytest
 
-from protocol import conditions, management
+from protocol import conditions
 from protocol.codec import Described, Int, Long, Symbol, Timestamp, UInt, decode, encode
 from protocol.errors import LimitExceeded
-from protocol.management import (
+from protocol.nodes import management
+from protocol.nodes.management import (
     ArgumentError,
     ArgumentOutOfRange,
     GetMessageSessions,
@@ -13,7 +14,7 @@ from protocol.management import (
     RenewSessionLock,
     SetSessionState,
 )
-from protocol.request_message import Request
+from protocol.nodes.request_message import Request
 
 
 def request(operation="renew-session-lock", body=None):

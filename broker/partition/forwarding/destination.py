@@ -21,8 +21,8 @@ from broker.partition.state.timers import Due
 from broker.partition.topics.publishing import publish_forwarded
 from broker.wire import Extra
 from protocol.errors import ProtocolError
-from protocol.rendering import with_changes
-from protocol.sections import extra_of
+from protocol.message.rendering import with_changes
+from protocol.message.sections import extra_of
 from storage.quarantine import quarantine
 from storage.records import (
     NEVER,

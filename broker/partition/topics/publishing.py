@@ -18,7 +18,7 @@ from broker.partition.state.timers import Due
 from broker.partition.state.topic import Topic
 from broker.partition.topics.selection import Selection, select, view_of
 from broker.wire import Extra
-from protocol.rendering import with_changes
+from protocol.message.rendering import with_changes
 from storage.records import (
     COPY_BYTES,
     NEVER,

@@ -16,7 +16,9 @@ Selection = list[tuple[int, Overlay | None]]
 
 MAX_DESCRIPTION_CHARACTERS = 4096  # amqp.md 13.1
 
-_layout = struct.Struct(">4xIII").unpack  # bytes of annotations, properties, application properties: protocol.sections
+_layout = struct.Struct(
+    ">4xIII"
+).unpack  # bytes of annotations, properties, application properties: protocol.message.sections
 
 # System properties that are fields of AMQP's properties section (3.2.4)
 _FIELDS = {

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from protocol.codec import Described, Int, Timestamp, ULong
-from protocol.management_fields import ArgumentError, Fields
+from protocol.nodes.management_fields import ArgumentError, Fields
 
 _RULE: Final = ULong(0x0000013700000004)
 _EMPTY_ACTION: Final = ULong(0x0000013700000005)

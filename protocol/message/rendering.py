@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from protocol.codec import Int, Long, Symbol, Timestamp, encode, skip
-from protocol.section_content import DURABLE, HAS_PRIORITY
-from protocol.sections import LAYOUT, Layout, unpack_layout
+from protocol.message.section_content import DURABLE, HAS_PRIORITY
+from protocol.message.sections import LAYOUT, Layout, unpack_layout
 from protocol.symbols import (
     DEADLETTER_SOURCE,
     ENQUEUE_SEQUENCE_NUMBER,

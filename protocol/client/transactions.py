@@ -2,10 +2,10 @@
 
 import asyncio
 
-from protocol.client_errors import ClientError, MessageRefused
-from protocol.client_link_end import LinkConnection, LinkEnd
+from protocol.client.errors import ClientError, MessageRefused
+from protocol.client.link_end import LinkConnection, LinkEnd
 from protocol.codec import Described, ULong, encode
-from protocol.deliveries import ACCEPTED, DECLARED, Delivery, forget, rejection, transactional_state
+from protocol.engine.deliveries import ACCEPTED, DECLARED, Delivery, forget, rejection, transactional_state
 from protocol.symbols import Descriptor
 
 

@@ -8,16 +8,17 @@ from math import ceil
 from typing import Any, Final, Protocol
 from uuid import UUID
 
-from protocol import addresses, conditions, sas_tokens
-from protocol.client_errors import AuthenticationFailed, ClientError, RequestFailed
-from protocol.client_link_end import LinkConnection, LinkEnd
-from protocol.client_links import Sender
+from protocol import addresses, conditions
+from protocol.client.connection_string import SharedAccessKey, SharedAccessSignature
+from protocol.client.errors import AuthenticationFailed, ClientError, RequestFailed
+from protocol.client.link_end import LinkConnection, LinkEnd
+from protocol.client.links import Sender
+from protocol.client.messages import Message, value_section
 from protocol.codec import Int, Long, UInt, array
-from protocol.connection_string import SharedAccessKey, SharedAccessSignature
-from protocol.deliveries import ACCEPTED, Delivery, forget, settle
+from protocol.engine.deliveries import ACCEPTED, Delivery, forget, settle
 from protocol.errors import ProtocolError
-from protocol.messages import Message, value_section
-from protocol.request_message import text
+from protocol.nodes import sas_tokens
+from protocol.nodes.request_message import text
 
 RESPONSE_CREDIT = 100
 MAX_REQUESTS = 100

@@ -1,10 +1,10 @@
-"""Sessions and links: what is said on them, but for what deliveries say (`protocol.deliveries`)."""
+"""Sessions and links: what is said on them, but for what deliveries say (`protocol.engine.deliveries`)."""
 
 from typing import Any, Protocol
 
-from protocol.deliveries import TRANSACTIONAL, Delivery
-from protocol.outgoing import OutputWalk
-from protocol.proton import (
+from protocol.engine.deliveries import TRANSACTIONAL, Delivery
+from protocol.engine.outgoing import OutputWalk
+from protocol.engine.proton import (
     SCRATCH_BYTES,
     Pointer,
     ffi,

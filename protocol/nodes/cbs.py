@@ -10,8 +10,8 @@ from typing import Final
 
 from protocol.codec import Int
 from protocol.errors import ProtocolError
-from protocol.request_message import Request, encode_response, text
-from protocol.sas_tokens import PREFIX, MalformedToken
+from protocol.nodes.request_message import Request, encode_response, text
+from protocol.nodes.sas_tokens import PREFIX, MalformedToken
 
 ACCEPTED: Final = 202
 BAD_REQUEST: Final = 400

@@ -3,8 +3,8 @@
 Three things matter to a broker and are not in proton's interface: the message format of a transfer (a batch or not),
 the channel and handle behind an attach, and flows that want an answer (`echo` or drain). And proton passes over what
 it does not understand without a word, and dies of some of it: so the walk enforces the form of frames, and reads
-every performative (`protocol.performatives`) but those that make up the traffic: transfers, and dispositions in their
-usual short form. Of these proton keeps nothing but numbers.
+every performative (`performatives`) but those that make up the traffic: transfers, and dispositions in their usual
+short form. Of these proton keeps nothing but numbers.
 """
 
 import struct
@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 
 from protocol import codec
 from protocol.codec import UInt, ULong
-from protocol.errors import DecodeError, InvalidField, LimitExceeded, ProtocolError
-from protocol.performatives import (
+from protocol.engine.performatives import (
     ATTACH,
     BEGIN,
     CLOSE,
@@ -27,6 +26,7 @@ from protocol.performatives import (
     TRANSFER,
     checked,
 )
+from protocol.errors import DecodeError, InvalidField, LimitExceeded, ProtocolError
 
 BATCH_FORMAT = 0x80013700
 _BATCH_FORMAT_BYTES = BATCH_FORMAT.to_bytes(4, "big")

@@ -16,21 +16,21 @@ from uuid import UUID
 
 from protocol import conditions
 from protocol.codec import Array, Int, Long, Symbol, Timestamp, array, encode
-from protocol.management_fields import ArgumentError as ArgumentError
-from protocol.management_fields import ArgumentOutOfRange as ArgumentOutOfRange
-from protocol.management_fields import Fields
-from protocol.management_fields import ManagementError as ManagementError
-from protocol.management_fields import UnknownOperation as UnknownOperation
-from protocol.request_message import Request, encode_response, text
-from protocol.rule_operations import AddRule as AddRule
-from protocol.rule_operations import EnumerateRules as EnumerateRules
-from protocol.rule_operations import RemoveRule as RemoveRule
-from protocol.rule_operations import Rule, read_add_rule, read_enumerate_rules, read_remove_rule, rules_body
-from protocol.session_operations import GetMessageSessions as GetMessageSessions
-from protocol.session_operations import GetSessionState as GetSessionState
-from protocol.session_operations import RenewSessionLock as RenewSessionLock
-from protocol.session_operations import SetSessionState as SetSessionState
-from protocol.session_operations import (
+from protocol.nodes.management_fields import ArgumentError as ArgumentError
+from protocol.nodes.management_fields import ArgumentOutOfRange as ArgumentOutOfRange
+from protocol.nodes.management_fields import Fields
+from protocol.nodes.management_fields import ManagementError as ManagementError
+from protocol.nodes.management_fields import UnknownOperation as UnknownOperation
+from protocol.nodes.request_message import Request, encode_response, text
+from protocol.nodes.rule_operations import AddRule as AddRule
+from protocol.nodes.rule_operations import EnumerateRules as EnumerateRules
+from protocol.nodes.rule_operations import RemoveRule as RemoveRule
+from protocol.nodes.rule_operations import Rule, read_add_rule, read_enumerate_rules, read_remove_rule, rules_body
+from protocol.nodes.session_operations import GetMessageSessions as GetMessageSessions
+from protocol.nodes.session_operations import GetSessionState as GetSessionState
+from protocol.nodes.session_operations import RenewSessionLock as RenewSessionLock
+from protocol.nodes.session_operations import SetSessionState as SetSessionState
+from protocol.nodes.session_operations import (
     read_get_message_sessions,
     read_get_session_state,
     read_renew_session_lock,

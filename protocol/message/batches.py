@@ -7,7 +7,7 @@ properties repeat those of the first message as a hint for routing, and mean not
 from typing import Final
 
 from protocol.errors import DecodeError, LimitExceeded
-from protocol.sections import scan
+from protocol.message.sections import scan
 from protocol.symbols import Descriptor
 
 MAX_BATCH_MESSAGES: Final = 16_384  # the smallest messages that clients send fill 1 MiB with about as many

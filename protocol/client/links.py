@@ -7,16 +7,17 @@ from typing import Any, Self
 from uuid import UUID
 
 from protocol import conditions
-from protocol.client_errors import (
+from protocol.client.errors import (
     ClientError,
     LinkClosed,
     MessageRefused,
     MessageReturned,
     SettlementRefused,
 )
-from protocol.client_link_end import LinkConnection, LinkEnd
+from protocol.client.link_end import LinkConnection, LinkEnd
+from protocol.client.messages import Message
 from protocol.codec import Described, Symbol, ULong
-from protocol.deliveries import (
+from protocol.engine.deliveries import (
     ACCEPTED,
     MODIFIED,
     REJECTED,
@@ -33,7 +34,6 @@ from protocol.deliveries import (
     tag_of,
 )
 from protocol.lock_tokens import uuid_of
-from protocol.messages import Message
 from protocol.symbols import DEAD_LETTER_ERROR_DESCRIPTION, DEAD_LETTER_REASON
 
 
@@ -43,7 +43,7 @@ def _fail(future: "asyncio.Future[Any]", error: ClientError) -> None:
 
 
 class Sender(LinkEnd):
-    """A link on which we send. Messages are AMQP messages as encoded; `protocol.messages` makes them."""
+    """A link on which we send. Messages are AMQP messages as encoded; `protocol.client.messages` makes them."""
 
     def __init__(self, connection: LinkConnection, address: str, max_in_flight: int) -> None:
         super().__init__(connection, address)

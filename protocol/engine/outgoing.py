@@ -1,7 +1,7 @@
 """Walks a connection's outgoing frames: for what proton does not tell, and for what it cannot say.
 
 It gives a link's end a handle and does not tell which; it says flows of a session where the peer waits for a link's; it
-settles what was not settled when its link ends; and it leaves out fields that some peers look for (`protocol.padding`).
+settles what was not settled when its link ends; and it leaves out fields that some peers look for (`padding`).
 All of that is rare, and most of what is written goes out unread.
 """
 
@@ -9,9 +9,9 @@ from typing import Protocol
 
 from protocol import codec
 from protocol.codec import Symbol, UInt
-from protocol.frames import AMQP_HEADER, frame_of
-from protocol.padding import CONTROL, EVERYTHING, pad
-from protocol.performatives import ATTACH, CLOSE, DISPOSITION, FLOW, OPEN
+from protocol.engine.incoming import AMQP_HEADER, frame_of
+from protocol.engine.padding import CONTROL, EVERYTHING, pad
+from protocol.engine.performatives import ATTACH, CLOSE, DISPOSITION, FLOW, OPEN
 
 _LIST8 = 0xC0
 _SESSION_FLOW_FIELDS, _LINK_FLOW_FIELDS = 4, 9  # as proton writes the first, and we the second

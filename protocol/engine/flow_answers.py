@@ -1,15 +1,15 @@
 """Answers to flows that proton leaves unanswered: `echo`, and a drain that finds no credit to give back (2.6.7, 2.7.4).
 
 Proton answers a drain that uses up credit. For the others it is made to say the session's flow, by a change of the
-session's window, and what is written then gets the fields of the link (`protocol.outgoing`).
+session's window, and what is written then gets the fields of the link (`protocol.engine.outgoing`).
 """
 
 from collections.abc import Collection, Iterable
 
-from protocol.frames import Flow
-from protocol.links import Link, Session
-from protocol.outgoing import OutputWalk
-from protocol.proton import lib
+from protocol.engine.incoming import Flow
+from protocol.engine.links import Link, Session
+from protocol.engine.outgoing import OutputWalk
+from protocol.engine.proton import lib
 
 # What arrives is taken out of the engine at once, so a session's window can stay wide open; a change from one of these
 # to the other makes proton say so once more. They are bytes, of which proton keeps 31 bits and tells the whole frames:

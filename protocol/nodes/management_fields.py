@@ -7,7 +7,7 @@ from uuid import UUID
 from protocol import conditions
 from protocol.codec import Array, Symbol
 from protocol.errors import ProtocolError
-from protocol.request_message import text
+from protocol.nodes.request_message import text
 
 
 class ManagementError(ProtocolError):

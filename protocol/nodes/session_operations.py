@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from protocol.codec import Int, Timestamp, array
-from protocol.management_fields import ArgumentError, ArgumentOutOfRange, Fields
-from protocol.section_content import check_session_id
+from protocol.message.section_content import check_session_id
+from protocol.nodes.management_fields import ArgumentError, ArgumentOutOfRange, Fields
 
 MAX_PAGE: Final = 10_000  # sessions in one answer
 

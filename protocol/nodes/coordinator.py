@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 from protocol.codec import Described
 from protocol.errors import DecodeError, InvalidField
-from protocol.request_message import parse as parse_request
+from protocol.nodes.request_message import parse as parse_request
 from protocol.symbols import Descriptor
 
 MAX_ID_BYTES = 32  # 4.5.2

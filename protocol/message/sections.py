@@ -18,9 +18,9 @@ import struct
 from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
-from protocol import section_content as content
 from protocol.codec import Symbol, ULong, decode, skip
 from protocol.errors import DecodeError, HeaderTooLarge, InvalidField, LimitExceeded, ProtocolError
+from protocol.message import section_content as content
 from protocol.symbols import Descriptor
 
 MAX_HEADER_BYTES: Final = 64 * 1024  # all sections but the body

@@ -1,4 +1,4 @@
-"""An asyncio client: a connection on `protocol.engine`, and the links on it.
+"""An asyncio client: a connection on `protocol.engine.engine`, and the links on it.
 
     async with await connect_to("Endpoint=sb://localhost;...") as connection:
         sender = await connection.sender("orders")
@@ -9,7 +9,7 @@
             print(received.message().content())
             await receiver.accept(received)
 
-Errors are in `protocol.client_errors`. A connection that is lost stays lost: whoever wants to go on connects again.
+Errors are in `protocol.client.errors`. A connection that is lost stays lost: whoever wants to go on connects again.
 """
 
 import asyncio
@@ -19,12 +19,7 @@ import uuid
 from typing import Self, cast
 
 from protocol import conditions
-from protocol.client_errors import AuthenticationFailed, ClientError, ConnectionLost, LinkClosed, LinkDetached
-from protocol.client_link_end import LinkEnd
-from protocol.client_links import Receiver, Sender
-from protocol.client_requests import MAX_REQUESTS, Claims, Management, QueueCounts, Requests, ResponseLink, queue_counts
-from protocol.client_transactions import Coordinator
-from protocol.connection_string import (
+from protocol.client.connection_string import (
     Anonymous,
     ConnectionString,
     Credentials,
@@ -32,11 +27,16 @@ from protocol.connection_string import (
     SharedAccessKey,
     SharedAccessSignature,
 )
-from protocol.deliveries import Delivery
-from protocol.engine import Engine
+from protocol.client.errors import AuthenticationFailed, ClientError, ConnectionLost, LinkClosed, LinkDetached
+from protocol.client.link_end import LinkEnd
+from protocol.client.links import Receiver, Sender
+from protocol.client.requests import MAX_REQUESTS, Claims, Management, QueueCounts, Requests, ResponseLink, queue_counts
+from protocol.client.transactions import Coordinator
+from protocol.engine.deliveries import Delivery
+from protocol.engine.engine import Engine
+from protocol.engine.links import Link, Session
+from protocol.engine.sasl import ANONYMOUS, PLAIN, SaslClient, SaslRefused, plain_response
 from protocol.errors import ProtocolError
-from protocol.links import Link, Session
-from protocol.sasl import ANONYMOUS, PLAIN, SaslClient, SaslRefused, plain_response
 
 DEFAULT_TIMEOUT_SECONDS = 60.0
 CLOSE_SECONDS = 2.0
@@ -426,7 +426,7 @@ class Connection(asyncio.Protocol):
         if deadline_ms and self._transport is not None:
             self._timer = loop.call_later(max(0, deadline_ms - now_ms) / 1000, self._tick)
 
-    # -- protocol.engine.Handler
+    # -- protocol.engine.engine.Handler
 
     def on_open(self, container_id: str, hostname: str) -> None:
         if not self.opened.done():

@@ -1,19 +1,18 @@
 """One AMQP connection without I/O, either side of it: bytes in, calls on a handler, bytes out.
 
-What proton does not do is added here: flows that want an answer (`protocol.flow_answers`), message formats and the
-order and form of what comes in (`protocol.frames`), performatives at full width for peers that need them
-(`protocol.outgoing`).
+What proton does not do is added here: flows that want an answer (`flow_answers`), message formats and the order and
+form of what comes in (`incoming`), performatives at full width for peers that need them (`outgoing`).
 """
 
 from typing import Protocol
 
-from protocol.deliveries import ACCEPTED, Delivery, tag_of
-from protocol.flow_answers import FlowAnswers
-from protocol.frames import FrameWalk, IllegalState
-from protocol.links import Link, Session
-from protocol.outgoing import OutputWalk, refusal
-from protocol.padding import reads_by_position
-from protocol.proton import (
+from protocol.engine.deliveries import ACCEPTED, Delivery, tag_of
+from protocol.engine.flow_answers import FlowAnswers
+from protocol.engine.incoming import FrameWalk, IllegalState
+from protocol.engine.links import Link, Session
+from protocol.engine.outgoing import OutputWalk, refusal
+from protocol.engine.padding import reads_by_position
+from protocol.engine.proton import (
     SCRATCH_BYTES,
     Pointer,
     condition_of,
@@ -77,7 +76,7 @@ class Handler(Protocol):
 class Engine:
     """One connection. Feed it with `push`, write what `pull` gives, call `tick` in time.
 
-    Implements `protocol.links.LinkEngine`. `offered` are deliveries received that wait for the peer's answer.
+    Implements `protocol.engine.links.LinkEngine`. `offered` are deliveries received that wait for the peer's answer.
     """
 
     def __init__(

@@ -6,10 +6,10 @@ Everything that waits is woken when the link or its connection ends, with the re
 import asyncio
 from typing import Protocol, Self
 
-from protocol.client_errors import ClientError, LinkClosed
-from protocol.deliveries import Delivery
-from protocol.engine import Engine
-from protocol.links import Link
+from protocol.client.errors import ClientError, LinkClosed
+from protocol.engine.deliveries import Delivery
+from protocol.engine.engine import Engine
+from protocol.engine.links import Link
 
 
 class LinkConnection(Protocol):
