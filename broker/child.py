@@ -21,7 +21,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from broker.config import Settings
+from broker.settings.config import Settings
 
 PERMANENT_FAULT = 78  # EX_CONFIG of sysexits.h: starting again as things are would fail again
 _PR_SET_PDEATHSIG = 1  # prctl(2)

@@ -23,7 +23,7 @@ Requests, their arguments and results (all or nothing each; `docs/architecture.m
     cancel-scheduled  [sequence numbers]                         None
     delete-batch      count, enqueued before ms, and to delete of one session only: its id  number deleted
     purge                                                        number deleted
-    add-rule          rule document, see broker.rule_descriptions  None
+    add-rule          rule document, see broker.namespace.rule_descriptions  None
     remove-rule       name                                       None
     enumerate-rules   skip, top                                  [rule document, ...] in the order of their creation
     renew-session-lock  receiver, session id                     locked_until_ms

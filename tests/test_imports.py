@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "broker.partition": {
         "broker.partition",
         "broker.errors",
-        "broker.entities",
+        "broker.namespace.entities",
         "broker.wire",
         "broker.rules",
         "protocol.codec",
@@ -45,24 +45,58 @@ MAY_IMPORT = {
         "storage.records",
     },
     "broker.http": {"broker"},
-    "broker.cli_client": {"broker", "protocol"},
+    "broker.cli": {"broker", "protocol", "storage"},
     # What all processes share must not drag in a part of one of them.
     "broker.errors": set(),
     "broker.wire": set(),
-    "broker.entities": set(),
-    "broker.rule_descriptions": {"broker.entities", "broker.durations", "protocol.codec", "protocol.errors"},
+    "broker.namespace.entities": set(),
+    "broker.namespace.rule_descriptions": {
+        "broker.namespace.entities",
+        "broker.namespace.durations",
+        "protocol.codec",
+        "protocol.errors",
+    },
     "broker.metrics": set(),
-    "broker.config": {"broker.entities", "broker.rule_descriptions"},
+    "broker.settings.config": {"broker.namespace.entities", "broker.namespace.rule_descriptions"},
     "pipeline": {"protocol", "pipeline"},
 }
 
 # Modules within a folder that may import broker, but not these of it.
 MAY_NOT_IMPORT = {
-    "broker.gateway": {"broker.partition", "broker.worker", "broker.supervisor", "broker.processes", "broker.cli"},
-    "broker.http": {"broker.partition", "broker.worker", "broker.supervisor", "broker.gateway", "broker.cli"},
-    "broker.worker": {"broker.gateway", "broker.http", "broker.supervisor", "broker.cli", "broker.exposition"},
-    "broker.supervisor": {"broker.gateway", "broker.http", "broker.worker", "broker.partition", "broker.cli"},
-    "broker.catalog": {"broker.gateway", "broker.http", "broker.worker", "broker.partition", "broker.cli"},
+    "broker.gateway": {
+        "broker.partition",
+        "broker.worker",
+        "broker.supervisor",
+        "broker.cli",
+    },
+    "broker.http": {
+        "broker.partition",
+        "broker.worker",
+        "broker.supervisor",
+        "broker.gateway",
+        "broker.cli",
+    },
+    "broker.worker": {
+        "broker.gateway",
+        "broker.http",
+        "broker.supervisor",
+        "broker.cli",
+        "broker.exposition",
+    },
+    "broker.supervisor": {
+        "broker.gateway",
+        "broker.http",
+        "broker.worker",
+        "broker.partition",
+        "broker.cli",
+    },
+    "broker.namespace.catalog": {
+        "broker.gateway",
+        "broker.http",
+        "broker.worker",
+        "broker.partition",
+        "broker.cli",
+    },
 }
 
 PURE = (
@@ -71,7 +105,7 @@ PURE = (
     "broker.rules",
     "broker.wire",
     "broker.errors",
-    "broker.entities",
+    "broker.namespace.entities",
     "storage.records",
 )
 NOT_PURE = {
@@ -96,7 +130,7 @@ ONLY_IN = {
     "aiohttp": {"broker.http"},
     "lark": {"broker.rules.syntax"},
     "prometheus_client": {"broker.exposition"},
-    "typer": {"broker.cli", "broker.cli_client"},
+    "typer": {"broker.cli"},
     "rich": {"broker.cli"},
 }
 
@@ -215,7 +249,7 @@ def test_a_circle_is_found():
         ("storage.verification", "import lmdb"),
         ("storage.store", "from broker.errors import LockLost"),
         ("broker.partition.state.queue", "import asyncio"),
-        ("broker.partition.state.queue", "from broker.config import Settings"),
+        ("broker.partition.state.queue", "from broker.settings.config import Settings"),
         ("broker.partition.state.queue", "from ...gateway import senders"),
         ("broker.gateway.senders", "from storage.lmdb_store import LmdbStore"),
         ("broker.gateway.senders", "from broker import worker"),

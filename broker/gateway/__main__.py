@@ -6,9 +6,9 @@ import sys
 import uvloop
 
 from broker.child import fail, read_instructions
-from broker.config import ConfigurationError
 from broker.gateway.gateway import Gateway
 from broker.logging import configure_logging
+from broker.settings.config import ConfigurationError
 
 
 async def _serve() -> None:

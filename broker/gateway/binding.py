@@ -3,7 +3,6 @@
 import time
 from typing import NamedTuple
 
-from broker.entities import Right
 from broker.errors import InvalidArgument, NotAllowed, NotImplementedByBroker
 from broker.gateway.cbs_node import CbsRequests
 from broker.gateway.coordinator import COORDINATOR_CREDIT, MAX_REQUEST_BYTES, Coordinator
@@ -15,6 +14,7 @@ from broker.gateway.receivers import ClientReceiver
 from broker.gateway.request_links import REQUEST_CREDIT, RequestLink, ResponseLink
 from broker.gateway.senders import ClientSender
 from broker.gateway.session_links import SessionReceiver
+from broker.namespace.entities import Right
 from protocol import error_texts, session_filter
 from protocol.addresses import Address, Node, Part
 from protocol.addresses import parse as parse_address

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from broker.entities import Right
 from broker.errors import BrokerError
 from broker.gateway.host import Host
 from broker.gateway.namespace import Entity
+from broker.namespace.entities import Right
 from protocol.addresses import Address
 from protocol.engine.links import Link
 

@@ -5,7 +5,6 @@ A connection binds links to entities and nodes, so it knows their classes; they 
 
 from typing import Protocol
 
-from broker.config import Settings
 from broker.errors import BrokerError
 from broker.gateway.message_ids import MessageIds
 from broker.gateway.namespace import Namespace
@@ -13,8 +12,9 @@ from broker.gateway.rights import Rights
 from broker.gateway.router import Router
 from broker.gateway.transactions import Transactions
 from broker.gateway.turn import Gathering, Turn
-from broker.keys import Keyring
 from broker.metrics import GatewayMetrics
+from broker.namespace.keys import Keyring
+from broker.settings.config import Settings
 from protocol.addresses import Node
 from protocol.engine.deliveries import Delivery
 from protocol.engine.links import Link

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from broker.entities import Right
 from broker.errors import BrokerError, MessageNotFound, MessageTooLarge, NotAllowed
 from broker.gateway.conditions import condition_of
 from broker.gateway.delivery import embed
@@ -15,6 +14,7 @@ from broker.gateway.namespace import Entity
 from broker.gateway.properties import DEAD_LETTER_DESCRIPTION, DEAD_LETTER_REASON, MAX_REASON_CHARACTERS
 from broker.gateway.request_links import Answer, RequestLink
 from broker.gateway.rules import rule_document, rule_of_document
+from broker.namespace.entities import Right
 from broker.wire import ENTRY, Extra, Outcome
 from protocol import error_texts
 from protocol.addresses import Address, Part

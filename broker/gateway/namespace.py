@@ -2,9 +2,9 @@
 
 from collections.abc import Container, Iterable, Iterator, Mapping
 
-from broker.config import MAX_MESSAGE_BYTES
-from broker.entities import Description, Status, SubscriptionDescription, TopicDescription
 from broker.errors import EntityDisabled, EntityNotFound, NotAllowed
+from broker.namespace.entities import Description, Status, SubscriptionDescription, TopicDescription
+from broker.settings.config import MAX_MESSAGE_BYTES
 from protocol import error_texts
 from protocol.addresses import Address, Part
 from storage.records import Part as QueuePart

@@ -4,11 +4,11 @@ import time
 from collections import defaultdict
 from typing import Any
 
-from broker.entities import Right
 from broker.errors import BrokerError
 from broker.gateway.conditions import condition_of
 from broker.gateway.entity_counts import counted_queues, entity_counts
 from broker.gateway.request_links import Answer, RequestLink
+from broker.namespace.entities import Right
 from protocol.errors import ProtocolError
 from protocol.nodes import management
 from protocol.nodes.request_message import Request

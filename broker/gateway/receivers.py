@@ -5,7 +5,6 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from broker.entities import Right
 from broker.errors import BrokerError, LockLost, SessionLockLost
 from broker.gateway.conditions import condition_of
 from broker.gateway.delivery import render_delivery
@@ -14,6 +13,7 @@ from broker.gateway.host import Host
 from broker.gateway.namespace import Entity
 from broker.gateway.outcomes import STATE_OF, transactional_outcome
 from broker.gateway.properties import dead_letter_properties, encode_properties
+from broker.namespace.entities import Right
 from broker.wire import ENTRY, Op, Outcome
 from protocol import conditions, error_texts
 from protocol.addresses import Address

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 
-from broker.entities import Right
 from broker.errors import Unauthorized
+from broker.namespace.entities import Right
 from protocol import error_texts
 from protocol.nodes.sas_tokens import Claim
 

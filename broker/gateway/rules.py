@@ -6,7 +6,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from broker.errors import InvalidArgument
-from broker.rule_descriptions import (
+from broker.namespace.rule_descriptions import (
     CorrelationFilter,
     FalseFilter,
     RuleDescription,

@@ -4,13 +4,13 @@ import time
 from collections import deque
 from typing import Any
 
-from broker.entities import Right
 from broker.errors import BrokerError, MessageTooLarge, NotAllowed, ServerBusy
 from broker.gateway.conditions import condition_of
 from broker.gateway.entity_link import EntityLink
 from broker.gateway.host import Host
 from broker.gateway.namespace import Entity
 from broker.gateway.transactions import addressed
+from broker.namespace.entities import Right
 from broker.wire import Extra, Op
 from protocol import error_texts
 from protocol.addresses import Address

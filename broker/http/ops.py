@@ -16,8 +16,8 @@ from typing import Protocol
 import structlog
 from aiohttp import web
 
-from broker.config import ConfigurationError
 from broker.metrics import Scene
+from broker.settings.config import ConfigurationError
 
 PROBE_SECONDS = 5.0  # for one partition: a disk slower than this does not serve
 METRICS_SECONDS = 10.0  # Prometheus's own default time-out for a scrape

@@ -1,14 +1,14 @@
 """Creating, changing and deleting entities while the partition runs.
 
-ENTITIES belongs to `broker.catalog`: whoever changes an entity stages its definition in the same store, before the same
-commit. Here is what the change does to messages, locks and receivers.
+ENTITIES belongs to `broker.namespace.catalog`: whoever changes an entity stages its definition in the same store,
+before the same commit. Here is what the change does to messages, locks and receivers.
 """
 
 from collections.abc import Sequence
 from typing import Any
 
-from broker.entities import Description
 from broker.errors import BrokerError, EntityDisabled, EntityNotFound, ServerBusy
+from broker.namespace.entities import Description
 from broker.partition.forwarding.source import begin, begin_again, forget, forwards
 from broker.partition.messages import duplicates
 from broker.partition.messages.expiry import resume

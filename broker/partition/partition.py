@@ -8,8 +8,8 @@ milliseconds since 1970 and should not go backwards.
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from typing import Any
 
-from broker.entities import Description
 from broker.errors import BrokerError, EntityNotFound, NotAllowed
+from broker.namespace.entities import Description
 from broker.partition import entities, sending, transactions
 from broker.partition.forwarding import destination
 from broker.partition.forwarding import source as forwarding

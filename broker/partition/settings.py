@@ -32,7 +32,7 @@ class PartitionSettings:
 
     @classmethod
     def of(cls, settings: Any) -> "PartitionSettings":
-        """From the broker's: a `broker.config.Settings`, which the state machine does not import."""
+        """From the broker's: a `broker.settings.config.Settings`, which the state machine does not import."""
         return cls(
             keep_locks_of_broken_connections=settings.delivery.keep_locks_of_broken_connections,
             store_watermark=settings.store.send_watermark,

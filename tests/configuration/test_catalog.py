@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.catalog import (
+from broker.namespace.catalog import (
     CannotReconcile,
     Definition,
     Reconciled,
@@ -12,8 +12,7 @@ from broker.catalog import (
     home_partition,
     reconcile,
 )
-from broker.config import ConfigurationError
-from broker.entities import (
+from broker.namespace.entities import (
     AuthorizationRule,
     QueueDescription,
     Right,
@@ -21,7 +20,8 @@ from broker.entities import (
     SubscriptionDescription,
     TopicDescription,
 )
-from broker.rule_descriptions import DEFAULT_RULE, RuleDescription, SqlFilter
+from broker.namespace.rule_descriptions import DEFAULT_RULE, RuleDescription, SqlFilter
+from broker.settings.config import ConfigurationError
 from storage.lmdb_store import LmdbStore
 from storage.memory import MemoryStore
 from storage.records import decode_document, encode_document, entity_key, rule_key

@@ -4,8 +4,16 @@ from itertools import count
 
 import pytest
 
-from broker.catalog import Definition, Reconciled, catalog_version, definitions, home_partition, reconcile, remove
-from broker.entities import Description, QueueDescription, SubscriptionDescription, TopicDescription
+from broker.namespace.catalog import (
+    Definition,
+    Reconciled,
+    catalog_version,
+    definitions,
+    home_partition,
+    reconcile,
+    remove,
+)
+from broker.namespace.entities import Description, QueueDescription, SubscriptionDescription, TopicDescription
 from broker.partition.partition import Partition
 from broker.partition.settings import PartitionSettings
 from storage.memory import MemoryStore

@@ -8,12 +8,12 @@ import pytest
 from typer.testing import CliRunner
 
 from broker import __version__
-from broker.catalog import reconcile
 from broker.child import PERMANENT_FAULT
-from broker.cli import app
-from broker.config import ConfigurationError, Settings
-from broker.config_reference import document
-from broker.entities import QueueDescription
+from broker.cli.commands import app
+from broker.namespace.catalog import reconcile
+from broker.namespace.entities import QueueDescription
+from broker.settings.config import ConfigurationError, Settings
+from broker.settings.reference import document
 from storage.data_dir import DataDirectory
 from storage.lmdb_store import DATA_FILE, LmdbStore
 
@@ -49,7 +49,7 @@ def data_dir(tmp_path) -> Path:
 def served(monkeypatch) -> list[Settings]:
     """What serve hands to the supervisor, which does not run."""
     calls: list[Settings] = []
-    monkeypatch.setattr("broker.supervisor.run", lambda settings: calls.append(settings) or 0)
+    monkeypatch.setattr("broker.supervisor.supervisor.run", lambda settings: calls.append(settings) or 0)
     return calls
 
 
@@ -78,7 +78,7 @@ def test_serve_reads_the_environment(peeklock, served, monkeypatch):
 
 @pytest.mark.parametrize(("ended", "code"), [(0, 0), (1, 1), (PERMANENT_FAULT, 2)])
 def test_the_exit_code_of_serve_tells_failure_from_wrong_settings(peeklock, monkeypatch, ended, code):
-    monkeypatch.setattr("broker.supervisor.run", lambda settings: ended)
+    monkeypatch.setattr("broker.supervisor.supervisor.run", lambda settings: ended)
     assert peeklock("serve").exit_code == code
 
 
@@ -108,7 +108,7 @@ def test_what_fails_in_serving_is_one_message(peeklock, monkeypatch, error, code
     def run(settings):
         raise error
 
-    monkeypatch.setattr("broker.supervisor.run", run)
+    monkeypatch.setattr("broker.supervisor.supervisor.run", run)
     result = peeklock("serve")
     assert (result.exit_code, result.stderr) == (code, f"peeklock: {text}\n")
 
@@ -261,7 +261,7 @@ def test_restoring_over_data_is_refused(peeklock, data_dir, tmp_path):
 
 def test_settings_are_loaded_without_what_serving_alone_needs():
     script = (
-        "import sys, broker.cli\n"
+        "import sys, broker.cli.commands\n"
         "late = {'rich', 'asyncio', 'aiohttp', 'uvloop', 'structlog', 'lmdb', 'cproton_ffi', 'prometheus_client'}\n"
         "print(*sorted(late & set(sys.modules)))\n"
     )

@@ -2,10 +2,17 @@ import json
 
 import pytest
 
-from broker.config import ConfigurationError, LogLevel, Settings
-from broker.config_sources import FLAGS, leaves, load, variable
-from broker.entities import QueueDescription, SubscriptionDescription, TopicDescription
-from broker.rule_descriptions import DEFAULT_RULE, FalseFilter, RuleDescription, RuleValue, SqlAction, SqlFilter
+from broker.namespace.entities import QueueDescription, SubscriptionDescription, TopicDescription
+from broker.namespace.rule_descriptions import (
+    DEFAULT_RULE,
+    FalseFilter,
+    RuleDescription,
+    RuleValue,
+    SqlAction,
+    SqlFilter,
+)
+from broker.settings.config import ConfigurationError, LogLevel, Settings
+from broker.settings.sources import FLAGS, leaves, load, variable
 from protocol.codec import Long
 
 

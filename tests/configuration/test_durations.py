@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.durations import format_duration, parse_duration
+from broker.namespace.durations import format_duration, parse_duration
 
 
 @pytest.mark.parametrize(

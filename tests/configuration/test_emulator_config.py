@@ -3,15 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.config import ConfigurationError
-from broker.config_sources import load
-from broker.emulator_config import (
-    QUEUE_PROPERTIES,
-    SUBSCRIPTION_PROPERTIES,
-    TOPIC_PROPERTIES,
-    without_comments,
-)
-from broker.entities import (
+from broker.namespace.entities import (
     DAY_MS,
     MINUTE_MS,
     SECOND_MS,
@@ -19,7 +11,15 @@ from broker.entities import (
     SubscriptionDescription,
     TopicDescription,
 )
-from broker.rule_descriptions import CorrelationFilter, RuleDescription, RuleValue, SqlAction, SqlFilter
+from broker.namespace.rule_descriptions import CorrelationFilter, RuleDescription, RuleValue, SqlAction, SqlFilter
+from broker.settings.config import ConfigurationError
+from broker.settings.emulator_config import (
+    QUEUE_PROPERTIES,
+    SUBSCRIPTION_PROPERTIES,
+    TOPIC_PROPERTIES,
+    without_comments,
+)
+from broker.settings.sources import load
 from protocol.codec import Long
 
 EVERY_PROPERTY = Path(__file__).parent / "Config.json"

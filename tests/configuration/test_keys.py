@@ -3,9 +3,14 @@ import stat
 
 import pytest
 
-from broker.config import ConfigurationError, Settings
-from broker.entities import AuthorizationRule, QueueDescription, Right, SubscriptionDescription, TopicDescription
-from broker.keys import (
+from broker.namespace.entities import (
+    AuthorizationRule,
+    QueueDescription,
+    Right,
+    SubscriptionDescription,
+    TopicDescription,
+)
+from broker.namespace.keys import (
     ALL_RIGHTS,
     EMULATOR_KEY,
     ROOT_KEY_NAME,
@@ -17,6 +22,7 @@ from broker.keys import (
     kept_root_key,
     with_root_key,
 )
+from broker.settings.config import ConfigurationError, Settings
 
 
 def rule(name, *rights, primary="primary", secondary=None) -> AuthorizationRule:

@@ -5,8 +5,8 @@ import logging
 import pytest
 import structlog
 
-from broker.config import Log, LogFormat, Settings
 from broker.logging import configure_logging
+from broker.settings.config import Log, LogFormat, Settings
 
 
 class Terminal(io.StringIO):

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from broker.rule_descriptions import (
+from broker.namespace.rule_descriptions import (
     CORRELATION_FIELDS,
     DEFAULT_RULE,
     MAX_TEXT_CHARACTERS,

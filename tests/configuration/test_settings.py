@@ -3,11 +3,11 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from broker.config import Amqp, DeclaredSubscription, DeclaredTopic, Settings, is_loopback
-from broker.config_reference import document
-from broker.config_sources import leaves, section_of, variable
-from broker.entities import AuthorizationRule, QueueDescription
-from broker.rule_descriptions import CorrelationFilter, RuleDescription, RuleValue, SqlAction, SqlFilter
+from broker.namespace.entities import AuthorizationRule, QueueDescription
+from broker.namespace.rule_descriptions import CorrelationFilter, RuleDescription, RuleValue, SqlAction, SqlFilter
+from broker.settings.config import Amqp, DeclaredSubscription, DeclaredTopic, Settings, is_loopback
+from broker.settings.reference import document
+from broker.settings.sources import leaves, section_of, variable
 
 REPOSITORY = Path(__file__).parents[2]
 UNITS = {"timeout": "_ms", "time_out": "_ms", "duration": "_ms", "size": "_bytes", "buffer": "_bytes"}

@@ -266,7 +266,17 @@ def test_a_data_directory_that_cannot_be_written_is_named(tmp_path):
     data.mkdir()
     ports = free_ports(2)
     mount = ("sh", "-c", 'mount -t tmpfs -o ro tmpfs "$1" && shift && exec "$@"', "sh", str(data))
-    command = [*OWN_MOUNTS, *mount, sys.executable, "-m", "broker.cli", "serve", "--data-dir", str(data), "--emulator"]
+    command = [
+        *OWN_MOUNTS,
+        *mount,
+        sys.executable,
+        "-m",
+        "broker.cli",
+        "serve",
+        "--data-dir",
+        str(data),
+        "--emulator",
+    ]
     command += ["--amqp-port", str(ports[0]), "--ops-port", str(ports[1])]
     ended = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=30, check=False)
     written = ended.stdout + ended.stderr

@@ -8,10 +8,10 @@ from typing import Any
 import msgpack
 import pytest
 
-from broker.catalog import home_partition
+from broker.namespace.catalog import home_partition
 from broker.partition.messages.hand_out import Forward
-from broker.peer import Peer
 from broker.wire import Op
+from broker.worker.peer import Peer
 from protocol.client.messages import Message
 from protocol.message.sections import take_apart
 from storage.records import NEVER, encode_message

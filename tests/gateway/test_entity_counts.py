@@ -2,9 +2,9 @@
 
 import pytest
 
-from broker.entities import Description, QueueDescription, SubscriptionDescription, TopicDescription
 from broker.gateway.entity_counts import counted_queues, entity_counts
 from broker.gateway.namespace import Entity
+from broker.namespace.entities import Description, QueueDescription, SubscriptionDescription, TopicDescription
 from storage.records import Part
 
 PLAIN = QueueDescription(name="orders")

@@ -2,9 +2,9 @@
 
 import pytest
 
-from broker.entities import QueueDescription, Status, SubscriptionDescription, TopicDescription
 from broker.errors import EntityDisabled, EntityNotFound, NotAllowed
 from broker.gateway.namespace import Entity, Namespace
+from broker.namespace.entities import QueueDescription, Status, SubscriptionDescription, TopicDescription
 from protocol.addresses import Part, parse
 
 QUEUE = Entity(1, QueueDescription(name="Orders", max_message_size_kb=1), 0)

@@ -2,9 +2,9 @@
 
 import pytest
 
-from broker.entities import Right
 from broker.errors import Unauthorized
 from broker.gateway.rights import Rights
+from broker.namespace.entities import Right
 from protocol.nodes.sas_tokens import Claim
 
 

@@ -1,7 +1,7 @@
 """The committed table of README.md says what the scenarios say, and that all hold."""
 
-from broker.catalog import home_partition
-from broker.config import Settings
+from broker.namespace.catalog import home_partition
+from broker.settings.config import Settings
 from tests.interop.readme import README, render
 from tests.interop.scenarios import NOT_APPLICABLE, NOTES, SCENARIOS, SDKS, applicable
 from tests.interop.sdks import PROGRAMS

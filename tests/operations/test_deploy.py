@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.config_sources import load
+from broker.settings.sources import load
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -129,7 +129,11 @@ def test_a_wheel_is_all_that_an_installation_needs(tmp_path):
     for path in [*installed.rglob("*"), installed]:
         path.chmod(0o555 if path.is_dir() else 0o444)
     imported = subprocess.run(
-        [sys.executable, "-c", "import broker.cli, broker.supervisor, broker.worker; print(broker.cli.__file__)"],
+        [
+            sys.executable,
+            "-c",
+            "import broker.cli.commands, broker.supervisor.supervisor, broker.worker.worker; print(broker.cli.commands.__file__)",
+        ],
         cwd=tmp_path,
         env={"PYTHONPATH": str(installed), "PYTHONDONTWRITEBYTECODE": "1", "PATH": os.environ["PATH"]},
         capture_output=True,
@@ -137,7 +141,7 @@ def test_a_wheel_is_all_that_an_installation_needs(tmp_path):
         timeout=30,
         check=True,
     )
-    assert imported.stdout.strip() == str(installed / "broker" / "cli.py")
+    assert imported.stdout.strip() == str(installed / "broker" / "cli" / "commands.py")
     for path in [installed, *installed.rglob("*")]:
         if path.is_dir():
             path.chmod(0o755)  # so that the temporary directory can be removed

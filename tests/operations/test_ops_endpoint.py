@@ -5,10 +5,10 @@ from contextlib import asynccontextmanager
 import aiohttp
 import pytest
 
-from broker.config import ConfigurationError
 from broker.errors import ServerBusy
 from broker.http.ops import create_ops_app, start_ops
 from broker.metrics import GatewayMetrics, Scene
+from broker.settings.config import ConfigurationError
 
 
 class Source:

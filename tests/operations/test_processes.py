@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from broker.child import Instructions
-from broker.config import Settings
-from broker.processes import Backoff
+from broker.settings.config import Settings
+from broker.supervisor.processes import Backoff
 
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parents[1]

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from broker.config import Settings
-from broker.supervisor import start_text
+from broker.settings.config import Settings
+from broker.supervisor.supervisor import start_text
 from storage.data_dir import DataDirectory
 from storage.lmdb_store import LmdbStore
 from storage.records import FORMAT_VERSION_KEY, encode_document
@@ -21,7 +21,7 @@ RUN = """
 import os
 import sys
 from broker import processes, supervisor
-from broker.config import Settings
+from broker.settings.config import Settings
 
 class Started:  # in place of the processes: the start has come this far
     def __init__(self, groups, directory, stop_seconds):

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from broker.entities import Description, QueueDescription
 from broker.errors import BrokerError
+from broker.namespace.entities import Description, QueueDescription
 from broker.partition.partition import Partition
 from broker.partition.settings import PartitionSettings
 from broker.wire import ENTRY, Extra, Outcome

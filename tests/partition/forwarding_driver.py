@@ -6,7 +6,7 @@ from typing import Any
 
 from driver import LOCK_MS, START_MS, Delivery, define, deliveries, message
 
-from broker.entities import Description, QueueDescription, SubscriptionDescription, TopicDescription
+from broker.namespace.entities import Description, QueueDescription, SubscriptionDescription, TopicDescription
 from broker.partition.messages.hand_out import Forward
 from broker.partition.partition import Partition
 from broker.partition.settings import PartitionSettings

@@ -15,8 +15,8 @@ from hypothesis.stateful import RuleBasedStateMachine
 from session_driver import SessionDriver
 from topic_driver import text
 
-from broker.entities import QueueDescription
 from broker.errors import BrokerError, LockLost, NotAllowed, OperationTimeout, SessionLockLost
+from broker.namespace.entities import QueueDescription
 from broker.wire import Outcome
 from protocol.codec import Described, Symbol, Timestamp, encode
 from protocol.message.sections import take_apart

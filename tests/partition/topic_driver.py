@@ -5,7 +5,7 @@ from typing import Any
 
 from driver import Driver, define
 
-from broker.entities import SubscriptionDescription, TopicDescription
+from broker.namespace.entities import SubscriptionDescription, TopicDescription
 from broker.partition.settings import PartitionSettings
 from broker.wire import Extra
 from protocol.codec import Described, Symbol, Timestamp, encode

@@ -1,4 +1,4 @@
-"""Rule documents (see broker.rule_descriptions) as table RULES holds them, and what they compile to."""
+"""Rule documents (see broker.namespace.rule_descriptions) as table RULES holds them, and what they compile to."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple

@@ -1,9 +1,9 @@
-"""What the state machine needs of an entity's definition. Definitions are stored by `broker.catalog`."""
+"""What the state machine needs of an entity's definition. Definitions are stored by `broker.namespace.catalog`."""
 
 from enum import IntEnum
 from typing import Any, NamedTuple
 
-from broker.entities import (
+from broker.namespace.entities import (
     DESCRIPTIONS,
     Description,
     QueueDescription,

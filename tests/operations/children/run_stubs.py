@@ -1,4 +1,4 @@
-"""Run `broker.processes` in the directory given, with stub children: one gateway and two workers."""
+"""Run `broker.supervisor.processes` in the directory given, with stub children: one gateway and two workers."""
 
 import json
 import os
@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 from broker.child import Instructions
-from broker.config import ConfigurationError, Settings
-from broker.processes import Processes, Role
+from broker.settings.config import ConfigurationError, Settings
+from broker.supervisor.processes import Processes, Role
 
 directory = Path(sys.argv[1])
 sockets = ("run/worker-0.sock", "run/worker-1.sock")

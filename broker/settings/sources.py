@@ -14,11 +14,9 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from broker.config import ConfigurationError, Origin, Place, Problem, Settings
-from broker.durations import format_duration
-from broker.emulator_config import is_emulator_config, read_emulator_config, without_comments
-from broker.entities import Frozen
-from broker.rule_descriptions import (
+from broker.namespace.durations import format_duration
+from broker.namespace.entities import Frozen
+from broker.namespace.rule_descriptions import (
     CORRELATION_FIELDS,
     FILTER_KINDS,
     CorrelationFilter,
@@ -26,6 +24,8 @@ from broker.rule_descriptions import (
     SqlFilter,
     amqp_values,
 )
+from broker.settings.config import ConfigurationError, Origin, Place, Problem, Settings
+from broker.settings.emulator_config import is_emulator_config, read_emulator_config, without_comments
 
 PREFIX = "PEEKLOCK_"
 CONFIG_VARIABLE = "PEEKLOCK_CONFIG"

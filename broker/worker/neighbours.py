@@ -15,11 +15,11 @@ from typing import Any
 import structlog
 
 from broker import wire
-from broker.deletions import HOME, Deletions
 from broker.partition.messages.hand_out import Forward
 from broker.partition.partition import Partition
-from broker.peer import Peer
 from broker.wire import Op
+from broker.worker.deletions import HOME, Deletions
+from broker.worker.peer import Peer
 
 REDIAL_MS = 100
 

@@ -1,6 +1,6 @@
 """The settings of a broker: one frozen model, read once and passed down.
 
-`broker.config_sources` reads it from flags, environment and file; children get it as JSON, secrets included, on their
+`broker.settings.sources` reads it from flags, environment and file; children get it as JSON, secrets included, on their
 standard input (`model_dump_json`, `model_validate_json`). Its repr holds no secret.
 """
 
@@ -13,7 +13,7 @@ from typing import Annotated, Any, NamedTuple, Self
 from pydantic import Field, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
 
-from broker.entities import (
+from broker.namespace.entities import (
     DAY_MS,
     MINUTE_MS,
     SECOND_MS,
@@ -25,7 +25,7 @@ from broker.entities import (
     SubscriptionProperties,
     TopicDescription,
 )
-from broker.rule_descriptions import RuleDescription
+from broker.namespace.rule_descriptions import RuleDescription
 
 KIB = 1024
 MIB = 1024 * KIB

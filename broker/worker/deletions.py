@@ -12,7 +12,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
 import structlog
 
-from broker.catalog import catalog_version, remove
+from broker.namespace.catalog import catalog_version, remove
 from broker.partition.partition import Partition
 from storage.records import entity_key
 from storage.store import Store, Table

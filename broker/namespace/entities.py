@@ -1,7 +1,7 @@
 """Descriptions of entities: what a user may set, with limits and defaults.
 
 Limits are those of Azure Service Bus and of its emulator's schema. Durations are milliseconds; None means unlimited.
-A subscription's rules are described in `broker.rule_descriptions`.
+A subscription's rules are described in `broker.namespace.rule_descriptions`.
 """
 
 from enum import StrEnum
@@ -95,7 +95,7 @@ class _Description(Frozen):
 
     @property
     def home_name(self) -> str:
-        """The name that says which partition the entity lives on (`broker.catalog.home_partition`)."""
+        """The name that says which partition the entity lives on (`broker.namespace.catalog.home_partition`)."""
         return self.name
 
 

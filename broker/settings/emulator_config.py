@@ -12,8 +12,8 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from broker.config import Origin, Place, Problem
-from broker.durations import parse_duration
+from broker.namespace.durations import parse_duration
+from broker.settings.config import Origin, Place, Problem
 
 UNLIMITED_MS = 10_675_199 * 86_400_000
 """From here on a time to live is unlimited: the longest .NET TimeSpan, which tools write for "never"."""

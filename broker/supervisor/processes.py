@@ -20,7 +20,7 @@ from typing import Any
 import structlog
 
 from broker.child import PERMANENT_FAULT, Instructions
-from broker.config import ConfigurationError
+from broker.settings.config import ConfigurationError
 
 FIRST_DELAY_SECONDS = 0.1
 LONGEST_DELAY_SECONDS = 5.0
@@ -29,7 +29,7 @@ STARTS_BEFORE_GIVING_UP = 3  # before the broker has ever served; afterwards it 
 ANSWER_MAX_BYTES = 64 << 10
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-PACKAGES = Path(__file__).resolve().parent.parent  # what children must find, whatever their working directory
+PACKAGES = Path(__file__).resolve().parents[2]  # what children must find, whatever their working directory
 
 log = structlog.get_logger("supervisor")
 

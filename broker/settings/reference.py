@@ -9,17 +9,17 @@ from typing import Any, get_args
 
 from pydantic.fields import FieldInfo
 
-from broker.config import DeclaredSubscription, DeclaredTopic, Place, Settings
-from broker.config_sources import FLAGS, OFF, SECRETS, Loaded, dotted, leaves, limits, optional, section_of, variable
-from broker.durations import format_duration
-from broker.emulator_config import (
+from broker.namespace.durations import format_duration
+from broker.namespace.entities import AuthorizationRule, Frozen, QueueDescription, SubscriptionDescription
+from broker.namespace.rule_descriptions import CorrelationFilter, RuleDescription, SqlAction, SqlFilter, TrueFilter
+from broker.settings.config import DeclaredSubscription, DeclaredTopic, Place, Settings
+from broker.settings.emulator_config import (
     CORRELATION_PROPERTIES,
     QUEUE_PROPERTIES,
     SUBSCRIPTION_PROPERTIES,
     TOPIC_PROPERTIES,
 )
-from broker.entities import AuthorizationRule, Frozen, QueueDescription, SubscriptionDescription
-from broker.rule_descriptions import CorrelationFilter, RuleDescription, SqlAction, SqlFilter, TrueFilter
+from broker.settings.sources import FLAGS, OFF, SECRETS, Loaded, dotted, leaves, limits, optional, section_of, variable
 
 MASK = "***"
 

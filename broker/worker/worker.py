@@ -12,7 +12,6 @@ import os
 import select
 import signal
 import socket
-import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,19 +19,19 @@ from typing import Any
 import structlog
 
 from broker import wire
-from broker.catalog import catalog_version, home_partition
 from broker.child import announce_ready, fail, read_instructions
-from broker.deletions import HOME, Deletions
 from broker.errors import BrokerError
 from broker.logging import configure_logging
 from broker.metrics import WorkerMetrics
-from broker.neighbours import Neighbours
+from broker.namespace.catalog import catalog_version, home_partition
 from broker.partition.forwarding.destination import ENTRY
 from broker.partition.messages.hand_out import Forward, Pumped
 from broker.partition.partition import Partition
 from broker.partition.settings import PartitionSettings
-from broker.peer import Peer
 from broker.wire import Op, Outcome
+from broker.worker.deletions import HOME, Deletions
+from broker.worker.neighbours import Neighbours
+from broker.worker.peer import Peer
 from storage.data_dir import partition_path
 from storage.lmdb_store import LmdbStore
 from storage.records import decode_document
@@ -500,7 +499,3 @@ def main() -> int:
     for store in stores.values():
         store.close()
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

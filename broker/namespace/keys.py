@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from broker.config import ConfigurationError, Settings
-from broker.entities import AuthorizationRule, Description, Right, SubscriptionDescription
+from broker.namespace.entities import AuthorizationRule, Description, Right, SubscriptionDescription
+from broker.settings.config import ConfigurationError, Settings
 from storage.data_dir import ROOT_KEY_FILE
 from storage.durable import write_file
 

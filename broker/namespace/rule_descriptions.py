@@ -16,8 +16,8 @@ from uuid import UUID
 from pydantic import Field, StringConstraints, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
-from broker.durations import parse_duration
-from broker.entities import Frozen
+from broker.namespace.durations import parse_duration
+from broker.namespace.entities import Frozen
 from protocol.codec import (
     Byte,
     Described,

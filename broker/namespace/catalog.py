@@ -5,8 +5,8 @@ crash in between is mended at the next start: the catalog with the highest versi
 is the home's, unless partitions were restored from copies of different moments.
 
 Entities that nobody used for their interval are deleted by the partition that they live on, and the home is told to
-take them out of the catalog (`broker.deletions`). If the broker ends before that, the next start does it. So an entity
-that is declared is made anew by the next start, empty and with another id.
+take them out of the catalog (`broker.worker.deletions`). If the broker ends before that, the next start does it. So an
+entity that is declared is made anew by the next start, empty and with another id.
 
 Rules are changed while the broker runs, by the partition that their topic lives on: there they are as they should be,
 and copied from there to the others at each start. Until that partition has got a new subscription from the latest
@@ -14,7 +14,7 @@ catalog, its rules are those in the store that has.
 
 META      next-entity-id, catalog-version
 ENTITIES  entity id -> the description's fields, and kind, entity_id, created_ms, updated_ms
-RULES     entity id of a subscription, name -> rule document (`broker.rule_descriptions`)
+RULES     entity id of a subscription, name -> rule document (`broker.namespace.rule_descriptions`)
 """
 
 from collections import Counter
@@ -24,9 +24,9 @@ from typing import Any, NamedTuple, Self
 from pydantic import ValidationError
 from xxhash import xxh3_64_intdigest
 
-from broker.config import FORWARDING, MAX_RULES, MAX_SUBSCRIPTIONS, ConfigurationError
-from broker.entities import DESCRIPTIONS, Description, SubscriptionDescription
-from broker.rule_descriptions import DEFAULT_RULE, FILTER_KINDS, RuleDescription
+from broker.namespace.entities import DESCRIPTIONS, Description, SubscriptionDescription
+from broker.namespace.rule_descriptions import DEFAULT_RULE, FILTER_KINDS, RuleDescription
+from broker.settings.config import FORWARDING, MAX_RULES, MAX_SUBSCRIPTIONS, ConfigurationError
 from storage.records import (
     IDLE_PREFIX,
     CorruptRecord,

@@ -10,12 +10,12 @@ from typing import Any, NoReturn
 import structlog
 
 from broker import __version__
-from broker.catalog import reconcile
 from broker.child import PERMANENT_FAULT, Instructions
-from broker.config import ConfigurationError, Settings
-from broker.keys import EMULATOR_KEY, ROOT_KEY_NAME, connection_string, with_root_key
 from broker.logging import configure_logging
-from broker.processes import Processes, Role
+from broker.namespace.catalog import reconcile
+from broker.namespace.keys import EMULATOR_KEY, ROOT_KEY_NAME, connection_string, with_root_key
+from broker.settings.config import ConfigurationError, Settings
+from broker.supervisor.processes import Processes, Role
 from storage.data_dir import RUN, DataDirectory, DataDirectoryError
 from storage.lmdb_store import LmdbStore, StoreInUse, UnknownFormat, WrongPartition
 from storage.store import StoreError, StoreFull

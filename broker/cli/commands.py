@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from broker import __version__
-from broker.cli_client import app as client_app
-from broker.config import ConfigurationError, Settings
-from broker.config_sources import FLAGS, Loaded, leaves, load
+from broker.cli.client import app as client_app
+from broker.settings.config import ConfigurationError, Settings
+from broker.settings.sources import FLAGS, Loaded, leaves, load
 
 if TYPE_CHECKING:
     from storage.maintenance import Report
@@ -122,7 +122,7 @@ def serve(
             log_level=log_level,
         ).settings
         from broker.child import PERMANENT_FAULT
-        from broker.supervisor import run
+        from broker.supervisor.supervisor import run
 
         code = run(settings)
     raise typer.Exit(WRONG_USE if code == PERMANENT_FAULT else code)
@@ -141,7 +141,7 @@ def print_connection_string(
     tls: Annotated[bool, typer.Option("--tls", help="For the TLS port.")] = False,
 ) -> None:
     """Print what clients need to connect. It holds a key: treat it as one."""
-    from broker.keys import connection_string
+    from broker.namespace.keys import connection_string
 
     with _failures():
         settings = _load(config, data_dir=data_dir, host=host, amqp_port=amqp_port, emulator=emulator).settings
@@ -156,7 +156,7 @@ def print_connection_string(
 
 
 def _key(settings: Settings, key_name: str) -> str:
-    from broker.keys import ROOT_KEY_NAME, Keyring, with_root_key
+    from broker.namespace.keys import ROOT_KEY_NAME, Keyring, with_root_key
     from storage.data_dir import ROOT_KEY_FILE
 
     path = settings.data_dir / ROOT_KEY_FILE
@@ -253,7 +253,7 @@ def check(config: ConfigOption = None) -> None:
 @config_app.command()
 def show(config: ConfigOption = None) -> None:
     """Print the settings in force as TOML, each with where it was set; keys are masked."""
-    from broker.config_reference import show as render
+    from broker.settings.reference import show as render
 
     with _failures():
         typer.echo(render(_load(config)), nl=False)
@@ -262,7 +262,7 @@ def show(config: ConfigOption = None) -> None:
 @config_app.command()
 def reference() -> None:
     """Print the page of all settings, as Markdown."""
-    from broker.config_reference import document
+    from broker.settings.reference import document
 
     typer.echo(document(), nl=False)
 
@@ -275,7 +275,3 @@ def version() -> None:
 
 def main() -> None:
     sys.exit(app())
-
-
-if __name__ == "__main__":
-    main()
