@@ -4,16 +4,16 @@ import time
 from typing import NamedTuple
 
 from broker.errors import InvalidArgument, NotAllowed, NotImplementedByBroker
-from broker.gateway.cbs_node import CbsRequests
-from broker.gateway.coordinator import COORDINATOR_CREDIT, MAX_REQUEST_BYTES, Coordinator
 from broker.gateway.host import Host
-from broker.gateway.management_node import ManagementRequests
+from broker.gateway.links.receivers import ClientReceiver
+from broker.gateway.links.senders import ClientSender
+from broker.gateway.links.session_links import SessionReceiver
 from broker.gateway.namespace import Entity
-from broker.gateway.namespace_node import NamespaceRequests
-from broker.gateway.receivers import ClientReceiver
-from broker.gateway.request_links import REQUEST_CREDIT, RequestLink, ResponseLink
-from broker.gateway.senders import ClientSender
-from broker.gateway.session_links import SessionReceiver
+from broker.gateway.nodes.cbs import CbsRequests
+from broker.gateway.nodes.coordinator import COORDINATOR_CREDIT, MAX_REQUEST_BYTES, Coordinator
+from broker.gateway.nodes.management import ManagementRequests
+from broker.gateway.nodes.namespace import NamespaceRequests
+from broker.gateway.nodes.request_links import REQUEST_CREDIT, RequestLink, ResponseLink
 from broker.namespace.entities import Right
 from protocol import error_texts, session_filter
 from protocol.addresses import Address, Node, Part

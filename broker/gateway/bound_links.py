@@ -7,9 +7,9 @@ from broker.errors import BrokerError, QuotaExceeded
 from broker.gateway.binding import Bound, bind, destination_of
 from broker.gateway.conditions import condition_of
 from broker.gateway.host import Host
-from broker.gateway.receivers import ClientReceiver
-from broker.gateway.request_links import ResponseLink
-from broker.gateway.senders import ClientSender
+from broker.gateway.links.receivers import ClientReceiver
+from broker.gateway.links.senders import ClientSender
+from broker.gateway.nodes.request_links import ResponseLink
 from protocol import conditions
 from protocol.addresses import Node
 from protocol.engine.links import Link

@@ -17,8 +17,8 @@ from broker.errors import BrokerError, EntityNotFound
 from broker.gateway.bound_links import BoundLinks
 from broker.gateway.conditions import condition_of
 from broker.gateway.host import Overrunning, Responder, SessionHolder, Shared
+from broker.gateway.links.receivers import ClientReceiver
 from broker.gateway.namespace import Entity
-from broker.gateway.receivers import ClientReceiver
 from broker.gateway.rights import Rights
 from broker.gateway.transactions import Transactions
 from broker.gateway.turn import Gathering

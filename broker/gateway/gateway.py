@@ -13,7 +13,7 @@ import structlog
 from broker import __version__
 from broker.child import Instructions, announce_ready
 from broker.gateway.connection import ClientConnection
-from broker.gateway.message_ids import MessageIds
+from broker.gateway.links.message_ids import MessageIds
 from broker.gateway.namespace import Entity, Namespace
 from broker.gateway.router import Router
 from broker.http.ops import OpsServer, start_ops

@@ -6,7 +6,7 @@ A connection binds links to entities and nodes, so it knows their classes; they 
 from typing import Protocol
 
 from broker.errors import BrokerError
-from broker.gateway.message_ids import MessageIds
+from broker.gateway.links.message_ids import MessageIds
 from broker.gateway.namespace import Namespace
 from broker.gateway.rights import Rights
 from broker.gateway.router import Router

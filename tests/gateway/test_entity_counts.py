@@ -2,8 +2,8 @@
 
 import pytest
 
-from broker.gateway.entity_counts import counted_queues, entity_counts
 from broker.gateway.namespace import Entity
+from broker.gateway.nodes.entity_counts import counted_queues, entity_counts
 from broker.namespace.entities import Description, QueueDescription, SubscriptionDescription, TopicDescription
 from storage.records import Part
 

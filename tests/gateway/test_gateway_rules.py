@@ -3,7 +3,7 @@
 import pytest
 
 from broker.errors import InvalidArgument
-from broker.gateway.rules import rule_document, rule_of_document
+from broker.gateway.nodes.rules import rule_document, rule_of_document
 from protocol.codec import Described, Int, Long, Symbol, ULong, encode
 from protocol.nodes.rule_operations import CorrelationFilter, Rule, SqlFilter
 

@@ -1,6 +1,6 @@
 """What a receiver may set on a message while it settles it."""
 
-from broker.gateway.properties import MAX_REASON_CHARACTERS, dead_letter_properties, encode_properties
+from broker.gateway.links.properties import MAX_REASON_CHARACTERS, dead_letter_properties, encode_properties
 from protocol.codec import Int, Symbol, encode
 
 

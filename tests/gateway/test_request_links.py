@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from broker.gateway import request_links
-from broker.gateway.request_links import OVERRUN, REQUEST_CREDIT, RequestLink
+from broker.gateway.nodes import request_links
+from broker.gateway.nodes.request_links import OVERRUN, REQUEST_CREDIT, RequestLink
 
 
 class Requests(RequestLink):

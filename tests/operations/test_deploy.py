@@ -132,7 +132,8 @@ def test_a_wheel_is_all_that_an_installation_needs(tmp_path):
         [
             sys.executable,
             "-c",
-            "import broker.cli.commands, broker.supervisor.supervisor, broker.worker.worker; print(broker.cli.commands.__file__)",
+            "from broker.cli import commands; import broker.supervisor.supervisor, broker.worker.worker; "
+            "print(commands.__file__)",
         ],
         cwd=tmp_path,
         env={"PYTHONPATH": str(installed), "PYTHONDONTWRITEBYTECODE": "1", "PATH": os.environ["PATH"]},

@@ -3,7 +3,7 @@
 from typing import Any
 
 from broker.errors import NotImplementedByBroker
-from broker.gateway.properties import dead_letter_properties, encode_properties
+from broker.gateway.links.properties import dead_letter_properties, encode_properties
 from broker.wire import Outcome
 from protocol.codec import Described
 from protocol.engine.deliveries import ACCEPTED, MODIFIED, REJECTED, RELEASED

@@ -5,8 +5,8 @@ from typing import Any
 from broker.errors import BrokerError, NotAllowed, QuotaExceeded
 from broker.gateway.conditions import condition_of
 from broker.gateway.host import Host
+from broker.gateway.links.receivers import ClientReceiver
 from broker.gateway.namespace import Entity
-from broker.gateway.receivers import ClientReceiver
 from broker.gateway.transactions import Transaction
 from protocol import conditions, error_texts
 from protocol.engine.deliveries import ACCEPTED, Delivery, declare, forget, settle

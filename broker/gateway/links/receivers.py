@@ -7,12 +7,12 @@ from typing import Any
 
 from broker.errors import BrokerError, LockLost, SessionLockLost
 from broker.gateway.conditions import condition_of
-from broker.gateway.delivery import render_delivery
-from broker.gateway.entity_link import EntityLink
 from broker.gateway.host import Host
+from broker.gateway.links.delivery import render_delivery
+from broker.gateway.links.entity_link import EntityLink
+from broker.gateway.links.outcomes import STATE_OF, transactional_outcome
+from broker.gateway.links.properties import dead_letter_properties, encode_properties
 from broker.gateway.namespace import Entity
-from broker.gateway.outcomes import STATE_OF, transactional_outcome
-from broker.gateway.properties import dead_letter_properties, encode_properties
 from broker.namespace.entities import Right
 from broker.wire import ENTRY, Op, Outcome
 from protocol import conditions, error_texts

@@ -7,13 +7,13 @@ from typing import Any
 
 from broker.errors import BrokerError, MessageNotFound, MessageTooLarge, NotAllowed
 from broker.gateway.conditions import condition_of
-from broker.gateway.delivery import embed
-from broker.gateway.entity_counts import counted_queues, entity_counts
 from broker.gateway.host import Host
+from broker.gateway.links.delivery import embed
+from broker.gateway.links.properties import DEAD_LETTER_DESCRIPTION, DEAD_LETTER_REASON, MAX_REASON_CHARACTERS
 from broker.gateway.namespace import Entity
-from broker.gateway.properties import DEAD_LETTER_DESCRIPTION, DEAD_LETTER_REASON, MAX_REASON_CHARACTERS
-from broker.gateway.request_links import Answer, RequestLink
-from broker.gateway.rules import rule_document, rule_of_document
+from broker.gateway.nodes.entity_counts import counted_queues, entity_counts
+from broker.gateway.nodes.request_links import Answer, RequestLink
+from broker.gateway.nodes.rules import rule_document, rule_of_document
 from broker.namespace.entities import Right
 from broker.wire import ENTRY, Extra, Outcome
 from protocol import error_texts

@@ -6,8 +6,8 @@ from typing import Any
 
 from broker.errors import BrokerError
 from broker.gateway.conditions import condition_of
-from broker.gateway.entity_counts import counted_queues, entity_counts
-from broker.gateway.request_links import Answer, RequestLink
+from broker.gateway.nodes.entity_counts import counted_queues, entity_counts
+from broker.gateway.nodes.request_links import Answer, RequestLink
 from broker.namespace.entities import Right
 from protocol.errors import ProtocolError
 from protocol.nodes import management

@@ -8,8 +8,8 @@ from broker.errors import (
     SessionLockLost,
 )
 from broker.gateway.host import Host
+from broker.gateway.links.receivers import ClientReceiver
 from broker.gateway.namespace import Entity
-from broker.gateway.receivers import ClientReceiver
 from protocol import error_texts, session_filter
 from protocol.addresses import Address
 from protocol.engine.links import Link

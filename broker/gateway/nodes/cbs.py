@@ -2,7 +2,7 @@
 
 import time
 
-from broker.gateway.request_links import Answer, RequestLink
+from broker.gateway.nodes.request_links import Answer, RequestLink
 from protocol.addresses import parse_audience
 from protocol.errors import ProtocolError
 from protocol.nodes import cbs, sas_tokens

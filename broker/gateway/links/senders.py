@@ -6,8 +6,8 @@ from typing import Any
 
 from broker.errors import BrokerError, MessageTooLarge, NotAllowed, ServerBusy
 from broker.gateway.conditions import condition_of
-from broker.gateway.entity_link import EntityLink
 from broker.gateway.host import Host
+from broker.gateway.links.entity_link import EntityLink
 from broker.gateway.namespace import Entity
 from broker.gateway.transactions import addressed
 from broker.namespace.entities import Right
