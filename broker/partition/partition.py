@@ -267,7 +267,7 @@ class Partition:
     def take_over(
         self, store_id: bytes, source: int, entity_id: int, entries: Sequence[Any], now_ms: int
     ) -> tuple[int, list[Any], str]:
-        """Messages that the queue `source` of another partition forwards to an entity here; see `arrivals.take_over`.
+        """Messages that the queue `source` of another partition forwards to an entity here, see `destination`.
 
         The answer may be given after `commit`.
         """

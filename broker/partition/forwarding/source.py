@@ -1,12 +1,12 @@
 """Forwarding: a queue, subscription or dead-letter queue whose terms say so moves its messages on, each exactly once.
 
-So does each transfer queue, whose messages say themselves where they are for (`transferring`).
+So does each transfer queue, whose messages say themselves where they are for (`transfer_queue`).
 
 The queue itself is the outbox: messages come in as usual, and the available ones are taken out in the order of their
 sequence numbers. To an entity of this partition they are moved within the turn. To another partition one command at a
 time is under way for each queue, with as many as it may hold; while it is, the next gather. Its messages are deleted
 when the answer says that they were taken over. See `outbox` for what holds when an answer does not come, and
-`arrivals` for the other side.
+`destination` for the other side.
 
 A message that is refused for good goes to the transfer dead-letter queue of its entity; after a refusal for now, or no
 answer, the queue tries again later, from the same message on.
@@ -370,7 +370,7 @@ def taken_over(core: Core, queue_id: int, by: int, up_to: int, refused: Sequence
     """The answer of a partition to what a queue forwarded: all up to this sequence number is taken over, the next are
     refused.
 
-    `refused` and `busy` are those of `arrivals.take_over`.
+    `refused` and `busy` are those of `destination.take_over`.
     """
     answered = _answered(core, queue_id, by)
     if answered is None:

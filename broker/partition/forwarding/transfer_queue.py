@@ -2,7 +2,7 @@
 
 A transaction is done in one commit of one partition. A message that is sent in it to an entity elsewhere is stored in
 the transfer queue of an entity that is here, with the name of its destination; that is checked when it arrives there.
-From then on it is forwarded as other messages are (`forwarding`), exactly once, whether the entity is disabled or not:
+From then on it is forwarded as other messages are (`source`), exactly once, whether the entity is disabled or not:
 its sender was told that it is done. What the destination refuses is in the transfer dead-letter queue.
 """
 

@@ -46,7 +46,7 @@ class Forwarding:
 
 
 class Idle:
-    """An entity: for how long nobody had used it at `looked_ms`, and whether META has anything of that. See `idle`."""
+    """An entity: how long nobody had used it at `looked_ms`, and whether META has anything of that. See `idleness`."""
 
     __slots__ = ("entity_id", "idle_ms", "limit_ms", "looked_ms", "recorded")
 

@@ -14,7 +14,7 @@ and whoever is asked first is that partition: only its mark tells.
 `partition` is recorded in META before the first message leaves for it, and deleted, or another is recorded, only when
 synced. So whatever is changed meanwhile, and whatever crashes, the one that may have taken messages is always asked.
 
-A transfer queue has an outbox for each partition, see `transfers`: the same holds of the messages for that partition.
+A transfer queue has an outbox for each partition, see `lanes`: the same holds of the messages for that partition.
 """
 
 from broker.partition.state.window import Window
