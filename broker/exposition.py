@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 
 from broker.metrics import EntityMetrics, GatewayMetrics, Scene, process_usage
 from broker.wire import Outcome
+from storage.queue_ids import entity_of, part_of
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
@@ -90,7 +91,6 @@ ENTITY_GAUGES = {
     "size_bytes": "Bytes of the messages of the entity, its dead-letter queues included.",
 }
 
-PART_BITS = 3  # a queue id is entity id << 3 | part: storage.records
 OTHER_PARTS = {1: "deadlettered_messages", 2: "transfer_deadlettered_messages", 3: "transfer_messages"}
 
 
@@ -168,17 +168,17 @@ def _entity_gauges(scene: Scene) -> Iterator[Metric]:
     totals = {name: dict.fromkeys(ENTITY_GAUGES, 0) for name in scene.entities.values()}
     for by_queue in scene.counts:
         for queue, (available, deferred, scheduled, size, locked) in by_queue.items():
-            name = scene.entities.get(queue >> PART_BITS)
+            name = scene.entities.get(entity_of(queue))
             if name is None:
                 continue  # deleted since
             total = totals[name]
             total["messages"] += available + deferred + scheduled
             total["size_bytes"] += size
-            other = OTHER_PARTS.get(queue & (1 << PART_BITS) - 1)
+            other = OTHER_PARTS.get(part_of(queue))
             if other is not None:
                 total[other] += available + deferred + scheduled
             else:
-                waits = "transfer_messages" if queue >> PART_BITS in scene.forwarding else "active_messages"
+                waits = "transfer_messages" if entity_of(queue) in scene.forwarding else "active_messages"
                 total[waits] += available
                 total["active_messages"] += deferred
                 total["scheduled_messages"] += scheduled

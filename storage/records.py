@@ -1,6 +1,6 @@
 """Keys and values of the store's tables, each value with a checksum that is verified when it is read.
 
-Numbers are big-endian. A queue id is `entity id << 3 | part`; the parts of a queue are in `Part`.
+Numbers are big-endian. Queue ids are those of `storage.queue_ids`.
 """
 
 import struct
@@ -31,15 +31,6 @@ FORWARDED_PREFIX = b"forwarded-"
 
 class CorruptRecord(Exception):
     """A stored value does not match its checksum or its shape."""
-
-
-class Part(IntEnum):
-    """The sub-queues of one entity; low three bits of a queue id."""
-
-    MAIN = 0
-    DEAD_LETTER = 1
-    TRANSFER_DEAD_LETTER = 2
-    TRANSFER = 3
 
 
 class Place(IntEnum):

@@ -12,9 +12,9 @@ from xxhash import xxh3_64_intdigest
 
 from storage.findings import PartitionReport, Problem
 from storage.lmdb_store import Snapshot
+from storage.queue_ids import Part, entity_of, queue_id_of
 from storage.records import (
     CorruptRecord,
-    Part,
     Place,
     decode_session,
     decode_state,
@@ -48,7 +48,7 @@ class SessionVerification:
 
     def add_entity(self, entity_id: int) -> None:
         """A queue or subscription that requires sessions."""
-        self._queues.add(entity_id << 3 | Part.MAIN)
+        self._queues.add(queue_id_of(entity_id, Part.MAIN))
 
     def add_entry(self, queue_id: int, place: Place, sequence_number: int, session_id: str | None) -> None:
         self._add(queue_id, place, sequence_number, _NO_SESSION if session_id is None else _hash(session_id.encode()))
@@ -74,7 +74,7 @@ class SessionVerification:
             except CorruptRecord:
                 self._malformed(Table.SESSION_ENTRIES, key)
                 continue
-            if queue_id >> 3 in deleted or sequence_number in set_aside.get(queue_id, ()):
+            if entity_of(queue_id) in deleted or sequence_number in set_aside.get(queue_id, ()):
                 continue
             wrong = self._wrong_entry(queue_id, place, session_id, sequence_number)
             if wrong:
@@ -83,7 +83,7 @@ class SessionVerification:
                 )
                 self._report.add(Problem.STRAY_SESSION_ENTRY, Table.SESSION_ENTRIES, key, text)
         for (queue_id, place), entries in self._entries.items():
-            if queue_id >> 3 in deleted:
+            if entity_of(queue_id) in deleted:
                 continue
             for sequence_number, listed in zip(entries.numbers, entries.listed, strict=True):
                 if not listed and sequence_number not in set_aside.get(queue_id, ()):
@@ -123,7 +123,7 @@ class SessionVerification:
                 self._malformed(Table.SESSIONS, key)
                 continue
             sizes[queue_id] += state_bytes or 0
-            if queue_id >> 3 in deleted:
+            if entity_of(queue_id) in deleted:
                 continue
             try:
                 recorded = decode_session(value).state_bytes
@@ -135,7 +135,7 @@ class SessionVerification:
             elif recorded != state_bytes:
                 self._wrong_state(Table.SESSIONS, key, f"{recorded} bytes are recorded, there are {state_bytes}")
         for key in found:
-            if int.from_bytes(key[:4], "big") >> 3 not in deleted:
+            if entity_of(int.from_bytes(key[:4], "big")) not in deleted:
                 self._wrong_state(Table.SESSION_STATES, key, "no session has this state")
         return sizes
 

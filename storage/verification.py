@@ -12,6 +12,7 @@ from typing import Any
 from storage.duplicate_verification import DuplicateVerification
 from storage.findings import PartitionReport, Problem
 from storage.lmdb_store import Snapshot
+from storage.queue_ids import Part, entity_of, part_of, queue_id_of
 from storage.records import (
     COPY_BYTES,
     DELETED_ENTITY_PREFIX,
@@ -21,7 +22,6 @@ from storage.records import (
     CorruptRecord,
     Counts,
     Field,
-    Part,
     Place,
     Timer,
     check_message,
@@ -186,7 +186,7 @@ class _Verification:
             self._check_mark_of(int.from_bytes(key[STORE_ID_BYTES:], "big"), Table.MARKS, key)
 
     def _check_mark_of(self, queue_id: int, table: Table, key: bytes) -> None:
-        entity_id = queue_id >> 3
+        entity_id = entity_of(queue_id)
         if entity_id not in self._entity_ids and entity_id not in self._deleted:
             self._report.add(Problem.STRAY_MARK, table, key, f"queue {queue_id}: forwarded from, and not there")
 
@@ -249,7 +249,7 @@ class _Verification:
         overlay = entry.overlay or {}
         self._sessions.add_entry(queue_id, place, sequence_number, overlay.get(Field.SESSION))
         has_destination = Field.DESTINATION in overlay and queue_id in self._transferring
-        if queue_id & 7 == Part.TRANSFER and not has_destination and queue_id >> 3 not in self._deleted:
+        if part_of(queue_id) == Part.TRANSFER and not has_destination and entity_of(queue_id) not in self._deleted:
             text = f"queue {queue_id}: {sequence_number} is to be moved on, and it is not known where to"
             self._report.add(Problem.NO_DESTINATION, Table.QUEUE, key, text)
         expires_ms = overlay.get(Field.EXPIRES_MS)
@@ -263,7 +263,7 @@ class _Verification:
             text = f"queue {queue_id}: {sequence_number} refers to message {entry.message_id}, which is not there"
             self._report.add(Problem.MISSING_MESSAGE, Table.QUEUE, key, text)
         else:
-            topic_id = self._topics.get(queue_id >> 3)
+            topic_id = self._topics.get(entity_of(queue_id))
             if topic_id is not None:
                 first = not self._references[index]
                 self._topic_bytes[topic_id] += COPY_BYTES + (self._message_sizes[index] if first else 0)
@@ -275,14 +275,14 @@ class _Verification:
             queue.timed[Timer.SCHEDULED].add(sequence_number, entry.message_id, ANY_TIME)
         elif expires_ms is None or expires_ms == ANY_TIME:
             queue.timers_unknown.add(sequence_number)
-        elif place is Place.AVAILABLE and queue_id & 7 == Part.MAIN and expires_ms != NEVER:
+        elif place is Place.AVAILABLE and part_of(queue_id) == Part.MAIN and expires_ms != NEVER:
             queue.timed[Timer.EXPIRY].add(sequence_number, entry.message_id, expires_ms)
 
     def _check_sessions(self) -> None:
         set_aside = {queue_id: queue.entries_set_aside for queue_id, queue in self._queues.items()}
         for queue_id, state_bytes in self._sessions.check(self._snapshot, self._deleted, set_aside).items():
             self._queues[queue_id].size_bytes += state_bytes
-            topic_id = self._topics.get(queue_id >> 3)
+            topic_id = self._topics.get(entity_of(queue_id))
             if topic_id is not None:
                 self._topic_bytes[topic_id] += state_bytes
 
@@ -294,14 +294,14 @@ class _Verification:
                 self._malformed(Table.DUE, key)
                 continue
             queue_id, timer, time_ms, sequence_number = unpack_due_key(key)
-            if queue_id >> 3 in self._deleted:
+            if entity_of(queue_id) in self._deleted:
                 continue
             wrong = self._wrong_timer(self._queues[queue_id], Timer(timer), time_ms, sequence_number, value)
             if wrong:
                 text = f"queue {queue_id}: {Timer(timer).name.lower()} of {sequence_number} at {time_ms} ms: {wrong}"
                 self._report.add(Problem.STRAY_TIMER, Table.DUE, key, text)
         for queue_id, queue in self._queues.items():
-            if queue_id >> 3 in self._deleted:
+            if entity_of(queue_id) in self._deleted:
                 continue
             for timer, timed in queue.timed.items():
                 for sequence_number, has_timer in zip(timed.numbers, timed.has_timer, strict=True):
@@ -334,7 +334,7 @@ class _Verification:
         without = {
             queue_id for queue_id, queue in self._queues.items() if any(queue.places.values()) or queue.size_bytes
         }
-        without.update(topic_id << 3 for topic_id in self._topic_bytes if topic_id not in self._deleted)
+        without.update(queue_id_of(topic_id) for topic_id in self._topic_bytes if topic_id not in self._deleted)
         for key, value in self._snapshot.items(Table.COUNTS):
             self._report.records[Table.COUNTS] += 1
             if len(key) != 4:
@@ -352,11 +352,13 @@ class _Verification:
             self._compare(queue_id, queue_id.to_bytes(4, "big"), Counts())
 
     def _compare(self, queue_id: int, key: bytes, counts: Counts) -> None:
-        if queue_id >> 3 in self._deleted:
+        if entity_of(queue_id) in self._deleted:
             return
         queue = self._queues[queue_id]
         places = queue.places
-        size_bytes = queue.size_bytes + (self._topic_bytes[queue_id >> 3] if queue_id & 7 == Part.MAIN else 0)
+        size_bytes = queue.size_bytes + (
+            self._topic_bytes[entity_of(queue_id)] if part_of(queue_id) == Part.MAIN else 0
+        )
         highest = max((numbers[-1] for numbers in places.values() if numbers), default=0)
         there = Counts(
             next_sequence_number=max(counts.next_sequence_number, highest + 1),
@@ -374,9 +376,9 @@ class _Verification:
     def _may_count_more(self, queue_id: int) -> bool:
         if self._queues[queue_id].set_aside:
             return True
-        subscriptions = (key for key, topic_id in self._topics.items() if topic_id == queue_id >> 3)
+        subscriptions = (key for key, topic_id in self._topics.items() if topic_id == entity_of(queue_id))
         return any(
-            (queue := self._queues.get(key << 3 | part)) is not None and queue.set_aside
+            (queue := self._queues.get(queue_id_of(key, part))) is not None and queue.set_aside
             for key in subscriptions
             for part in Part
         )

@@ -42,6 +42,7 @@ MAY_IMPORT = {
     "broker.gateway": {
         "broker",
         "protocol",
+        "storage.queue_ids",
         "storage.records",
     },
     "broker.http": {"broker"},
@@ -106,6 +107,7 @@ PURE = (
     "broker.wire",
     "broker.errors",
     "broker.namespace.entities",
+    "storage.queue_ids",
     "storage.records",
 )
 NOT_PURE = {

@@ -7,7 +7,8 @@ from broker.namespace.entities import Description, Status, SubscriptionDescripti
 from broker.settings.config import MAX_MESSAGE_BYTES
 from protocol import error_texts
 from protocol.addresses import Address, Part
-from storage.records import Part as QueuePart
+from storage.queue_ids import Part as QueuePart
+from storage.queue_ids import queue_id_of
 
 _QUEUE_PART = {
     Part.MAIN: QueuePart.MAIN,
@@ -30,12 +31,12 @@ class Entity:
 
     def queue(self, part: Part) -> int:
         """The queue id of the entity itself or of one of its dead-letter queues."""
-        return self.entity_id << 3 | _QUEUE_PART[part]
+        return queue_id_of(self.entity_id, _QUEUE_PART[part])
 
     @property
     def transfer_queue(self) -> int:
         """The queue id of what was sent through the entity, and waits to be moved to others."""
-        return self.entity_id << 3 | QueuePart.TRANSFER
+        return queue_id_of(self.entity_id, QueuePart.TRANSFER)
 
     @property
     def requires_session(self) -> bool:

@@ -22,6 +22,7 @@ from broker.partition.state.stored_rules import compiled, default_rule, write_ru
 from broker.partition.state.terms import Kind, Terms
 from broker.partition.state.timers import Due
 from storage.quarantine import quarantine
+from storage.queue_ids import queue_id_of
 from storage.records import (
     AUTO_DELETED_PREFIX,
     DELETED_ENTITY_PREFIX,
@@ -103,7 +104,7 @@ def _begin_forwarding(core: Core) -> None:
     for entity_id, terms in core.terms.items():
         for part in PARTS:
             if terms.forwards_to(part):
-                queue_id = entity_id << 3 | part
+                queue_id = queue_id_of(entity_id, part)
                 if queue_id not in core.queues and core.store.get(Table.COUNTS, entity_key(queue_id)) is not None:
                     core.wake(core.queue(queue_id))
 
@@ -139,10 +140,10 @@ def put_entity(
                 topic.add_subscription(entity_id, compiled_rules)
         return
     for part in PARTS:
-        queue = core.queues.get(entity_id << 3 | part)
+        queue = core.queues.get(queue_id_of(entity_id, part))
         if queue is None:
             if terms.forwards_to(part):
-                begin(core, core.queue(entity_id << 3 | part))
+                begin(core, core.queue(queue_id_of(entity_id, part)))
             continue
         queue.terms = terms
         begins = bool(queue.forward_to) and not before.forwards_to(part)
@@ -211,7 +212,7 @@ def _delete(core: Core, entity_id: int, now_ms: int) -> None:
     if topic_id in core.topics:
         core.topics[topic_id].remove_subscription(entity_id)
     for part in PARTS:
-        queue_id = entity_id << 3 | part
+        queue_id = queue_id_of(entity_id, part)
         _close_receivers(core, queue_id, _deleted(name))
         queue = core.queues.pop(queue_id, None)
         if queue is not None:
@@ -227,7 +228,7 @@ def _delete(core: Core, entity_id: int, now_ms: int) -> None:
 
 def _free_later(core: Core, entity_id: int, topic_id: int | None, now_ms: int) -> None:
     core.deleted[entity_id] = topic_id
-    core.timers.arm(now_ms, (entity_id << 3, Due.DELETION))
+    core.timers.arm(now_ms, (queue_id_of(entity_id), Due.DELETION))
 
 
 def _close_receivers(core: Core, queue_id: int, error: BrokerError) -> None:
@@ -242,7 +243,7 @@ def _close_receivers(core: Core, queue_id: int, error: BrokerError) -> None:
 
 def free(core: Core, entity_id: int, now_ms: int) -> None:
     """The timer: free a step of what a deleted entity held, then forget it."""
-    store, step, first, end = core.store, core.settings.step, entity_id << 3, entity_id + 1 << 3
+    store, step, first, end = core.store, core.settings.step, queue_id_of(entity_id), queue_id_of(entity_id + 1)
     topic_id = core.deleted[entity_id]
     if items := store.scan(Table.QUEUE, queue_key(first, 0, 0), queue_key(end, 0, 0), step):
         ids = []

@@ -28,6 +28,7 @@ from broker.partition.state.timers import Due
 from broker.partition.topics import publishing
 from broker.wire import Outcome
 from storage.quarantine import quarantined
+from storage.queue_ids import entity_of
 from storage.records import Place
 from storage.store import Store
 
@@ -37,7 +38,7 @@ DUE_PER_TURN = 256
 
 
 class Partition:
-    """A queue id is `entity id << 3 | storage.records.Part`.
+    """Queue ids are those of `storage.queue_ids`.
 
     `receiver` is any key the caller chooses, unique while the receiver is open. Calls with a receiver that is not open
     (the partition may have closed it) do nothing.
@@ -131,7 +132,7 @@ class Partition:
                 return  # it wakes when a message comes
             queue.sessions.awake[session.id] = session
         self._core.wake(queue)
-        if queue.id >> 3 in self._core.kept:
+        if queue.entity_id in self._core.kept:
             self._core.awake[queue.id] = queue  # `pump` knows the time; it is a use even if credit is taken away
 
     def close_receiver(self, receiver: Hashable, broken: bool, now_ms: int) -> None:
@@ -216,11 +217,11 @@ class Partition:
                 transactions.time_out(core, now_ms)
                 continue
             if due == Due.DELETION:
-                entities.free(core, queue_id >> 3, now_ms)
+                entities.free(core, entity_of(queue_id), now_ms)
                 continue
             if due == Due.IDLE:
-                if idleness.has_ended(core, queue_id >> 3, now_ms):
-                    entities.delete_unused(core, queue_id >> 3, now_ms)
+                if idleness.has_ended(core, entity_of(queue_id), now_ms):
+                    entities.delete_unused(core, entity_of(queue_id), now_ms)
                 continue
             queue = core.find(queue_id)
             if queue is None:

@@ -31,6 +31,7 @@ from broker.partition.state.receivers import Session
 from broker.partition.state.timers import Due
 from broker.partition.topics import rule_requests
 from broker.wire import Outcome
+from storage.queue_ids import entity_of, part_of
 from storage.records import (
     NEVER,
     CorruptRecord,
@@ -312,7 +313,7 @@ def _counts(core: Core, args: Sequence[Any], now_ms: int) -> dict[int, list[int]
     counts = {
         queue_id: _stored_count(core, queue_id, value)
         for queue_id, value in stored
-        if queue_id >> 3 in core.terms and queue_id & 7 in PARTS and queue_id not in queues
+        if entity_of(queue_id) in core.terms and part_of(queue_id) in PARTS and queue_id not in queues
     }
     used = [queues[queue_id] for queue_id in args if queue_id in queues] if args else queues.values()
     return counts | {queue.id: _count(queue) for queue in used}

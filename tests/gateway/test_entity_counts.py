@@ -5,7 +5,7 @@ import pytest
 from broker.gateway.namespace import Entity
 from broker.gateway.nodes.entity_counts import counted_queues, entity_counts
 from broker.namespace.entities import Description, QueueDescription, SubscriptionDescription, TopicDescription
-from storage.records import Part
+from storage.queue_ids import Part
 
 PLAIN = QueueDescription(name="orders")
 FORWARDS = QueueDescription(name="orders", forward_to="billing")

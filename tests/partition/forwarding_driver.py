@@ -12,7 +12,8 @@ from broker.partition.partition import Partition
 from broker.partition.settings import PartitionSettings
 from broker.wire import Extra
 from storage.memory import MemoryStore
-from storage.records import STORE_ID_KEY, Part, Place, encode_document, entity_key
+from storage.queue_ids import Part
+from storage.records import STORE_ID_KEY, Place, encode_document, entity_key
 from storage.store import Table
 
 

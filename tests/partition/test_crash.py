@@ -11,12 +11,12 @@ from broker.partition.settings import PartitionSettings
 from broker.wire import Outcome
 from protocol.codec import encode
 from storage.lmdb_store import LmdbStore, Snapshot
+from storage.queue_ids import Part
 from storage.records import (
     NEVER,
     STORE_ID_KEY,
     Counts,
     Field,
-    Part,
     Place,
     Timer,
     decode_counts,

@@ -8,7 +8,8 @@ from topic_driver import TOPIC, A, B, TopicDriver, event
 
 from broker.partition.state.recount import NUMBER_GAP
 from broker.wire import Outcome
-from storage.records import Counts, Part, decode_counts, entity_key
+from storage.queue_ids import Part
+from storage.records import Counts, decode_counts, entity_key
 from storage.store import Store, Table
 
 

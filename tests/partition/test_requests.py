@@ -13,7 +13,8 @@ from broker.errors import (
 )
 from broker.partition.settings import PartitionSettings
 from broker.wire import Outcome
-from storage.records import Part, Place
+from storage.queue_ids import Part
+from storage.records import Place
 from storage.store import Table
 
 LATER_MS = START_MS + 3_600_000

@@ -11,7 +11,8 @@ from topic_driver import TOPIC, A, B, TopicDriver, event, rule, text
 from broker.errors import NotAllowed, QuotaExceeded
 from broker.wire import Extra, Outcome
 from protocol.codec import encode
-from storage.records import Part, Place, unpack_session_entry_key
+from storage.queue_ids import Part
+from storage.records import Place, unpack_session_entry_key
 from storage.store import Table
 
 GROUP_ID = 10

@@ -6,7 +6,8 @@ from driver import DEAD, LOCK_MS, MAIN, Driver, message
 from broker.errors import LockLost, MessageTooLarge, NotAllowed
 from broker.partition.settings import PartitionSettings
 from broker.wire import Outcome
-from storage.records import Field, Part
+from storage.queue_ids import Part
+from storage.records import Field
 
 ALL = list(Outcome)
 NOT_ACCEPTED = [outcome for outcome in Outcome if outcome != Outcome.ACCEPTED]

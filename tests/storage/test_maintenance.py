@@ -29,6 +29,7 @@ from storage.maintenance import (
     verify,
 )
 from storage.quarantine import quarantine
+from storage.queue_ids import Part
 from storage.records import (
     DELETED_ENTITY_PREFIX,
     NEVER,
@@ -36,7 +37,6 @@ from storage.records import (
     Counts,
     Field,
     Overlay,
-    Part,
     Place,
     Timer,
     due_key,

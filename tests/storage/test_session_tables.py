@@ -12,6 +12,7 @@ from storage.findings import Problem
 from storage.lmdb_store import LmdbStore
 from storage.maintenance import backup, restore, verify
 from storage.quarantine import quarantine
+from storage.queue_ids import Part
 from storage.records import (
     COPY_BYTES,
     DELETED_ENTITY_PREFIX,
@@ -20,7 +21,6 @@ from storage.records import (
     CorruptRecord,
     Counts,
     Field,
-    Part,
     Place,
     SessionRow,
     decode_session,

@@ -12,13 +12,13 @@ from storage.findings import Problem
 from storage.lmdb_store import LmdbStore
 from storage.maintenance import backup, restore, verify
 from storage.quarantine import quarantine
+from storage.queue_ids import Part
 from storage.records import (
     COPY_BYTES,
     DELETED_ENTITY_PREFIX,
     NEVER,
     CorruptRecord,
     Counts,
-    Part,
     Place,
     decode_references,
     encode_counts,

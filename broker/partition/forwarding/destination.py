@@ -24,12 +24,12 @@ from protocol.errors import ProtocolError
 from protocol.message.rendering import with_changes
 from protocol.message.sections import extra_of
 from storage.quarantine import quarantine
+from storage.queue_ids import Part, entity_of, queue_id_of, with_part
 from storage.records import (
     NEVER,
     CorruptRecord,
     Field,
     Overlay,
-    Part,
     decode_mark,
     due_key,
     encode_mark,
@@ -70,7 +70,7 @@ def refusal(core: Core, entity_id: int, name: str = "") -> BrokerError | None:
 def judge(core: Core, entity_ids: Sequence[int], sizes: Sequence[int]) -> Verdict:
     """What can be forwarded, of messages for these entities, whose records have these sizes in bytes."""
     errors = {entity_id: refusal(core, entity_id) for entity_id in dict.fromkeys(entity_ids)}
-    queues = {entity_id: core.queue(entity_id << 3) for entity_id, error in errors.items() if error is None}
+    queues = {entity_id: core.queue(queue_id_of(entity_id)) for entity_id, error in errors.items() if error is None}
     used = {entity_id: entity_size(core, queue) for entity_id, queue in queues.items()}
     accepted = 0
     refused: list[BrokerError] = []
@@ -104,7 +104,7 @@ def take_over(
     numbers = entries[0::ENTRY]
     if not numbers:
         return mark, [], ""
-    if source >> 3 not in core.terms:
+    if entity_of(source) not in core.terms:
         # What it is will be known here soon, or it is being deleted: its mark must not be made again.
         return mark, [], "The entity that forwards is not known to the destination's partition yet."
     new = next((at for at, number in enumerate(numbers) if number > mark), len(numbers))
@@ -119,8 +119,8 @@ def take_over(
         for at in range(verdict.accepted):
             arrived.setdefault(entity_ids[at], []).append((records[at], overlays[at]))
         for destination, messages in arrived.items():
-            use(core, destination << 3, now_ms)
-            arrive(core, core.queue(destination << 3), messages, now_ms)
+            use(core, queue_id_of(destination), now_ms)
+            arrive(core, core.queue(queue_id_of(destination)), messages, now_ms)
         mark = numbers[new + verdict.accepted - 1]
         core.store.put(Table.MARKS, key, encode_mark(mark))
     refused: list[Any] = []
@@ -227,7 +227,7 @@ def _sort_by_session(
     core: Core, queue: Queue, messages: Sequence[tuple[int, int, int, Overlay]], now_ms: int
 ) -> list[tuple[int, int, int, Overlay]]:
     """Those that belong to a session, which their overlays tell; the others go to the dead-letter queue."""
-    target = core.queue(queue.id | Part.DEAD_LETTER)
+    target = core.queue(with_part(queue.id, Part.DEAD_LETTER))
     found: list[tuple[int, int, int, Overlay]] = []
     refused: list[tuple[int, int, Overlay | None]] = []
     for message_id, size, expires_ms, overlay in messages:

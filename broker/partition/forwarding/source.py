@@ -38,13 +38,13 @@ from broker.partition.state.outbox import Outbox
 from broker.partition.state.queue import Queue
 from broker.partition.state.terms import Kind
 from broker.partition.state.timers import Due
+from storage.queue_ids import Part, queue_id_of
 from storage.records import (
     NEVER,
     STORE_ID_KEY,
     CorruptRecord,
     Field,
     Overlay,
-    Part,
     Place,
     decode_document,
     decode_entry,
@@ -296,7 +296,7 @@ def _move(
     for each, destination in zip(travelling[: verdict.accepted], destinations, strict=False):
         accepted.setdefault(destination, []).append(each)
     for destination, messages in accepted.items():
-        target = core.queue(destination << 3)
+        target = core.queue(queue_id_of(destination))
         use(core, target.id, now_ms)
         as_they_are = queue.topic_id is None and not target.is_topic and not target.terms.duplicate_window_ms
         discard(core, queue, [held for held, _, _ in messages], keep_bodies=as_they_are)

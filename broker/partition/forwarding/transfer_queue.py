@@ -18,6 +18,7 @@ from broker.partition.state.queue import Queue
 from broker.partition.state.timers import Due
 from broker.partition.state.window import Ref
 from broker.wire import Extra
+from storage.queue_ids import queue_id_of
 from storage.records import (
     COPY_BYTES,
     NEVER,
@@ -95,7 +96,7 @@ def store(core: Core, queue: Queue, transfers: Transfers, messages: Sequence[Inc
     queue.counts[Place.SCHEDULED] += len(due)
     queue.size_bytes += size_bytes
     if queue.topic_id is not None:  # what a subscription has counts for its topic
-        topic = core.queue(queue.topic_id << 3)
+        topic = core.queue(queue_id_of(queue.topic_id))
         topic.size_bytes += size_bytes + COPY_BYTES * len(records)
         core.touch(topic)
     transfers.extend(refs, first, number, core.settings.window)

@@ -8,7 +8,8 @@ from broker.partition.state.core import Core
 from broker.partition.state.queue import Queue
 from broker.partition.state.terms import Kind
 from broker.wire import Extra
-from storage.records import MESSAGE_HEADER_BYTES, Part
+from storage.queue_ids import Part, queue_id_of, with_part
+from storage.records import MESSAGE_HEADER_BYTES
 
 Incoming = Sequence[Any]  # layout, body, ttl_ms | None, extra | None: see broker.wire
 
@@ -25,7 +26,7 @@ def check(core: Core, sends: Sequence[tuple[Queue, Sequence[Incoming]]]) -> None
         if queue.transfers is None:
             _check_entity(queue, messages)
         else:
-            counted = core.queue((queue.id if queue.topic_id is None else queue.topic_id << 3) & ~7)
+            counted = core.queue(queue_id_of(queue.entity_id if queue.topic_id is None else queue.topic_id))
         added = [len(message[1]) + MESSAGE_HEADER_BYTES for message in messages]
         size_bytes = totals[counted.id] if counted.id in totals else entity_size(core, counted)
         total = totals[counted.id] = size_bytes + sum(added)
@@ -38,7 +39,7 @@ def check(core: Core, sends: Sequence[tuple[Queue, Sequence[Incoming]]]) -> None
 
 def _check_entity(queue: Queue, messages: Sequence[Incoming]) -> None:
     terms = queue.terms
-    if queue.id & 7 != Part.MAIN:
+    if queue.part != Part.MAIN:
         raise NotAllowed(f"Messages cannot be sent to the dead-letter queue of '{terms.name}'.")
     if terms.kind == Kind.SUBSCRIPTION:
         raise NotAllowed(f"Messages cannot be sent to the subscription '{terms.name}'; send them to its topic.")
@@ -59,11 +60,11 @@ def entity_size(core: Core, queue: Queue) -> int:
     states, and what is in its transfer queues.
     """
     # A transfer queue with messages is open: META lists what they are for.
-    transfers = core.queues.get(queue.id | Part.TRANSFER)
+    transfers = core.queues.get(with_part(queue.id, Part.TRANSFER))
     transfer_bytes = transfers.size_bytes if transfers is not None else 0
     if queue.terms.kind != Kind.QUEUE:
-        return queue.size_bytes + core.queue(queue.id | Part.TRANSFER_DEAD_LETTER).size_bytes + transfer_bytes
-    return sum(core.queue(queue.id | part).size_bytes for part in _COUNTED) + transfer_bytes
+        return queue.size_bytes + core.queue(with_part(queue.id, Part.TRANSFER_DEAD_LETTER)).size_bytes + transfer_bytes
+    return sum(core.queue(with_part(queue.id, part)).size_bytes for part in _COUNTED) + transfer_bytes
 
 
 def too_large(queue: Queue, size_bytes: int) -> QuotaExceeded:

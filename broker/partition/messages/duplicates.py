@@ -17,6 +17,7 @@ from broker.partition.state.queue import Queue
 from broker.partition.state.timers import Due
 from broker.wire import Extra
 from protocol.codec import decode_exactly
+from storage.queue_ids import queue_id_of
 from storage.records import NEVER
 from storage.seen_ids import PURGE_EVERY_MS, SeenIds, has_ids
 
@@ -58,7 +59,7 @@ def sift(
     with_id = [digest for digest in digests if digest is not None]
     if not with_id:
         return {}
-    seen_ids = _seen_ids(core, queue.id >> 3, now_ms)
+    seen_ids = _seen_ids(core, queue.entity_id, now_ms)
     known = seen_ids.find(with_id, now_ms)
     number = queue.next_number if reserved is None else reserved
     repeats: dict[int, int] = {}
@@ -99,7 +100,7 @@ def _seen_ids(core: Core, entity_id: int, now_ms: int) -> SeenIds:
 
 def work(core: Core, queue: Queue, now_ms: int) -> None:
     """The timer: a step of what is to be done with the ids kept; those whose window has ended go."""
-    due_ms = _seen_ids(core, queue.id >> 3, now_ms).step(now_ms, core.room_bytes())
+    due_ms = _seen_ids(core, queue.entity_id, now_ms).step(now_ms, core.room_bytes())
     if due_ms != NEVER:
         core.timers.arm(max(due_ms, now_ms + PAUSE_MS), (queue.id, Due.DUPLICATES))
 
@@ -107,7 +108,7 @@ def work(core: Core, queue: Queue, now_ms: int) -> None:
 def begin(core: Core, entity_id: int, now_ms: int) -> None:
     """At the start."""
     if has_ids(core.store, entity_id):
-        core.timers.arm(now_ms, (entity_id << 3, Due.DUPLICATES))
+        core.timers.arm(now_ms, (queue_id_of(entity_id), Due.DUPLICATES))
 
 
 def forget(core: Core, entity_id: int) -> None:

@@ -14,17 +14,8 @@ from broker.partition.state.queue import MAX_DELIVERY_COUNT_EXCEEDED, TTL_EXPIRE
 from broker.partition.state.timers import Due
 from broker.partition.state.window import Ref
 from storage.quarantine import quarantine, size_set_aside
-from storage.records import (
-    NEVER,
-    Field,
-    Overlay,
-    Part,
-    Place,
-    due_key,
-    encode_entry,
-    message_key,
-    queue_key,
-)
+from storage.queue_ids import Part, with_part
+from storage.records import NEVER, Field, Overlay, Place, due_key, encode_entry, message_key, queue_key
 from storage.store import Table
 
 Properties = dict[str, Any]  # name -> str, or bytes of one encoded AMQP value
@@ -125,7 +116,7 @@ def dead_letter(
 ) -> None:
     """Move to the entity's dead-letter queue, or another `part`. `reason` is what it is counted as."""
     (number, message_id, delivery_count, overlay), size, due_ms, place, _, _ = held
-    store, target = core.store, core.queue(queue.id & ~7 | part)
+    store, target = core.store, core.queue(with_part(queue.id, part))
     store.delete(Table.QUEUE, queue_key(queue.id, place, number))
     if due_ms != NEVER:
         store.delete(Table.DUE, due_key(queue.id, Due.EXPIRY, due_ms, number))

@@ -7,6 +7,7 @@ from broker.partition.messages.moves import overlay_expires_ms, put_back, unlock
 from broker.partition.state.core import Core
 from broker.partition.state.timers import Due
 from broker.wire import ENTRY
+from storage.queue_ids import queue_id_of
 from storage.records import (
     COPY_BYTES,
     NEVER,
@@ -46,7 +47,7 @@ def restore(core: Core, queue_id: int, entries: Sequence[Any], now_ms: int) -> N
         queue.counts[Place.AVAILABLE] += 1
         queue.size_bytes += len(record)
         if queue.topic_id is not None:
-            topic = core.queue(queue.topic_id << 3)
+            topic = core.queue(queue_id_of(queue.topic_id))
             topic.size_bytes += len(record) + COPY_BYTES
             core.touch(topic)
         queue.tally.restored += 1

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from broker.partition.state.core import Core
 from storage.quarantine import quarantine
+from storage.queue_ids import queue_id_of
 from storage.records import COPY_BYTES, CorruptRecord, decode_entry, decode_references, encode_references, message_key
 from storage.store import Store, Table
 
@@ -37,7 +38,7 @@ def release(core: Core, topic_id: int, message_ids: Sequence[int], sizes: Sequen
             store.delete_many(Table.REFS, [message_key(key) for key, count in recorded.items() if count <= 1])
     if freed:
         store.delete_many(Table.MESSAGES, freed)
-    topic = core.find(topic_id << 3)
+    topic = core.find(queue_id_of(topic_id))
     if topic is not None:  # else it is being freed as well
         topic.size_bytes -= freed_bytes + COPY_BYTES * len(message_ids)
         core.touch(topic)

@@ -12,6 +12,7 @@ from broker.partition.state.core import Core
 from broker.partition.state.queue import Queue
 from broker.partition.state.receivers import encoded
 from storage.quarantine import quarantine
+from storage.queue_ids import queue_id_of
 from storage.records import (
     CorruptRecord,
     SessionRow,
@@ -45,7 +46,7 @@ def set_state(core: Core, queue: Queue, session_id: str, state: bytes | None, no
     store, key = core.store, session_key(queue.id, encoded(session_id))
     growth = len(state or b"") - _size(store, key)
     if growth > 0:
-        counted = queue if queue.topic_id is None else core.queue(queue.topic_id << 3)
+        counted = queue if queue.topic_id is None else core.queue(queue_id_of(queue.topic_id))
         size_bytes = entity_size(core, counted)
         if size_bytes + growth > counted.terms.size_bytes_max:
             raise too_large(counted, size_bytes)
@@ -74,7 +75,7 @@ def _grow(core: Core, queue: Queue, growth: int) -> None:
     queue.size_bytes += growth
     core.touch(queue)
     if queue.topic_id is not None:
-        topic = core.queue(queue.topic_id << 3)
+        topic = core.queue(queue_id_of(queue.topic_id))
         topic.size_bytes += growth
         core.touch(topic)
 
@@ -82,7 +83,7 @@ def _grow(core: Core, queue: Queue, growth: int) -> None:
 def free_states(core: Core, topic_id: int | None, rows: Sequence[tuple[bytes, bytes]]) -> None:
     """Delete states of an entity that is being freed, by their rows in SESSIONS. `topic_id`: of a subscription."""
     store, keys = core.store, [key for key, _ in rows]
-    topic = core.find(topic_id << 3) if topic_id is not None else None
+    topic = core.find(queue_id_of(topic_id)) if topic_id is not None else None
     if topic is not None:
         topic.size_bytes -= sum(_size(store, key) for key in keys)
         core.touch(topic)

@@ -18,15 +18,8 @@ from broker.partition.state.terms import Kind, Terms
 from broker.partition.state.timers import Due, Timers
 from broker.partition.state.topic import Topic
 from storage.quarantine import quarantine
-from storage.records import (
-    CorruptRecord,
-    Counts,
-    Part,
-    decode_counts,
-    due_key,
-    encode_counts,
-    entity_key,
-)
+from storage.queue_ids import Part, entity_of, part_of
+from storage.records import CorruptRecord, Counts, decode_counts, due_key, encode_counts, entity_key
 from storage.seen_ids import SeenIds
 from storage.seen_runs import SeenMemory
 from storage.store import Store, Table
@@ -116,17 +109,17 @@ class Core:
         return queue
 
     def _open(self, queue_id: int) -> Queue | None:
-        terms = self.terms.get(queue_id >> 3)
-        if terms is None or queue_id & 7 not in (PARTS if terms.kind != Kind.TOPIC else _TOPIC_PARTS):
+        terms = self.terms.get(entity_of(queue_id))
+        if terms is None or part_of(queue_id) not in (PARTS if terms.kind != Kind.TOPIC else _TOPIC_PARTS):
             return None
         topic_id = self.topic_ids[terms.topic] if terms.kind == Kind.SUBSCRIPTION else None
         queue = self.queues[queue_id] = Queue(queue_id, terms, self._counts(queue_id), topic_id)
         if queue.forward_to:
             queue.outbox = Outbox(queue.window)
             queue.window.active = True
-        if queue_id & 7 == Part.TRANSFER:
+        if part_of(queue_id) == Part.TRANSFER:
             queue.transfers = Transfers(self.home)
-        if terms.requires_session and queue_id & 7 == Part.MAIN:
+        if terms.requires_session and part_of(queue_id) == Part.MAIN:
             queue.sessions = Sessions(self.store, queue_id, self.settings.session_window)
         return queue
 
@@ -156,7 +149,7 @@ class Core:
 
     def topic(self, queue: Queue) -> Topic:
         """The subscriptions and rules of the topic that `queue` is of."""
-        topic_id = queue.id >> 3
+        topic_id = queue.entity_id
         topic = self.topics.get(topic_id)
         if topic is None:
             topic = self.topics[topic_id] = Topic()
@@ -174,7 +167,7 @@ class Core:
         except CorruptRecord:
             quarantine(self.store, Table.COUNTS, key)
             counts = recount(self.store, queue_id)
-            topic_id = queue_id >> 3
+            topic_id = entity_of(queue_id)
             if topic_id in self.subscription_ids:
                 freed = [entity_id for entity_id, deleted_of in self.deleted.items() if deleted_of == topic_id]
                 copies_bytes = recount_copies(self.store, [*self.subscription_ids[topic_id], *freed])

@@ -18,7 +18,8 @@ from broker.partition.state.core import PARTS, Core, Idle
 from broker.partition.state.terms import Kind
 from broker.partition.state.timers import Due
 from storage.quarantine import quarantine
-from storage.records import CorruptRecord, Part, Place, decode_document, encode_document, idle_key, queue_key
+from storage.queue_ids import Part, entity_of, queue_id_of
+from storage.records import CorruptRecord, Place, decode_document, encode_document, idle_key, queue_key
 from storage.store import Table
 
 STEPS = 10
@@ -64,7 +65,7 @@ def change(core: Core, entity_id: int, now_ms: int) -> None:
     if limit_ms or before is not None:
         _connect(core, core.subscription_ids.get(entity_id, ()))
     _connect(core, [entity_id])
-    use(core, entity_id << 3, now_ms)
+    use(core, queue_id_of(entity_id), now_ms)
 
 
 def forget(core: Core, entity_id: int) -> None:
@@ -77,7 +78,7 @@ def forget(core: Core, entity_id: int) -> None:
 
 def _watch(core: Core, idle: Idle) -> None:
     core.idle[idle.entity_id] = idle
-    core.timers.arm(_next_look_ms(idle), (idle.entity_id << 3, Due.IDLE))
+    core.timers.arm(_next_look_ms(idle), (queue_id_of(idle.entity_id), Due.IDLE))
 
 
 def _connect(core: Core, entity_ids: Iterable[int]) -> None:
@@ -94,7 +95,7 @@ def _connect(core: Core, entity_ids: Iterable[int]) -> None:
 
 def use(core: Core, queue_id: int, now_ms: int) -> None:
     """Somebody uses the entity that the queue is of. As long as `core.kept` is empty nobody needs to tell."""
-    for idle in core.kept.get(queue_id >> 3, ()):
+    for idle in core.kept.get(entity_of(queue_id), ()):
         idle.idle_ms = 0
         idle.looked_ms = now_ms
         if idle.recorded:
@@ -108,7 +109,7 @@ def has_ended(core: Core, entity_id: int, now_ms: int) -> bool:
     if idle is None:
         return False  # deleted, or it has no interval any more
     if _is_in_use(core, entity_id):
-        use(core, entity_id << 3, now_ms)
+        use(core, queue_id_of(entity_id), now_ms)
     else:
         # A machine that slept, or a clock that was set, is no idleness.
         idle.idle_ms += min(max(0, now_ms - idle.looked_ms), 2 * _step_ms(idle))
@@ -118,17 +119,17 @@ def has_ended(core: Core, entity_id: int, now_ms: int) -> bool:
         if idle.idle_ms >= _step_ms(idle):
             core.store.put(Table.META, idle_key(entity_id), encode_document(idle.idle_ms))
             idle.recorded = True
-    core.timers.arm(_next_look_ms(idle), (entity_id << 3, Due.IDLE))
+    core.timers.arm(_next_look_ms(idle), (queue_id_of(entity_id), Due.IDLE))
     return False
 
 
 def _is_in_use(core: Core, entity_id: int) -> bool:
     """By a message that is scheduled, or to be transferred; or by a receiver that has credit."""
-    transfers = core.queues.get(entity_id << 3 | Part.TRANSFER)  # one with messages is open
-    if _has_scheduled(core, entity_id << 3) or (transfers is not None and any(transfers.counts)):
+    transfers = core.queues.get(queue_id_of(entity_id, Part.TRANSFER))  # one with messages is open
+    if _has_scheduled(core, queue_id_of(entity_id)) or (transfers is not None and any(transfers.counts)):
         return True
     entity_ids = (entity_id, *core.subscription_ids.get(entity_id, ()))
-    queues = (core.queues.get(each << 3 | part) for each in entity_ids for part in PARTS)
+    queues = (core.queues.get(queue_id_of(each, part)) for each in entity_ids for part in PARTS)
     return any(queue is not None and queue.is_pulled for queue in queues)
 
 

@@ -10,7 +10,8 @@ from broker.partition.state.receivers import Receiver
 from broker.partition.state.sessions import Sessions
 from broker.partition.state.terms import Kind, Terms
 from broker.partition.state.window import Window
-from storage.records import Counts, Field, Overlay, Part, Place
+from storage.queue_ids import Part, entity_of, part_of
+from storage.records import Counts, Field, Overlay, Place
 
 # Reasons for dead-lettering, as they are counted.
 MAX_DELIVERY_COUNT_EXCEEDED = "MaxDeliveryCountExceeded"
@@ -114,12 +115,14 @@ class Totals:
 class Queue:
     __slots__ = (
         "counts",
+        "entity_id",
         "expiry_paused",
         "id",
         "line",
         "locks",
         "next_number",
         "outbox",
+        "part",
         "receivers",
         "sessions",
         "size_bytes",
@@ -133,6 +136,8 @@ class Queue:
 
     def __init__(self, queue_id: int, terms: Terms, counts: Counts, topic_id: int | None = None) -> None:
         self.id = queue_id
+        self.entity_id = entity_of(queue_id)
+        self.part = part_of(queue_id)
         self.terms = terms
         self.topic_id = topic_id  # of a subscription: the topic whose subscriptions it shares bodies with
         self.next_number = counts.next_sequence_number
@@ -152,16 +157,16 @@ class Queue:
     @property
     def is_dead_letter(self) -> bool:
         """Or a transfer queue, or a transfer dead-letter queue: no time to live is observed there."""
-        return self.id & 7 != Part.MAIN
+        return self.part != Part.MAIN
 
     @property
     def is_topic(self) -> bool:
-        return self.terms.kind == Kind.TOPIC and self.id & 7 == Part.MAIN
+        return self.terms.kind == Kind.TOPIC and self.part == Part.MAIN
 
     @property
     def forward_to(self) -> str:
         """The name, in lower case, of where messages move on to; empty if they stay."""
-        return self.terms.forwards_to(self.id & 7)
+        return self.terms.forwards_to(self.part)
 
     @property
     def is_held_back(self) -> bool:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from broker.partition.state.sessions import states_bytes
+from storage.queue_ids import queue_id_of
 from storage.records import (
     COPY_BYTES,
     CorruptRecord,
@@ -53,7 +54,7 @@ def recount_copies(store: Store, entity_ids: Iterable[int]) -> int:
     size_bytes = 0
     seen: set[int] = set()
     for entity_id in entity_ids:
-        start, end = queue_key(entity_id << 3, 0, 0), queue_key(entity_id + 1 << 3, 0, 0)
+        start, end = queue_key(queue_id_of(entity_id), 0, 0), queue_key(queue_id_of(entity_id + 1), 0, 0)
         while items := store.scan(Table.QUEUE, start, end, PAGE):
             for _, value in items:
                 try:
@@ -65,5 +66,5 @@ def recount_copies(store: Store, entity_ids: Iterable[int]) -> int:
                     seen.add(message_id)
                     size_bytes += len(store.get(Table.MESSAGES, message_key(message_id)) or b"")
             start = items[-1][0] + b"\0"
-        size_bytes += states_bytes(store, entity_id << 3)
+        size_bytes += states_bytes(store, queue_id_of(entity_id))
     return size_bytes

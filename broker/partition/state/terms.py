@@ -11,7 +11,7 @@ from broker.namespace.entities import (
     SubscriptionDescription,
     TopicDescription,
 )
-from storage.records import Part
+from storage.queue_ids import Part
 
 
 class Kind(IntEnum):

@@ -19,12 +19,12 @@ from broker.partition.state.topic import Topic
 from broker.partition.topics.selection import Selection, select, view_of
 from broker.wire import Extra
 from protocol.message.rendering import with_changes
+from storage.queue_ids import Part, entity_of, part_of, queue_id_of
 from storage.records import (
     COPY_BYTES,
     NEVER,
     Field,
     Overlay,
-    Part,
     Place,
     due_key,
     encode_entry,
@@ -98,10 +98,10 @@ class _FanOut:
                     changes.get(Field.EXPIRES_MS, expires_ms),
                     size,
                 )
-            terms = self._core.terms[queue_id >> 3]
+            terms = self._core.terms[entity_of(queue_id)]
             if terms.time_to_live_ms is not None:
                 own = self._limited(own, terms.time_to_live_ms)
-            if terms.requires_session and queue_id & 7 == Part.MAIN:
+            if terms.requires_session and part_of(queue_id) == Part.MAIN:
                 queue_id, own = self._in_session(queue_id, own)
             self._selected.setdefault(queue_id, []).append(own)
         count = len(selection)
@@ -150,14 +150,14 @@ class _FanOut:
                 if terms.requires_session:
                     for copy in self._for_all:
                         limited = copy if limit_ms is None else self._limited(copy, limit_ms)
-                        queue_id, own = self._in_session(entity_id << 3, limited)
+                        queue_id, own = self._in_session(queue_id_of(entity_id), limited)
                         self._selected.setdefault(queue_id, []).append(own)
                     continue
                 batch = batches.get(limit_ms)
                 if batch is None:
                     assert limit_ms is not None
                     batch = batches[limit_ms] = _batch([self._limited(copy, limit_ms) for copy in self._for_all])
-                awaited = self._append(entity_id << 3, batch, entries, due) or awaited
+                awaited = self._append(queue_id_of(entity_id), batch, entries, due) or awaited
         for queue_id, copies in self._selected.items():
             awaited = self._append(queue_id, _batch(copies), entries, due) or awaited
         store.put_many(Table.QUEUE, entries)

@@ -8,7 +8,8 @@ from broker.partition.state.core import Core
 from broker.partition.state.queue import Queue
 from broker.partition.state.stored_rules import Document, compiled, write_rules
 from broker.partition.state.topic import Topic
-from storage.records import Part, rule_key
+from storage.queue_ids import Part, queue_id_of
+from storage.records import rule_key
 from storage.store import Table
 
 # Of one topic (amqp.md 13.1). True and false filters are not bounded: they cost nothing.
@@ -18,7 +19,7 @@ LIMITS = {"sql": 2000, "correlation": 100_000}
 def add_rule(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> None:
     """Raises EntityAlreadyExists, InvalidArgument with the position in a wrong expression, QuotaExceeded."""
     document: Document = {**args[0], "created_ms": now_ms}
-    topic, entity_id = _topic(core, queue), queue.id >> 3
+    topic, entity_id = _topic(core, queue), queue.entity_id
     name = document["name"]
     if topic.rule(entity_id, name) is not None:
         raise EntityAlreadyExists(f"The rule '{name}' of '{queue.terms.name}' already exists.")
@@ -32,7 +33,7 @@ def add_rule(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> None
 
 def remove_rule(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> None:
     """Raises EntityNotFound."""
-    topic, entity_id = _topic(core, queue), queue.id >> 3
+    topic, entity_id = _topic(core, queue), queue.entity_id
     stored = topic.rule(entity_id, args[0])
     if stored is None:
         # A rule is an entity, too: by this text SDKs know that it is gone for good.
@@ -46,11 +47,11 @@ def enumerate_rules(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) 
     skip, top = args
     if skip < 0 or top < 1:
         raise InvalidArgument(f"skip must not be negative and top must be positive, not {skip} and {top}.")
-    rules = _topic(core, queue).rules(queue.id >> 3)
+    rules = _topic(core, queue).rules(queue.entity_id)
     return [stored.document for stored in rules if stored.document is not None][skip : skip + top]
 
 
 def _topic(core: Core, queue: Queue) -> Topic:
-    if queue.topic_id is None or queue.id & 7 != Part.MAIN:
+    if queue.topic_id is None or queue.part != Part.MAIN:
         raise NotAllowed(f"'{queue.terms.name}' has no rules; subscriptions have.")
-    return core.topic(core.queue(queue.topic_id << 3))
+    return core.topic(core.queue(queue_id_of(queue.topic_id)))

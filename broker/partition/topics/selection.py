@@ -9,7 +9,8 @@ from broker.partition.state.core import Core
 from broker.partition.state.topic import Topic
 from broker.rules import RULE_NAME, ActionError, Changes, Duration, FilterError, Instant, Match, MessageView, Rule
 from protocol.codec import Symbol, Timestamp, encode
-from storage.records import NEVER, Field, Overlay, Part
+from storage.queue_ids import Part, queue_id_of
+from storage.records import NEVER, Field, Overlay
 
 # Queue id, and what differs in this copy. A queue id may come several times.
 Selection = list[tuple[int, Overlay | None]]
@@ -64,7 +65,7 @@ def select(core: Core, topic: Topic, message: MessageView, now_ms: int, limit_ms
     selection: Selection = []
     for match in topic.rule_set.match(message):
         if match.is_plain and not match.changed and not match.errors:
-            selection.append((match.subscription << 3, None))  # type: ignore[operator] # an entity id
+            selection.append((queue_id_of(match.subscription), None))  # type: ignore[arg-type] # an entity id
         else:
             _select_of(core, match, message, now_ms, limit_ms, selection)
     return selection
@@ -76,7 +77,7 @@ def _select_of(
     entity_id: int = match.subscription  # type: ignore[assignment]
     failures: list[tuple[Rule, FilterError]] = list(match.errors)
     if match.is_plain:
-        selection.append((entity_id << 3, None))
+        selection.append((queue_id_of(entity_id), None))
     for rule in match.changed:
         assert rule.action is not None
         try:
@@ -84,10 +85,10 @@ def _select_of(
         except ActionError as error:
             failures.append((rule, error))
         else:
-            selection.append((entity_id << 3, _changed(rule, changes, now_ms, limit_ms)))
+            selection.append((queue_id_of(entity_id), _changed(rule, changes, now_ms, limit_ms)))
     if not failures:
         return
-    terms, tally = core.terms[entity_id], core.queue(entity_id << 3).tally
+    terms, tally = core.terms[entity_id], core.queue(queue_id_of(entity_id)).tally
     tally.rules_failed += len(failures)
     if not terms.dead_letter_failed:
         return
@@ -99,7 +100,7 @@ def _select_of(
         },
         Field.DEAD_LETTER_SOURCE: terms.name,
     }
-    selection.append((entity_id << 3 | Part.DEAD_LETTER, overlay))
+    selection.append((queue_id_of(entity_id, Part.DEAD_LETTER), overlay))
     tally.incoming += 1
     tally.dead_lettered[failure.reason] = tally.dead_lettered.get(failure.reason, 0) + 1
 
