@@ -106,7 +106,7 @@ def _begin_forwarding(core: Core) -> None:
             if terms.forwards_to(part):
                 queue_id = queue_id_of(entity_id, part)
                 if queue_id not in core.queues and core.store.get(Table.COUNTS, entity_key(queue_id)) is not None:
-                    core.wake(core.queue(queue_id))
+                    core.turn.wake(core.queue(queue_id))
 
 
 def put_entity(
@@ -157,7 +157,7 @@ def put_entity(
             _close_receivers(core, queue.id, forwards(queue))
             begin(core, queue)
         resume(core, queue)
-        core.wake(queue)
+        core.turn.wake(queue)
 
 
 def disabled(terms: Terms) -> EntityDisabled:
@@ -217,10 +217,8 @@ def _delete(core: Core, entity_id: int, now_ms: int) -> None:
         queue = core.queues.pop(queue_id, None)
         if queue is not None:
             core.past.add(queue.tally)
-        core.touched.pop(queue_id, None)
-        core.awake.pop(queue_id, None)
         forget(core, queue_id)
-        core.offering.pop(queue_id, None)
+        core.turn.forget(queue_id)
     document = encode_document({"deleted_ms": now_ms, "topic_id": topic_id})
     core.store.put(Table.META, deleted_entity_key(entity_id), document)
     _free_later(core, entity_id, topic_id, now_ms)

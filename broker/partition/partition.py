@@ -131,9 +131,9 @@ class Partition:
             if not drain and not session.may_have_more:
                 return  # it wakes when a message comes
             queue.sessions.awake[session.id] = session
-        self._core.wake(queue)
+        self._core.turn.wake(queue)
         if queue.entity_id in self._core.kept:
-            self._core.awake[queue.id] = queue  # `pump` knows the time; it is a use even if credit is taken away
+            self._core.turn.awake[queue.id] = queue  # `pump` knows the time; it is a use even if credit is taken away
 
     def close_receiver(self, receiver: Hashable, broken: bool, now_ms: int) -> None:
         """`broken`: its connection was lost, and its locks with it. Otherwise they stay until settled or ended."""
@@ -237,7 +237,7 @@ class Partition:
             elif due == Due.DUPLICATES:
                 duplicates.work(core, queue, now_ms)
             elif due == Due.FORWARDING:
-                core.outgoing[queue.id] = queue
+                core.turn.outgoing[queue.id] = queue
             elif queue.terms.kind == Kind.TOPIC:
                 publishing.publish_due(core, queue, now_ms)
             else:
@@ -252,17 +252,17 @@ class Partition:
         To be called after everything else of a turn.
         """
         core = self._core
-        forwards = forwarding.pump(core, now_ms) if core.outgoing else ()
-        if core.offering:
+        forwards = forwarding.pump(core, now_ms) if core.turn.outgoing else ()
+        if core.turn.offering:
             session_locks.offer(core, now_ms)
         if core.kept:
-            for queue_id in core.awake:
+            for queue_id in core.turn.awake:
                 idleness.use(core, queue_id, now_ms)
         pumped = hand_out.pump(core, now_ms)
-        if not (forwards or core.outgoing or core.offering or core.accepted):
+        if not (forwards or core.turn.outgoing or core.turn.offering or core.turn.accepted):
             return pumped
         accepted = session_locks.take_accepted(core)
-        more = pumped.more or bool(core.outgoing or core.offering)
+        more = pumped.more or bool(core.turn.outgoing or core.turn.offering)
         return pumped._replace(forwards=forwards, accepted=accepted, more=more)
 
     def take_over(

@@ -121,8 +121,8 @@ def store(
         queue.window.extend(refs, first, number, core.settings.window)
     else:
         sessions.enter(refs)
-    core.touch(queue)
-    core.wake(queue)
+    core.turn.touch(queue)
+    core.turn.wake(queue)
     if due:
         core.store.put_many(Table.DUE, due)
         if earliest[Due.EXPIRY] != NEVER:

@@ -76,7 +76,7 @@ def begin(core: Core, queue: Queue) -> None:
     if queue.outbox is None:
         queue.outbox = Outbox(queue.window)
     queue.window.active = True
-    core.wake(queue)
+    core.turn.wake(queue)
 
 
 def begin_again(core: Core, queue_id: int, recorded: int | list[int]) -> None:
@@ -89,21 +89,21 @@ def begin_again(core: Core, queue_id: int, recorded: int | list[int]) -> None:
     elif queue.transfers is not None:
         for partition in recorded:
             queue.transfers.add(partition, 0).synced = partition == core.partition_id
-    core.wake(queue)
+    core.turn.wake(queue)
 
 
 def pump(core: Core, now_ms: int) -> list[Forward]:
     """Move on what can be, as much as one turn may; returns what is to be sent to other partitions.
 
-    What was not looked at stays in `core.outgoing`.
+    What was not looked at stays in `core.turn.outgoing`.
     """
     commands: list[Forward] = []
     budget_bytes = core.settings.pump_bytes
-    while core.outgoing and budget_bytes > 0:
-        outgoing, core.outgoing = core.outgoing, {}
+    while core.turn.outgoing and budget_bytes > 0:
+        outgoing = core.turn.take_outgoing()
         for queue in outgoing.values():
             if budget_bytes <= 0:
-                core.outgoing[queue.id] = queue
+                core.turn.outgoing[queue.id] = queue
             elif queue.transfers is None:
                 budget_bytes -= _step(core, queue, now_ms, commands)
             else:
@@ -135,7 +135,7 @@ def _step(core: Core, queue: Queue, now_ms: int, commands: list[Forward]) -> int
         travelling, used_bytes = _take(core, queue, now_ms)
         _move(core, queue, outbox, travelling, [destination or 0] * len(travelling), now_ms)
         if used_bytes:
-            core.wake(queue)
+            core.turn.wake(queue)
         return used_bytes
     if core.forwarding.bytes >= core.settings.forward_bytes:
         core.forwarding.waiting[queue.id] = queue
@@ -146,7 +146,7 @@ def _step(core: Core, queue: Queue, now_ms: int, commands: list[Forward]) -> int
     if travelling:
         _send(core, queue, outbox, destination, travelling, used_bytes, commands)
     elif used_bytes:
-        core.wake(queue)
+        core.turn.wake(queue)
     return used_bytes
 
 
@@ -172,7 +172,7 @@ def _step_of_lane(core: Core, queue: Queue, lane: Outbox, now_ms: int, commands:
             overlay[Field.DESTINATION] = destination
         _send(core, queue, lane, 0, travelling, used_bytes, commands)
     if more or (here and travelling):  # some may have been put back
-        core.wake(queue)
+        core.turn.wake(queue)
     return used_bytes
 
 
@@ -397,7 +397,7 @@ def taken_over(core: Core, queue_id: int, by: int, up_to: int, refused: Sequence
         _try_later(core, queue, outbox, now_ms)
     else:
         outbox.succeed()
-        core.wake(queue)
+        core.turn.wake(queue)
 
 
 def _answered(core: Core, queue_id: int, partition: int) -> tuple[Queue, Outbox] | None:
@@ -410,7 +410,7 @@ def _answered(core: Core, queue_id: int, partition: int) -> tuple[Queue, Outbox]
     outbox.awaited = False
     forwarding.bytes -= outbox.sent_bytes
     if forwarding.waiting:
-        core.outgoing |= forwarding.waiting
+        core.turn.outgoing |= forwarding.waiting
         forwarding.waiting.clear()
     return found
 
@@ -468,5 +468,4 @@ def forget(core: Core, queue_id: int) -> None:
     """The queue is deleted."""
     for key in [key for key in core.forwarding.awaited if key[0] == queue_id]:
         _answered(core, *key)
-    core.outgoing.pop(queue_id, None)
     core.forwarding.waiting.pop(queue_id, None)

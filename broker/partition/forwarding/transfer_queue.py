@@ -98,10 +98,10 @@ def store(core: Core, queue: Queue, transfers: Transfers, messages: Sequence[Inc
     if queue.topic_id is not None:  # what a subscription has counts for its topic
         topic = core.queue(queue_id_of(queue.topic_id))
         topic.size_bytes += size_bytes + COPY_BYTES * len(records)
-        core.touch(topic)
+        core.turn.touch(topic)
     transfers.extend(refs, first, number, core.settings.window)
-    core.touch(queue)
-    core.wake(queue)
+    core.turn.touch(queue)
+    core.turn.wake(queue)
     if due:
         core.store.put_many(Table.DUE, due)
         core.timers.arm(earliest_ms, (queue.id, Due.SCHEDULED))

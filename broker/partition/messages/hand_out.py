@@ -66,14 +66,14 @@ Taken = list[tuple[Ref, bytes, int]]  # ref, record, time of its DUE entry or NE
 
 
 def pump(core: Core, now_ms: int) -> Pumped:
-    awake, core.awake = core.awake, {}
-    closed, core.closed = core.closed, []
+    awake = core.turn.take_awake()
+    closed = core.turn.take_closed()
     pumped = Pumped([], [], closed, False)
     budget_bytes = core.settings.pump_bytes
     later = []  # cut short: they come after those that got nothing
     for queue in awake.values():
         if budget_bytes <= 0:
-            core.awake[queue.id] = queue
+            core.turn.awake[queue.id] = queue
             continue
         if queue.sessions is not None:
             used_bytes, cut = _hand_out_sessions(core, queue, queue.sessions, now_ms, budget_bytes, pumped)
@@ -85,8 +85,8 @@ def pump(core: Core, now_ms: int) -> Pumped:
         elif queue.line.draining:
             pumped.drained.extend((receiver.key, receiver.delivered) for receiver in queue.line.take_drained())
     for queue in later:
-        core.awake[queue.id] = queue
-    return pumped._replace(more=bool(core.awake))
+        core.turn.awake[queue.id] = queue
+    return pumped._replace(more=bool(core.turn.awake))
 
 
 def _hand_out(

@@ -50,7 +50,7 @@ def discard(core: Core, queue: Queue, messages: Sequence[Held], keep_bodies: boo
         core.store.delete_many(Table.MESSAGES, message_keys)
     if due_keys:
         core.store.delete_many(Table.DUE, due_keys)
-    core.touch(queue)
+    core.turn.touch(queue)
 
 
 def put_back(core: Core, queue: Queue, held: Held, now_ms: int) -> None:
@@ -70,7 +70,7 @@ def put_back(core: Core, queue: Queue, held: Held, now_ms: int) -> None:
         window.put_back(ref)
         if len(window.returned) > core.settings.window:
             window.reset(queue.locks.numbers())
-    core.wake(queue)
+    core.turn.wake(queue)
 
 
 def put_back_failed(core: Core, queue: Queue, held: Held, properties: Properties | None, now_ms: int) -> None:
@@ -107,7 +107,7 @@ def defer(core: Core, queue: Queue, held: Held, properties: Properties | None) -
         queue.counts[Place.DEFERRED] += 1
         if due_ms != NEVER:
             core.store.delete(Table.DUE, due_key(queue.id, Due.EXPIRY, due_ms, number))
-        core.touch(queue)
+        core.turn.touch(queue)
     core.store.put(Table.QUEUE, queue_key(queue.id, Place.DEFERRED, number), entry)
 
 
@@ -133,7 +133,7 @@ def dead_letter(
     target.size_bytes += size
     target.tally.moved_in += 1
     queue.tally.dead_lettered[reason] = queue.tally.dead_lettered.get(reason, 0) + 1
-    core.touch(queue)
+    core.turn.touch(queue)
 
 
 def enqueue(core: Core, queue: Queue, entries: Iterable[tuple[int, int, Overlay | None]]) -> None:
@@ -151,8 +151,8 @@ def enqueue(core: Core, queue: Queue, entries: Iterable[tuple[int, int, Overlay 
         queue.transfers.extend(refs, first, queue.next_number, core.settings.window)
     else:
         queue.window.extend(refs, first, queue.next_number, core.settings.window)
-    core.touch(queue)
-    core.wake(queue)
+    core.turn.touch(queue)
+    core.turn.wake(queue)
 
 
 def expires_now(queue: Queue) -> bool:
@@ -190,7 +190,7 @@ def set_aside(core: Core, queue: Queue, place: Place, number: int, message_id: i
     quarantine(core.store, Table.QUEUE, queue_key(queue.id, place, number))
     queue.counts[place] -= 1
     queue.tally.quarantined += 1
-    core.touch(queue)
+    core.turn.touch(queue)
 
 
 def with_properties(overlay: Overlay | None, properties: Properties | None) -> Overlay | None:

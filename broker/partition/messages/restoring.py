@@ -49,7 +49,7 @@ def restore(core: Core, queue_id: int, entries: Sequence[Any], now_ms: int) -> N
         if queue.topic_id is not None:
             topic = core.queue(queue_id_of(queue.topic_id))
             topic.size_bytes += len(record) + COPY_BYTES
-            core.touch(topic)
+            core.turn.touch(topic)
         queue.tally.restored += 1
         due_ms = NEVER
         if not queue.is_dead_letter:
@@ -63,4 +63,4 @@ def restore(core: Core, queue_id: int, entries: Sequence[Any], now_ms: int) -> N
             unlocked((number, message_id, delivery_count, overlay), len(record), due_ms, Place.AVAILABLE),
             now_ms,
         )
-    core.touch(queue)
+    core.turn.touch(queue)

@@ -41,7 +41,7 @@ def release(core: Core, topic_id: int, message_ids: Sequence[int], sizes: Sequen
     topic = core.find(queue_id_of(topic_id))
     if topic is not None:  # else it is being freed as well
         topic.size_bytes -= freed_bytes + COPY_BYTES * len(message_ids)
-        core.touch(topic)
+        core.turn.touch(topic)
 
 
 def _recorded(store: Store, message_ids: Sequence[int]) -> dict[int, int]:

@@ -42,7 +42,7 @@ def accept(core: Core, queue: Queue, receiver: Receiver, session_id: str | None,
         core.receivers[receiver.key] = queue.receivers[receiver.key] = receiver
         sessions.wait(receiver, now_ms + timeout_ms)
         core.timers.arm(now_ms + timeout_ms, (queue.id, Due.SESSION_WAITS))
-        core.wake(queue)
+        core.turn.wake(queue)
         return
     encoded(session_id)
     holder = sessions.locked.get(session_id)
@@ -61,17 +61,17 @@ def _lock(core: Core, queue: Queue, session: Session, receiver: Receiver) -> Non
     assert queue.sessions is not None
     queue.sessions.locked[session.id] = receiver.session = session
     core.timers.arm(session.until_ms, (queue.id, Due.LOCKS))
-    core.accepted.append(receiver)
+    core.turn.accepted.append(receiver)
     queue.tally.sessions_accepted += 1
 
 
 def offer(core: Core, now_ms: int) -> None:
     """Give sessions to those that wait for any; a step of it. To be called before messages are handed out."""
-    offering, core.offering = core.offering, {}
+    offering = core.turn.take_offering()
     for queue in offering.values():
         assert queue.sessions is not None
         if not _offer(core, queue, queue.sessions, now_ms):
-            core.offering[queue.id] = queue
+            core.turn.offering[queue.id] = queue
 
 
 def _offer(core: Core, queue: Queue, sessions: Sessions, now_ms: int) -> bool:
@@ -102,7 +102,7 @@ def _offer(core: Core, queue: Queue, sessions: Sessions, now_ms: int) -> bool:
 
 def take_accepted(core: Core) -> list[tuple[Hashable, str, int]]:
     """Who has got a session since this was asked last, which, and until when."""
-    accepted, core.accepted = core.accepted, []
+    accepted = core.turn.take_accepted()
     return [
         (receiver.key, receiver.session.id, receiver.session.until_ms)
         for receiver in accepted
@@ -188,7 +188,7 @@ def release(core: Core, queue: Queue, session: Session, failed: bool, now_ms: in
             put_back(core, queue, lock, now_ms)
     if session.id not in sessions.offered and sessions.has_available(session.id):
         sessions.offered[session.id] = None
-    core.wake(queue)
+    core.turn.wake(queue)
 
 
 def release_all(core: Core, queue: Queue, now_ms: int) -> None:

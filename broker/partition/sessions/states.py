@@ -73,11 +73,11 @@ def _size(store: Store, key: bytes) -> int:
 
 def _grow(core: Core, queue: Queue, growth: int) -> None:
     queue.size_bytes += growth
-    core.touch(queue)
+    core.turn.touch(queue)
     if queue.topic_id is not None:
         topic = core.queue(queue_id_of(queue.topic_id))
         topic.size_bytes += growth
-        core.touch(topic)
+        core.turn.touch(topic)
 
 
 def free_states(core: Core, topic_id: int | None, rows: Sequence[tuple[bytes, bytes]]) -> None:
@@ -86,6 +86,6 @@ def free_states(core: Core, topic_id: int | None, rows: Sequence[tuple[bytes, by
     topic = core.find(queue_id_of(topic_id)) if topic_id is not None else None
     if topic is not None:
         topic.size_bytes -= sum(_size(store, key) for key in keys)
-        core.touch(topic)
+        core.turn.touch(topic)
     store.delete_many(Table.SESSIONS, keys)
     store.delete_many(Table.SESSION_STATES, keys)

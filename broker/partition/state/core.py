@@ -17,6 +17,7 @@ from broker.partition.state.stored_rules import read_rules
 from broker.partition.state.terms import Kind, Terms
 from broker.partition.state.timers import Due, Timers
 from broker.partition.state.topic import Topic
+from broker.partition.state.turn import Turn
 from storage.quarantine import quarantine
 from storage.queue_ids import Part, entity_of, part_of
 from storage.records import CorruptRecord, Counts, decode_counts, due_key, encode_counts, entity_key
@@ -52,9 +53,7 @@ class Idle:
 
 
 class Core:
-    """`touched` have counts to be written; `awake` may have something for their receivers, `outgoing` to forward, and
-    `offering` a session for who waits for one.
-    """
+    """The parts of a partition, and the work of its turn."""
 
     def __init__(
         self,
@@ -82,20 +81,14 @@ class Core:
         self.topics: dict[int, Topic] = {}  # those published to since the start, by entity id
         self.queues: dict[int, Queue] = {}  # those in use since the start, by queue id
         self.receivers: dict[Hashable, Receiver] = {}
-        self.closed: list[tuple[Hashable, BrokerError]] = []
-        self.accepted: list[Receiver] = []  # those that have got a session in this turn
-        self.touched: dict[int, Queue] = {}
-        self.awake: dict[int, Queue] = {}
-        self.outgoing: dict[int, Queue] = {}
+        self.turn = Turn()
         self.forwarding = Forwarding()
-        self.offering: dict[int, Queue] = {}
         self.transactions = Transactions()
         self.seen_ids: dict[int, SeenIds] = {}  # of entities with duplicate detection, by entity id
         self.seen_memory = SeenMemory(settings.seen_ids)
         self.token_prefix = partition_id.to_bytes(2, "big") + incarnation
         self.token_numbers = count_from(1)
         self.past = Totals()  # of queues since deleted
-        self._room_bytes: int | None = None  # of the store below its watermark; None: not known in this turn
 
     def find(self, queue_id: int) -> Queue | None:
         queue = self.queues.get(queue_id)
@@ -175,18 +168,6 @@ class Core:
             self.store.put(Table.COUNTS, key, encode_counts(counts))
             return counts
 
-    def touch(self, queue: Queue) -> None:
-        self.touched[queue.id] = queue
-
-    def wake(self, queue: Queue) -> None:
-        """The queue may have got something to hand out."""
-        if queue.line.waiting or queue.line.draining:
-            self.awake[queue.id] = queue
-        if queue.outbox is not None or queue.transfers is not None:
-            self.outgoing[queue.id] = queue
-        if queue.sessions is not None and queue.sessions.waiting:
-            self.offering[queue.id] = queue
-
     def arm_expiry(self, queue: Queue, time_ms: int) -> None:
         """A DUE entry at `time_ms` was made."""
         if due_key(queue.id, Due.EXPIRY, time_ms, 0) < queue.swept:
@@ -197,7 +178,7 @@ class Core:
         """Take it out of everything but its locks. `error`: the broker's reason, to be told to the receiver."""
         del self.receivers[receiver.key]
         if error is not None:
-            self.closed.append((receiver.key, error))
+            self.turn.closed.append((receiver.key, error))
         queue = self.queues.get(receiver.queue_id)
         if queue is not None:
             queue.line.leave(receiver)
@@ -212,11 +193,12 @@ class Core:
 
     def room_bytes(self) -> int:
         """What the store can take up to its watermark, as of when it was first asked for in this turn."""
-        if self._room_bytes is None:
+        turn = self.turn
+        if turn.room_bytes is None:
             capacity, spare = self.store.capacity_bytes, self.settings.min_free_bytes
             limit = min(int(self.settings.store_watermark * capacity()), capacity(spare))
-            self._room_bytes = limit - self.store.used_bytes()
-        return self._room_bytes
+            turn.room_bytes = limit - self.store.used_bytes()
+        return turn.room_bytes
 
     def has_room(self, sizes: Sequence[int]) -> bool:
         """Records of these sizes can be stored, and much else can still happen after that."""
@@ -224,9 +206,10 @@ class Core:
 
     def end_turn(self) -> None:
         """Stage the counts. What was remembered of the turn is forgotten."""
-        if self.touched:
-            counts = [(entity_key(queue.id), encode_counts(queue.stored_counts())) for queue in self.touched.values()]
+        turn = self.turn
+        if turn.touched:
+            counts = [(entity_key(queue.id), encode_counts(queue.stored_counts())) for queue in turn.touched.values()]
             self.store.put_many(Table.COUNTS, counts)
-            self.touched.clear()
+            turn.touched.clear()
         self.bodies.turn_ended()
-        self._room_bytes = None
+        turn.room_bytes = None

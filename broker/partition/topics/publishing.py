@@ -180,8 +180,8 @@ class _FanOut:
                 queue.window.extend(refs, first, end, core.settings.window)
         queue.counts[Place.AVAILABLE] += len(batch.copies)
         queue.size_bytes += batch.size_bytes
-        core.touch(queue)
-        core.wake(queue)
+        core.turn.touch(queue)
+        core.turn.wake(queue)
         if queue.is_dead_letter:
             queue.tally.moved_in += len(batch.copies)
             return queue.is_awaited
@@ -257,7 +257,7 @@ def publish(
     if number == first:
         return numbers
     queue.next_number = max(queue.next_number, number)
-    core.touch(queue)
+    core.turn.touch(queue)
     if not records:
         return numbers
     awaited = fan_out.stage()
@@ -307,7 +307,7 @@ def publish_forwarded(core: Core, queue: Queue, messages: Sequence[tuple[bytes, 
         size_bytes += len(record)
     queue.next_number = number
     queue.tally.incoming += len(messages)
-    core.touch(queue)
+    core.turn.touch(queue)
     if records:
         core.bodies.append(records, keep=fan_out.stage())
         queue.size_bytes += size_bytes + COPY_BYTES * fan_out.copies
@@ -363,6 +363,6 @@ def publish_due(core: Core, queue: Queue, now_ms: int) -> None:
     queue.counts[Place.SCHEDULED] -= len(old_entries)
     queue.size_bytes += COPY_BYTES * fan_out.copies - gone_bytes
     queue.tally.activated += len(old_entries)
-    core.touch(queue)
+    core.turn.touch(queue)
     if rest := store.scan(Table.DUE, start, due_key(queue.id, Due.SCHEDULED + 1, 0, 0), 1):
         core.timers.arm(max(unpack_due_key(rest[0][0])[2], now_ms), (queue.id, Due.SCHEDULED))

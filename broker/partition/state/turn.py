@@ -1,0 +1,62 @@
+"""What the operations of one turn leave for its end: whom to look at, what to tell, which counts to write."""
+
+from collections.abc import Hashable
+
+from broker.errors import BrokerError
+from broker.partition.state.queue import Queue
+from broker.partition.state.receivers import Receiver
+
+
+class Turn:
+    """Work lists of one partition. Queues are by queue id, in the order in which they were added.
+
+    What a turn does not get to in `awake`, `outgoing` and `offering` stays for the next one.
+    """
+
+    __slots__ = ("accepted", "awake", "closed", "offering", "outgoing", "room_bytes", "touched")
+
+    def __init__(self) -> None:
+        self.touched: dict[int, Queue] = {}  # their counts are to be written
+        self.awake: dict[int, Queue] = {}  # may have something for their receivers
+        self.outgoing: dict[int, Queue] = {}  # may have something to forward
+        self.offering: dict[int, Queue] = {}  # may have a session for a receiver that waits for one
+        self.accepted: list[Receiver] = []  # those that have got a session
+        self.closed: list[tuple[Hashable, BrokerError]] = []  # receivers detached by the broker, and why
+        self.room_bytes: int | None = None  # see `Core.room_bytes`; None: not asked for in this turn
+
+    def touch(self, queue: Queue) -> None:
+        self.touched[queue.id] = queue
+
+    def wake(self, queue: Queue) -> None:
+        """The queue may have got something to hand out."""
+        if queue.line.waiting or queue.line.draining:
+            self.awake[queue.id] = queue
+        if queue.outbox is not None or queue.transfers is not None:
+            self.outgoing[queue.id] = queue
+        if queue.sessions is not None and queue.sessions.waiting:
+            self.offering[queue.id] = queue
+
+    def take_awake(self) -> dict[int, Queue]:
+        taken, self.awake = self.awake, {}
+        return taken
+
+    def take_outgoing(self) -> dict[int, Queue]:
+        taken, self.outgoing = self.outgoing, {}
+        return taken
+
+    def take_offering(self) -> dict[int, Queue]:
+        taken, self.offering = self.offering, {}
+        return taken
+
+    def take_accepted(self) -> list[Receiver]:
+        taken, self.accepted = self.accepted, []
+        return taken
+
+    def take_closed(self) -> list[tuple[Hashable, BrokerError]]:
+        taken, self.closed = self.closed, []
+        return taken
+
+    def forget(self, queue_id: int) -> None:
+        """The queue is deleted."""
+        for queues in (self.touched, self.awake, self.outgoing, self.offering):
+            queues.pop(queue_id, None)
