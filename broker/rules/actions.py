@@ -2,16 +2,16 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
-from broker.rules import tree
-from broker.rules.compiling import Compiler, Parameters
 from broker.rules.errors import ActionError, FilterError, RuleSyntaxError
 from broker.rules.message import Draft, MessageView
-from broker.rules.syntax import parse_action
-from broker.rules.tree import Property, Statement, Value
 from broker.rules.values import MAX_STRING, Duration, Instant, canonical, converted, kind_of, to_amqp
+
+if TYPE_CHECKING:
+    from broker.rules.compiling import Compiler, Parameters
+    from broker.rules.tree import Statement, Value
 
 MAX_ID_CHARACTERS: Final = 128  # amqp.md 11
 
@@ -76,7 +76,11 @@ _Step = Callable[[Draft, Changes], None]
 class Action:
     """Statements of management.md 3.7, compiled. Raises RuleSyntaxError, for a read-only system property too."""
 
-    def __init__(self, expression: str, parameters: Parameters | None = None) -> None:
+    def __init__(self, expression: str, parameters: "Parameters | None" = None) -> None:
+        # As in filters: a process that never sees an expression starts without the language.
+        from broker.rules.compiling import Compiler
+        from broker.rules.syntax import parse_action
+
         self.expression = expression
         self.parameters = dict(parameters or {})
         compiler = Compiler(expression, parameters)
@@ -101,12 +105,14 @@ class Action:
         return changes
 
 
-def compile_action(expression: str, parameters: Parameters | None = None) -> Action:
+def compile_action(expression: str, parameters: "Parameters | None" = None) -> Action:
     """Raises RuleSyntaxError."""
     return Action(expression, parameters)
 
 
-def _step(statement: Statement, compiler: Compiler, expression: str) -> _Step:
+def _step(statement: "Statement", compiler: "Compiler", expression: str) -> _Step:
+    from broker.rules import tree
+
     target = statement.property
     if target.is_system:
         if target.name not in _WRITABLE:
@@ -118,10 +124,12 @@ def _step(statement: Statement, compiler: Compiler, expression: str) -> _Step:
     return _set_user(target.name, _encoded(statement.value, compiler))
 
 
-def _encoded(node: Value, compiler: Compiler) -> Callable[[Draft], Any]:
+def _encoded(node: "Value", compiler: "Compiler") -> Callable[[Draft], Any]:
     """The AMQP value of an expression: what is only a property keeps its type."""
+    from broker.rules import tree
+
     match node:
-        case Property(is_system=False, name=name):
+        case tree.Property(is_system=False, name=name):
             return lambda draft: draft.encoded_value(name)
         case tree.NamedProperty():
             name_of = compiler.property_name(node)

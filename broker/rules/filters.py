@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from broker.rules.compiling import Compiler, Parameters
 from broker.rules.errors import FilterError, InvalidRule
 from broker.rules.message import Getter, MessageView, system_property, user_property
-from broker.rules.syntax import parse_filter
 from broker.rules.values import canonical, equality_key, kind_of
+
+if TYPE_CHECKING:
+    from broker.rules.compiling import Parameters
 
 _NOT_CONSTANT: Final = object()
 
@@ -33,7 +34,11 @@ class FalseFilter:
 class SqlFilter:
     """An expression of management.md 3.3, compiled. Raises RuleSyntaxError, for a parameter without a value too."""
 
-    def __init__(self, expression: str, parameters: Parameters | None = None) -> None:
+    def __init__(self, expression: str, parameters: "Parameters | None" = None) -> None:
+        # A process that never sees an expression starts without the language, and without the library of its grammar.
+        from broker.rules.compiling import Compiler
+        from broker.rules.syntax import parse_filter
+
         self.expression = expression
         self.parameters = dict(parameters or {})
         compiler = Compiler(expression, parameters)
@@ -60,7 +65,7 @@ class SqlFilter:
         return self.evaluate(message) is True
 
 
-def compile_filter(expression: str, parameters: Parameters | None = None) -> SqlFilter:
+def compile_filter(expression: str, parameters: "Parameters | None" = None) -> SqlFilter:
     """Raises RuleSyntaxError."""
     return SqlFilter(expression, parameters)
 
