@@ -11,8 +11,6 @@ import uuid
 from collections.abc import Collection
 from typing import Protocol, cast
 
-import structlog
-
 from broker.errors import BrokerError, EntityNotFound
 from broker.gateway.bound_links import BoundLinks
 from broker.gateway.conditions import condition_of
@@ -22,6 +20,7 @@ from broker.gateway.namespace import Entity
 from broker.gateway.rights import Rights
 from broker.gateway.transactions import Transactions
 from broker.gateway.turn import Gathering
+from broker.logging import Logger
 from protocol import conditions, error_texts
 from protocol.addresses import Node
 from protocol.codec import Symbol
@@ -33,7 +32,7 @@ from protocol.engine.sasl import Identity, IdentityKind, SaslServer
 from protocol.errors import InvalidField, ProtocolError
 from protocol.nodes.sas_tokens import Claim
 
-log = structlog.get_logger("gateway")
+log = Logger()
 
 
 def no_delay(transport: asyncio.BaseTransport) -> None:
