@@ -61,7 +61,7 @@ class Float(float):
 
 
 class Char(str):
-    """One Unicode code point."""
+    """One Unicode character (UTF-32BE, 1.6.18): no surrogate, which is half of one in UTF-16."""
 
 
 class Symbol(str):
@@ -217,7 +217,7 @@ class _Decoder:
             return octet == 1, at + 1
         if code == 0x73:
             point = self._unpack(_u32, at, 4)[0]
-            if point > 0x10FFFF:
+            if point > 0x10FFFF or 0xD800 <= point < 0xE000:
                 raise DecodeError(f"char of code point {point:#x}", at)
             return Char(chr(point)), at + 4
         if kind is None:
@@ -467,7 +467,7 @@ _ELEMENTS: Final[dict[type, tuple[int, Callable[[Any], bytes]]]] = {
     Float: (0x72, _fixed("f")),
     float: (0x82, _fixed("d")),
     Timestamp: (0x83, _fixed("q")),
-    Char: (0x73, lambda value: ord(value).to_bytes(4, "big")),
+    Char: (0x73, lambda value: value.encode("utf-32-be")),
     Decimal32: (0x74, _fixed("4s")),
     Decimal64: (0x84, _fixed("8s")),
     Decimal128: (0x94, _fixed("16s")),

@@ -31,6 +31,7 @@ MAY_IMPORT = {
         "protocol.codec",
         "protocol.errors",
         "protocol.message.rendering",
+        "protocol.message.section_content",
         "protocol.message.sections",
         "storage",
     },

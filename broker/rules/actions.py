@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
-from broker.rules.errors import ActionError, FilterError, RuleSyntaxError
+from broker.rules.errors import ActionError, RuleSyntaxError, failure_of
 from broker.rules.message import Draft, MessageView
 from broker.rules.values import MAX_STRING, Duration, Instant, canonical, converted, kind_of, to_amqp
 
@@ -98,10 +98,8 @@ class Action:
             draft = Draft(message)
             for step in self._steps:
                 step(draft, changes)
-        except ActionError:
-            raise
-        except FilterError as error:
-            raise ActionError(str(error)) from None
+        except Exception as error:
+            raise failure_of(ActionError, error) from None
         return changes
 
 

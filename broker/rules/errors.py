@@ -39,3 +39,15 @@ class ActionError(FilterError):
     """An action cannot be done on this message."""
 
     reason = "RuleActionException"
+
+
+def failure_of(kind: type[FilterError], error: Exception) -> FilterError:
+    """What a rule raised, as a failure of `kind`.
+
+    Rules are pure, so nothing but this message and this rule has to do with it, whatever it is: a limit of a type, of
+    Python, or a mistake of ours. The text always has an encoding.
+    """
+    if isinstance(error, kind):
+        return error
+    text = str(error) if isinstance(error, FilterError) else f"{type(error).__name__}: {error}"
+    return kind(text.encode(errors="backslashreplace").decode())

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from broker.rules.errors import FilterError, InvalidRule
+from broker.rules.errors import InvalidRule
 from broker.rules.message import Getter, MessageView, system_property, user_property
 from broker.rules.values import canonical, equality_key, kind_of
 
@@ -16,7 +16,7 @@ _NOT_CONSTANT: Final = object()
 
 class Filter(Protocol):
     def matches(self, message: MessageView) -> bool:
-        """Whether the filter's result is true. Raises FilterError if it has none."""
+        """Whether the filter's result is true. Whatever it raises says that it has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +43,13 @@ class SqlFilter:
         self.parameters = dict(parameters or {})
         compiler = Compiler(expression, parameters)
         self.evaluate = compiler.predicate(parse_filter(expression))
-        """The result for a message: None is unknown. Raises FilterError."""
+        """The result for a message: None is unknown. Whatever it raises says that it has none; see RuleSet.match."""
         self._constant: Any = self._result() if compiler.is_constant else _NOT_CONSTANT
 
     def _result(self) -> Any:
         try:
             return self.evaluate(MessageView())
-        except FilterError:
+        except Exception:
             return _NOT_CONSTANT  # it raises for each message
 
     @property

