@@ -72,7 +72,7 @@ class BoundLinks:
             bound.on_detach()
         if isinstance(bound, ResponseLink):
             self._responses.remove(bound)
-        elif isinstance(bound, ClientSender | ClientReceiver):
+        else:
             self._host.active.discard(bound)
 
     def unbind_all(self, broken: bool) -> None:

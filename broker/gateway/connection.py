@@ -15,6 +15,7 @@ from broker.errors import BrokerError, EntityNotFound
 from broker.gateway.bound_links import BoundLinks
 from broker.gateway.conditions import condition_of
 from broker.gateway.host import Overrunning, Responder, SessionHolder, Shared
+from broker.gateway.links.intake import Intake
 from broker.gateway.links.receivers import ClientReceiver
 from broker.gateway.namespace import Entity
 from broker.gateway.rights import Rights
@@ -272,16 +273,24 @@ class ClientConnection(asyncio.Protocol):
             link.context.on_flow()
 
     def on_message(self, link: Link, delivery: Delivery, payload: bytes, batch: bool, settled: bool) -> None:
-        if link.context is not None:
-            link.context.on_message(delivery, payload, batch, settled)
+        bound: Intake | None = link.context
+        if bound is not None:
+            bound.on_message(delivery, payload, batch, settled)
+            self.active.add(bound)
         else:
             forget(delivery)  # sent before the client knew that the link is refused or gone
 
     def on_oversized(self, link: Link, delivery: Delivery, size_bytes: int, settled: bool) -> None:
-        if link.context is not None:
-            link.context.on_oversized(delivery, size_bytes, settled)
+        bound: Intake | None = link.context
+        if bound is not None:
+            bound.on_oversized(delivery, size_bytes, settled)
+            self.active.add(bound)
         else:
             forget(delivery)
+
+    def on_aborted(self, link: Link) -> None:
+        if link.context is not None:
+            self.active.add(link.context)
 
     def on_outcome(self, link: Link, delivery: Delivery, token: bytes, state: int, settled: bool) -> None:
         if isinstance(link.context, ClientReceiver):

@@ -461,6 +461,10 @@ class Connection(asyncio.Protocol):
     def on_oversized(self, link: Link, delivery: Delivery, size_bytes: int, settled: bool) -> None:
         raise AssertionError("no link has a limit")
 
+    def on_aborted(self, link: Link) -> None:
+        if isinstance(link.context, LinkEnd):
+            link.context.on_aborted()
+
     def on_outcome(self, link: Link, delivery: Delivery, token: bytes, state: int, settled: bool) -> None:
         if isinstance(link.context, LinkEnd):
             link.context.on_outcome(delivery, token, state, settled)

@@ -99,5 +99,8 @@ class LinkEnd:
     def on_message(self, delivery: Delivery, payload: bytes, settled: bool) -> None:
         raise AssertionError("nothing is received on this link")
 
+    def on_aborted(self) -> None:
+        """The peer gave up a delivery that it had begun, and that has used credit."""
+
     def on_outcome(self, delivery: Delivery, tag: bytes, state: int, settled: bool) -> None:
         raise AssertionError("no outcomes on this link")

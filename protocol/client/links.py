@@ -387,6 +387,10 @@ class Receiver(LinkEnd):
         self._buffer.append(Received(payload, tag, None if settled else delivery))
         self._pulse()
 
+    def on_aborted(self) -> None:
+        self._refill()
+        self._pulse()
+
     def on_flow(self) -> None:
         self._pulse()
 

@@ -55,8 +55,7 @@ class ResponseLink(LinkEnd):
             forget(delivery)
         else:
             settle(delivery, ACCEPTED)
-        if self.link.credit <= RESPONSE_CREDIT // 2 and self.error is None:
-            self.link.grant(RESPONSE_CREDIT - self.link.credit)
+        self._refill()
         try:
             message = Message.decode(payload)
             waiting = self.waiting.get(message.correlation_id)
@@ -64,6 +63,13 @@ class ResponseLink(LinkEnd):
                 waiting.set_result(Response(message.application_properties, message.content()))
         except ProtocolError:
             return  # nobody can be told whose answer it was: the request runs into its time-out
+
+    def on_aborted(self) -> None:
+        self._refill()
+
+    def _refill(self) -> None:
+        if self.link.credit <= RESPONSE_CREDIT // 2 and self.error is None:
+            self.link.grant(RESPONSE_CREDIT - self.link.credit)
 
     def wake(self, error: ClientError) -> None:
         for future in self.waiting.values():

@@ -63,6 +63,9 @@ class Handler(Protocol):
     def on_oversized(self, link: Link, delivery: Delivery, size_bytes: int, settled: bool) -> None:
         """A message over the link's limit was received whole and thrown away; it waits for its outcome."""
 
+    def on_aborted(self, link: Link) -> None:
+        """The peer gave a delivery up before it was complete (2.6.14); its credit is used all the same."""
+
     def on_outcome(self, link: Link, delivery: Delivery, token: bytes, state: int, settled: bool) -> None:
         """The peer's outcome for what we sent; `state` is 0 when it settled without one. `settled` by the peer.
 
@@ -365,6 +368,7 @@ class Engine:
         if lib.pn_delivery_aborted(delivery):
             lib.pn_link_advance(pointer)
             lib.pn_delivery_settle(delivery)
+            self._handler.on_aborted(link)
             return
         lib.pn_link_advance(pointer)
         settled = lib.pn_delivery_settled(delivery)

@@ -163,22 +163,7 @@ def good(sender: Sender) -> bytes:
 
 
 LINKS = (*ENTITIES, *NODES, COORDINATOR)
-
-
-STARVES = pytest.mark.xfail(strict=True, reason="what the gateway refuses gives no credit back")
-
-
-def starves(address: str, way: str) -> bool:
-    if address in ENTITIES:
-        return not way.startswith("of an unknown transaction")
-    return way.startswith(("oversized", "aborted"))
-
-
-CASES = [
-    pytest.param(address, way, marks=STARVES if starves(address, way) else ())
-    for address in LINKS
-    for way in ways_on(address)
-]
+CASES = [(address, way) for address in LINKS for way in ways_on(address)]
 
 
 def is_served(sender: Sender, address: str) -> bool:

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
+from broker.gateway.links.intake import OVERRUN
 from broker.gateway.nodes import request_links
-from broker.gateway.nodes.request_links import OVERRUN, REQUEST_CREDIT, RequestLink
+from broker.gateway.nodes.request_links import REQUEST_CREDIT, RequestLink
 
 
 class Requests(RequestLink):
@@ -14,7 +15,7 @@ class Requests(RequestLink):
 
     def __init__(self) -> None:
         link = SimpleNamespace(credit=0, closed=False, grant=lambda credit: None)
-        self.host = SimpleNamespace(overrun=set(), flush=lambda: None, response_link=lambda *_: None)
+        self.host = SimpleNamespace(overrun=set(), active=set(), flush=lambda: None, response_link=lambda *_: None)
         address = SimpleNamespace(node="$management", resource="q")
         super().__init__(self.host, link, address)  # type: ignore[arg-type] # as much of them as it uses
         self.answers: list[Any] = []
@@ -48,6 +49,7 @@ def test_no_more_are_done_at_once_than_there_is_credit(requests: Requests) -> No
 
 def test_what_was_postponed_on_a_link_that_ended_is_waited_for_no_more(requests: Requests) -> None:
     ask(requests, (OVERRUN + 1) * REQUEST_CREDIT)
+    requests.post()
     assert requests.is_overrun
     assert requests in requests.host.overrun
     requests.on_detach()

@@ -17,6 +17,7 @@ from protocol.engine.deliveries import (
     rejection,
     settle,
 )
+from protocol.engine.proton import ffi, lib
 from tests.protocol_client.scripted_peer import until
 
 
@@ -343,3 +344,20 @@ async def test_iteration_ends_with_why_the_link_ended(peer):
         with pytest.raises(LinkDetached, match="the end"):
             await take()
         assert taken == [message()]
+
+
+async def test_deliveries_that_the_peer_gives_up_do_not_use_up_the_window(peer):
+    async with peer, await peer.connect() as connection:
+        receiver = await connection.receiver("q", credit=4)
+        link = peer.link("q")
+        for number in range(10):
+            await until(lambda: link.credit > 0)
+            tag = ffi.new("pn_delivery_tag_t *", {"size": 1, "start": ffi.from_buffer(b"%d" % number)})
+            delivery = lib.pn_delivery(link.pointer, tag[0])
+            lib.pn_link_send(link.pointer, b"half", 4)
+            peer.flush()
+            lib.pn_delivery_abort(delivery)
+            peer.flush()
+        await until(lambda: link.credit > 0)
+        peer.send("q", message())
+        assert (await receiver.receive()).payload == message()

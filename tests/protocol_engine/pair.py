@@ -61,6 +61,9 @@ class Side:
     def on_oversized(self, link: Link, delivery: Any, size_bytes: int, settled: bool) -> None:
         self.events.append(("oversized", delivery, size_bytes))
 
+    def on_aborted(self, link: Link) -> None:
+        self.events.append(("aborted", link.name))
+
     def on_outcome(self, link: Link, delivery: Any, token: bytes, state: int, settled: bool) -> None:
         self.events.append(("outcome", delivery, token, state, settled))
 

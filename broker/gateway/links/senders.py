@@ -4,10 +4,11 @@ import time
 from collections import deque
 from typing import Any
 
-from broker.errors import BrokerError, MessageTooLarge, NotAllowed, ServerBusy
+from broker.errors import BrokerError, NotAllowed, ServerBusy
 from broker.gateway.conditions import condition_of
 from broker.gateway.host import Host
 from broker.gateway.links.entity_link import EntityLink
+from broker.gateway.links.intake import Intake
 from broker.gateway.namespace import Entity
 from broker.gateway.transactions import addressed
 from broker.namespace.entities import Right
@@ -20,16 +21,13 @@ from protocol.errors import ProtocolError
 from protocol.message.batches import unpack_batch
 from protocol.message.sections import take_apart
 
-# A sender with this many times its credit in flight is not read from until the partition has caught up.
-OVERRUN = 4
-
 _BUSY = ServerBusy(error_texts.SERVER_BUSY)
 
 # A message above this is not gathered with others: the worker can begin.
 LARGE_BYTES = 1 << 16
 
 
-class ClientSender(EntityLink):
+class ClientSender(EntityLink, Intake):
     """A link on which the client sends to an entity, or through it to another."""
 
     right = Right.SEND
@@ -43,17 +41,18 @@ class ClientSender(EntityLink):
         if destination is not None:
             self.queue = entity.transfer_queue
             self.paths.append(destination.name.lower())
-        self._window = connection.gateway.settings.amqp.sender_credit
+        self.window = connection.gateway.settings.amqp.sender_credit
         self._messages: list[Any] = []
         self._pending: deque[Delivery | None] = deque()  # in order of arrival; None was sent settled
+        self._in_transactions = 0  # deliveries that wait for the answer to their transaction
         self._sends: deque[tuple[float, int, int, int]] = deque()  # per command: when, deliveries, messages, bytes
         self._requires_session = self._taker.requires_session
         self._wants_id = self._taker.detects_duplicates
         self._new_id = connection.gateway.new_message_id
 
     @property
-    def is_overrun(self) -> bool:
-        return len(self._pending) > OVERRUN * self._window
+    def waiting(self) -> int:
+        return len(self._pending) + self._in_transactions
 
     def on_message(self, delivery: Delivery, payload: bytes, batch: bool, settled: bool) -> None:
         try:
@@ -85,15 +84,15 @@ class ClientSender(EntityLink):
             self._messages += messages
             if len(payload) > LARGE_BYTES:
                 self._post_gathered()
-        self.connection.active.add(self)
 
     def _send_in(
         self, transaction_id: bytes, delivery: Delivery, messages: list[Any], size_bytes: int, settled: bool
     ) -> None:
         """The delivery is a part of a transaction; its answer is, too, unless it is refused."""
-        self.connection.active.add(self)
 
         def answered(error: BrokerError | None) -> None:
+            self._in_transactions -= 1
+            self.connection.active.add(self)
             waits = not settled and not self.link.closed
             self.metrics.incoming_requests += 1
             if error is not None:
@@ -113,12 +112,9 @@ class ClientSender(EntityLink):
         except BrokerError as error:
             self.refuse(delivery, settled, error)
         else:
+            self._in_transactions += 1
             if settled:
                 forget(delivery)
-
-    def on_oversized(self, delivery: Delivery, size_bytes: int, settled: bool) -> None:
-        text = error_texts.message_too_large(0, size_bytes, self.link.max_message_bytes)
-        self.refuse(delivery, settled, MessageTooLarge(text))
 
     def _check(self, message: Any) -> None:
         extra = message[3]
@@ -128,21 +124,11 @@ class ClientSender(EntityLink):
     def refuse(self, delivery: Delivery, settled: bool, error: Exception) -> None:
         self.metrics.incoming_requests += 1
         self.metrics.failed(type(error).__name__)
-        if settled:
-            # Nobody hears of it, but a transaction must not be done without it.
-            self.connection.transactions.fail(transaction_of(delivery), error)
-            forget(delivery)
-        else:
-            self.connection.reject(delivery, condition_of(error), str(error), self.tracker)
+        super().refuse(delivery, settled, error)
 
-    def post(self) -> None:
-        """Send what has gathered to the partition, and give the client credit again."""
+    def post_gathered(self) -> None:
         self._post_gathered()
         self.answer_if_down()
-        if not self.link.closed:
-            self._grant()
-        if self.is_overrun:
-            self.connection.overrun.add(self)
 
     def _post_gathered(self) -> None:
         if self._messages:
@@ -154,12 +140,6 @@ class ClientSender(EntityLink):
         self._sends.append((time.perf_counter(), deliveries, len(messages), size_bytes))
         if not self.worker.post((op, self.partition, self.channel, self.queue, messages)):
             self._worker_is_down = True
-
-    def _grant(self) -> None:
-        # In halves of the window, so that flow frames stay few.
-        free = self._window - self.link.credit - len(self._pending)
-        if free >= self._window // 2:
-            self.link.grant(free)
 
     def on_sent(self, count: int, error: BrokerError | None) -> None:
         pending = self._pending
@@ -175,7 +155,7 @@ class ClientSender(EntityLink):
                 if delivery is not None:
                     self.connection.reject(delivery, condition, text, self.tracker)
         self._count(count, error)
-        self._grant()
+        self.connection.active.add(self)
 
     def _count(self, count: int, error: BrokerError | None) -> None:
         metrics = self.metrics

@@ -5,10 +5,10 @@ from typing import Any
 from broker.errors import BrokerError, NotAllowed, QuotaExceeded
 from broker.gateway.conditions import condition_of
 from broker.gateway.host import Host
+from broker.gateway.links.intake import Intake
 from broker.gateway.links.receivers import ClientReceiver
 from broker.gateway.namespace import Entity
 from broker.gateway.transactions import Transaction
-from protocol import conditions, error_texts
 from protocol.engine.deliveries import ACCEPTED, Delivery, declare, forget, settle
 from protocol.engine.links import Link
 from protocol.errors import ProtocolError
@@ -20,14 +20,21 @@ MAX_OPEN = 1000  # transactions of one connection
 MAX_REQUEST_BYTES = 4096
 
 
-class Coordinator:
+class Coordinator(Intake):
     """A client's link to the coordinator."""
+
+    window = COORDINATOR_CREDIT
 
     def __init__(self, connection: Host, link: Link) -> None:
         self.connection = connection
         self.link = link
+        self._discharging = 0  # waits for the partition
         # A client asks for that by attaching it to a session before any other link (amqp.md 10.4).
         self._crosses_entities = len(link.session.links) == 1
+
+    @property
+    def waiting(self) -> int:
+        return self._discharging
 
     def crosses_entities(self, link: Link) -> bool:
         """Sends on this link may be moved on through the entity that their transaction works on."""
@@ -39,9 +46,6 @@ class Coordinator:
         return next((each.entity for each in bound if isinstance(each, ClientReceiver)), None)
 
     def on_message(self, delivery: Delivery, payload: bytes, batch: bool, settled: bool) -> None:
-        connection = self.connection
-        if self.link.credit < COORDINATOR_CREDIT // 2:
-            self.link.grant(COORDINATOR_CREDIT - self.link.credit)
         try:
             asked = parse(payload)
             if isinstance(asked, Declare):
@@ -49,10 +53,7 @@ class Coordinator:
             else:
                 self._discharge(delivery, asked.transaction, not asked.fail, settled)
         except (BrokerError, ProtocolError) as error:
-            if settled:
-                forget(delivery)
-            else:
-                connection.reject(delivery, condition_of(error), str(error))
+            self.refuse(delivery, settled, error)
 
     def _declare(self, delivery: Delivery, settled: bool) -> None:
         transactions = self.connection.transactions
@@ -69,23 +70,19 @@ class Coordinator:
         transaction = connection.transactions.take(transaction_id)
         if settled:
             forget(delivery)
+        self._discharging += 1
 
         def reply(result: Any, error: BrokerError | None) -> None:
-            if settled or self.link.closed:
-                return
-            if error is None:
-                settle(delivery, ACCEPTED)
-            else:
-                connection.reject(delivery, condition_of(error), str(error))
+            self._discharging -= 1
+            connection.active.add(self)
+            if not settled and not self.link.closed:
+                if error is None:
+                    settle(delivery, ACCEPTED)
+                else:
+                    connection.reject(delivery, condition_of(error), str(error))
             connection.flush()
 
         transaction.discharge(commit, reply)
-
-    def on_oversized(self, delivery: Delivery, size_bytes: int, settled: bool) -> None:
-        text = error_texts.message_too_large(0, size_bytes, self.link.max_message_bytes)
-        self.connection.reject(delivery, conditions.LINK_MESSAGE_SIZE_EXCEEDED, text)
-
-    def on_flow(self) -> None: ...
 
     def on_detach(self) -> None:
         """What was declared here and not discharged is rolled back."""

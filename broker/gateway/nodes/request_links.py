@@ -9,11 +9,10 @@ from collections.abc import Callable
 from functools import partial
 
 from broker.errors import BrokerError
-from broker.gateway.conditions import condition_of
 from broker.gateway.host import Host
+from broker.gateway.links.intake import Intake
 from broker.gateway.namespace import Entity
 from broker.gateway.transactions import Transaction
-from protocol import conditions, error_texts
 from protocol.addresses import Address
 from protocol.engine.deliveries import ACCEPTED, Delivery, forget, settle, settle_in, transaction_of
 from protocol.engine.links import Link
@@ -22,7 +21,6 @@ from protocol.nodes.request_message import Request
 from protocol.nodes.request_message import parse as parse_request
 
 REQUEST_CREDIT = 100
-OVERRUN = 4  # as of senders: some clients ask without credit
 # Responses that wait for credit on one link; a client that asks and does not read loses the oldest.
 MAX_WAITING_RESPONSES = 1000
 MAX_WAITING_BYTES = 8 << 20
@@ -63,8 +61,10 @@ class ResponseLink:
         self._waiting.clear()
 
 
-class RequestLink:
+class RequestLink(Intake):
     """A client's sender to a node."""
+
+    window = REQUEST_CREDIT
 
     def __init__(self, connection: Host, link: Link, address: Address) -> None:
         self.connection = connection
@@ -76,21 +76,21 @@ class RequestLink:
         self.transaction: Transaction | None = None  # that the request being handled is a part of
 
     @property
-    def is_overrun(self) -> bool:
-        return self._unanswered > OVERRUN * REQUEST_CREDIT
+    def waiting(self) -> int:
+        return self._unanswered
 
     def on_message(self, delivery: Delivery, payload: bytes, batch: bool, settled: bool) -> None:
         try:
             request = parse_request(payload)
         except ProtocolError as error:
-            self._refuse(delivery, settled, error)
+            self.refuse(delivery, settled, error)
             return
         transaction_id = transaction_of(delivery)
         if transaction_id is not None:
             try:
                 self.transaction = self.connection.transactions.find(transaction_id)
             except BrokerError as error:
-                self._refuse(delivery, settled, error)
+                self.refuse(delivery, settled, error)
                 if settled:
                     self._unanswered += 1
                     self.fail(request, error, lambda response: self._respond(request, response))
@@ -102,8 +102,6 @@ class RequestLink:
         else:
             settle_in(transaction_id, delivery, ACCEPTED)
         self._unanswered += 1
-        if self.is_overrun:
-            self.connection.overrun.add(self)
         if transaction_id is None and self._unanswered > REQUEST_CREDIT:
             # One read may hold a thousand short requests with large answers.
             self._postponed.append(request)
@@ -112,17 +110,6 @@ class RequestLink:
             self.handle(request, lambda response: self._respond(request, response))
         finally:
             self.transaction = None
-
-    def _refuse(self, delivery: Delivery, settled: bool, error: Exception) -> None:
-        if settled:
-            forget(delivery)
-        else:
-            self.connection.reject(delivery, condition_of(error), str(error))
-        self._replenish()
-
-    def on_oversized(self, delivery: Delivery, size_bytes: int, settled: bool) -> None:
-        text = error_texts.message_too_large(0, size_bytes, self.link.max_message_bytes)
-        self.connection.reject(delivery, conditions.LINK_MESSAGE_SIZE_EXCEEDED, text)
 
     def on_detach(self) -> None:
         self._unanswered -= len(self._postponed)  # or the connection would wait for them
@@ -140,7 +127,7 @@ class RequestLink:
 
     def _respond(self, request: Request, response: bytes) -> None:
         self._unanswered -= 1
-        self._replenish()
+        self.connection.active.add(self)
         link = self.connection.response_link(self.node, request.reply_to, self.link)
         if link is not None:
             link.respond(response)
@@ -159,9 +146,3 @@ class RequestLink:
                 self.handle(request, partial(self._respond, request))
         finally:
             self._is_going_on = False
-
-    def _replenish(self) -> None:
-        if not self.link.closed:
-            free = REQUEST_CREDIT - self.link.credit - self._unanswered
-            if free >= REQUEST_CREDIT // 2:
-                self.link.grant(free)

@@ -1,0 +1,68 @@
+"""Links on which clients send, to entities, nodes or the coordinator: the credit that they hold.
+
+A client's credit follows from what is there: it is the link's window less the deliveries that wait for an answer. It
+is worked out at the end of each turn in which a delivery came or was answered. So how a delivery ends (stored, refused,
+malformed, too large, aborted) makes no difference, and none can keep its credit.
+"""
+
+from broker.errors import MessageTooLarge
+from broker.gateway.conditions import condition_of
+from broker.gateway.host import Host
+from protocol import error_texts
+from protocol.engine.deliveries import Delivery, forget, transaction_of
+from protocol.engine.links import Link
+
+# A client with this many times its credit in flight is not read from until we have caught up.
+OVERRUN = 4
+
+
+class Intake:
+    """A link on which a client sends. Its connection posts it in each turn in which a delivery came, or it asked."""
+
+    connection: Host
+    link: Link
+    window: int  # deliveries that the client may have in flight
+
+    @property
+    def waiting(self) -> int:
+        """Deliveries that came and are not answered yet."""
+        raise NotImplementedError
+
+    @property
+    def tracker(self) -> str:
+        return "NoSystemTracker"
+
+    @property
+    def is_overrun(self) -> bool:
+        return self.waiting > OVERRUN * self.window
+
+    def on_message(self, delivery: Delivery, payload: bytes, batch: bool, settled: bool) -> None:
+        raise NotImplementedError
+
+    def on_oversized(self, delivery: Delivery, size_bytes: int, settled: bool) -> None:
+        text = error_texts.message_too_large(0, size_bytes, self.link.max_message_bytes)
+        self.refuse(delivery, settled, MessageTooLarge(text))
+
+    def refuse(self, delivery: Delivery, settled: bool, error: Exception) -> None:
+        """`error` is a BrokerError or a ProtocolError."""
+        if settled:
+            # Nobody hears of it, but a transaction must not be done without it.
+            self.connection.transactions.fail(transaction_of(delivery), error)
+            forget(delivery)
+        else:
+            self.connection.reject(delivery, condition_of(error), str(error), self.tracker)
+
+    def on_flow(self) -> None: ...
+
+    def post(self) -> None:
+        """End the turn: pass on what has gathered, then give the client credit again."""
+        self.post_gathered()
+        if not self.link.closed:
+            # In halves of the window, so that flow frames stay few.
+            free = self.window - self.link.credit - self.waiting
+            if free >= max(1, self.window // 2):
+                self.link.grant(free)
+        if self.is_overrun:
+            self.connection.overrun.add(self)
+
+    def post_gathered(self) -> None: ...
