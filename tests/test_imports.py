@@ -130,7 +130,7 @@ ONLY_IN = {
         "protocol.engine.flow_answers",
     },
     "uvloop": {"broker.gateway"},
-    "aiohttp": {"broker.http"},
+    "aiohttp": set(),
     "lark": {"broker.rules.syntax"},
     "prometheus_client": {"broker.exposition"},
     "typer": {"broker.cli"},
