@@ -21,6 +21,9 @@ from broker.namespace.entities import (
     TopicDescription,
 )
 from broker.namespace.rule_descriptions import DEFAULT_RULE, RuleDescription, SqlFilter
+from broker.partition.partition import Partition
+from broker.partition.settings import PartitionSettings
+from broker.partition.state.terms import Terms
 from broker.settings.config import ConfigurationError
 from storage.lmdb_store import LmdbStore
 from storage.memory import MemoryStore
@@ -530,3 +533,33 @@ def test_a_rule_that_cannot_be_read_is_left_to_its_partition_until_it_is_declare
 def test_a_subscription_lives_where_its_topic_does():
     assert subscription("b", topic="orders").home_name == "orders"
     assert topic("orders").home_name == queue("orders").home_name == "orders"
+
+
+@pytest.mark.xfail(strict=True, reason="each partition's definitions are read anew")
+def test_a_start_that_changes_nothing_reads_each_definition_once_and_writes_nothing(stores, monkeypatch):
+    declared = [queue(f"q{number}") for number in range(20)]
+    reconcile(stores, declared, T0)
+    read: list[object] = []
+    from_document = Definition.from_document
+    monkeypatch.setattr(
+        Definition, "from_document", lambda document: read.append(document["name"]) or from_document(document)
+    )
+    for store in stores:
+        store.crash = True  # at a commit
+    assert reconcile(stores, declared, T1) == Reconciled(1, (), (), ())
+    assert read == [description.name for description in declared]
+    assert not any(store.dirty for store in stores)
+
+
+@pytest.mark.xfail(strict=True, reason="each partition's definitions are read anew")
+def test_partitions_of_one_worker_read_each_definition_once(stores, monkeypatch):
+    reconcile(stores, [topic(), subscription(), *(queue(f"q{number}") for number in range(20))], T0)
+    read: list[object] = []
+    of_definition = Terms.of_definition
+    monkeypatch.setattr(
+        Terms, "of_definition", lambda document: read.append(document["name"]) or of_definition(document)
+    )
+    for number, store in enumerate(stores):
+        Partition(number, store, now_ms=T1, incarnation=bytes(6), settings=PartitionSettings())
+        assert not store.dirty
+    assert len(read) == 22
