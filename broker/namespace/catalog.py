@@ -287,7 +287,7 @@ def _write(store: Store, catalog: _Catalog, version: int, now_ms: int) -> None:
     """Make the catalog of one partition this one, in one commit; none if it is."""
     before = dict(store.scan(Table.ENTITIES, *_ALL, _LIMIT))
     changed = _bring_in_line(store, Table.ENTITIES, catalog.entities)
-    _delete_contents(store, [_definition(key, value) for key, value in before.items()], catalog, now_ms)
+    _delete_contents(store, before, catalog, now_ms)
     changed += _bring_in_line(store, Table.RULES, catalog.rules)
     if changed:  # a use: that nobody used these entities is true no more
         store.delete_many(Table.META, {IDLE_PREFIX + key[:4] for key in changed})
@@ -297,11 +297,19 @@ def _write(store: Store, catalog: _Catalog, version: int, now_ms: int) -> None:
         store.commit()
 
 
-def _delete_contents(store: Store, before: Sequence[Definition], catalog: _Catalog, now_ms: int) -> None:
-    """Of entities that the catalog has no more: they are to be freed when the partition starts."""
-    gone = [item for item in before if entity_key(item.entity_id) not in catalog.entities]
-    topic_ids = {item.description.path.lower(): item.entity_id for item in before} if gone else {}
-    for item in gone:
+def _delete_contents(store: Store, before: Mapping[bytes, bytes], catalog: _Catalog, now_ms: int) -> None:
+    """Of entities that the catalog has no more: they are to be freed when the partition starts.
+
+    `before` are the definitions that were stored. They are read only if some of them are gone.
+    """
+    gone = before.keys() - catalog.entities.keys()
+    if not gone:
+        return
+    stored = [_definition(key, value) for key, value in before.items()]
+    topic_ids = {item.description.path.lower(): item.entity_id for item in stored}
+    for item in stored:
+        if entity_key(item.entity_id) not in gone:
+            continue
         of = item.description
         topic_id = topic_ids.get(of.topic.lower()) if isinstance(of, SubscriptionDescription) else None
         document = encode_document({"deleted_ms": now_ms, "topic_id": topic_id})

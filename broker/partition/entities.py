@@ -22,7 +22,7 @@ from broker.partition.state.stored_rules import compiled, default_rule, write_ru
 from broker.partition.state.terms import Kind, Terms
 from broker.partition.state.timers import Due
 from storage.quarantine import quarantine
-from storage.queue_ids import queue_id_of
+from storage.queue_ids import entity_of, part_of, queue_id_of
 from storage.records import (
     AUTO_DELETED_PREFIX,
     DELETED_ENTITY_PREFIX,
@@ -49,14 +49,20 @@ from storage.store import Store, StoreError, Table
 _ALL = (b"\0", b"\xff" * 32)
 
 
-def load(core: Core, now_ms: int) -> None:
-    """Read the entities, and what is due first of each; messages are not looked at. Raises StoreError."""
+def load(core: Core, now_ms: int, known: dict[bytes, Terms] | None = None) -> None:
+    """Read the entities, and what is due first of each; messages are not looked at. Raises StoreError.
+
+    `known` are terms by their stored definitions, and gets those that are read: all partitions store the same.
+    """
+    known = {} if known is None else known
     definitions: list[tuple[int, Terms]] = []
     gone = {key for key, _ in _of_meta(core, AUTO_DELETED_PREFIX)}
     for key, value in core.store.scan(Table.ENTITIES, *_ALL, 1 << 32):
         entity_id = int.from_bytes(key, "big")
         try:
-            terms = Terms.of_definition(decode_document(value))
+            terms = known.get(value)
+            if terms is None:
+                terms = known[value] = Terms.of_definition(decode_document(value))
             if key in gone:
                 core.auto_deleted[entity_id] = terms.name
             else:
@@ -101,12 +107,11 @@ def _begin_forwarding(core: Core) -> None:
             begin_again(core, queue_id, decode_document(value))
         except CorruptRecord as error:
             raise StoreError(f"queue {queue_id}, forwarded to: {error}") from error
-    for entity_id, terms in core.terms.items():
-        for part in PARTS:
-            if terms.forwards_to(part):
-                queue_id = queue_id_of(entity_id, part)
-                if queue_id not in core.queues and core.store.get(Table.COUNTS, entity_key(queue_id)) is not None:
-                    core.turn.wake(core.queue(queue_id))
+    for key, _ in core.store.scan(Table.COUNTS, *_ALL, 1 << 32):
+        queue_id = int.from_bytes(key, "big")
+        terms = core.terms.get(entity_of(queue_id))
+        if terms is not None and queue_id not in core.queues and terms.forwards_to(part_of(queue_id)):
+            core.turn.wake(core.queue(queue_id))
 
 
 def put_entity(

@@ -23,7 +23,7 @@ from broker.partition.settings import PartitionSettings
 from broker.partition.state import idleness
 from broker.partition.state.core import Core
 from broker.partition.state.receivers import Receiver
-from broker.partition.state.terms import Kind
+from broker.partition.state.terms import Kind, Terms
 from broker.partition.state.timers import Due
 from broker.partition.topics import publishing
 from broker.wire import Outcome
@@ -53,14 +53,16 @@ class Partition:
         incarnation: bytes,
         settings: PartitionSettings,
         home: Callable[[str], int] | None = None,
+        known_terms: dict[bytes, Terms] | None = None,
     ) -> None:
         """`incarnation`: 6 random bytes, so that no lock token is ever given twice. `home` says of the name of a queue
-        or topic on which partition it lives; without it all are here.
+        or topic on which partition it lives; without it all are here. Partitions that are opened with the same
+        `known_terms` read each definition once.
         """
         self.id = partition_id
         self._store = store
         self._core = Core(store, partition_id, incarnation, settings, home or (lambda name: partition_id))
-        entities.load(self._core, now_ms)
+        entities.load(self._core, now_ms, known_terms)
 
     def send(self, queue_id: int, messages: Sequence[Incoming], now_ms: int) -> None:
         """Accept all of them or none. Raises EntityNotFound, NotAllowed, EntityDisabled, QuotaExceeded."""

@@ -26,6 +26,7 @@ from broker.partition.forwarding.destination import ENTRY
 from broker.partition.messages.hand_out import Forward, Pumped
 from broker.partition.partition import Partition
 from broker.partition.settings import PartitionSettings
+from broker.partition.state.terms import Terms
 from broker.wire import Op, Outcome
 from broker.worker.deletions import HOME, Deletions
 from broker.worker.neighbours import Neighbours
@@ -461,6 +462,7 @@ def main() -> int:
     partition_settings = PartitionSettings.of(settings)
     stores: dict[int, LmdbStore] = {}
     partitions: dict[int, Partition] = {}
+    known_terms: dict[bytes, Terms] = {}
     try:
         for partition in instructions.partitions:
             stores[partition] = LmdbStore(
@@ -476,9 +478,11 @@ def main() -> int:
                 incarnation=os.urandom(6),
                 settings=partition_settings,
                 home=lambda name: home_partition(name, settings.partitions),
+                known_terms=known_terms,
             )
     except StoreError as error:
         fail(str(error))
+    known_terms.clear()
     worker = Worker(
         number,
         instructions.restarts,

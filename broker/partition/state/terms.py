@@ -97,9 +97,8 @@ class Terms(NamedTuple):
         kind = DESCRIPTIONS.get(document["kind"])
         if kind is None:
             raise ValueError(f"kind {document['kind']!r} is unknown")
-        return cls.of(
-            kind.model_validate({name: value for name, value in document.items() if name in kind.model_fields})
-        )
+        known = _FIELDS[document["kind"]]
+        return cls.of(kind.model_validate({name: value for name, value in document.items() if name in known}))
 
     def forwards_to(self, part: int) -> str:
         """The name, in lower case, of where this part's messages move on to; empty if they stay."""
@@ -114,6 +113,9 @@ class Terms(NamedTuple):
     @property
     def can_receive(self) -> bool:
         return self.status in (Status.ACTIVE, Status.SEND_DISABLED)
+
+
+_FIELDS = {kind: frozenset(description.model_fields) for kind, description in DESCRIPTIONS.items()}
 
 
 def _duplicate_window_ms(description: QueueDescription | TopicDescription) -> int:
