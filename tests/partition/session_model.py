@@ -271,7 +271,7 @@ class SessionModel(RuleBasedStateMachine):
 
     def fail(self, queue: int, m: Message, properties: dict[str, str] | None = None) -> None:
         m.token = None
-        m.count += 1
+        m.count += queue != DEAD
         m.properties = m.properties | (properties or {})
         limit = self.terms.max_delivery_count
         if queue == MAIN and m.count >= limit:

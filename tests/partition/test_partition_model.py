@@ -210,7 +210,7 @@ class PartitionModel(RuleBasedStateMachine):
 
     def fail(self, queue: int, m: Message, properties: dict[str, str] | None = None) -> None:
         self.unlock(m)
-        m.count += 1
+        m.count += queue == MAIN
         m.properties = m.properties | (properties or {})
         limit = self.terms.max_delivery_count
         if queue == MAIN and m.count >= limit:

@@ -228,7 +228,6 @@ def test_nothing_can_be_dead_lettered_from_a_dead_letter_queue(queue):
     assert queue.settle(Outcome.ACCEPTED, dead, queue=DEAD) == [None]
 
 
-@pytest.mark.xfail(strict=True, reason="failed deliveries are counted in dead-letter queues")
 @pytest.mark.parametrize("part", [Part.DEAD_LETTER, Part.TRANSFER_DEAD_LETTER])
 @pytest.mark.parametrize("way", ["abandon", "lock end", "broken connection"])
 def test_in_a_dead_letter_queue_no_failed_delivery_counts(way, part):

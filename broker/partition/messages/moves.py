@@ -74,13 +74,18 @@ def put_back(core: Core, queue: Queue, held: Held, now_ms: int) -> None:
 
 
 def put_back_failed(core: Core, queue: Queue, held: Held, properties: Properties | None, now_ms: int) -> None:
-    """A delivery failed: counted, and back to where the message was, or to the dead-letter queue if it was the last."""
+    """A delivery failed: counted, and back to where the message was, or to the dead-letter queue if it was the last.
+
+    Dead-letter queues have no such limit and count nothing: the count stays what it was when the message came there.
+    """
     (number, message_id, delivery_count, overlay), size, due_ms, place, _, _ = held
     overlay = with_properties(overlay, properties)
-    ref = (number, message_id, delivery_count + 1, overlay)
+    if not queue.is_dead_letter:
+        delivery_count += 1
+    ref = (number, message_id, delivery_count, overlay)
     held = (ref, size, due_ms, place, 0, NOBODY)
     limit = queue.terms.max_delivery_count
-    if delivery_count + 1 >= limit and not queue.is_dead_letter:
+    if delivery_count >= limit and not queue.is_dead_letter:
         text = f"Message could not be consumed after {limit} delivery attempts."
         dead_letter(
             core,

@@ -8,7 +8,7 @@
 | deferred      | is set aside                            |                   |
 | dead-lettered | is in the dead-letter queue             |                   |
 
-The end of a lock and a broken connection count as abandoned.
+The end of a lock and a broken connection count as abandoned. Dead-letter queues count no failed deliveries.
 """
 
 from collections.abc import Callable, Sequence
