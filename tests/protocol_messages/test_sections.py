@@ -167,6 +167,29 @@ def test_annotations_that_only_a_broker_sets_are_left_out():
     assert take_apart(annotations(ours))[1] == BODY
 
 
+@pytest.mark.xfail(strict=True, reason="a binary partition key is refused")
+@pytest.mark.parametrize("key", ["k", "ключ", "x" * 128, "ж" * 128])  # the last does not fit into a short binary
+@pytest.mark.parametrize("name", ["x-opt-partition-key", "x-opt-via-partition-key"])
+def test_a_partition_key_sent_as_binary_is_stored_as_a_string(name, key):
+    between = {"x-opt-sequence-number": Long(1), name: key.encode(), "x-opt-locked-until": Timestamp(1), "other": b"o"}
+    layout, stored, _, extra = take_apart(annotations(between))
+    pairs = b"".join(encode(item) for item in (Symbol(name), key, Symbol("other"), b"o"))
+    assert stored == pairs + BODY
+    assert unpack_layout(layout)[2:4] == (4, len(pairs))
+    assert (extra or {}).get(Extra.PARTITION_KEY) == (key if name == "x-opt-partition-key" else None)
+
+
+@pytest.mark.xfail(strict=True, reason="a binary partition key is refused, whatever is in it")
+@pytest.mark.parametrize("name", ["x-opt-partition-key", "x-opt-via-partition-key"])
+def test_a_binary_partition_key_has_the_limits_of_one_that_is_a_string(name):
+    with pytest.raises(InvalidField, match=f"{name}: is not of valid UTF-8"):
+        take_apart(annotations({name: b"k\xff"}))
+    with pytest.raises(LimitExceeded, match=name):
+        take_apart(annotations({name: b"x" * 129}))
+    with pytest.raises(InvalidField, match="differs from the session id"):
+        take_apart(section(ANNOTATIONS, {Symbol("x-opt-partition-key"): b"k"}) + properties(group_id="s"))
+
+
 def test_what_the_broker_needs_of_the_properties_is_noted():
     message = properties(message_id="id", group_id="s", content_type=Symbol("application/vnd.ms-servicebus-ping"))
     assert take_apart(message)[3] == {Extra.SESSION_ID: "s", Extra.PING: True}
