@@ -214,24 +214,34 @@ def _check_simple(message: bytes, at: int, key: bytes) -> int:
     return end
 
 
-def _partition_key(message: bytes, at: int, extra: Extra) -> None:
-    extra[EXTRA_PARTITION_KEY] = _key(message, at, PARTITION_KEY)
+def _partition_key(message: bytes, at: int, extra: Extra) -> bytes | None:
+    extra[EXTRA_PARTITION_KEY], constructor = _key(message, at, PARTITION_KEY)
+    return constructor
 
 
-def _via_partition_key(message: bytes, at: int, extra: Extra) -> None:
-    _key(message, at, VIA_PARTITION_KEY)
+def _via_partition_key(message: bytes, at: int, extra: Extra) -> bytes | None:
+    return _key(message, at, VIA_PARTITION_KEY)[1]
 
 
-def _key(message: bytes, at: int, name: str) -> str:
-    if message[at] == 0xA1:
-        value = message[at + 2 : at + 2 + message[at + 1]].decode()
-    elif message[at] == 0xB1:
-        value, _ = decode(message, at)
+_STRING_OF_BINARY: Final = {0xA0: b"\xa1", 0xB0: b"\xb1"}
+
+
+def _key(message: bytes, at: int, name: str) -> tuple[str, bytes | None]:
+    """The key, a string; and a string's constructor if it is a binary of UTF-8, as the Python SDK sends it again."""
+    constructor = message[at]
+    if constructor in (0xA0, 0xA1):
+        value = message[at + 2 : at + 2 + message[at + 1]]
+    elif constructor in (0xB0, 0xB1):
+        value = message[at + 5 : at + 5 + int.from_bytes(message[at + 1 : at + 5], "big")]
     else:
         raise InvalidField(name, "is not a string")
-    if len(value) > MAX_ID_CHARACTERS:
+    try:
+        key = value.decode()
+    except UnicodeDecodeError:
+        raise InvalidField(name, "is not of valid UTF-8") from None
+    if len(key) > MAX_ID_CHARACTERS:
         raise LimitExceeded(name, MAX_ID_CHARACTERS, "characters")
-    return value
+    return key, _STRING_OF_BINARY.get(constructor)
 
 
 def _scheduled_enqueue_time(message: bytes, at: int, extra: Extra) -> None:
@@ -262,7 +272,10 @@ _ANNOTATIONS: Final[dict[bytes, Any]] = {
 
 
 def annotations(message: bytes, at: int, end: int, count: int, extra: Extra) -> tuple[bytes | None, int]:
-    """The pairs a sender may set, or None if these are all; and the count of their keys and values."""
+    """The pairs to store, or None if they are as they were sent; and the count of their keys and values.
+
+    Pairs that only a broker sets are left out, and keys of partitions are strings.
+    """
     if count & 1:
         raise DecodeError("message annotations with an odd number of values", at)
     kept = []
@@ -293,7 +306,10 @@ def annotations(message: bytes, at: int, end: int, count: int, extra: Extra) -> 
             keep_from = at
             values -= 2
         elif message[value_at] != 0x40:
-            known(message, value_at, extra)
+            constructor = known(message, value_at, extra)
+            if constructor is not None:
+                kept += (message[keep_from:value_at], constructor)
+                keep_from = value_at + 1
     if at != end:
         raise DecodeError("message annotations whose size and content differ", end)
     if len(keys) * 2 != count:
