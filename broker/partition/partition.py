@@ -335,7 +335,7 @@ class Partition:
         return found
 
     def tallies(self) -> dict[int, dict[str, Any]]:
-        """Queue id -> the names of `queue.Tally` -> number since the start, of queues in use."""
+        """Queue id -> the names of `tally.Tally` -> number since the start, of queues in use."""
         return {queue.id: queue.tally.snapshot() for queue in self._core.queues.values()}
 
     def gauges(self) -> dict[str, int]:

@@ -10,7 +10,8 @@ from typing import Any
 from broker.partition.messages.shared_bodies import release
 from broker.partition.state.core import Core
 from broker.partition.state.locks import NOBODY, Held
-from broker.partition.state.queue import MAX_DELIVERY_COUNT_EXCEEDED, TTL_EXPIRED, Queue
+from broker.partition.state.queue import Queue
+from broker.partition.state.tally import MAX_DELIVERY_COUNT_EXCEEDED, TTL_EXPIRED
 from broker.partition.state.timers import Due
 from broker.partition.state.window import Ref
 from storage.quarantine import quarantine, size_set_aside

@@ -24,7 +24,8 @@ from broker.partition.messages.moves import (
 )
 from broker.partition.state.core import Core
 from broker.partition.state.locks import Held
-from broker.partition.state.queue import BY_APPLICATION, Queue
+from broker.partition.state.queue import Queue
+from broker.partition.state.tally import BY_APPLICATION
 from broker.partition.state.timers import Due
 from broker.wire import Outcome
 from storage.records import Field

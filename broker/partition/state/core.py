@@ -9,11 +9,12 @@ from broker.partition.state.bodies import Bodies
 from broker.partition.state.lanes import Transfers
 from broker.partition.state.open_transactions import Transactions
 from broker.partition.state.outbox import Outbox
-from broker.partition.state.queue import Queue, Totals
+from broker.partition.state.queue import Queue
 from broker.partition.state.receivers import Receiver
 from broker.partition.state.recount import recount, recount_copies
 from broker.partition.state.sessions import Sessions
 from broker.partition.state.stored_rules import read_rules
+from broker.partition.state.tally import Totals
 from broker.partition.state.terms import Kind, Terms
 from broker.partition.state.timers import Due, Timers
 from broker.partition.state.topic import Topic

@@ -1,115 +1,16 @@
 """One queue or dead-letter queue, a subscription's too: its counts, and what of it is in memory."""
 
-from copy import copy
-
 from broker.partition.state.lanes import Transfers
 from broker.partition.state.line import Line
 from broker.partition.state.locks import Locks
 from broker.partition.state.outbox import Outbox
 from broker.partition.state.receivers import Receiver
 from broker.partition.state.sessions import Sessions
+from broker.partition.state.tally import Tally
 from broker.partition.state.terms import Kind, Terms
 from broker.partition.state.window import Window
 from storage.queue_ids import Part, entity_of, part_of
 from storage.records import Counts, Field, Overlay, Place
-
-# Reasons for dead-lettering, as they are counted.
-MAX_DELIVERY_COUNT_EXCEEDED = "MaxDeliveryCountExceeded"
-TTL_EXPIRED = "TTLExpiredException"
-BY_APPLICATION = "Application"
-
-
-class Tally:
-    """What happened in a queue since the partition was opened. Messages, unless the name says otherwise.
-
-    Each way to leave `incoming + restored + moved in` is counted once, so that every message can be accounted for.
-    """
-
-    __slots__ = (
-        "abandoned",
-        "activated",
-        "cancelled",
-        "completed",
-        "dead_lettered",
-        "deferred",
-        "deleted",
-        "duplicates",
-        "expired",
-        "forwarded",
-        "incoming",
-        "locks_ended",
-        "locks_lost",
-        "moved_in",
-        "outgoing",
-        "pings",
-        "quarantined",
-        "received_and_deleted",
-        "released",
-        "renewed",
-        "restored",
-        "rules_failed",
-        "session_locks_lost",
-        "sessions_accepted",
-        "settlements_too_late",
-        "unmatched",
-    )
-
-    def __init__(self) -> None:
-        self.incoming = 0
-        self.moved_in = 0  # dead-lettered from the main queue
-        self.forwarded = 0  # to another entity
-        self.restored = 0  # received and deleted, but never put on the wire
-        self.outgoing = 0  # deliveries, by link and by request
-        self.completed = 0
-        self.received_and_deleted = 0
-        self.abandoned = 0
-        self.released = 0
-        self.deferred = 0
-        self.dead_lettered: dict[str, int] = {}  # by reason; `BY_APPLICATION`: by a receiver
-        self.expired = 0  # dropped, not dead-lettered
-        self.deleted = 0  # by delete-batch and purge
-        self.cancelled = 0  # scheduled ones
-        self.activated = 0
-        self.locks_ended = 0  # ran out
-        self.locks_lost = 0  # with a broken connection, or by a change of the entity
-        self.renewed = 0
-        self.settlements_too_late = 0
-        self.duplicates = 0  # accepted and dropped, in `incoming` as well
-        self.pings = 0  # accepted and dropped, in `incoming` as well
-        self.quarantined = 0  # records that could not be read
-        self.sessions_accepted = 0  # sessions
-        self.session_locks_lost = 0  # sessions whose lock ran out, or was lost by a change of the entity
-        self.unmatched = 0  # at a topic: no subscription took them
-        self.rules_failed = 0  # filters and actions that failed on a message, whatever became of it
-
-    def snapshot(self) -> dict[str, int | dict[str, int]]:
-        return {
-            name: dict(value) if isinstance(value := getattr(self, name), dict) else value for name in self.__slots__
-        }
-
-
-class Totals:
-    """What is shown of a partition as a whole. Only grows, whatever becomes of the queues."""
-
-    def __init__(self) -> None:
-        self.expired = 0  # dropped or dead-lettered
-        self.dead_lettered = 0  # by the broker itself
-        self.locks_expired = 0
-        self.rules_failed = 0
-        self.forwarded = 0
-        self.duplicates = 0
-
-    def copy(self) -> "Totals":
-        return copy(self)
-
-    def add(self, tally: Tally) -> None:
-        by_broker = sum(count for reason, count in tally.dead_lettered.items() if reason != BY_APPLICATION)
-        self.dead_lettered += by_broker
-        self.expired += tally.expired + tally.dead_lettered.get(TTL_EXPIRED, 0)
-        self.locks_expired += tally.locks_ended
-        self.rules_failed += tally.rules_failed
-        self.forwarded += tally.forwarded
-        self.duplicates += tally.duplicates
 
 
 class Queue:
