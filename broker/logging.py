@@ -129,7 +129,7 @@ def _masked(name: str, value: object) -> object:
 
 
 class _OfLibraries(logging.Handler):
-    """What libraries log (asyncio), in the form of our own."""
+    """What libraries log (asyncio, aiohttp), in the form of our own."""
 
     def emit(self, record: logging.LogRecord) -> None:
         error = record.exc_info[1] if record.exc_info else None

@@ -130,7 +130,7 @@ ONLY_IN = {
         "protocol.engine.flow_answers",
     },
     "uvloop": {"broker.gateway"},
-    "aiohttp": set(),
+    "aiohttp": {"broker.http"},
     "lark": {"broker.rules.syntax"},
     "prometheus_client": {"broker.exposition"},
     "typer": {"broker.cli"},

@@ -10,11 +10,11 @@ the port may read it, so it listens on loopback by default.
 """
 
 import asyncio
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
-from broker.http.server import METHODS, Answer, HttpServer, Request
+from aiohttp import web
+
 from broker.logging import Logger
 from broker.metrics import Scene
 from broker.settings.config import ConfigurationError
@@ -50,74 +50,63 @@ class OpsSource(Protocol):
         """All that was counted. A worker that does not answer is left out after a short time."""
 
 
-PATHS = ("/livez", "/readyz", "/health", "/metrics")
-
-
 class OpsServer:
     """A listening endpoint."""
 
-    def __init__(self, server: HttpServer, port: int) -> None:
-        self._server = server
+    def __init__(self, runner: web.AppRunner, port: int) -> None:
+        self._runner = runner
         self.port = port
 
     async def close(self) -> None:
-        await self._server.close()
+        await self._runner.cleanup()
 
 
-async def start_ops(source: OpsSource, host: str, port: int, probe_seconds: float = PROBE_SECONDS) -> OpsServer:
+async def start_ops(source: OpsSource, host: str, port: int) -> OpsServer:
     """Listen; port 0 takes any free one. Raises ConfigurationError if the address cannot be had."""
-    server = HttpServer(_Pages(source, probe_seconds).respond, lambda status, reason: _json({"error": reason}, status))
+    runner = web.AppRunner(create_ops_app(source), access_log=None, handle_signals=False, shutdown_timeout=1.0)
+    await runner.setup()
     try:
-        return OpsServer(server, await server.listen(host, port))
+        await web.TCPSite(runner, host, port).start()
     except OSError as error:
+        await runner.cleanup()
         raise ConfigurationError(
             f"cannot listen on {host} port {port} for operations: {error.strerror or error}. "
             "Free the port, or set ops.port (--ops-port) or ops.host to another"
         ) from error
+    return OpsServer(runner, runner.addresses[0][1])
 
 
-class _Pages:
-    """What each path answers."""
+def create_ops_app(source: OpsSource, probe_seconds: float = PROBE_SECONDS) -> web.Application:
+    readiness = _Readiness(source, probe_seconds)
 
-    def __init__(self, source: OpsSource, probe_seconds: float) -> None:
-        self._source = source
-        self._readiness = _Readiness(source, probe_seconds)
-        self._pages = dict(zip(PATHS, (self._live, self._ready, self._health, self._metrics), strict=True))
+    async def livez(_: web.Request) -> web.Response:
+        return _json({"status": "live", "version": source.version})
 
-    async def respond(self, request: Request) -> Answer:
-        page = self._pages.get(request.path)
-        if page is None:
-            return _json({"error": "not found", "paths": PATHS}, status=404)
-        if request.method not in METHODS:
-            allow = ", ".join(METHODS)
-            return _json({"error": f"only {allow} is allowed here"}, status=405, Allow=allow)
-        try:
-            return await page()
-        except Exception:
-            log.exception("operations request failed", path=request.path)
-            return _json({"error": "internal error, see the log"}, status=500)
-
-    async def _live(self) -> Answer:
-        return _json({"status": "live", "version": self._source.version})
-
-    async def _ready(self) -> Answer:
-        reason, faults = await self._readiness.check()
+    async def readyz(_: web.Request) -> web.Response:
+        reason, faults = await readiness.check()
         if reason is None:
-            return _json({"status": "ready", "partitions": len(self._source.partitions)})
+            return _json({"status": "ready", "partitions": len(source.partitions)})
         body = {"status": "not ready", "reason": reason, "partitions": {str(p): text for p, text in faults.items()}}
         return _json(body, status=503)
 
-    async def _health(self) -> Answer:
-        reason, _faults = await self._readiness.check()
+    async def health(_: web.Request) -> web.Response:
+        reason, _faults = await readiness.check()
         return _json(_HEALTH[reason is None], status=200 if reason is None else 503)
 
-    async def _metrics(self) -> Answer:
+    async def metrics(_: web.Request) -> web.Response:
         try:
             async with asyncio.timeout(METRICS_SECONDS):
-                content_type, text = await _metrics_text(self._source)
+                content_type, text = await _metrics_text(source)
         except TimeoutError:
             return _json({"error": f"no metrics within {METRICS_SECONDS:g} s"}, status=503)
-        return Answer(200, text, content_type, _HEADERS)
+        return web.Response(body=text, headers={"Content-Type": content_type, **_HEADERS})
+
+    app = web.Application(middlewares=[_errors_as_json], client_max_size=1024)
+    app.router.add_get("/livez", livez)
+    app.router.add_get("/readyz", readyz)
+    app.router.add_get("/health", health)
+    app.router.add_get("/metrics", metrics)
+    return app
 
 
 async def _metrics_text(source: OpsSource) -> tuple[str, bytes]:
@@ -166,5 +155,24 @@ class _Readiness:
         return None
 
 
-def _json(body: object, status: int = 200, **headers: str) -> Answer:
-    return Answer(status, json.dumps(body).encode(), "application/json", {**_HEADERS, **headers})
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@web.middleware
+async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except web.HTTPMethodNotAllowed as error:
+        allow = ", ".join(sorted(error.allowed_methods))
+        return _json({"error": f"only {allow} is allowed here"}, status=405, Allow=allow)
+    except web.HTTPNotFound:
+        return _json({"error": "not found", "paths": ["/livez", "/readyz", "/health", "/metrics"]}, status=404)
+    except web.HTTPException as error:
+        return _json({"error": error.reason}, status=error.status)
+    except Exception:
+        log.exception("operations request failed", path=request.path)
+        return _json({"error": "internal error, see the log"}, status=500)
+
+
+def _json(body: object, status: int = 200, **headers: str) -> web.Response:
+    return web.json_response(body, status=status, headers={**_HEADERS, **headers})

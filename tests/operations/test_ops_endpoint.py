@@ -6,7 +6,7 @@ import aiohttp
 import pytest
 
 from broker.errors import ServerBusy
-from broker.http.ops import start_ops
+from broker.http.ops import create_ops_app, start_ops
 from broker.metrics import GatewayMetrics, Scene
 from broker.settings.config import ConfigurationError
 
@@ -92,13 +92,16 @@ def test_a_partition_that_hangs_is_given_up():
     async def exchange():
         source = Source()
         source.hanging.add(1)
-        server = await start_ops(source, "127.0.0.1", 0, probe_seconds=0.05)
+        app = create_ops_app(source, probe_seconds=0.05)
+        runner = aiohttp.web.AppRunner(app)
+        await runner.setup()
+        site = aiohttp.web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
         try:
-            address = f"http://127.0.0.1:{server.port}/readyz"
-            async with aiohttp.ClientSession() as client, client.get(address) as response:
+            async with aiohttp.ClientSession() as client, client.get(f"{site.name}/readyz") as response:
                 return response.status, await response.json()
         finally:
-            await server.close()
+            await runner.cleanup()
 
     status, body = asyncio.run(exchange())
     assert status == 503
