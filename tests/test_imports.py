@@ -14,7 +14,7 @@ OUTSIDE = {
     "asyncio", "concurrent", "ctypes", "http", "io", "logging", "mmap", "multiprocessing", "os", "pathlib", "queue",
     "random", "select", "selectors", "shutil", "signal", "socket", "socketserver", "ssl", "subprocess", "sys",
     "tempfile", "threading", "time", "urllib.request",
-    "aiohttp", "lmdb", "prometheus_client", "uvloop",
+    "aiohttp", "lmdb", "prometheus_client", "structlog", "uvloop",
 }  # fmt: skip
 
 # Folder or module: what of ours it may import. The longest name that fits a module counts.
@@ -134,7 +134,7 @@ ONLY_IN = {
     "lark": {"broker.rules.syntax"},
     "prometheus_client": {"broker.exposition"},
     "typer": {"broker.cli"},
-    "rich": set(),
+    "rich": {"broker.cli"},
 }
 
 NOWHERE = {"proton", "cproton"}  # Proton's own Python classes: too slow for the wire, and a second way to do it

@@ -11,6 +11,8 @@ import uuid
 from collections.abc import Collection
 from typing import Protocol, cast
 
+import structlog
+
 from broker.errors import BrokerError, EntityNotFound
 from broker.gateway.bound_links import BoundLinks
 from broker.gateway.conditions import condition_of
@@ -21,7 +23,6 @@ from broker.gateway.namespace import Entity
 from broker.gateway.rights import Rights
 from broker.gateway.transactions import Transactions
 from broker.gateway.turn import Gathering
-from broker.logging import Logger
 from protocol import conditions, error_texts
 from protocol.addresses import Node
 from protocol.codec import Symbol
@@ -33,7 +34,7 @@ from protocol.engine.sasl import Identity, IdentityKind, SaslServer
 from protocol.errors import InvalidField, ProtocolError
 from protocol.nodes.sas_tokens import Claim
 
-log = Logger()
+log = structlog.get_logger("gateway")
 
 
 def no_delay(transport: asyncio.BaseTransport) -> None:

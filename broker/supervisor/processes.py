@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import structlog
+
 from broker.child import PERMANENT_FAULT, Instructions
-from broker.logging import Logger
 from broker.settings.config import ConfigurationError
 
 FIRST_DELAY_SECONDS = 0.1
@@ -30,7 +31,7 @@ ANSWER_MAX_BYTES = 64 << 10
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 PACKAGES = Path(__file__).resolve().parents[2]  # what children must find, whatever their working directory
 
-log = Logger()
+log = structlog.get_logger("supervisor")
 
 
 class Backoff:

@@ -7,9 +7,11 @@ from errno import ENOMEM
 from pathlib import Path
 from typing import Any, NoReturn
 
+import structlog
+
 from broker import __version__
 from broker.child import PERMANENT_FAULT, Instructions
-from broker.logging import Logger, configure_logging
+from broker.logging import configure_logging
 from broker.namespace.catalog import reconcile
 from broker.namespace.keys import EMULATOR_KEY, ROOT_KEY_NAME, connection_string, with_root_key
 from broker.settings.config import ConfigurationError, Settings
@@ -18,7 +20,7 @@ from storage.data_dir import RUN, DataDirectory, DataDirectoryError
 from storage.lmdb_store import LmdbStore, StoreInUse, UnknownFormat, WrongPartition
 from storage.store import StoreError, StoreFull
 
-log = Logger()
+log = structlog.get_logger("supervisor")
 
 
 def run(settings: Settings) -> int:

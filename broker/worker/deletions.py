@@ -10,13 +10,14 @@ A user's deletion enters at the home: there it is in the catalog first, and the 
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
-from broker.logging import Logger
+import structlog
+
 from broker.namespace.catalog import catalog_version, remove
 from broker.partition.partition import Partition
 from storage.records import entity_key
 from storage.store import Store, Table
 
-log = Logger()
+log = structlog.get_logger("worker")
 
 HOME = 0  # the partition that has the namespace's catalog first
 

@@ -262,7 +262,7 @@ def test_restoring_over_data_is_refused(peeklock, data_dir, tmp_path):
 def test_settings_are_loaded_without_what_serving_alone_needs():
     script = (
         "import sys, broker.cli.commands\n"
-        "late = {'rich', 'asyncio', 'aiohttp', 'uvloop', 'lmdb', 'cproton_ffi', 'prometheus_client'}\n"
+        "late = {'rich', 'asyncio', 'aiohttp', 'uvloop', 'structlog', 'lmdb', 'cproton_ffi', 'prometheus_client'}\n"
         "print(*sorted(late & set(sys.modules)))\n"
     )
     result = subprocess.run(

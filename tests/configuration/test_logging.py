@@ -3,9 +3,9 @@ import json
 import logging
 
 import pytest
+import structlog
 
-from broker import logging as broker_logging
-from broker.logging import Logger, configure_logging
+from broker.logging import configure_logging
 from broker.settings.config import Log, LogFormat, Settings
 
 
@@ -17,9 +17,9 @@ class Terminal(io.StringIO):
 @pytest.fixture(autouse=True)
 def as_before():
     root = logging.getLogger()
-    handlers, level, output = root.handlers[:], root.level, broker_logging._output
+    handlers, level = root.handlers[:], root.level
     yield
-    broker_logging._output = output
+    structlog.reset_defaults()
     root.handlers[:], root.level = handlers, level
 
 
@@ -36,7 +36,7 @@ def line(stream) -> dict:
 
 def test_without_a_terminal_an_event_is_one_line_of_json_with_time_in_utc():
     stream = logged()
-    Logger().info("link opened", entity="orders", role="receiver", reason="two\nlines")
+    structlog.get_logger().info("link opened", entity="orders", role="receiver", reason="two\nlines")
     event = line(stream)
     assert event.pop("timestamp").endswith("Z")
     assert event == {
@@ -46,7 +46,7 @@ def test_without_a_terminal_an_event_is_one_line_of_json_with_time_in_utc():
 
 def test_on_a_terminal_an_event_is_readable():
     stream = logged(Terminal)
-    Logger().info("link opened", entity="orders")
+    structlog.get_logger().info("link opened", entity="orders")
     assert "link opened" in stream.getvalue()
     with pytest.raises(ValueError, match=r"Expecting value|Extra data"):
         json.loads(stream.getvalue())
@@ -58,19 +58,19 @@ def test_on_a_terminal_an_event_is_readable():
 )
 def test_the_format_can_be_set(stream_type, log_format, starts_json):
     stream = logged(stream_type, format=log_format)
-    Logger().info("x")
+    structlog.get_logger().info("x")
     assert stream.getvalue().startswith("{") is starts_json
 
 
 def test_console_output_to_a_file_has_no_colours():
     stream = logged(format=LogFormat.CONSOLE)
-    Logger().warning("x", entity="orders")
+    structlog.get_logger().warning("x", entity="orders")
     assert "\x1b" not in stream.getvalue()
 
 
 def test_what_is_below_the_level_is_not_written():
     stream = logged(level="warning")
-    log = Logger()
+    log = structlog.get_logger()
     log.debug("a")
     log.info("b")
     log.warning("c")
@@ -102,7 +102,7 @@ def test_what_is_below_the_level_is_not_written():
 )
 def test_no_key_and_no_body_is_written(log_format, fields):
     stream = logged(format=log_format)
-    Logger().info("x", **fields)
+    structlog.get_logger().info("x", **fields)
     assert stream.getvalue()
     assert "hunter2" not in stream.getvalue()
 
@@ -112,7 +112,7 @@ def test_a_key_in_the_text_of_an_exception_is_masked():
     try:
         raise ValueError("Endpoint=sb://a;SharedAccessKey=hunter2;")
     except ValueError:
-        Logger().exception("failed")
+        structlog.get_logger().exception("failed")
     event = line(stream)
     assert "ValueError" in event["exception"]
     assert "SharedAccessKey=***;" in event["exception"]
@@ -124,14 +124,14 @@ def test_an_exception_is_written_on_a_terminal_too():
     try:
         raise ValueError("what happened")
     except ValueError:
-        Logger().exception("failed")
+        structlog.get_logger().exception("failed")
     assert "what happened" in stream.getvalue()
 
 
 def test_names_counts_and_lock_tokens_are_no_secrets():
     stream = logged()
     fields = {"key_name": "k", "tokens": 3, "lock_token": "0a0b", "keys": 2, "body_bytes": 7}
-    Logger().info("x", **fields)
+    structlog.get_logger().info("x", **fields)
     assert fields.items() <= line(stream).items()
 
 
