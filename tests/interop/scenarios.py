@@ -80,8 +80,8 @@ QUEUE_SCENARIOS = (
     ),
     Scenario(
         "dead-letter-queue",
-        "The dead-letter queue is received from, abandoned in and completed in like any; abandoning counts no delivery, "
-        "and time to live ends nothing in it.",
+        "The dead-letter queue is received from, abandoned in and completed in like any; abandoning counts no "
+        "delivery, and time to live ends nothing in it.",
         ("DL2", "DL3"),
     ),
     Scenario(
