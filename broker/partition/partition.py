@@ -334,6 +334,15 @@ class Partition:
         found, self._core.newly_auto_deleted = self._core.newly_auto_deleted, {}
         return found
 
+    def check(self) -> None:
+        """Assert the invariants of what is in memory, for tests. Takes time with all that is in memory."""
+        core = self._core
+        for queue_id, queue in core.queues.items():
+            assert queue.id == queue_id
+            queue.check()
+            assert all(core.receivers.get(key) is receiver for key, receiver in queue.receivers.items())
+        assert all(receiver.queue_id in core.queues for receiver in core.receivers.values())
+
     def tallies(self) -> dict[int, dict[str, Any]]:
         """Queue id -> the names of `tally.Tally` -> number since the start, of queues in use."""
         return {queue.id: queue.tally.snapshot() for queue in self._core.queues.values()}

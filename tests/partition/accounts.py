@@ -33,7 +33,11 @@ def problems(store: MemoryStore) -> list[str]:
 
 
 def assert_counted_rightly(partition: Partition, store: MemoryStore, now_ms: int) -> None:
-    """All is committed, and nothing is set aside. What the request `counts` says is stored, and the truth."""
+    """All is committed, and nothing is set aside. What the request `counts` says is stored, and the truth.
+
+    What is in memory is as its modules say.
+    """
+    partition.check()
     assert problems(store) == []
     stored = {int.from_bytes(key, "big"): decode_counts(value) for key, value in _Contents(store).items(Table.COUNTS)}
     said = partition.request("counts", 0, [], now_ms)

@@ -125,8 +125,10 @@ class TransferringModel(RuleBasedStateMachine):
 
     @invariant()
     def the_stores_are_consistent(self):
-        for store in self.net.stores if hasattr(self, "net") else ():
-            assert problems(store) == []
+        if hasattr(self, "net"):
+            for partition, store in zip(self.net.partitions, self.net.stores, strict=True):
+                partition.check()
+                assert problems(store) == []
 
     def teardown(self):
         if not hasattr(self, "net"):

@@ -40,7 +40,7 @@ class Locks:
     def find(self, token: bytes, now_ms: int) -> Held | None:
         """None if there is no such lock, or it ended at or before `now_ms`."""
         held = self.held.get(token)
-        return None if held is None or held[4] <= now_ms else held
+        return None if held is None or _until_ms(held) <= now_ms else held
 
     def remove(self, token: bytes) -> Held:
         held = self.held.pop(token)
@@ -58,15 +58,19 @@ class Locks:
         removed: list[Held | None] = []
         for token in tokens:
             held = locks.get(token)
-            if held is None or held[4] <= now_ms:
+            if held is None:
+                removed.append(None)
+                continue
+            ref, _, due_ms, place, until_ms, owner = held
+            if until_ms <= now_ms:
                 removed.append(None)
                 continue
             del locks[token]
-            held[5].discard(token)
-            if held[3]:
-                self.deferred.discard(held[0][0])
-            elif held[2] != NEVER:
-                self.expiring.discard(held[0][0])
+            owner.discard(token)
+            if place:
+                self.deferred.discard(ref[0])
+            elif due_ms != NEVER:
+                self.expiring.discard(ref[0])
             removed.append(held)
         return removed
 
@@ -78,22 +82,22 @@ class Locks:
         """Tokens of up to `limit` locks that ended at or before `now_ms`."""
         tokens = []
         for token, held in islice(self.held.items(), limit):
-            if held[4] > now_ms:
+            if _until_ms(held) > now_ms:
                 break
             tokens.append(token)
         return tokens
 
     def first_end_ms(self) -> int | None:
         for held in self.held.values():
-            return held[4]
+            return _until_ms(held)
         return None
 
     def forward(self, held: Held) -> None:
         """An available message is on its way."""
-        number = held[0][0]
-        self.forwarded[number] = held
-        if held[2] != NEVER:
-            self.expiring.add(number)
+        ref, _, due_ms, _, _, _ = held
+        self.forwarded[ref[0]] = held
+        if due_ms != NEVER:
+            self.expiring.add(ref[0])
 
     def end_forward(self, number: int) -> Held | None:
         held = self.forwarded.pop(number, None)
@@ -109,5 +113,25 @@ class Locks:
         return len(self.held) - len(self.deferred) + len(self.forwarded)
 
     def numbers(self) -> set[int]:
-        """Their sequence numbers. Takes time with the number of locks."""
-        return {*self.forwarded, *(held[0][0] for held in self.held.values() if held[3] == Place.AVAILABLE)}
+        """Sequence numbers of these. Takes time with the number of locks."""
+        return {*self.forwarded, *(ref[0] for ref, _, _, place, _, _ in self.held.values() if place == Place.AVAILABLE)}
+
+    def check(self) -> None:
+        """Assert what the comments above say of locks."""
+        assert not NOBODY
+        held = self.held.values()
+        in_deferred = {ref[0] for ref, _, _, place, _, _ in held if place == Place.DEFERRED}
+        available = [ref[0] for ref, _, _, place, _, _ in held if place == Place.AVAILABLE]
+        assert len(in_deferred) + len(available) == len(held), "locked in another place, or deferred and locked twice"
+        assert self.deferred == in_deferred
+        assert len(set(available)) == len(available), "a message is locked twice"
+        assert self.forwarded.keys().isdisjoint(available), "a message is locked and on its way"
+        expiring = {ref[0] for ref, _, due_ms, place, _, _ in held if place == Place.AVAILABLE and due_ms != NEVER}
+        expiring |= {number for number, (_, _, due_ms, _, _, _) in self.forwarded.items() if due_ms != NEVER}
+        assert self.expiring == expiring
+        assert all(owner is NOBODY or token in owner for token, (_, _, _, _, _, owner) in self.held.items())
+
+
+def _until_ms(held: Held) -> int:
+    _, _, _, _, until_ms, _ = held
+    return until_ms

@@ -17,6 +17,8 @@ synced. So whatever is changed meanwhile, and whatever crashes, the one that may
 A transfer queue has an outbox for each partition, see `lanes`: the same holds of the messages for that partition.
 """
 
+from itertools import pairwise
+
 from broker.partition.state.window import Window
 
 BACK_OFF_MS = 50
@@ -61,3 +63,13 @@ class Outbox:
 
     def succeed(self) -> None:
         self.failures = self.retry_ms = 0
+
+    def check(self) -> None:
+        """Assert that the state is one of the table's rows."""
+        if self.partition is None:
+            assert self.synced, "nobody is known who could say what was taken over"
+            assert not self.awaited, "a command is under way to nobody"
+        if self.synced and not self.awaited:
+            assert not self.numbers, "what was sent is neither under way nor unknown"
+        assert all(before < after for before, after in pairwise(self.numbers)), "sent out of order"
+        self.window.check()

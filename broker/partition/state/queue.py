@@ -101,3 +101,26 @@ class Queue:
     def stored_counts(self) -> Counts:
         available, deferred, scheduled = self.counts
         return Counts(self.next_number, available, deferred, scheduled, self.size_bytes)
+
+    def check(self) -> None:
+        """Assert what holds of a queue in memory between operations. Takes time with what is in memory."""
+        assert min(*self.counts, self.size_bytes) >= 0, "a count is negative"
+        assert self.counts[Place.DEFERRED] >= len(self.locks.deferred)
+        assert self.counts[Place.AVAILABLE] >= self.locks.available_locked(), "more is locked than there is"
+        self.locks.check()
+        self.window.check()
+        locked = self.locks.numbers()
+        windows = [self.window]
+        if self.outbox is not None:
+            self.outbox.check()
+        if self.transfers is not None:
+            for lane in self.transfers.lanes.values():
+                lane.check()
+                windows.append(lane.window)
+        if self.sessions is not None:
+            for session in self.sessions.locked.values():
+                session.window.check()
+                windows.append(session.window)
+        in_memory = [number for window in windows for number in window.numbers()]
+        assert len(set(in_memory)) == len(in_memory), "a message is in two windows"
+        assert locked.isdisjoint(in_memory), "a message can be handed out while it is locked or on its way"

@@ -10,6 +10,7 @@ fetched again, and what is locked must be passed over. `gone` are numbers that w
 """
 
 from heapq import heappop, heappush
+from itertools import pairwise
 
 from storage.records import Overlay
 
@@ -62,6 +63,8 @@ class Window:
         self._compact()
         self.entries += refs
         self.cursor = cursor
+        if self.skip:  # those that were deleted while they were locked were not met
+            self.skip = {number for number in self.skip if number >= cursor}
 
     def extend(self, refs: list[Ref], first: int, end: int, limit: int) -> None:
         """Take note of new messages at the queue's end, which had the numbers from `first` to below `end`.
@@ -86,6 +89,23 @@ class Window:
         """Forget what is in memory, to be fetched again from the start; `locked` are available messages under lock."""
         self.entries, self.head, self.cursor = [], 0, 0
         self.returned, self.gone, self.skip = [], set(), locked
+
+    def numbers(self) -> set[int]:
+        """Sequence numbers of the messages that are in memory. Takes time with their number."""
+        return {ref[0] for ref in (*self.entries[self.head :], *self.returned)} - self.gone
+
+    def check(self) -> None:
+        """Assert what the module says of a window."""
+        assert 0 <= self.head <= len(self.entries)
+        fetched = [ref[0] for ref in self.entries[self.head :]]
+        returned = [ref[0] for ref in self.returned]
+        assert all(before < after for before, after in pairwise(fetched)), "the entries are not in order"
+        assert all(returned[(at - 1) // 2] <= number for at, number in enumerate(returned) if at), "not a heap"
+        numbers = {*fetched, *returned}
+        assert len(numbers) == len(fetched) + len(returned), "a message is in the window twice"
+        assert all(number < self.cursor for number in numbers), "a message is in the window and to be fetched"
+        assert self.gone <= numbers, "what is gone was not in the window"
+        assert all(number >= self.cursor for number in self.skip), "what was to be skipped has been passed"
 
     def _compact(self) -> None:
         # A queue that is never quite empty would otherwise keep every entry it has handed out.
