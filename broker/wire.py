@@ -38,15 +38,14 @@ Requests, their arguments and results (all or nothing each; `docs/architecture.m
     transact-request  transaction id, begins, name, [argument, ...]   as `schedule` or `settle` of that name
     discharge         transaction id, commit                     None
 
-Operations of a transaction are ["send", queue, quiet, [[message, ...] of each delivery]] and ["settle", queue, quiet,
-[tokens], outcome, properties | None, and where sessions are required: receiver]; with `quiet` the client hears of no
-error, so that an error rolls all of it back.
+Operations of a transaction are `SendOperation` and `SettleOperation`.
 `begins` is True with the first of a transaction's requests: another that finds it unknown fails. A transaction belongs
 to the gateway's connection, and is rolled back with it.
 """
 
+from collections.abc import Hashable, Iterable
 from enum import IntEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgpack
 
@@ -116,6 +115,38 @@ class Outcome(IntEnum):
     DEFERRED = 2  # modified, undeliverable here
     DEAD_LETTERED = 3  # rejected
     RELEASED = 4  # available again, no failed delivery
+
+
+class SendOperation(NamedTuple):
+    """Sends in a transaction, to one queue."""
+
+    queue: int
+    quiet: bool  # the client hears of no error, so that an error rolls all of it back
+    deliveries: list[list[Any]]  # the messages of each
+
+
+class SettleOperation(NamedTuple):
+    """Settlements in a transaction, of messages of one queue."""
+
+    queue: int
+    quiet: bool
+    tokens: list[bytes]
+    outcome: int
+    properties: dict[str, Any] | None = None
+    receiver: Hashable = None  # its channel on the wire, its key in a partition; named where sessions are required
+
+
+Operation = SendOperation | SettleOperation
+
+_OPERATIONS = (SendOperation, SettleOperation)
+
+
+def pack_operations(operations: Iterable[Operation]) -> list[Any]:
+    return [[_OPERATIONS.index(type(operation)), operation] for operation in operations]
+
+
+def unpack_operations(packed: Iterable[Any]) -> list[Operation]:
+    return [_OPERATIONS[kind](*fields) for kind, fields in packed]
 
 
 def unpack(frame: bytes | memoryview) -> list[list[Any]]:

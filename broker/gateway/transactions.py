@@ -17,7 +17,7 @@ from broker.errors import BrokerError, NotAllowed, TransactionRollback, Transact
 from broker.gateway.namespace import Entity
 from broker.gateway.router import Reply, Router, error_named
 from broker.gateway.turn import Turn
-from broker.wire import Extra, Outcome
+from broker.wire import Extra, Operation, Outcome, SendOperation, SettleOperation, pack_operations
 from protocol.engine.links import Link
 
 ID_BYTES = 16
@@ -62,7 +62,7 @@ class Transaction:
         self._entity: Entity | None = None  # that of its first work
         self._begins = True
         self._failure: BrokerError | None = None
-        self._operations: list[list[Any]] = []
+        self._operations: list[Operation] = []
         self._answered: list[list[Answered]] = []  # of each operation, for each of its deliveries
 
     def join(self, entity: Entity) -> None:
@@ -83,12 +83,12 @@ class Transaction:
             messages = addressed(messages, sender.entity)
         else:
             self.join(sender.entity)
-        last = self._last("send", queue, quiet)
-        if last is None:
-            self._append(["send", queue, quiet, [messages]], answered)
-        else:
-            last[3].append(messages)
+        last = self._operations[-1] if self._operations else None
+        if isinstance(last, SendOperation) and last[:2] == (queue, quiet):
+            last.deliveries.append(messages)
             self._answered[-1].append(answered)
+        else:
+            self._append(SendOperation(queue, quiet, [messages]), answered)
 
     def _through(self, sender: Sending) -> Entity | None:
         """Through which entity to send what is for another partition; None if it is to go directly."""
@@ -111,14 +111,13 @@ class Transaction:
     ) -> None:
         """Of a message that this receiver got. Raises NotAllowed."""
         self.join(receiver.entity)
-        last = self._last("settle", receiver.queue, quiet)
-        channel = receiver.channel
-        if last is None or last[4] is not outcome or last[5] or properties or last[6] != channel:
-            operation = ["settle", receiver.queue, quiet, [token], outcome, properties, channel]
-            self._append(operation, answered)
-        else:
-            last[3].append(token)
+        operation = SettleOperation(receiver.queue, quiet, [token], outcome, properties, receiver.channel)
+        last = self._operations[-1] if self._operations else None
+        if isinstance(last, SettleOperation) and not properties and operation == last._replace(tokens=[token]):
+            last.tokens.append(token)
             self._answered[-1].append(answered)
+        else:
+            self._append(operation, answered)
 
     def request(self, entity: Entity, name: str, queue: int, arguments: list[Any], reply: Reply) -> None:
         """Raises NotAllowed."""
@@ -127,12 +126,7 @@ class Transaction:
         begins, self._begins = self._begins, False
         self._router.request(entity.partition, "transact-request", queue, [self.id, begins, name, arguments], reply)
 
-    def _last(self, kind: str, queue: int, quiet: bool) -> list[Any] | None:
-        if self._operations and self._operations[-1][:3] == [kind, queue, quiet]:
-            return self._operations[-1]
-        return None
-
-    def _append(self, operation: list[Any], answered: Answered) -> None:
+    def _append(self, operation: Operation, answered: Answered) -> None:
         self._operations.append(operation)
         self._answered.append([answered])
         self._turn.active.add(self)
@@ -153,7 +147,8 @@ class Transaction:
                     tell(error if named is None else error_named(*named))
             self._turn.flush()
 
-        self._router.request(self._entity.partition, "transact", 0, [self.id, begins, operations], reply)
+        arguments = [self.id, begins, pack_operations(operations)]
+        self._router.request(self._entity.partition, "transact", 0, arguments, reply)
 
     def fail(self, error: Exception) -> None:
         """It is not to be committed any more."""

@@ -26,7 +26,7 @@ from broker.partition.state.receivers import Receiver
 from broker.partition.state.terms import Kind, Terms
 from broker.partition.state.timers import Due
 from broker.partition.topics import publishing
-from broker.wire import Outcome
+from broker.wire import Operation, Outcome
 from storage.quarantine import quarantined
 from storage.queue_ids import entity_of
 from storage.records import Place
@@ -191,12 +191,12 @@ class Partition:
         return request(self._core, name, queue_id, args, now_ms)
 
     def transact(
-        self, transaction: Hashable, begins: bool, operations: Sequence[Sequence[Any]], now_ms: int
+        self, transaction: Hashable, begins: bool, operations: Sequence[Operation], now_ms: int
     ) -> list[list[list[str] | None] | None]:
         """Sends and settlements of a transaction, `begins` with the first; see `transactions.transact`."""
         if self._core.kept:
             for operation in operations:
-                idleness.use(self._core, operation[1], now_ms)
+                idleness.use(self._core, operation.queue, now_ms)
         return transactions.transact(self._core, transaction, begins, operations, now_ms)
 
     def request_in(

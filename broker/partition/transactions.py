@@ -30,7 +30,7 @@ from broker.partition.state.core import Core
 from broker.partition.state.open_transactions import Send, Settle, Transaction
 from broker.partition.state.queue import Queue
 from broker.partition.state.timers import Due
-from broker.wire import Extra, Outcome
+from broker.wire import Extra, Operation, Outcome, SendOperation, SettleOperation
 
 TIME_OUT_MS = 120_000  # from its first operation
 MAX_MESSAGES = 100  # sent in one transaction
@@ -39,7 +39,7 @@ Errors = list[list[str] | None]
 
 
 def transact(
-    core: Core, key: Hashable, begins: bool, operations: Sequence[Sequence[Any]], now_ms: int
+    core: Core, key: Hashable, begins: bool, operations: Sequence[Operation], now_ms: int
 ) -> list[Errors | None]:
     """Do sends and settlements as a part of the transaction: see `broker.wire` for their items.
 
@@ -50,15 +50,12 @@ def transact(
     results: list[Errors | None] = []
     for operation in operations:
         errors: list[BrokerError | None]
-        if operation[0] == "send":
-            _, queue_id, quiet, sends = operation
-            errors = [_send(core, transaction, queue_id, messages) for messages in sends]
+        if isinstance(operation, SendOperation):
+            errors = [_send(core, transaction, operation.queue, messages) for messages in operation.deliveries]
         else:
-            _, queue_id, quiet, tokens, outcome, properties, *rest = operation
-            receiver = rest[0] if rest else None
-            errors = _settle(core, transaction, queue_id, tokens, Outcome(outcome), properties, quiet, receiver, now_ms)
+            errors = _settle(core, transaction, operation, now_ms)
         failed = next((error for error in errors if error is not None), None)
-        if failed is not None and quiet and transaction.failure is None:
+        if failed is not None and operation.quiet and transaction.failure is None:
             transaction.failure = TransactionRollback(f"Something in it failed: {failed}")  # or nobody would know
         results.append(
             None if failed is None else [None if each is None else [type(each).__name__, str(each)] for each in errors]
@@ -156,27 +153,18 @@ def _admit(core: Core, transaction: Transaction, queue: Queue, messages: Sequenc
     core.transactions.message_bytes += added_bytes
 
 
-def _settle(
-    core: Core,
-    transaction: Transaction,
-    queue_id: int,
-    tokens: Sequence[bytes],
-    outcome: Outcome,
-    properties: Properties | None,
-    quiet: bool,
-    receiver: Hashable,
-    now_ms: int,
-) -> list[BrokerError | None]:
+def _settle(core: Core, transaction: Transaction, operation: SettleOperation, now_ms: int) -> list[BrokerError | None]:
+    queue_id, quiet, tokens, outcome, properties, receiver = operation
     try:
         queue = core.queue(queue_id)
     except BrokerError as error:
         return [error] * len(tokens)
     results: list[BrokerError | None] = []
     for token in tokens:
-        refused = settlement.refusal(core, queue, token, outcome, properties, now_ms)
+        refused = settlement.refusal(core, queue, token, Outcome(outcome), properties, now_ms)
         results.append(refused)
         if refused is None:
-            _stage(transaction, queue, [token], outcome, properties, quiet)
+            _stage(transaction, queue, [token], Outcome(outcome), properties, quiet)
     if queue.sessions is not None and receiver is not None:
         return session_locks.named(core, receiver, results, now_ms)
     return results

@@ -29,7 +29,7 @@ from broker.partition.messages.hand_out import Forward, Pumped
 from broker.partition.partition import Partition
 from broker.partition.settings import PartitionSettings
 from broker.partition.state.terms import Terms
-from broker.wire import Op, Outcome
+from broker.wire import Op, Operation, Outcome, SendOperation, unpack_operations
 from broker.worker.deletions import HOME, Deletions
 from broker.worker.neighbours import Neighbours
 from broker.worker.peer import Peer
@@ -381,11 +381,15 @@ class Worker:
             return None
         peer.transactions[transaction] = partition
         if name == "transact":
-            _, begins, operations = arguments
-            self._messages_in_turn += sum(len(operation[3]) for operation in operations)
-            for operation in operations:
-                if operation[0] == "settle":
-                    operation[6] = (peer, operation[6])
+            _, begins, packed = arguments
+            operations: list[Operation] = []
+            for operation in unpack_operations(packed):
+                if isinstance(operation, SendOperation):
+                    self._messages_in_turn += len(operation.deliveries)
+                    operations.append(operation)
+                else:
+                    self._messages_in_turn += len(operation.tokens)
+                    operations.append(operation._replace(receiver=(peer, operation.receiver)))
             return partition.transact(key, begins, operations, self._now_ms)
         _, begins, name, arguments = arguments
         _name_receiver(peer, name, arguments)

@@ -8,7 +8,7 @@ from driver import DEAD, ENTITY, FEW_IDS, LOCK_MS, MAIN, START_MS, Driver, messa
 from forwarding_driver import via
 
 from broker.partition.settings import PartitionSettings
-from broker.wire import Outcome
+from broker.wire import Outcome, SendOperation, SettleOperation
 from protocol.codec import encode
 from storage.lmdb_store import LmdbStore, Snapshot
 from storage.queue_ids import Part
@@ -282,9 +282,11 @@ def a_transaction(queue: Driver) -> Scenario:
     a, b, c, d, e = queue.receive(5)
     yield
     partition, now_ms = queue.partition, queue.now_ms
-    sends = ["send", MAIN, False, [[message("f")], [message("g", ttl_ms=50), message("h", scheduled_ms=now_ms + 50)]]]
+    sends = SendOperation(
+        MAIN, False, [[message("f")], [message("g", ttl_ms=50), message("h", scheduled_ms=now_ms + 50)]]
+    )
     settles = [
-        ["settle", MAIN, False, [each.token], outcome, None]
+        SettleOperation(MAIN, False, [each.token], outcome, None)
         for each, outcome in zip((a, b, c, d), Outcome, strict=False)
     ]
     assert partition.transact("t", True, [sends, *settles], now_ms) == [None] * 5
@@ -299,8 +301,8 @@ def a_transaction_that_is_rolled_back(queue: Driver) -> Scenario:
     queue.send("a")
     received = queue.receive_one()
     yield
-    settle = ["settle", MAIN, True, [received.token], Outcome.ACCEPTED, None]
-    queue.partition.transact("t", True, [settle, ["send", MAIN, False, [[message("b")]]]], queue.now_ms)
+    settle = SettleOperation(MAIN, True, [received.token], Outcome.ACCEPTED, None)
+    queue.partition.transact("t", True, [settle, SendOperation(MAIN, False, [[message("b")]])], queue.now_ms)
     queue.partition.discharge("t", False, queue.now_ms)
     queue.partition.commit()
 
@@ -315,8 +317,8 @@ def a_transaction_that_sends_to_others(queue: Driver) -> Scenario:
     sends = [
         [via(name, message(name, ttl_ms=9_000_000, scheduled_ms=at and now_ms + 50))] for at, name in enumerate(names)
     ]
-    settle = ["settle", MAIN, False, [received.token], Outcome.ACCEPTED, None]
-    assert partition.transact("t", True, [settle, ["send", TRANSFER, False, sends]], now_ms) == [None, None]
+    settle = SettleOperation(MAIN, False, [received.token], Outcome.ACCEPTED, None)
+    assert partition.transact("t", True, [settle, SendOperation(TRANSFER, False, sends)], now_ms) == [None, None]
     partition.discharge("t", True, now_ms)
     partition.commit()
     queue.pump()

@@ -13,7 +13,7 @@ from topic_driver import rule as rule_document
 from broker.errors import BrokerError, EntityNotFound, TransactionRollback
 from broker.partition.partition import DUE_PER_TURN
 from broker.partition.state.idleness import STEPS
-from broker.wire import Outcome
+from broker.wire import Outcome, SendOperation
 from storage.memory import MemoryStore
 from storage.records import entity_key, idle_key
 from storage.store import Table
@@ -110,7 +110,7 @@ USES = {
     "what is refused": refused,
     "a change of its properties": lambda queue: queue.change(max_delivery_count=7),
     "a send in a transaction": lambda queue: queue.partition.transact(
-        "t", True, [["send", MAIN, False, [[message("t")]]]], queue.now_ms
+        "t", True, [SendOperation(MAIN, False, [[message("t")]])], queue.now_ms
     ),
     "scheduling in a transaction": lambda queue: queue.partition.request_in(
         "t", True, "schedule", MAIN, [[message("t", scheduled_ms=queue.now_ms + DAY_MS)]], queue.now_ms
@@ -505,7 +505,7 @@ def test_a_deletion_that_the_home_decides_reaches_what_lives_here_and_what_does_
 
 def test_a_transaction_that_sent_to_what_is_deleted_is_rolled_back():
     queue = Driver(auto_delete_on_idle_ms=INTERVAL_MS)
-    queue.partition.transact("t", True, [["send", MAIN, False, [[message("t")]]]], queue.now_ms)
+    queue.partition.transact("t", True, [SendOperation(MAIN, False, [[message("t")]])], queue.now_ms)
     queue.partition.delete_entity(ENTITY, queue.now_ms)
     with pytest.raises(TransactionRollback):
         queue.partition.discharge("t", True, queue.now_ms)

@@ -27,7 +27,7 @@ from broker.errors import (
 )
 from broker.partition.settings import PartitionSettings
 from broker.partition.transactions import MAX_MESSAGES, TIME_OUT_MS
-from broker.wire import Extra, Outcome
+from broker.wire import Extra, Operation, Outcome, SendOperation, SettleOperation
 from protocol.codec import encode
 from storage.records import MESSAGE_HEADER_BYTES, Field, Place
 from tests.models import model_settings, rarely
@@ -550,7 +550,7 @@ class PartitionModel(RuleBasedStateMachine):
             self.transaction = Transaction(f"t{self.transactions}", self.now_ms + TIME_OUT_MS)
         return self.transaction.key, begins
 
-    def transact(self, *operation) -> list[Any]:
+    def transact(self, operation: Operation) -> list[Any]:
         """The result of the operation. Raises TransactionTimeout."""
         [result] = self.driver.partition.transact(*self.in_transaction(), [operation], self.now_ms)
         return result
@@ -566,7 +566,7 @@ class PartitionModel(RuleBasedStateMachine):
             extra["message_id"] = encode(message_id)
         body = f"{self.transactions}.{self.accepted}.{len(self.transaction.operations) if self.transaction else 0}"
         try:
-            result = self.transact("send", MAIN, False, [[message(body, ttl_ms=ttl_ms, **extra)]])
+            result = self.transact(SendOperation(MAIN, False, [[message(body, ttl_ms=ttl_ms, **extra)]]))
         except TransactionTimeout:
             assert self.transaction.timed_out
             return
@@ -624,7 +624,7 @@ class PartitionModel(RuleBasedStateMachine):
                 result = None
                 self.request_in("settle", queue, [token], outcome, properties)
             else:
-                result = self.transact("settle", queue, quiet, [token], outcome, properties)
+                result = self.transact(SettleOperation(queue, quiet, [token], outcome, properties))
         except TransactionTimeout:
             assert self.transaction.timed_out
             return

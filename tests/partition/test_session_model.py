@@ -23,7 +23,7 @@ from broker.errors import (
 )
 from broker.partition.settings import PartitionSettings
 from broker.partition.transactions import MAX_MESSAGES, TIME_OUT_MS
-from broker.wire import Outcome
+from broker.wire import Outcome, SendOperation, SettleOperation
 from storage.records import Place
 from tests.models import model_settings, rarely
 
@@ -417,7 +417,7 @@ class SessionQueue(SessionModel):
         results = []
 
         def call(name, begins):
-            operation = ["send", queue, quiet, [[sent.incoming()]]]
+            operation = SendOperation(queue, quiet, [[sent.incoming()]])
             results.extend(self.driver.partition.transact(name, begins, [operation], self.now_ms))
 
         if transaction := self.transact(key, call):
@@ -483,7 +483,7 @@ class SessionQueue(SessionModel):
                 self.driver.partition.request_in(name, begins, "settle", queue, args, self.now_ms)
 
         def by_link(name, begins):
-            operation = ["settle", queue, quiet, tokens, outcome, properties, asker]
+            operation = SettleOperation(queue, quiet, tokens, outcome, properties, asker)
             results.extend(self.driver.partition.transact(name, begins, [operation], self.now_ms))
 
         timed_out = key in self.transactions and self.transactions[key].timed_out
@@ -550,7 +550,9 @@ class SessionQueue(SessionModel):
         key = self.forgotten.pop()
         if again:
             with pytest.raises(TransactionRollback):
-                self.driver.partition.transact(key, False, [["send", INBOX, False, [[message("late")]]]], self.now_ms)
+                self.driver.partition.transact(
+                    key, False, [SendOperation(INBOX, False, [[message("late")]])], self.now_ms
+                )
         with pytest.raises(TransactionRollback) if commit else nullcontext():
             self.driver.partition.discharge(key, commit, self.now_ms)
         self.turn()

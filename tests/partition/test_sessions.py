@@ -16,7 +16,7 @@ from broker.errors import (
     SessionLockLost,
 )
 from broker.partition.settings import PartitionSettings
-from broker.wire import Outcome
+from broker.wire import Outcome, SettleOperation
 from storage.records import Field, Place, entity_key
 from storage.store import Table
 
@@ -825,7 +825,7 @@ def test_in_a_transaction_a_lost_session_lock_has_its_name_too(queue):
     queue.accept("r", "a")
     [one] = queue.receive(1)
     queue.now_ms += LOCK_MS  # and no timer has come by
-    settle = ["settle", MAIN, False, [one.token], Outcome.ACCEPTED, None, "r"]
+    settle = SettleOperation(MAIN, False, [one.token], Outcome.ACCEPTED, None, "r")
     assert [error for [[error, _]] in queue.partition.transact("t", True, [settle], queue.now_ms)] == [
         "SessionLockLost"
     ]

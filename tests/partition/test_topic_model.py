@@ -16,7 +16,7 @@ from topic_driver import TOPIC, TOPIC_ENTITY, A, B, C, D, TopicDriver, assert_sh
 from topic_driver import rule as rule_document
 
 from broker.partition.settings import PartitionSettings
-from broker.wire import Extra, Outcome
+from broker.wire import Extra, Outcome, SendOperation, SettleOperation
 from protocol.codec import decode_exactly, encode
 from storage.records import Field
 from tests.models import model_settings
@@ -231,8 +231,8 @@ class TopicModel(RuleBasedStateMachine):
         batch = [self.written(*each) for each in sent]
         later = [self.written(*each[:3], each[3] or 30, each[4]) for each in told]
         work = [
-            ["settle", queue_id, False, tokens, outcome, None],
-            ["send", TOPIC, False, [[made for *_, made in batch]]],
+            SettleOperation(queue_id, False, tokens, outcome, None),
+            SendOperation(TOPIC, False, [[made for *_, made in batch]]),
         ]
         partition.transact("t", True, work, self.now_ms)
         numbers = partition.request_in("t", False, "schedule", TOPIC, [[made for *_, made in later]], self.now_ms)

@@ -17,7 +17,7 @@ from broker.errors import (
 )
 from broker.partition.settings import PartitionSettings
 from broker.partition.transactions import MAX_MESSAGES, TIME_OUT_MS
-from broker.wire import Outcome
+from broker.wire import Outcome, SendOperation, SettleOperation
 from protocol.codec import encode
 from storage.memory import MemoryStore
 
@@ -37,14 +37,14 @@ class TransactionDriver(Driver):
 
     def send_in(self, *messages: list[Any] | str, queue: int = MAIN, key: str = T, quiet: bool = False) -> Any:
         sends = [[message(m) if isinstance(m, str) else m] for m in messages]
-        [result] = self.transact(["send", queue, quiet, sends], key=key)
+        [result] = self.transact(SendOperation(queue, quiet, sends), key=key)
         return result
 
     def settle_in(
         self, outcome: Outcome, *received: Delivery, queue: int = MAIN, key: str = T, quiet: bool = False, **named: Any
     ) -> Any:
         tokens = [delivery.token for delivery in received]
-        [result] = self.transact(["settle", queue, quiet, tokens, outcome, named or None], key=key)
+        [result] = self.transact(SettleOperation(queue, quiet, tokens, outcome, named or None), key=key)
         return result
 
     def ask_in(self, name: str, *args: Any, queue: int = MAIN, key: str = T) -> Any:
@@ -409,8 +409,8 @@ def test_a_topic_and_a_subscription_on_its_partition_take_part_together():
     topic = TopicDriver(A)
     topic.send("a", queue=TOPIC)
     received = topic.receive_one(queue=A)
-    sends = ["send", TOPIC, False, [[message("b")]]]
-    settles = ["settle", A, False, [received.token], Outcome.ACCEPTED, None]
+    sends = SendOperation(TOPIC, False, [[message("b")]])
+    settles = SettleOperation(A, False, [received.token], Outcome.ACCEPTED, None)
     assert topic.partition.transact(T, True, [sends, settles], topic.now_ms) == [None, None]
     later = message("c", scheduled_ms=topic.now_ms + 5)
     assert topic.partition.request_in(T, False, "schedule", TOPIC, [[later]], topic.now_ms) == [2]

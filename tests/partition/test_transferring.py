@@ -10,7 +10,7 @@ from topic_driver import event, rule, text
 
 from broker.errors import EntityNotFound, NotAllowed, QuotaExceeded, TransactionRollback
 from broker.partition.settings import PartitionSettings
-from broker.wire import Outcome
+from broker.wire import Outcome, SendOperation, SettleOperation
 from storage.records import COPY_BYTES, Field, forwarded_key, message_expires_ms, message_key, queue_key
 from storage.store import Table
 
@@ -34,8 +34,8 @@ def send(net, queue: int, to: str, *messages: str | list[Any]) -> None:
 
 def transact(net, completed: int, received: list[Delivery], through: int, *messages: list[Any], where: int = HERE):
     """Messages received from `completed` are completed, and these are sent through an entity, in one transaction."""
-    settle = ["settle", completed, False, [each.token for each in received], Outcome.ACCEPTED, None]
-    sends = ["send", transfer(through), False, [[each] for each in messages]]
+    settle = SettleOperation(completed, False, [each.token for each in received], Outcome.ACCEPTED, None)
+    sends = SendOperation(transfer(through), False, [[each] for each in messages])
     results = net.partitions[where].transact(T, True, [settle, sends], net.now_ms)
     net.turn(where)
     return results
@@ -101,7 +101,7 @@ def test_all_of_it_counts_for_the_size_of_the_entity_it_is_sent_through(net):
     a, _ = net.queue("a", HERE, max_size_mb=1), net.queue("b", THERE)
     partition = net.partitions[HERE]
     half = "x" * 600_000
-    operations = [["send", a, False, [[message(half)]]], ["send", transfer(a), False, [[via("b", half)]]]]
+    operations = [SendOperation(a, False, [[message(half)]]), SendOperation(transfer(a), False, [[via("b", half)]])]
     assert partition.transact(T, True, operations, net.now_ms) == [None, None]
     with pytest.raises(TransactionRollback, match="maximum entity size"):
         discharge(net)
@@ -111,7 +111,10 @@ def test_all_of_it_counts_for_the_size_of_the_entity_it_is_sent_through(net):
 def test_keys_of_messages_for_others_are_those_of_others(net):
     a, b = net.queue("a", HERE), net.queue("b", THERE)
     sends = [[via("b", message(key, partition_key=key))] for key in "123"]
-    operations = [["send", a, False, [[message("0", partition_key="0")]]], ["send", transfer(a), False, sends]]
+    operations = [
+        SendOperation(a, False, [[message("0", partition_key="0")]]),
+        SendOperation(transfer(a), False, sends),
+    ]
     assert net.partitions[HERE].transact(T, True, operations, net.now_ms) == [None, None]
     discharge(net)
     net.run()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from broker.partition.settings import PartitionSettings
-from broker.wire import Outcome
+from broker.wire import Outcome, SendOperation, SettleOperation
 from tests.models import model_settings
 
 SOURCES = {"a": 0, "x": 1}
@@ -67,8 +67,8 @@ class TransferringModel(RuleBasedStateMachine):
         sends = [[via(to, body)] for to, body in zip(destinations, bodies, strict=True)]
         tokens = [each.token for each in received]
         operations = [
-            ["settle", queue, False, tokens, Outcome.ACCEPTED, None],
-            ["send", transfer(queue), False, sends],
+            SettleOperation(queue, False, tokens, Outcome.ACCEPTED, None),
+            SendOperation(transfer(queue), False, sends),
         ]
         assert partition.transact(self.transactions, True, operations, self.net.now_ms) == [None, None]
         if end == "crash":
