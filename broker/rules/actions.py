@@ -78,26 +78,28 @@ class Action:
 
     def __init__(self, expression: str, parameters: "Parameters | None" = None) -> None:
         # As in filters: a process that never sees an expression starts without the language.
-        from broker.rules.compiling import Compiler
+        from broker.rules.compiling import NODE_STEPS, Compiler
         from broker.rules.syntax import parse_action
 
         self.expression = expression
         self.parameters = dict(parameters or {})
         compiler = Compiler(expression, parameters)
-        self._steps = [_step(statement, compiler, expression) for statement in parse_action(expression)]
+        self._statements = [_step(statement, compiler, expression) for statement in parse_action(expression)]
+        self._cost = NODE_STEPS * compiler.nodes
 
     @property
     def is_empty(self) -> bool:
         """An action of a blank expression counts as none."""
-        return not self._steps
+        return not self._statements
 
     def apply(self, message: MessageView) -> Changes:
         """What to change on the copy; a statement sees what those before it did. Raises ActionError."""
         changes = Changes()
         try:
+            message.spend(self._cost)
             draft = Draft(message)
-            for step in self._steps:
-                step(draft, changes)
+            for change in self._statements:
+                change(draft, changes)
         except Exception as error:
             raise failure_of(ActionError, error) from None
         return changes

@@ -11,7 +11,7 @@ from uuid import uuid4
 
 from broker.rules import tree
 from broker.rules.errors import FilterError, RuleSyntaxError
-from broker.rules.like import like
+from broker.rules.like import FIND_STEPS, like
 from broker.rules.message import Getter, MessageView, system_property, user_property
 from broker.rules.tree import Predicate, Property, Value
 from broker.rules.values import (
@@ -29,6 +29,8 @@ from broker.rules.values import (
 Test = Callable[[MessageView], bool | None]
 Parameters = Mapping[str, Any]
 
+NODE_STEPS: Final = 32  # what a property, constant or operator of an expression costs; see MessageView.spend
+
 _SIGNS: Final = {"-": negate, "+": unary_plus}
 
 
@@ -41,12 +43,14 @@ class Compiler:
             name.lower() if name.startswith("@") else f"@{name.lower()}": canonical(value)
             for name, value in (parameters or {}).items()
         }
+        self.nodes = 0  # of what was compiled so far
         # Whether the same message has the same result each time, and which message is of no matter.
         self.is_constant = True
 
     # --- values ---
 
     def value(self, node: Value) -> Getter:
+        self.nodes += 1
         match node:
             case tree.Literal() | tree.Parameter():
                 constant = self._constant(node)
@@ -84,7 +88,10 @@ class Compiler:
 
         def read(message: MessageView) -> Any:
             name = name_of(message)
-            return None if name is None else message.user.get(name.lower())
+            if name is None:
+                return None
+            message.spend(len(name))
+            return message.user.get(name.lower())
 
         return read
 
@@ -108,6 +115,8 @@ class Compiler:
             result = first(message)
             for symbol, operand in rest:
                 result = compute(symbol, result, operand(message))
+                if type(result) is str:
+                    message.spend(len(result))
             return result
 
         return evaluate
@@ -115,6 +124,7 @@ class Compiler:
     # --- predicates ---
 
     def predicate(self, node: Predicate) -> Test:
+        self.nodes += 1
         match node:
             case tree.Comparison():
                 return self._comparison(node)
@@ -169,7 +179,8 @@ class Compiler:
                 return None
             if escape_of is not None and type(escape) is not str:
                 return None
-            return (like(pattern, escape).fullmatch(text) is not None) is not is_negated
+            message.spend(FIND_STEPS * len(pattern))
+            return like(pattern, escape).matches(text, message) is not is_negated
 
         return test
 
@@ -180,13 +191,13 @@ class Compiler:
         if pattern is None or (node.escape is not None and escape is None):
             return lambda message: None
         try:
-            matches = like(pattern, escape).fullmatch
+            matches = like(pattern, escape).matches
         except FilterError as error:
             raise self._mistake(node.escape or node.pattern, str(error)) from None
 
         def test(message: MessageView) -> bool | None:
             text = text_of(message)
-            return None if type(text) is not str else (matches(text) is not None) is not is_negated
+            return None if type(text) is not str else matches(text, message) is not is_negated
 
         return test
 

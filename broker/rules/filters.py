@@ -36,7 +36,7 @@ class SqlFilter:
 
     def __init__(self, expression: str, parameters: "Parameters | None" = None) -> None:
         # A process that never sees an expression starts without the language, and without the library of its grammar.
-        from broker.rules.compiling import Compiler
+        from broker.rules.compiling import NODE_STEPS, Compiler
         from broker.rules.syntax import parse_filter
 
         self.expression = expression
@@ -44,6 +44,8 @@ class SqlFilter:
         compiler = Compiler(expression, parameters)
         self.evaluate = compiler.predicate(parse_filter(expression))
         """The result for a message: None is unknown. Whatever it raises says that it has none; see RuleSet.match."""
+        self.steps = NODE_STEPS * compiler.nodes
+        """What evaluating all of it costs, but for what depends on the message; see MessageView.spend."""
         self._constant: Any = self._result() if compiler.is_constant else _NOT_CONSTANT
 
     def _result(self) -> Any:

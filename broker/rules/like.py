@@ -1,58 +1,132 @@
-"""Patterns of LIKE as regular expressions that match in time linear in the text, whatever the pattern.
+"""Patterns of LIKE: `%` is any run of characters, `_` one character, anything else itself; the whole text has to match.
 
-`%` is any run of characters, `_` one character, anything else itself; the whole text has to match.
+A pattern is taken apart at its runs into segments. The first stands at the begin of the text and the last at its end.
+Each of the others is taken where it first matches behind the one before: that leaves most to those after it, so there
+is no going back. A segment is characters with gaps (`_`) between them, and is found piece by piece with `str.find`:
+wherever one piece is next found, the segment cannot begin earlier. So a pattern costs about what the text is long, but
+for patterns of many pieces on a text where each is everywhere and all of them nowhere: what is searched is counted, and
+`MessageView.spend` ends it.
 """
 
-import re
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import Final
+from itertools import groupby
+from typing import Final, NamedTuple, Protocol
 
 from broker.rules.errors import FilterError
 
 MAX_PATTERN: Final = 1024  # characters; a pattern may come with a message
+FIND_STEPS: Final = 32  # a call costs as much as this many characters to look at
+# `str.find` may compare all of a piece at each character of a text below 2,500 characters.
+_PIECE_CHARACTERS: Final = 8
 
-_RUN: Final = None  # in place of a piece of a pattern
+_RUN: Final = "%%"  # in place of a character of a pattern
+_ANY: Final = "__"
+
+
+class Budget(Protocol):
+    def spend(self, steps: int) -> None:
+        """Raises FilterError if there are no more."""
+
+
+class _Segment(NamedTuple):
+    """`pieces` are strings of the segment without gaps, with their offsets in it; `literal` is all of it if it has no
+    gaps.
+    """
+
+    length: int
+    pieces: tuple[tuple[int, str], ...]
+    literal: str | None
+
+    def stands_at(self, text: str, at: int, budget: Budget) -> bool:
+        if self.literal is not None:
+            return text.startswith(self.literal, at)
+        budget.spend(FIND_STEPS * len(self.pieces))
+        return all(text.startswith(piece, at + offset) for offset, piece in self.pieces)
+
+    def end_in(self, text: str, at: int, end: int, budget: Budget) -> int:
+        """Where the segment ends that is first found from `at` on, and ends by `end`; -1 if there is none."""
+        last = end - self.length
+        while at <= last:
+            for offset, piece in self.pieces:
+                start = at + offset
+                found = text.find(piece, start, last + offset + len(piece))
+                budget.spend((last + offset if found < 0 else found) - start + FIND_STEPS)
+                if found != start:
+                    if found < 0:
+                        return -1
+                    at = found - offset
+                    break
+            else:
+                return at + self.length
+        return -1
+
+
+class Pattern:
+    __slots__ = ("_between", "_first", "_last", "_least")
+
+    def __init__(self, segments: list[list[str]]) -> None:
+        first, *between = map(_segment, segments)
+        self._first = first
+        self._last = between.pop() if between else None
+        self._between = [segment for segment in between if segment.length]
+        self._least = sum(len(segment) for segment in segments)
+
+    def matches(self, text: str, budget: Budget) -> bool:
+        """Raises FilterError if it costs more than `budget` has."""
+        if len(text) < self._least:
+            return False
+        first, last = self._first, self._last
+        if last is None:
+            return len(text) == first.length and first.stands_at(text, 0, budget)
+        end = len(text) - last.length
+        if not first.stands_at(text, 0, budget) or not last.stands_at(text, end, budget):
+            return False
+        at = first.length
+        for segment in self._between:
+            at = segment.end_in(text, at, end, budget)
+            if at < 0:
+                return False
+        return True
 
 
 @lru_cache(maxsize=1024)  # patterns of messages; those in the text of a rule are compiled with it
-def like(pattern: str, escape: str | None = None) -> re.Pattern[str]:
-    """For `fullmatch`. Raises FilterError if `escape` is not one character, or escapes nothing at the pattern's end."""
+def like(pattern: str, escape: str | None = None) -> Pattern:
+    """Raises FilterError if `escape` is not one character, or escapes nothing at the pattern's end."""
     if escape is not None and len(escape) != 1:
         raise FilterError(f"ESCAPE takes one character, not {escape[:20]!r}")
     if len(pattern) > MAX_PATTERN:
         raise FilterError(f"a pattern of LIKE has at most {MAX_PATTERN} characters, this one has {len(pattern)}")
     segments: list[list[str]] = [[]]
-    for piece in _pieces(pattern, escape):
-        if piece is _RUN:
+    for character in _characters(pattern, escape):
+        if character is _RUN:
             segments.append([])
         else:
-            segments[-1].append(piece)
-    first, *rest = segments
-    if not rest:
-        return re.compile("".join(first), re.DOTALL)
-    *between, last = rest
-    # A segment between two runs matches where it first can: that leaves most to those after it, so there is no going
-    # back (an atomic group). The last one stands at the end, wherever the others ended before it.
-    parts = ["".join(first), *(f"(?>.*?{''.join(segment)})" for segment in between if segment)]
-    if last:
-        parts.append(f"(?=.{{{len(last)}}})")
-    parts.append("(?>.*)")
-    if last:
-        parts.append(f"(?<={''.join(last)})")
-    return re.compile("".join(parts), re.DOTALL)
+            segments[-1].append(character)
+    return Pattern(segments)
 
 
-def _pieces(pattern: str, escape: str | None) -> Iterator[str | None]:
-    """Expressions that match one character each; _RUN for a run."""
+def _characters(pattern: str, escape: str | None) -> Iterator[str]:
+    """Those of the pattern, with _ANY and _RUN for what has a meaning."""
     characters = iter(pattern)
     for character in characters:
         if character == escape:
             escaped = next(characters, None)
             if escaped is None:
                 raise FilterError("the pattern of LIKE ends with its ESCAPE character")
-            yield re.escape(escaped)
-        elif character == "%":
-            yield _RUN
+            yield escaped
         else:
-            yield "." if character == "_" else re.escape(character)
+            yield _RUN if character == "%" else _ANY if character == "_" else character
+
+
+def _segment(characters: list[str]) -> _Segment:
+    pieces = []
+    at = 0
+    for is_gap, group in groupby(characters, lambda character: character is _ANY):
+        of_group = list(group)
+        if not is_gap:
+            for begin in range(0, len(of_group), _PIECE_CHARACTERS):
+                pieces.append((at + begin, "".join(of_group[begin : begin + _PIECE_CHARACTERS])))
+        at += len(of_group)
+    literal = None if any(character is _ANY for character in characters) else "".join(characters)
+    return _Segment(len(characters), tuple(pieces), literal)

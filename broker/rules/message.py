@@ -42,6 +42,9 @@ _NAME_OF_ANNOTATION: Final = {annotation: name.lower() for name, annotation in _
 
 Getter = Callable[["MessageView"], Any]
 
+MAX_STEPS: Final = 4_000_000  # of all rules of a topic for one message: at most some 25 ms
+_NAME_STEPS: Final = 16  # to compare a name in any case
+
 
 class MessageView:
     """A message for rules. Making one costs nothing; a section is decoded when it is first asked for, once.
@@ -52,11 +55,13 @@ class MessageView:
     the message does not say (SequenceNumber: int, EnqueuedTimeUtc and ExpiresAtUtc: Timestamp, TimeToLive: Duration,
     Size: int), by their names in SYSTEM_NAMES, or a function that returns them; they win over annotations.
 
-    The attributes below hold canonical values (broker.rules.values) by lower-case name, except `encoded`: the
-    application properties as AMQP values by the names that they have. Each raises FilterError if the section's bytes
-    are not what they should be.
+    `steps_left` is what rules may still spend on this message, all of a topic together: a step is about the work of
+    comparing one character. The other attributes below hold canonical values (broker.rules.values) by lower-case name,
+    except `encoded`: the application properties as AMQP values by the names that they have. Each raises FilterError if
+    the section's bytes are not what they should be.
     """
 
+    steps_left: int
     user: dict[str, Any]
     encoded: dict[str, Any]
     system_properties: dict[str, Any]  # of the properties section
@@ -69,6 +74,7 @@ class MessageView:
         "_properties",
         "encoded",
         "other_system",
+        "steps_left",
         "system_properties",
         "user",
     )
@@ -93,6 +99,18 @@ class MessageView:
         value = decode(self)
         setattr(self, name, value)
         return value
+
+    def spend(self, steps: int) -> None:
+        """Raises FilterError if that is more than is left; then nothing is left."""
+        left = self.steps_left - steps
+        if left >= 0:
+            self.steps_left = left
+            return
+        self.steps_left = 0
+        raise FilterError(
+            f"the rules of the topic need more than {MAX_STEPS:,} steps for this message (characters that LIKE "
+            "searches, characters of computed strings, and operators)"
+        )
 
     def _decode_encoded(self) -> dict[str, Any]:
         section = _section(self._application_properties, "application properties", {})
@@ -133,7 +151,8 @@ class MessageView:
         return found
 
 
-_DECODERS: Final[dict[str, Callable[[MessageView], dict[str, Any]]]] = {
+_DECODERS: Final[dict[str, Callable[[MessageView], Any]]] = {
+    "steps_left": lambda message: MAX_STEPS,
     "encoded": MessageView._decode_encoded,
     "user": MessageView._decode_user,
     "system_properties": MessageView._decode_properties,
@@ -190,17 +209,23 @@ def system_property(name: str) -> Getter:
 class Draft(MessageView):
     """A copy of a message that an action changes; its changes are seen by later reads, and only there."""
 
-    __slots__ = ("original",)
+    __slots__ = ("_message", "original")
 
     def __init__(self, message: MessageView) -> None:
         super().__init__(message._properties, message._application_properties, message._annotations, message._given)
+        self._message = message
         self.original = message.encoded
+        self.spend(len(self.original))
         self.encoded = dict(message.encoded)
         self.user = dict(message.user)
+
+    def spend(self, steps: int) -> None:
+        self._message.spend(steps)
 
     def spelled(self, name: str) -> list[str]:
         """The names of the application properties that are `name` but for case, the one that counts first."""
         lower = name.lower()
+        self.spend(_NAME_STEPS * len(self.encoded))
         return [each for each in self.encoded if each.lower() == lower]
 
     def encoded_value(self, name: str) -> Any:

@@ -24,9 +24,10 @@ from broker.rules.filters import (
     getters,
     key_of,
 )
-from broker.rules.message import Getter, MessageView
+from broker.rules.message import MAX_STEPS, Getter, MessageView
 
 RULE_NAME: Final = "RuleName"  # application property of a copy that a rule with an action made: the rule's name
+FREE_STEPS: Final = MAX_STEPS // 4  # of expressions
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -103,6 +104,7 @@ class RuleSet:
         self._always_matches: tuple[Match, ...] | None = ()  # what a message gets that nothing else matches
         self._shapes: dict[tuple[Condition, ...], _Shape] = {}
         self._tried: dict[_Entry, Filter] = {}
+        self._tried_steps = 0  # of all of them
 
     def __len__(self) -> int:
         """How many rules there are."""
@@ -134,6 +136,7 @@ class RuleSet:
                 pass
             case _:
                 self._tried[entry] = rule.filter
+                self._tried_steps += _steps(rule.filter)
 
     def remove(self, subscription: Hashable, name: str) -> Rule:
         """Raises KeyError if the subscription has no such rule."""
@@ -149,7 +152,11 @@ class RuleSet:
         self._places.pop(subscription, None)
 
     def match(self, message: MessageView) -> Sequence[Match]:
-        """The subscriptions that take the message, or have a rule that fails on it. Raises nothing of a message."""
+        """The subscriptions that take the message, or have a rule that fails on it. Raises nothing of a message.
+
+        Rules spend the steps that the message has for all of them (`MessageView.spend`); those that come when there are
+        no more fail. The length of expressions is counted only where it matters, in a topic that has very much of it.
+        """
         found: list[_Entry] = []
         errors: dict[_Entry, FilterError] = {}
         for shape in self._shapes.values():
@@ -161,8 +168,11 @@ class RuleSet:
                 continue
             if entries:
                 found += entries
+        is_long = self._tried_steps > FREE_STEPS
         for entry, tried in self._tried.items():
             try:
+                if is_long:
+                    message.spend(_steps(tried))
                 if tried.matches(message):
                     found.append(entry)
             except Exception as error:
@@ -193,11 +203,16 @@ class RuleSet:
                 self._always.remove(entry)
                 self._always_matches = None
             case _:
-                self._tried.pop(entry, None)
+                tried = self._tried.pop(entry, None)
+                self._tried_steps -= _steps(tried)
 
     def _next(self) -> int:
         self._next_place += 1
         return self._next_place
+
+
+def _steps(tried: Filter | None) -> int:
+    return tried.steps if isinstance(tried, SqlFilter) else 0
 
 
 def _grouped(entries: list[_Entry], errors: dict[_Entry, FilterError]) -> tuple[Match, ...]:

@@ -9,7 +9,6 @@ from broker.rules import ActionError, FilterError, MessageView, Rule, RuleSet, c
 from broker.rules.like import like
 
 LONG = "a" * 32_768
-COUNTED = pytest.mark.xfail(strict=True, reason="nothing counts what rules cost")
 
 
 def spent(view):
@@ -28,7 +27,6 @@ def failed(matches):
     return [match.subscription for match in matches if match.errors]
 
 
-@COUNTED
 @pytest.mark.parametrize(
     ("pattern", "least"),
     [
@@ -48,7 +46,6 @@ def test_a_pattern_costs_what_the_text_is_long_and_not_a_multiple_of_it(pattern,
     assert least <= spent(view) < 2 * len(LONG)
 
 
-@COUNTED
 def test_a_hundred_patterns_of_single_characters_all_have_a_result():
     rules = topic_with(*[f"p LIKE '%{'_' * (900 + n)}b%'" for n in range(100)])
     view = MessageView(None, {"p": LONG})
@@ -58,7 +55,6 @@ def test_a_hundred_patterns_of_single_characters_all_have_a_result():
     assert len(rules.match(last)) == 100
 
 
-@COUNTED
 @pytest.mark.parametrize(
     "expensive",
     [
@@ -82,7 +78,6 @@ def test_what_costs_more_than_the_topic_has_for_a_message_is_a_filter_error(expe
     assert rules.match(MessageView(None, {"color": "red"}))[-1].is_plain  # the next message has its own
 
 
-@COUNTED
 def test_the_length_of_expressions_counts_where_a_topic_has_very_many_of_them():
     long = " OR ".join(["a*a*a*a*a*a*a*a+b = 1"] * 40)
     rules = topic_with(*[long] * 2_000)
@@ -92,7 +87,6 @@ def test_the_length_of_expressions_counts_where_a_topic_has_very_many_of_them():
     assert failed(few.match(MessageView(None, {"a": 7, "b": 1}))) == []
 
 
-@COUNTED
 def test_actions_have_what_filters_left():
     rule = Rule("r", compile_filter("a = 1"), compile_action("; ".join(["SET x = p + p"] * 32)))
     view = MessageView(None, {"a": 1, "p": LONG[:16_000]})
