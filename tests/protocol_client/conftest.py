@@ -1,30 +1,7 @@
-import asyncio
-import inspect
-
 import pytest
 
 from tests.brokers import Broker
 from tests.protocol_client.scripted_peer import ScriptedPeer
-
-TEST_SECONDS = 30
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_pyfunc_call(pyfuncitem):
-    """A test that is a coroutine runs in an event loop of its own; what it left to the loop's log fails it."""
-    if not inspect.iscoroutinefunction(pyfuncitem.obj):
-        return None
-    arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
-    faults = []
-
-    async def run() -> None:
-        asyncio.get_running_loop().set_exception_handler(lambda loop, context: faults.append(context))
-        async with asyncio.timeout(TEST_SECONDS):
-            await pyfuncitem.obj(**arguments)
-
-    asyncio.run(run())
-    assert not faults
-    return True
 
 
 @pytest.fixture

@@ -1,0 +1,190 @@
+"""A gateway without sockets: clients that speak frames, and workers that answer what a test says."""
+
+import asyncio
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import msgpack
+
+from broker import wire
+from broker.child import Instructions
+from broker.gateway.connection import ClientConnection
+from broker.gateway.gateway import Gateway
+from broker.gateway.router import WorkerConnection
+from broker.namespace.catalog import Definition
+from broker.namespace.entities import QueueDescription
+from broker.settings.config import Settings
+from broker.wire import Op
+from protocol.codec import Described, Symbol, UByte, UInt, ULong, UShort, decode, encode
+from protocol.engine.sasl import AMQP_HEADER, SASL_HEADER, plain_response
+from tests.brokers import KEY, KEY_NAME
+from tests.end_to_end.raw_peer import (
+    ATTACH,
+    BEGIN,
+    CLOSE,
+    FLOW,
+    OPEN,
+    TRANSFER,
+    Frame,
+    frame_bytes,
+    performative,
+    source,
+    target,
+)
+
+QUEUE_ID = 7 << 3  # of `orders`
+
+
+class Transport(asyncio.Transport):
+    """What is written to it is kept. Its end is told to the protocol soon, as asyncio does."""
+
+    def __init__(self, protocol: asyncio.Protocol) -> None:
+        super().__init__()
+        self.protocol = protocol
+        self.written = bytearray()
+        self.ended = False
+        self.is_reading_paused = False
+
+    def connect(self) -> None:
+        self.protocol.connection_made(self)
+
+    def feed(self, data: bytes) -> None:
+        """The peer sends; as with asyncio, what the protocol raises ends the connection (here: the test)."""
+        if not self.ended:
+            self.protocol.data_received(data)
+
+    def write(self, data: Any) -> None:
+        self.written += data
+
+    def writelines(self, parts: Any) -> None:
+        for part in parts:
+            self.written += part
+
+    def abort(self) -> None:
+        if not self.ended:
+            self.ended = True
+            asyncio.get_running_loop().call_soon(self.protocol.connection_lost, None)
+
+    def close(self) -> None:
+        self.abort()
+
+    def is_closing(self) -> bool:
+        return self.ended
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None: ...
+
+    def pause_reading(self) -> None:
+        self.is_reading_paused = True
+
+    def resume_reading(self) -> None:
+        self.is_reading_paused = False
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None: ...
+
+
+class Worker:
+    """The other end of a gateway's connection to its worker."""
+
+    def __init__(self, connection: WorkerConnection) -> None:
+        self.connection = connection
+        self.transport = Transport(connection)
+        self.transport.connect()
+
+    async def commands(self) -> list[list[Any]]:
+        """What came since the last call."""
+        await asyncio.sleep(0)
+        data, self.transport.written = bytes(self.transport.written), bytearray()
+        commands: list[list[Any]] = []
+        at = 0
+        while at < len(data):
+            end = at + 4 + int.from_bytes(data[at : at + 4], "big")
+            commands += wire.unpack(data[at + 4 : end])
+            at = end
+        return commands
+
+    def say(self, *messages: Any) -> None:
+        """One frame with these."""
+        body = msgpack.packb(messages)
+        self.transport.feed(len(body).to_bytes(4, "big") + body)
+
+    def lose(self) -> None:
+        """The worker dies."""
+        self.transport.ended = True
+        self.connection.connection_lost(None)
+
+
+class Client:
+    """One client of the gateway, with a session on channel 0."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self.connection = ClientConnection(gateway)
+        self.transport = Transport(self.connection)
+        self._frames: deque[Frame] = deque()
+        self.next_handle = 0
+        self.next_delivery_id = 0
+
+    def connect(self) -> None:
+        self.transport.connect()
+        init = encode(Described(ULong(0x41), [Symbol("PLAIN"), plain_response(KEY_NAME, KEY)]))
+        self.transport.feed(SASL_HEADER + frame_bytes(0, init, kind=1))
+        self.transport.written.clear()
+        self.say(OPEN, "client", "localhost", UInt(1 << 20), UShort(100), header=True)
+        self.say(BEGIN, None, UInt(0), UInt(1000), UInt(1000), UInt(1000))
+        del self.transport.written[:8]
+
+    def say(self, code: int, *fields: Any, payload: bytes = b"", header: bool = False) -> None:
+        self.transport.feed((AMQP_HEADER if header else b"") + performative(0, code, fields, payload))
+
+    def attach(self, *, sender: bool, address: str, credit: int = 0) -> int:
+        handle = self.next_handle
+        self.next_handle += 1
+        ends = (source("here"), target(address)) if sender else (source(address), target("here"))
+        count = UInt(0) if sender else None
+        modes = UByte(2 if sender else 0), UByte(0 if sender else 1)
+        self.say(ATTACH, f"link-{handle}", UInt(handle), not sender, *modes, *ends, None, None, count)
+        if credit:
+            numbers = (UInt(0), UInt(1000), UInt(0), UInt(1000), UInt(handle), UInt(0), UInt(credit))
+            self.say(FLOW, *numbers)
+        return handle
+
+    def transfer(self, handle: int, payload: bytes, *, settled: bool = False) -> int:
+        number = self.next_delivery_id
+        self.next_delivery_id += 1
+        fields = (UInt(handle), UInt(number), number.to_bytes(8, "big"), UInt(0), settled)
+        self.say(TRANSFER, *fields, payload=payload)
+        return number
+
+    def frames(self) -> list[Frame]:
+        """What the gateway has said since the last call."""
+        data, self.transport.written = bytes(self.transport.written), bytearray()
+        frames = []
+        at = 0
+        while at < len(data):
+            end = at + int.from_bytes(data[at : at + 4], "big")
+            if end - at > 8:
+                described, rest = decode(data[:end], at + 8)
+                frames.append(Frame(0, int(described.descriptor), described.value, data[rest:end]))
+            at = end
+        return frames
+
+    @property
+    def has_ended(self) -> bool:
+        """Its connection is closed, or cut."""
+        return self.transport.ended or any(frame.code == CLOSE for frame in self.frames())
+
+
+def started_gateway(directory: Path) -> tuple[Gateway, Worker]:
+    """A gateway that knows the queue `orders`, and its only worker."""
+    settings = Settings.model_validate({"data_dir": str(directory), "partitions": 1, "security": {"root_key": KEY}})
+    instructions = Instructions(
+        settings=settings, supervisor=0, gateway=0, worker=None, partitions=(), sockets=("worker",), restarts=0
+    )
+    gateway = Gateway(instructions)
+    worker = Worker(gateway.router.workers[0])
+    document = Definition(QUEUE_ID >> 3, QueueDescription(name="orders"), 0, 0).document()
+    worker.say([Op.HELLO, wire.VERSION, [0]], [Op.CATALOG, 1, [document]])
+    return gateway, worker
