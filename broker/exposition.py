@@ -42,6 +42,7 @@ GATEWAY_COUNTERS = {  # attribute of GatewayMetrics: name, help
     "connections_opened": ("connections_opened", "Connections accepted."),
     "connections_closed": ("connections_closed", "Connections that ended."),
     "connections_refused": ("connections_refused", "Connections closed at once because of the connection limit."),
+    "connection_failures": ("connection_failures", "Failures inside the gateway that ended a connection."),
     "authentication_failures": ("authentication_failures", "Failed SASL exchanges and refused CBS tokens."),
     "lost_settlements": ("lost_settlements", "Settlements that came after their lock was lost."),
     "bytes_in": ("connection_incoming_bytes", "AMQP bytes read from clients."),

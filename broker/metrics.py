@@ -92,6 +92,7 @@ class GatewayMetrics:
         "authentication_failures",
         "bytes_in",
         "bytes_out",
+        "connection_failures",
         "connections_closed",
         "connections_opened",
         "connections_refused",
@@ -110,6 +111,7 @@ class GatewayMetrics:
         self.connections_opened = 0
         self.connections_closed = 0
         self.connections_refused = 0  # over the limit: closed before anything was read
+        self.connection_failures = 0  # exceptions that nobody foresaw; each ends the connection it arose on
         self.sessions = 0  # AMQP sessions open now
         self.senders = 0  # links open now on which clients send
         self.receivers = 0  # links open now on which clients receive

@@ -79,7 +79,10 @@ class BoundLinks:
         """The connection is gone."""
         for link in list(self._links.values()):
             link.closed = True
-            self.unbind(link, broken)
+            try:
+                self.unbind(link, broken)
+            except Exception as error:
+                self._host.fail(error)
 
     def detach_all(self, condition: str, description: str) -> None:
         for link in list(self._links.values()):

@@ -8,8 +8,9 @@ import asyncio
 import socket
 import time
 import uuid
-from collections.abc import Collection
-from typing import Protocol, cast
+from collections.abc import Callable, Collection
+from functools import wraps
+from typing import Concatenate, ParamSpec, Protocol, cast
 
 import structlog
 
@@ -57,6 +58,24 @@ _FAULTS: dict[type[ProtocolError], Symbol] = {
 }
 
 
+_P = ParamSpec("_P")
+
+
+def _contained(
+    method: Callable[Concatenate["ClientConnection", _P], None],
+) -> Callable[Concatenate["ClientConnection", _P], None]:
+    """For what others call on a connection, the event loop among them: what it raises ends the connection, no more."""
+
+    @wraps(method)
+    def contained(self: "ClientConnection", /, *args: _P.args, **kwargs: _P.kwargs) -> None:
+        try:
+            method(self, *args, **kwargs)
+        except Exception as error:
+            self.fail(error)
+
+    return contained
+
+
 class Home(Shared, Protocol):
     """The gateway, to its connections."""
 
@@ -73,7 +92,11 @@ class Home(Shared, Protocol):
 
 
 class ClientConnection(asyncio.Protocol):
-    """Implements `protocol.engine.engine.Handler` on an asyncio transport, and is the host of its links."""
+    """Implements `protocol.engine.engine.Handler` on an asyncio transport, and is the host of its links.
+
+    An exception that nobody foresaw ends this connection, and never reaches who called: the event loop, the way to a
+    worker, which all clients share, or a loop over all connections.
+    """
 
     engine: Engine
 
@@ -93,6 +116,7 @@ class ClientConnection(asyncio.Protocol):
         self._closing = False
         self._closed_by_client = False
         self._hung_up = False
+        self._has_failed = False
         self._busy = False  # in the engine: what wants to be flushed waits until we are out of it
         self._flush_again = False
         self._deadline: asyncio.TimerHandle | None = None
@@ -104,6 +128,7 @@ class ClientConnection(asyncio.Protocol):
 
     # -- asyncio.Protocol
 
+    @_contained
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but its base class
         self._transport = transport
@@ -120,6 +145,7 @@ class ClientConnection(asyncio.Protocol):
             self._reason = "connection limit reached"
             transport.abort()
 
+    @_contained
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
         for timer in (self._deadline, self._expiry, self._stall):
@@ -134,6 +160,7 @@ class ClientConnection(asyncio.Protocol):
         if self._opened:
             log.info("connection ended", peer=self._peer, reason=self._reason or str(error or "closed by the client"))
 
+    @_contained
     def data_received(self, data: bytes) -> None:
         self.gateway.metrics.bytes_in += len(data)
         if self._transport is None or self._hung_up:
@@ -150,11 +177,12 @@ class ClientConnection(asyncio.Protocol):
             self._busy = False
         self.flush()
 
-    def eof_received(self) -> bool:
+    @_contained
+    def eof_received(self) -> None:
         if self._sasl is None:
             self.engine.input_ended()
-        return False
 
+    @_contained
     def pause_writing(self) -> None:
         """The peer does not read: nothing more is handed out to it, or read from it, and in the end it is cut off."""
         self.is_stalled = True
@@ -164,6 +192,7 @@ class ClientConnection(asyncio.Protocol):
         timeout_s = self.gateway.settings.amqp.write_stall_timeout_ms / 1000
         self._stall = asyncio.get_running_loop().call_later(timeout_s, self._abort, "the client does not read")
 
+    @_contained
     def resume_writing(self) -> None:
         self.is_stalled = False
         if self._stall is not None:
@@ -174,6 +203,7 @@ class ClientConnection(asyncio.Protocol):
             self._links.respond()
         self.flush()
 
+    @_contained
     def regulate(self) -> None:
         """Read from the client as fast as what it asks for can be done.
 
@@ -305,6 +335,7 @@ class ClientConnection(asyncio.Protocol):
 
     # -- what bound links use
 
+    @_contained
     def flush(self) -> None:
         """Post what the links have gathered, and write what the engine has to say.
 
@@ -354,6 +385,7 @@ class ClientConnection(asyncio.Protocol):
         link.detach(condition, self.tracked(str(error), tracker))
         self._links.unbind(link)
 
+    @_contained
     def detach_from(self, entities: Collection[Entity]) -> None:
         """These entities were deleted: links to them, through others too, and to their $management nodes end."""
         if self._sasl is not None or self._transport is None:
@@ -383,6 +415,7 @@ class ClientConnection(asyncio.Protocol):
 
     # -- time
 
+    @_contained
     def tick(self, now_ms: int) -> None:
         """Heartbeats and the peer's silence."""
         if self._sasl is None and self._transport is not None:
@@ -409,11 +442,25 @@ class ClientConnection(asyncio.Protocol):
         self.flush()
         asyncio.get_running_loop().call_later(CLOSE_GRACE_SECONDS, self._abort, description)
 
+    @_contained
     def shut_down(self) -> None:
         """The gateway ends: links are detached, then the connection is closed (design 8)."""
         if self._sasl is None:
             self._links.detach_all(conditions.CONNECTION_FORCED, "The broker is shutting down.")
         self.close(conditions.CONNECTION_FORCED, "The broker is shutting down.")
+
+    def fail(self, error: Exception) -> None:
+        """`error`, being handled, is of this connection and nobody foresaw it: it ends, and nothing else does."""
+        self.gateway.metrics.connection_failures += 1
+        log.exception("connection failed", peer=self._peer, error=repr(error))
+        if not self._has_failed:
+            self._has_failed = True
+            try:
+                self.close(conditions.INTERNAL_ERROR, "The broker has failed to serve this connection.")
+                return
+            except Exception:
+                log.exception("connection could not be closed", peer=self._peer)
+        self._abort("the broker has failed")
 
     def _fault(self, error: ProtocolError) -> None:
         """The peer's bytes make no sense: say so if there is an engine to say it, and read no more."""
@@ -433,6 +480,7 @@ class ClientConnection(asyncio.Protocol):
             loop = asyncio.get_running_loop()
             self._deadline = loop.call_later(after_ms / 1000, self._too_late, reason)
 
+    @_contained
     def _too_late(self, reason: str) -> None:
         self._deadline = None
         self.close(conditions.UNAUTHORIZED_ACCESS if self._opened else conditions.CONNECTION_FORCED, reason)
@@ -447,6 +495,7 @@ class ClientConnection(asyncio.Protocol):
             delay_s = max(0.0, min(next_s - time.time(), 86_400.0))
             self._expiry = asyncio.get_running_loop().call_later(delay_s, self._check_rights)
 
+    @_contained
     def _check_rights(self) -> None:
         """A token has ended: links that nothing covers any more are detached."""
         self._expiry = None

@@ -62,11 +62,18 @@ class Gateway:
         loop.add_signal_handler(signal.SIGTERM, self._stopping.set)
         loop.add_signal_handler(signal.SIGINT, lambda: None)  # the supervisor decides
         self._tasks += [loop.create_task(worker.keep_connected()) for worker in self.router.workers]
+        self._tasks.append(loop.create_task(self._tick()))
+        serving = loop.create_task(self._run())
+        # The others never end, unless the gateway itself is at fault: then its supervisor starts another.
+        ended, _ = await asyncio.wait((serving, *self._tasks), return_when=asyncio.FIRST_COMPLETED)
+        for task in ended:
+            task.result()
+
+    async def _run(self) -> None:
         for worker in self.router.workers:
             await worker.connected.wait()
         await self._catalog_known.wait()
         ports = await self._listen()
-        self._tasks.append(loop.create_task(self._tick()))
         announce_ready(**ports)
         await self._stopping.wait()
         await self._stop()

@@ -53,12 +53,17 @@ class Channel(Protocol):
     def on_worker_back(self) -> None: ...
 
     @property
-    def connection(self) -> "Flushable":
-        """What writes, once for all of its channels, what the answers of one frame made."""
+    def connection(self) -> "Owner":
+        """The client's: it writes, once for all of its channels, what the answers of one frame made."""
 
 
-class Flushable(Protocol):
+class Owner(Protocol):
+    """A client's connection. What its channels and replies raise is told to it, and ends nothing but it."""
+
     def flush(self) -> None: ...
+
+    def fail(self, error: Exception) -> None:
+        """`error` is being handled."""
 
 
 def error_named(name: str, text: str) -> BrokerError:
@@ -87,7 +92,7 @@ class WorkerConnection(asyncio.Protocol):
         self._router = router
         self._transport: asyncio.Transport | None = None
         self._packer = msgpack.Packer(autoreset=False)
-        self._commands = 0
+        self._packed: list[Sequence[Any]] = []  # the commands that the packer holds
         self._chunks: list[bytes] = []
         self._chunk_bytes = 0
         self._wanted = 4  # bytes of the frame that has begun
@@ -95,7 +100,7 @@ class WorkerConnection(asyncio.Protocol):
         self._was_lost = False
         self.run: Run | None = None  # of settlements, not packed yet
         self.channels: dict[int, Channel] = {}
-        self._requests: dict[int, Reply] = {}
+        self._requests: dict[int, tuple[Reply, Owner | None]] = {}
         self.connected = asyncio.Event()
 
     async def keep_connected(self) -> None:
@@ -123,7 +128,10 @@ class WorkerConnection(asyncio.Protocol):
         if self._was_lost:
             log.info("worker is back", worker=self._path)
             for channel in list(self.channels.values()):
-                channel.on_worker_back()
+                try:
+                    channel.on_worker_back()
+                except Exception as error:
+                    channel.connection.fail(error)
 
     def pause_writing(self) -> None:
         self._router.behind.add(self)
@@ -140,17 +148,20 @@ class WorkerConnection(asyncio.Protocol):
         self._chunks.clear()
         self._chunk_bytes = 0
         self._packer = msgpack.Packer(autoreset=False)
-        self._commands = 0
+        self._packed = []
         self.run = None
         self.connected.clear()
         self._lost.set()
         log.warning("worker connection lost", worker=self._path)
         busy = ServerBusy("The partition is restarting. Please wait 2 seconds and try again.")
         requests, self._requests = self._requests, {}
-        for reply in requests.values():
-            reply(None, busy)
+        for reply, owner in requests.values():
+            self._answer(reply, owner, None, busy)
         for channel in list(self.channels.values()):
-            channel.on_worker_lost()
+            try:
+                channel.on_worker_lost()
+            except Exception as failure:
+                channel.connection.fail(failure)
             channel.connection.flush()
 
     def data_received(self, data: bytes) -> None:
@@ -184,8 +195,7 @@ class WorkerConnection(asyncio.Protocol):
             return False
         if self.run is not None:
             self._end_run()
-        self._packer.pack(command)
-        self._commands += 1
+        self._pack(command)
         if not self._flush_scheduled:
             self._flush_scheduled = True
             asyncio.get_running_loop().call_soon(self._flush)
@@ -213,13 +223,25 @@ class WorkerConnection(asyncio.Protocol):
     def _end_run(self) -> None:
         run, self.run = self.run, None
         assert run is not None
-        self._packer.pack((Op.SETTLE, run.partition, run.queue, run.outcome, run.channels, run.tokens, None))
-        self._commands += 1
+        self._pack((Op.SETTLE, run.partition, run.queue, run.outcome, run.channels, run.tokens, None))
 
-    def request(self, partition: int, name: str, queue: int, arguments: Sequence[Any], reply: Reply) -> None:
+    def _pack(self, command: Sequence[Any]) -> None:
+        try:
+            self._packer.pack(command)
+        except Exception:
+            # Of one client; but the packer has thrown away what others have posted, too.
+            self._packer = msgpack.Packer(autoreset=False)
+            for packed in self._packed:
+                self._packer.pack(packed)
+            raise
+        self._packed.append(command)
+
+    def request(
+        self, partition: int, name: str, queue: int, arguments: Sequence[Any], reply: Reply, owner: Owner | None
+    ) -> None:
         number = self._router.next_number()
         if self.post((Op.REQUEST, partition, number, name, queue, arguments)):
-            self._requests[number] = reply
+            self._requests[number] = reply, owner
         else:
             reply(None, ServerBusy("The partition is restarting. Please wait 2 seconds and try again."))
 
@@ -228,9 +250,10 @@ class WorkerConnection(asyncio.Protocol):
         if self.run is not None:
             self._end_run()
         transport = self._transport
-        if not self._commands or transport is None:
+        if not self._packed or transport is None:
             return
-        count, self._commands = self._commands, 0
+        count = len(self._packed)
+        self._packed = []
         # The packer's buffer goes to the socket as it is, uncopied, and the next frame gets a new one.
         body = self._packer.getbuffer()
         self._packer = msgpack.Packer(autoreset=False)
@@ -250,7 +273,10 @@ class WorkerConnection(asyncio.Protocol):
                     channel = channels.get(told[at])
                     if channel is not None:
                         touched.add(channel.connection)
-                        channel.on_settled(told[at + 1], None)
+                        try:
+                            channel.on_settled(told[at + 1], None)
+                        except Exception as error:
+                            channel.connection.fail(error)
                 continue
             if op in _NOT_OF_A_CHANNEL:
                 self._take(message)
@@ -262,21 +288,24 @@ class WorkerConnection(asyncio.Protocol):
             if channel is None:
                 continue
             touched.add(channel.connection)
-            if op == _DELIVER:
-                channel.on_deliver(message[2], message[3])
-            elif op == _SENT:
-                channel.on_sent(message[2], None)
-            elif op == Op.REFUSED:
-                channel.on_sent(message[2], error_named(message[3], message[4]))
-            elif op == Op.UNSETTLED:
-                channel.on_settled(message[2], error_named(message[3], message[4]))
-            elif op == Op.OPENED:
-                channel.on_opened(*message[2:])
-            elif op == Op.DRAINED:
-                channel.on_drained(message[2])
-            elif op == Op.CLOSED:
-                del channels[message[1]]
-                channel.on_closed(error_named(message[2], message[3]) if message[2] else None)
+            try:
+                if op == _DELIVER:
+                    channel.on_deliver(message[2], message[3])
+                elif op == _SENT:
+                    channel.on_sent(message[2], None)
+                elif op == Op.REFUSED:
+                    channel.on_sent(message[2], error_named(message[3], message[4]))
+                elif op == Op.UNSETTLED:
+                    channel.on_settled(message[2], error_named(message[3], message[4]))
+                elif op == Op.OPENED:
+                    channel.on_opened(*message[2:])
+                elif op == Op.DRAINED:
+                    channel.on_drained(message[2])
+                elif op == Op.CLOSED:
+                    del channels[message[1]]
+                    channel.on_closed(error_named(message[2], message[3]) if message[2] else None)
+            except Exception as error:
+                channel.connection.fail(error)
         for connection in touched:
             connection.flush()
 
@@ -286,12 +315,20 @@ class WorkerConnection(asyncio.Protocol):
             assert message[1] == wire.VERSION
         elif op == Op.CATALOG:
             self._router.on_catalog(message[2])
-        elif (reply := self._requests.pop(message[1], None)) is None:
+        elif (request := self._requests.pop(message[1], None)) is None:
             return
         elif op == Op.REPLY:
-            reply(message[2], None)
+            self._answer(*request, message[2], None)
         else:
-            reply(None, error_named(message[2], message[3]))
+            self._answer(*request, None, error_named(message[2], message[3]))
+
+    def _answer(self, reply: Reply, owner: Owner | None, result: Any, error: BrokerError | None) -> None:
+        try:
+            reply(result, error)
+        except Exception as failure:
+            if owner is None:
+                raise
+            owner.fail(failure)
 
 
 class Router:
@@ -317,9 +354,20 @@ class Router:
     def worker(self, partition: int) -> WorkerConnection:
         return self.workers[partition % len(self.workers)]
 
-    def request(self, partition: int, name: str, queue: int, arguments: Sequence[Any], reply: Reply) -> None:
-        """Ask a partition; `reply` is called with the result, or with the error."""
-        self.worker(partition).request(partition, name, queue, arguments, reply)
+    def request(
+        self,
+        partition: int,
+        name: str,
+        queue: int,
+        arguments: Sequence[Any],
+        reply: Reply,
+        owner: Owner | None = None,
+    ) -> None:
+        """Ask a partition; `reply` is called with the result, or with the error.
+
+        `owner` is the connection of the client that asks, None if the gateway itself does.
+        """
+        self.worker(partition).request(partition, name, queue, arguments, reply, owner)
 
     async def ask(self, partition: int, name: str, queue: int = 0, arguments: Sequence[Any] = ()) -> Any:
         """The awaitable form of `request`. Raises BrokerError."""

@@ -124,7 +124,7 @@ class Transaction:
         self.join(entity)
         self.post()
         begins, self._begins = self._begins, False
-        self._router.request(entity.partition, "transact-request", queue, [self.id, begins, name, arguments], reply)
+        self._ask(entity, "transact-request", queue, [self.id, begins, name, arguments], reply)
 
     def _append(self, operation: Operation, answered: Answered) -> None:
         self._operations.append(operation)
@@ -148,7 +148,10 @@ class Transaction:
             self._turn.flush()
 
         arguments = [self.id, begins, pack_operations(operations)]
-        self._router.request(self._entity.partition, "transact", 0, arguments, reply)
+        self._ask(self._entity, "transact", 0, arguments, reply)
+
+    def _ask(self, entity: Entity, name: str, queue: int, arguments: list[Any], reply: Reply) -> None:
+        self._router.request(entity.partition, name, queue, arguments, reply, self._turn)
 
     def fail(self, error: Exception) -> None:
         """It is not to be committed any more."""
@@ -163,7 +166,7 @@ class Transaction:
         elif self._entity is None:
             reply(None, None)  # nothing was done in it
         else:
-            self._router.request(self._entity.partition, "discharge", 0, [self.id, commit], reply)
+            self._ask(self._entity, "discharge", 0, [self.id, commit], reply)
 
 
 def addressed(messages: list[Any], destination: Entity) -> list[Any]:

@@ -21,3 +21,6 @@ class Turn(Protocol):
 
     def flush(self) -> None:
         """End it."""
+
+    def fail(self, error: Exception) -> None:
+        """`error`, being handled, is of this connection and nobody foresaw it: it ends, and nothing else does."""

@@ -146,12 +146,20 @@ class ClientReceiver(EntityLink):
         size_bytes = 0
         locked_until = None if settled else locked_until_ms
         at = 0
-        for _ in range(usable):
-            record = entries[at + 3]
-            prefix, offset = render_delivery(record, entries[at + 1], entries[at + 2], locked_until, entries[at + 4])
-            send(entries[at], prefix, record, offset, settled)
-            size_bytes += len(record)
-            at += ENTRY
+        try:
+            for _ in range(usable):
+                record = entries[at + 3]
+                prefix, offset = render_delivery(
+                    record, entries[at + 1], entries[at + 2], locked_until, entries[at + 4]
+                )
+                send(entries[at], prefix, record, offset, settled)
+                size_bytes += len(record)
+                at += ENTRY
+        except Exception:
+            # This connection fails with it, and the next may, too: so that it ends, it counts as a failed delivery.
+            self._return(entries[at : at + ENTRY], Outcome.ABANDONED)
+            self._return(entries[at + ENTRY : usable * ENTRY])
+            raise
         if not settled:
             self._unsettled += usable
         self.metrics.outgoing_messages += usable
@@ -162,14 +170,16 @@ class ClientReceiver(EntityLink):
         if (granted < self._window // 2 and granted < credit - usable) or self._is_blocked:
             self.ask()  # the client has more credit than the partition was told
 
-    def _return(self, entries: list[Any]) -> None:
-        """Deliveries that never reached the wire go back, without counting as failed."""
+    def _return(self, entries: list[Any], outcome: Outcome = Outcome.RELEASED) -> None:
+        """Deliveries that never reached the wire go back, as they should without counting as failed."""
+        if not entries:
+            return
         if self._receive_and_delete:
             self.worker.post((Op.RESTORE, self.partition, self.queue, entries))
         else:
             tokens = entries[0::ENTRY]
             channels = (0, len(tokens))
-            self.worker.post((Op.SETTLE, self.partition, self.queue, Outcome.RELEASED, channels, tokens, None))
+            self.worker.post((Op.SETTLE, self.partition, self.queue, outcome, channels, tokens, None))
 
     # -- settlement
 

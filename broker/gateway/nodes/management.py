@@ -64,16 +64,13 @@ class ManagementRequests(RequestLink):
 
     def handle(self, request: Request, answer: Answer) -> None:
         self._metrics.incoming_requests += 1
-        try:
-            call = management.parse(request)
-            operation = self._operations.get(type(call.arguments))
-            if operation is None:
-                raise management.UnknownOperation(f"The operation '{call.operation}' is not offered by an entity.")
-            self.connection.rights.require(self.path, _RIGHT.get(type(call.arguments), Right.LISTEN), time.time())
-            self.connection.post_gathered()  # a client may ask for what it has just deferred
-            operation(request, self._in_its_session(call), answer)
-        except (BrokerError, ProtocolError) as error:
-            self.fail(request, error, answer)
+        call = management.parse(request)
+        operation = self._operations.get(type(call.arguments))
+        if operation is None:
+            raise management.UnknownOperation(f"The operation '{call.operation}' is not offered by an entity.")
+        self.connection.rights.require(self.path, _RIGHT.get(type(call.arguments), Right.LISTEN), time.time())
+        self.connection.post_gathered()  # a client may ask for what it has just deferred
+        operation(request, self._in_its_session(call), answer)
 
     def _in_its_session(self, call: management.Call) -> Any:
         """The arguments; without a session id they get that of the receiver to which the request belongs.
@@ -99,7 +96,7 @@ class ManagementRequests(RequestLink):
             if error is None:
                 try:
                     response = encode(result)
-                except ProtocolError as fault:
+                except (BrokerError, ProtocolError) as fault:
                     self.fail(request, fault, answer)
                     return
                 self._metrics.successful_requests += 1
@@ -110,7 +107,7 @@ class ManagementRequests(RequestLink):
         if self.transaction is not None and name in _IN_TRANSACTIONS:
             self.transaction.request(self.entity, name, self.queue, list(arguments), reply)
         else:
-            self.connection.gateway.router.request(self.entity.partition, name, self.queue, arguments, reply)
+            self.request_partition(self.entity.partition, name, self.queue, arguments, reply)
 
     # -- operations (amqp.md 8.4)
 
@@ -283,7 +280,6 @@ class ManagementRequests(RequestLink):
 
         Messages that come in meanwhile so cannot keep it going. It ends with the link, too.
         """
-        router = self.connection.gateway.router
         partition, queue = self.entity.partition, self.queue
         at_first = deleted = 0
 
@@ -293,7 +289,7 @@ class ManagementRequests(RequestLink):
                 self.fail(request, error, answer)
                 return
             at_first = sum(counts.get(queue, ())[:3])
-            router.request(partition, "purge", queue, (), stepped)
+            self.request_partition(partition, "purge", queue, (), stepped)
 
         def stepped(count: Any, error: BrokerError | None) -> None:
             nonlocal deleted
@@ -302,12 +298,12 @@ class ManagementRequests(RequestLink):
                 return
             deleted += count
             if count and deleted < at_first and not self.link.closed:
-                router.request(partition, "purge", queue, (), stepped)
+                self.request_partition(partition, "purge", queue, (), stepped)
                 return
             self._metrics.successful_requests += 1
             answer(management.encode_purged(request, deleted))
 
-        router.request(partition, "counts", 0, [queue], counted)
+        self.request_partition(partition, "counts", 0, [queue], counted)
 
     def _get_counts(self, request: Request, _: management.GetCounts, answer: Answer) -> None:
         def encode(counts: dict[int, list[int]]) -> bytes:

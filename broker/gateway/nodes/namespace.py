@@ -9,7 +9,6 @@ from broker.gateway.conditions import condition_of
 from broker.gateway.nodes.entity_counts import counted_queues, entity_counts
 from broker.gateway.nodes.request_links import Answer, RequestLink
 from broker.namespace.entities import Right
-from protocol.errors import ProtocolError
 from protocol.nodes import management
 from protocol.nodes.request_message import Request
 
@@ -21,14 +20,11 @@ class NamespaceRequests(RequestLink):
     """Needs the right Manage on the namespace."""
 
     def handle(self, request: Request, answer: Answer) -> None:
-        try:
-            self.connection.rights.require("", Right.MANAGE, time.time())
-            call = management.parse(request)
-            if not isinstance(call.arguments, management.ListCounts):
-                raise management.UnknownOperation(f"The operation '{call.operation}' is not offered by the namespace.")
-            self._list_counts(request, call.arguments, answer)
-        except (BrokerError, ProtocolError) as error:
-            self.fail(request, error, answer)
+        self.connection.rights.require("", Right.MANAGE, time.time())
+        call = management.parse(request)
+        if not isinstance(call.arguments, management.ListCounts):
+            raise management.UnknownOperation(f"The operation '{call.operation}' is not offered by the namespace.")
+        self._list_counts(request, call.arguments, answer)
 
     def fail(self, request: Request, error: Exception, answer: Answer) -> None:
         condition = error.condition if isinstance(error, management.ManagementError) else condition_of(error)
@@ -61,7 +57,7 @@ class NamespaceRequests(RequestLink):
         if not queues:
             self._answer(request, answer, {})
         for partition, queue_ids in queues.items():
-            gateway.router.request(partition, "counts", 0, queue_ids, reply)
+            self.request_partition(partition, "counts", 0, queue_ids, reply)
 
     def _answer(self, request: Request, answer: Answer, counts: dict[str, dict[str, int]]) -> None:
         answer(management.encode_counts_of_all(request, counts))

@@ -5,13 +5,15 @@ the node's response link on the session of the request (amqp.md 2.1); never to a
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 from broker.errors import BrokerError
 from broker.gateway.host import Host
 from broker.gateway.links.intake import Intake
 from broker.gateway.namespace import Entity
+from broker.gateway.router import Reply
 from broker.gateway.transactions import Transaction
 from protocol.addresses import Address
 from protocol.engine.deliveries import ACCEPTED, Delivery, forget, settle, settle_in, transaction_of
@@ -93,7 +95,7 @@ class RequestLink(Intake):
                 self.refuse(delivery, settled, error)
                 if settled:
                     self._unanswered += 1
-                    self.fail(request, error, lambda response: self._respond(request, response))
+                    self.fail(request, error, partial(self._respond, request))
                 return
         if settled:
             forget(delivery)
@@ -107,7 +109,7 @@ class RequestLink(Intake):
             self._postponed.append(request)
             return
         try:
-            self.handle(request, lambda response: self._respond(request, response))
+            self._do(request)
         finally:
             self.transaction = None
 
@@ -115,8 +117,20 @@ class RequestLink(Intake):
         self._unanswered -= len(self._postponed)  # or the connection would wait for them
         self._postponed.clear()
 
+    def _do(self, request: Request) -> None:
+        answer = partial(self._respond, request)
+        try:
+            self.handle(request, answer)
+        except (BrokerError, ProtocolError) as error:
+            self.fail(request, error, answer)
+
     def handle(self, request: Request, answer: Answer) -> None:
+        """Do the request, now or later. A BrokerError or ProtocolError is its answer."""
         raise NotImplementedError
+
+    def request_partition(self, partition: int, name: str, queue: int, arguments: Sequence[Any], reply: Reply) -> None:
+        """As `Router.request`, for the client of this link."""
+        self.connection.gateway.router.request(partition, name, queue, arguments, reply, self.connection)
 
     def fail(self, request: Request, error: Exception, answer: Answer) -> None:
         """Answer a request that cannot be done."""
@@ -142,7 +156,6 @@ class RequestLink(Intake):
         self._is_going_on = True
         try:
             while postponed and self._unanswered - len(postponed) < REQUEST_CREDIT:
-                request = postponed.popleft()
-                self.handle(request, partial(self._respond, request))
+                self._do(postponed.popleft())
         finally:
             self._is_going_on = False
