@@ -211,10 +211,10 @@ def test_a_token_grants_the_rights_of_its_key_only(stranger):
 
 def test_when_its_token_expires_a_link_is_detached_and_a_new_token_opens_it_again(stranger):
     node = Node(stranger, "$cbs")
-    assert put_token(node, "orders", token_for("orders", valid_s=1)).status == 202
+    assert put_token(node, "orders", token_for("orders", valid_s=2)).status == 202
     handle = stranger.attach_sender("orders")
     management = Node(stranger, "orders/$management")
-    detached = stranger.expect(DETACH, 3)
+    detached = stranger.expect(DETACH, 4)
     assert detached.fields[0] == handle
     condition, description = error_of(detached)
     assert condition == UNAUTHORIZED
