@@ -1,6 +1,8 @@
 """Keys and values of the store's tables, each value with a checksum that is verified when it is read.
 
-Numbers are big-endian. Queue ids are those of `storage.queue_ids`.
+Numbers in keys are unsigned, so that the order of the bytes is the order of the numbers. A number that has no place in
+that order is refused: KeyOutOfRange for a time, struct.error for a number that the broker itself has counted. They are
+big-endian. Queue ids are those of `storage.queue_ids`.
 """
 
 import struct
@@ -31,6 +33,10 @@ FORWARDED_PREFIX = b"forwarded-"
 
 class CorruptRecord(Exception):
     """A stored value does not match its checksum or its shape."""
+
+
+class KeyOutOfRange(Exception):
+    """A key was asked for of a number that does not fit into it. Nothing was stored; it is a mistake of the caller."""
 
 
 class Place(IntEnum):
@@ -66,11 +72,31 @@ Overlay = dict[int, Any]
 
 message_key = struct.Struct(">Q").pack  # message id
 queue_key = struct.Struct(">IBQ").pack  # queue id, place, sequence number
-due_key = struct.Struct(">IBqQ").pack  # queue id, timer, time ms, sequence number
 entity_key = struct.Struct(">I").pack
 unpack_message_key = struct.Struct(">Q").unpack
 unpack_queue_key = struct.Struct(">IBQ").unpack
-unpack_due_key = struct.Struct(">IBqQ").unpack
+_due = struct.Struct(">IBQQ")  # queue id, timer, time ms, sequence number
+_TIMERS = frozenset(Timer)
+
+
+def due_key(queue_id: int, timer: int, time_ms: int, sequence_number: int) -> bytes:
+    """Raises KeyOutOfRange."""
+    try:
+        return _due.pack(queue_id, timer, time_ms, sequence_number)
+    except struct.error:
+        raise KeyOutOfRange(f"due: {queue_id}, {timer}, {time_ms} ms, {sequence_number}") from None
+
+
+def unpack_due_key(key: bytes) -> tuple[int, int, int, int]:
+    """Queue id, timer, time ms, sequence number. Raises CorruptRecord for a key of another shape."""
+    if len(key) != _due.size or key[4] not in _TIMERS:
+        raise CorruptRecord("due key: of another length, or of no timer that there is")
+    return _due.unpack(key)
+
+
+def due_keys_end(key: bytes) -> bytes:
+    """Above all keys of the queue and the timer that this key begins with, whatever the times in them."""
+    return key[:5] + b"\xff" * _due.size
 
 
 def rule_key(entity_id: int, name: str) -> bytes:
@@ -152,6 +178,11 @@ def check_message(record: bytes) -> None:
 def message_parts(record: bytes) -> tuple[bytes, bytes]:
     """Layout and body."""
     return record[24:MESSAGE_HEADER_BYTES], record[MESSAGE_HEADER_BYTES:]
+
+
+def message_enqueued_ms(record: bytes) -> int:
+    """Or the time that it is scheduled for, while it is. In old records that may be before 1970; then it is 0."""
+    return max(0, int.from_bytes(record[8:16], "big", signed=True))
 
 
 def message_expires_ms(record: bytes) -> int:

@@ -28,6 +28,7 @@ MAY_IMPORT = {
         "broker.namespace.entities",
         "broker.wire",
         "broker.rules",
+        "protocol.bounds",
         "protocol.codec",
         "protocol.errors",
         "protocol.message.rendering",
@@ -51,7 +52,7 @@ MAY_IMPORT = {
     # What all processes share must not drag in a part of one of them.
     "broker.errors": set(),
     "broker.wire": set(),
-    "broker.namespace.entities": set(),
+    "broker.namespace.entities": {"protocol.bounds"},
     "broker.namespace.rule_descriptions": {
         "broker.namespace.entities",
         "broker.namespace.durations",

@@ -10,6 +10,8 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 from pydantic_core import PydanticCustomError
 
+from protocol.bounds import LONGEST_MS
+
 SECOND_MS = 1000
 MINUTE_MS = 60 * SECOND_MS
 DAY_MS = 24 * 60 * MINUTE_MS
@@ -77,13 +79,17 @@ class _Description(Frozen):
     default_message_time_to_live_ms: int | None = Field(
         None,
         ge=SECOND_MS,
+        le=LONGEST_MS,
         description="Time to live of a message that has none, and the longest of one that has; unset is unlimited.",
     )
     enable_batched_operations: bool = Field(
         True, description="Kept for clients that read it; operations are always batched."
     )
     auto_delete_on_idle_ms: int | None = Field(
-        None, ge=5 * MINUTE_MS, description="Idle time after which the entity is deleted; unset is never."
+        None,
+        ge=5 * MINUTE_MS,
+        le=LONGEST_MS,
+        description="Idle time after which the entity is deleted; unset is never.",
     )
     status: Status = Field(Status.ACTIVE, description="What clients may do with the entity.")
     user_metadata: Annotated[str, StringConstraints(max_length=1024)] = Field("", description="Free text.")

@@ -12,6 +12,7 @@ from broker.namespace.entities import Description
 from broker.partition.forwarding.source import begin, begin_again, forget, forwards
 from broker.partition.messages import duplicates
 from broker.partition.messages.expiry import resume
+from broker.partition.messages.schedule import mend_times
 from broker.partition.messages.settlement import drop_locks
 from broker.partition.messages.shared_bodies import release
 from broker.partition.sessions import locks as session_locks
@@ -27,7 +28,6 @@ from storage.records import (
     AUTO_DELETED_PREFIX,
     DELETED_ENTITY_PREFIX,
     FORWARDED_PREFIX,
-    NEVER,
     STORE_ID_BYTES,
     CorruptRecord,
     auto_deleted_key,
@@ -35,6 +35,7 @@ from storage.records import (
     decode_entry,
     deleted_entity_key,
     due_key,
+    due_keys_end,
     encode_document,
     entity_key,
     forwarded_key,
@@ -86,11 +87,26 @@ def load(core: Core, now_ms: int, known: dict[bytes, Terms] | None = None) -> No
         if terms.duplicate_window_ms:
             duplicates.begin(core, entity_id, now_ms)
     idleness.load(core, now_ms)
-    start = _ALL[0]
-    while items := core.store.scan(Table.DUE, start, _ALL[1], 1):
-        queue_id, timer, due_ms, _ = unpack_due_key(items[0][0])
-        core.timers.arm(due_ms, (queue_id, timer))
-        start = due_key(queue_id, timer, NEVER, (1 << 64) - 1) + b"\0"
+    _arm_timers(core)
+
+
+def _arm_timers(core: Core) -> None:
+    """For each timer of each queue, the first that is due. Each step goes on behind the last, whatever the keys are."""
+    store, start = core.store, _ALL[0]
+    while items := store.scan(Table.DUE, start, _ALL[1], 1):
+        [(key, _)] = items
+        try:
+            queue_id, timer, _, _ = unpack_due_key(key)
+        except CorruptRecord:
+            quarantine(store, Table.DUE, key)
+            start = key + b"\0"
+            continue
+        start = due_keys_end(key)
+        if timer == Due.SCHEDULED:
+            mend_times(core, queue_id)
+        # What there is now, which may be another.
+        [(key, _)] = store.scan(Table.DUE, key[:5], start, 1)
+        core.timers.arm(unpack_due_key(key)[2], (queue_id, timer))
 
 
 def _of_meta(core: Core, prefix: bytes) -> list[tuple[bytes, bytes]]:

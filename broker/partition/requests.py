@@ -44,6 +44,7 @@ from storage.records import (
     decode_entry,
     encode_document,
     entity_key,
+    message_enqueued_ms,
     message_expires_ms,
     queue_key,
 )
@@ -220,9 +221,8 @@ def _cancel_scheduled(core: Core, queue: Queue, args: Sequence[Any], now_ms: int
         if record is None:
             set_aside(core, queue, Place.SCHEDULED, number, message_id)
             raise MessageNotFound(f"The scheduled message {number} cannot be read.")
-        scheduled_ms = int.from_bytes(record[8:16], "big", signed=True)  # a scheduled message's enqueued time
         ref = (number, message_id, delivery_count, overlay)
-        cancelled.append(unlocked(ref, len(record), scheduled_ms, Place.SCHEDULED))
+        cancelled.append(unlocked(ref, len(record), message_enqueued_ms(record), Place.SCHEDULED))
     discard(core, queue, cancelled)
     queue.tally.cancelled += len(cancelled)
 
@@ -278,7 +278,7 @@ def _delete(
                 unreadable.append((number, message_id))
                 continue
             read_bytes += len(record)
-            enqueued_ms = int.from_bytes(record[8:16], "big", signed=True)
+            enqueued_ms = message_enqueued_ms(record)
             if before_ms is not None and ((overlay or {}).get(Field.ENQUEUED_MS) or enqueued_ms) >= before_ms:
                 continue
             due_ms = NEVER

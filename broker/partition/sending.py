@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from broker.partition.forwarding import transfer_queue
 from broker.partition.messages.admission import Incoming, check
 from broker.partition.messages.duplicates import sift
+from broker.partition.messages.expiry import end_of_life
 from broker.partition.state.core import Core
 from broker.partition.state.queue import Queue
 from broker.partition.state.terms import Kind
@@ -86,11 +87,11 @@ def store(
                 overlay = {Field.SESSION: extra[Extra.SESSION_ID]}
         if scheduled_ms <= now_ms and reserved is None:
             place, timer, enqueued_ms = Place.AVAILABLE, Due.EXPIRY, now_ms
-            due_ms = expires_ms = NEVER if ttl_ms is None else min(now_ms + ttl_ms, NEVER)
+            due_ms = expires_ms = NEVER if ttl_ms is None else end_of_life(now_ms, ttl_ms)
             refs.append((number, message_id, 0, overlay))
         else:
-            place, timer, enqueued_ms, due_ms = Place.SCHEDULED, Due.SCHEDULED, scheduled_ms, scheduled_ms
-            expires_ms = NEVER if ttl_ms is None else min(scheduled_ms + ttl_ms, NEVER)
+            place, timer, enqueued_ms = Place.SCHEDULED, Due.SCHEDULED, max(now_ms, scheduled_ms)
+            due_ms, expires_ms = enqueued_ms, end_of_life(enqueued_ms, ttl_ms)
             if expires_ms != NEVER:
                 overlay = {**(overlay or {}), Field.EXPIRES_MS: expires_ms}
             scheduled_count += 1

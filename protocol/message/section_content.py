@@ -12,6 +12,7 @@ import struct
 from functools import lru_cache
 from typing import Any, Final
 
+from protocol import bounds
 from protocol.codec import UByte, UInt, decode, decode_exactly, skip
 from protocol.errors import DecodeError, HeaderTooLarge, InvalidField, LimitExceeded
 from protocol.symbols import (
@@ -247,7 +248,7 @@ def _key(message: bytes, at: int, name: str) -> tuple[str, bytes | None]:
 def _scheduled_enqueue_time(message: bytes, at: int, extra: Extra) -> None:
     if message[at] != 0x83:
         raise InvalidField(SCHEDULED_ENQUEUE_TIME, "is not a timestamp")
-    extra[EXTRA_SCHEDULED_MS] = int.from_bytes(message[at + 1 : at + 9], "big", signed=True)
+    extra[EXTRA_SCHEDULED_MS] = bounds.time_ms(int.from_bytes(message[at + 1 : at + 9], "big", signed=True))
 
 
 _BROKERS: Final = "only a broker sets it"
@@ -367,4 +368,4 @@ def longer_ttl(properties: bytes) -> int:
     absolute_expiry_time, creation_time = fields[8], fields[9]
     if absolute_expiry_time is None or creation_time is None:
         return UINT_MAX
-    return max(UINT_MAX, int(absolute_expiry_time) - int(creation_time))
+    return max(UINT_MAX, bounds.span_ms(int(absolute_expiry_time) - int(creation_time)))

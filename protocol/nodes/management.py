@@ -14,7 +14,7 @@ from enum import Enum
 from typing import Any, Final
 from uuid import UUID
 
-from protocol import conditions
+from protocol import bounds, conditions
 from protocol.codec import Array, Int, Long, Symbol, Timestamp, array, encode
 from protocol.nodes.management_fields import ArgumentError as ArgumentError
 from protocol.nodes.management_fields import ArgumentOutOfRange as ArgumentOutOfRange
@@ -219,7 +219,7 @@ def parse(request: Request) -> Call:
     return Call(
         operation.lower(),
         reader(Fields(body)),
-        None if timeout_ms is None else max(0, timeout_ms),
+        None if timeout_ms is None else bounds.span_ms(timeout_ms),
         envelope.optional_string("associated-link-name"),
         envelope.optional_string("com.microsoft:tracking-id"),
     )
@@ -235,8 +235,8 @@ def _renew_locks(fields: Fields) -> RenewLocks:
 def _peek_messages(fields: Fields) -> PeekMessages:
     return PeekMessages(
         # Numbers begin at 1; some clients begin to peek at the least that a long holds.
-        max(0, fields.integer("from-sequence-number", -(1 << 63))),
-        fields.integer("message-count", 1),
+        max(0, fields.integer("from-sequence-number", -(1 << 63), bounds.MAX_NUMBER)),
+        fields.count("message-count", 1),
         fields.optional_string("session-id"),
         fields.optional_boolean("omit-message-body"),
     )
@@ -299,8 +299,8 @@ def _properties_to_modify(value: Any) -> Mapping[str, bytes]:
 
 def _delete_messages(fields: Fields) -> DeleteMessages:
     return DeleteMessages(
-        fields.integer("message-count", 1),
-        fields.integer("enqueued-time-utc", -(1 << 63)),
+        fields.count("message-count", 1),
+        fields.time_ms("enqueued-time-utc"),
         fields.optional_string("session-id"),
     )
 
@@ -314,7 +314,7 @@ def _get_counts(_: Fields) -> GetCounts:
 
 
 def _list_counts(fields: Fields) -> ListCounts:
-    return ListCounts(fields.optional_string("after") or "", fields.integer("count", 1))
+    return ListCounts(fields.optional_string("after") or "", fields.count("count", 1))
 
 
 _DISPOSITIONS: Final = {item.value: item for item in Disposition} | {"deferred": Disposition.DEFERRED}

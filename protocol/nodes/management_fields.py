@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 from uuid import UUID
 
-from protocol import conditions
+from protocol import bounds, conditions
 from protocol.codec import Array, Symbol
 from protocol.errors import ProtocolError
 from protocol.nodes.request_message import text
@@ -42,13 +42,22 @@ class Fields:
             raise ArgumentError(f"'{name}' is not an integer.")
         return int(value)
 
-    def integer(self, name: str, minimum: int) -> int:
+    def integer(self, name: str, minimum: int, maximum: int | None = None) -> int:
         value = self.optional_integer(name)
         if value is None:
             raise ArgumentError(f"'{name}' is missing.")
         if value < minimum:
             raise ArgumentOutOfRange(f"'{name}' is {value}; the least is {minimum}.")
+        if maximum is not None and value > maximum:
+            raise ArgumentOutOfRange(f"'{name}' is {value}; the most is {maximum}.")
         return value
+
+    def count(self, name: str, minimum: int) -> int:
+        """Of more than can be counted, as many as can be."""
+        return min(self.integer(name, minimum), bounds.MAX_COUNT)
+
+    def time_ms(self, name: str) -> int:
+        return bounds.time_ms(self.integer(name, -(1 << 63)))
 
     def optional_string(self, name: str) -> str | None:
         value = self._fields.get(name)
@@ -104,6 +113,8 @@ class Fields:
         numbers = self.collection("sequence-numbers", "integers", is_integer)
         if min(numbers) < 0:
             raise ArgumentOutOfRange(f"'sequence-numbers' contains {min(numbers)}; the least is 0.")
+        if max(numbers) > bounds.MAX_NUMBER:
+            raise ArgumentOutOfRange(f"'sequence-numbers' contains {max(numbers)}; the most is {bounds.MAX_NUMBER}.")
         return tuple(map(int, numbers))
 
 

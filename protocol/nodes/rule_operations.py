@@ -124,8 +124,8 @@ def read_remove_rule(fields: Fields) -> RemoveRule:
 
 def read_enumerate_rules(fields: Fields) -> EnumerateRules:
     return EnumerateRules(
-        fields.integer("skip", 0) if fields.value("skip") is not None else 0,
-        fields.integer("top", 1) if fields.value("top") is not None else _DEFAULT_PAGE,
+        fields.count("skip", 0) if fields.value("skip") is not None else 0,
+        fields.count("top", 1) if fields.value("top") is not None else _DEFAULT_PAGE,
     )
 
 

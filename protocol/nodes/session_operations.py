@@ -7,14 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from protocol import bounds
 from protocol.codec import Int, Timestamp, array
 from protocol.message.section_content import check_session_id
-from protocol.nodes.management_fields import ArgumentError, ArgumentOutOfRange, Fields
+from protocol.nodes.management_fields import ArgumentError, Fields
 
 MAX_PAGE: Final = 10_000  # sessions in one answer
-
-# The end of .NET's time, in place of a time: sessions with active messages or a state. It is rounded in two ways.
-_EVER_MS: Final = 253_402_300_799_999
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +35,10 @@ class SetSessionState:
 
 @dataclass(frozen=True, slots=True)
 class GetMessageSessions:
-    """Those whose state was set after `updated_after_ms`; None: those with active messages or a state."""
+    """Those whose state was set after `updated_after_ms`; None: those with active messages or a state.
+
+    Clients mean the latter by the end of .NET's time, which they round in two ways.
+    """
 
     updated_after_ms: int | None
     skip: int
@@ -59,13 +60,10 @@ def read_set_session_state(fields: Fields) -> SetSessionState:
 
 def read_get_message_sessions(fields: Fields) -> GetMessageSessions:
     after_ms = fields.optional_integer("last-updated-time")
-    top = fields.integer("top", 1)
-    if top > MAX_PAGE:
-        raise ArgumentOutOfRange(f"'top' is {top}; the most is {MAX_PAGE}.")
     return GetMessageSessions(
-        None if after_ms is None or after_ms >= _EVER_MS else after_ms,
-        fields.integer("skip", 0),
-        top,
+        None if after_ms is None or after_ms >= bounds.LATEST_MS else bounds.time_ms(after_ms),
+        fields.count("skip", 0),
+        fields.integer("top", 1, MAX_PAGE),
     )
 
 

@@ -199,7 +199,11 @@ def test_queues_of_the_environment_replace_those_of_the_file(config):
         ("MaxDeliveryCount", "three", '"three" must be a whole number'),
         ("MaxDeliveryCount", 1.5, "1.5 must be a whole number"),
         ("MaxDeliveryCount", True, "true must be a whole number"),
-        ("DefaultMessageTimeToLive", "PT0.5S", '"PT0.5S" is out of range; it must be at least 1000 ms (at least PT1S)'),
+        (
+            "DefaultMessageTimeToLive",
+            "PT0.5S",
+            '"PT0.5S" is out of range; it must be from 1000 to',
+        ),
         ("DefaultMessageTimeToLive", "P1Y", '"P1Y" must be an ISO 8601 duration'),
         ("DeadLetteringOnMessageExpiration", "yes", '"yes" must be true or false'),
         ("RequiresSession", 1, "1 must be true or false"),

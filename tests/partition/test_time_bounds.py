@@ -9,6 +9,7 @@ from topic_driver import TOPIC, TOPIC_ENTITY, A, TopicDriver
 from broker.namespace.entities import SubscriptionDescription, TopicDescription
 from broker.partition.partition import Partition
 from broker.partition.settings import PartitionSettings
+from broker.wire import SendOperation
 from protocol.codec import Described, Symbol, Timestamp, UInt, encode
 from protocol.message.sections import take_apart
 from storage.lmdb_store import LmdbStore
@@ -29,7 +30,7 @@ from storage.store import Store, Table
 
 YEAR_1 = -62_135_596_800_000  # .NET's DateTime.MinValue
 YEAR_9999 = 253_402_300_799_999  # .NET's DateTime.MaxValue
-PAST = [-(1 << 63), YEAR_1, -1]
+PAST = [-(1 << 63), YEAR_1, -1, 0]
 FUTURE = [YEAR_9999, YEAR_9999 + 1, (1 << 63) - 1]
 T = "transaction"
 
@@ -79,30 +80,18 @@ def ask(driver: Driver, way: str, queue: int, *messages: list) -> None:
         driver.request("schedule", list(messages), queue=queue)
         return
     if way == "sent in a transaction":
-        driver.partition.transact(T, True, [["send", queue, False, [list(messages)]]], driver.now_ms)
+        driver.partition.transact(T, True, [SendOperation(queue, False, [list(messages)])], driver.now_ms)
     else:
         driver.partition.request_in(T, True, "schedule", queue, [list(messages)], driver.now_ms)
     driver.partition.discharge(T, True, driver.now_ms)
     driver.partition.commit()
 
 
-SENT = ["sent", "scheduled", "sent in a transaction"]
-WAYS = [*SENT, "scheduled in a transaction"]
+WAYS = ["sent", "scheduled", "sent in a transaction", "scheduled in a transaction"]
 
 
 @pytest.mark.parametrize("of", ["queue", "topic"])
-@pytest.mark.parametrize(
-    "way",
-    [
-        *SENT,
-        pytest.param(
-            WAYS[-1],
-            marks=pytest.mark.xfail(
-                strict=True, reason="a negative time sorts above all others, and its timer is due for ever"
-            ),
-        ),
-    ],
-)
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("time_ms", PAST)
 def test_what_is_scheduled_for_the_past_is_there_at_once(of, way, time_ms):
     partition, to, at = driver(of)
@@ -115,17 +104,9 @@ def test_what_is_scheduled_for_the_past_is_there_at_once(of, way, time_ms):
     assert partition.held(at) == [1, 0, 0, 0]
 
 
+@pytest.mark.parametrize("of", ["queue", "topic"])
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize(
-    ("of", "time_ms"),
-    [
-        *[(of, time_ms) for of in ("queue", "topic") for time_ms in FUTURE[:2]],
-        ("queue", FUTURE[2]),
-        pytest.param(
-            "topic", FUTURE[2], marks=pytest.mark.xfail(strict=True, reason="its timer is left behind: it is NEVER")
-        ),
-    ],
-)
+@pytest.mark.parametrize("time_ms", FUTURE)
 def test_what_is_scheduled_for_the_end_of_time_waits_and_can_be_cancelled(of, way, time_ms):
     partition, to, _ = driver(of)
     ask(partition, way, to, scheduled(time_ms), scheduled(time_ms, ttl_ms=5000))
@@ -142,7 +123,7 @@ def test_what_is_scheduled_for_the_end_of_time_waits_and_can_be_cancelled(of, wa
 
 
 def plant(store: Store, queue_id: int, number: int, time_ms: int, ttl_ms: int | None, topic: bool) -> None:
-    """A message scheduled in a transaction, as versions before 0.9 stored it."""
+    """A message scheduled in a transaction, as it was stored before times had bounds."""
     enqueued_ms = START_MS if topic else time_ms
     expires_ms = NEVER if ttl_ms is None else enqueued_ms + ttl_ms
     overlay = {Field.EXPIRES_MS: expires_ms} if ttl_ms is not None and not topic else None
@@ -153,14 +134,18 @@ def plant(store: Store, queue_id: int, number: int, time_ms: int, ttl_ms: int | 
 
 
 @pytest.mark.parametrize("of", ["queue", "topic"])
-@pytest.mark.xfail(strict=True, reason="reading what is due at the start never gets past such a key")
 def test_a_store_with_timers_before_1970_comes_up_and_what_they_are_of_is_there(tmp_path, of, monkeypatch):
     path = tmp_path / "store"
     queue_id, at = (TOPIC, A) if of == "topic" else (MAIN, MAIN)
     with LmdbStore(path, partition_id=5, map_size_bytes=1 << 24, create=True) as store:
         define(store, ENTITY, describe())
-        define(store, TOPIC_ENTITY, TopicDescription(name="News"))
-        define(store, A >> 3, SubscriptionDescription(topic="news", name="a"))
+        before = Partition(5, store, now_ms=START_MS, incarnation=bytes(6), settings=PartitionSettings())
+        for entity_id, description in (
+            (TOPIC_ENTITY, TopicDescription(name="News")),
+            (A >> 3, SubscriptionDescription(topic="news", name="a")),
+        ):
+            before.put_entity(entity_id, description, START_MS)
+            define(store, entity_id, description)
         layout, body, _, _ = scheduled(YEAR_1)
         size = len(encode_message(0, 0, layout, body))
         store.put(Table.COUNTS, entity_key(queue_id), encode_counts(Counts(4, 0, 0, 3, 3 * size)))
@@ -195,3 +180,16 @@ def test_a_store_with_timers_before_1970_comes_up_and_what_they_are_of_is_there(
             assert due_ms is None or due_ms > now_ms
         found = deliveries(partition.request("peek", at, [0, 10, 1 << 20], now_ms))
         assert [each.overlay[Field.ENQUEUE_SEQUENCE_NUMBER] for each in found] == [1, 3]
+
+
+@pytest.mark.parametrize("key", [b"\0", bytes(20), bytes(22), b"\0\0\0\x08\x07" + bytes(16), b"\xff" * 21])
+def test_a_timer_whose_key_cannot_be_read_is_set_aside_at_the_start(key):
+    queue = Driver(store=BoundedStore())
+    queue.send(scheduled(START_MS + 1000))
+    queue.store.put(Table.DUE, key, message_key(1))
+    queue.store.commit()
+    queue.restart()
+    queue.wait(1000)
+    assert queue.held() == [1, 0, 0, 0]
+    assert queue.store.last_key(Table.DUE) is None
+    assert queue.partition.gauges()["quarantined"] == 1

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from proton import Message, symbol
 
 from broker.wire import Extra
+from protocol import bounds
 from protocol.codec import (
     Array,
     Char,
@@ -163,7 +164,7 @@ def test_annotations_that_only_a_broker_sets_are_left_out():
         pairs = b"".join(encode(Symbol(key)) + encode(value) for key, value in kept.items())
         assert stored == pairs + BODY
         assert unpack_layout(layout)[2:4] == (6, len(pairs))
-        assert extra == {Extra.SCHEDULED_MS: -5}
+        assert extra == {Extra.SCHEDULED_MS: 0}
     assert take_apart(annotations(ours))[1] == BODY
 
 
@@ -598,11 +599,12 @@ def test_what_is_taken_apart_is_what_was_put_in(generated):
             take_apart(message)
         return
     if ttl_ms == 2**32 - 1 and None not in fields[8:10]:
-        ttl_ms = max(ttl_ms, fields[8] - fields[9])
+        ttl_ms = max(ttl_ms, bounds.span_ms(fields[8] - fields[9]))
     kept = {name: value for name, value in notes.items() if name not in ("x-opt-sequence-number", "x-opt-lock-token")}
     pairs = b"".join(encode(item) for pair in kept.items() for item in pair)
+    scheduled_ms = notes.get("x-opt-scheduled-enqueue-time")
     expected = {
-        Extra.SCHEDULED_MS: notes.get("x-opt-scheduled-enqueue-time"),
+        Extra.SCHEDULED_MS: None if scheduled_ms is None else bounds.time_ms(scheduled_ms),
         Extra.SESSION_ID: session_id,
         Extra.PARTITION_KEY: key,
         Extra.MESSAGE_ID: None if fields[0] is None else encode(fields[0]),

@@ -52,6 +52,11 @@ def parsed(operation, body):
             GetMessageSessions(1_700_000_000_000, 0, 10_000),
         ),
         ("get-message-sessions", {"skip": Int(0), "top": Int(5)}, GetMessageSessions(None, 0, 5)),
+        (
+            "get-message-sessions",
+            {"last-updated-time": Timestamp(-62_135_596_800_000), "skip": Long((1 << 63) - 1), "top": Int(5)},
+            GetMessageSessions(0, (1 << 31) - 1, 5),
+        ),
     ],
 )
 def test_requests_are_understood(operation, body, arguments):

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from broker.errors import BrokerError, EntityDisabled, EntityNotFound, NotAllowed
 from broker.partition.messages.admission import entity_size, too_large
 from broker.partition.messages.duplicates import sift
+from broker.partition.messages.expiry import end_of_life
 from broker.partition.messages.moves import enqueue
 from broker.partition.sessions.membership import session_id_in, session_id_of, without_session
 from broker.partition.state.core import Core
@@ -200,7 +201,7 @@ def enter(core: Core, queue: Queue, messages: Sequence[tuple[int, int, int, Over
     if queue.sessions is not None:
         messages = _sort_by_session(core, queue, messages, now_ms)
     terms, first = queue.terms, queue.next_number
-    limit_ms = NEVER if terms.time_to_live_ms is None else now_ms + terms.time_to_live_ms
+    limit_ms = end_of_life(now_ms, terms.time_to_live_ms)
     expiring: list[tuple[bytes, bytes]] = []
     earliest_ms = NEVER
     entries: list[tuple[int, int, Overlay | None]] = []

@@ -9,6 +9,7 @@ its sender was told that it is done. What the destination refuses is in the tran
 from collections.abc import Sequence
 
 from broker.partition.messages.admission import Incoming
+from broker.partition.messages.expiry import end_of_life
 from broker.partition.messages.hand_out import READ_MAX, WEIGHT_BYTES
 from broker.partition.messages.moves import set_aside
 from broker.partition.state.core import Core
@@ -68,7 +69,7 @@ def store(core: Core, queue: Queue, transfers: Transfers, messages: Sequence[Inc
         overlay: Overlay = {Field.DESTINATION: name}
         scheduled_ms = extra.get(Extra.SCHEDULED_MS) or 0
         enqueued_ms = max(now_ms, scheduled_ms)
-        expires_ms = NEVER if ttl_ms is None else min(enqueued_ms + ttl_ms, NEVER)
+        expires_ms = end_of_life(enqueued_ms, ttl_ms)
         place = Place.AVAILABLE
         if scheduled_ms > now_ms:
             place = Place.SCHEDULED

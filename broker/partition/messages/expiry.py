@@ -10,7 +10,9 @@ from broker.partition.messages.moves import expire, expires_now, set_aside, unlo
 from broker.partition.state.core import Core
 from broker.partition.state.queue import Queue
 from broker.partition.state.timers import Due
+from protocol.bounds import LATEST_MS
 from storage.records import (
+    NEVER,
     CorruptRecord,
     Overlay,
     Place,
@@ -21,6 +23,13 @@ from storage.records import (
     unpack_message_key,
 )
 from storage.store import Table
+
+
+def end_of_life(from_ms: int, ttl_ms: int | None) -> int:
+    """When a message's time to live is over, or NEVER: without one, and also if that is beyond all times."""
+    if ttl_ms is None or ttl_ms > LATEST_MS - from_ms:
+        return NEVER
+    return from_ms + ttl_ms
 
 
 def sweep(core: Core, queue: Queue, now_ms: int) -> None:

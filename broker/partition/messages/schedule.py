@@ -1,5 +1,6 @@
 """Scheduled messages: each waits under a number of its own, and gets another when its time comes."""
 
+from broker.partition.messages.expiry import end_of_life
 from broker.partition.messages.moves import enqueue, set_aside, unlocked
 from broker.partition.state.core import Core
 from broker.partition.state.queue import Queue
@@ -13,6 +14,8 @@ from storage.records import (
     Place,
     decode_entry,
     due_key,
+    encode_entry,
+    message_enqueued_ms,
     message_key,
     queue_key,
     unpack_due_key,
@@ -50,7 +53,7 @@ def activate(core: Core, queue: Queue, now_ms: int) -> None:
             old_refs.append((number, message_id, delivery_count, overlay))
         overlay = {**(overlay or {}), Field.ENQUEUED_MS: now_ms, Field.ENQUEUE_SEQUENCE_NUMBER: number}
         if Field.EXPIRES_MS in overlay:
-            expires_ms = min(overlay[Field.EXPIRES_MS] - scheduled_ms + now_ms, NEVER)
+            expires_ms = end_of_life(now_ms, overlay[Field.EXPIRES_MS] - scheduled_ms)
             overlay[Field.EXPIRES_MS] = expires_ms
             if expires_ms != NEVER and not queue.is_dead_letter:
                 expiring.append((len(entries), expires_ms))
@@ -69,5 +72,35 @@ def activate(core: Core, queue: Queue, now_ms: int) -> None:
         core.arm_expiry(queue, expires_ms)
     if len(items) == limit:
         core.timers.arm(now_ms, (queue.id, Due.SCHEDULED))
-    elif rest := store.scan(Table.DUE, start, due_key(queue.id, Due.SCHEDULED + 1, 0, 0), 1):
+    elif rest := store.scan(Table.DUE, end, due_key(queue.id, Due.SCHEDULED + 1, 0, 0), 1):
         core.timers.arm(unpack_due_key(rest[0][0])[2], (queue.id, Due.SCHEDULED))
+
+
+def mend_times(core: Core, queue_id: int) -> None:
+    """At the start: scheduled times that are none, from before times had bounds.
+
+    Those before 1970 were stored as signed numbers, so that their keys are above all others and never due. They become
+    what the record says, or 0: either is in the past.
+    """
+    store = core.store
+    start, end = due_key(queue_id, Due.SCHEDULED, NEVER + 1, 0), due_key(queue_id, Due.SCHEDULED + 1, 0, 0)
+    for key, value in store.scan(Table.DUE, start, end, 1 << 32):
+        _, _, stored, number = unpack_due_key(key)
+        (message_id,) = unpack_message_key(value)
+        record = core.bodies.read_one(message_id)
+        time_ms = message_enqueued_ms(record) if record is not None else 0
+        _mend_expiry(core, queue_key(queue_id, Place.SCHEDULED, number), time_ms - (stored - (1 << 64)))
+        store.delete(Table.DUE, key)
+        store.put(Table.DUE, due_key(queue_id, Due.SCHEDULED, time_ms, number), value)
+
+
+def _mend_expiry(core: Core, key: bytes, later_ms: int) -> None:
+    """The message at this key is scheduled for so much later than before, and so it expires."""
+    entry = core.store.get(Table.QUEUE, key)
+    try:
+        message_id, delivery_count, overlay = decode_entry(entry or b"")
+    except CorruptRecord:
+        return  # it is set aside when it is due
+    if overlay and Field.EXPIRES_MS in overlay:
+        overlay[Field.EXPIRES_MS] = min(overlay[Field.EXPIRES_MS] + later_ms, NEVER)
+        core.store.put(Table.QUEUE, key, encode_entry(message_id, delivery_count, overlay))

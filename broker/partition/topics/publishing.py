@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from broker.partition.messages.admission import Incoming
 from broker.partition.messages.duplicates import sift
+from broker.partition.messages.expiry import end_of_life
 from broker.partition.messages.moves import set_aside
 from broker.partition.sessions.membership import session_id_in, session_id_of, without_session
 from broker.partition.state.core import Core
@@ -30,6 +31,7 @@ from storage.records import (
     encode_entry,
     encode_message,
     encode_references,
+    message_enqueued_ms,
     message_expires_ms,
     message_key,
     message_parts,
@@ -115,9 +117,10 @@ class _FanOut:
     def _limited(self, copy: Copy, limit_ms: int) -> Copy:
         """The copy with a subscription's own, shorter time to live."""
         message_id, _, overlay, expires_ms, size = copy
-        if self._now_ms + limit_ms >= expires_ms:
+        end_ms = end_of_life(self._now_ms, limit_ms)
+        if end_ms >= expires_ms:
             return copy
-        expires_ms = self._now_ms + limit_ms
+        expires_ms = end_ms
         overlay = {**(overlay or {}), Field.EXPIRES_MS: expires_ms}
         return message_id, encode_entry(message_id, 0, overlay), overlay, expires_ms, size
 
@@ -229,7 +232,7 @@ def publish(
                 continue
             session_id = extra.get(Extra.SESSION_ID)
         enqueued_ms = max(now_ms, scheduled_ms)
-        expires_ms = NEVER if ttl_ms is None else min(enqueued_ms + ttl_ms, NEVER)
+        expires_ms = end_of_life(enqueued_ms, ttl_ms)
         numbers.append(number)
         number += 1
         selection: Selection = []
@@ -237,8 +240,8 @@ def publish(
         if waits:
             key = message_key(message_id)
             waiting.append((queue_key(queue.id, Place.SCHEDULED, numbers[-1]), encode_entry(message_id)))
-            due.append((due_key(queue.id, Due.SCHEDULED, scheduled_ms, numbers[-1]), key))
-            earliest_ms = min(earliest_ms, scheduled_ms)
+            due.append((due_key(queue.id, Due.SCHEDULED, enqueued_ms, numbers[-1]), key))
+            earliest_ms = min(earliest_ms, enqueued_ms)
         else:
             if has_rules:
                 view = view_of(layout, body, numbers[-1], now_ms, expires_ms)
@@ -279,7 +282,7 @@ def publish_forwarded(core: Core, queue: Queue, messages: Sequence[tuple[bytes, 
     topic = core.topic(queue)
     fan_out = _FanOut(core, topic, now_ms)
     terms, number = queue.terms, queue.next_number
-    limit_ms = NEVER if terms.time_to_live_ms is None else now_ms + terms.time_to_live_ms
+    limit_ms = end_of_life(now_ms, terms.time_to_live_ms)
     records: list[bytes] = []
     size_bytes = 0
     for record, overlay in messages:
@@ -291,8 +294,7 @@ def publish_forwarded(core: Core, queue: Queue, messages: Sequence[tuple[bytes, 
         properties, system = overlay.pop(Field.PROPERTIES, None), overlay.pop(Field.SYSTEM, None)
         if properties or system:
             layout, body = with_changes(layout, body, properties or {}, system or {})
-            enqueued_ms = int.from_bytes(record[8:16], "big", signed=True)
-            record = encode_message(enqueued_ms, message_expires_ms(record), layout, body)
+            record = encode_message(message_enqueued_ms(record), message_expires_ms(record), layout, body)
         selection: Selection = []
         if topic.has_rules:
             view = view_of(layout, body, number, now_ms, expires_ms)
@@ -341,7 +343,7 @@ def publish_due(core: Core, queue: Queue, now_ms: int) -> None:
         expires_ms = message_expires_ms(record)
         overlay: Overlay = {Field.ENQUEUED_MS: now_ms, Field.ENQUEUE_SEQUENCE_NUMBER: number}
         if expires_ms != NEVER:
-            expires_ms = overlay[Field.EXPIRES_MS] = min(expires_ms - scheduled_ms + now_ms, NEVER)
+            expires_ms = overlay[Field.EXPIRES_MS] = end_of_life(now_ms, expires_ms - scheduled_ms)
         selection: Selection = []
         if topic.has_rules:
             layout, body = message_parts(record)
