@@ -337,7 +337,7 @@ class TopicModel(RuleBasedStateMachine):
                 case Outcome.ACCEPTED:
                     del copies[at]
                 case Outcome.ABANDONED:
-                    copies[at] = replace(copy, count=copy.count + 1)
+                    copies[at] = replace(copy, count=copy.count + (not dead))
                     if copy.count + 1 == 10 and not dead:
                         reason = "MaxDeliveryCountExceeded"
                         self.dead_letter(subscription, copies.pop(at), {"DeadLetterReason": reason})
