@@ -20,7 +20,7 @@ MIB = 1 << 20
 RUN = """
 import os
 import sys
-from broker import processes, supervisor
+from broker.supervisor import supervisor
 from broker.settings.config import Settings
 
 class Started:  # in place of the processes: the start has come this far
