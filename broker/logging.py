@@ -15,15 +15,14 @@ import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
 from broker.settings.config import Log, LogFormat
+from broker.settings.secrets import REDACTED, masked
 
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
-REDACTED = "***"
 _SECRET_FIELD = re.compile(
     r"(^|_)(key|password|secret|credentials?|token|signature|sig|sas|authorization|connection_string|body|payload)$",
     re.IGNORECASE,
 )
-_SECRET_TEXT = re.compile(r"(SharedAccessKey|SharedAccessSignature|sig|primary_key|secondary_key|root_key)=[^\s;&,)]+")
 _NO_SECRET = {"lock_token"}  # names one delivery, to who holds the right anyway
 
 
@@ -64,7 +63,7 @@ def _masked(name: str, value: object) -> object:
     if _SECRET_FIELD.search(name) and name not in _NO_SECRET and value is not None:
         return REDACTED
     if isinstance(value, str):
-        return _SECRET_TEXT.sub(rf"\1={REDACTED}", value) if "=" in value else value
+        return masked(value)
     if isinstance(value, bytes | bytearray | memoryview):
         return value.hex() if name in _NO_SECRET else f"<{len(value)} bytes>"
     if isinstance(value, dict):

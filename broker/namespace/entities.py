@@ -51,7 +51,8 @@ class Right(StrEnum):
 
 
 class Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+    # What is wrong may be a key, and the text of an error ends in a log.
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, hide_input_in_errors=True)
 
 
 class AuthorizationRule(Frozen):

@@ -32,6 +32,12 @@ def with_root_key(settings: Settings) -> Settings:
     return settings.model_copy(update={"security": settings.security.model_copy(update={"root_key": key})})
 
 
+def makes_root_key(settings: Settings) -> bool:
+    """True if `with_root_key` has to make a key: none is configured, and none is kept yet."""
+    is_given = settings.security.root_key is not None or settings.emulator
+    return not is_given and not (settings.data_dir / ROOT_KEY_FILE).exists()
+
+
 def kept_root_key(path: Path) -> str:
     """The key in the file at `path`; a missing file is made, mode 0600. Raises ConfigurationError, OSError."""
     try:

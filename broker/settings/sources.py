@@ -24,10 +24,10 @@ from broker.namespace.rule_descriptions import (
     SqlFilter,
     amqp_values,
 )
-from broker.settings.config import ConfigurationError, Origin, Place, Problem, Settings
+from broker.settings.config import VARIABLE_PREFIX, ConfigurationError, Origin, Place, Problem, Settings
 from broker.settings.emulator_config import is_emulator_config, read_emulator_config, without_comments
+from broker.settings.secrets import masked
 
-PREFIX = "PEEKLOCK_"
 CONFIG_VARIABLE = "PEEKLOCK_CONFIG"
 CLIENT_VARIABLE = "PEEKLOCK_CONNECTION_STRING"  # of the commands that are clients; no setting
 OFF = "off"
@@ -135,7 +135,7 @@ def dotted(place: Place) -> str:
 
 
 def variable(place: Place) -> str:
-    return PREFIX + "__".join(str(part) for part in place).upper()
+    return VARIABLE_PREFIX + "__".join(str(part) for part in place).upper()
 
 
 class _Sources:
@@ -198,12 +198,14 @@ class _Sources:
         """An empty variable counts as not set, so that a compose file can pass on what its caller may have set."""
         by_variable = {variable(place): place for place in self._leaves}
         for name, text in sorted(environment.items()):
-            if not name.startswith(PREFIX) or name in (CONFIG_VARIABLE, CLIENT_VARIABLE) or text == "":
+            if not name.startswith(VARIABLE_PREFIX) or name in (CONFIG_VARIABLE, CLIENT_VARIABLE) or text == "":
                 continue
             if place := by_variable.get(name):
                 self._set_text(place, text, name)
             elif not _SERVICE_LINK.fullmatch(name):
-                self._problems.append(Problem(name, "no such setting; " + _suggestion(name, by_variable, PREFIX)))
+                self._problems.append(
+                    Problem(name, "no such setting; " + _suggestion(name, by_variable, VARIABLE_PREFIX))
+                )
 
     def read_flags(self, flags: Mapping[str, str | None]) -> None:
         for flag, text in flags.items():
@@ -275,7 +277,7 @@ class _Sources:
         secret = SECRETS.intersection(place) or place[:1] == ("security",) or "authorization_rules" in place
         if secret or not isinstance(origin.value, str | int | float) or _is_list(_model_and_field(place)[1]):
             return Problem(origin.spelling, text)
-        value = json.dumps(origin.value, ensure_ascii=False)
+        value = masked(json.dumps(origin.value, ensure_ascii=False))
         return Problem(origin.spelling, f"{value if len(value) <= 100 else value[:99] + '…'} {text}")
 
     def _origin(self, place: Place) -> Origin:

@@ -20,7 +20,7 @@ from typing import Any
 import structlog
 
 from broker.child import PERMANENT_FAULT, Instructions
-from broker.settings.config import ConfigurationError
+from broker.settings.config import VARIABLE_PREFIX, ConfigurationError
 
 FIRST_DELAY_SECONDS = 0.1
 LONGEST_DELAY_SECONDS = 5.0
@@ -58,6 +58,13 @@ class Role:
     instructions: Callable[[int], Instructions]
 
 
+def _environment() -> dict[str, str]:
+    """A child's: without the broker's settings, which it gets from its supervisor and which may hold keys."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith(VARIABLE_PREFIX)}
+    path = own.get("PYTHONPATH")
+    return own | {"PYTHONPATH": f"{PACKAGES}{os.pathsep}{path}" if path else str(PACKAGES)}
+
+
 class _Child:
     def __init__(self, role: Role) -> None:
         self.role = role
@@ -80,7 +87,6 @@ class _Child:
         return self.process.stdout.fileno()
 
     def start(self, directory: Path) -> None:
-        path = os.environ.get("PYTHONPATH")
         self.answer, self._output = None, b""
         self.process = process = subprocess.Popen(
             # -P: the working directory is the data directory, and no place for modules.
@@ -88,7 +94,7 @@ class _Child:
             cwd=directory,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=os.environ | {"PYTHONPATH": f"{PACKAGES}{os.pathsep}{path}" if path else str(PACKAGES)},
+            env=_environment(),
             process_group=0,  # a Ctrl-C on the terminal is for the supervisor, which ends children in order
         )
         assert process.stdin is not None

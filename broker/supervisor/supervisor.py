@@ -13,10 +13,10 @@ from broker import __version__
 from broker.child import PERMANENT_FAULT, Instructions
 from broker.logging import configure_logging
 from broker.namespace.catalog import reconcile
-from broker.namespace.keys import EMULATOR_KEY, ROOT_KEY_NAME, connection_string, with_root_key
+from broker.namespace.keys import EMULATOR_KEY, ROOT_KEY_NAME, connection_string, makes_root_key, with_root_key
 from broker.settings.config import ConfigurationError, Settings
 from broker.supervisor.processes import Processes, Role
-from storage.data_dir import RUN, DataDirectory, DataDirectoryError
+from storage.data_dir import ROOT_KEY_FILE, RUN, DataDirectory, DataDirectoryError
 from storage.lmdb_store import LmdbStore, StoreInUse, UnknownFormat, WrongPartition
 from storage.store import StoreError, StoreFull
 
@@ -29,11 +29,12 @@ def run(settings: Settings) -> int:
     try:
         # Held to the end: a second broker on the same directory is refused.
         with _opened(settings := _with_absolute_paths(settings)) as directory:
-            key_is_new = not directory.root_key_path.exists()
-            settings = _with_key(settings)
+            makes_key = makes_root_key(settings)
+            given, settings = settings, _with_key(settings)
+            key = shown_key(given, settings, is_new=makes_key)
             _reconcile(settings, directory)
             processes = Processes(_roles(settings), directory.path, settings.shutdown_timeout_ms / 1000)
-            return processes.run(lambda answers: _announce(settings, answers, key_is_new))
+            return processes.run(lambda answers: _announce(settings, answers, key))
     except ConfigurationError as error:
         print(f"peeklock: cannot start: {error}", file=sys.stderr)
         return PERMANENT_FAULT
@@ -144,23 +145,29 @@ def _roles(settings: Settings) -> list[list[Role]]:
     return [list(map(gateway, range(settings.gateways))), list(map(worker, range(workers)))]
 
 
-def _announce(settings: Settings, answers: dict[str, dict[str, Any]], key_is_new: bool) -> None:
+def _announce(settings: Settings, answers: dict[str, dict[str, Any]], key: str) -> None:
     answer = answers["gateway"]
     log.info("ready", partitions=settings.partitions, workers=settings.worker_count)
-    print(start_text(settings, answer, show_key=key_is_new or sys.stdout.isatty()), flush=True)
+    print(start_text(settings, answer, key), flush=True)
 
 
-def start_text(settings: Settings, answer: dict[str, Any], show_key: bool) -> str:
-    """What the user sees once the broker serves; `answer` is the gateway's, with the ports that it got.
+def shown_key(given: Settings, settings: Settings, *, is_new: bool) -> str:
+    """What the start text has for a key; `given` are the settings before the root key was added to them.
 
-    Unless `show_key`, or the key is the emulator's, the text says where the key is: output that is collected like a
-    log must not hold it.
+    Output ends in collected logs. So only a key that this start has made is shown, once, and the emulator's, which is
+    no secret; of any other the text says where it is.
     """
     key = settings.security.root_key
     assert key is not None
-    if not show_key and key != EMULATOR_KEY:
-        kept = settings.data_dir / "root-key"
-        key = f"<the key in {kept}>" if kept.exists() else "<the key in security.root_key>"
+    if is_new or key == EMULATOR_KEY:
+        return key
+    if given.security.root_key is not None:
+        return "<the key in security.root_key>"
+    return f"<the key in {settings.data_dir / ROOT_KEY_FILE}>"
+
+
+def start_text(settings: Settings, answer: dict[str, Any], key: str) -> str:
+    """What the user sees once the broker serves; `answer` is the gateway's, with the ports that it got."""
     plain, tls, ops = (answer.get(name) for name in ("amqp_port", "amqps_port", "ops_port"))
     lines = [f"Peeklock {__version__} is ready.", ""]
     if plain is not None:

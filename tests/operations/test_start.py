@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from broker.settings.config import Settings
-from broker.supervisor.supervisor import start_text
+from broker.settings.config import Security, Settings
+from broker.supervisor.supervisor import shown_key, start_text
 from storage.data_dir import DataDirectory
 from storage.lmdb_store import LmdbStore
 from storage.records import FORMAT_VERSION_KEY, encode_document
@@ -176,42 +176,49 @@ def test_a_store_another_process_has_open_is_named(data_dir):
         assert str(path) in refused(data_dir)
 
 
-def text(*, show_key, key="c2VjcmV0", data_dir=Path("/var/lib/peeklock"), host="127.0.0.1", **ports):
-    settings = Settings.model_validate(
-        {"data_dir": data_dir, "security": {"root_key": key}, "amqp": {"host": host}, "namespace": "peeklock"}
+def text(*, key="c2VjcmV0", is_new=True, is_given=False, data_dir=Path("/var/lib/peeklock"), host="127.0.0.1", **ports):
+    given = Settings.model_validate(
+        {"data_dir": data_dir, "security": {"root_key": key if is_given else None}, "amqp": {"host": host}}
     )
+    settings = given.model_copy(update={"security": Security(root_key=key)})
     answer = {"ready": True, "amqp_port": 5672, "amqps_port": None, "ops_port": 9464} | ports
-    return start_text(settings, answer, show_key)
+    return start_text(settings, answer, shown_key(given, settings, is_new=is_new))
 
 
 def test_the_start_text_has_the_connection_string():
     assert (
         "  Endpoint=sb://localhost;SharedAccessKeyName=RootManageSharedAccessKey;SharedAccessKey=c2VjcmV0;"
-        "UseDevelopmentEmulator=true;\n" in text(show_key=True)
+        "UseDevelopmentEmulator=true;\n" in text()
     )
 
 
 def test_the_start_text_names_the_ports_that_were_taken():
-    shown = text(show_key=True, amqp_port=40001, ops_port=40002)
+    shown = text(amqp_port=40001, ops_port=40002)
     assert "amqp://127.0.0.1:40001\n" in shown
     assert "http://127.0.0.1:40002/metrics" in shown
     assert "Endpoint=sb://localhost:40001;" in shown
 
 
 def test_without_plain_tcp_the_connection_string_is_for_tls():
-    shown = text(show_key=True, amqp_port=None, amqps_port=5671, host="broker.example")
+    shown = text(amqp_port=None, amqps_port=5671, host="broker.example")
     assert "amqp://" not in shown
     assert "amqps://broker.example:5671\n" in shown
     assert "Endpoint=sb://broker.example;" in shown
     assert "UseDevelopmentEmulator" not in shown
 
 
-def test_collected_output_does_not_hold_the_key(data_dir):
+def test_the_start_text_says_where_a_kept_key_is(data_dir):
     key = (data_dir / "root-key").read_text().strip()
-    shown = text(show_key=False, key=key, data_dir=data_dir)
+    shown = text(key=key, is_new=False, data_dir=data_dir)
     assert key not in shown
     assert str(data_dir / "root-key") in shown
 
 
+def test_the_start_text_says_where_a_given_key_is_whatever_is_kept(data_dir):
+    shown = text(key="c2VjcmV0", is_new=False, is_given=True, data_dir=data_dir)
+    assert "c2VjcmV0" not in shown
+    assert "<the key in security.root_key>" in shown
+
+
 def test_the_emulators_key_is_no_secret():
-    assert "SharedAccessKey=SAS_KEY_VALUE;" in text(show_key=False, key="SAS_KEY_VALUE")
+    assert "SharedAccessKey=SAS_KEY_VALUE;" in text(is_new=False, key="SAS_KEY_VALUE")

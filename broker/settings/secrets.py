@@ -1,0 +1,13 @@
+"""Keys inside texts: connection strings, tokens and settings that somebody may read who must not have the keys."""
+
+import re
+
+REDACTED = "***"
+_SECRET_TEXT = re.compile(
+    r"""(SharedAccessKey|SharedAccessSignature|sig|primary_key|secondary_key|root_key)(['"]?\s*[=:]\s*['"]?)[^\s;&,)'"}]+"""
+)
+
+
+def masked(text: str) -> str:
+    """`text` with every key in it replaced by stars."""
+    return _SECRET_TEXT.sub(rf"\1\2{REDACTED}", text) if "=" in text or ":" in text else text
