@@ -36,6 +36,7 @@ _LIFECYCLE = frozenset(
         lib.PN_SESSION_REMOTE_CLOSE,
         lib.PN_CONNECTION_REMOTE_OPEN,
         lib.PN_CONNECTION_REMOTE_CLOSE,
+        lib.PN_TRANSPORT_ERROR,
     )
 )
 
@@ -100,7 +101,8 @@ class Engine:
         self.links: dict[Pointer, Link] = {}
         self.sessions: dict[Pointer, Session] = {}
         self.used_up: list[Link] = []
-        self.output = OutputWalk()
+        self._batches: set[tuple[int, int]] = set()  # channel and handle of links whose next delivery is one
+        self.output = OutputWalk(self._walk.translated)
         self._flow_answers = FlowAnswers(self.output)
         self._header_taken = False
         self._container_id = container_id
@@ -133,16 +135,17 @@ class Engine:
         offset = 0
         size = len(whole)
         transport = self._transport
-        for stop in (*self._walk.ends, size):
+        for stop, batch in (*self._walk.stops, (size, None)):
             while offset < stop:
                 taken = lib.pn_transport_push(transport, view + offset, stop - offset)
                 if taken <= 0:
                     # The engine found a fault, queued a close that names it, and reads no more.
-                    self.output.is_due = True
                     self._dispatch()
                     return
                 offset += taken
                 self._dispatch()
+            if batch is not None:
+                self._batches.add(batch)
         if self._walk.flows:
             flows, self._walk.flows = self._walk.flows, []
             self._flow_answers.answer(flows, self.links.values(), self.sessions.values())
@@ -176,7 +179,7 @@ class Engine:
         while drop(self._collector):
             pass
         output = chunks[0] if len(chunks) == 1 else b"".join(chunks)
-        if self.output.is_due:
+        if self.output.is_due or self._walk.translated:
             output = self.output.walk(output)
         return output
 
@@ -358,12 +361,10 @@ class Engine:
                 return
             payload = bytes(link.partial)
         link.partial = b""
-        batches = self._walk.batches
         batch = False
-        if batches:
-            key = (*link.channel_handle, tag_of(delivery))
-            batch = key in batches
-            batches.discard(key)
+        if self._batches:
+            batch = link.channel_handle in self._batches
+            self._batches.discard(link.channel_handle)
         oversized_bytes, link.oversized_bytes = link.oversized_bytes, 0
         if lib.pn_delivery_aborted(delivery):
             lib.pn_link_advance(pointer)
@@ -385,7 +386,9 @@ class Engine:
 
     def _lifecycle(self, kind: int, event: Pointer) -> None:
         handler = self._handler
-        if kind == lib.PN_LINK_REMOTE_OPEN:
+        if kind == lib.PN_TRANSPORT_ERROR:
+            self.output.is_due = True  # the engine has found a fault, and is about to close
+        elif kind == lib.PN_LINK_REMOTE_OPEN:
             pointer = lib.pn_event_link(event)
             link = self.links.get(pointer)
             if link is None:
@@ -403,13 +406,16 @@ class Engine:
                 self._detached(link, kind == lib.PN_LINK_REMOTE_CLOSE)
         elif kind == lib.PN_SESSION_REMOTE_OPEN:
             pointer = lib.pn_event_session(event)
-            channel = self._walk.begun.popleft()
+            channel, answered = self._walk.begun.popleft()
             if pointer in self.sessions:
                 self.sessions[pointer].channel = channel
+                if answered is not None:
+                    self.output.channels[answered] = channel
                 return  # ours, answered
             session = self.sessions[pointer] = Session(self, pointer)
             session.channel = channel
             lib.pn_session_open(pointer)
+            self.output.is_beginning = True
             self.output.is_due = True
             handler.on_session(session)
         elif kind == lib.PN_SESSION_REMOTE_CLOSE:

@@ -3,16 +3,21 @@
 Three things matter to a broker and are not in proton's interface: the message format of a transfer (a batch or not),
 the channel and handle behind an attach, and flows that want an answer (`echo` or drain). And proton passes over what
 it does not understand without a word, and dies of some of it: so the walk enforces the form of frames, and reads
-every performative (`performatives`) but those that make up the traffic: transfers, and dispositions in their usual
-short form. Of these proton keeps nothing but numbers.
+every performative (`performatives`) but those that make up the traffic: dispositions in their usual short form, of
+which proton keeps nothing but numbers, and transfers that look like one that was read.
+
+Proton insists on delivery-ids in order. A transfer with another gets the next, and dispositions are translated
+(`delivery_ids`).
 """
 
 import struct
 from collections import deque
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from protocol import codec
 from protocol.codec import UInt, ULong
+from protocol.engine.delivery_ids import DeliveryIds
 from protocol.engine.performatives import (
     ATTACH,
     BEGIN,
@@ -26,10 +31,9 @@ from protocol.engine.performatives import (
     TRANSFER,
     checked,
 )
-from protocol.errors import DecodeError, InvalidField, LimitExceeded, ProtocolError
+from protocol.errors import DecodeError, InvalidField, ProtocolError
 
 BATCH_FORMAT = 0x80013700
-_BATCH_FORMAT_BYTES = BATCH_FORMAT.to_bytes(4, "big")
 AMQP_HEADER = b"AMQP\x00\x01\x00\x00"
 _HEARTBEAT_BYTES = 8
 # What frames usually begin with: data offset 2, type AMQP; then a descriptor that is a small ulong.
@@ -39,14 +43,13 @@ _USUAL_FORM, _SMALL_ULONG = 0x0200, 0x0053
 _SHORT_DISPOSITION_BYTES = 40
 # Its role, and the constructor of `first`.
 _SHORT_DISPOSITION = frozenset(bytes((role, first)) for role in (0x41, 0x42) for first in (0x43, 0x52, 0x70))
-# A transfer's fields up to the message format end within this many bytes of its frame: 8 of the frame's header, 3 of
-# the descriptor, 9 of the list's, and at most 5 + 5 + 34 + 5 of handle, delivery-id, delivery-tag and the format.
-_HEAD_BYTES = 69
+_DESCRIPTOR_BYTES = 69  # more than any descriptor that is known takes, with what is before it
+_USUAL_TRANSFERS = 64  # as many forms are remembered; a link has a few, since sizes of ids and tags differ
+_NULL = b"\x40"
+_ABORTED = 9  # its place among a transfer's fields
 _MAX_CREDIT = 0x7FFF_FFFF  # proton counts in signed numbers: all the credit there is would be less than none
 _LEAST_BYTES = 12  # of a frame with a performative, whose list may be empty
 _HEARTBEAT = bytes.fromhex("0000000802000000")
-# Each link can have one; more come of deliveries that are never completed.
-_MAX_BATCHES = 10_000
 _frame_size = struct.Struct(">I").unpack_from
 _head = struct.Struct(">IHHHB").unpack_from  # size, offset and type, channel, descriptor's constructor, code
 
@@ -72,17 +75,50 @@ class Flow(NamedTuple):
     drain: bool
 
 
+class _UsualTransfer(NamedTuple):
+    """The form of a transfer that was read: it was a whole delivery, and no batch.
+
+    `fields` takes a frame apart: its size, what is up to the delivery-id, the id, the tag's head, and what follows the
+    tag. `head`, `tag_head` and `rest` must be equal, and the frame not shorter than `least_bytes`.
+    """
+
+    fields: Callable[[bytes, int], tuple[Any, ...]]
+    head: bytes
+    tag_head: bytes
+    rest: bytes
+    least_bytes: int
+    ids: DeliveryIds
+
+
+_NO_TRANSFER = _UsualTransfer(struct.Struct("").unpack_from, b"", b"", b"", 1 << 62, DeliveryIds())
+
+
+class _Session:
+    """What the peer uses on a channel: handles, and of deliveries that more transfers are to come of, by handle, their
+    id (None if it said none) and whether proton gave it another.
+    """
+
+    __slots__ = ("handles", "ids", "unfinished")
+
+    def __init__(self) -> None:
+        self.handles: set[int] = set()
+        self.ids = DeliveryIds()
+        self.unfinished: dict[int, tuple[int | None, bool]] = {}
+
+
 class FrameWalk:
     """State of one connection's input.
 
-    `begun` has the channel of each begin in order of arrival, `attached` (channel, handle) of each attach, `batches`
-    the (channel, handle, delivery tag) of each batch that began, `flows` what wants an answer; who uses them takes them
-    out.
+    `begun` has the channel of each begin in order of arrival, and the one of ours that it answers, or None; `attached`
+    (channel, handle) of each attach, `flows` what wants an answer; who uses them takes them out. `translated` has the
+    ids of sessions, by the peer's channel, whose dispositions must be translated.
 
-    `ends` are the offsets in what `feed` returned behind frames that end a link or session: their names and numbers may
-    be taken anew right after, so the engine's events must be handled before it gets what follows. `error` is what was
-    wrong behind the bytes that `feed` returned: FramingError, DecodeError, LimitExceeded, InvalidField, IllegalState or
-    HandleInUse. After it, and after the peer's close, nothing more is taken.
+    `stops` are offsets in what `feed` returned: the engine must have handled what is before one when it gets what
+    follows. Some are behind frames that end a link or session, whose names and numbers may be taken anew right after.
+    At others a batch begins on the link of the channel and handle that are told.
+
+    `error` is what was wrong behind the bytes that `feed` returned: FramingError, DecodeError, LimitExceeded,
+    InvalidField, IllegalState or HandleInUse. After it, and after the peer's close, nothing more is taken.
     """
 
     def __init__(self, max_frame_size: int) -> None:
@@ -90,19 +126,24 @@ class FrameWalk:
         self._partial = b""  # the beginning of a frame that cannot be looked at yet
         self._rest = 0  # bytes still to come of a transfer that was looked at
         self._header_seen = False
-        self.begun: deque[int] = deque()
+        self.begun: deque[tuple[int, int | None]] = deque()
         self.attached: deque[tuple[int, int]] = deque()
-        self.batches: set[tuple[int, int, bytes]] = set()
         self.flows: list[Flow] = []
-        self.ends: list[int] = []
+        self.stops: list[tuple[int, tuple[int, int] | None]] = []
+        self.translated: dict[int, DeliveryIds] = {}
         self.error: ProtocolError | None = None
         self._opened = False
         self._closed = False
-        self._handles: dict[int, set[int]] = {}  # in use, by channel
+        self._sessions: dict[int, _Session] = {}  # by channel
+        self._usual: dict[bytes, _UsualTransfer] = {}  # by bytes 6 to 15: channel, descriptor, and how the list begins
+        self._last = _NO_TRANSFER  # of `_usual`
+        self._changed: list[bytes] = []  # what `feed` will return of its data up to `_copied`
+        self._copied = 0
+        self._grown = 0  # the bytes of `_changed` beyond those that they stand for
 
     def feed(self, data: bytes) -> bytes:
         """What of the bytes that came so far can be given to the engine; the rest is kept."""
-        self.ends.clear()
+        self.stops.clear()
         if self._closed:
             return b""
         if self._partial:
@@ -125,8 +166,18 @@ class FrameWalk:
             self._header_seen = True
             at = 8
         largest = self._max_frame_size
+        translated = self.translated
+        fields, usual_head, usual_tag, usual_rest, least_bytes, ids = self._last
         try:
             while at + _LEAST_BYTES <= end:
+                if at + least_bytes <= end:
+                    size, head, number, tag, rest = fields(data, at)
+                    if number == ids.next_id and head == usual_head and rest == usual_rest and tag == usual_tag:
+                        next_at = at + size
+                        if next_at <= end and least_bytes <= size <= largest:
+                            ids.next_id = number + 1
+                            at = next_at
+                            continue
                 size, form, channel, descriptor, code = _head(data, at)
                 next_at = at + size
                 if size > largest or size < _LEAST_BYTES:
@@ -136,34 +187,42 @@ class FrameWalk:
                         raise FramingError("an empty frame that is no AMQP frame")
                     at = next_at
                     continue
-                if next_at > end and (
-                    code != TRANSFER or descriptor != _SMALL_ULONG or form != _USUAL_FORM or end - at < _HEAD_BYTES
-                ):
-                    break
+                if next_at > end:
+                    if code != TRANSFER or descriptor != _SMALL_ULONG or form != _USUAL_FORM:
+                        break
+                    if not self._transfer(data, at, end, next_at, channel):
+                        break
+                    self._rest = next_at - end  # the payload can go on to the engine as it comes
+                    return self._given(data, end)
                 if descriptor != _SMALL_ULONG or form != _USUAL_FORM:
                     data = _in_usual_form(data, at, next_at)
                     end = len(data)
                     continue
                 if code == TRANSFER:
-                    if data.find(_BATCH_FORMAT_BYTES, at + 11, at + _HEAD_BYTES) >= 0:
-                        self._transfer(data, at, min(next_at, end), channel)
-                    if next_at > end:  # the payload can go on to the engine as it comes
-                        self._rest = next_at - end
-                        return data
+                    known = self._usual.get(data[at + 6 : at + 16])
+                    if known is None or known is self._last:
+                        self._transfer(data, at, next_at, next_at, channel)
+                    else:
+                        self._last = known
+                        next_at = at
+                    fields, usual_head, usual_tag, usual_rest, least_bytes, ids = self._last
                 elif code == DISPOSITION:
                     if size > _SHORT_DISPOSITION_BYTES or data[at + 14 : at + 16] not in _SHORT_DISPOSITION:
                         checked(memoryview(data)[:next_at], at + 11, code)
+                    if translated and channel in translated:
+                        self._disposition(data, at, next_at, channel)
                 elif code == FLOW:
                     clamped = self._flow(memoryview(data)[:next_at], at + 11, channel)
                     if clamped is not None:
-                        data = data[:at] + clamped + data[next_at:]
-                        end = len(data)
-                        next_at = at + len(clamped)
+                        self._change(data, at, next_at, clamped)
                 elif OPEN <= code <= CLOSE:
                     self._rare(code, memoryview(data)[:next_at], at + 11, channel)
-                    if code == CLOSE:
+                    least_bytes = self._last.least_bytes
+                    if code in (DETACH, END):
+                        self.stops.append((next_at + self._grown, None))
+                    elif code == CLOSE:
                         self._closed = True
-                        return data[:next_at]
+                        return self._given(data, next_at)
                 else:
                     raise DecodeError(f"an unknown performative, 0x{code:02x},", at + 10)
                 at = next_at
@@ -173,11 +232,26 @@ class FrameWalk:
         except ProtocolError as error:
             self._closed = True
             self.error = error
-            return data[:at]
+            return self._given(data, at)
         if at == end or data[at:] == _HEARTBEAT:
-            return data
+            return self._given(data, end)
         self._partial = data[at:]
-        return data[:at]
+        return self._given(data, at)
+
+    def _change(self, data: bytes, at: int, next_at: int, instead: bytes) -> None:
+        """Have `feed` return other bytes in place of those from `at` to `next_at`."""
+        self._changed += (data[self._copied : at], instead)
+        self._copied = next_at
+        self._grown += len(instead) - (next_at - at)
+
+    def _given(self, data: bytes, end: int) -> bytes:
+        """What `feed` returns: `data` up to `end`, as changed."""
+        if not self._changed:
+            return data if end == len(data) else data[:end]
+        given = b"".join((*self._changed, data[self._copied : end]))
+        self._changed.clear()
+        self._copied = self._grown = 0
+        return given
 
     def fail(self, error: ProtocolError) -> None:
         """Something else is wrong with what was fed."""
@@ -187,7 +261,7 @@ class FrameWalk:
     def _rare(self, code: int, frame: memoryview, at: int, channel: int) -> None:
         """A performative that begins or ends something. Raises ProtocolError."""
         fields = checked(frame, at, code)
-        handles = self._handles.get(channel)
+        session = self._sessions.get(channel)
         if code == OPEN:
             if self._opened:
                 raise IllegalState("The connection is open already.")
@@ -195,50 +269,124 @@ class FrameWalk:
         elif not self._opened:
             raise IllegalState("The connection is not open.")
         elif code == BEGIN:
-            if handles is not None:
+            if session is not None:
                 raise IllegalState(f"Channel {channel} has a session already.")
-            self._handles[channel] = set()
-            self.begun.append(channel)
+            self._sessions[channel] = _Session()
+            self.begun.append((channel, fields[0]))
         elif code == END:
-            self._handles.pop(channel, None)
-            self.ends.append(len(frame))
-        elif handles is None:
+            self._sessions.pop(channel, None)
+            self.translated.pop(channel, None)
+            self._forget_usual()
+        elif session is None:
             pass  # there is no such session, and the engine says so
         elif code == ATTACH:
-            if fields[1] in handles:
+            if fields[1] in session.handles:
                 raise HandleInUse(f"Handle {fields[1]} on channel {channel} is attached already.")
             if "\0" in fields[0]:
                 raise InvalidField("attach.name", "must not contain a null character")  # where proton would end it
-            handles.add(fields[1])
+            session.handles.add(fields[1])
             self.attached.append((channel, int(fields[1])))
         elif code == DETACH:
-            handles.discard(fields[0])
-            self.ends.append(len(frame))
+            session.handles.discard(fields[0])
+            session.unfinished.pop(fields[0], None)
 
-    def _transfer(self, data: bytes, at: int, end: int, channel: int) -> None:
-        """Note a batch's first transfer. Raises DecodeError and LimitExceeded."""
-        list_at = at + 11
-        constructor = data[list_at]
-        if constructor == 0xC0:
-            count, first = data[list_at + 2], list_at + 3
-        elif constructor == 0xD0:
-            count, first = int.from_bytes(data[list_at + 5 : list_at + 9], "big"), list_at + 9
-        else:
-            raise DecodeError("a transfer whose body is not a list", list_at)
-        if count < 4:
+    def _transfer(self, data: bytes, at: int, end: int, next_at: int, channel: int) -> bool:
+        """Read a transfer that is here up to `end`; False if its performative goes on behind that.
+
+        Raises DecodeError, LimitExceeded and InvalidField.
+        """
+        list_end = _end_of_list(data, at + 11, end)
+        if list_end > next_at:
+            raise DecodeError("a transfer whose list does not end within its frame", at + 11)
+        if list_end > end:
+            return False
+        fields = checked(memoryview(data)[:list_end], at + 11, TRANSFER)
+        handle, peers_id, _, message_format, settled, more, *_ = fields
+        session = self._sessions.get(channel)
+        if session is None or handle not in session.handles:
+            return True  # there is no such link, and the engine says so
+        goes_on = bool(more) and not fields[_ABORTED]
+        if handle in session.unfinished:
+            first_id, is_other = session.unfinished[handle]
+            if peers_id is not None and peers_id != first_id:
+                raise InvalidField(
+                    "transfer.delivery-id", f"must be that of the link's unfinished delivery, {first_id}"
+                )
+            if not goes_on:
+                del session.unfinished[handle]
+            if is_other:
+                self._say_id(data, at, list_end, next_at, _NULL)
+            return True
+        if message_format == BATCH_FORMAT:
+            self.stops.append((at + self._grown, (channel, int(handle))))
+        was_translated = session.ids.translates
+        is_other = session.ids.take(peers_id, bool(settled)) != peers_id and peers_id is not None
+        if session.ids.translates and not was_translated:
+            self.translated[channel] = session.ids
+        if goes_on or session.ids.translates:
+            self._forget_usual()
+        if goes_on:
+            session.unfinished[handle] = peers_id, is_other
+        if is_other:
+            own = UInt(session.ids.last_id)
+            if not self._say_id(data, at, list_end, next_at, codec.encode(own)):
+                # The frame is full: a part without payload says the id.
+                fields[1], fields[5] = own, True
+                self._change(data, at, at, frame_of(channel, TRANSFER, fields))
+                self._say_id(data, at, list_end, next_at, _NULL)
+        elif not (goes_on or session.ids.translates or session.unfinished or message_format == BATCH_FORMAT):
+            self._remember(data, at, list_end, session.ids)
+        return True
+
+    def _say_id(self, data: bytes, at: int, list_end: int, next_at: int, encoded: bytes) -> bool:
+        """Have a transfer go on with this delivery-id; False if the frame or its list would become too large."""
+        count_at, width = (at + 13, 1) if data[at + 11] == 0xC0 else (at + 16, 4)
+        id_at = codec.skip(data, count_at + width)
+        id_end = codec.skip(data, id_at)
+        longer = len(encoded) - (id_end - id_at)
+        list_size = int.from_bytes(data[at + 12 : count_at], "big") + longer
+        size = next_at - at + longer
+        if size > self._max_frame_size or list_size >> 8 * width:
+            return False
+        head = (size.to_bytes(4, "big"), data[at + 4 : at + 12], list_size.to_bytes(width, "big"), data[count_at:id_at])
+        self._change(data, at, list_end, b"".join((*head, encoded, data[id_end:list_end])))
+        return True
+
+    def _remember(self, data: bytes, at: int, list_end: int, ids: DeliveryIds) -> None:
+        """The next transfers like this one need not be read."""
+        id_at = codec.skip(data, at + (14 if data[at + 11] == 0xC0 else 20))
+        width = {0x52: "B", 0x70: "I"}.get(data[id_at])
+        if width is None:
             return
-        head = memoryview(data)[:end]
-        handle, first = codec.decode(head, first, _HEAD_BYTES)
-        _, first = codec.decode(head, first, _HEAD_BYTES)
-        tag, first = codec.decode(head, first, _HEAD_BYTES)
-        message_format, first = codec.decode(head, first, _HEAD_BYTES)
-        if message_format != BATCH_FORMAT:
+        tag_at = codec.skip(data, id_at)
+        if data[tag_at] != 0xA0:
             return
-        if not isinstance(handle, int) or not isinstance(tag, bytes):
-            raise DecodeError("a transfer whose handle or delivery-tag is of a wrong type", list_at)
-        if len(self.batches) >= _MAX_BATCHES:
-            raise LimitExceeded("number of batches that are not complete", _MAX_BATCHES)
-        self.batches.add((channel, int(handle), tag))
+        head, tag_head = data[at + 4 : id_at + 1], data[tag_at : tag_at + 2]
+        rest = data[tag_at + 2 + tag_head[1] : list_end]
+        form = struct.Struct(f">I{len(head)}s{width}2s{tag_head[1]}x{len(rest)}s")
+        if len(self._usual) >= _USUAL_TRANSFERS:
+            self._forget_usual()
+        self._last = _UsualTransfer(form.unpack_from, head, tag_head, rest, list_end - at, ids)
+        self._usual[data[at + 6 : at + 16]] = self._last
+
+    def _forget_usual(self) -> None:
+        self._usual.clear()
+        self._last = _NO_TRANSFER
+
+    def _disposition(self, data: bytes, at: int, next_at: int, channel: int) -> None:
+        """Translate what the peer says of its deliveries. Raises LimitExceeded."""
+        fields = checked(memoryview(data)[:next_at], at + 11, DISPOSITION)
+        role, first, last, settled = fields[:4]
+        if role:
+            return
+        ids = self.translated[channel]
+        frames = []
+        for start, end in ids.protons(first, first if last is None else last):
+            fields[1:3] = UInt(start), UInt(end)
+            frames.append(frame_of(channel, DISPOSITION, fields))
+            if settled:
+                ids.settled(start, end)
+        self._change(data, at, next_at, b"".join(frames))
 
     def _flow(self, frame: memoryview, at: int, channel: int) -> bytes | None:
         """Note a flow that wants an answer; the frame to take instead if it has more credit than proton can hold."""
@@ -252,6 +400,18 @@ class FrameWalk:
             limit = ((delivery_count or 0) + (credit or 0)) & 0xFFFFFFFF
             self.flows.append(Flow(channel, handle, limit, bool(drain)))
         return clamped
+
+
+def _end_of_list(data: bytes, at: int, end: int) -> int:
+    """The offset behind the list at `at`, as it claims. Raises DecodeError if it is none that a transfer can have."""
+    constructor = data[at] if at < end else 0
+    if constructor == 0xC0 and at + 2 <= end:
+        return at + 2 + data[at + 1]
+    if constructor == 0xD0 and at + 5 <= end:
+        return at + 5 + int.from_bytes(data[at + 1 : at + 5], "big")
+    if constructor in (0xC0, 0xD0):
+        return end + 1
+    raise DecodeError("a transfer whose body is not a list", at)
 
 
 def frame_of(channel: int, code: int, fields: list[Any]) -> bytes:
@@ -275,7 +435,7 @@ def _in_usual_form(data: bytes, at: int, end: int) -> bytes:
         return data[:at] + _HEARTBEAT + data[end:]
     if data[body] != 0:
         raise DecodeError("a frame without a performative", body)
-    descriptor, fields = codec.decode(memoryview(data)[:end], body + 1, _HEAD_BYTES)
+    descriptor, fields = codec.decode(memoryview(data)[:end], body + 1, _DESCRIPTOR_BYTES)
     code = CODE_OF.get(descriptor) if isinstance(descriptor, str) else descriptor
     if not isinstance(code, ULong | int) or not OPEN <= code <= CLOSE or isinstance(code, bool):
         raise DecodeError(f"an unknown performative, {str(descriptor)[:40]},", body)

@@ -1,17 +1,18 @@
 """Walks a connection's outgoing frames: for what proton does not tell, and for what it cannot say.
 
 It gives a link's end a handle and does not tell which; it says flows of a session where the peer waits for a link's; it
-settles what was not settled when its link ends; and it leaves out fields that some peers look for (`padding`).
-All of that is rare, and most of what is written goes out unread.
+settles what was not settled when its link ends; it may know deliveries by other ids than the peer (`delivery_ids`); and
+it leaves out fields that some peers look for (`padding`). All of that is rare: most of what is written goes out unread.
 """
 
 from typing import Protocol
 
 from protocol import codec
 from protocol.codec import Symbol, UInt
+from protocol.engine.delivery_ids import DeliveryIds
 from protocol.engine.incoming import AMQP_HEADER, frame_of
 from protocol.engine.padding import CONTROL, EVERYTHING, pad
-from protocol.engine.performatives import ATTACH, CLOSE, DISPOSITION, FLOW, OPEN
+from protocol.engine.performatives import ATTACH, BEGIN, CLOSE, DISPOSITION, FLOW, OPEN
 
 _LIST8 = 0xC0
 _SESSION_FLOW_FIELDS, _LINK_FLOW_FIELDS = 4, 9  # as proton writes the first, and we the second
@@ -31,13 +32,19 @@ class OutputWalk:
 
     `is_due`: the next output must be walked; to be set when proton is made to say something else than transfers, flows
     and dispositions. `attaching` has the ends whose attach is to come. `is_abandoned`: unsettled deliveries ended with
-    their link, and proton is about to say that they are settled.
+    their link, and proton is about to say that they are settled. `is_beginning`: it is about to answer a begin.
+
+    `channels` has the peer's channel by ours. `translated` is that of `FrameWalk`: dispositions of what these sessions
+    received must be translated, and while there are any, everything is walked.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, translated: dict[int, DeliveryIds]) -> None:
         self.is_due = False
         self.attaching: list[OwnEnd] = []
         self.is_abandoned = False
+        self.is_beginning = False
+        self.channels: dict[int, int] = {}
+        self._translated = translated
         self._answers: list[tuple[int, bytes]] = []  # channel, and what a flow of its session is to say beyond
         self._widths = CONTROL
 
@@ -55,9 +62,9 @@ class OutputWalk:
 
     def walk(self, output: bytes) -> bytes:
         """`output` as the peer is to have it: whole frames, with the protocol header before them or not."""
-        if self.attaching or self._answers or self.is_abandoned:
+        if self.attaching or self._answers or self.is_abandoned or self.is_beginning or self._translated:
             output = self._walk_frames(output)
-            self.is_abandoned = False
+            self.is_abandoned = self.is_beginning = False
         # A flow that was not among this output is still to come.
         self.is_due = bool(self._answers) or self._widths is EVERYTHING
         return pad(output, self._widths)
@@ -73,8 +80,13 @@ class OutputWalk:
             code = frame[10] if size > 10 else 0
             if code == ATTACH and self.attaching:
                 self._note_handle(frame)
+            elif code == BEGIN:
+                self._note_channel(frame)
             elif code == DISPOSITION and self.is_abandoned and _settles_without_state(frame):
                 continue  # a link's end settles nothing: its locks last (2.6.6)
+            elif code == DISPOSITION and self._translated:
+                frames += self._by_peers_ids(frame)
+                continue
             elif code == FLOW and self._answers and frame[11] == _LIST8 and frame[13] == _SESSION_FLOW_FIELDS:
                 frames += self._completed(frame)
                 continue
@@ -88,6 +100,30 @@ class OutputWalk:
                 end.own_handle = int.from_bytes(attach[6:8], "big"), handle
                 self.attaching.remove(end)
                 break
+
+    def _note_channel(self, begin: bytes) -> None:
+        answered = codec.decode(begin, 8)[0].value[0]
+        if answered is not None:
+            self.channels[int.from_bytes(begin[6:8], "big")] = answered
+
+    def _by_peers_ids(self, disposition: bytes) -> list[bytes]:
+        """In place of a disposition of what was received: as many as it takes with the ids that the peer used."""
+        channel = int.from_bytes(disposition[6:8], "big")
+        peers_channel = self.channels.get(channel, -1)
+        ids = self._translated.get(peers_channel)
+        fields = codec.decode(disposition, 8)[0].value
+        if ids is None or fields[0] is False:
+            return [disposition]
+        first, last = fields[1], fields[1] if len(fields) < 3 or fields[2] is None else fields[2]
+        frames = []
+        for start, end in ids.peers(first, last):
+            fields[1:3] = UInt(start), None if start == end else UInt(end)
+            frames.append(frame_of(channel, DISPOSITION, fields))
+        if len(fields) > 3 and fields[3]:
+            ids.settled(first, last)
+            if not ids.translates:
+                del self._translated[peers_channel]
+        return frames
 
     def _completed(self, flow: bytes) -> list[bytes]:
         """In place of a session's flow: one for each link of the session that is to be told of, or itself."""

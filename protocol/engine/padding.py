@@ -16,8 +16,9 @@ its source asks of each performative:
 
 7.15.0 fills up all of these itself. Neither version fills up an error inside of `rejected` (the answer to a send: the
 IndexError is swallowed and the send hangs until its timeout) or of `close`: these lists must have their three elements.
-That is done where errors are written, since it costs nothing there: an error always gets a description and an info map,
-which may be empty (Proton writes an empty map, and leaves out one that was not put).
+Where we write errors that costs nothing: an error always gets a description and an info map, which may be empty (Proton
+writes an empty map, and leaves out one that was not put). Faults that Proton finds itself have no info, so the errors
+of detach, end and close are completed here.
 
 `CONTROL` is for every peer: it pads what is rare and leaves transfers and dispositions alone. `EVERYTHING` is for
 peers of which `reads_by_position` is true. Padding makes a frame up to 20 bytes longer and may thereby exceed the
@@ -28,8 +29,16 @@ import struct
 from collections.abc import Mapping
 from typing import Any, Final
 
+from protocol import codec
+
 _FIELDS: Final = {0x10: 10, 0x11: 8, 0x12: 14, 0x13: 11, 0x14: 11, 0x15: 6, 0x16: 3, 0x17: 1, 0x18: 1}
 _FREQUENT: Final = (0x14, 0x15)
+_ERROR_AT: Final = {0x16: 2, 0x17: 0, 0x18: 0}  # place of the error among the fields
+_EMPTY_ERROR: Final[tuple[Any, ...]] = (
+    "amqp:internal-error",
+    "",
+    {},
+)  # what is put in place of what an error leaves out
 
 # Width by performative code, 0 to leave it as it is.
 EVERYTHING: Final = bytes(_FIELDS.get(code, 0) for code in range(256))
@@ -64,7 +73,9 @@ def pad(frames: bytes, widths: bytes = CONTROL) -> bytes:
         if size < _FRAME_HEADER_BYTES or end > length:
             break
         if widths[code] and size > _HEAD_BYTES:
-            frame = _padded(frames, at, end, widths[code])
+            frame = _with_whole_error(frames[at:end]) if code in _ERROR_AT else None
+            if frame is None:
+                frame = _padded(frames, at, end, widths[code])
             if frame is not None:
                 pieces.append(frames[copied:at])
                 pieces.append(frame)
@@ -77,6 +88,19 @@ def pad(frames: bytes, widths: bytes = CONTROL) -> bytes:
         return frames
     pieces.append(frames[copied:])
     return b"".join(pieces)
+
+
+def _with_whole_error(frame: bytes) -> bytes | None:
+    """A detach, end or close, padded, whose error lacks description or info; None if nothing is lacking."""
+    performative, _ = codec.decode(frame, _FRAME_HEADER_BYTES)
+    fields = performative.value
+    index = _ERROR_AT[performative.descriptor]
+    error = fields[index] if len(fields) > index else None
+    if error is None or len(error.value) == len(_EMPTY_ERROR):
+        return None
+    error.value.extend(_EMPTY_ERROR[len(error.value) :])
+    body = codec.encode(performative)
+    return (_FRAME_HEADER_BYTES + len(body)).to_bytes(4, "big") + frame[4:_FRAME_HEADER_BYTES] + body
 
 
 def _padded(data: bytes, at: int, end: int, width: int) -> bytes | None:

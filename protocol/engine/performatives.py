@@ -2,7 +2,8 @@
 
 Proton reads what it can and passes over the rest: a field of a wrong type counts as absent, a handle even as 0. It
 keeps some fields as the bytes they were and copies them into its answer, where an array that claims 2^31 elements
-kills the process. So whatever is not a transfer is decoded first, under the limits of `protocol.codec`.
+kills the process. So what does not look like something that was read is decoded first, under the limits of
+`protocol.codec`.
 """
 
 from collections.abc import Mapping
@@ -112,6 +113,19 @@ _FIELDS: Final[Mapping[int, tuple[_Field, ...]]] = {
         ("drain", _FLAG),
         ("echo", _FLAG),
         ("properties", _MAP),
+    ),
+    TRANSFER: _fields(
+        ("handle", _UINT, True),
+        ("delivery-id", _UINT),
+        ("delivery-tag", (bytes,)),
+        ("message-format", _UINT),
+        ("settled", _FLAG),
+        ("more", _FLAG),
+        ("rcv-settle-mode", (UByte,)),
+        ("state", _COMPOSITE),
+        ("resume", _FLAG),
+        ("aborted", _FLAG),
+        ("batchable", _FLAG),
     ),
     DISPOSITION: _fields(
         ("role", _FLAG, True),

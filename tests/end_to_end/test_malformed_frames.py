@@ -21,6 +21,7 @@ from tests.end_to_end.raw_peer import (
     TRANSFER,
     Frame,
     RawPeer,
+    body_of,
     error_of,
     frame_bytes,
     message,
@@ -256,10 +257,15 @@ def test_a_field_of_a_wrong_type_is_named(peer, code, values, field):
 
 
 @pytest.mark.parametrize("values", [[UInt(0), UInt(0), ["tag"]], [[UInt(0)], UInt(0), b"tag"]], ids=["tag", "handle"])
-def test_a_batch_whose_tag_or_handle_is_a_list_is_a_decode_error(peer, values):
+@pytest.mark.parametrize("message_format", [0, BATCH_FORMAT])
+def test_a_transfer_whose_tag_or_handle_is_a_list_is_refused_by_name(peer, values, message_format):
     peer.attach_sender("orders")
-    peer.say(TRANSFER, *values, UInt(BATCH_FORMAT), False, False, payload=message(b""))
-    assert closed_with(peer)[0] == "amqp:decode-error"
+    peer.say(TRANSFER, *values, UInt(message_format), False, False, payload=message(b""))
+    condition, text = closed_with(peer)
+    assert condition == "amqp:invalid-field"
+    assert text.startswith(
+        ("transfer.handle: must not be of type list", "transfer.delivery-tag: must not be of type list")
+    )
 
 
 def test_a_name_that_is_not_utf8_is_a_decode_error(peer):
@@ -396,15 +402,37 @@ def test_a_transfer_to_its_own_sender_is_an_illegal_state(peer):
     assert closed_with(peer)[0] == "amqp:illegal-state"
 
 
-def test_delivery_ids_out_of_sequence_are_named(peer):
+def test_a_delivery_that_goes_on_under_another_id_is_named(peer):
     handle = peer.attach_sender("orders")
-    peer.next_delivery_id = 7
-    peer.transfer(message(b""), handle)
-    peer.next_delivery_id = 3
+    peer.transfer(message(b""), handle, more=True)
     peer.transfer(message(b""), handle)
     condition, description = closed_with(peer)
-    assert condition == "amqp:session:invalid-field"
-    assert "expected delivery-id 8" in description
+    assert condition == "amqp:invalid-field"
+    assert description.startswith("transfer.delivery-id: must be that of the link's unfinished delivery, 0")
+
+
+def test_a_close_for_a_fault_that_the_engine_finds_has_all_three_fields_of_its_error(peer):
+    """pyamqp raises an IndexError without them."""
+    peer.transfer(message(b""), 9)
+    [*_, close] = peer.wait_closed()
+    assert close.code == CLOSE
+    condition, text, info = close.fields[0].value
+    assert (condition, text, info) == ("amqp:invalid-field", "no such handle: 9", {})
+
+
+def test_messages_with_repeated_delivery_ids_are_stored_and_answered_by_them(peer):
+    handle = peer.attach_sender("small")
+    for number, delivery_id in enumerate((7, 8, 8, 8, 11, 3)):
+        peer.next_delivery_id = delivery_id
+        peer.transfer(message(b"%d" % number), handle)
+    answered = []
+    while len(answered) < 6:
+        _, first, last, settled, state, *_ = peer.expect(DISPOSITION).fields
+        assert (settled, state.descriptor) == (True, ACCEPTED)
+        answered += range(first, (first if last is None else last) + 1)
+    assert sorted(answered) == [3, 7, 8, 8, 8, 11]
+    peer.attach_receiver("small", 6, settled=True)
+    assert [body_of(peer.expect(TRANSFER).payload) for _ in range(6)] == [b"%d" % number for number in range(6)]
 
 
 def test_a_link_may_be_attached_and_detached_many_times_in_one_segment(peer):

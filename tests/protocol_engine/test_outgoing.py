@@ -24,7 +24,7 @@ class End:
 
 @pytest.fixture
 def walk() -> OutputWalk:
-    return OutputWalk()
+    return OutputWalk({})
 
 
 def attach(channel: int, name: str, handle: int, role: bool) -> bytes:
