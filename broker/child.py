@@ -1,7 +1,7 @@
 """What a gateway or worker process has in common: how it is told what to do, and how it answers its supervisor.
 
-The supervisor starts `python -m broker.worker` or `-m broker.gateway` in the data directory, writes one line of JSON to
-its standard input, and reads one line of JSON from its standard output: either that it serves, or why it never can.
+The supervisor starts `python -m broker.worker` or `-m broker.gateway`, writes one line of JSON to its standard input,
+and reads one line of JSON from its standard output: either that it serves, or why it never can.
 
     instructions = read_instructions()
     try:
@@ -44,6 +44,7 @@ class Instructions:
     partitions: tuple[int, ...]
     sockets: tuple[str, ...]
     restarts: int  # how often this child was started again
+    directory: str = "."  # the working directory from now on
 
     def to_json(self) -> str:
         return json.dumps(
@@ -55,6 +56,7 @@ class Instructions:
                 "partitions": self.partitions,
                 "sockets": self.sockets,
                 "restarts": self.restarts,
+                "directory": self.directory,
             }
         )
 
@@ -69,11 +71,12 @@ class Instructions:
             partitions=tuple(fields["partitions"]),
             sockets=tuple(fields["sockets"]),
             restarts=fields["restarts"],
+            directory=fields["directory"],
         )
 
 
 def read_instructions() -> Instructions:
-    """The supervisor's line from standard input; from now on this process dies with the supervisor.
+    """The supervisor's line from standard input. This process then works in its directory and dies with it.
 
     Exits quietly if the supervisor is gone before it has spoken.
     """
@@ -84,6 +87,7 @@ def read_instructions() -> Instructions:
     instructions = Instructions.from_json(line)
     if os.getppid() != instructions.supervisor:  # it died before prctl was called
         sys.exit(1)
+    os.chdir(instructions.directory)
     return instructions
 
 

@@ -1,6 +1,6 @@
 """Logs: structured events on standard error, readable on a terminal, JSON lines elsewhere; never a key or a body.
 
-    log = structlog.get_logger("gateway")
+    log = get_logger("gateway")
     log.info("link opened", entity="orders", role="receiver")
 
 An event is a sentence fragment; what varies goes into fields. Times are UTC.
@@ -11,11 +11,19 @@ import re
 import sys
 from typing import TextIO
 
-import structlog
-from structlog.typing import EventDict, Processor, WrappedLogger
-
 from broker.settings.config import Log, LogFormat
 from broker.settings.secrets import REDACTED, masked
+
+# structlog imports rich if it is there, which costs each process 60 ms at its start; our tracebacks are plain text.
+_rich = sys.modules.get("rich")
+sys.modules["rich"] = None  # type: ignore[assignment] # as documented: importing it raises ModuleNotFoundError
+try:
+    import structlog
+    from structlog.typing import EventDict, Processor, WrappedLogger
+finally:
+    del sys.modules["rich"]
+    if _rich is not None:
+        sys.modules["rich"] = _rich
 
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
@@ -24,6 +32,10 @@ _SECRET_FIELD = re.compile(
     re.IGNORECASE,
 )
 _NO_SECRET = {"lock_token"}  # names one delivery, to who holds the right anyway
+
+
+get_logger = structlog.get_logger
+"""Makes a logger; its argument names the process. Take it from here, and rich stays out."""
 
 
 def configure_logging(settings: Log, stream: TextIO | None = None) -> None:

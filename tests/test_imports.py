@@ -130,6 +130,7 @@ ONLY_IN = {
         "protocol.engine.deliveries",
         "protocol.engine.flow_answers",
     },
+    "structlog": {"broker.logging"},
     "uvloop": {"broker.gateway"},
     "aiohttp": {"broker.http"},
     "lark": {"broker.rules.syntax"},

@@ -1,5 +1,5 @@
 """`python -m broker.cli`: the command line without the script that an installation makes."""
 
-from broker.cli.commands import main
+from broker.cli.entry import main
 
 main()

@@ -12,8 +12,6 @@ from collections.abc import Callable, Collection
 from functools import wraps
 from typing import Concatenate, ParamSpec, Protocol, cast
 
-import structlog
-
 from broker.errors import BrokerError, EntityNotFound
 from broker.gateway.bound_links import BoundLinks
 from broker.gateway.conditions import condition_of
@@ -24,6 +22,7 @@ from broker.gateway.namespace import Entity
 from broker.gateway.rights import Rights
 from broker.gateway.transactions import Transactions
 from broker.gateway.turn import Gathering
+from broker.logging import get_logger
 from protocol import conditions, error_texts
 from protocol.addresses import Node
 from protocol.codec import Symbol
@@ -35,7 +34,7 @@ from protocol.engine.sasl import Identity, IdentityKind, SaslServer
 from protocol.errors import InvalidField, ProtocolError
 from protocol.nodes.sas_tokens import Claim
 
-log = structlog.get_logger("gateway")
+log = get_logger("gateway")
 
 
 def no_delay(transport: asyncio.BaseTransport) -> None:

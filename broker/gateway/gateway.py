@@ -8,8 +8,6 @@ import uuid
 from collections.abc import Collection, Sequence
 from typing import Any
 
-import structlog
-
 from broker import __version__
 from broker.child import Instructions, announce_ready
 from broker.gateway.connection import ClientConnection
@@ -17,13 +15,14 @@ from broker.gateway.links.message_ids import MessageIds
 from broker.gateway.namespace import Entity, Namespace
 from broker.gateway.router import Router
 from broker.http.ops import OpsServer, start_ops
+from broker.logging import get_logger
 from broker.metrics import GatewayMetrics, Scene
 from broker.namespace.catalog import Definition, home_partition
 from broker.namespace.keys import Keyring
 from broker.settings.config import Amqp, ConfigurationError, Settings
 from protocol.addresses import Part
 
-log = structlog.get_logger("gateway")
+log = get_logger("gateway")
 
 TICK_SECONDS = 0.25
 BACKLOG = 4096

@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, cast
 
 import msgpack
-import structlog
 
 from broker import wire
 from broker.errors import BY_NAME, BrokerError, InternalError, ServerBusy
+from broker.logging import get_logger
 from broker.metrics import GatewayMetrics
 from broker.wire import Op, Outcome
 
-log = structlog.get_logger("gateway")
+log = get_logger("gateway")
 
 RECONNECT_SECONDS = 0.05
 # Commands kept for one worker before its links are made to wait.

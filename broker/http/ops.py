@@ -13,9 +13,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
-import structlog
 from aiohttp import web
 
+from broker.logging import get_logger
 from broker.metrics import Scene
 from broker.settings.config import ConfigurationError
 
@@ -28,7 +28,7 @@ _HEALTH = {  # what the Service Bus emulator answers
     False: {"status": "unhealthy", "message": "Service not available. Please try after some time."},
 }
 
-log = structlog.get_logger()
+log = get_logger()
 
 
 class OpsSource(Protocol):

@@ -34,7 +34,6 @@ MAX_MESSAGE_BYTES = 100 * MIB
 MAX_PARTITIONS = 64
 MAX_SUBSCRIPTIONS = 2000  # of one topic
 MAX_RULES = 100_000  # of one topic, and so of one subscription
-VARIABLE_PREFIX = "PEEKLOCK_"  # of all settings in the environment
 FORWARDING = ("forward_to", "forward_dead_lettered_messages_to")
 
 Host = Annotated[str, StringConstraints(min_length=1, max_length=255, pattern=r"^[0-9A-Za-z.:_%-]+$")]

@@ -24,9 +24,10 @@ from broker.namespace.rule_descriptions import (
     SqlFilter,
     amqp_values,
 )
-from broker.settings.config import VARIABLE_PREFIX, ConfigurationError, Origin, Place, Problem, Settings
+from broker.settings.config import ConfigurationError, Origin, Place, Problem, Settings
 from broker.settings.emulator_config import is_emulator_config, read_emulator_config, without_comments
 from broker.settings.secrets import masked
+from broker.settings.variables import VARIABLE_PREFIX
 
 CONFIG_VARIABLE = "PEEKLOCK_CONFIG"
 CLIENT_VARIABLE = "PEEKLOCK_CONNECTION_STRING"  # of the commands that are clients; no setting

@@ -9,18 +9,17 @@ import os
 import selectors
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import structlog
-
 from broker.child import PERMANENT_FAULT, Instructions
-from broker.settings.config import VARIABLE_PREFIX, ConfigurationError
+from broker.logging import get_logger
+from broker.settings.config import ConfigurationError
+from broker.supervisor import interpreters
 
 FIRST_DELAY_SECONDS = 0.1
 LONGEST_DELAY_SECONDS = 5.0
@@ -29,9 +28,8 @@ STARTS_BEFORE_GIVING_UP = 3  # before the broker has ever served; afterwards it 
 ANSWER_MAX_BYTES = 64 << 10
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-PACKAGES = Path(__file__).resolve().parents[2]  # what children must find, whatever their working directory
 
-log = structlog.get_logger("supervisor")
+log = get_logger("supervisor")
 
 
 class Backoff:
@@ -58,17 +56,10 @@ class Role:
     instructions: Callable[[int], Instructions]
 
 
-def _environment() -> dict[str, str]:
-    """A child's: without the broker's settings, which it gets from its supervisor and which may hold keys."""
-    own = {name: value for name, value in os.environ.items() if not name.startswith(VARIABLE_PREFIX)}
-    path = own.get("PYTHONPATH")
-    return own | {"PYTHONPATH": f"{PACKAGES}{os.pathsep}{path}" if path else str(PACKAGES)}
-
-
 class _Child:
     def __init__(self, role: Role) -> None:
         self.role = role
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: interpreters.Interpreter | None = None
         self.answer: dict[str, Any] | None = None
         self.start_at = 0.0  # monotonic seconds; of meaning while there is no process
         self.started_at = 0.0
@@ -86,27 +77,21 @@ class _Child:
         assert self.process.stdout is not None
         return self.process.stdout.fileno()
 
-    def start(self, directory: Path) -> None:
+    def load(self) -> None:
+        """Start the process, which loads its modules and waits for its instructions."""
         self.answer, self._output = None, b""
-        self.process = process = subprocess.Popen(
-            # -P: the working directory is the data directory, and no place for modules.
-            [sys.executable, "-P", "-m", self.role.module],
-            cwd=directory,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=_environment(),
-            process_group=0,  # a Ctrl-C on the terminal is for the supervisor, which ends children in order
-        )
-        assert process.stdin is not None
+        self.process = interpreters.take(self.role.module)
         os.set_blocking(self.descriptor, False)
         self.started_at = time.monotonic()
-        instructions = self.role.instructions(self.starts)
+
+    def instruct(self, directory: Path) -> None:
+        assert self.process is not None
+        assert self.process.stdin is not None
+        instructions = replace(self.role.instructions(self.starts), directory=str(directory))
         self.starts += 1
-        try:
-            process.stdin.write(instructions.to_json().encode() + b"\n")
-            process.stdin.close()
-        except BrokenPipeError:
-            pass  # it has ended; its exit status is on the way
+        with suppress(BrokenPipeError):  # it has ended; its exit status is on the way
+            self.process.stdin.write(instructions.to_json().encode() + b"\n")
+            self.process.stdin.close()
 
     def read(self) -> bool:
         """Take what the child has written; False at the end of its output."""
@@ -124,7 +109,10 @@ class _Child:
 
     def ended(self) -> None:
         assert self.process is not None
+        assert self.process.stdin is not None
         assert self.process.stdout is not None
+        with suppress(BrokenPipeError):
+            self.process.stdin.close()
         self.process.stdout.close()
         self.process = None
 
@@ -146,6 +134,21 @@ class Processes:
         self._stop_signals = 0
         self._has_served = False
 
+    def load(self) -> None:
+        """Start the processes before what they need is ready: they load their modules meanwhile. Then call `run`."""
+        for child in self._children:
+            child.load()
+
+    def discard(self) -> None:
+        """End what `load` has started, when it will not be run after all."""
+        self._kill(self._children)
+        self._close()
+
+    def _close(self) -> None:
+        self._selector.close()
+        self._wake.close()
+        self._waker.close()
+
     def run(self, on_ready: Callable[[dict[str, dict[str, Any]]], None]) -> int:
         """Run until a stop signal; then end all. Call it in the main thread.
 
@@ -163,9 +166,7 @@ class Processes:
             signal.set_wakeup_fd(previous_waker)
             for number, handler in previous.items():
                 signal.signal(number, handler)
-            self._selector.close()
-            self._wake.close()
-            self._waker.close()
+            self._close()
 
     def _serve(self, on_ready: Callable[[dict[str, dict[str, Any]]], None]) -> None:
         for child in self._children:
@@ -184,7 +185,9 @@ class Processes:
                     self._start(child)
 
     def _start(self, child: _Child) -> None:
-        child.start(self._directory)
+        if child.process is None:
+            child.load()
+        child.instruct(self._directory)
         self._selector.register(child.descriptor, selectors.EVENT_READ, lambda: self._read(child))
 
     def _read(self, child: _Child) -> None:

@@ -7,11 +7,9 @@ from errno import ENOMEM
 from pathlib import Path
 from typing import Any, NoReturn
 
-import structlog
-
 from broker import __version__
 from broker.child import PERMANENT_FAULT, Instructions
-from broker.logging import configure_logging
+from broker.logging import configure_logging, get_logger
 from broker.namespace.catalog import reconcile
 from broker.namespace.keys import EMULATOR_KEY, ROOT_KEY_NAME, connection_string, makes_root_key, with_root_key
 from broker.settings.config import ConfigurationError, Settings
@@ -20,7 +18,7 @@ from storage.data_dir import ROOT_KEY_FILE, RUN, DataDirectory, DataDirectoryErr
 from storage.lmdb_store import LmdbStore, StoreInUse, UnknownFormat, WrongPartition
 from storage.store import StoreError, StoreFull
 
-log = structlog.get_logger("supervisor")
+log = get_logger("supervisor")
 
 
 def run(settings: Settings) -> int:
@@ -32,8 +30,13 @@ def run(settings: Settings) -> int:
             makes_key = makes_root_key(settings)
             given, settings = settings, _with_key(settings)
             key = shown_key(given, settings, is_new=makes_key)
-            _reconcile(settings, directory)
             processes = Processes(_roles(settings), directory.path, settings.shutdown_timeout_ms / 1000)
+            processes.load()
+            try:
+                _reconcile(settings, directory)
+            except BaseException:
+                processes.discard()
+                raise
             return processes.run(lambda answers: _announce(settings, answers, key))
     except ConfigurationError as error:
         print(f"peeklock: cannot start: {error}", file=sys.stderr)

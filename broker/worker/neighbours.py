@@ -12,9 +12,8 @@ import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import structlog
-
 from broker import wire
+from broker.logging import get_logger
 from broker.partition.messages.hand_out import Forward
 from broker.partition.partition import Partition
 from broker.wire import Op
@@ -23,7 +22,7 @@ from broker.worker.peer import Peer
 
 REDIAL_MS = 100
 
-log = structlog.get_logger("worker")
+log = get_logger("worker")
 
 
 class Neighbours:

@@ -16,12 +16,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import structlog
-
 from broker import wire
 from broker.child import announce_ready, fail, read_instructions
 from broker.errors import BrokerError
-from broker.logging import configure_logging
+from broker.logging import configure_logging, get_logger
 from broker.metrics import WorkerMetrics
 from broker.namespace.catalog import catalog_version, home_partition
 from broker.partition.forwarding.destination import ENTRY
@@ -38,7 +36,7 @@ from storage.lmdb_store import LmdbStore
 from storage.records import decode_document
 from storage.store import StoreError, Table
 
-log = structlog.get_logger("worker")
+log = get_logger("worker")
 
 # So long after it was read a page of a store may count to this process's memory (see storage.mapped_pages).
 RELEASE_AFTER_MS = 250

@@ -26,6 +26,10 @@ from broker.settings.config import Settings
 class Started:  # in place of the processes: the start has come this far
     def __init__(self, groups, directory, stop_seconds):
         self.names = [role.name for group in groups for role in group]
+    def load(self):
+        pass
+    def discard(self):
+        pass
     def run(self, on_ready):
         print("started", *self.names)
         return 0
