@@ -293,10 +293,7 @@ def _delete(
     for number, body_of in unreadable:
         set_aside(core, queue, place, number, body_of)
     if place == Place.AVAILABLE:
-        for held in messages:
-            queue.forget(held[0][0], held[0][3])
-        for number, _ in unreadable:
-            queue.forget(number, None)
+        queue.forget([(ref[0], ref[3]) for ref, *_ in messages])
     queue.tally.deleted += len(messages)
     return len(messages)
 

@@ -3,7 +3,6 @@
 import pytest
 from driver import LOCK_MS, MAIN, START_MS, Delivery, Driver, message
 from forwarding_driver import Partitions, transfer, via
-from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from session_driver import SessionDriver
@@ -54,7 +53,6 @@ def check(net: Partitions, *queue_ids: int) -> None:
     assert_counted(net.partitions[HERE], net.stores[HERE], *queue_ids)
 
 
-@pytest.mark.xfail(strict=True, reason="the window of a lane keeps what was set aside")
 @pytest.mark.parametrize("table", [Table.MESSAGES, Table.QUEUE])
 def test_what_browsing_sets_aside_of_a_transfer_queue_leaves_its_lane(table):
     net, through, queues = lanes(forward_count=1)
@@ -68,7 +66,6 @@ def test_what_browsing_sets_aside_of_a_transfer_queue_leaves_its_lane(table):
     assert net.bodies(queues["c"]) == ["4"]
 
 
-@pytest.mark.xfail(strict=True, reason="a lane sets aside what another has in memory or under way")
 @pytest.mark.parametrize("count", [1, 3])
 def test_an_entry_that_a_lane_finds_damaged_and_another_has_in_memory_is_counted_once(count):
     net, through, queues = lanes(forward_count=count)
@@ -154,10 +151,8 @@ class DamageToLanes(RuleBasedStateMachine):
             assert entries(self.net.stores[HERE], self.through) == []
 
 
-TestDamageToLanes = pytest.mark.xfail(strict=True, reason="the window of a lane keeps what was set aside")(
-    DamageToLanes.TestCase
-)
-TestDamageToLanes.settings = settings(model_settings(60, 30), phases=[Phase.generate])
+TestDamageToLanes = DamageToLanes.TestCase
+TestDamageToLanes.settings = model_settings(60, 30)
 
 
 # -- queues and sessions

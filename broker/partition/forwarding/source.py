@@ -442,8 +442,7 @@ def _delete_taken(core: Core, queue: Queue, up_to: int) -> None:
     _gone(core, queue, found)
     for number, message_id in unreadable:
         set_aside(core, queue, Place.AVAILABLE, number, message_id)
-    for number in [held[0][0] for held in found] + [number for number, _ in unreadable]:
-        queue.window.remove(number)
+    queue.forget([(ref[0], ref[3]) for ref, *_ in found])
 
 
 def unanswered(core: Core, partitions: Collection[int], now_ms: int) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from broker.partition.messages.admission import Incoming
 from broker.partition.messages.expiry import end_of_life
 from broker.partition.messages.hand_out import READ_MAX, WEIGHT_BYTES
-from broker.partition.messages.moves import set_aside
+from broker.partition.messages.moves import set_aside, set_aside_unlocked
 from broker.partition.state.core import Core
 from broker.partition.state.lanes import Transfers
 from broker.partition.state.outbox import Outbox
@@ -154,6 +154,6 @@ def _fetch(core: Core, queue: Queue, lane: Outbox) -> None:
         try:
             refs.append((number, *decode_entry(value)))
         except CorruptRecord:
-            set_aside(core, queue, Place.AVAILABLE, number, None)
+            set_aside_unlocked(core, queue, Place.AVAILABLE, number, None)
     cursor = unpack_queue_key(items[-1][0])[2] + 1 if len(items) == FETCH else queue.next_number
     window.fill(queue.transfers.of(lane.partition, refs), cursor)

@@ -4,11 +4,11 @@ from heapq import merge
 from typing import Any
 
 from broker.errors import InvalidArgument
-from broker.partition.messages.moves import set_aside
+from broker.partition.messages.moves import set_aside_unlocked
 from broker.partition.state.core import Core
 from broker.partition.state.queue import Queue
 from broker.partition.state.receivers import encoded
-from storage.records import CorruptRecord, Overlay, Place, decode_entry, queue_key, unpack_queue_key
+from storage.records import CorruptRecord, Place, decode_entry, queue_key, unpack_queue_key
 from storage.store import Table
 
 
@@ -32,11 +32,11 @@ def peek(
         try:
             message_id, delivery_count, overlay = decode_entry(value)
         except CorruptRecord:
-            _unreadable(core, queue, place, number, None, None)
+            set_aside_unlocked(core, queue, Place(place), number, None)
             continue
         record = core.bodies.read_one(message_id)
         if record is None:
-            _unreadable(core, queue, place, number, message_id, overlay)
+            set_aside_unlocked(core, queue, Place(place), number, message_id)
             continue
         used_bytes += len(record)
         if shown and used_bytes > max_bytes:
@@ -63,17 +63,3 @@ def entries(
     start, end = queue_key(queue.id, place, from_number), queue_key(queue.id, place + 1, 0)
     items = core.store.scan(Table.QUEUE, start, end, count)
     return [(unpack_queue_key(key)[2], int(place), value) for key, value in items]
-
-
-def _unreadable(
-    core: Core, queue: Queue, place: int, number: int, message_id: int | None, overlay: Overlay | None
-) -> None:
-    """Set aside, unless it is locked: then its receiver has read it before the damage, and settles it."""
-    if place == Place.DEFERRED:
-        locked = number in queue.locks.deferred
-    else:
-        locked = place == Place.AVAILABLE and number in queue.locks.numbers()
-    if not locked:
-        if place == Place.AVAILABLE:
-            queue.forget(number, overlay)
-        set_aside(core, queue, Place(place), number, message_id)

@@ -40,10 +40,12 @@ def sweep(core: Core, queue: Queue, now_ms: int) -> None:
     start = max(queue.swept, due_key(queue.id, Due.EXPIRY, 0, 0))
     end = due_key(queue.id, Due.EXPIRY, now_ms + 1, 0)
     items = core.store.scan(Table.DUE, start, end, core.settings.step)
+    gone: list[tuple[int, Overlay | None]] = []
     for key, value in items:
         _, _, due_ms, number = unpack_due_key(key)
         if number not in queue.locks.expiring:
-            _expire(core, queue, key, due_ms, number, unpack_message_key(value)[0])
+            _expire(core, queue, key, due_ms, number, unpack_message_key(value)[0], gone)
+    queue.forget(gone)
     if items:
         queue.swept = items[-1][0] + b"\0"
     if len(items) == core.settings.step:
@@ -52,23 +54,30 @@ def sweep(core: Core, queue: Queue, now_ms: int) -> None:
         arm_next(core, queue)
 
 
-def _expire(core: Core, queue: Queue, key: bytes, due_ms: int, number: int, message_id: int) -> None:
+def _expire(
+    core: Core,
+    queue: Queue,
+    key: bytes,
+    due_ms: int,
+    number: int,
+    message_id: int,
+    gone: list[tuple[int, Overlay | None]],
+) -> None:
+    """What the queue is to forget is added to `gone`."""
     entry = core.store.get(Table.QUEUE, queue_key(queue.id, Place.AVAILABLE, number))
     if entry is None:  # its message was set aside, unreadable
         core.store.delete(Table.DUE, key)
         return
     size = core.bodies.size(message_id)
-    overlay: Overlay | None = None
     try:
         ref = (number, *decode_entry(entry))
-        overlay = ref[3]
     except CorruptRecord:
         size = None
-    queue.forget(number, overlay)
     if size is None:
         core.store.delete(Table.DUE, key)
         set_aside(core, queue, Place.AVAILABLE, number, message_id)
     else:
+        gone.append((number, ref[3]))
         expire(core, queue, unlocked(ref, size, due_ms, Place.AVAILABLE))
 
 

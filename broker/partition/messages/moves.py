@@ -183,7 +183,13 @@ def set_aside(core: Core, queue: Queue, place: Place, number: int, message_id: i
 
     Without `message_id` the entry itself is the corrupt record: whose body it was is not known, and its bytes stay
     counted as long as they stay stored. A timer it may have is found to point nowhere when it is due.
+
+    It leaves every window that has it, and is counted once, whoever else comes across it.
     """
+    if core.store.get(Table.QUEUE, queue_key(queue.id, place, number)) is None:
+        return
+    if place == Place.AVAILABLE:
+        queue.forget([(number, None)])
     if message_id is not None:
         size = quarantine(core.store, Table.MESSAGES, message_key(message_id))
         if queue.topic_id is not None:
@@ -197,6 +203,15 @@ def set_aside(core: Core, queue: Queue, place: Place, number: int, message_id: i
     queue.counts[place] -= 1
     queue.tally.quarantined += 1
     core.turn.touch(queue)
+
+
+def set_aside_unlocked(core: Core, queue: Queue, place: Place, number: int, message_id: int | None) -> None:
+    """Set aside what was come across, unless it is locked or on its way.
+
+    Then who has it read it before the damage, and settles it.
+    """
+    if not queue.locks.has(place, number):
+        set_aside(core, queue, place, number, message_id)
 
 
 def with_properties(overlay: Overlay | None, properties: Properties | None) -> Overlay | None:

@@ -104,6 +104,15 @@ class Locks:
         self.expiring.discard(number)
         return held
 
+    def has(self, place: Place, number: int) -> bool:
+        """Whether the message of this number in this place is one of these. May take time with the number of locks."""
+        if place == Place.DEFERRED:
+            return number in self.deferred
+        held = self.held.values()
+        return place == Place.AVAILABLE and (
+            number in self.forwarded or any(each[0][0] == number and each[3] == place for each in held)
+        )
+
     def count(self) -> int:
         """Messages that are locked or on their way."""
         return len(self.held) + len(self.forwarded)

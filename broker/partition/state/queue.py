@@ -1,5 +1,7 @@
 """One queue or dead-letter queue, a subscription's too: its counts, and what of it is in memory."""
 
+from collections.abc import Sequence
+
 from broker.partition.state.lanes import Transfers
 from broker.partition.state.line import Line
 from broker.partition.state.locks import Locks
@@ -10,7 +12,7 @@ from broker.partition.state.tally import Tally
 from broker.partition.state.terms import Kind, Terms
 from broker.partition.state.window import Window
 from storage.queue_ids import Part, entity_of, part_of
-from storage.records import Counts, Field, Overlay, Place
+from storage.records import Counts, Overlay, Place
 
 
 class Queue:
@@ -90,13 +92,19 @@ class Queue:
             return 0
         return self.counts[Place.AVAILABLE] - self.locks.available_locked()
 
-    def forget(self, number: int, overlay: Overlay | None) -> None:
-        """An available, unlocked message has left the store; `overlay` is None if its entry cannot be read."""
-        if self.sessions is None:
-            self.window.remove(number)
-        else:
-            session_id = None if overlay is None else overlay[Field.SESSION]
-            self.sessions.forget(number, session_id, self.locks)
+    def forget(self, messages: Sequence[tuple[int, Overlay | None]]) -> None:
+        """Available messages, (sequence number, overlay), leave the store: no window has them any longer.
+
+        None in place of the overlay of one whose entry cannot be read.
+        """
+        if self.sessions is not None:
+            self.sessions.forget(messages)
+            return
+        numbers = [number for number, _ in messages]
+        self.window.remove(numbers)
+        if self.transfers is not None:
+            for lane in self.transfers.lanes.values():
+                lane.window.remove(numbers)
 
     def stored_counts(self) -> Counts:
         available, deferred, scheduled = self.counts

@@ -20,6 +20,7 @@ from broker.partition.state.window import Ref
 from storage.records import (
     CorruptRecord,
     Field,
+    Overlay,
     Place,
     SessionRow,
     decode_entry,
@@ -136,16 +137,17 @@ class Sessions:
             self._reset(session, locks)
         self.awake[session.id] = session
 
-    def forget(self, number: int, session_id: str | None, locks: Locks) -> None:
-        """An available, unlocked message has left. None: it is not known of which session."""
-        if session_id is not None:
-            session = self.locked.get(session_id)
-            if session is not None:
-                session.window.remove(number)
-            return
-        for session in self.locked.values():
-            self._reset(session, locks)
-            self.awake[session.id] = session
+    def forget(self, messages: Iterable[tuple[int, Overlay | None]]) -> None:
+        """As `Queue.forget`. Without the overlay it is not known of which session a message was."""
+        numbers: dict[str, list[int]] = {}  # by session
+        unknown: list[int] = []
+        for number, overlay in messages:
+            if overlay is None:
+                unknown.append(number)
+            elif overlay[Field.SESSION] in self.locked:
+                numbers.setdefault(overlay[Field.SESSION], []).append(number)
+        for session_id in self.locked if unknown else numbers:
+            self.locked[session_id].window.remove([*numbers.get(session_id, ()), *unknown])
 
     def _reset(self, session: Session, locks: Locks) -> None:
         held = (locks.held[token] for token in session.tokens)

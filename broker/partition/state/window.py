@@ -9,13 +9,18 @@ fetched again, and what is locked must be passed over. `gone` are numbers that w
 `returned`.
 """
 
+from bisect import bisect_left
+from collections.abc import Iterable
 from heapq import heappop, heappush
 from itertools import pairwise
+from operator import itemgetter
 
 from storage.records import Overlay
 
 # A message in a queue: sequence number, message id, delivery count, overlay. A plain tuple: one is made per message.
 Ref = tuple[int, int, int, Overlay | None]
+
+_number = itemgetter(0)
 
 
 class Window:
@@ -80,10 +85,13 @@ class Window:
         else:
             self.skip.discard(ref[0])
 
-    def remove(self, number: int) -> None:
-        """An available, unlocked message was removed from the store."""
-        if number < self.cursor:
-            self.gone.add(number)
+    def remove(self, numbers: Iterable[int]) -> None:
+        """These messages left the store; those that are in memory are forgotten."""
+        returned = {ref[0] for ref in self.returned}
+        for number in numbers:
+            at = bisect_left(self.entries, number, self.head, key=_number)
+            if number in returned or (at < len(self.entries) and self.entries[at][0] == number):
+                self.gone.add(number)
 
     def reset(self, locked: set[int]) -> None:
         """Forget what is in memory, to be fetched again from the start; `locked` are available messages under lock."""
