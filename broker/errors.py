@@ -62,6 +62,10 @@ class ServerBusy(BrokerError):
     """Not now: a partition is down or overloaded. A retry helps."""
 
 
+class OutcomeUnknown(BrokerError):
+    """The partition ended before it answered: it may have been done or not. A retry tells, or does it."""
+
+
 class TransactionUnknown(BrokerError):
     """It was never declared on this connection, or has ended."""
 

@@ -77,7 +77,7 @@ class EntityMetrics:
 
     def failed(self, error: str, count: int = 1) -> None:
         """Count `count` requests that ended with this error, a class name of `broker.errors`."""
-        if error == "InternalError":
+        if error in ("InternalError", "OutcomeUnknown"):
             self.server_errors += count
         elif error == "ServerBusy":
             self.throttled_requests += count

@@ -129,6 +129,12 @@ SERVER_BUSY = (
     "Please wait 2 seconds and try again."
 )
 
+RESTARTING = "The partition is restarting. Please wait 2 seconds and try again."
+
+OUTCOME_UNKNOWN = (
+    "The partition ended before it answered, so it is not known whether the operation was done. Please try again."
+)
+
 
 def property_too_large(name: str, size_bytes: int, limit_bytes: int) -> str:
     return f"The property '{name}' of the message has {size_bytes} bytes; the limit is {limit_bytes} bytes."

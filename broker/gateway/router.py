@@ -11,10 +11,11 @@ from typing import Any, Protocol, cast
 import msgpack
 
 from broker import wire
-from broker.errors import BY_NAME, BrokerError, InternalError, ServerBusy
+from broker.errors import BY_NAME, BrokerError, InternalError, OutcomeUnknown, ServerBusy
 from broker.logging import get_logger
 from broker.metrics import GatewayMetrics
 from broker.wire import Op, Outcome
+from protocol import error_texts
 
 log = get_logger("gateway")
 
@@ -48,7 +49,7 @@ class Channel(Protocol):
     def on_deliver(self, locked_until_ms: int, entries: list[Any]) -> None: ...
 
     def on_worker_lost(self) -> None:
-        """What was not answered never will be; the worker's locks are gone."""
+        """What was not answered never will be, though it may have been done; the worker's locks are gone."""
 
     def on_worker_back(self) -> None: ...
 
@@ -107,22 +108,23 @@ class WorkerConnection(asyncio.Protocol):
         """Connect, and again whenever the connection is lost; runs until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
-            if not self.connected.is_set():
-                try:
-                    await loop.create_unix_connection(lambda: self, self._path)
-                except OSError:
-                    await asyncio.sleep(RECONNECT_SECONDS)
-                    continue
-                await self.connected.wait()
-            await self._lost.wait()
+            try:
+                await loop.create_unix_connection(lambda: self, self._path)
+            except OSError:
+                await asyncio.sleep(RECONNECT_SECONDS)
+            else:
+                await self._lost.wait()
 
     # -- asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but its base class
-        transport.set_write_buffer_limits(high=OUTPUT_HIGH_BYTES)
-        self._transport = transport
+        self._dialled = cast(asyncio.Transport, transport)  # uvloop's is one in all but its base class
+        self._dialled.set_write_buffer_limits(high=OUTPUT_HIGH_BYTES)
         self._lost = asyncio.Event()
+
+    def _begin(self) -> None:
+        """The worker has said HELLO. Before that it may be one that is dying, whose socket closes last."""
+        self._transport = self._dialled
         self.connected.set()
         self._router.metrics.worker_connects += 1
         if self._was_lost:
@@ -142,21 +144,23 @@ class WorkerConnection(asyncio.Protocol):
             self._router.on_caught_up()
 
     def connection_lost(self, error: Exception | None) -> None:
+        self._lost.set()
+        self._chunks.clear()
+        self._chunk_bytes = 0
+        if self._transport is None:
+            return
         self._transport = None
         self.resume_writing()
         self._was_lost = True
-        self._chunks.clear()
-        self._chunk_bytes = 0
         self._packer = msgpack.Packer(autoreset=False)
         self._packed = []
         self.run = None
         self.connected.clear()
-        self._lost.set()
         log.warning("worker connection lost", worker=self._path)
-        busy = ServerBusy("The partition is restarting. Please wait 2 seconds and try again.")
+        unknown = OutcomeUnknown(error_texts.OUTCOME_UNKNOWN)
         requests, self._requests = self._requests, {}
         for reply, owner in requests.values():
-            self._answer(reply, owner, None, busy)
+            self._answer(reply, owner, None, unknown)
         for channel in list(self.channels.values()):
             try:
                 channel.on_worker_lost()
@@ -239,11 +243,12 @@ class WorkerConnection(asyncio.Protocol):
     def request(
         self, partition: int, name: str, queue: int, arguments: Sequence[Any], reply: Reply, owner: Owner | None
     ) -> None:
+        """`reply` gets ServerBusy if it was not sent, and OutcomeUnknown if the worker ended before it answered."""
         number = self._router.next_number()
         if self.post((Op.REQUEST, partition, number, name, queue, arguments)):
             self._requests[number] = reply, owner
         else:
-            reply(None, ServerBusy("The partition is restarting. Please wait 2 seconds and try again."))
+            reply(None, ServerBusy(error_texts.RESTARTING))
 
     def _flush(self) -> None:
         self._flush_scheduled = False
@@ -313,6 +318,7 @@ class WorkerConnection(asyncio.Protocol):
         op = message[0]
         if op == Op.HELLO:
             assert message[1] == wire.VERSION
+            self._begin()
         elif op == Op.CATALOG:
             self._router.on_catalog(message[2])
         elif (request := self._requests.pop(message[1], None)) is None:

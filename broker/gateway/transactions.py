@@ -13,7 +13,14 @@ import os
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from broker.errors import BrokerError, NotAllowed, TransactionRollback, TransactionUnknown
+from broker.errors import (
+    BrokerError,
+    NotAllowed,
+    OutcomeUnknown,
+    ServerBusy,
+    TransactionRollback,
+    TransactionUnknown,
+)
 from broker.gateway.namespace import Entity
 from broker.gateway.router import Reply, Router, error_named
 from broker.gateway.turn import Turn
@@ -166,7 +173,28 @@ class Transaction:
         elif self._entity is None:
             reply(None, None)  # nothing was done in it
         else:
-            self._ask(self._entity, "discharge", 0, [self.id, commit], reply)
+            answer = _after_commit(reply) if commit else _after_rollback(reply)
+            self._ask(self._entity, "discharge", 0, [self.id, commit], answer)
+
+
+# A worker takes the transactions that have not ended with it. So a rollback is done when it dies, and a commit that was
+# not sent because it is dead never will be; what became of one that it got, and did not answer, nobody knows.
+
+
+def _after_commit(reply: Reply) -> Reply:
+    def answer(result: Any, error: BrokerError | None) -> None:
+        if isinstance(error, ServerBusy):
+            error = TransactionRollback("The transaction was rolled back: its partition is restarting.")
+        reply(result, error)
+
+    return answer
+
+
+def _after_rollback(reply: Reply) -> Reply:
+    def answer(result: Any, error: BrokerError | None) -> None:
+        reply(result, None if isinstance(error, ServerBusy | OutcomeUnknown) else error)
+
+    return answer
 
 
 def addressed(messages: list[Any], destination: Entity) -> list[Any]:

@@ -374,6 +374,12 @@ class RawPeer:
         window = [UInt(next_incoming_id), UInt(incoming_window), UInt(0), UInt(1 << 20)]
         self.say(FLOW, *window, *link, None, drain, echo, channel=channel)
 
+    def wait_until_read(self) -> None:
+        """The broker has read all that was said until now."""
+        handle = self.attach(sender=True, address="there is no such entity")
+        self.refusal()
+        self.detach(handle)
+
     def transfer(
         self,
         payload: bytes,

@@ -5,12 +5,13 @@
 
 from uuid import UUID
 
+import psutil
 import pytest
 
-from protocol.codec import Array, Described, ULong, encode
+from protocol.codec import Array, Described, ULong
 from protocol.lock_tokens import uuid_of
 from tests.brokers import Broker
-from tests.end_to_end.health import process_of
+from tests.end_to_end.health import eventually, logged, process_of
 from tests.end_to_end.raw_peer import (
     ACCEPTED,
     ATTACH,
@@ -61,18 +62,18 @@ def receive(peer: RawPeer, sender: int) -> tuple[int, bytes]:
     return delivery.fields[1], delivery.fields[2]
 
 
-def stopped(broker: Broker, peer: RawPeer):
-    """The worker, which takes no more commands. What the gateway has read by now waits in its socket."""
+def stopped(broker: Broker) -> psutil.Process:
+    """The worker, which takes no more commands: they wait in its socket."""
     worker = process_of(broker, "broker.worker")
     worker.suspend()
     return worker
 
 
-def killed(peer: RawPeer, worker) -> None:
-    peer.flow(None, echo=True)
-    peer.expect(0x13)  # the gateway has read all that was said
+def killed(broker: Broker, peer: RawPeer, worker: psutil.Process) -> None:
+    peer.wait_until_read()
     worker.kill()
     worker.wait(PATIENCE_S)
+    eventually(lambda: logged(broker, "worker connection lost"), "the gateway knows", PATIENCE_S)
 
 
 def answered(peer: RawPeer) -> str:
@@ -83,26 +84,25 @@ def completing(token: bytes) -> dict[str, object]:
     return {"disposition-status": "completed", "lock-tokens": Array(UUID, (uuid_of(token),))}
 
 
-@pytest.mark.xfail(strict=True, reason="what is pending is answered as a lock that is lost, or as a busy server")
 def test_sends_settlements_and_requests_that_a_dead_worker_did_not_answer_may_have_been_done(broker, peer):
     sender, node = peer.attach_sender("orders"), Node(peer, "orders/$management")
     peer.attach_receiver("orders", credit=2)
     by_link, by_token = receive(peer, sender), receive(peer, sender)
-    worker = stopped(broker, peer)
+    worker = stopped(broker)
     peer.transfer(message(b"late"), sender)
     peer.settle(by_link[0])
     node.say("com.microsoft:update-disposition", completing(by_token[1]))
-    killed(peer, worker)
+    killed(broker, peer, worker)
     assert [answered(peer), answered(peer)] == [UNKNOWN, UNKNOWN]
     response = node.response()
     assert (response.status, response.condition) == (408, UNKNOWN)
     # Who asks again learns that the lock is gone: the message is either done or free.
-    peer.expect(TRANSFER, PATIENCE_S)
-    response = node.ask("com.microsoft:update-disposition", completing(by_token[1]))
+    eventually(lambda: broker.get("/readyz")[0] == 200, "ready", PATIENCE_S)
+    with RawPeer.connect(broker.amqp_port) as again:
+        response = Node(again, "orders/$management").ask("com.microsoft:update-disposition", completing(by_token[1]))
     assert (response.status, response.condition) == (410, LOCK_LOST)
 
 
-@pytest.mark.xfail(strict=True, reason="what is pending is answered as the session's lock that is lost")
 def test_settlements_of_a_session_may_have_been_done_though_its_lock_is_gone(broker, peer):
     sender = peer.attach_sender("sessions")
     peer.transfer(message(b"m", properties=[None] * 10 + ["a"]), sender)
@@ -112,50 +112,47 @@ def test_settlements_of_a_session_may_have_been_done_though_its_lock_is_gone(bro
     peer.expect(ATTACH)
     peer.flow(receiver, 1)
     delivery = peer.expect(TRANSFER)
-    worker = stopped(broker, peer)
+    worker = stopped(broker)
     peer.settle(delivery.fields[1])
-    killed(peer, worker)
+    killed(broker, peer, worker)
     assert answered(peer) == UNKNOWN
     assert error_of(peer.expect(DETACH, PATIENCE_S))[0] == SESSION_LOCK_LOST
 
 
-@pytest.mark.xfail(strict=True, reason="the client is told that the server is busy, which SDKs take for not done")
 def test_a_commit_that_a_dead_worker_did_not_answer_may_have_been_done(broker, peer):
     coordinator, sender = Coordinator(peer), peer.attach_sender("orders")
     transaction = coordinator.declare()
     peer.transfer(message(b"m"), sender, state=within(transaction))
     assert answered(peer) == "in the transaction"
-    worker = stopped(broker, peer)
+    worker = stopped(broker)
     coordinator.say(DISCHARGE, transaction, False)
-    killed(peer, worker)
+    killed(broker, peer, worker)
     assert answered(peer) == UNKNOWN
     # Nobody knows it any more; to say that it was rolled back might be wrong.
     assert coordinator.discharge(transaction) == "amqp:transaction:unknown-id"
 
 
-@pytest.mark.xfail(strict=True, reason="the client is told that the server is busy")
 @pytest.mark.parametrize("is_down", [False, True])
 def test_a_rollback_is_done_when_the_worker_dies(broker, peer, is_down):
     coordinator, sender = Coordinator(peer), peer.attach_sender("orders")
     transaction = coordinator.declare()
     peer.transfer(message(b"m"), sender, state=within(transaction))
     assert answered(peer) == "in the transaction"
-    worker = stopped(broker, peer)
+    worker = stopped(broker)
     if is_down:
-        killed(peer, worker)
+        killed(broker, peer, worker)
     coordinator.say(DISCHARGE, transaction, True)
     if not is_down:
-        killed(peer, worker)
+        killed(broker, peer, worker)
     assert answered(peer) == "accepted"
 
 
-@pytest.mark.xfail(strict=True, reason="the client is told that the server is busy, and asks again in vain")
 def test_a_commit_that_was_never_sent_is_rolled_back(broker, peer):
     coordinator, sender = Coordinator(peer), peer.attach_sender("orders")
     transaction = coordinator.declare()
     peer.transfer(message(b"m"), sender, state=within(transaction))
     assert answered(peer) == "in the transaction"
-    killed(peer, stopped(broker, peer))
+    killed(broker, peer, stopped(broker))
     assert coordinator.discharge(transaction) == "amqp:transaction:rollback"
 
 
@@ -163,11 +160,8 @@ def test_what_was_never_sent_to_a_worker_was_not_done(broker, peer):
     sender = peer.attach_sender("orders")
     peer.attach_receiver("orders", credit=1)
     delivery_id, _ = receive(peer, sender)
-    worker = stopped(broker, peer)
-    worker.kill()
-    worker.wait(PATIENCE_S)
-    body = encode(Described(ULong(0x75), b"late"))
-    peer.transfer(body, sender)
+    killed(broker, peer, stopped(broker))
+    peer.transfer(message(b"late"), sender)
     peer.settle(delivery_id, state=outcome(ACCEPTED))
     answers = {answered(peer), answered(peer)}
     assert answers <= {"com.microsoft:server-busy", "accepted", LOCK_LOST}  # as quickly as the worker is back

@@ -58,10 +58,14 @@ class EntityLink:
     def on_worker_lost(self) -> None:
         raise NotImplementedError
 
+    def answer_unposted(self) -> None:
+        """Nothing is pending but what could not be posted, so none of it was done."""
+        raise NotImplementedError
+
     def on_worker_back(self) -> None: ...
 
     def answer_if_down(self) -> None:
         """Answer what could not be posted: before the output of this turn is written, and before the worker is back."""
         if self._worker_is_down:
             self._worker_is_down = False
-            self.on_worker_lost()
+            self.answer_unposted()

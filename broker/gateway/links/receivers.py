@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from broker.errors import BrokerError, LockLost, SessionLockLost
+from broker.errors import BrokerError, LockLost, OutcomeUnknown, SessionLockLost
 from broker.gateway.conditions import condition_of
 from broker.gateway.host import Host
 from broker.gateway.links.delivery import render_delivery
@@ -313,9 +313,12 @@ class ClientReceiver(EntityLink):
         self._draining = False
         if self._closing:
             self.worker.channels.pop(self.channel, None)
-        elif self._settling:
-            lost = LockLost(error_texts.LOCK_LOST)
-            self.on_settled(len(self._settling), lost)
+        elif self._settling:  # it may have been done
+            self.on_settled(len(self._settling), OutcomeUnknown(error_texts.OUTCOME_UNKNOWN))
+
+    def answer_unposted(self) -> None:
+        """The locks ended with the worker that gave them, and these settlements came after that."""
+        self.on_settled(len(self._settling), LockLost(error_texts.LOCK_LOST))
 
     def on_worker_back(self) -> None:
         if not self._closing:

@@ -4,7 +4,7 @@ import time
 from collections import deque
 from typing import Any
 
-from broker.errors import BrokerError, NotAllowed, ServerBusy
+from broker.errors import BrokerError, NotAllowed, OutcomeUnknown, ServerBusy
 from broker.gateway.conditions import condition_of
 from broker.gateway.host import Host
 from broker.gateway.links.entity_link import EntityLink
@@ -22,6 +22,7 @@ from protocol.message.batches import unpack_batch
 from protocol.message.sections import take_apart
 
 _BUSY = ServerBusy(error_texts.SERVER_BUSY)
+_UNKNOWN = OutcomeUnknown(error_texts.OUTCOME_UNKNOWN)
 
 # A message above this is not gathered with others: the worker can begin.
 LARGE_BYTES = 1 << 16
@@ -179,8 +180,14 @@ class ClientSender(EntityLink, Intake):
                 self._sends.appendleft((since, left, messages * left // deliveries, size_bytes * left // deliveries))
 
     def on_worker_lost(self) -> None:
-        """Whether the messages were stored is not known; the client may send them again."""
-        self.on_sent(len(self._pending), _BUSY)
+        """The messages may have been stored."""
+        self._answer_all(_UNKNOWN)
+
+    def answer_unposted(self) -> None:
+        self._answer_all(_BUSY)
+
+    def _answer_all(self, error: BrokerError) -> None:
+        self.on_sent(len(self._pending), error)
         self._sends.clear()
 
     def on_detach(self) -> None:

@@ -63,10 +63,17 @@ class SessionReceiver(ClientReceiver):
 
     def on_worker_lost(self) -> None:
         """The lock is gone with it. Who waited may try again."""
-        if not self._closing:
-            lost: BrokerError = SessionLockLost(error_texts.SESSION_LOCK_LOST)
-            if self.session_id is None:
-                lost = ServerBusy(error_texts.SERVER_BUSY)
-            self.on_settled(len(self._settling), lost)
-            self.detach(lost)
+        is_attached = not self._closing
         super().on_worker_lost()
+        if is_attached:
+            self._lose()
+
+    def answer_unposted(self) -> None:
+        self.on_settled(len(self._settling), SessionLockLost(error_texts.SESSION_LOCK_LOST))
+        self._lose()
+
+    def _lose(self) -> None:
+        if self.session_id is None:
+            self.detach(ServerBusy(error_texts.SERVER_BUSY))
+        else:
+            self.detach(SessionLockLost(error_texts.SESSION_LOCK_LOST))
