@@ -65,6 +65,9 @@ class Gateway:
         serving = loop.create_task(self._run())
         # The others never end, unless the gateway itself is at fault: then its supervisor starts another.
         ended, _ = await asyncio.wait((serving, *self._tasks), return_when=asyncio.FIRST_COMPLETED)
+        if serving in ended:
+            serving.result()
+            return  # the others were cancelled at its end
         for task in ended:
             task.result()
 

@@ -93,6 +93,7 @@ class Worker:
         self.connection = connection
         self.transport = Transport(connection)
         self.transport.connect()
+        self.say([Op.HELLO, wire.VERSION, [0]])
 
     async def commands(self) -> list[list[Any]]:
         """What came since the last call."""
@@ -186,5 +187,5 @@ def started_gateway(directory: Path) -> tuple[Gateway, Worker]:
     gateway = Gateway(instructions)
     worker = Worker(gateway.router.workers[0])
     document = Definition(QUEUE_ID >> 3, QueueDescription(name="orders"), 0, 0).document()
-    worker.say([Op.HELLO, wire.VERSION, [0]], [Op.CATALOG, 1, [document]])
+    worker.say([Op.CATALOG, 1, [document]])
     return gateway, worker
