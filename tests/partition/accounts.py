@@ -7,14 +7,14 @@ entries that are stored. It shares no code with the bookkeeping of the state mac
 from broker.partition.partition import Partition
 from storage.memory import MemoryStore
 from storage.records import Counts, decode_counts
-from storage.store import Table
+from storage.store import Store, Table
 from storage.verification import verify_snapshot
 
 
 class _Contents:
     """A store in memory as `verify` reads one."""
 
-    def __init__(self, store: MemoryStore) -> None:
+    def __init__(self, store: Store) -> None:
         self.partition_id = 0
         self._store = store
 
@@ -25,7 +25,7 @@ class _Contents:
         return self._store.get(table, key)
 
 
-def problems(store: MemoryStore) -> list[str]:
+def problems(store: Store) -> list[str]:
     """What `peeklock verify` would say of it."""
     assert not store.dirty
     report = verify_snapshot(_Contents(store))  # type: ignore[arg-type]
