@@ -11,7 +11,7 @@ process killed at any moment leaves the last commit that returned, or the one un
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from errno import EDQUOT, EIO, ENOSPC
-from itertools import islice
+from itertools import chain, islice, repeat
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Self
@@ -221,6 +221,7 @@ def _look(path: Path, partition_id: int) -> bool:
 # While there is this much behind the file's end, any record finds its pages in one piece.
 ROOM_BYTES = 4 << 20
 PAGE_BYTES = 4096
+PAGE_RECORD_BYTES = 4000  # takes a page of its own
 # Each commit notes the pages that it has freed in one piece, and in another those that are still free: without room for
 # both nothing can be deleted. At most what 4 GiB of pages need.
 PAGE_NUMBER_BYTES = 8
@@ -402,16 +403,17 @@ class LmdbStore(Store):
         except (lmdb.Error, OSError) as error:
             self._failed("statistics", error)
 
-    def fits(self, added_bytes: int, sizes: Iterable[int]) -> bool:
+    def fits(self, added_bytes: int, sizes: Iterable[int], pages: int = 0) -> bool:
         """Tried out once the file is as large as the map: then it depends on where the free pages are."""
         try:
-            self._room_bytes -= added_bytes
+            self._room_bytes -= added_bytes + pages * PAGE_BYTES
             if self._room_bytes > ROOM_BYTES:
                 return True
             txn = self._writing or self._begin()
             trial = self._env.begin(write=True, parent=txn)
             try:
-                for number, size in enumerate((*sizes, self._release_bytes, self._release_bytes)):
+                wanted = chain(sizes, (self._release_bytes, self._release_bytes), repeat(PAGE_RECORD_BYTES, pages))
+                for number, size in enumerate(wanted):
                     key = _TRIAL_KEY + number.to_bytes(4, "big")
                     trial.put(key, bytes(size), db=self._databases[Table.MESSAGES], append=True)
             except lmdb.MapFullError:

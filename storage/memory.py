@@ -94,7 +94,7 @@ class MemoryStore(Store):
     def used_bytes(self) -> int:
         return self._used_bytes
 
-    def fits(self, added_bytes: int, sizes: Iterable[int]) -> bool:
+    def fits(self, added_bytes: int, sizes: Iterable[int], pages: int = 0) -> bool:
         return self._used_bytes + added_bytes <= self._capacity_bytes
 
     def capacity_bytes(self, spare_bytes: int = 0) -> int:

@@ -80,8 +80,9 @@ class Store(Protocol):
     def used_bytes(self) -> int:
         """Bytes of the map in use, free pages not counted."""
 
-    def fits(self, added_bytes: int, sizes: Iterable[int]) -> bool:
-        """Whether records of these sizes, `added_bytes` in all, can be appended to MESSAGES on top of what is staged.
+    def fits(self, added_bytes: int, sizes: Iterable[int], pages: int = 0) -> bool:
+        """Whether records of these sizes, `added_bytes` in all, can be appended to MESSAGES on top of what is staged,
+        and as many `pages` be written beside them.
 
         A store may have free space and none in one piece.
         """

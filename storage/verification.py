@@ -102,6 +102,7 @@ class _Verification:
         self._forwarding: list[tuple[bytes, int]] = []  # keys in META, queue ids
         self._transferring: set[int] = set()  # ids of transfer queues for which META lists partitions
         self._deleted: set[int] = set()  # entities whose contents are being freed step by step
+        self._published: set[int] = set()  # entity ids of topics: what waits to be published has no timer
         self._topics: dict[int, int] = {}  # entity id of a subscription, one being freed included -> of its topic
         self._topic_bytes: Counter[int] = Counter()  # entity id -> bodies once, and copies, of its subscriptions
         self._bodies_set_aside: set[int] = set()
@@ -161,6 +162,7 @@ class _Verification:
                 subscriptions[int.from_bytes(key, "big")] = document["topic"].lower()
             elif kind == "topic":
                 topics[document["name"].lower()] = int.from_bytes(key, "big")
+                self._published.add(int.from_bytes(key, "big"))
         self._topics.update((key, topics[name]) for key, name in subscriptions.items() if name in topics)
 
     def _rules(self) -> None:
@@ -275,7 +277,12 @@ class _Verification:
             queue.timed[Timer.SCHEDULED].add(sequence_number, entry.message_id, ANY_TIME)
         elif expires_ms is None or expires_ms == ANY_TIME:
             queue.timers_unknown.add(sequence_number)
-        elif place is Place.AVAILABLE and part_of(queue_id) == Part.MAIN and expires_ms != NEVER:
+        elif (
+            place is Place.AVAILABLE
+            and part_of(queue_id) == Part.MAIN
+            and expires_ms != NEVER
+            and entity_of(queue_id) not in self._published
+        ):
             queue.timed[Timer.EXPIRY].add(sequence_number, entry.message_id, expires_ms)
 
     def _check_sessions(self) -> None:

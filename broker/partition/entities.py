@@ -30,6 +30,7 @@ from storage.records import (
     FORWARDED_PREFIX,
     STORE_ID_BYTES,
     CorruptRecord,
+    Place,
     auto_deleted_key,
     decode_document,
     decode_entry,
@@ -83,6 +84,7 @@ def load(core: Core, now_ms: int, known: dict[bytes, Terms] | None = None) -> No
             raise StoreError(f"deleted entity {entity_id}: {error}") from error
         _free_later(core, entity_id, topic_id, now_ms)
     _begin_forwarding(core)
+    _begin_publishing(core, now_ms)
     for entity_id, terms in core.terms.items():
         if terms.duplicate_window_ms:
             duplicates.begin(core, entity_id, now_ms)
@@ -128,6 +130,15 @@ def _begin_forwarding(core: Core) -> None:
         terms = core.terms.get(entity_of(queue_id))
         if terms is not None and queue_id not in core.queues and terms.forwards_to(part_of(queue_id)):
             core.turn.wake(core.queue(queue_id))
+
+
+def _begin_publishing(core: Core, now_ms: int) -> None:
+    """Topics that have accepted messages and not published them go on."""
+    for topic_id in core.topic_ids.values():
+        queue_id = queue_id_of(topic_id)
+        start, end = queue_key(queue_id, Place.AVAILABLE, 0), queue_key(queue_id, Place.AVAILABLE + 1, 0)
+        if core.store.scan(Table.QUEUE, start, end, 1):
+            core.timers.arm(now_ms, (queue_id, Due.PUBLISHING))
 
 
 def put_entity(
@@ -262,8 +273,9 @@ def _close_receivers(core: Core, queue_id: int, error: BrokerError) -> None:
 
 def free(core: Core, entity_id: int, now_ms: int) -> None:
     """The timer: free a step of what a deleted entity held, then forget it."""
-    store, step, first, end = core.store, core.settings.step, queue_id_of(entity_id), queue_id_of(entity_id + 1)
+    store, step, first, end = core.store, core.step(), queue_id_of(entity_id), queue_id_of(entity_id + 1)
     topic_id = core.deleted[entity_id]
+    core.turn.work += step
     if items := store.scan(Table.QUEUE, queue_key(first, 0, 0), queue_key(end, 0, 0), step):
         ids = []
         for key, value in items:

@@ -23,7 +23,7 @@ from broker.partition.settings import PartitionSettings
 from broker.partition.state import idleness
 from broker.partition.state.core import Core
 from broker.partition.state.receivers import Receiver
-from broker.partition.state.terms import Kind, Terms
+from broker.partition.state.terms import Terms
 from broker.partition.state.timers import Due
 from broker.partition.topics import publishing
 from broker.wire import Operation, Outcome
@@ -215,6 +215,9 @@ class Partition:
         """Do what is due, in bounded steps: if `next_timer_ms` is in the past afterwards, there is more."""
         core = self._core
         for queue_id, due in core.timers.take_due(now_ms, DUE_PER_TURN):
+            if core.turn.work and core.work_left() <= 0:
+                core.timers.arm(now_ms, (queue_id, due))
+                continue
             if due == Due.TRANSACTIONS:
                 transactions.time_out(core, now_ms)
                 continue
@@ -228,7 +231,7 @@ class Partition:
             queue = core.find(queue_id)
             if queue is None:
                 continue  # deleted
-            if core.kept and (queue.is_pulled or queue.counts[Place.SCHEDULED]):
+            if core.kept and (queue.is_pulled or queue.counts[Place.SCHEDULED] or due == Due.PUBLISHING):
                 idleness.use(core, queue.id, now_ms)  # whatever now becomes of what uses it
             if due == Due.LOCKS:
                 (settlement if queue.sessions is None else session_locks).end_locks(core, queue, now_ms)
@@ -240,8 +243,8 @@ class Partition:
                 duplicates.work(core, queue, now_ms)
             elif due == Due.FORWARDING:
                 core.turn.outgoing[queue.id] = queue
-            elif queue.terms.kind == Kind.TOPIC:
-                publishing.publish_due(core, queue, now_ms)
+            elif due == Due.PUBLISHING:
+                publishing.publish_waiting(core, queue, now_ms)
             else:
                 schedule.activate(core, queue, now_ms)
 

@@ -114,6 +114,7 @@ def store(
         return numbers
     core.bodies.append(records, keep=queue.is_awaited)
     core.store.put_many(Table.QUEUE, entries)
+    core.turn.work += len(entries)
     queue.next_number = max(queue.next_number, number)
     queue.counts[Place.AVAILABLE] += len(refs)
     queue.counts[Place.SCHEDULED] += scheduled_count

@@ -23,6 +23,8 @@ class PartitionSettings:
     forward_batch_bytes: int = MIB  # forwarded by one queue at once
     forward_bytes: int = 16 * MIB  # under way from this partition to others in all
     transaction_bytes: int = 256 * MIB  # of messages in transactions that have not ended
+    # Records read or written in a turn by what can go on in the next; far fewer where the store is nearly full.
+    turn_work: int = 10_000
     step: int = 1000  # timers fired, or messages of a deleted entity freed, per queue and turn
     step_bytes: int = 64 * MIB  # read by one purge or deletion request
     peek_max: int = 1000  # in one answer to `peek`; the caller asks again from where it ended

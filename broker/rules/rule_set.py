@@ -110,6 +110,11 @@ class RuleSet:
         """How many rules there are."""
         return sum(map(len, self._subscriptions.values()))
 
+    @property
+    def tried(self) -> int:
+        """How many filters are tried on each message, one after the other."""
+        return len(self._tried)
+
     def rules(self, subscription: Hashable) -> Iterator[Rule]:
         """In the order in which they were added."""
         return (entry.rule for entry in self._subscriptions.get(subscription, {}).values())

@@ -191,7 +191,11 @@ class Stores(Frozen):
         description="Size a partition's store may grow to; sparse until used.",
     )
     send_watermark: float = Field(
-        0.9, gt=0, lt=1, description="Used share of the store above which sends are refused; receiving goes on."
+        0.9,
+        gt=0,
+        lt=1,
+        description="Used share of the store above which sends are refused; receiving goes on. A quarter of the store, "
+        "or 16 MiB if that is less, stays free in any case.",
     )
     min_free_disk_bytes: int = Field(
         256 * MIB, ge=0, le=1024 * 1024 * GIB, description="Free disk space below which sends are refused."

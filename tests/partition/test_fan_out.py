@@ -81,7 +81,6 @@ def assert_each_got_all(found: dict[int, list[bytes]], bodies: list[str]) -> Non
         assert got == wanted, queue_id
 
 
-@pytest.mark.xfail(strict=True, reason="copies do not count when the store's room is asked for")
 def test_scheduled_messages_that_do_not_fit_are_published_as_room_comes(store):
     driver = wide(store)
     for at in range(0, MESSAGES, 100):
@@ -100,7 +99,6 @@ def test_scheduled_messages_that_do_not_fit_are_published_as_room_comes(store):
     assert driver.counts(FIRST << 3)[0] == 1
 
 
-@pytest.mark.xfail(strict=True, reason="copies do not count when the store's room is asked for")
 def test_messages_sent_to_a_topic_are_refused_if_their_copies_do_not_fit(store):
     driver = wide(store)
     batches = [texts(MESSAGES)[at : at + 10] for at in range(0, MESSAGES, 10)]
@@ -112,7 +110,6 @@ def test_messages_sent_to_a_topic_are_refused_if_their_copies_do_not_fit(store):
     driver.publish("one more")
 
 
-@pytest.mark.xfail(strict=True, reason="copies do not count when the store's room is asked for")
 def test_messages_forwarded_to_a_topic_wait_for_room(store):
     driver = wide(store)
     driver.send(*[message(event(body)[1], ttl_ms=DAY_MS) for body in texts(2 * MESSAGES)])
@@ -126,7 +123,6 @@ def test_messages_forwarded_to_a_topic_wait_for_room(store):
     assert_each_got_all(drain(driver), texts(2 * MESSAGES))
 
 
-@pytest.mark.xfail(strict=True, reason="copies do not count when the store's room is asked for")
 def test_a_full_store_still_lets_everything_out(store):
     """By the loss of entities, expiry, dead-lettering and completion, whatever its turns touch at once."""
     driver = wide(store)

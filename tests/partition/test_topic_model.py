@@ -80,10 +80,11 @@ class TopicModel(RuleBasedStateMachine):
         window=st.sampled_from([2, 100]),
         ttl_ms=st.sampled_from([None, 3_000]),
         detects_duplicates=st.booleans(),
+        turn_work=st.sampled_from([1, 5, 10_000]),
     )
-    def start(self, step, window, ttl_ms, detects_duplicates):
+    def start(self, step, window, ttl_ms, detects_duplicates, turn_work):
         self.driver = TopicDriver(
-            settings=PartitionSettings(step=step, window=window),
+            settings=PartitionSettings(step=step, window=window, turn_work=turn_work),
             default_message_time_to_live_ms=ttl_ms,
             requires_duplicate_detection=detects_duplicates,
             duplicate_detection_history_time_window_ms=WINDOW_MS,
@@ -146,6 +147,7 @@ class TopicModel(RuleBasedStateMachine):
             self.driver.partition.commit()
             self.check_references()
         due = sorted((time_ms, number) for number, (time_ms, _) in self.scheduled.items() if time_ms <= self.now_ms)
+        self.next_number += len(due)  # each has another when it is due
         for _, number in due:
             self.fan_out(self.scheduled.pop(number)[1], number)
         for subscription in self.subscriptions.values():
@@ -211,6 +213,7 @@ class TopicModel(RuleBasedStateMachine):
         self.driver.publish(*[made for *_, made in batch])
         for *each, _ in batch:
             self.take(*each)
+        self.turn()  # what was too much for one turn is published by the next
 
     @rule(
         queue_id=SUBSCRIPTIONS,
@@ -249,6 +252,7 @@ class TopicModel(RuleBasedStateMachine):
             assert partition.settle(queue_id, tokens, Outcome.RELEASED, None, self.now_ms) == [None] * len(tokens)
         partition.commit()
         self.driver.close("receiver")
+        self.turn()
 
     @rule(pick=st.integers(0, 20))
     def cancel(self, pick):

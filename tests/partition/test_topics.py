@@ -236,12 +236,17 @@ def test_scheduled_messages_are_cancelled_at_the_topic(topic):
     assert_sound(topic)
 
 
+def turn(topic: TopicDriver) -> None:
+    topic.partition.advance(topic.now_ms)
+    topic.partition.commit()
+
+
 def test_scheduled_messages_are_published_in_bounded_steps_in_the_order_of_their_times():
     topic = TopicDriver(A, settings=PartitionSettings(step=2))
     topic.publish(*[event(body, scheduled_ms=START_MS + 100 - at) for at, body in enumerate("edcba")])
     topic.now_ms += 100
-    topic.partition.advance(topic.now_ms)
-    topic.partition.commit()
+    turn(topic)
+    turn(topic)
     assert topic.texts(A) == ["a", "b"]
     topic.wait(0)
     assert topic.texts(A) == list("abcde")
@@ -251,8 +256,8 @@ def test_many_bytes_are_published_in_several_steps():
     topic = TopicDriver(A, settings=PartitionSettings(step_bytes=2_000))
     topic.publish(*[event(bytes(1_500), scheduled_ms=START_MS + 100) for _ in range(5)])
     topic.now_ms += 100
-    topic.partition.advance(topic.now_ms)
-    topic.partition.commit()
+    turn(topic)
+    turn(topic)
     assert topic.held(A)[0] == 2
     topic.wait(0)
     assert topic.held(A)[0] == 5

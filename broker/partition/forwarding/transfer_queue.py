@@ -92,6 +92,7 @@ def store(core: Core, queue: Queue, transfers: Transfers, messages: Sequence[Inc
         return numbers
     core.bodies.append(records, keep=True)
     core.store.put_many(Table.QUEUE, entries)
+    core.turn.work += len(entries)
     queue.next_number = number
     queue.counts[Place.AVAILABLE] += len(refs)
     queue.counts[Place.SCHEDULED] += len(due)

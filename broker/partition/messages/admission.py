@@ -9,7 +9,7 @@ from broker.partition.state.queue import Queue
 from broker.partition.state.terms import Kind
 from broker.wire import Extra
 from storage.queue_ids import Part, queue_id_of, with_part
-from storage.records import MESSAGE_HEADER_BYTES
+from storage.records import MESSAGE_HEADER_BYTES, Place
 
 Incoming = Sequence[Any]  # layout, body, ttl_ms | None, extra | None: see broker.wire
 
@@ -20,6 +20,7 @@ _COUNTED = (Part.MAIN, Part.DEAD_LETTER, Part.TRANSFER_DEAD_LETTER)
 def check(core: Core, sends: Sequence[tuple[Queue, Sequence[Incoming]]]) -> None:
     """Raises NotAllowed, EntityDisabled, QuotaExceeded if not all of it can be stored. Each queue is there once."""
     sizes: list[int] = []
+    copies = queues = 0
     totals: dict[int, int] = {}  # by queue id: bytes of the entity with what comes before
     for queue, messages in sends:
         counted = queue
@@ -33,7 +34,12 @@ def check(core: Core, sends: Sequence[tuple[Queue, Sequence[Incoming]]]) -> None
         if total > counted.terms.size_bytes_max:
             raise too_large(counted, size_bytes)
         sizes += added
-    if not core.has_room(sizes):
+        if queue.is_topic:
+            # Copies that are certain, with those of what waits there. What rules make of it waits if it must.
+            all_taking = len(core.topic(queue).for_all)
+            copies += all_taking * (queue.counts[Place.AVAILABLE] + sum(map(_is_for_now, messages)))
+            queues += all_taking
+    if not core.has_room(sizes, copies, queues):
         raise QuotaExceeded("The store of this partition is nearly full; messages must be received first.")
 
 
@@ -73,6 +79,11 @@ def too_large(queue: Queue, size_bytes: int) -> QuotaExceeded:
         f"The maximum entity size has been reached or exceeded for '{terms.name}'. "
         f"Size of entity in bytes: {size_bytes}, max entity size in bytes: {terms.size_bytes_max}."
     )
+
+
+def _is_for_now(message: Incoming) -> bool:
+    extra = message[3]
+    return extra is None or Extra.SCHEDULED_MS not in extra
 
 
 def _has_session(message: Incoming) -> bool:

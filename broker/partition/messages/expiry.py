@@ -39,7 +39,9 @@ def sweep(core: Core, queue: Queue, now_ms: int) -> None:
         return
     start = max(queue.swept, due_key(queue.id, Due.EXPIRY, 0, 0))
     end = due_key(queue.id, Due.EXPIRY, now_ms + 1, 0)
-    items = core.store.scan(Table.DUE, start, end, core.settings.step)
+    step = core.step()
+    items = core.store.scan(Table.DUE, start, end, step)
+    core.turn.work += len(items)
     gone: list[tuple[int, Overlay | None]] = []
     for key, value in items:
         _, _, due_ms, number = unpack_due_key(key)
@@ -48,7 +50,7 @@ def sweep(core: Core, queue: Queue, now_ms: int) -> None:
     queue.forget(gone)
     if items:
         queue.swept = items[-1][0] + b"\0"
-    if len(items) == core.settings.step:
+    if len(items) == step:
         core.timers.arm(now_ms, (queue.id, Due.EXPIRY))
     else:
         arm_next(core, queue)

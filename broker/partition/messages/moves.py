@@ -44,6 +44,7 @@ def discard(core: Core, queue: Queue, messages: Sequence[Held], keep_bodies: boo
         counts[place] -= 1
         size_bytes += size
     queue.size_bytes -= size_bytes
+    core.turn.work += len(queue_keys)
     core.store.delete_many(Table.QUEUE, queue_keys)
     if queue.sessions is not None:
         queue.sessions.leave(messages)
@@ -97,6 +98,7 @@ def put_back_failed(core: Core, queue: Queue, held: Held, properties: Properties
         )
         return
     core.store.put(Table.QUEUE, queue_key(queue.id, place, number), encode_entry(*ref[1:]))
+    core.turn.work += 1
     put_back(core, queue, held, now_ms)
 
 
@@ -104,6 +106,7 @@ def defer(core: Core, queue: Queue, held: Held, properties: Properties | None) -
     """Set aside under its number. What is deferred has no timer: it expires when somebody asks for it."""
     (number, message_id, delivery_count, overlay), _, due_ms, place, _, _ = held
     entry = encode_entry(message_id, delivery_count, with_properties(overlay, properties))
+    core.turn.work += 1
     if place != Place.DEFERRED:
         if queue.sessions is not None:
             queue.sessions.leave([held])
@@ -124,6 +127,7 @@ def dead_letter(
     (number, message_id, delivery_count, overlay), size, due_ms, place, _, _ = held
     store, target = core.store, core.queue(with_part(queue.id, part))
     store.delete(Table.QUEUE, queue_key(queue.id, place, number))
+    core.turn.work += 1
     if due_ms != NEVER:
         store.delete(Table.DUE, due_key(queue.id, Due.EXPIRY, due_ms, number))
     queue.counts[place] -= 1
@@ -149,6 +153,7 @@ def enqueue(core: Core, queue: Queue, entries: Iterable[tuple[int, int, Overlay 
     core.store.put_many(
         Table.QUEUE, [(queue_key(queue.id, Place.AVAILABLE, ref[0]), encode_entry(*ref[1:])) for ref in refs]
     )
+    core.turn.work += len(refs)
     queue.next_number = first + len(refs)
     queue.counts[Place.AVAILABLE] += len(refs)
     if queue.sessions is not None:
@@ -200,6 +205,7 @@ def set_aside(core: Core, queue: Queue, place: Place, number: int, message_id: i
         if queue.sessions is not None:
             queue.sessions.drop(place, number)
     quarantine(core.store, Table.QUEUE, queue_key(queue.id, place, number))
+    core.turn.work += 1
     queue.counts[place] -= 1
     queue.tally.quarantined += 1
     core.turn.touch(queue)

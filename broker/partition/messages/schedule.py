@@ -1,4 +1,7 @@
-"""Scheduled messages: each waits under a number of its own, and gets another when its time comes."""
+"""Scheduled messages: each waits under a number of its own, and gets another when its time comes.
+
+Those of a topic then wait there to be published, as what else it has accepted does.
+"""
 
 from broker.partition.messages.expiry import end_of_life
 from broker.partition.messages.moves import enqueue, set_aside, unlocked
@@ -30,7 +33,7 @@ def activate(core: Core, queue: Queue, now_ms: int) -> None:
     The time to live counts from now. It is the difference of the entry's expiry and the time it was scheduled for, so
     that the body need not be read.
     """
-    store, limit = core.store, core.settings.step
+    store, limit = core.store, core.step()
     start, end = due_key(queue.id, Due.SCHEDULED, 0, 0), due_key(queue.id, Due.SCHEDULED, now_ms + 1, 0)
     items = store.scan(Table.DUE, start, end, limit)
     entries: list[tuple[int, int, Overlay | None]] = []
@@ -55,7 +58,7 @@ def activate(core: Core, queue: Queue, now_ms: int) -> None:
         if Field.EXPIRES_MS in overlay:
             expires_ms = end_of_life(now_ms, overlay[Field.EXPIRES_MS] - scheduled_ms)
             overlay[Field.EXPIRES_MS] = expires_ms
-            if expires_ms != NEVER and not queue.is_dead_letter:
+            if expires_ms != NEVER and not (queue.is_dead_letter or queue.is_topic):
                 expiring.append((len(entries), expires_ms))
         entries.append((message_id, delivery_count, overlay))
     store.delete_many(Table.DUE, [key for key, _ in items])
@@ -67,6 +70,8 @@ def activate(core: Core, queue: Queue, now_ms: int) -> None:
     first = queue.next_number
     if entries:
         enqueue(core, queue, entries)
+        if queue.is_topic:
+            core.timers.arm(now_ms, (queue.id, Due.PUBLISHING))
     for index, expires_ms in expiring:
         store.put(Table.DUE, due_key(queue.id, Due.EXPIRY, expires_ms, first + index), message_key(entries[index][0]))
         core.arm_expiry(queue, expires_ms)

@@ -129,7 +129,7 @@ _APPLY: dict[Outcome, Callable[[Core, Queue, Held, Properties | None, int], None
 
 def end_locks(core: Core, queue: Queue, now_ms: int) -> None:
     """The timer: locks that ran out, a step of them."""
-    tokens = queue.locks.ended(now_ms, core.settings.step)
+    tokens = queue.locks.ended(now_ms, core.step())
     queue.tally.locks_ended += len(tokens)
     for token in tokens:
         put_back_failed(core, queue, queue.locks.remove(token), None, now_ms)

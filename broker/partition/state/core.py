@@ -27,6 +27,17 @@ from storage.seen_runs import SeenMemory
 from storage.store import Store, Table
 
 PARTS = (Part.MAIN, Part.DEAD_LETTER, Part.TRANSFER_DEAD_LETTER, Part.TRANSFER)
+# So much of a store, but not more than a part of it, stays free: what frees space needs room until it is committed.
+RESERVE_BYTES = 16 << 20
+RESERVE_PART = 4
+# What a copy of a message takes: its entry, key, timer and reference, on pages that are half full; and the pages of a
+# queue that change with its first.
+COPY_ROOM_BYTES = 192
+PAGES_PER_QUEUE = 3
+PAGE_BYTES = 4096
+# A record that is changed takes up to four pages, and those it had before are not free before the next turn but one.
+WORK_BYTES = 8 * PAGE_BYTES
+LEAST_WORK = 128  # of a turn, however full the store is
 _TOPIC_PARTS = (Part.MAIN, Part.TRANSFER_DEAD_LETTER, Part.TRANSFER)
 
 
@@ -193,17 +204,50 @@ class Core:
         return self.room_bytes() < 0
 
     def room_bytes(self) -> int:
-        """What the store can take up to its watermark, as of when it was first asked for in this turn."""
+        """What the store can take up to its watermark, as of when it was first asked for in this turn.
+
+        A part of the store stays free whatever the watermark: what frees space needs room, too.
+        """
         turn = self.turn
         if turn.room_bytes is None:
-            capacity, spare = self.store.capacity_bytes, self.settings.min_free_bytes
-            limit = min(int(self.settings.store_watermark * capacity()), capacity(spare))
-            turn.room_bytes = limit - self.store.used_bytes()
+            self._measure()
+            assert turn.room_bytes is not None
         return turn.room_bytes
 
-    def has_room(self, sizes: Sequence[int]) -> bool:
-        """Records of these sizes can be stored, and much else can still happen after that."""
-        return not self.store_is_full() and self.store.fits(sum(sizes), sizes)
+    def _measure(self) -> None:
+        turn, settings, capacity = self.turn, self.settings, self.store.capacity_bytes
+        whole, used = capacity(), self.store.used_bytes()
+        reserve = min(RESERVE_BYTES, whole // RESERVE_PART)
+        limit = min(int(settings.store_watermark * whole), whole - reserve, capacity(settings.min_free_bytes))
+        turn.room_bytes = limit - used
+        turn.work_limit = min(settings.turn_work, max(LEAST_WORK, (whole - used) // WORK_BYTES))
+
+    def work_left(self) -> int:
+        """How many records this turn may still read or write; less than one, and the rest is for the next turn.
+
+        Whatever goes on step by step asks for this, and adds to `Turn.work`. Each record changed takes some pages until
+        the next commit but one, so turns are the smaller the less room the store has.
+        """
+        turn = self.turn
+        if turn.work_limit is None:
+            self._measure()
+            assert turn.work_limit is not None
+        return turn.work_limit - turn.work
+
+    def step(self) -> int:
+        """How many messages one step may take now: one at least."""
+        return max(1, min(self.settings.step, self.work_left()))
+
+    def has_room(self, sizes: Sequence[int], copies: int = 0, queues: int = 0, overlay_bytes: int = 0) -> bool:
+        """Records of these sizes can be stored, and much else can still happen after that.
+
+        So can as many copies in as many queues, whose overlays take so many bytes in all.
+        """
+        copies_bytes = copies * COPY_ROOM_BYTES + overlay_bytes
+        if self.room_bytes() < copies_bytes:
+            return False
+        pages = queues * PAGES_PER_QUEUE + -(-copies_bytes // PAGE_BYTES)
+        return self.store.fits(sum(sizes), sizes, pages)
 
     def end_turn(self) -> None:
         """Stage the counts. What was remembered of the turn is forgotten."""
@@ -213,4 +257,5 @@ class Core:
             self.store.put_many(Table.COUNTS, counts)
             turn.touched.clear()
         self.bodies.turn_ended()
-        turn.room_bytes = None
+        turn.room_bytes = turn.work_limit = None
+        turn.work = 0

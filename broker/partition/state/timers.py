@@ -20,6 +20,7 @@ class Due(IntEnum):
     SESSION_WAITS = 6
     TRANSACTIONS = 7  # of the partition: its queue id is 0
     IDLE = 8
+    PUBLISHING = 9  # messages that wait at a topic
 
 
 Thing = tuple[int, int]

@@ -13,7 +13,7 @@ class Turn:
     What a turn does not get to in `awake`, `outgoing` and `offering` stays for the next one.
     """
 
-    __slots__ = ("accepted", "awake", "closed", "offering", "outgoing", "room_bytes", "touched")
+    __slots__ = ("accepted", "awake", "closed", "offering", "outgoing", "room_bytes", "touched", "work", "work_limit")
 
     def __init__(self) -> None:
         self.touched: dict[int, Queue] = {}  # their counts are to be written
@@ -23,6 +23,8 @@ class Turn:
         self.accepted: list[Receiver] = []  # those that have got a session
         self.closed: list[tuple[Hashable, BrokerError]] = []  # receivers detached by the broker, and why
         self.room_bytes: int | None = None  # see `Core.room_bytes`; None: not asked for in this turn
+        self.work = 0  # records read or written so far, about: what bounds a turn, see `Core.work_left`
+        self.work_limit: int | None = None  # None: not asked for in this turn
 
     def touch(self, queue: Queue) -> None:
         self.touched[queue.id] = queue

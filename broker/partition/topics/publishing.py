@@ -1,7 +1,11 @@
 """Publishing: a topic's message is stored once, with an entry in each subscription whose rules select it.
 
-All of a send or none, with the records, references, entries and timers in one commit. A message that no subscription
-selects is accepted and dropped. A subscription gets its messages whatever its status: disabled, it collects them.
+All of a send is accepted or none, in one commit. A message that no subscription selects is accepted and dropped. A
+subscription gets its messages whatever its status: disabled, it collects them.
+
+One turn makes only so many copies, and only if the store has room for them. What is over waits at the topic, as
+available messages of the topic's own queue, and is published by the turns that follow; so does what comes in later,
+and what was scheduled and is due, so that order holds. A message is published to all its subscriptions in one commit.
 """
 
 from collections.abc import Sequence
@@ -17,16 +21,19 @@ from broker.partition.state.core import Core
 from broker.partition.state.queue import Queue
 from broker.partition.state.timers import Due
 from broker.partition.state.topic import Topic
-from broker.partition.topics.selection import Selection, select, view_of
+from broker.partition.topics.selection import Failure, Selection, select, view_of
 from broker.wire import Extra
 from protocol.message.rendering import with_changes
-from storage.queue_ids import Part, entity_of, part_of, queue_id_of
+from storage.queue_ids import Part, entity_of, part_of, queue_id_of, with_part
 from storage.records import (
     COPY_BYTES,
+    MESSAGE_HEADER_BYTES,
     NEVER,
+    CorruptRecord,
     Field,
     Overlay,
     Place,
+    decode_entry,
     due_key,
     encode_entry,
     encode_message,
@@ -36,14 +43,16 @@ from storage.records import (
     message_key,
     message_parts,
     queue_key,
-    unpack_due_key,
-    unpack_message_key,
+    unpack_queue_key,
 )
 from storage.store import Table
 
-# A copy of a message: message id, encoded entry, overlay, time its time to live ends or NEVER, bytes of its record. A
-# plain tuple: one is made per message, and shared by all subscriptions where it is the same.
-Copy = tuple[int, bytes, Overlay | None, int, int]
+# A copy of a message: message id, encoded entry, overlay, time its time to live ends or NEVER, bytes of its record, and
+# the time from which a time to live counts. A plain tuple: one is made per message, and shared by all subscriptions
+# where it is the same.
+Copy = tuple[int, bytes, Overlay | None, int, int, int]
+
+RETRY_MS = 1000  # so often it is tried again to publish what found no room
 
 
 class _Batch(NamedTuple):
@@ -65,30 +74,44 @@ def _batch(copies: list[Copy]) -> _Batch:
 
 
 class _FanOut:
-    """Copies of some messages of one topic, gathered and then staged together."""
+    """Copies of some messages of one topic, gathered and then staged together, or not at all."""
 
-    def __init__(self, core: Core, topic: Topic, now_ms: int) -> None:
+    def __init__(self, core: Core, topic: Topic) -> None:
         self._core = core
         self._topic = topic
-        self._now_ms = now_ms
         self._for_all: list[Copy] = []  # for each subscription that takes every message
         self._selected: dict[int, list[Copy]] = {}  # by queue id
         self._references: list[tuple[bytes, bytes]] = []
         self._session_ids: dict[int, str] = {}  # by message id
+        self._failures: list[Failure] = []
+        self._entry_bytes = 0  # of all copies
         self.copies = 0
+        self.work = 0  # see `Turn.work`
+
+    def is_full(self) -> bool:
+        """No more may be added in this turn."""
+        return self.work >= self._core.work_left()
 
     def add(
         self,
         message_id: int,
         size: int,
+        since_ms: int,
         expires_ms: int,
         overlay: Overlay | None,
-        selection: Selection,
+        selected: tuple[Selection, list[Failure]],
         session_id: str | None,
-    ) -> None:
+    ) -> bool:
+        """A message that was accepted at `since_ms`. False if no subscription takes it."""
+        selection, failures = selected
+        self._failures += failures
+        self.work += 1 + self._topic.rule_set.tried
+        count = len(selection) + len(self._topic.for_all)
+        if not count:
+            return False
         if session_id is not None:
             self._session_ids[message_id] = session_id
-        copy = (message_id, encode_entry(message_id, 0, overlay), overlay, expires_ms, size)
+        copy = (message_id, encode_entry(message_id, 0, overlay), overlay, expires_ms, size, since_ms)
         for queue_id, changes in selection:
             own = copy
             if changes is not None:
@@ -99,73 +122,89 @@ class _FanOut:
                     merged,
                     changes.get(Field.EXPIRES_MS, expires_ms),
                     size,
+                    since_ms,
                 )
             terms = self._core.terms[entity_of(queue_id)]
             if terms.time_to_live_ms is not None:
-                own = self._limited(own, terms.time_to_live_ms)
-            if terms.requires_session and part_of(queue_id) == Part.MAIN:
-                queue_id, own = self._in_session(queue_id, own)
+                own = _limited(own, terms.time_to_live_ms)
+            self._entry_bytes += len(own[1])
             self._selected.setdefault(queue_id, []).append(own)
-        count = len(selection)
         if self._topic.for_all:
             self._for_all.append(copy)
-            count += len(self._topic.for_all)
+            self._entry_bytes += len(self._topic.for_all) * len(copy[1])
         if count > 1:
             self._references.append((message_key(message_id), encode_references(count)))
         self.copies += count
+        self.work += count if expires_ms == NEVER else 2 * count
+        return True
 
-    def _limited(self, copy: Copy, limit_ms: int) -> Copy:
-        """The copy with a subscription's own, shorter time to live."""
-        message_id, _, overlay, expires_ms, size = copy
-        end_ms = end_of_life(self._now_ms, limit_ms)
-        if end_ms >= expires_ms:
-            return copy
-        expires_ms = end_ms
-        overlay = {**(overlay or {}), Field.EXPIRES_MS: expires_ms}
-        return message_id, encode_entry(message_id, 0, overlay), overlay, expires_ms, size
+    def fits(self) -> bool:
+        """The store has room for all of it."""
+        queues = len(self._selected) + (len(self._topic.for_all) if self._for_all else 0)
+        return self._core.has_room((), self.copies, queues, 2 * self._entry_bytes)
 
-    def _in_session(self, queue_id: int, copy: Copy) -> tuple[int, Copy]:
-        """The copy for a subscription that requires sessions, or for its dead-letter queue if it is of none."""
-        message_id, _, overlay, expires_ms, size = copy
-        session_id = session_id_of(overlay, self._session_ids.get(message_id))
-        if session_id is not None:
-            overlay = {**(overlay or {}), Field.SESSION: session_id}
-        else:
-            queue = self._core.queue(queue_id)
-            overlay = without_session(queue, overlay)
-            queue.tally.incoming += 1
-            queue_id |= Part.DEAD_LETTER
-        return queue_id, (message_id, encode_entry(message_id, 0, overlay), overlay, expires_ms, size)
+    def _in_session(self, queue_id: int, copies: list[Copy]) -> dict[int, list[Copy]]:
+        """The copies for a subscription that requires sessions, and for its dead-letter queue those of none."""
+        queue = self._core.queue(queue_id)
+        found: dict[int, list[Copy]] = {}
+        for message_id, _, overlay, expires_ms, size, since_ms in copies:
+            session_id = session_id_of(overlay, self._session_ids.get(message_id))
+            if session_id is not None:
+                overlay = {**(overlay or {}), Field.SESSION: session_id}
+            else:
+                overlay = without_session(queue, overlay)
+                queue.tally.incoming += 1
+            entry = encode_entry(message_id, 0, overlay)
+            target = queue_id if session_id is not None else with_part(queue_id, Part.DEAD_LETTER)
+            found.setdefault(target, []).append((message_id, entry, overlay, expires_ms, size, since_ms))
+        return found
 
     def stage(self) -> bool:
         """True if some of it will probably be read in this turn."""
-        store = self._core.store
+        core, store = self._core, self._core.store
+        core.turn.work += self.work
+        self._count_failures()
+        if not self.copies:
+            return False
         if self._references:
             store.put_many(Table.REFS, self._references)
         entries: list[tuple[bytes, bytes]] = []
         due: list[tuple[bytes, bytes]] = []
         awaited = False
+        selected: dict[int, list[Copy]] = {}
+        for queue_id, copies in self._selected.items():
+            if core.terms[entity_of(queue_id)].requires_session and part_of(queue_id) == Part.MAIN:
+                for target, own in self._in_session(queue_id, copies).items():
+                    selected.setdefault(target, []).extend(own)
+            else:
+                selected.setdefault(queue_id, []).extend(copies)
         if self._for_all:
             batches: dict[int | None, _Batch] = {None: _batch(self._for_all)}  # by the subscription's time to live
             for entity_id in self._topic.for_all:
-                terms = self._core.terms[entity_id]
+                terms = core.terms[entity_id]
                 limit_ms = terms.time_to_live_ms
-                if terms.requires_session:
-                    for copy in self._for_all:
-                        limited = copy if limit_ms is None else self._limited(copy, limit_ms)
-                        queue_id, own = self._in_session(queue_id_of(entity_id), limited)
-                        self._selected.setdefault(queue_id, []).append(own)
-                    continue
                 batch = batches.get(limit_ms)
                 if batch is None:
                     assert limit_ms is not None
-                    batch = batches[limit_ms] = _batch([self._limited(copy, limit_ms) for copy in self._for_all])
+                    batch = batches[limit_ms] = _batch([_limited(copy, limit_ms) for copy in self._for_all])
+                if terms.requires_session:
+                    for target, own in self._in_session(queue_id_of(entity_id), batch.copies).items():
+                        selected.setdefault(target, []).extend(own)
+                    continue
                 awaited = self._append(queue_id_of(entity_id), batch, entries, due) or awaited
-        for queue_id, copies in self._selected.items():
+        for queue_id, copies in selected.items():
             awaited = self._append(queue_id, _batch(copies), entries, due) or awaited
         store.put_many(Table.QUEUE, entries)
         store.put_many(Table.DUE, due)
         return awaited
+
+    def _count_failures(self) -> None:
+        for entity_id, rules, reason in self._failures:
+            tally = self._core.queue(queue_id_of(entity_id)).tally
+            tally.rules_failed += rules
+            if reason is not None:
+                tally.incoming += 1
+                tally.dead_lettered[reason] = tally.dead_lettered.get(reason, 0) + 1
 
     def _append(
         self, queue_id: int, batch: _Batch, entries: list[tuple[bytes, bytes]], due: list[tuple[bytes, bytes]]
@@ -198,23 +237,40 @@ class _FanOut:
         return queue.is_awaited
 
 
+def _limited(copy: Copy, limit_ms: int) -> Copy:
+    """The copy with a subscription's own, shorter time to live."""
+    message_id, _, overlay, expires_ms, size, since_ms = copy
+    end_ms = end_of_life(since_ms, limit_ms)
+    if end_ms >= expires_ms:
+        return copy
+    expires_ms = end_ms
+    overlay = {**(overlay or {}), Field.EXPIRES_MS: expires_ms}
+    return message_id, encode_entry(message_id, 0, overlay), overlay, expires_ms, size, since_ms
+
+
+_NOTHING: tuple[Selection, list[Failure]] = ([], [])
+
+
 def publish(
     core: Core, queue: Queue, messages: Sequence[Incoming], now_ms: int, reserved: int | None = None
 ) -> list[int]:
     """As `sending.store`, to the topic of `queue`. What is scheduled waits at the topic, under its number there."""
     topic = core.topic(queue)
-    fan_out = _FanOut(core, topic, now_ms)
+    fan_out = _FanOut(core, topic)
     records: list[bytes] = []
-    waiting: list[tuple[bytes, bytes]] = []
+    scheduled: list[tuple[bytes, bytes]] = []
     due: list[tuple[bytes, bytes]] = []
     numbers: list[int] = []
     first = number = queue.next_number if reserved is None else reserved
     message_id = core.bodies.next_id
+    waiting: list[Waiting] = []
+    published: list[Waiting] = []
+    waits = has_backlog(queue)
     repeats: dict[int, int] = {}
     if queue.terms.duplicate_window_ms:
         repeats = sift(core, queue, [extra for _, _, _, extra in messages], now_ms, reserved)
     size_bytes, earliest_ms = 0, NEVER
-    default_ttl_ms, for_all, has_rules = queue.terms.time_to_live_ms, bool(topic.for_all), topic.has_rules
+    default_ttl_ms, has_rules = queue.terms.time_to_live_ms, topic.has_rules
     for layout, body, ttl_ms, extra in messages:
         if default_ttl_ms is not None and (ttl_ms is None or ttl_ms > default_ttl_ms):
             ttl_ms = default_ttl_ms
@@ -231,29 +287,33 @@ def publish(
                 number += reserved is not None
                 continue
             session_id = extra.get(Extra.SESSION_ID)
+        is_scheduled = scheduled_ms > now_ms or reserved is not None
         enqueued_ms = max(now_ms, scheduled_ms)
         expires_ms = end_of_life(enqueued_ms, ttl_ms)
+        size = MESSAGE_HEADER_BYTES + len(body)
+        if is_scheduled:
+            overlay: Overlay | None = None if expires_ms == NEVER else {Field.EXPIRES_MS: expires_ms}
+            scheduled.append((queue_key(queue.id, Place.SCHEDULED, number), encode_entry(message_id, 0, overlay)))
+            due.append((due_key(queue.id, Due.SCHEDULED, enqueued_ms, number), message_key(message_id)))
+            earliest_ms = min(earliest_ms, enqueued_ms)
+        elif waits or fan_out.is_full():
+            waits = True
+            waiting.append((number, message_id, None))
+        else:
+            selected = _NOTHING
+            if has_rules:
+                view = view_of(layout, body, number, now_ms, expires_ms)
+                selected = select(core, topic, view, now_ms, default_ttl_ms)
+            if not fan_out.add(message_id, size, now_ms, expires_ms, None, selected, session_id):
+                queue.tally.unmatched += 1
+                numbers.append(number)
+                number += 1
+                continue
+            published.append((number, message_id, None))
         numbers.append(number)
         number += 1
-        selection: Selection = []
-        waits = scheduled_ms > now_ms or reserved is not None
-        if waits:
-            key = message_key(message_id)
-            waiting.append((queue_key(queue.id, Place.SCHEDULED, numbers[-1]), encode_entry(message_id)))
-            due.append((due_key(queue.id, Due.SCHEDULED, enqueued_ms, numbers[-1]), key))
-            earliest_ms = min(earliest_ms, enqueued_ms)
-        else:
-            if has_rules:
-                view = view_of(layout, body, numbers[-1], now_ms, expires_ms)
-                selection = select(core, topic, view, now_ms, default_ttl_ms)
-            if not selection and not for_all:
-                queue.tally.unmatched += 1
-                continue
-        record = encode_message(enqueued_ms, expires_ms, layout, body)
-        records.append(record)
-        size_bytes += len(record)
-        if not waits:
-            fan_out.add(message_id, len(record), expires_ms, None, selection, session_id)
+        records.append(encode_message(enqueued_ms, expires_ms, layout, body))
+        size_bytes += size
         message_id += 1
 
     queue.tally.incoming += len(messages)
@@ -261,15 +321,13 @@ def publish(
         return numbers
     queue.next_number = max(queue.next_number, number)
     core.turn.touch(queue)
-    if not records:
-        return numbers
-    awaited = fan_out.stage()
-    core.bodies.append(records, keep=awaited)
-    queue.size_bytes += size_bytes + COPY_BYTES * fan_out.copies
-    if waiting:
-        core.store.put_many(Table.QUEUE, waiting)
+    _stage(core, queue, fan_out, records, published, waiting, now_ms)
+    queue.size_bytes += size_bytes
+    if scheduled:
+        core.store.put_many(Table.QUEUE, scheduled)
         core.store.put_many(Table.DUE, due)
-        queue.counts[Place.SCHEDULED] += len(waiting)
+        queue.counts[Place.SCHEDULED] += len(scheduled)
+        core.turn.work += 2 * len(scheduled)
         core.timers.arm(earliest_ms, (queue.id, Due.SCHEDULED))
     return numbers
 
@@ -280,10 +338,13 @@ def publish_forwarded(core: Core, queue: Queue, messages: Sequence[tuple[bytes, 
     What was set of them since becomes a part of the message, so that rules see it. The time to live goes on.
     """
     topic = core.topic(queue)
-    fan_out = _FanOut(core, topic, now_ms)
+    fan_out = _FanOut(core, topic)
     terms, number = queue.terms, queue.next_number
     limit_ms = end_of_life(now_ms, terms.time_to_live_ms)
     records: list[bytes] = []
+    waiting: list[Waiting] = []
+    published: list[Waiting] = []
+    waits = has_backlog(queue)
     size_bytes = 0
     for record, overlay in messages:
         expires_ms = overlay.get(Field.EXPIRES_MS) or message_expires_ms(record)
@@ -295,76 +356,134 @@ def publish_forwarded(core: Core, queue: Queue, messages: Sequence[tuple[bytes, 
         if properties or system:
             layout, body = with_changes(layout, body, properties or {}, system or {})
             record = encode_message(message_enqueued_ms(record), message_expires_ms(record), layout, body)
-        selection: Selection = []
-        if topic.has_rules:
-            view = view_of(layout, body, number, now_ms, expires_ms)
-            selection = select(core, topic, view, now_ms, terms.time_to_live_ms)
-        number += 1
-        if not selection and not topic.for_all:
-            queue.tally.unmatched += 1
-            continue
         message_id = core.bodies.next_id + len(records)
-        fan_out.add(message_id, len(record), expires_ms, overlay, selection, session_id_in(record))
+        if waits or fan_out.is_full():
+            waits = True
+            waiting.append((number, message_id, overlay))
+        else:
+            selected = _NOTHING
+            if topic.has_rules:
+                view = view_of(layout, body, number, now_ms, expires_ms)
+                selected = select(core, topic, view, now_ms, terms.time_to_live_ms)
+            if not fan_out.add(message_id, len(record), now_ms, expires_ms, overlay, selected, session_id_in(record)):
+                queue.tally.unmatched += 1
+                number += 1
+                continue
+            published.append((number, message_id, overlay))
+        number += 1
         records.append(record)
         size_bytes += len(record)
     queue.next_number = number
     queue.tally.incoming += len(messages)
     core.turn.touch(queue)
+    _stage(core, queue, fan_out, records, published, waiting, now_ms)
+    queue.size_bytes += size_bytes
+
+
+# -- what waits at the topic to be published
+
+# A message that the topic has accepted and not published yet: its number at the topic, message id, overlay.
+Waiting = tuple[int, int, Overlay | None]
+
+
+def has_backlog(queue: Queue) -> bool:
+    """The topic has accepted messages that are still to be published, in the order of their numbers."""
+    return queue.counts[Place.AVAILABLE] > 0
+
+
+def _stage(
+    core: Core,
+    queue: Queue,
+    fan_out: _FanOut,
+    records: list[bytes],
+    published: list[Waiting],
+    waiting: list[Waiting],
+    now_ms: int,
+) -> None:
+    """Publish what was gathered, if there is room for it, and let the rest wait."""
+    awaited = False
+    if fan_out.copies and not fan_out.fits():
+        waiting = published + waiting
+    else:
+        awaited = fan_out.stage()
+        queue.size_bytes += COPY_BYTES * fan_out.copies
     if records:
-        core.bodies.append(records, keep=fan_out.stage())
-        queue.size_bytes += size_bytes + COPY_BYTES * fan_out.copies
+        core.bodies.append(records, keep=awaited)
+        core.turn.work += len(records)
+    if waiting:
+        core.store.put_many(
+            Table.QUEUE,
+            [
+                (queue_key(queue.id, Place.AVAILABLE, number), encode_entry(each, 0, own))
+                for number, each, own in waiting
+            ],
+        )
+        queue.counts[Place.AVAILABLE] += len(waiting)
+        core.turn.work += len(waiting)
+        core.timers.arm(now_ms, (queue.id, Due.PUBLISHING))
 
 
-def publish_due(core: Core, queue: Queue, now_ms: int) -> None:
-    """The timer: scheduled messages of a topic that are due are published, a step of them, in the order of their times.
+def publish_waiting(core: Core, queue: Queue, now_ms: int) -> None:
+    """The timer: publish a step of what waits at the topic. Without room for the first it is tried again later.
 
-    The time to live counts from now. What comes of it is as if they were sent now, but that nothing refuses them.
+    Each is published as of the time at which the topic accepted it, or at which it was due.
     """
-    store, limit = core.store, core.settings.step
-    topic = core.topic(queue)
-    fan_out = _FanOut(core, topic, now_ms)
-    start, end = due_key(queue.id, Due.SCHEDULED, 0, 0), due_key(queue.id, Due.SCHEDULED, now_ms + 1, 0)
+    if not has_backlog(queue):
+        return
+    if core.turn.work and core.work_left() <= 0:
+        core.timers.arm(now_ms, (queue.id, Due.PUBLISHING))
+        return
+    if not (_publish_some(core, queue, core.settings.step) or _publish_some(core, queue, 1)):
+        core.timers.arm(now_ms + RETRY_MS, (queue.id, Due.PUBLISHING))
+    elif has_backlog(queue):
+        core.timers.arm(now_ms, (queue.id, Due.PUBLISHING))
+
+
+def _publish_some(core: Core, queue: Queue, count: int) -> bool:
+    """Publish up to `count`, as many as one turn may. False if there is no room for their copies."""
+    store, topic = core.store, core.topic(queue)
+    fan_out = _FanOut(core, topic)
+    start, end = queue_key(queue.id, Place.AVAILABLE, 0), queue_key(queue.id, Place.AVAILABLE + 1, 0)
+    least_work = 1 + topic.rule_set.tried + len(topic.for_all)
     done: list[bytes] = []
-    old_entries: list[bytes] = []
     unmatched: list[bytes] = []
     read_bytes = gone_bytes = 0
-    for key, value in store.scan(Table.DUE, start, end, limit):
-        _, _, scheduled_ms, number = unpack_due_key(key)
-        (message_id,) = unpack_message_key(value)
+    for key, value in store.scan(Table.QUEUE, start, end, min(count, core.work_left() // least_work + 1)):
+        if done and (fan_out.is_full() or read_bytes >= core.settings.step_bytes):
+            break
+        number = unpack_queue_key(key)[2]
+        try:
+            message_id, _, overlay = decode_entry(value)
+        except CorruptRecord:
+            set_aside(core, queue, Place.AVAILABLE, number, None)
+            continue
         record = core.bodies.read_one(message_id)
-        done.append(key)
-        old_key = queue_key(queue.id, Place.SCHEDULED, number)
-        if store.get(Table.QUEUE, old_key) is None:
-            continue
         if record is None:
-            set_aside(core, queue, Place.SCHEDULED, number, message_id)
+            set_aside(core, queue, Place.AVAILABLE, number, message_id)
             continue
-        old_entries.append(old_key)
-        expires_ms = message_expires_ms(record)
-        overlay: Overlay = {Field.ENQUEUED_MS: now_ms, Field.ENQUEUE_SEQUENCE_NUMBER: number}
-        if expires_ms != NEVER:
-            expires_ms = overlay[Field.EXPIRES_MS] = end_of_life(now_ms, expires_ms - scheduled_ms)
-        selection: Selection = []
+        done.append(key)
+        read_bytes += len(record)
+        overlay = overlay or {}
+        since_ms = overlay.get(Field.ENQUEUED_MS) or message_enqueued_ms(record)
+        expires_ms = overlay.get(Field.EXPIRES_MS) or message_expires_ms(record)
+        selected = _NOTHING
         if topic.has_rules:
             layout, body = message_parts(record)
-            view = view_of(layout, body, number, now_ms, expires_ms)
-            selection = select(core, topic, view, now_ms, queue.terms.time_to_live_ms)
-        if selection or topic.for_all:
-            fan_out.add(message_id, len(record), expires_ms, overlay, selection, session_id_in(record))
-        else:
+            view = view_of(layout, body, number, since_ms, expires_ms)
+            selected = select(core, topic, view, since_ms, queue.terms.time_to_live_ms)
+        if not fan_out.add(
+            message_id, len(record), since_ms, expires_ms, overlay or None, selected, session_id_in(record)
+        ):
             unmatched.append(message_key(message_id))
             gone_bytes += len(record)
-            queue.tally.unmatched += 1
-        read_bytes += len(record)
-        if read_bytes >= core.settings.step_bytes:
-            break
-    store.delete_many(Table.DUE, done)
-    store.delete_many(Table.QUEUE, old_entries)
-    store.delete_many(Table.MESSAGES, unmatched)
+    if fan_out.copies and not fan_out.fits():
+        return False
     fan_out.stage()
-    queue.counts[Place.SCHEDULED] -= len(old_entries)
+    store.delete_many(Table.QUEUE, done)
+    store.delete_many(Table.MESSAGES, unmatched)
+    queue.counts[Place.AVAILABLE] -= len(done)
+    queue.tally.unmatched += len(unmatched)
     queue.size_bytes += COPY_BYTES * fan_out.copies - gone_bytes
-    queue.tally.activated += len(old_entries)
+    core.turn.work += len(done)
     core.turn.touch(queue)
-    if rest := store.scan(Table.DUE, start, due_key(queue.id, Due.SCHEDULED + 1, 0, 0), 1):
-        core.timers.arm(max(unpack_due_key(rest[0][0])[2], now_ms), (queue.id, Due.SCHEDULED))
+    return True

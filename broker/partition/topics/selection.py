@@ -2,7 +2,7 @@
 
 import struct
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from broker.partition.messages.moves import DESCRIPTION, REASON
 from broker.partition.state.core import Core
@@ -17,6 +17,15 @@ from storage.records import NEVER, Field, Overlay
 
 # Queue id, and what differs in this copy. A queue id may come several times.
 Selection = list[tuple[int, Overlay | None]]
+
+
+class Failure(NamedTuple):
+    """Rules of a subscription failed on a message."""
+
+    entity_id: int
+    rules: int
+    reason: str | None  # for which the message is in the subscription's dead-letter queue, if it is
+
 
 MAX_DESCRIPTION_CHARACTERS = 4096  # amqp.md 13.1
 
@@ -59,23 +68,32 @@ def _given(body_bytes: int, number: int, now_ms: int, expires_ms: int) -> dict[s
     return given
 
 
-def select(core: Core, topic: Topic, message: MessageView, now_ms: int, limit_ms: int | None) -> Selection:
-    """The copies that rules make; not those of the subscriptions that take every message.
+def select(
+    core: Core, topic: Topic, message: MessageView, now_ms: int, limit_ms: int | None
+) -> tuple[Selection, list[Failure]]:
+    """The copies that rules make, not those of the subscriptions that take every message; and what failed.
 
     `limit_ms` is the longest time to live that an action may give. A message on which rules of a subscription fail
     has one copy in its dead-letter queue, if it wants those, beside the copies of rules that match (DL7).
     """
     selection: Selection = []
+    failures: list[Failure] = []
     for match in topic.rule_set.match(message):
         if match.is_plain and not match.changed and not match.errors:
             selection.append((queue_id_of(match.subscription), None))  # type: ignore[arg-type] # an entity id
         else:
-            _select_of(core, match, message, now_ms, limit_ms, selection)
-    return selection
+            _select_of(core, match, message, now_ms, limit_ms, selection, failures)
+    return selection, failures
 
 
 def _select_of(
-    core: Core, match: Match, message: MessageView, now_ms: int, limit_ms: int | None, selection: Selection
+    core: Core,
+    match: Match,
+    message: MessageView,
+    now_ms: int,
+    limit_ms: int | None,
+    selection: Selection,
+    failed: list[Failure],
 ) -> None:
     entity_id: int = match.subscription  # type: ignore[assignment]
     failures: list[tuple[Rule, FilterError]] = list(match.errors)
@@ -91,9 +109,9 @@ def _select_of(
             selection.append((queue_id_of(entity_id), changed))
     if not failures:
         return
-    terms, tally = core.terms[entity_id], core.queue(queue_id_of(entity_id)).tally
-    tally.rules_failed += len(failures)
+    terms = core.terms[entity_id]
     if not terms.dead_letter_failed:
+        failed.append(Failure(entity_id, len(failures), None))
         return
     rule, failure = failures[0]
     overlay: Overlay = {
@@ -104,8 +122,7 @@ def _select_of(
         Field.DEAD_LETTER_SOURCE: terms.name,
     }
     selection.append((queue_id_of(entity_id, Part.DEAD_LETTER), overlay))
-    tally.incoming += 1
-    tally.dead_lettered[failure.reason] = tally.dead_lettered.get(failure.reason, 0) + 1
+    failed.append(Failure(entity_id, len(failures), failure.reason))
 
 
 def _changed(rule: Rule, changes: Changes, now_ms: int, limit_ms: int | None) -> Overlay:
