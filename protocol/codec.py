@@ -17,6 +17,7 @@ LimitExceeded and nothing else; a value that has no AMQP encoding raises TypeErr
 import struct
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any, Final, NoReturn
 from uuid import UUID
 
@@ -422,8 +423,8 @@ def _encode_map(value: dict[Any, Any]) -> bytes:
 
 def _encode_described(value: Described) -> bytes:
     descriptor = value.descriptor
-    # Plain numbers are descriptor codes; the 00 53 xx form is the only one every client understands.
-    if type(descriptor) is int:
+    # Numbers without an AMQP type are descriptor codes; the 00 53 xx form is the only one every client understands.
+    if type(descriptor) is int or isinstance(descriptor, IntEnum):
         descriptor = ULong(descriptor)
     return b"\x00" + encode(descriptor) + encode(value.value)
 

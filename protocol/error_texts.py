@@ -43,6 +43,14 @@ def entity_disabled(name: str, status: str) -> str:
     return f"The messaging entity '{name}' is not enabled for this operation: its status is {status}."
 
 
+def receive_disabled(name: str) -> str:
+    return f"Messaging entity '{name}' is currently disabled for receiving."
+
+
+def send_disabled(name: str) -> str:
+    return f"Messaging entity '{name}' is currently disabled for sending."
+
+
 def receiver_on_topic(name: str) -> str:
     return f"A topic has no messages to receive: attach to one of the subscriptions of '{name}'."
 

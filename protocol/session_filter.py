@@ -7,13 +7,12 @@ from typing import Any, Final
 from protocol.codec import Described, Long, Symbol
 from protocol.errors import InvalidField
 from protocol.message.section_content import check_session_id
-from protocol.symbols import LOCKED_UNTIL_UTC, SESSION_FILTER, TIMEOUT
+from protocol.symbols import LOCKED_UNTIL_UTC, SESSION_FILTER, TICKS_PER_MS, TIMEOUT
 
 DEFAULT_WAIT_MS: Final = 65_000
 MAX_WAIT_MS: Final = (1 << 32) - 1  # what clients can ask for, in a uint
 
 _TICKS_OF_1970: Final = 621_355_968_000_000_000  # .NET ticks, 100 ns since the year 1
-_TICKS_PER_MS: Final = 10_000
 
 
 @dataclass(frozen=True)
@@ -62,4 +61,4 @@ def accepted_filters(request: SessionRequest, session_id: str) -> dict[Any, Any]
 
 def accepted_properties(locked_until_ms: int) -> dict[Symbol, Long]:
     """The properties of the answer, without which some clients fail."""
-    return {LOCKED_UNTIL_UTC: Long(_TICKS_OF_1970 + locked_until_ms * _TICKS_PER_MS)}
+    return {LOCKED_UNTIL_UTC: Long(_TICKS_OF_1970 + locked_until_ms * TICKS_PER_MS)}

@@ -4,6 +4,7 @@ Error conditions are in `protocol.conditions`. Annotation and attach property ke
 keys are strings; on the wire that matters.
 """
 
+from collections.abc import Mapping
 from enum import IntEnum
 from typing import Final
 
@@ -51,6 +52,49 @@ class Descriptor(IntEnum):
     FOOTER = 0x78
 
 
+# Descriptors may be spelled as symbols, too (1.5).
+DESCRIPTOR_OF: Final[Mapping[str, Descriptor]] = {
+    "amqp:open:list": Descriptor.OPEN,
+    "amqp:begin:list": Descriptor.BEGIN,
+    "amqp:attach:list": Descriptor.ATTACH,
+    "amqp:flow:list": Descriptor.FLOW,
+    "amqp:transfer:list": Descriptor.TRANSFER,
+    "amqp:disposition:list": Descriptor.DISPOSITION,
+    "amqp:detach:list": Descriptor.DETACH,
+    "amqp:end:list": Descriptor.END,
+    "amqp:close:list": Descriptor.CLOSE,
+    "amqp:error:list": Descriptor.ERROR,
+    "amqp:received:list": Descriptor.RECEIVED,
+    "amqp:accepted:list": Descriptor.ACCEPTED,
+    "amqp:rejected:list": Descriptor.REJECTED,
+    "amqp:released:list": Descriptor.RELEASED,
+    "amqp:modified:list": Descriptor.MODIFIED,
+    "amqp:source:list": Descriptor.SOURCE,
+    "amqp:target:list": Descriptor.TARGET,
+    "amqp:coordinator:list": Descriptor.COORDINATOR,
+    "amqp:declare:list": Descriptor.DECLARE,
+    "amqp:discharge:list": Descriptor.DISCHARGE,
+    "amqp:declared:list": Descriptor.DECLARED,
+    "amqp:transactional-state:list": Descriptor.TRANSACTIONAL_STATE,
+    "amqp:sasl-mechanisms:list": Descriptor.SASL_MECHANISMS,
+    "amqp:sasl-init:list": Descriptor.SASL_INIT,
+    "amqp:sasl-challenge:list": Descriptor.SASL_CHALLENGE,
+    "amqp:sasl-response:list": Descriptor.SASL_RESPONSE,
+    "amqp:sasl-outcome:list": Descriptor.SASL_OUTCOME,
+    "amqp:header:list": Descriptor.HEADER,
+    "amqp:delivery-annotations:map": Descriptor.DELIVERY_ANNOTATIONS,
+    "amqp:message-annotations:map": Descriptor.MESSAGE_ANNOTATIONS,
+    "amqp:properties:list": Descriptor.PROPERTIES,
+    "amqp:application-properties:map": Descriptor.APPLICATION_PROPERTIES,
+    "amqp:data:binary": Descriptor.DATA,
+    "amqp:amqp-sequence:list": Descriptor.AMQP_SEQUENCE,
+    "amqp:amqp-value:*": Descriptor.AMQP_VALUE,
+    "amqp:footer:map": Descriptor.FOOTER,
+}
+
+AMQP_HEADER: Final = b"AMQP\x00\x01\x00\x00"  # the protocol header (2.2)
+HEARTBEAT: Final = bytes.fromhex("0000000802000000")  # a frame without a body (2.4.5)
+
 BATCH_FORMAT: Final = 0x80013700  # message-format of a transfer whose data sections are messages
 
 # Message annotations
@@ -86,3 +130,20 @@ CLIENT_IDENTIFIER: Final = Symbol("com.microsoft:client-identifier")  # string
 MAX_MESSAGE_BATCH_SIZE: Final = Symbol("com.microsoft:max-message-batch-size")  # ulong, bytes
 TRANSFER_DESTINATION_ADDRESS: Final = Symbol("com.microsoft:transfer-destination-address")  # string
 LOCKED_UNTIL_UTC: Final = Symbol("com.microsoft:locked-until-utc")  # ticks, long
+
+# Values as .NET and Java encode them: a described number of ticks, 100 ns each
+TICKS_PER_MS: Final = 10_000
+TIMESPAN: Final = Symbol("com.microsoft:timespan")  # a duration
+DATETIME_OFFSET: Final = Symbol("com.microsoft:datetime-offset")  # since the year 1
+
+# Fields of a message that a correlation filter compares, as we name them
+CORRELATION_FIELDS: Final = (
+    "correlation_id",
+    "message_id",
+    "to",
+    "reply_to",
+    "label",
+    "session_id",
+    "reply_to_session_id",
+    "content_type",
+)

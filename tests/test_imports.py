@@ -30,7 +30,9 @@ MAY_IMPORT = {
         "broker.rules",
         "protocol.bounds",
         "protocol.codec",
+        "protocol.error_texts",
         "protocol.errors",
+        "protocol.symbols",
         "protocol.message.rendering",
         "protocol.message.section_content",
         "protocol.message.sections",
@@ -40,6 +42,7 @@ MAY_IMPORT = {
         "broker.rules",
         "protocol.codec",
         "protocol.errors",
+        "protocol.symbols",
     },
     "broker.gateway": {
         "broker",
@@ -58,8 +61,10 @@ MAY_IMPORT = {
         "broker.namespace.durations",
         "protocol.codec",
         "protocol.errors",
+        "protocol.symbols",
     },
     "broker.metrics": set(),
+    "broker.settings": {"broker", "storage", "protocol.symbols"},
     "broker.settings.config": {"broker.namespace.entities", "broker.namespace.rule_descriptions"},
     "pipeline": {"protocol", "pipeline"},
 }

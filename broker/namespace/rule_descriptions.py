@@ -35,16 +35,14 @@ from protocol.codec import (
     encode,
 )
 from protocol.errors import DecodeError
+from protocol.symbols import CORRELATION_FIELDS, DATETIME_OFFSET, TICKS_PER_MS, TIMESPAN
 
 DEFAULT_RULE_NAME = "$Default"
 MAX_EXPRESSION_CHARACTERS = 1024
 MAX_VALUES = 256  # parameters, or properties of a correlation filter; the contract has no figure
 MAX_TEXT_CHARACTERS = 32 * 1024  # of one value: a message's property cannot be longer
 
-TICKS_PER_MS: Final = 10_000
 _DOT_NET_EPOCH_TICKS: Final = 621_355_968_000_000_000  # 1970-01-01 counted from the year 1
-_TIMESPAN: Final = Symbol("com.microsoft:timespan")  # how .NET and Java write a duration: ticks of 100 ns
-_DATETIME_OFFSET: Final = Symbol("com.microsoft:datetime-offset")
 _URI: Final = Symbol("com.microsoft:uri")
 
 _NAME: Final = r"[^\s\x00-\x1f\x7f/\\@?#*]"
@@ -118,9 +116,9 @@ class RuleValue(Frozen):
     @classmethod
     def _of_described(cls, value: Described) -> Self:
         match value.descriptor, value.value:
-            case str(descriptor), int(ticks) if descriptor == _TIMESPAN:
+            case str(descriptor), int(ticks) if descriptor == TIMESPAN:
                 return cls(type=ValueType.DURATION, value=int(ticks))
-            case str(descriptor), int(ticks) if descriptor == _DATETIME_OFFSET:
+            case str(descriptor), int(ticks) if descriptor == DATETIME_OFFSET:
                 return cls(type=ValueType.TIMESTAMP, value=(ticks - _DOT_NET_EPOCH_TICKS) // TICKS_PER_MS)
             case str(descriptor), str(text) if descriptor == _URI:
                 return cls(type=ValueType.STRING, value=_text(str(text)))
@@ -209,7 +207,7 @@ _AMQP: Final[dict[ValueType, Any]] = {
     ValueType.BOOLEAN: bool,
     ValueType.TIMESTAMP: Timestamp,
     ValueType.UUID: UUID,
-    ValueType.DURATION: lambda ticks: Described(_TIMESPAN, Long(ticks)),
+    ValueType.DURATION: lambda ticks: Described(TIMESPAN, Long(ticks)),
 }
 
 Values = Annotated[dict[str, RuleValue], Field(max_length=MAX_VALUES)]
@@ -260,8 +258,6 @@ class CorrelationFilter(Frozen):
             )
         return self
 
-
-CORRELATION_FIELDS: Final = tuple(name for name in CorrelationFilter.model_fields if name not in ("kind", "properties"))
 
 Filter = Annotated[TrueFilter | FalseFilter | SqlFilter | CorrelationFilter, Field(discriminator="kind")]
 FILTER_KINDS: Final = ("true", "false", "sql", "correlation")

@@ -22,6 +22,7 @@ from broker.partition.state.core import PARTS, Core
 from broker.partition.state.stored_rules import compiled, default_rule, write_rules
 from broker.partition.state.terms import Kind, Terms
 from broker.partition.state.timers import Due
+from protocol import error_texts
 from storage.quarantine import quarantine
 from storage.queue_ids import entity_of, part_of, queue_id_of
 from storage.records import (
@@ -193,7 +194,7 @@ def put_entity(
 
 
 def disabled(terms: Terms) -> EntityDisabled:
-    return EntityDisabled(f"Messaging entity '{terms.name}' is currently disabled for receiving.")
+    return EntityDisabled(error_texts.receive_disabled(terms.name))
 
 
 def _deleted(name: str) -> EntityNotFound:

@@ -31,6 +31,7 @@ from broker.partition.state.receivers import Session
 from broker.partition.state.timers import Due
 from broker.partition.topics import rule_requests
 from broker.wire import Outcome
+from protocol import error_texts
 from storage.queue_ids import entity_of, part_of
 from storage.records import (
     NEVER,
@@ -72,7 +73,7 @@ def _renew_locks(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> 
     if queue.sessions is not None:
         raise NotAllowed(f"'{queue.terms.name}' requires sessions; what is renewed is the lock of the session.")
     if any(queue.locks.find(token, now_ms) is None for token in tokens):
-        raise LockLost(settlement.LOCK_LOST)
+        raise LockLost(error_texts.LOCK_LOST)
     until_ms = now_ms + queue.terms.lock_duration_ms
     for token in tokens:
         queue.locks.renew(token, until_ms)
@@ -120,7 +121,7 @@ def _take_deferred(
     if queue.forward_to:
         raise forwards(queue)
     if not queue.terms.can_receive:
-        raise EntityDisabled(f"Messaging entity '{queue.terms.name}' is currently disabled for receiving.")
+        raise EntityDisabled(error_texts.receive_disabled(queue.terms.name))
     found: list[tuple[Held, bytes]] = []
     expired: list[Held] = []
     unreadable: list[tuple[int, int | None]] = []

@@ -24,15 +24,12 @@ from broker.rules.decimals import CONTEXT, decode_decimal, encode_decimal
 from broker.rules.errors import FilterError
 from protocol import codec
 from protocol.codec import Described, Symbol, Timestamp
+from protocol.symbols import DATETIME_OFFSET, TICKS_PER_MS, TIMESPAN
 
 EPOCH_TICKS: Final = 621_355_968_000_000_000  # 1970 in ticks of 100 ns since the year 1
-TICKS_PER_MS: Final = 10_000
 MIN_INT: Final = -(1 << 63)
 MAX_INT: Final = (1 << 63) - 1
 MAX_STRING: Final = 32_768  # characters of a computed string: an application property has no more bytes
-
-_TIMESPAN: Final = Symbol("com.microsoft:timespan")
-_DATETIME_OFFSET: Final = "com.microsoft:datetime-offset"
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -68,9 +65,9 @@ class Duration:
 def _described(value: Described) -> Any:
     inner = value.value
     if isinstance(inner, int) and not isinstance(inner, bool) and inner <= MAX_INT:
-        if value.descriptor == _TIMESPAN:
+        if value.descriptor == TIMESPAN:
             return Duration(int(inner))
-        if value.descriptor == _DATETIME_OFFSET:
+        if value.descriptor == DATETIME_OFFSET:
             return Instant(int(inner))
     return canonical(inner)
 
@@ -118,7 +115,7 @@ def to_amqp(value: Any) -> Any:
         case Instant():
             return Timestamp(value.ms)
         case Duration():
-            return Described(_TIMESPAN, codec.Long(value.ticks))
+            return Described(TIMESPAN, codec.Long(value.ticks))
     return value
 
 

@@ -17,7 +17,6 @@ from pydantic_core import ErrorDetails
 from broker.namespace.durations import format_duration
 from broker.namespace.entities import Frozen
 from broker.namespace.rule_descriptions import (
-    CORRELATION_FIELDS,
     FILTER_KINDS,
     CorrelationFilter,
     RuleDescription,
@@ -28,6 +27,7 @@ from broker.settings.config import ConfigurationError, Origin, Place, Problem, S
 from broker.settings.emulator_config import is_emulator_config, read_emulator_config, without_comments
 from broker.settings.secrets import masked
 from broker.settings.variables import VARIABLE_PREFIX
+from protocol.symbols import CORRELATION_FIELDS
 
 CONFIG_VARIABLE = "PEEKLOCK_CONFIG"
 CLIENT_VARIABLE = "PEEKLOCK_CONNECTION_STRING"  # of the commands that are clients; no setting

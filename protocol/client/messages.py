@@ -9,19 +9,7 @@ from typing import Any, Final, Self
 
 from protocol.codec import Buffer, Described, Symbol, Timestamp, UByte, UInt, decode, encode
 from protocol.errors import DecodeError
-from protocol.symbols import SEQUENCE_NUMBER, Descriptor
-
-_SECTIONS: Final = {
-    "amqp:header:list": Descriptor.HEADER,
-    "amqp:delivery-annotations:map": Descriptor.DELIVERY_ANNOTATIONS,
-    "amqp:message-annotations:map": Descriptor.MESSAGE_ANNOTATIONS,
-    "amqp:properties:list": Descriptor.PROPERTIES,
-    "amqp:application-properties:map": Descriptor.APPLICATION_PROPERTIES,
-    "amqp:data:binary": Descriptor.DATA,
-    "amqp:amqp-sequence:list": Descriptor.AMQP_SEQUENCE,
-    "amqp:amqp-value:*": Descriptor.AMQP_VALUE,
-    "amqp:footer:map": Descriptor.FOOTER,
-}
+from protocol.symbols import DESCRIPTOR_OF, SEQUENCE_NUMBER, Descriptor
 
 
 @dataclass(slots=True)
@@ -169,7 +157,7 @@ def _descriptor(message: Buffer, at: int) -> tuple[int, int]:
     if message[at] != 0:
         raise DecodeError("a value where a section of a message is due", at)
     descriptor, end = decode(message, at + 1)
-    code = _SECTIONS.get(descriptor) if isinstance(descriptor, str) else descriptor
+    code = DESCRIPTOR_OF.get(descriptor) if isinstance(descriptor, str) else descriptor
     if not isinstance(code, int) or not Descriptor.HEADER <= code <= Descriptor.FOOTER:
         raise DecodeError(f"a section that messages do not have, {descriptor!r}", at)
     return int(code), end

@@ -32,9 +32,8 @@ from protocol.engine.performatives import (
     checked,
 )
 from protocol.errors import DecodeError, InvalidField, ProtocolError
+from protocol.symbols import AMQP_HEADER, BATCH_FORMAT, HEARTBEAT
 
-BATCH_FORMAT = 0x80013700
-AMQP_HEADER = b"AMQP\x00\x01\x00\x00"
 _HEARTBEAT_BYTES = 8
 # What frames usually begin with: data offset 2, type AMQP; then a descriptor that is a small ulong.
 _USUAL_FORM, _SMALL_ULONG = 0x0200, 0x0053
@@ -49,7 +48,6 @@ _NULL = b"\x40"
 _ABORTED = 9  # its place among a transfer's fields
 _MAX_CREDIT = 0x7FFF_FFFF  # proton counts in signed numbers: all the credit there is would be less than none
 _LEAST_BYTES = 12  # of a frame with a performative, whose list may be empty
-_HEARTBEAT = bytes.fromhex("0000000802000000")
 _frame_size = struct.Struct(">I").unpack_from
 _head = struct.Struct(">IHHHB").unpack_from  # size, offset and type, channel, descriptor's constructor, code
 
@@ -232,9 +230,6 @@ class FrameWalk:
         except ProtocolError as error:
             self._closed = True
             self.error = error
-            return self._given(data, at)
-        if at == end or data[at:] == _HEARTBEAT:
-            return self._given(data, end)
         self._partial = data[at:]
         return self._given(data, at)
 
@@ -432,7 +427,7 @@ def _in_usual_form(data: bytes, at: int, end: int) -> bytes:
     if offset < 2 or body > end:
         raise FramingError(f"a frame of {end - at} bytes whose body begins at {4 * offset}")
     if body == end:
-        return data[:at] + _HEARTBEAT + data[end:]
+        return data[:at] + HEARTBEAT + data[end:]
     if data[body] != 0:
         raise DecodeError("a frame without a performative", body)
     descriptor, fields = codec.decode(memoryview(data)[:end], body + 1, _DESCRIPTOR_BYTES)

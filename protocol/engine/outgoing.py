@@ -10,9 +10,10 @@ from typing import Protocol
 from protocol import codec
 from protocol.codec import Symbol, UInt
 from protocol.engine.delivery_ids import DeliveryIds
-from protocol.engine.incoming import AMQP_HEADER, frame_of
+from protocol.engine.incoming import frame_of
 from protocol.engine.padding import CONTROL, EVERYTHING, pad
 from protocol.engine.performatives import ATTACH, BEGIN, CLOSE, DISPOSITION, FLOW, OPEN
+from protocol.symbols import AMQP_HEADER
 
 _LIST8 = 0xC0
 _SESSION_FLOW_FIELDS, _LINK_FLOW_FIELDS = 4, 9  # as proton writes the first, and we the second

@@ -30,6 +30,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from protocol import codec
+from protocol.symbols import HEARTBEAT
 
 _FIELDS: Final = {0x10: 10, 0x11: 8, 0x12: 14, 0x13: 11, 0x14: 11, 0x15: 6, 0x16: 3, 0x17: 1, 0x18: 1}
 _FREQUENT: Final = (0x14, 0x15)
@@ -48,7 +49,6 @@ _size_and_code = struct.Struct(">I6xB").unpack_from
 _u32 = struct.Struct(">I").unpack_from
 _HEAD_BYTES = 11  # frame header, and the descriptor 00 53 xx
 _FRAME_HEADER_BYTES = 8
-_HEARTBEAT = bytes.fromhex("0000000802000000")
 _PROTOCOL_HEADER = int.from_bytes(b"AMQP", "big")
 
 
@@ -82,7 +82,7 @@ def pad(frames: bytes, widths: bytes = CONTROL) -> bytes:
                 copied = end
         at = end
     # What is shorter than any frame with a body is a heartbeat or a protocol header.
-    if at != length and frames[at:] != _HEARTBEAT and (length - at != 8 or frames[at : at + 4] != b"AMQP"):
+    if at != length and frames[at:] != HEARTBEAT and (length - at != 8 or frames[at : at + 4] != b"AMQP"):
         raise ValueError(f"the last {length - at} bytes are not whole frames")
     if not pieces:
         return frames

@@ -11,30 +11,14 @@ from typing import Any, Final, NamedTuple
 
 from protocol.codec import Array, Described, Symbol, UByte, UInt, ULong, UShort, decode
 from protocol.errors import DecodeError, InvalidField
+from protocol.symbols import DESCRIPTOR_OF
 
 OPEN, BEGIN, ATTACH, FLOW, TRANSFER, DISPOSITION, DETACH, END, CLOSE = range(0x10, 0x19)
 _ERROR, _SOURCE, _TARGET, _COORDINATOR = 0x1D, 0x28, 0x29, 0x30
 
 MAX_VALUES: Final = 4096  # in one performative: about 3 ms of work
 
-# Descriptors may be spelled as symbols, too (1.5).
-CODE_OF: Final[Mapping[str, int]] = {
-    "amqp:open:list": OPEN,
-    "amqp:begin:list": BEGIN,
-    "amqp:attach:list": ATTACH,
-    "amqp:flow:list": FLOW,
-    "amqp:transfer:list": TRANSFER,
-    "amqp:disposition:list": DISPOSITION,
-    "amqp:detach:list": DETACH,
-    "amqp:end:list": END,
-    "amqp:close:list": CLOSE,
-}
-_COMPOSITE_OF: Final[Mapping[str, int]] = {
-    "amqp:error:list": _ERROR,
-    "amqp:source:list": _SOURCE,
-    "amqp:target:list": _TARGET,
-    "amqp:coordinator:list": _COORDINATOR,
-}
+CODE_OF: Final[Mapping[str, int]] = {name: code for name, code in DESCRIPTOR_OF.items() if OPEN <= code <= CLOSE}
 
 
 class _Field(NamedTuple):
@@ -150,7 +134,7 @@ _FIELDS: Final[Mapping[int, tuple[_Field, ...]]] = {
     _TARGET: _fields(*_TERMINUS, ("capabilities", _MULTIPLE)),
     _COORDINATOR: _fields(("capabilities", _MULTIPLE)),
 }
-_NAME: Final = {code: name.split(":")[1] for name, code in (*CODE_OF.items(), *_COMPOSITE_OF.items())}
+_NAME: Final[Mapping[int, str]] = {code: name.split(":")[1] for name, code in DESCRIPTOR_OF.items()}
 
 
 def checked(frame: memoryview, at: int, code: int) -> list[Any]:
@@ -176,7 +160,7 @@ def _check(name: str, code: int, values: list[Any]) -> None:
             raise InvalidField(f"{name}.{field.name}", f"must not be of type {type(value).__name__.lower()}")
         elif field.composites:
             descriptor = value.descriptor
-            inner = _COMPOSITE_OF.get(descriptor) if isinstance(descriptor, str) else descriptor
+            inner = DESCRIPTOR_OF.get(descriptor) if isinstance(descriptor, str) else descriptor
             if inner not in field.composites or not isinstance(value.value, list):
                 raise InvalidField(f"{name}.{field.name}", f"must not be what {descriptor!r} describes")
             _check(f"{name}.{field.name}", inner, value.value)

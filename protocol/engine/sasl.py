@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from protocol.codec import Array, Described, Symbol, UByte, array, decode_exactly, encode
 from protocol.errors import ProtocolError
+from protocol.symbols import AMQP_HEADER, DESCRIPTOR_OF, Descriptor
 
-AMQP_HEADER: Final = b"AMQP\x00\x01\x00\x00"
 SASL_HEADER: Final = b"AMQP\x03\x01\x00\x00"
 
 ANONYMOUS: Final = "ANONYMOUS"
@@ -24,12 +24,7 @@ MECHANISMS: Final = (CLAIMS, PLAIN, ANONYMOUS, EXTERNAL)
 # 5.3.1 says 512; a key name and a key of 256 characters each, not all of them ASCII, are more.
 MAX_FRAME_BYTES = 4096
 
-_MECHANISMS, _INIT, _OUTCOME = 0x40, 0x41, 0x44
-_NAMES: Final = {
-    "amqp:sasl-mechanisms:list": _MECHANISMS,
-    "amqp:sasl-init:list": _INIT,
-    "amqp:sasl-outcome:list": _OUTCOME,
-}
+_MECHANISMS, _INIT, _OUTCOME = Descriptor.SASL_MECHANISMS, Descriptor.SASL_INIT, Descriptor.SASL_OUTCOME
 _OK, _AUTH = 0, 1
 _FRAME_TYPE = 1
 
@@ -251,7 +246,7 @@ def _decode_body(body: bytes, code: int) -> list[Any]:
     frame = decode_exactly(body)
     if not isinstance(frame, Described) or not isinstance(frame.value, list):
         raise SaslError("SASL frame without a performative")
-    descriptor = _NAMES.get(frame.descriptor) if isinstance(frame.descriptor, str) else frame.descriptor
+    descriptor = DESCRIPTOR_OF.get(frame.descriptor) if isinstance(frame.descriptor, str) else frame.descriptor
     if descriptor != code:
         raise SaslError(f"SASL performative {frame.descriptor!r} where {code:#04x} is due")
     return frame.value

@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 from protocol.codec import Symbol, ULong, decode, skip
 from protocol.errors import DecodeError, HeaderTooLarge, InvalidField, LimitExceeded, ProtocolError
 from protocol.message import section_content as content
-from protocol.symbols import Descriptor
+from protocol.symbols import DESCRIPTOR_OF, Descriptor
 
 MAX_HEADER_BYTES: Final = 64 * 1024  # all sections but the body
 MAX_SECTIONS: Final = 10_000  # of one message; about 20 ms of work
@@ -203,20 +203,11 @@ def _take_apart_usual(message: bytes, want_message_id: bool, new_id: NewId | Non
 
 # --- the general way --------------------------------------------------------------------------------------------------
 
-_NAMES: Final = (
-    "amqp:header:list",
-    "amqp:delivery-annotations:map",
-    "amqp:message-annotations:map",
-    "amqp:properties:list",
-    "amqp:application-properties:map",
-    "amqp:data:binary",
-    "amqp:amqp-sequence:list",
-    "amqp:amqp-value:*",
-    "amqp:footer:map",
-)
+_SECTIONS: Final = frozenset(range(Descriptor.HEADER, Descriptor.FOOTER + 1))
 _KINDS: Final[dict[Any, Descriptor]] = {
     name_or_code: kind
-    for kind, name in zip(map(Descriptor, range(Descriptor.HEADER, Descriptor.FOOTER + 1)), _NAMES, strict=True)
+    for name, kind in DESCRIPTOR_OF.items()
+    if kind in _SECTIONS
     for name_or_code in (name, int(kind))
 }
 

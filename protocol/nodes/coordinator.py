@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 from protocol.codec import Described
 from protocol.errors import DecodeError, InvalidField
 from protocol.nodes.request_message import parse as parse_request
-from protocol.symbols import Descriptor
+from protocol.symbols import DESCRIPTOR_OF, Descriptor
 
 MAX_ID_BYTES = 32  # 4.5.2
 
@@ -26,16 +26,6 @@ class TransactionalOutcome(NamedTuple):
 
     state: int
     fields: list[Any]
-
-
-_NAMES = {
-    "amqp:declare:list": Descriptor.DECLARE,
-    "amqp:discharge:list": Descriptor.DISCHARGE,
-    "amqp:accepted:list": Descriptor.ACCEPTED,
-    "amqp:rejected:list": Descriptor.REJECTED,
-    "amqp:released:list": Descriptor.RELEASED,
-    "amqp:modified:list": Descriptor.MODIFIED,
-}
 
 
 def parse(message: bytes) -> Declare | Discharge:
@@ -68,7 +58,7 @@ def _described(value: Any) -> tuple[int | None, list[Any]]:
     if not isinstance(value, Described):
         return None, []
     descriptor = value.descriptor
-    code = _NAMES.get(descriptor) if isinstance(descriptor, str) else descriptor
+    code = DESCRIPTOR_OF.get(descriptor) if isinstance(descriptor, str) else descriptor
     if not isinstance(code, int) or isinstance(code, bool):
         return None, []
     return int(code), value.value if isinstance(value.value, list) else []

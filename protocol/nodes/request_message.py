@@ -7,18 +7,13 @@ ulong, others a string, and each looks for its own.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 from uuid import UUID
 
 from protocol.codec import Buffer, Described, decode, encode
 from protocol.errors import DecodeError, InvalidField
+from protocol.symbols import DESCRIPTOR_OF, Descriptor
 
-_PROPERTIES, _APPLICATION_PROPERTIES, _VALUE = 0x73, 0x74, 0x77
-_SECTIONS: Final = {
-    "amqp:properties:list": _PROPERTIES,
-    "amqp:application-properties:map": _APPLICATION_PROPERTIES,
-    "amqp:amqp-value:*": _VALUE,
-}
 _MESSAGE_ID, _REPLY_TO, _CORRELATION_ID = 0, 4, 5  # fields of the properties (3.2.4)
 
 
@@ -41,14 +36,14 @@ def parse(message: Buffer) -> Request:
         if not isinstance(section, Described):
             raise DecodeError("a value where a section of a message is due", offset)
         descriptor = section.descriptor
-        code = _SECTIONS.get(descriptor) if isinstance(descriptor, str) else descriptor
+        code = DESCRIPTOR_OF.get(descriptor) if isinstance(descriptor, str) else descriptor
         if isinstance(code, int):
             sections[code] = section.value
         offset = end
-    fields = sections.get(_PROPERTIES) or []
+    fields = sections.get(Descriptor.PROPERTIES) or []
     if not isinstance(fields, list):
         raise InvalidField("properties", "not a list")
-    properties = sections.get(_APPLICATION_PROPERTIES) or {}
+    properties = sections.get(Descriptor.APPLICATION_PROPERTIES) or {}
     if not isinstance(properties, dict):
         raise InvalidField("application-properties", "not a map")
     fields += [None] * (_CORRELATION_ID + 1 - len(fields))
@@ -58,7 +53,7 @@ def parse(message: Buffer) -> Request:
     reply_to = fields[_REPLY_TO]
     if not isinstance(reply_to, str | None):
         raise InvalidField("reply-to", "not a string")
-    return Request(message_id, reply_to, properties, sections.get(_VALUE))
+    return Request(message_id, reply_to, properties, sections.get(Descriptor.AMQP_VALUE))
 
 
 def text(value: Any) -> str | None:
@@ -76,5 +71,9 @@ def encode_response(request: Request, properties: Mapping[str, Any], body: Any) 
     fields = [None] * _CORRELATION_ID + [request.message_id]
     return b"".join(
         encode(Described(code, value))
-        for code, value in ((_PROPERTIES, fields), (_APPLICATION_PROPERTIES, dict(properties)), (_VALUE, body))
+        for code, value in (
+            (Descriptor.PROPERTIES, fields),
+            (Descriptor.APPLICATION_PROPERTIES, dict(properties)),
+            (Descriptor.AMQP_VALUE, body),
+        )
     )

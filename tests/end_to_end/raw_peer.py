@@ -18,7 +18,8 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from protocol.codec import Described, Symbol, UByte, UInt, ULong, UShort, decode, encode
-from protocol.engine.sasl import AMQP_HEADER, SASL_HEADER, plain_response
+from protocol.engine.sasl import SASL_HEADER, plain_response
+from protocol.symbols import AMQP_HEADER
 from tests.brokers import KEY, KEY_NAME
 
 OPEN, BEGIN, ATTACH, FLOW, TRANSFER, DISPOSITION, DETACH, END, CLOSE = range(0x10, 0x19)

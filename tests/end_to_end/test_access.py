@@ -7,7 +7,8 @@ from uuid import UUID
 import pytest
 
 from protocol.codec import Array, Int, Long, Symbol, UInt
-from protocol.engine.sasl import AMQP_HEADER, SASL_HEADER, plain_response
+from protocol.engine.sasl import SASL_HEADER, plain_response
+from protocol.symbols import AMQP_HEADER
 from tests.end_to_end.health import eventually, metrics
 from tests.end_to_end.raw_peer import (
     ACCEPTED,

@@ -5,7 +5,8 @@ import struct
 import pytest
 
 from protocol.codec import Described, Symbol, UByte, UInt, ULong, UShort, encode
-from protocol.engine.sasl import AMQP_HEADER, SASL_HEADER
+from protocol.engine.sasl import SASL_HEADER
+from protocol.symbols import AMQP_HEADER
 from tests.end_to_end.raw_peer import (
     ACCEPTED,
     ATTACH,

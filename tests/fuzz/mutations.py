@@ -8,7 +8,8 @@ import struct
 from random import Random
 
 from protocol.codec import Described, Symbol, UInt, ULong, encode
-from protocol.engine.sasl import AMQP_HEADER, SASL_HEADER, plain_response
+from protocol.engine.sasl import SASL_HEADER, plain_response
+from protocol.symbols import AMQP_HEADER
 from tests.end_to_end.raw_peer import (
     ACCEPTED,
     ATTACH,

@@ -17,7 +17,8 @@ from broker.namespace.entities import QueueDescription
 from broker.settings.config import Settings
 from broker.wire import Op
 from protocol.codec import Described, Symbol, UByte, UInt, ULong, UShort, decode, encode
-from protocol.engine.sasl import AMQP_HEADER, SASL_HEADER, plain_response
+from protocol.engine.sasl import SASL_HEADER, plain_response
+from protocol.symbols import AMQP_HEADER
 from tests.brokers import KEY, KEY_NAME
 from tests.end_to_end.raw_peer import (
     ATTACH,

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from protocol.codec import ULong
-from protocol.engine.sasl import AMQP_HEADER
+from protocol.symbols import AMQP_HEADER
 from tests.brokers import KEY_NAME, REPOSITORY, Broker
 from tests.end_to_end.health import eventually
 from tests.end_to_end.raw_peer import Closed, RawPeer, performative

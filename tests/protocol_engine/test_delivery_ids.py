@@ -101,7 +101,7 @@ def test_translations_are_what_a_table_says(start: int, jumps: list[tuple[int, b
                 if high - low < 1000:
                     first_peers, last_peers = sorted(data.draw(st.tuples(*[st.integers(low, high)] * 2)))
                     heard = Counter(
-                        a + at
+                        (a + at) & LARGEST
                         for a, b in ids.protons(first_peers, last_peers)
                         for at in range(min(200, ((b - a) & LARGEST) + 1))
                     )

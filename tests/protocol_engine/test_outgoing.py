@@ -7,9 +7,10 @@ import pytest
 
 from protocol import codec
 from protocol.codec import Described, Symbol, UInt, ULong
-from protocol.engine.incoming import AMQP_HEADER, frame_of
+from protocol.engine.incoming import frame_of
 from protocol.engine.outgoing import OutputWalk, refusal
 from protocol.engine.performatives import ATTACH, CLOSE, DISPOSITION, FLOW, OPEN, TRANSFER
+from protocol.symbols import AMQP_HEADER
 
 SENDER, RECEIVER = False, True  # roles on the wire (2.8.1)
 ACCEPTED = Described(ULong(0x24), [])

@@ -21,6 +21,7 @@ from broker.partition.state.terms import Kind
 from broker.partition.state.timers import Due
 from broker.partition.topics.publishing import publish_forwarded
 from broker.wire import Extra
+from protocol import error_texts
 from protocol.errors import ProtocolError
 from protocol.message.rendering import with_changes
 from protocol.message.sections import extra_of
@@ -64,7 +65,7 @@ def refusal(core: Core, entity_id: int, name: str = "") -> BrokerError | None:
     if terms.kind == Kind.SUBSCRIPTION:
         return NotAllowed(f"Messages cannot be forwarded to the subscription '{terms.name}'.")
     if not terms.can_send:
-        return EntityDisabled(f"Messaging entity '{terms.name}' is currently disabled for sending.")
+        return EntityDisabled(error_texts.send_disabled(terms.name))
     return None
 
 

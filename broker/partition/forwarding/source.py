@@ -38,6 +38,7 @@ from broker.partition.state.outbox import Outbox
 from broker.partition.state.queue import Queue
 from broker.partition.state.terms import Kind
 from broker.partition.state.timers import Due
+from protocol import error_texts
 from storage.queue_ids import Part, queue_id_of
 from storage.records import (
     NEVER,
@@ -65,10 +66,7 @@ Travelling = tuple[Held, bytes, Overlay]
 
 
 def forwards(queue: Queue) -> NotAllowed:
-    return NotAllowed(
-        f"Cannot create a message receiver on an entity with auto-forwarding enabled: '{queue.terms.name}' "
-        f"forwards to '{queue.forward_to}'."
-    )
+    return NotAllowed(error_texts.receiver_on_forwarding(queue.terms.name, queue.forward_to))
 
 
 def begin(core: Core, queue: Queue) -> None:

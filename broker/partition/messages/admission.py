@@ -8,6 +8,7 @@ from broker.partition.state.core import Core
 from broker.partition.state.queue import Queue
 from broker.partition.state.terms import Kind
 from broker.wire import Extra
+from protocol import error_texts
 from storage.queue_ids import Part, queue_id_of, with_part
 from storage.records import MESSAGE_HEADER_BYTES, Place
 
@@ -50,12 +51,9 @@ def _check_entity(queue: Queue, messages: Sequence[Incoming]) -> None:
     if terms.kind == Kind.SUBSCRIPTION:
         raise NotAllowed(f"Messages cannot be sent to the subscription '{terms.name}'; send them to its topic.")
     if not terms.can_send:
-        raise EntityDisabled(f"Messaging entity '{terms.name}' is currently disabled for sending.")
+        raise EntityDisabled(error_texts.send_disabled(terms.name))
     if queue.sessions is not None and not all(map(_has_session, messages)):
-        raise NotAllowed(
-            f"The message has no session id, and the messaging entity '{terms.name}' requires sessions: "
-            "set the session id (group-id) of the message."
-        )
+        raise NotAllowed(error_texts.session_id_missing(terms.name))
 
 
 def entity_size(core: Core, queue: Queue) -> int:

@@ -28,11 +28,8 @@ from broker.partition.state.queue import Queue
 from broker.partition.state.tally import BY_APPLICATION
 from broker.partition.state.timers import Due
 from broker.wire import Outcome
+from protocol import error_texts
 from storage.records import Field
-
-LOCK_LOST = (
-    "The lock supplied is invalid. Either the lock expired, or the message has already been removed from the queue."
-)
 
 
 def settle(
@@ -50,7 +47,7 @@ def settle(
             return _complete(core, queue, removed)  # type: ignore[arg-type]
         _complete(core, queue, [held for held in removed if held is not None])
         queue.tally.settlements_too_late += removed.count(None)
-        lost = LockLost(LOCK_LOST)
+        lost = LockLost(error_texts.LOCK_LOST)
         return [lost if held is None else None for held in removed]
     apply = _APPLY[outcome]
     results: list[BrokerError | None] = []
@@ -70,7 +67,7 @@ def refusal(
     """Why the outcome cannot be applied, or None if it can."""
     held = queue.locks.find(token, now_ms)
     if held is None:
-        return LockLost(LOCK_LOST)
+        return LockLost(error_texts.LOCK_LOST)
     if token in queue.locks.staged:
         return NotAllowed("The message is settled in a transaction that has not ended.")
     if outcome == Outcome.DEAD_LETTERED and queue.is_dead_letter:

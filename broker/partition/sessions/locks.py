@@ -24,10 +24,10 @@ from broker.partition.state.receivers import Receiver, Session, encoded
 from broker.partition.state.sessions import Sessions
 from broker.partition.state.timers import Due
 from broker.partition.state.window import Ref
+from protocol import error_texts
 from storage.records import Place, due_key, message_expires_ms
 from storage.store import Table
 
-LOCK_LOST = "The session lock has expired on the MessageSession. Accept a new MessageSession."
 CHANGED = "The lock duration of the messaging entity was changed, and all its locks are lost."
 
 
@@ -134,7 +134,7 @@ def held(queue: Queue, receiver: Hashable, session_id: str, now_ms: int) -> Sess
         raise NotAllowed(f"The messaging entity '{queue.terms.name}' does not require sessions.")
     session = queue.sessions.locked.get(session_id)
     if session is None or session.until_ms <= now_ms or session.receiver is None or session.receiver.key != receiver:
-        raise SessionLockLost(LOCK_LOST)
+        raise SessionLockLost(error_texts.SESSION_LOCK_LOST)
     return session
 
 
@@ -145,7 +145,7 @@ def named(core: Core, receiver: Hashable, results: list[BrokerError | None], now
     opened = core.receivers.get(receiver)
     if opened is not None and opened.session is not None and opened.session.until_ms > now_ms:
         return results
-    lost = SessionLockLost(LOCK_LOST)
+    lost = SessionLockLost(error_texts.SESSION_LOCK_LOST)
     return [lost if isinstance(result, LockLost) else result for result in results]
 
 
@@ -215,7 +215,7 @@ def _lose(core: Core, queue: Queue, session: Session, now_ms: int) -> None:
     queue.tally.locks_ended += len(session.tokens)
     queue.tally.session_locks_lost += 1
     if session.receiver is not None:
-        core.close_receiver(session.receiver, SessionLockLost(LOCK_LOST))
+        core.close_receiver(session.receiver, SessionLockLost(error_texts.SESSION_LOCK_LOST))
     release(core, queue, session, True, now_ms)
 
 

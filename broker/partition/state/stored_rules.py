@@ -19,6 +19,7 @@ from broker.rules import (
 )
 from protocol.codec import decode_exactly
 from protocol.errors import ProtocolError
+from protocol.symbols import CORRELATION_FIELDS
 from storage.quarantine import quarantine
 from storage.records import CorruptRecord, decode_document, encode_document, entity_key, rule_key
 from storage.store import Store, Table
@@ -26,16 +27,6 @@ from storage.store import Store, Table
 Document = dict[str, Any]
 
 _ENTITY_KEY_BYTES = 4
-_CORRELATION_FIELDS = (
-    "correlation_id",
-    "message_id",
-    "to",
-    "reply_to",
-    "label",
-    "session_id",
-    "reply_to_session_id",
-    "content_type",
-)
 
 
 class StoredRule(NamedTuple):
@@ -92,7 +83,7 @@ def _filter(document: Mapping[str, Any]) -> Filter:
         case "sql":
             return compile_filter(document["expression"], _values(document["parameters"]))
         case "correlation":
-            fields = {name: document.get(name) for name in _CORRELATION_FIELDS}
+            fields = {name: document.get(name) for name in CORRELATION_FIELDS}
             return CorrelationFilter(**fields, properties=_values(document["properties"]))
     raise InvalidRule(f"There is no filter of the kind '{document['kind']}'.")
 
