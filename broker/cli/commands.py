@@ -1,13 +1,15 @@
 """The command line, `peeklock`.
 
-Exit codes: 0 done; 1 it failed, or a check found something; 2 the command or the configuration is wrong. What the user
-can mend is one message on standard error, never a traceback.
+Exit codes: 0 done; 1 it failed, or data are damaged; 2 no such command or option; 78 (EX_CONFIG of sysexits.h) a flag's
+value, a variable or the file is wrong, or the broker cannot start with them as things are. What the user can mend is
+one message on standard error, never a traceback.
 """
 
 # What a command alone needs is imported in it: the time to start counts.
 
 import os
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from storage.maintenance import Report
 
 FAILED = 1
-WRONG_USE = 2
+WRONG_CONFIGURATION = 78
 
 app = typer.Typer(
     help="A standalone AMQP 1.0 broker with the semantics of Azure Service Bus.",
@@ -70,9 +72,9 @@ def _failures() -> Iterator[None]:
     try:
         yield
     except ConfigurationError as error:
-        _fail(str(error), WRONG_USE)
+        _fail(str(error), WRONG_CONFIGURATION)
     except PartitionCountMismatch as error:
-        _fail(str(error), WRONG_USE)
+        _fail(str(error), WRONG_CONFIGURATION)
     except (DataDirectoryError, MaintenanceError, StoreError) as error:
         _fail(str(error), FAILED)
     except OSError as error:
@@ -121,11 +123,10 @@ def serve(
             emulator=emulator,
             log_level=log_level,
         ).settings
-        from broker.child import PERMANENT_FAULT
         from broker.supervisor.supervisor import run
 
         code = run(settings)
-    raise typer.Exit(WRONG_USE if code == PERMANENT_FAULT else code)
+    raise typer.Exit(code)
 
 
 @app.command("connection-string")
@@ -237,10 +238,17 @@ def restore(
 
 @config_app.command()
 def check(config: ConfigOption = None) -> None:
-    """Read file and environment as `serve` would, and say what is wrong."""
+    """Read file and environment as `serve` would, and say what it would refuse, or what cannot work."""
+    from broker.gateway.gateway import tls_context
+    from broker.namespace.rehearsal import problems
+
     with _failures():
         loaded = _load(config)
-    settings = loaded.settings
+        settings = loaded.settings
+        if settings.amqp.tls_port is not None:
+            tls_context(settings.amqp)
+        if found := problems(settings, int(time.time() * 1000)):
+            raise ConfigurationError("\n".join(found))
     counts = {
         "queue": len(settings.queues),
         "topic": len(settings.topics),

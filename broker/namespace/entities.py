@@ -16,6 +16,8 @@ SECOND_MS = 1000
 MINUTE_MS = 60 * SECOND_MS
 DAY_MS = 24 * 60 * MINUTE_MS
 
+MAX_HOPS = 4  # how often a message is forwarded at most (amqp.md 13.1)
+
 
 def _names_no_subscription(name: str) -> str:
     """Addresses are read from the right: below a last segment but one of that name is a subscription."""

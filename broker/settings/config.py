@@ -32,6 +32,7 @@ MIB = 1024 * KIB
 GIB = 1024 * MIB
 MAX_MESSAGE_BYTES = 100 * MIB
 MAX_PARTITIONS = 64
+MAX_PORT = 65_535
 MAX_SUBSCRIPTIONS = 2000  # of one topic
 MAX_RULES = 100_000  # of one topic, and so of one subscription
 FORWARDING = ("forward_to", "forward_dead_lettered_messages_to")
@@ -337,6 +338,19 @@ class Settings(Frozen):
             return self.workers
         return max(1, min(self.partitions, (os.cpu_count() or 1) - 1))
 
+    def _check_ports(self) -> None:
+        amqp, ops = self.amqp, self.ops
+        if amqp.port and amqp.port == amqp.tls_port:
+            raise inconsistent("is amqp.port, too; each needs one of its own", "amqp.tls_port")
+        if not ops.port:
+            return
+        last = ops.port + self.gateways - 1
+        if last > MAX_PORT:
+            raise inconsistent(f"leaves no ports in a row for {self.gateways} gateways; choose a lower one", "ops.port")
+        for name, port in (("amqp.port", amqp.port), ("amqp.tls_port", amqp.tls_port)):
+            if port and ops.port <= port <= last and _collide(amqp.host, ops.host):
+                raise inconsistent(f"needs {name} {port}, too; choose another", "ops.port")
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.workers is not None and self.workers > self.partitions:
@@ -347,6 +361,7 @@ class Settings(Frozen):
                 "set amqp.host to 127.0.0.1, or turn this off",
                 "security.allow_anonymous",
             )
+        self._check_ports()
         _refuse_duplicates("queue", "queues", [queue.name.lower() for queue in self.queues])
         for index, queue in enumerate(self.queues):
             _check_entity(f"queues.{index}", queue)
@@ -358,6 +373,11 @@ class Settings(Frozen):
                 raise inconsistent(text, f"topics.{index}.name")
             _check_topic(f"topics.{index}", topic)
         return self
+
+
+def _collide(one: str, other: str) -> bool:
+    """Whether two listeners on one port would be in each other's way."""
+    return one == other or any(host in ("0.0.0.0", "::") for host in (one, other))
 
 
 def _check_topic(place: str, topic: DeclaredTopic) -> None:

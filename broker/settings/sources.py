@@ -47,9 +47,11 @@ FLAGS: dict[str, tuple[str, ...]] = {
 
 SECRETS = frozenset({"root_key", "primary_key", "secondary_key"})
 
-# Kubernetes sets these for a service called peeklock or peeklock-something; they are not meant for us.
+# Kubernetes sets these for a service called peeklock or peeklock-something; they are not meant for us. A variable that
+# ends in _PORT is one of them only with an address in it: PEEKLOCK_AMQP_PORT=5672 is a misspelt setting.
 _SERVICE_LINK = re.compile(
-    r"PEEKLOCK(_[A-Z0-9]+)*_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?)"
+    r"PEEKLOCK(_[A-Z0-9]+)*_"
+    r"(SERVICE_HOST=|SERVICE_PORT(_\w+)?=|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?=|PORT=(tcp|udp|sctp)://).*"
 )
 
 _PATTERNS = {  # in words, by the last name of the place, or the model and that
@@ -203,7 +205,7 @@ class _Sources:
                 continue
             if place := by_variable.get(name):
                 self._set_text(place, text, name)
-            elif not _SERVICE_LINK.fullmatch(name):
+            elif not _SERVICE_LINK.fullmatch(f"{name}={text}"):
                 self._problems.append(
                     Problem(name, "no such setting; " + _suggestion(name, by_variable, VARIABLE_PREFIX))
                 )

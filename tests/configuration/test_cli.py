@@ -76,7 +76,7 @@ def test_serve_reads_the_environment(peeklock, served, monkeypatch):
     assert [(settings.emulator, settings.amqp.port) for settings in served] == [(True, 7), (False, 8)]
 
 
-@pytest.mark.parametrize(("ended", "code"), [(0, 0), (1, 1), (PERMANENT_FAULT, 2)])
+@pytest.mark.parametrize(("ended", "code"), [(0, 0), (1, 1), (PERMANENT_FAULT, PERMANENT_FAULT)])
 def test_the_exit_code_of_serve_tells_failure_from_wrong_settings(peeklock, monkeypatch, ended, code):
     monkeypatch.setattr("broker.supervisor.supervisor.run", lambda settings: ended)
     assert peeklock("serve").exit_code == code
@@ -84,13 +84,13 @@ def test_the_exit_code_of_serve_tells_failure_from_wrong_settings(peeklock, monk
 
 def test_a_wrong_setting_starts_nothing_and_is_one_message(peeklock, served):
     result = peeklock("serve", "--amqp-port", "70000")
-    assert (result.exit_code, result.stdout, served) == (2, "", [])
+    assert (result.exit_code, result.stdout, served) == (78, "", [])
     assert result.stderr == 'peeklock: --amqp-port: "70000" is out of range; it must be from 0 to 65535, or off\n'
 
 
 def test_several_wrong_settings_are_a_list(peeklock, served):
     result = peeklock("serve", "--amqp-port", "70000", "--workers", "0")
-    assert result.exit_code == 2
+    assert result.exit_code == 78
     first, *rest = result.stderr.splitlines()
     assert first == "peeklock: 2 things are wrong:"
     assert {line.split(":")[0] for line in rest} == {"  --amqp-port", "  --workers"}
@@ -99,7 +99,7 @@ def test_several_wrong_settings_are_a_list(peeklock, served):
 @pytest.mark.parametrize(
     ("error", "code", "text"),
     [
-        (ConfigurationError("queue 'a' is odd"), 2, "queue 'a' is odd"),
+        (ConfigurationError("queue 'a' is odd"), 78, "queue 'a' is odd"),
         (PermissionError(13, "Permission denied", "/data"), 1, "/data: Permission denied"),
         (OSError("odd"), 1, "odd"),
     ],
@@ -127,10 +127,109 @@ def test_config_check_counts_what_is_given(peeklock, tmp_path):
     assert (result.exit_code, result.stdout) == (0, expected)
 
 
+QUEUES = "[[queues]]\nname = 'a'\n{}\n[[queues]]\nname = 'b'\n{}\n"
+CHAIN = "".join(f"[[queues]]\nname = 'q{n}'\nforward_to = 'q{n + 1}'\n" for n in range(5)) + "[[queues]]\nname = 'q5'\n"
+BY_A_TOPIC = """
+[[queues]]
+name = "a"
+forward_to = "t"
+[[topics]]
+name = "t"
+[[topics.subscriptions]]
+name = "s"
+forward_to = "a"
+"""
+
+
+@pytest.mark.parametrize(
+    ("settings", "texts"),
+    [
+        (
+            QUEUES.format("forward_to = 'B'", "forward_to = 'a'"),
+            ["queue 'a': forward_to 'B' leads back to it", "queue 'b': forward_to 'a' leads back to it"],
+        ),
+        (
+            BY_A_TOPIC,
+            [
+                "queue 'a': forward_to 't' leads back to it",
+                "subscription 't/Subscriptions/s': forward_to 'a' leads back",
+            ],
+        ),
+        (CHAIN, ["queue 'q0': forward_to 'q1' begins a chain of more than 4 hops"]),
+        (QUEUES.format("forward_to = 'c'", ""), ["queue 'a': forward_to 'c' is no queue or topic"]),
+        (
+            QUEUES.format("", "forward_dead_lettered_messages_to = 'c'"),
+            ["queue 'b': forward_dead_lettered_messages_to 'c' is no queue or topic"],
+        ),
+        ("[amqp]\nport = 7\n[ops]\nport = 7", ["peeklock.toml: ops.port: 7 needs amqp.port 7, too"]),
+        ("gateways = 9\n[amqp]\nport = 7\n[ops]\nport = 5", ["peeklock.toml: ops.port: 5 needs amqp.port 7, too"]),
+        (
+            "gateways = 9\n[ops]\nport = 65530",
+            ["peeklock.toml: ops.port: 65530 leaves no ports in a row"],
+        ),
+        (
+            "[amqp]\ntls_port = 1\ntls_certificate = 'pem'\ntls_key = 'pem'",
+            ["amqp.tls_certificate pem with"],
+        ),
+    ],
+)
+def test_config_check_finds_what_cannot_work(peeklock, tmp_path, settings, texts):
+    (tmp_path / "pem").write_text("not a certificate")
+    (tmp_path / "peeklock.toml").write_text(settings)
+    result = peeklock("config", "check", "--config", "peeklock.toml")
+    assert (result.exit_code, result.stdout) == (78, "")
+    for text in texts:
+        assert text in result.stderr
+    assert not (tmp_path / "peeklock-data").exists()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        QUEUES.format("forward_dead_lettered_messages_to = 'b'", "forward_to = 'a'"),
+        CHAIN.replace("forward_to = 'q5'", ""),
+        "[amqp]\nhost = '127.0.0.1'\nport = 7\n[ops]\nhost = '::1'\nport = 7",
+    ],
+)
+def test_config_check_lets_pass_what_works(peeklock, tmp_path, settings):
+    (tmp_path / "peeklock.toml").write_text(settings)
+    result = peeklock("config", "check", "--config", "peeklock.toml")
+    assert (result.exit_code, result.stderr) == (0, "")
+
+
+def test_config_check_compares_with_what_is_stored(peeklock, data_dir, monkeypatch, tmp_path):
+    monkeypatch.setenv("PEEKLOCK_DATA_DIR", str(data_dir))
+    monkeypatch.setenv("PEEKLOCK_PARTITIONS", "2")
+    monkeypatch.setenv("PEEKLOCK_QUEUES", '[{"name": "a", "forward_to": "orders"}]')
+    assert peeklock("config", "check").exit_code == 0
+    monkeypatch.setenv("PEEKLOCK_QUEUES", '[{"name": "orders", "requires_session": true}]')
+    result = peeklock("config", "check")
+    assert (result.exit_code, "requires_session" in result.stderr) == (78, True)
+    monkeypatch.setenv("PEEKLOCK_PARTITIONS", "3")
+    result = peeklock("config", "check")
+    assert (result.exit_code, "--partitions 2" in result.stderr) == (78, True)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "known"),
+    [
+        ("PEEKLOCK_AMQP_PORT", "5", "PEEKLOCK_AMQP__PORT"),
+        ("PEEKLOCK_OPS_PORT", "5", "PEEKLOCK_OPS__PORT"),
+        ("PEEKLOCK_AMQP__PROT", "5", "PEEKLOCK_AMQP__PORT"),
+        ("PEEKLOCK_DATADIR", "d", "PEEKLOCK_DATA_DIR"),
+    ],
+)
+def test_an_unknown_variable_is_refused_with_the_nearest_known_one(peeklock, monkeypatch, name, value, known):
+    monkeypatch.setenv(name, value)
+    result = peeklock("config", "check")
+    assert result.exit_code == 78
+    assert result.stderr == f"peeklock: {name}: no such setting; did you mean {known}?\n"
+
+
 def test_config_check_says_what_is_wrong(peeklock, tmp_path):
     (tmp_path / "peeklock.toml").write_text("partitions = 65")
     result = peeklock("config", "check", "--config", "peeklock.toml")
-    assert result.exit_code == 2
+    assert result.exit_code == 78
     assert result.stderr == "peeklock: peeklock.toml: partitions: 65 is out of range; it must be from 1 to 64\n"
 
 
@@ -205,7 +304,7 @@ def test_the_connection_string_of_another_rule_needs_no_root_key(peeklock, tmp_p
 )
 def test_a_connection_string_that_cannot_be_made_says_why(peeklock, tmp_path, arguments, text):
     result = peeklock("connection-string", *arguments)
-    assert (result.exit_code, result.stdout) == (2, "")
+    assert (result.exit_code, result.stdout) == (78, "")
     assert result.stderr.startswith(f"peeklock: {text}")
     assert list(tmp_path.iterdir()) == []
 

@@ -280,7 +280,7 @@ def test_a_data_directory_that_cannot_be_written_is_named(tmp_path):
     command += ["--amqp-port", str(ports[0]), "--ops-port", str(ports[1])]
     ended = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=30, check=False)
     written = ended.stdout + ended.stderr
-    assert ended.returncode == 2, written
+    assert ended.returncode == 78, written
     assert str(data) in written
     assert "Read-only" in written or "read-only" in written
     assert "Traceback" not in written

@@ -16,6 +16,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from broker.errors import BrokerError, NotAllowed
+from broker.namespace.entities import MAX_HOPS
 from broker.partition.forwarding import transfer_queue
 from broker.partition.forwarding.destination import ENTRY, arrive, enter, judge, refusal
 from broker.partition.messages.expiry import resume
@@ -57,7 +58,6 @@ from storage.records import (
 )
 from storage.store import StoreError, Table
 
-MAX_HOPS = 4  # amqp.md 13.1
 HOPS_EXCEEDED = "MaxTransferHopCountExceeded"
 HOPS_TEXT = f"The maximum number of allowed hops when forwarding between queues or topics is {MAX_HOPS}."
 

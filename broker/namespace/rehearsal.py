@@ -1,0 +1,80 @@
+"""What `serve` would refuse of declared entities, or accept though it cannot work: found without changing anything.
+
+The reconciliation of a start (`broker.namespace.catalog`) is done on copies in memory of the definitions that the data
+directory has, if there is one; a running broker may be using it.
+"""
+
+from collections.abc import Iterable, Iterator
+
+from broker.namespace.catalog import CannotReconcile, reconcile
+from broker.namespace.entities import MAX_HOPS, Description, SubscriptionDescription
+from broker.settings.config import Settings
+from storage.data_dir import PartitionCountMismatch, partition_path, read_description
+from storage.lmdb_store import DATA_FILE, Snapshot
+from storage.memory import MemoryStore
+from storage.store import Table
+
+_COPIED = (Table.META, Table.ENTITIES, Table.RULES)
+
+
+def problems(settings: Settings, now_ms: int) -> list[str]:
+    """One line for each problem, with the entity and the field. Raises DataDirectoryError, StoreError."""
+    stores = [_copy(settings, partition) for partition in range(_partitions(settings))]
+    try:
+        reconcile(stores, settings.entities, now_ms, settings.rules)
+    except CannotReconcile as error:
+        return [*str(error).splitlines(), *forwarding_problems(settings.entities)]
+    return list(forwarding_problems(settings.entities))
+
+
+def _partitions(settings: Settings) -> int:
+    found = read_description(settings.data_dir)
+    if found is not None and found.partitions != settings.partitions:
+        raise PartitionCountMismatch(settings.data_dir, found.partitions, settings.partitions)
+    return settings.partitions
+
+
+def _copy(settings: Settings, partition: int) -> MemoryStore:
+    store = MemoryStore()
+    path = partition_path(settings.data_dir, partition)
+    if (path / DATA_FILE).exists():
+        with Snapshot(path) as snapshot:
+            for table in _COPIED:
+                store.put_many(table, list(snapshot.items(table)))
+        store.commit()
+    return store
+
+
+def forwarding_problems(entities: Iterable[Description]) -> Iterator[str]:
+    """Chains of `forward_to` that lead back to their start, or are longer than messages are moved on.
+
+    Messages in such a chain end in a transfer dead-letter queue. Dead-lettered messages that come back are none of
+    these: that is how some applications try again.
+    """
+    entities = list(entities)
+    destinations: dict[str, set[str]] = {}  # by queue, topic or subscription; a topic leads where its subscriptions do
+    for entity in entities:
+        target = getattr(entity, "forward_to", None)
+        if target:
+            destinations.setdefault(entity.path.lower(), set()).add(target.lower())
+            if isinstance(entity, SubscriptionDescription):
+                destinations.setdefault(entity.topic.lower(), set()).add(target.lower())
+    for entity in entities:
+        target = getattr(entity, "forward_to", None)
+        if not target:
+            continue
+        starts = {entity.path.lower()}
+        if isinstance(entity, SubscriptionDescription):
+            starts.add(entity.topic.lower())
+        reached = {target.lower()}
+        for _ in range(MAX_HOPS):
+            if reached & starts:
+                yield f"{entity.kind} {entity.path!r}: forward_to {target!r} leads back to it. Forward elsewhere"
+                break
+            reached = set().union(*(destinations.get(name, ()) for name in reached))
+        else:
+            if reached:
+                yield (
+                    f"{entity.kind} {entity.path!r}: forward_to {target!r} begins a chain of more than {MAX_HOPS} "
+                    "hops, and messages take no more. Shorten it"
+                )
