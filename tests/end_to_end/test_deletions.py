@@ -294,6 +294,28 @@ def test_all_links_to_what_the_home_deletes_end(broker, entity_id, address):
     assert_verified(broker)
 
 
+@pytest.mark.xfail(strict=True, reason="entities of an older catalog are others than those of the last")
+def test_links_older_than_the_homes_restart_end_with_their_entity(broker):
+    with RawPeer.connect(broker.amqp_port) as peer:
+        handles = [
+            peer.attach_receiver("replies", credit=10),
+            peer.attach_sender("replies/$management"),
+            peer.attach_sender("replies"),
+            peer.attach_sender("witness", properties={TRANSFER_DESTINATION_ADDRESS: "replies"}),
+        ]
+        home, _ = workers(broker)
+        home.kill()
+        home.wait(10)
+        eventually(lambda: logged(broker, "worker is back"), "the gateway has the catalog of the new worker", 15)
+        with Worker(broker) as other:
+            other.say(Op.REMOVE, [QUEUE])
+            other.hear(Op.DELETED)
+        for _ in handles:
+            assert error_of(peer.expect(DETACH, 5))[0] == NOT_FOUND
+        assert_missing(peer, "replies")
+    serves(broker.amqp_port)
+
+
 def test_a_gateway_that_starts_again_knows_what_is_gone(broker):
     with Worker(broker) as other:
         other.say(Op.REMOVE, [QUEUE])
