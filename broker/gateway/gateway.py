@@ -144,9 +144,7 @@ class Gateway:
     def _on_catalog(self, documents: Sequence[dict[str, Any]]) -> None:
         definitions = [Definition.from_document(document) for document in documents]
         partitions = self.settings.partitions
-        there = {each.entity_id for each in definitions}
-        removed = [entity for entity in self.namespace if entity.entity_id not in there]
-        self.namespace.replace(
+        removed = self.namespace.replace(
             Entity(each.entity_id, each.description, home_partition(each.description.home_name, partitions))
             for each in definitions
         )

@@ -18,7 +18,10 @@ _QUEUE_PART = {
 
 
 class Entity:
-    """One entity of the catalog; `name` is its whole path. `partition` is its home."""
+    """One entity of the catalog; `name` is its whole path. `partition` is its home.
+
+    There is one object for each entity id as long as the entity exists; only its description changes (`Namespace`).
+    """
 
     __slots__ = ("description", "entity_id", "kind", "name", "partition")
 
@@ -97,8 +100,15 @@ class Namespace:
         self.name = name
         self._entities: dict[str, Entity] = {}
 
-    def replace(self, entities: Iterable[Entity]) -> None:
-        self._entities = {entity.name.lower(): entity for entity in entities}
+    def replace(self, entities: Iterable[Entity]) -> list[Entity]:
+        """Take over the catalog as it is now. Returns those that it has no more."""
+        left = {entity.entity_id: entity for entity in self._entities.values()}
+        self._entities = {}
+        for entity in entities:
+            known = left.pop(entity.entity_id, entity)
+            known.description = entity.description
+            self._entities[known.name.lower()] = known
+        return list(left.values())
 
     def remove(self, entity_ids: Container[int]) -> list[Entity]:
         """Returns those that were there."""

@@ -294,7 +294,6 @@ def test_all_links_to_what_the_home_deletes_end(broker, entity_id, address):
     assert_verified(broker)
 
 
-@pytest.mark.xfail(strict=True, reason="entities of an older catalog are others than those of the last")
 def test_links_older_than_the_homes_restart_end_with_their_entity(broker):
     with RawPeer.connect(broker.amqp_port) as peer:
         handles = [

@@ -56,7 +56,6 @@ def test_what_is_missing_is_said_in_words_that_sdks_know(namespace, address, tex
     assert text in str(raised.value)
 
 
-@pytest.mark.xfail(strict=True, reason="each catalog makes new entities, and links keep the old ones")
 def test_an_entity_is_one_object_over_all_catalogs():
     namespace = Namespace("peeklock")
     queue = Entity(1, QueueDescription(name="orders"), 0)
