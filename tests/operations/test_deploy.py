@@ -146,3 +146,23 @@ def test_a_wheel_is_all_that_an_installation_needs(tmp_path):
     for path in [installed, *installed.rglob("*")]:
         if path.is_dir():
             path.chmod(0o755)  # so that the temporary directory can be removed
+
+
+def test_the_hosted_workflow_only_prepares_and_calls_the_one_script():
+    workflow = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
+    assert re.findall(r"^\s+(?:- )?run: (.*)$", workflow, re.MULTILINE) == [".ci/run"]
+    used = re.findall(r"uses: (\S+)", workflow)
+    assert used
+    assert [action for action in used if not re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40}", action)] == []
+
+
+def test_the_wheel_carries_its_license(tmp_path):
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path], cwd=ROOT, check=True, timeout=60
+    )
+    [wheel] = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        [license_file] = [name for name in archive.namelist() if name.endswith("/LICENSE")]
+        [metadata] = [name for name in archive.namelist() if name.endswith("/METADATA")]
+        assert archive.read(license_file) == (ROOT / "LICENSE").read_bytes()
+        assert b"License-Expression: Apache-2.0\n" in archive.read(metadata)
