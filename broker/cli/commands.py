@@ -142,7 +142,7 @@ def print_connection_string(
     tls: Annotated[bool, typer.Option("--tls", help="For the TLS port.")] = False,
 ) -> None:
     """Print what clients need to connect. It holds a key: treat it as one."""
-    from broker.namespace.keys import connection_string
+    from broker.keys import connection_string
 
     with _failures():
         settings = _load(config, data_dir=data_dir, host=host, amqp_port=amqp_port, emulator=emulator).settings
@@ -157,7 +157,7 @@ def print_connection_string(
 
 
 def _key(settings: Settings, key_name: str) -> str:
-    from broker.namespace.keys import ROOT_KEY_NAME, Keyring, with_root_key
+    from broker.keys import ROOT_KEY_NAME, Keyring, with_root_key
     from storage.data_dir import ROOT_KEY_FILE
 
     path = settings.data_dir / ROOT_KEY_FILE
@@ -239,8 +239,8 @@ def restore(
 @config_app.command()
 def check(config: ConfigOption = None) -> None:
     """Read file and environment as `serve` would, and say what it would refuse, or what cannot work."""
+    from broker.catalog.rehearsal import problems
     from broker.gateway.gateway import tls_context
-    from broker.namespace.rehearsal import problems
 
     with _failures():
         loaded = _load(config)

@@ -9,16 +9,16 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from broker import __version__
+from broker.catalog.catalog import Definition, home_partition
 from broker.child import Instructions, announce_ready
 from broker.gateway.connection import ClientConnection
-from broker.gateway.links.message_ids import MessageIds
+from broker.gateway.message_ids import MessageIds
 from broker.gateway.namespace import Entity, Namespace
 from broker.gateway.router import Router
 from broker.http.ops import OpsServer, start_ops
+from broker.keys import Keyring
 from broker.logging import get_logger
 from broker.metrics import GatewayMetrics, Scene
-from broker.namespace.catalog import Definition, home_partition
-from broker.namespace.keys import Keyring
 from broker.settings.config import Amqp, ConfigurationError, Settings
 from protocol.addresses import Part
 

@@ -6,14 +6,14 @@ A connection binds links to entities and nodes, so it knows their classes; they 
 from typing import Protocol
 
 from broker.errors import BrokerError
-from broker.gateway.links.message_ids import MessageIds
+from broker.gateway.message_ids import MessageIds
 from broker.gateway.namespace import Namespace
 from broker.gateway.rights import Rights
 from broker.gateway.router import Router
 from broker.gateway.transactions import Transactions
 from broker.gateway.turn import Gathering, Turn
+from broker.keys import Keyring
 from broker.metrics import GatewayMetrics
-from broker.namespace.keys import Keyring
 from broker.settings.config import Settings
 from protocol.addresses import Node
 from protocol.engine.deliveries import Delivery

@@ -104,7 +104,7 @@ class _Description(Frozen):
 
     @property
     def home_name(self) -> str:
-        """The name that says which partition the entity lives on (`broker.namespace.catalog.home_partition`)."""
+        """The name that says which partition the entity lives on (`broker.catalog.catalog.home_partition`)."""
         return self.name
 
 

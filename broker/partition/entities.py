@@ -1,6 +1,6 @@
 """Creating, changing and deleting entities while the partition runs.
 
-ENTITIES belongs to `broker.namespace.catalog`: whoever changes an entity stages its definition in the same store,
+ENTITIES belongs to `broker.catalog.catalog`: whoever changes an entity stages its definition in the same store,
 before the same commit. Here is what the change does to messages, locks and receivers.
 """
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from broker import __version__
+from broker.catalog.catalog import reconcile
 from broker.child import PERMANENT_FAULT, Instructions
+from broker.keys import EMULATOR_KEY, ROOT_KEY_NAME, connection_string, makes_root_key, with_root_key
 from broker.logging import configure_logging, get_logger
-from broker.namespace.catalog import reconcile
-from broker.namespace.keys import EMULATOR_KEY, ROOT_KEY_NAME, connection_string, makes_root_key, with_root_key
 from broker.settings.config import ConfigurationError, Settings
 from broker.supervisor.processes import Processes, Role
 from storage.data_dir import ROOT_KEY_FILE, RUN, DataDirectory, DataDirectoryError

@@ -10,8 +10,8 @@ A user's deletion enters at the home: there it is in the catalog first, and the 
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
+from broker.catalog.catalog import catalog_version, remove
 from broker.logging import get_logger
-from broker.namespace.catalog import catalog_version, remove
 from broker.partition.partition import Partition
 from storage.records import entity_key
 from storage.store import Store, Table

@@ -17,11 +17,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from broker import wire
+from broker.catalog.catalog import catalog_version, home_partition
 from broker.child import announce_ready, fail, read_instructions
 from broker.errors import BrokerError
 from broker.logging import configure_logging, get_logger
 from broker.metrics import WorkerMetrics
-from broker.namespace.catalog import catalog_version, home_partition
 from broker.partition.forwarding.destination import ENTRY
 from broker.partition.messages.hand_out import Forward, Pumped
 from broker.partition.partition import Partition

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.namespace.catalog import (
+from broker.catalog.catalog import (
     CannotReconcile,
     Definition,
     Reconciled,

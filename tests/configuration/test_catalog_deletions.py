@@ -4,7 +4,7 @@ from itertools import count
 
 import pytest
 
-from broker.namespace.catalog import (
+from broker.catalog.catalog import (
     Definition,
     Reconciled,
     catalog_version,

@@ -3,14 +3,7 @@ import stat
 
 import pytest
 
-from broker.namespace.entities import (
-    AuthorizationRule,
-    QueueDescription,
-    Right,
-    SubscriptionDescription,
-    TopicDescription,
-)
-from broker.namespace.keys import (
+from broker.keys import (
     ALL_RIGHTS,
     EMULATOR_KEY,
     ROOT_KEY_NAME,
@@ -21,6 +14,13 @@ from broker.namespace.keys import (
     has_key,
     kept_root_key,
     with_root_key,
+)
+from broker.namespace.entities import (
+    AuthorizationRule,
+    QueueDescription,
+    Right,
+    SubscriptionDescription,
+    TopicDescription,
 )
 from broker.settings.config import ConfigurationError, Settings
 

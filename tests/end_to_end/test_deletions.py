@@ -12,7 +12,7 @@ from typing import Any, Self
 import msgpack
 import pytest
 
-from broker.namespace.catalog import catalog_version, definitions, home_partition
+from broker.catalog.catalog import catalog_version, definitions, home_partition
 from broker.wire import Op
 from protocol.symbols import TRANSFER_DESTINATION_ADDRESS
 from storage.data_dir import partition_path

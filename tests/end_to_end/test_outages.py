@@ -9,7 +9,7 @@ from uuid import UUID
 
 import pytest
 
-from broker.namespace.catalog import home_partition
+from broker.catalog.catalog import home_partition
 from protocol.codec import Array, Int, Long, decode
 from protocol.lock_tokens import uuid_of
 from tests.brokers import Broker

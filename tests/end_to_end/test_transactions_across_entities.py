@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from broker.namespace.catalog import home_partition
+from broker.catalog.catalog import home_partition
 from protocol import conditions
 from protocol.client.connection import Connection, connect_to
 from protocol.client.errors import ClientError, MessageRefused, SettlementRefused

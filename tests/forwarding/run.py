@@ -19,7 +19,7 @@ from pathlib import Path
 
 import psutil
 
-from broker.namespace.catalog import definitions
+from broker.catalog.catalog import definitions
 from storage.data_dir import partition_path
 from storage.lmdb_store import LmdbStore
 from storage.maintenance import verify

@@ -1,6 +1,6 @@
 """What was accepted arrives at the end of a chain of queues once and in order, whichever process is killed."""
 
-from broker.namespace.catalog import home_partition
+from broker.catalog.catalog import home_partition
 from tests.forwarding.run import CHAIN, PARTITIONS, run
 
 

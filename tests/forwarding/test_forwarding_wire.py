@@ -8,7 +8,7 @@ from typing import Any
 import msgpack
 import pytest
 
-from broker.namespace.catalog import home_partition
+from broker.catalog.catalog import home_partition
 from broker.partition.messages.hand_out import Forward
 from broker.wire import Op
 from broker.worker.peer import Peer

@@ -8,11 +8,11 @@ from typing import Any
 import msgpack
 
 from broker import wire
+from broker.catalog.catalog import Definition
 from broker.child import Instructions
 from broker.gateway.connection import ClientConnection
 from broker.gateway.gateway import Gateway
 from broker.gateway.router import WorkerConnection
-from broker.namespace.catalog import Definition
 from broker.namespace.entities import QueueDescription
 from broker.settings.config import Settings
 from broker.wire import Op

@@ -1,6 +1,6 @@
 """The committed table of README.md says what the scenarios say, and that all hold."""
 
-from broker.namespace.catalog import home_partition
+from broker.catalog.catalog import home_partition
 from broker.settings.config import Settings
 from tests.interop.readme import README, render
 from tests.interop.scenarios import NOT_APPLICABLE, NOTES, SCENARIOS, SDKS, applicable

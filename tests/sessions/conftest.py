@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from broker.namespace.catalog import home_partition
+from broker.catalog.catalog import home_partition
 from tests.brokers import Broker
 from tests.end_to_end.health import assert_unharmed, process_ids
 from tests.end_to_end.raw_peer import RawPeer

@@ -1,12 +1,12 @@
 """What `serve` would refuse of declared entities, or accept though it cannot work: found without changing anything.
 
-The reconciliation of a start (`broker.namespace.catalog`) is done on copies in memory of the definitions that the data
+The reconciliation of a start (`broker.catalog.catalog`) is done on copies in memory of the definitions that the data
 directory has, if there is one; a running broker may be using it.
 """
 
 from collections.abc import Iterable, Iterator
 
-from broker.namespace.catalog import CannotReconcile, reconcile
+from broker.catalog.catalog import CannotReconcile, reconcile
 from broker.namespace.entities import MAX_HOPS, Description, SubscriptionDescription
 from broker.settings.config import Settings
 from storage.data_dir import PartitionCountMismatch, partition_path, read_description
