@@ -14,6 +14,7 @@ from broker.partition.sessions.states import get_state, set_state
 from broker.partition.state.core import Core
 from broker.partition.state.queue import Queue
 from broker.partition.state.sessions import Sessions, first_entries, sessions_with_state
+from protocol.bounds import MAX_COUNT
 
 
 def renew_session_lock(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> int:
@@ -35,8 +36,8 @@ def get_message_sessions(core: Core, queue: Queue, args: Sequence[Any], now_ms: 
     """A page of session ids, in an order of their own: shorter ones first."""
     updated_after_ms, skip, top = args
     sessions = sessions_of(queue)
-    if skip < 0 or top < 1:
-        raise InvalidArgument(f"skip must not be negative and top must be positive, not {skip} and {top}.")
+    if not 0 <= skip <= MAX_COUNT or not 1 <= top <= MAX_COUNT:
+        raise InvalidArgument(f"skip is 0 to {MAX_COUNT} and top is 1 to {MAX_COUNT}, not {skip} and {top}.")
     # Who has read a page asks for the next: it begins where that ended, instead of counting from the start.
     after, passed = None, 0
     if sessions.last_page is not None and sessions.last_page[:2] == (updated_after_ms, skip):
