@@ -1,0 +1,45 @@
+"""A worker with one partition on which two requests fail as if the broker had a mistake: `peek` before it has changed
+anything, `purge` after. Arguments: directory of the store, path of the socket.
+"""
+
+import sys
+import time
+from pathlib import Path
+from typing import Any, NoReturn
+
+from broker.namespace.entities import QueueDescription
+from broker.partition import requests
+from broker.partition.partition import Partition
+from broker.partition.settings import PartitionSettings
+from broker.worker.worker import Worker, listen
+from storage.lmdb_store import LmdbStore
+from storage.records import encode_document, entity_key
+from storage.store import Table
+
+
+def fail_before(core: Any, queue: Any, args: Any, now_ms: int) -> NoReturn:
+    raise ValueError("a mistake in the code")
+
+
+def fail_after(core: Any, queue: Any, args: Any, now_ms: int) -> NoReturn:
+    core.store.put(Table.META, b"half done", b"")
+    raise ValueError("a mistake in the code")
+
+
+def main() -> None:
+    directory, path = sys.argv[1:]
+    requests._OF_QUEUE |= {"peek": fail_before, "purge": fail_after}
+    new = not Path(directory).exists()
+    store = LmdbStore(Path(directory), partition_id=0, map_size_bytes=1 << 24, create=new)
+    if new:
+        document = {"kind": "queue", "entity_id": 1, "created_ms": 0, "updated_ms": 0}
+        document |= QueueDescription(name="orders").model_dump(mode="json")
+        store.put(Table.ENTITIES, entity_key(1), encode_document(document))
+        store.commit()
+    now_ms = int(time.time() * 1000)
+    partition = Partition(0, store, now_ms=now_ms, incarnation=bytes(6), settings=PartitionSettings())
+    Worker(0, 0, {0: partition}, {0: store}, listen(path), [path], 1).run()
+
+
+if __name__ == "__main__":
+    main()
