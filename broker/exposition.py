@@ -54,6 +54,10 @@ WORKER_COUNTERS = {  # key of a worker's snapshot: name, help
     "restarts": ("worker_restarts", "Times the worker was restarted since the broker was started."),
     "turns": ("worker_turns", "Turns of the worker's loop."),
     "commits": ("worker_commits", "Commits, each with one fsync, of all the worker's partitions."),
+    "internal_errors": (
+        "worker_internal_errors",
+        "Commands that failed by the broker's mistake and changed nothing.",
+    ),
 }
 
 WORKER_HISTOGRAMS = {

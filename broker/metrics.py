@@ -143,11 +143,12 @@ class WorkerMetrics:
     A turn is what the loop applied and committed at once, on all its partitions; a commit is one partition's share.
     """
 
-    __slots__ = ("commits", "fsync_seconds", "messages_per_commit", "turn_seconds", "turns")
+    __slots__ = ("commits", "fsync_seconds", "internal_errors", "messages_per_commit", "turn_seconds", "turns")
 
     def __init__(self) -> None:
         self.turns = 0
         self.commits = 0
+        self.internal_errors = 0  # commands answered so, for a mistake of the broker's own
         self.turn_seconds = Histogram()  # one turn with a commit: apply, hand out, commit
         self.fsync_seconds = Histogram()  # one partition's store commit
         self.messages_per_commit = Histogram(GROUP_SIZES)  # sends and settlements that shared one
@@ -162,6 +163,7 @@ class WorkerMetrics:
             "restarts": restarts,
             "turns": self.turns,
             "commits": self.commits,
+            "internal_errors": self.internal_errors,
             "turn_seconds": self.turn_seconds.snapshot(),
             "fsync_seconds": self.fsync_seconds.snapshot(),
             "messages_per_commit": self.messages_per_commit.snapshot(),

@@ -77,6 +77,10 @@ class Store(Protocol):
     def dirty(self) -> bool:
         """True while writes are staged; an attempt to delete counts as one."""
 
+    @property
+    def writes(self) -> int:
+        """How many calls have staged something since the store was opened, attempts to delete among them."""
+
     def used_bytes(self) -> int:
         """Bytes of the map in use, free pages not counted."""
 

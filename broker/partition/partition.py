@@ -1,7 +1,8 @@
 """One partition: a deterministic state machine over one store, told the time.
 
 Every call stages its writes; `commit` makes them durable. Nothing may be answered before. If anything but a BrokerError
-is raised, memory and disk may disagree: the partition must be dropped and made again from the store. Times are
+is raised, memory and disk may disagree: the partition must be dropped and made again from the store, unless
+`has_changed` says that the command had changed nothing yet. Times are
 milliseconds since 1970 and should not go backwards.
 """
 
@@ -64,10 +65,22 @@ class Partition:
         self._core = Core(store, partition_id, incarnation, settings, home or (lambda name: partition_id))
         entities.load(self._core, now_ms, known_terms)
 
-    def send(self, queue_id: int, messages: Sequence[Incoming], now_ms: int) -> None:
-        """Accept all of them or none. Raises EntityNotFound, NotAllowed, EntityDisabled, QuotaExceeded."""
+    @property
+    def has_changed(self) -> bool:
+        """Whether the last command (send, open_receiver, settle, request, transact, request_in, discharge, take_over)
+        has changed anything, in memory or in what is staged. If it has not, whatever it raised left all as it was.
+        """
+        return self._core.has_changed
+
+    def _begin(self, queue_id: int, now_ms: int) -> None:
+        """A command for this queue begins, which is a use of its entity whatever becomes of it."""
         if self._core.kept:
             idleness.use(self._core, queue_id, now_ms)
+        self._core.begin_command()
+
+    def send(self, queue_id: int, messages: Sequence[Incoming], now_ms: int) -> None:
+        """Accept all of them or none. Raises EntityNotFound, NotAllowed, EntityDisabled, QuotaExceeded."""
+        self._begin(queue_id, now_ms)
         sending.send(self._core, queue_id, messages, now_ms)
 
     def open_receiver(
@@ -82,9 +95,8 @@ class Partition:
         tells of its lock. Raises EntityNotFound, EntityDisabled, NotAllowed, SessionCannotBeLocked, InvalidArgument.
         """
         core = self._core
+        self._begin(queue_id, now_ms)
         queue = core.queue(queue_id)
-        if core.kept:
-            idleness.use(core, queue_id, now_ms)
         if queue.transfers is not None:
             raise EntityNotFound("A transfer queue is received from by nobody.")
         if queue.is_topic:
@@ -98,6 +110,7 @@ class Partition:
         if queue.sessions is None:
             if session is not None:
                 raise NotAllowed(f"'{queue.terms.name}' does not require sessions; it has no receivers of sessions.")
+            core.changing()
             core.receivers[receiver] = queue.receivers[receiver] = opened
             queue.window.active = True
             return
@@ -163,12 +176,11 @@ class Partition:
 
         A token is found whoever received the message. Errors: LockLost, NotAllowed, MessageTooLarge, EntityNotFound.
         """
+        self._begin(queue_id, now_ms)
         try:
             queue = self._core.queue(queue_id)
         except BrokerError as error:
             return [error] * len(tokens)
-        if self._core.kept:
-            idleness.use(self._core, queue_id, now_ms)
         return settlement.settle(self._core, queue, tokens, Outcome(outcome), properties, now_ms)
 
     def as_told(
@@ -186,29 +198,27 @@ class Partition:
 
     def request(self, name: str, queue_id: int, args: Sequence[Any], now_ms: int) -> Any:
         """See broker.wire. Raises BrokerError."""
-        if self._core.kept:
-            idleness.use(self._core, queue_id, now_ms)
+        self._begin(queue_id, now_ms)
         return request(self._core, name, queue_id, args, now_ms)
 
     def transact(
         self, transaction: Hashable, begins: bool, operations: Sequence[Operation], now_ms: int
     ) -> list[list[list[str] | None] | None]:
         """Sends and settlements of a transaction, `begins` with the first; see `transactions.transact`."""
-        if self._core.kept:
-            for operation in operations:
-                idleness.use(self._core, operation.queue, now_ms)
+        for operation in operations:
+            self._begin(operation.queue, now_ms)
         return transactions.transact(self._core, transaction, begins, operations, now_ms)
 
     def request_in(
         self, transaction: Hashable, begins: bool, name: str, queue_id: int, args: Sequence[Any], now_ms: int
     ) -> Any:
         """As `request`, of `schedule` and `settle` as a part of a transaction. Raises BrokerError."""
-        if self._core.kept:
-            idleness.use(self._core, queue_id, now_ms)
+        self._begin(queue_id, now_ms)
         return transactions.request_in(self._core, transaction, begins, name, queue_id, args, now_ms)
 
     def discharge(self, transaction: Hashable, commit: bool, now_ms: int) -> None:
         """Do all of it or nothing. Raises TransactionRollback, TransactionTimeout: nothing of it was done."""
+        self._core.begin_command()
         transactions.discharge(self._core, transaction, commit, now_ms)
 
     def advance(self, now_ms: int) -> None:
@@ -277,6 +287,7 @@ class Partition:
 
         The answer may be given after `commit`.
         """
+        self._core.begin_command()
         return destination.take_over(self._core, store_id, source, entity_id, entries, now_ms)
 
     def taken_over(self, source: int, by: int, up_to: int, refused: Sequence[Any], busy: str, now_ms: int) -> None:

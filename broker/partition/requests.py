@@ -75,6 +75,7 @@ def _renew_locks(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> 
     if any(queue.locks.find(token, now_ms) is None for token in tokens):
         raise LockLost(error_texts.LOCK_LOST)
     until_ms = now_ms + queue.terms.lock_duration_ms
+    core.changing()
     for token in tokens:
         queue.locks.renew(token, until_ms)
     queue.tally.renewed += len(tokens)
@@ -160,6 +161,7 @@ def _take_deferred(
         gone = missing + [held[0][0] for held in expired] + [number for number, _ in unreadable]
         raise MessageNotFound(f"No deferred message that is not locked has the sequence number {gone[0]}.")
     items: list[Any] = []
+    core.changing()
     owner = NOBODY if session is None else session.tokens
     for (ref, size, due_ms, place, _, _), record in found:
         token = new_token(core)

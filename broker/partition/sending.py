@@ -112,6 +112,7 @@ def store(
     queue.tally.incoming += len(messages)
     if not records:
         return numbers
+    core.changing()
     core.bodies.append(records, keep=queue.is_awaited)
     core.store.put_many(Table.QUEUE, entries)
     core.turn.work += len(entries)

@@ -83,7 +83,7 @@ def request_in(
                 [error] = session_locks.named(core, rest[0], [error], now_ms)
             assert error is not None
             raise error
-    _stage(transaction, queue, tokens, outcome, properties, quiet=False)
+    _stage(core, transaction, queue, tokens, outcome, properties, quiet=False)
     return None
 
 
@@ -147,6 +147,7 @@ def _admit(core: Core, transaction: Transaction, queue: Queue, messages: Sequenc
             if key is not None and key != extra[Extra.PARTITION_KEY]:
                 raise NotAllowed("All messages of a transaction must have the same partition key.")
             key = extra[Extra.PARTITION_KEY]
+    core.changing()
     transaction.key = key
     transaction.message_count += len(messages)
     transaction.message_bytes += added_bytes
@@ -164,13 +165,14 @@ def _settle(core: Core, transaction: Transaction, operation: SettleOperation, no
         refused = settlement.refusal(core, queue, token, Outcome(outcome), properties, now_ms)
         results.append(refused)
         if refused is None:
-            _stage(transaction, queue, [token], Outcome(outcome), properties, quiet)
+            _stage(core, transaction, queue, [token], Outcome(outcome), properties, quiet)
     if queue.sessions is not None and receiver is not None:
         return session_locks.named(core, receiver, results, now_ms)
     return results
 
 
 def _stage(
+    core: Core,
     transaction: Transaction,
     queue: Queue,
     tokens: list[bytes],
@@ -178,6 +180,7 @@ def _stage(
     properties: Properties | None,
     quiet: bool,
 ) -> None:
+    core.changing()
     queue.locks.staged.update(tokens)
     transaction.operations.append(Settle(queue.id, tokens, outcome, properties, quiet))
 
@@ -188,6 +191,7 @@ def _stage(
 def discharge(core: Core, key: Hashable, commit: bool, now_ms: int) -> None:
     """Raises TransactionRollback, TransactionTimeout if it was to be committed, and nothing of it was done."""
     transactions = core.transactions
+    core.changing()
     transaction = transactions.open.pop(key, None)
     if transaction is None:
         try:

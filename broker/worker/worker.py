@@ -5,7 +5,8 @@ partitions it is for, fires timers, hands out messages, commits each changed par
 answers. While it waits for the disk more input gathers, so commits grow with the load by themselves.
 
 When a commit fails nothing is answered and the process ends: memory and disk may disagree, and an fsync is never tried
-again. The supervisor starts it anew from what is on disk.
+again. The supervisor starts it anew from what is on disk. So it does when anything but a BrokerError comes out of a
+partition, unless it is out of a command that is answered and that had changed nothing: then its answer is that.
 """
 
 import os
@@ -19,7 +20,7 @@ from typing import Any
 from broker import wire
 from broker.catalog.catalog import catalog_version, home_partition
 from broker.child import announce_ready, fail, read_instructions
-from broker.errors import BrokerError
+from broker.errors import BrokerError, InternalError
 from broker.logging import configure_logging, get_logger
 from broker.metrics import WorkerMetrics
 from broker.partition.forwarding.destination import ENTRY
@@ -42,6 +43,8 @@ log = get_logger("worker")
 RELEASE_AFTER_MS = 250
 # A message may be scheduled for a time that the system's calls cannot express.
 LONGEST_WAIT_SECONDS = 3600.0
+
+INTERNAL_ERROR = "The service was unable to process the request; nothing of it was done. The broker's log says why."
 
 _OF_TRANSACTIONS = frozenset(("transact", "transact-request", "discharge"))
 
@@ -260,6 +263,20 @@ class Worker:
 
     # -- commands
 
+    def _refusal(self, partition: Partition, error: Exception) -> BrokerError:
+        """What to answer to a command of the partition that raised this.
+
+        A mistake of the broker is answered, too, if the command had changed nothing yet. Otherwise it is raised again,
+        which ends the process: memory and disk may disagree.
+        """
+        if isinstance(error, BrokerError):
+            return error
+        if isinstance(error, StoreError) or partition.has_changed:
+            raise error
+        self._metrics.internal_errors += 1
+        log.error("command failed; it had changed nothing", partition=partition.id, exc_info=error)
+        return InternalError(INTERNAL_ERROR)
+
     def _partition(self, message: list[Any]) -> Partition:
         partition = self._partitions[message[1]]
         self._touched.add(partition)
@@ -271,9 +288,10 @@ class Worker:
         self._messages_in_turn += len(messages)
         try:
             partition.send(queue, messages, self._now_ms)
-        except BrokerError as error:
+        except Exception as error:
+            refusal = self._refusal(partition, error)
             if len(messages) == 1:
-                self._answer(peer, channel, Op.REFUSED, 1, error)
+                self._answer(peer, channel, Op.REFUSED, 1, refusal)
             else:
                 # The send is all or nothing, but these are deliveries of their own: each gets its own outcome.
                 for each in messages:
@@ -287,8 +305,8 @@ class Worker:
         self._messages_in_turn += len(messages)
         try:
             partition.send(queue, messages, self._now_ms)
-        except BrokerError as error:
-            self._answer(peer, channel, Op.REFUSED, 1, error)
+        except Exception as error:
+            self._answer(peer, channel, Op.REFUSED, 1, self._refusal(partition, error))
         else:
             self._answer(peer, channel, Op.SENT, 1, None)
 
@@ -304,8 +322,9 @@ class Worker:
         _, _, channel, queue, receive_and_delete, session = message
         try:
             partition.open_receiver((peer, channel), queue, receive_and_delete, self._now_ms, session)
-        except BrokerError as error:
-            peer.answers.append([Op.CLOSED, channel, type(error).__name__, str(error)])
+        except Exception as error:
+            refusal = self._refusal(partition, error)
+            peer.answers.append([Op.CLOSED, channel, type(refusal).__name__, str(refusal)])
         else:
             peer.receivers[channel] = partition
             if session is None:
@@ -331,7 +350,10 @@ class Worker:
         partition = self._partition(message)
         _, _, queue, outcome, channels, tokens, properties = message
         self._messages_in_turn += len(tokens)
-        results = partition.settle(queue, tokens, Outcome(outcome), properties, self._now_ms)
+        try:
+            results = partition.settle(queue, tokens, Outcome(outcome), properties, self._now_ms)
+        except Exception as error:
+            results = [self._refusal(partition, error)] * len(tokens)
         if 0 not in channels and not any(results):
             peer.answers.append([Op.SETTLED, channels])
             return
@@ -365,8 +387,9 @@ class Worker:
             else:
                 _name_receiver(peer, name, arguments)
                 result = partition.request(name, queue, arguments, self._now_ms)
-        except BrokerError as error:
-            peer.answers.append([Op.FAILED, request, type(error).__name__, str(error)])
+        except Exception as error:
+            refusal = self._refusal(partition, error)
+            peer.answers.append([Op.FAILED, request, type(refusal).__name__, str(refusal)])
         else:
             peer.answers.append([Op.REPLY, request, result])
 
@@ -410,7 +433,13 @@ class Worker:
         partition = self._partition(message)
         _, _, store_id, source_partition, source, entity_id, entries = message
         self._messages_in_turn += len(entries) // ENTRY
-        result = partition.take_over(store_id, source, entity_id, entries, self._now_ms)
+        try:
+            result = partition.take_over(store_id, source, entity_id, entries, self._now_ms)
+        except Exception as error:
+            # Only the mark is told, and so the source tries again later.
+            refusal = self._refusal(partition, error)
+            mark, _, _ = partition.take_over(store_id, source, entity_id, (), self._now_ms)
+            result = mark, [], str(refusal)
         answers.append([Op.FORWARDED, source_partition, source, message[1], *result])
 
     def _take_inbox(self) -> None:

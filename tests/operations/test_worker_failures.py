@@ -104,7 +104,6 @@ def sent() -> list[Any]:
     return list(take_apart(encode(Described(0x75, b"m"))))
 
 
-@pytest.mark.xfail(strict=True, reason="whatever is not a BrokerError ends the worker, and with it all locks")
 def test_a_command_that_fails_before_it_changed_anything_costs_nobody_a_lock(worker, tmp_path):
     with worker() as (process, dial):
         gateway, other = dial(), dial()

@@ -64,6 +64,7 @@ def store(core: Core, queue: Queue, transfers: Transfers, messages: Sequence[Inc
         name = extra[Extra.DESTINATION]
         partition = core.home(name)
         if partition not in transfers.lanes:
+            core.changing()
             transfers.add(partition, first)
             core.store.put(Table.META, forwarded_key(queue.id), encode_document(sorted(transfers.lanes)))
         overlay: Overlay = {Field.DESTINATION: name}
@@ -90,6 +91,7 @@ def store(core: Core, queue: Queue, transfers: Transfers, messages: Sequence[Inc
     queue.tally.incoming += len(messages)
     if not records:
         return numbers
+    core.changing()
     core.bodies.append(records, keep=True)
     core.store.put_many(Table.QUEUE, entries)
     core.turn.work += len(entries)

@@ -82,6 +82,7 @@ def sift(
         queue.tally.duplicates += len(repeats)
     if new:
         end_ms = now_ms + queue.terms.duplicate_window_ms
+        core.changing()
         seen_ids.add(new, numbers, end_ms)
         core.timers.arm(now_ms if seen_ids.is_busy else end_ms + PURGE_EVERY_MS, (queue.id, Due.DUPLICATES))
     return repeats

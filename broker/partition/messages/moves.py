@@ -31,6 +31,7 @@ def unlocked(ref: Ref, size: int, due_ms: int, place: Place) -> Held:
 
 def discard(core: Core, queue: Queue, messages: Sequence[Held], keep_bodies: bool = False) -> None:
     """The messages leave the queue and the store; with `keep_bodies`, which no subscription's may, only the queue."""
+    core.changing()
     queue_id, counts = queue.id, queue.counts
     queue_keys, message_keys, due_keys, size_bytes = [], [], [], 0
     if queue.topic_id is not None and messages:

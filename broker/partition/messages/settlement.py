@@ -42,6 +42,7 @@ def settle(
     MessageTooLarge: the properties set on this message by its receivers become too large.
     """
     if outcome == Outcome.ACCEPTED and not queue.locks.staged:
+        core.changing()
         removed = queue.locks.remove_all(tokens, now_ms)
         if None not in removed:
             return _complete(core, queue, removed)  # type: ignore[arg-type]
@@ -55,6 +56,7 @@ def settle(
         error = refusal(core, queue, token, outcome, properties, now_ms)
         results.append(error)
         if error is None:
+            core.changing()
             apply(core, queue, queue.locks.remove(token), properties, now_ms)
         elif isinstance(error, LockLost):
             queue.tally.settlements_too_late += 1

@@ -39,6 +39,7 @@ def accept(core: Core, queue: Queue, receiver: Receiver, session_id: str | None,
     sessions = queue.sessions
     assert sessions is not None
     if session_id is None:
+        core.changing()
         core.receivers[receiver.key] = queue.receivers[receiver.key] = receiver
         sessions.wait(receiver, now_ms + timeout_ms)
         core.timers.arm(now_ms + timeout_ms, (queue.id, Due.SESSION_WAITS))
@@ -51,7 +52,9 @@ def accept(core: Core, queue: Queue, receiver: Receiver, session_id: str | None,
             raise SessionCannotBeLocked(
                 f"The requested session '{session_id}' cannot be accepted. It may be locked by another receiver."
             )
+        core.changing()
         _lose(core, queue, holder, now_ms)
+    core.changing()
     core.receivers[receiver.key] = queue.receivers[receiver.key] = receiver
     sessions.offered.pop(session_id, None)
     _lock(core, queue, Session(queue.id, session_id, receiver, now_ms + queue.terms.lock_duration_ms), receiver)
@@ -152,6 +155,7 @@ def named(core: Core, receiver: Hashable, results: list[BrokerError | None], now
 def renew(core: Core, queue: Queue, session: Session, now_ms: int) -> int:
     """The new end of the lock, and of those of its messages."""
     assert queue.sessions is not None
+    core.changing()
     until_ms = session.until_ms = now_ms + queue.terms.lock_duration_ms
     locked, held = queue.sessions.locked, queue.locks.held
     locked[session.id] = locked.pop(session.id)

@@ -101,6 +101,24 @@ class Core:
         self.token_prefix = partition_id.to_bytes(2, "big") + incarnation
         self.token_numbers = count_from(1)
         self.past = Totals()  # of queues since deleted
+        self.changes = 0  # of what is in memory: see `changing`
+        self._changes_before = 0
+
+    def begin_command(self) -> None:
+        """A command of a caller begins: what was changed before is not its doing."""
+        self._changes_before = self.store.writes + self.changes
+
+    def changing(self) -> None:
+        """To be called before a command changes anything in memory, unless it has staged a write by then.
+
+        What it only remembers of the store, and counters for metrics, are no changes.
+        """
+        self.changes += 1
+
+    @property
+    def has_changed(self) -> bool:
+        """Since the last command began, in memory or in what is staged."""
+        return self.store.writes + self.changes != self._changes_before
 
     def find(self, queue_id: int) -> Queue | None:
         queue = self.queues.get(queue_id)

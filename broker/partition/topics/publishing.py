@@ -319,6 +319,7 @@ def publish(
     queue.tally.incoming += len(messages)
     if number == first:
         return numbers
+    core.changing()
     queue.next_number = max(queue.next_number, number)
     core.turn.touch(queue)
     _stage(core, queue, fan_out, records, published, waiting, now_ms)
@@ -373,6 +374,7 @@ def publish_forwarded(core: Core, queue: Queue, messages: Sequence[tuple[bytes, 
         number += 1
         records.append(record)
         size_bytes += len(record)
+    core.changing()
     queue.next_number = number
     queue.tally.incoming += len(messages)
     core.turn.touch(queue)

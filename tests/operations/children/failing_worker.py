@@ -7,10 +7,12 @@ import time
 from pathlib import Path
 from typing import Any, NoReturn
 
+from broker.logging import configure_logging
 from broker.namespace.entities import QueueDescription
 from broker.partition import requests
 from broker.partition.partition import Partition
 from broker.partition.settings import PartitionSettings
+from broker.settings.config import Settings
 from broker.worker.worker import Worker, listen
 from storage.lmdb_store import LmdbStore
 from storage.records import encode_document, entity_key
@@ -28,6 +30,7 @@ def fail_after(core: Any, queue: Any, args: Any, now_ms: int) -> NoReturn:
 
 def main() -> None:
     directory, path = sys.argv[1:]
+    configure_logging(Settings().log)
     requests._OF_QUEUE |= {"peek": fail_before, "purge": fail_after}
     new = not Path(directory).exists()
     store = LmdbStore(Path(directory), partition_id=0, map_size_bytes=1 << 24, create=new)
