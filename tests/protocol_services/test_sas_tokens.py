@@ -190,3 +190,76 @@ def test_what_is_generated_verifies(key, path):
     token = generate(resource, "any", key, NOW + 1)
     claim = verify(token, resource, lambda name, _: KeyRule((key,), RIGHTS) if name == "any" else None, NOW)
     assert claim.rights == RIGHTS
+
+
+# --- resources without a scheme: a host, then perhaps a path ----------------------------------------------------------
+
+WITHOUT_SCHEME = pytest.mark.xfail(strict=True, reason="a resource without a scheme is read as a path")
+
+
+@pytest.mark.parametrize(
+    ("resource", "audience"),
+    [
+        ("localhost", "amqps://localhost/queue"),
+        ("localhost/queue", "amqps://localhost/queue"),
+        ("localhost:5672/Queue/", "sb://localhost:5672/queue/$DeadLetterQueue"),
+        ("contoso.servicebus.windows.net", "amqps://contoso.servicebus.windows.net/topic/Subscriptions/s"),
+        ("CONTOSO.servicebus.windows.net/topic", "sb://contoso.servicebus.windows.net/topic/Subscriptions/s"),
+        ("broker:5672/queue", "amqps://broker:5672/queue"),
+        ("127.0.0.1/queue", "amqps://127.0.0.1/queue"),
+        ("[::1]:5672/queue", "amqps://[::1]:5672/queue"),
+    ],
+)
+@pytest.mark.parametrize("encode", [quote_plus, lambda uri: quote_plus(uri).lower(), str])
+@WITHOUT_SCHEME
+def test_a_resource_without_a_scheme_begins_with_the_host(resource, audience, encode):
+    """As Go's own signer makes it for a connection string with a signature."""
+    assert verify(signed(encode(resource)), audience, lookup, NOW).path == resource_path(audience)
+
+
+@pytest.mark.parametrize(
+    ("resource", "audience"),
+    [
+        ("localhost/queue", "sb://localhost/other"),
+        ("localhost/queue", "sb://localhost/"),
+        ("localhost/que", "sb://localhost/queue"),
+        ("localhost/localhost", "sb://localhost/queue"),
+        ("broker:5672/queue", "sb://broker:5672/"),
+        ("queue", "sb://localhost/other"),
+        ("queue", "sb://queue/other"),  # the client chooses what it calls us
+        ("queue/other", "sb://queue/other"),
+        ("/localhost", "sb://localhost/queue"),
+    ],
+)
+def test_a_resource_without_a_scheme_covers_no_more_than_it_names(resource, audience):
+    with pytest.raises(InvalidAudience):
+        verify(signed(quote_plus(resource)), audience, lookup, NOW)
+
+
+SEGMENTS = st.sampled_from(["localhost", "a", "b", "a.b", "host:5672", "$management", "A", "127.0.0.1"])
+PATHS = st.lists(SEGMENTS, max_size=4).map("/".join)
+
+
+def covered(resource: str, audience: str) -> bool:
+    try:
+        verify(signed(quote_plus(resource)), audience, lookup, NOW)
+    except InvalidAudience:
+        return False
+    return True
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(["localhost", "a.b", "host:5672"]), PATHS, PATHS)
+@WITHOUT_SCHEME
+def test_with_and_without_a_scheme_a_resource_covers_the_same(host, path, asked):
+    audience = f"amqps://anything/{asked}"
+    assert covered(f"{host}/{path}", audience) == covered(f"sb://{host}/{path}", audience)
+
+
+@settings(max_examples=300, deadline=None)
+@given(PATHS, PATHS)
+def test_a_path_alone_covers_nothing_outside_of_it(path, asked):
+    """Whatever the client calls the host: in its audience it can write what it likes."""
+    for audience in (f"sb://{asked}", f"sb://x/{asked}", asked):
+        if covered(f"queue/{path}", audience):
+            assert covers(resource_path(f"sb://x/queue/{path}"), resource_path(audience))
