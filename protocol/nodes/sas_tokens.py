@@ -4,6 +4,9 @@
 
 The signature is HMAC-SHA-256 over the `sr` text exactly as it stands in the token, a line feed, and `se`; its key is
 the shared access key's text, not what that text would be as base64.
+
+A resource is a URI, whose scheme and host do not count. Some signers leave the scheme out (`host/queue`, or `host` for
+the namespace); that must not be mistaken for a path, nor a path for a host, which would stand for the whole namespace.
 """
 
 import base64
@@ -21,6 +24,15 @@ PREFIX: Final = "SharedAccessSignature "
 MAX_TOKEN_CHARACTERS = 8192
 
 _ORIGIN: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/]*")
+_HOST: Final = re.compile(
+    r"""( localhost
+        | [a-z0-9-]+ (\.[a-z0-9-]+)+ \.?   # a name with dots, an IPv4 address
+        | \[[0-9a-f:.]+\]                  # an IPv6 address
+        ) (:[0-9]{1,5})?
+    | [a-z0-9.-]+ :[0-9]{1,5}
+    """,
+    re.IGNORECASE | re.VERBOSE | re.ASCII,
+)
 _EXPIRY: Final = re.compile(r"[0-9]{1,15}")
 
 
@@ -49,6 +61,9 @@ class KeyRule(NamedTuple):
     keys: tuple[str, ...]
     rights: frozenset[str]
 
+
+# Whether what stands first in a URI without a scheme is a host, perhaps with a port, and not of an entity's path.
+IsHost = Callable[[str], bool]
 
 # (key name, audience path) -> the rule that has that name at the path or above it, up to the namespace.
 KeyLookup = Callable[[str, str], KeyRule | None]
@@ -101,9 +116,14 @@ def parse(token: str) -> Token:
     return Token(fields["sr"], signature, fields["se"], unquote(fields["skn"]))
 
 
-def verify(token: str, audience: str, lookup: KeyLookup, now_s: float) -> Claim:
+def looks_like_host(name: str) -> bool:
+    """It is `localhost`, has dots or a port, or is an IP address: a name alone could as well be an entity's."""
+    return _HOST.fullmatch(name) is not None
+
+
+def verify(token: str, audience: str, lookup: KeyLookup, now_s: float, is_host: IsHost = looks_like_host) -> Claim:
     """What `token` grants at `audience`, a URI or a path. Raises a TokenError."""
-    path = resource_path(audience)
+    path = resource_path(audience, is_host)
     parsed = parse(token)
     rule = lookup(parsed.key_name, path)
     # A name that is not there takes as long to refuse as a wrong key.
@@ -116,7 +136,7 @@ def verify(token: str, audience: str, lookup: KeyLookup, now_s: float) -> Claim:
     expires_s = int(parsed.expires)
     if expires_s <= now_s:
         raise ExpiredToken("The token is expired.")
-    if not covers(resource_path(unquote(parsed.resource)), path):
+    if not covers(resource_path(unquote(parsed.resource), is_host), path):
         raise InvalidAudience(f"The token does not cover '{path[:260]}'.")
     return Claim(path, parsed.key_name, rule.rights, expires_s)
 
@@ -128,12 +148,18 @@ def generate(resource: str, key_name: str, key: str, expires_s: int) -> str:
     return f"{PREFIX}sr={encoded}&sig={quote(signature, safe='')}&se={expires}&skn={quote(key_name, safe='')}"
 
 
-def resource_path(uri: str) -> str:
+def resource_path(uri: str, is_host: IsHost = looks_like_host) -> str:
     """The path that `uri` names, for comparing: decoded, in lower case, without slashes around it or `/$management`.
 
-    Scheme, host and port do not count; the namespace itself is the empty path.
+    Scheme, host and port do not count; the namespace itself is the empty path. Without a scheme, `is_host` says whether
+    a host stands first.
     """
-    path = unquote(_ORIGIN.sub("", uri, count=1)).strip("/").lower()
+    origin = _ORIGIN.match(uri)
+    path = uri[origin.end() :] if origin else uri
+    if origin is None:
+        first, _, rest = path.partition("/")
+        path = rest if is_host(first) else path
+    path = unquote(path).strip("/").lower()
     return "" if path == "$management" else path.removesuffix("/$management")
 
 

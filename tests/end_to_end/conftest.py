@@ -50,6 +50,9 @@ name = "invoices"
   rights = ["Send", "Listen"]
 
 [[queues]]
+name = "v1.orders"
+
+[[queues]]
 name = "small"
 max_message_size_kb = 1
 

@@ -72,5 +72,5 @@ def token_for(path: str, *, key_name: str = KEY_NAME, key: str = KEY, valid_s: i
     return generate(f"sb://localhost/{path}", key_name, key, int(time.time()) + valid_s)
 
 
-def put_token(node: Node, path: str, token: Any) -> Response:
-    return node.ask("put-token", token, type="servicebus.windows.net:sastoken", name=f"sb://localhost/{path}")
+def put_token(node: Node, path: str, token: Any, origin: str = "sb://localhost/") -> Response:
+    return node.ask("put-token", token, type="servicebus.windows.net:sastoken", name=f"{origin}{path}")

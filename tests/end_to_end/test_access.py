@@ -8,7 +8,9 @@ import pytest
 
 from protocol.codec import Array, Int, Long, Symbol, UInt
 from protocol.engine.sasl import SASL_HEADER, plain_response
+from protocol.nodes.sas_tokens import generate
 from protocol.symbols import AMQP_HEADER
+from tests.brokers import KEY, KEY_NAME
 from tests.end_to_end.health import eventually, metrics
 from tests.end_to_end.raw_peer import (
     ACCEPTED,
@@ -180,6 +182,30 @@ def test_a_token_that_is_not_good_gets_401_and_no_right(stranger, path, token, t
     assert "errorCondition" not in response.properties  # Python takes one for a failure of its own
     stranger.attach(sender=False, address=path)
     assert stranger.refusal()[0] == UNAUTHORIZED
+
+
+def test_a_resource_without_a_scheme_grants_what_it_names(stranger):
+    """As Go's own signer makes it."""
+    node = Node(stranger, "$cbs")
+    expires_s = int(time.time()) + 60
+    assert put_token(node, "orders", generate("localhost/orders", KEY_NAME, KEY, expires_s)).status == 202
+    assert put_token(node, "invoices", generate("localhost/orders", KEY_NAME, KEY, expires_s)).status == 401
+    stranger.attach_sender("orders")
+    stranger.attach(sender=True, address="invoices")
+    assert stranger.refusal()[0] == UNAUTHORIZED
+    assert put_token(node, "invoices", generate("localhost", KEY_NAME, KEY, expires_s)).status == 202
+    stranger.attach_sender("invoices")
+
+
+def test_a_resource_that_is_an_entitys_name_is_never_the_host(stranger):
+    """Although it looks like one, and the client calls us by it."""
+    node = Node(stranger, "$cbs")
+    token = generate("v1.orders", KEY_NAME, KEY, int(time.time()) + 60)
+    assert put_token(node, "orders", token, origin="sb://v1.orders/").status == 401
+    assert put_token(node, "orders", token).status == 401
+    assert put_token(node, "", token, origin="sb://v1.orders/").status == 401
+    assert put_token(node, "v1.orders", token).status == 202
+    stranger.attach_sender("v1.orders")
 
 
 @pytest.mark.parametrize(

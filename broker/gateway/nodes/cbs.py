@@ -18,7 +18,7 @@ class CbsRequests(RequestLink):
         now_s = time.time()
         try:
             put = cbs.parse_put_token(request)
-            claim = sas_tokens.verify(put.token, put.audience, self._lookup, now_s)
+            claim = sas_tokens.verify(put.token, put.audience, self._lookup, now_s, self._is_host)
         except ProtocolError as error:
             if isinstance(error, TokenError):
                 connection.gateway.metrics.authentication_failures += 1
@@ -30,6 +30,10 @@ class CbsRequests(RequestLink):
     def fail(self, request: Request, error: Exception, answer: Answer) -> None:
         text = self.connection.tracked(str(error))
         answer(cbs.encode_refused(request, cbs.BadCbsRequest(text)))
+
+    def _is_host(self, name: str) -> bool:
+        """Names of entities may have dots, too: a token for one must never become a token for the namespace."""
+        return sas_tokens.looks_like_host(name) and not self.connection.gateway.namespace.has_path_from(name)
 
     def _lookup(self, key_name: str, path: str) -> KeyRule | None:
         """The rule of that name at the entity that `path` is of, else the namespace's. Raises InvalidAddress.
