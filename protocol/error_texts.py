@@ -38,6 +38,23 @@ def entity_not_found(namespace: str, name: str, kind: str = "Queue") -> str:
     )
 
 
+def resource_not_found(uri: str) -> str:
+    """On a token for an entity that there is not: as on attach, with the entity as the client's audience names it."""
+    return (
+        f"The messaging entity '{uri}' could not be found. To know more visit https://aka.ms/sbResourceMgrExceptions."
+    )
+
+
+def token_expired(expires_s: float) -> str:
+    """`expires_s`: Unix seconds. Some clients look for these words."""
+    time = (_EPOCH + timedelta(seconds=int(expires_s))).strftime("%Y-%m-%d %H:%M:%SZ")
+    return f"The token is expired. Expiration time: '{time}'."
+
+
+def cbs_link_exists(connection: str) -> str:
+    return f"A link to connection '{connection}' $cbs node has already been opened."
+
+
 def entity_disabled(name: str, status: str) -> str:
     """`status` is Disabled, SendDisabled or ReceiveDisabled."""
     return f"The messaging entity '{name}' is not enabled for this operation: its status is {status}."

@@ -3,19 +3,20 @@
 from collections.abc import Mapping
 from typing import Any
 
-from broker.errors import BrokerError, QuotaExceeded
-from broker.gateway.binding import Bound, bind, destination_of
+from broker.errors import BrokerError, NotAllowed, QuotaExceeded
+from broker.gateway.binding import Bound, Destination, bind, destination_of
 from broker.gateway.conditions import condition_of
 from broker.gateway.host import Host
 from broker.gateway.links.receivers import ClientReceiver
 from broker.gateway.links.senders import ClientSender
-from broker.gateway.nodes.request_links import ResponseLink
-from protocol import conditions
+from broker.gateway.nodes.request_links import RequestLink, ResponseLink
+from protocol import conditions, error_texts
 from protocol.addresses import Node
 from protocol.engine.links import Link
 from protocol.errors import ProtocolError
+from protocol.nodes.sas_tokens import ExpiredToken
 
-# A client needs two to put a token, and some open a pair for each.
+# A client needs two to put a token; some have attached them anew before the old ones are gone.
 MAX_LINKS_WITHOUT_RIGHTS = 20
 
 
@@ -35,6 +36,7 @@ class BoundLinks:
         try:
             self._require_room(link)
             destination = destination_of(host, link)
+            self._require_single(link, destination)
             if destination is not None and destination.entity is not None:
                 tracker = destination.entity.tracker(host.gateway.namespace.name)
             bound = bind(host, link, destination)
@@ -58,6 +60,18 @@ class BoundLinks:
                 f"The connection has {self._count} links and the session {len(link.session.links) - 1}: "
                 f"{amqp.max_links_per_connection} and {amqp.max_links_per_session} are allowed."
             )
+
+    def _require_single(self, link: Link, destination: Destination | None) -> None:
+        """One pair of links to $cbs is all that a connection has at a time, as in the cloud. Raises NotAllowed.
+
+        Go closes its connection when it is refused so, and makes a new one.
+        """
+        if destination is None or destination.address.node is not Node.CBS:
+            return
+        for other in self._links.values():
+            bound = other.context
+            if isinstance(bound, ResponseLink if link.is_sender else RequestLink) and bound.node[0] is Node.CBS:
+                raise NotAllowed(error_texts.cbs_link_exists(self._host.client_name))
 
     def unbind(self, link: Link, broken: bool = False) -> None:
         """The link is gone; `broken`: with its connection, which did not end as it should."""
@@ -99,7 +113,8 @@ class BoundLinks:
                 continue
             path = next((path for path in bound.paths if not host.rights.allows(path, bound.right, now_s)), None)
             if path is not None:
-                text = host.tracked(f"ExpiredToken: The token for '{path}' is expired.", bound.tracker)
+                ended_s = host.rights.expired_s(path, bound.right, now_s)
+                text = host.tracked(str(ExpiredToken(ended_s)), bound.tracker)
                 host.gateway.metrics.errors[conditions.UNAUTHORIZED_ACCESS] += 1
                 link.detach(conditions.UNAUTHORIZED_ACCESS, text)
                 self.unbind(link)

@@ -123,6 +123,7 @@ class ClientConnection(asyncio.Protocol):
         self._stall: asyncio.TimerHandle | None = None
         self.sessions: dict[tuple[int, str], SessionHolder] = {}
         self._peer = ""
+        self.client_name = ""
         self._reason = ""
 
     # -- asyncio.Protocol
@@ -269,6 +270,7 @@ class ClientConnection(asyncio.Protocol):
 
     def on_open(self, container_id: str, hostname: str) -> None:
         self._opened = True
+        self.client_name = container_id
         self.next_tick_ms = 0  # the client may want heartbeats sooner than we look for its own
         self.engine.open()
         log.info("connection opened", peer=self._peer, container=container_id)

@@ -54,8 +54,11 @@ class Host(Turn, Protocol):
     """A connection, to the links on it.
 
     `is_stalled`: the client does not read. `overrun` are links because of which the client may have to wait; `blocked`
-    are posted when the client has read on; `sessions` have who holds them, by queue id and session id.
+    are posted when the client has read on; `sessions` have who holds them, by queue id and session id. `client_name` is
+    what the client calls its end: the container id of its open.
     """
+
+    client_name: str
 
     is_stalled: bool
     overrun: set[Overrunning]

@@ -45,6 +45,15 @@ class Rights:
         if not self.allows(path, right, now_s):
             raise Unauthorized(error_texts.claim_required(right, f"sb://peeklock/{path}"))
 
+    def expired_s(self, path: str, right: Right, now_s: float) -> float:
+        """When what allowed this ended, Unix seconds; `now_s` if it was never allowed."""
+        ends = [
+            until_s
+            for scope, (rights, until_s) in self._granted.items()
+            if until_s <= now_s and (right in rights or Right.MANAGE in rights) and _covers(scope, path)
+        ]
+        return max(ends, default=now_s)
+
     @property
     def is_empty(self) -> bool:
         return not self._everything and not self._granted

@@ -10,14 +10,14 @@ from uuid import UUID
 
 from protocol import addresses, conditions
 from protocol.client.connection_string import SharedAccessKey, SharedAccessSignature
-from protocol.client.errors import AuthenticationFailed, ClientError, RequestFailed
+from protocol.client.errors import AuthenticationFailed, ClientError, LinkDetached, RequestFailed
 from protocol.client.link_end import LinkConnection, LinkEnd
 from protocol.client.links import Sender
 from protocol.client.messages import Message, value_section
 from protocol.codec import Int, Long, UInt, array
 from protocol.engine.deliveries import ACCEPTED, Delivery, forget, settle
 from protocol.errors import ProtocolError
-from protocol.nodes import sas_tokens
+from protocol.nodes import cbs, sas_tokens
 from protocol.nodes.request_message import text
 
 RESPONSE_CREDIT = 100
@@ -135,7 +135,10 @@ class Claims:
         self._refreshing: asyncio.Task[None] | None = None
 
     async def ensure(self, address: str) -> None:
-        """Have a token for the entity that `address` belongs to. Raises AuthenticationFailed."""
+        """Have a token for the entity that `address` belongs to.
+
+        Raises AuthenticationFailed, or LinkDetached if there is no such entity.
+        """
         audience = f"amqp://{self._connection.hostname}/{addresses.parse_audience(address).path}"
         async with self._putting:
             if audience not in self._refresh_at:
@@ -155,7 +158,10 @@ class Claims:
         status = response.properties.get("status-code")
         if not isinstance(status, int) or not 200 <= status < 300:
             description = text(response.properties.get("status-description"))
-            raise AuthenticationFailed(conditions.UNAUTHORIZED_ACCESS, description or f"token refused: status {status}")
+            description = description or f"token refused: status {status}"
+            if status == cbs.NOT_FOUND:  # as an attach without a token would have been
+                raise LinkDetached(conditions.NOT_FOUND, description)
+            raise AuthenticationFailed(conditions.UNAUTHORIZED_ACCESS, description)
         self._refresh_at[audience] = asyncio.get_running_loop().time() + REFRESH_AT * life_s
 
     def _token(self, audience: str) -> tuple[str, float]:

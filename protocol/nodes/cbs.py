@@ -16,6 +16,7 @@ from protocol.nodes.sas_tokens import PREFIX, MalformedToken
 ACCEPTED: Final = 202
 BAD_REQUEST: Final = 400
 UNAUTHORIZED: Final = 401
+NOT_FOUND: Final = 404
 
 _JWT: Final = re.compile(r"[\w-]+\.[\w-]+\.[\w-]*", re.ASCII)
 
@@ -24,8 +25,15 @@ class BadCbsRequest(ProtocolError):
     """Not a put-token request; answered with 400."""
 
 
+class EntityMissing(ProtocolError):
+    """The audience names an entity that there is not; answered with 404."""
+
+
 class UnsupportedToken(ProtocolError):
     """A token of a kind that is not taken here; answered with 401."""
+
+
+_STATUS: Final[dict[type[ProtocolError], int]] = {BadCbsRequest: BAD_REQUEST, EntityMissing: NOT_FOUND}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +74,7 @@ def encode_accepted(request: Request) -> bytes:
 
 def encode_refused(request: Request, error: ProtocolError, description: str | None = None) -> bytes:
     """The answer to a request that failed with `error`; `description` stands for its text, with tracking."""
-    status = BAD_REQUEST if isinstance(error, BadCbsRequest) else UNAUTHORIZED
+    status = next((status for kind, status in _STATUS.items() if isinstance(error, kind)), UNAUTHORIZED)
     return _encode(request, status, description or str(error))
 
 

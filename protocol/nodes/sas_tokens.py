@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 from urllib.parse import quote, unquote
 
+from protocol import error_texts
 from protocol.errors import ProtocolError
 
 PREFIX: Final = "SharedAccessSignature "
@@ -49,7 +50,9 @@ class MalformedToken(TokenError): ...
 class InvalidSignature(TokenError): ...
 
 
-class ExpiredToken(TokenError): ...
+class ExpiredToken(TokenError):
+    def __init__(self, expires_s: float) -> None:
+        super().__init__(error_texts.token_expired(expires_s))
 
 
 class InvalidAudience(TokenError): ...
@@ -135,7 +138,7 @@ def verify(token: str, audience: str, lookup: KeyLookup, now_s: float, is_host: 
         raise InvalidSignature("The token has an invalid signature.")
     expires_s = int(parsed.expires)
     if expires_s <= now_s:
-        raise ExpiredToken("The token is expired.")
+        raise ExpiredToken(expires_s)
     if not covers(resource_path(unquote(parsed.resource), is_host), path):
         raise InvalidAudience(f"The token does not cover '{path[:260]}'.")
     return Claim(path, parsed.key_name, rule.rights, expires_s)

@@ -314,6 +314,7 @@ _NOT_APPLICABLE: dict[str, dict[str, str]] = {
 _PYTHON_NOTES = {
     "lock-lost": "the SDK refuses to complete by its own clock; the broker is asked by renewing",
     "pipelined": "in batches, since the SDK waits for each send",
+    "unknown-queue": "as its authentication error, which it makes of every token that is refused",
 }
 
 

@@ -249,9 +249,14 @@ NOT_APPLICABLE: dict[str, dict[str, str]] = {
 _GENERAL_ERROR = "as the SDK's general error, which names the condition"
 _NO_ANNOTATIONS = "without annotations, which JMS does not show"
 
+_PYTHON_NOTES = {
+    "topic-not-allowed": _GENERAL_ERROR,
+    "unknown-topic": "as its authentication error, which it makes of every token that is refused",
+}
+
 NOTES: dict[str, dict[str, str]] = {
-    "python-7.14.3": {"topic-not-allowed": _GENERAL_ERROR},
-    "python-7.15.0": {"topic-not-allowed": _GENERAL_ERROR},
+    "python-7.14.3": _PYTHON_NOTES,
+    "python-7.15.0": _PYTHON_NOTES,
     "javascript": {"topic-not-allowed": _GENERAL_ERROR, "rule-errors": _GENERAL_ERROR + ", for a wrong expression"},
     "java": {
         "topic-schedule": "the SDK shows not-found as success",

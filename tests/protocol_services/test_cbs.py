@@ -10,6 +10,7 @@ from protocol.errors import DecodeError, InvalidField, ProtocolError
 from protocol.nodes import request_message
 from protocol.nodes.cbs import (
     BadCbsRequest,
+    EntityMissing,
     PutToken,
     UnsupportedToken,
     encode_accepted,
@@ -109,7 +110,8 @@ def test_the_answer_has_the_requests_id_with_its_type_and_no_condition(message_i
 @pytest.mark.parametrize(
     ("error", "status"),
     [
-        (ExpiredToken("The token is expired."), 401),
+        (ExpiredToken(0), 401),
+        (EntityMissing("The messaging entity could not be found."), 404),
         (MalformedToken("x"), 401),
         (UnsupportedToken("x"), 401),
         (BadCbsRequest("x"), 400),

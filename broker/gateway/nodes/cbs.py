@@ -2,12 +2,23 @@
 
 import time
 
+from broker.errors import EntityNotFound
 from broker.gateway.nodes.request_links import Answer, RequestLink
+from protocol import error_texts
 from protocol.addresses import parse_audience
 from protocol.errors import ProtocolError
 from protocol.nodes import cbs, sas_tokens
 from protocol.nodes.request_message import Request
 from protocol.nodes.sas_tokens import KeyRule, TokenError
+
+
+class _Missing(cbs.EntityMissing):
+    """`tracker` is host and path, as the cloud has them here."""
+
+    def __init__(self, audience: str) -> None:
+        host, _, path = audience.rpartition("://")[2].partition("/")
+        super().__init__(error_texts.resource_not_found(f"sb://{host}/{path}"))
+        self.tracker = f"{host}:{path}"
 
 
 class CbsRequests(RequestLink):
@@ -19,10 +30,12 @@ class CbsRequests(RequestLink):
         try:
             put = cbs.parse_put_token(request)
             claim = sas_tokens.verify(put.token, put.audience, self._lookup, now_s, self._is_host)
+            self._require_entity(put.audience, claim.path)
         except ProtocolError as error:
             if isinstance(error, TokenError):
                 connection.gateway.metrics.authentication_failures += 1
-            answer(cbs.encode_refused(request, error, connection.tracked(str(error))))
+            tracker = error.tracker if isinstance(error, _Missing) else "NoSystemTracker"
+            answer(cbs.encode_refused(request, error, connection.tracked(str(error), tracker)))
             return
         connection.put_claim(claim, now_s)
         answer(cbs.encode_accepted(request))
@@ -30,6 +43,16 @@ class CbsRequests(RequestLink):
     def fail(self, request: Request, error: Exception, answer: Answer) -> None:
         text = self.connection.tracked(str(error))
         answer(cbs.encode_refused(request, cbs.BadCbsRequest(text)))
+
+    def _require_entity(self, audience: str, path: str) -> None:
+        """Raises EntityMissing. Comes after the token was verified: who has no key learns nothing of what there is."""
+        address = parse_audience(path)
+        if not address.path:
+            return
+        try:
+            self.connection.gateway.namespace.find(address)
+        except EntityNotFound:
+            raise _Missing(audience) from None
 
     def _is_host(self, name: str) -> bool:
         """Names of entities may have dots, too: a token for one must never become a token for the namespace."""

@@ -528,8 +528,8 @@ var scenarios = map[string]func(*scene){
 
 	"unknown-queue": func(s *scene) {
 		started := time.Now()
-		failsWithCondition(s.trySend("x"), "amqp:not-found", "sending")
-		failsWithCondition(s.receiver().tryTake(), "amqp:not-found", "receiving")
+		failsWithCode(s.trySend("x"), azservicebus.CodeNotFound, "sending")
+		failsWithCode(s.receiver().tryTake(), azservicebus.CodeNotFound, "receiving")
 		truth(time.Since(started) < 15*time.Second, "the error took its time")
 	},
 

@@ -134,8 +134,8 @@ var topicScenarios = map[string]func(*scene){
 		started := time.Now()
 		other := newScene(s.ctx, s.queue+"-not", config.ConnectionString)
 		defer other.client.Close(s.ctx)
-		failsWithCondition(other.trySend("x"), "amqp:not-found", "a topic")
-		failsWithCondition(s.subscription("not").tryTake(), "amqp:not-found", "a subscription")
+		failsWithCode(other.trySend("x"), azservicebus.CodeNotFound, "a topic")
+		failsWithCode(s.subscription("not").tryTake(), azservicebus.CodeNotFound, "a subscription")
 		truth(time.Since(started) < 15*time.Second, "the error took its time")
 	},
 
