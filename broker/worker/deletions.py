@@ -3,7 +3,10 @@
 An entity that nobody used is deleted by the partition that it lives on, and that is final. The worker of partition 0,
 the namespace's home, is told (REMOVE), takes it out of the catalog there, and tells all that are connected (DELETED):
 gateways, and the other workers, whose partitions follow. Whoever connects anew gets the whole catalog, and finds in it
-what it missed. A worker tells the home again what the catalog still has of its partitions' deletions.
+what it missed; partitions beside the home, on its worker, read it there at the start. So whichever commits of a
+deletion a crash has lost, each partition has the home's catalog again: what is compared is what they hold, since a
+version number says nothing of what was missed before it. A worker tells the home again what the catalog still has of
+its partitions' deletions.
 
 A user's deletion enters at the home: there it is in the catalog first, and the entity's own partition follows.
 """
@@ -58,27 +61,44 @@ class Deletions:
         if not gone:
             return None
         version = catalog_version(store) + 1
-        self.follow(version, gone, now_ms)
+        if not self.follow(version, gone, now_ms):
+            self.align(now_ms)
         return version, gone
 
-    def follow(self, version: int, entity_ids: Sequence[int], now_ms: int) -> None:
-        """The home's catalog, now of this version, has these entities no more."""
+    def follow(self, version: int, entity_ids: Sequence[int], now_ms: int) -> bool:
+        """The home's catalog, now of this version, has these entities no more.
+
+        False if some of the partitions have missed an earlier version: they wait for the whole catalog, see `catch_up`.
+        """
+        complete = True
         for number, partition in self._partitions.items():
-            if catalog_version(self._stores[number]) < version:
-                remove(self._stores[number], entity_ids, version)
-                partition.delete_entities(entity_ids, now_ms)
-                self._touch(partition)
+            known = catalog_version(self._stores[number])
+            if known == version - 1:
+                self._remove_from(number, partition, entity_ids, version, now_ms)
+            elif known < version:
+                complete = False
+        return complete
 
     def catch_up(self, version: int, there: Container[int], now_ms: int) -> list[int]:
         """The home's catalog is of this version and has these entities. Returns those of them deleted here."""
         for number, partition in self._partitions.items():
             store = self._stores[number]
-            if catalog_version(store) < version:
-                gone = [entity_id for entity_id in _known(store) if entity_id not in there]
-                remove(store, gone, version)
-                partition.delete_entities(gone, now_ms)
-                self._touch(partition)
+            gone = [entity_id for entity_id in _known(store) if entity_id not in there]
+            if gone or catalog_version(store) != version:
+                self._remove_from(number, partition, gone, version, now_ms)
         return [entity_id for entity_id in self.outstanding() if entity_id in there]
+
+    def align(self, now_ms: int) -> list[int]:
+        """At the start of the home's worker: as `catch_up`, for the partitions beside it."""
+        home = self._stores[HOME]
+        return self.catch_up(catalog_version(home), _known(home), now_ms)
+
+    def _remove_from(
+        self, number: int, partition: Partition, entity_ids: Sequence[int], version: int, now_ms: int
+    ) -> None:
+        remove(self._stores[number], entity_ids, version)
+        partition.delete_entities(entity_ids, now_ms)
+        self._touch(partition)
 
 
 def _known(store: Store) -> set[int]:

@@ -96,8 +96,10 @@ class Neighbours:
                     log.info("following the catalog", version=message[1])
                     there = {definition["entity_id"] for definition in message[2]}
                     self.remove(self._deletions.catch_up(message[1], there, now_ms), now_ms)
-                elif message[0] == Op.DELETED:
-                    self._deletions.follow(message[1], message[2], now_ms)
+                elif message[0] == Op.DELETED and not self._deletions.follow(message[1], message[2], now_ms):
+                    log.warning("a version of the catalog was missed; the whole is asked for", version=message[1])
+                    self._drop(worker, now_ms)  # dialled again, the home tells all of it
+                    return True
         if event & select.EPOLLOUT:
             self._write(worker, link, now_ms)
         return True

@@ -117,8 +117,9 @@ class Worker:
         self._poll.register(self._listener, select.EPOLLIN)
         self._poll.register(wake_receive, select.EPOLLIN)
         if HOME in self._partitions:
-            self._neighbours.remove(self._deletions.outstanding(), 0)
-        more = False
+            self._now_ms = int(time.time() * 1000)
+            self._neighbours.remove(self._deletions.align(self._now_ms), self._now_ms)
+        more = bool(self._touched)
         while not self._stopping:
             events = self._poll.poll(0 if more or self._neighbours.inbox else self._timeout_seconds())
             started = time.perf_counter()
