@@ -1,4 +1,4 @@
-"""The AMQP error conditions a broker or an SDK may name: the only module that spells them.
+"""The AMQP error conditions that the broker answers with or understands: the only module that spells them.
 
 AMQP 1.0 2.8.15 to 2.8.17 and 4.5.8 (amqp:...), Service Bus (com.microsoft:...).
 """
@@ -14,28 +14,18 @@ RESOURCE_LIMIT_EXCEEDED = Symbol("amqp:resource-limit-exceeded")
 NOT_ALLOWED = Symbol("amqp:not-allowed")
 INVALID_FIELD = Symbol("amqp:invalid-field")
 NOT_IMPLEMENTED = Symbol("amqp:not-implemented")
-RESOURCE_LOCKED = Symbol("amqp:resource-locked")
 PRECONDITION_FAILED = Symbol("amqp:precondition-failed")
-RESOURCE_DELETED = Symbol("amqp:resource-deleted")
 ILLEGAL_STATE = Symbol("amqp:illegal-state")
-FRAME_SIZE_TOO_SMALL = Symbol("amqp:frame-size-too-small")
 
 # Connection (2.8.16)
 CONNECTION_FORCED = Symbol("amqp:connection:forced")
 CONNECTION_FRAMING_ERROR = Symbol("amqp:connection:framing-error")
-CONNECTION_REDIRECT = Symbol("amqp:connection:redirect")
 
 # Session (2.8.17)
-SESSION_WINDOW_VIOLATION = Symbol("amqp:session:window-violation")
-SESSION_ERRANT_LINK = Symbol("amqp:session:errant-link")
 SESSION_HANDLE_IN_USE = Symbol("amqp:session:handle-in-use")
-SESSION_UNATTACHED_HANDLE = Symbol("amqp:session:unattached-handle")
 
 # Link (2.8.18)
-LINK_DETACH_FORCED = Symbol("amqp:link:detach-forced")
-LINK_TRANSFER_LIMIT_EXCEEDED = Symbol("amqp:link:transfer-limit-exceeded")
 LINK_MESSAGE_SIZE_EXCEEDED = Symbol("amqp:link:message-size-exceeded")
-LINK_REDIRECT = Symbol("amqp:link:redirect")
 LINK_STOLEN = Symbol("amqp:link:stolen")
 
 # Transactions (4.5.8)
@@ -52,20 +42,14 @@ SESSION_CANNOT_BE_LOCKED = Symbol("com.microsoft:session-cannot-be-locked")
 STORE_LOCK_LOST = Symbol("com.microsoft:store-lock-lost")
 MESSAGE_NOT_FOUND = Symbol("com.microsoft:message-not-found")
 SESSION_NOT_FOUND = Symbol("com.microsoft:session-not-found")
-MESSAGE_WAIT_TIMEOUT = Symbol("com.microsoft:message-wait-timeout")
 ENTITY_DISABLED = Symbol("com.microsoft:entity-disabled")
 ENTITY_ALREADY_EXISTS = Symbol("com.microsoft:entity-already-exists")
 ARGUMENT_ERROR = Symbol("com.microsoft:argument-error")
 ARGUMENT_OUT_OF_RANGE = Symbol("com.microsoft:argument-out-of-range")
-OPERATION_CANCELLED = Symbol("com.microsoft:operation-cancelled")
 AUTH_FAILED = Symbol("com.microsoft:auth-failed")
 PUBLISHER_REVOKED = Symbol("com.microsoft:publisher-revoked")
 NO_MATCHING_SUBSCRIPTION = Symbol("com.microsoft:no-matching-subscription")
 PARTITION_NOT_OWNED = Symbol("com.microsoft:partition-not-owned")
-MICROSOFT_PRECONDITION_FAILED = Symbol("com.microsoft:precondition-failed")
-ADDRESS_ALREADY_IN_USE = Symbol("com.microsoft:address-already-in-use")
-RELAY_NOT_FOUND = Symbol("com.microsoft:relay-not-found")
-CONTAINER_CLOSE = Symbol("com.microsoft:container-close")
 
 # Not an error: names the outcome of a receiver's request to dead-letter.
 DEAD_LETTER = Symbol("com.microsoft:dead-letter")

@@ -122,10 +122,6 @@ def claim_required(right: str, resource: str) -> str:
     return f"Unauthorized access. '{right}' claim(s) are required to perform this operation. Resource: '{resource}'."
 
 
-def too_many_links(name: str, maximum: int) -> str:
-    return f"The messaging entity '{name}' has as many links as are allowed: {maximum}."
-
-
 # --- on sending -------------------------------------------------------------------------------------------------------
 
 
@@ -136,18 +132,12 @@ def message_too_large(delivery_id: int, size_bytes: int, limit_bytes: int) -> st
     )
 
 
-def entity_full(name: str, limit_bytes: int) -> str:
-    return f"The messaging entity '{name}' is full: its limit is {limit_bytes} bytes."
-
-
 def session_id_missing(name: str) -> str:
     return (
         f"The message has no session id, and the messaging entity '{name}' requires sessions: "
         "set the session id (group-id) of the message."
     )
 
-
-PARTITION_KEY_DIFFERS = "The partition key of a message with a session id must be the session id."
 
 SERVER_BUSY = (
     "The request was terminated because the entity is being throttled. Error code : 50009. "
@@ -159,14 +149,6 @@ RESTARTING = "The partition is restarting. Please wait 2 seconds and try again."
 OUTCOME_UNKNOWN = (
     "The partition ended before it answered, so it is not known whether the operation was done. Please try again."
 )
-
-
-def property_too_large(name: str, size_bytes: int, limit_bytes: int) -> str:
-    return f"The property '{name}' of the message has {size_bytes} bytes; the limit is {limit_bytes} bytes."
-
-
-def header_too_large(size_bytes: int, limit_bytes: int) -> str:
-    return f"The headers and properties of the message have {size_bytes} bytes; the limit is {limit_bytes} bytes."
 
 
 # --- on settling ------------------------------------------------------------------------------------------------------

@@ -124,10 +124,6 @@ SESSION_FILTER: Final = Symbol("com.microsoft:session-filter")  # string or null
 
 # Link properties
 TIMEOUT: Final = Symbol("com.microsoft:timeout")  # uint, milliseconds
-RECEIVER_NAME: Final = Symbol("com.microsoft:receiver-name")  # string
-ENTITY_TYPE: Final = Symbol("com.microsoft:entity-type")
-CLIENT_IDENTIFIER: Final = Symbol("com.microsoft:client-identifier")  # string
-MAX_MESSAGE_BATCH_SIZE: Final = Symbol("com.microsoft:max-message-batch-size")  # ulong, bytes
 TRANSFER_DESTINATION_ADDRESS: Final = Symbol("com.microsoft:transfer-destination-address")  # string
 LOCKED_UNTIL_UTC: Final = Symbol("com.microsoft:locked-until-utc")  # ticks, long
 

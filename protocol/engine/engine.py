@@ -216,10 +216,6 @@ class Engine:
         """All that is to be written to a peer that has not sent its open: proton says no close before that."""
         return refusal(self._container_id, condition, description, self._header_taken)
 
-    @property
-    def remote_idle_time_out_ms(self) -> int:
-        return int(lib.pn_transport_get_remote_idle_timeout(self._transport))
-
     def fault(self) -> tuple[str, str]:
         """Condition and text of what proton found wrong with the peer's frames; empty if nothing."""
         return condition_of(lib.pn_transport_condition(self._transport))

@@ -7,8 +7,6 @@ from protocol.errors import DecodeError, InvalidField
 from protocol.nodes.request_message import parse as parse_request
 from protocol.symbols import DESCRIPTOR_OF, Descriptor
 
-MAX_ID_BYTES = 32  # 4.5.2
-
 
 class Declare(NamedTuple):
     """Begin a transaction (4.5.2)."""
