@@ -5,6 +5,8 @@
 #   make lint      formatting, lint, types
 #   make bench     the broker beside RabbitMQ                      bench/README.md says what it needs
 #   make model     the model tests, each with many examples       EXAMPLES=20000
+#   make structure  modules by folder, longest functions, circles of imports
+#   make dead-code  what nothing uses; make coverage  what no test runs   ARGS="tests/partition"
 #   make soak, make fuzz                                           ARGS="--help" tells the rest
 #   make install   only make .venv, with the command peeklock in it
 #   make clean     remove what these made, data of brokers excepted
@@ -18,7 +20,7 @@ ARGS ?=
 EXAMPLES ?= 2000
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test lint bench model soak fuzz clean
+.PHONY: help install serve test lint bench model soak fuzz structure dead-code coverage clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -51,6 +53,18 @@ bench: $(INSTALLED)
 
 model: $(INSTALLED)
 	PEEKLOCK_MODEL_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest -v tests/*/test_*_model.py $(ARGS)
+
+structure: $(INSTALLED)
+	$(BIN)/python bench/structure.py
+
+dead-code: $(INSTALLED)
+	$(BIN)/vulture
+
+coverage: $(INSTALLED)
+	$(BIN)/coverage erase
+	-$(BIN)/coverage run -m pytest $(ARGS)
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report
 
 soak: $(INSTALLED)
 	$(BIN)/python -m tests.soak.run $(ARGS)
