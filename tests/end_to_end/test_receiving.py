@@ -6,7 +6,7 @@ from uuid import UUID
 
 import pytest
 
-from protocol.codec import Array, Described, Int, Long, Symbol, UInt, ULong
+from protocol.codec import Array, Described, Int, Long, Symbol, UInt, ULong, decode, encode
 from protocol.lock_tokens import uuid_of
 from tests.end_to_end.health import eventually, metrics, process_of
 from tests.end_to_end.raw_peer import (
@@ -44,6 +44,17 @@ def peer(broker):
     with RawPeer.connect(broker.amqp_port) as peer:
         yield peer
     purge(broker)
+
+
+def sections(payload: bytes) -> dict[int, object]:
+    """By code; none may be there twice."""
+    found = {}
+    at = 0
+    while at < len(payload):
+        section, at = decode(payload, at)
+        assert section.descriptor not in found
+        found[int(section.descriptor)] = section.value
+    return found
 
 
 def purge(broker, queue: str = "orders") -> None:
@@ -560,3 +571,66 @@ def test_a_session_may_begin_where_one_has_ended_while_messages_are_under_way(pe
         peer.say(DISPOSITION, True, UInt(0), UInt(49), True, outcome(RELEASED), channel=1)
         peer.say(END, channel=1)
         peer.expect(END)
+
+
+DELIVERY_ANNOTATIONS = 0x71
+
+
+def with_delivery_annotations(payload: bytes, annotations: dict, *, last: bool) -> bytes:
+    section = encode(Described(ULong(DELIVERY_ANNOTATIONS), annotations))
+    return payload + section if last else section + payload
+
+
+@pytest.mark.xfail(strict=True, reason="a delivery has no delivery annotations")
+def test_a_locked_message_says_its_lock_token_and_another_does_not(peer):
+    fill(peer, 2)
+    peer.attach_receiver("orders", 1)
+    locked = peer.expect(TRANSFER)
+    token = uuid_of(locked.fields[2])
+    assert sections(locked.payload)[DELIVERY_ANNOTATIONS] == {"x-opt-lock-token": token}
+    peer.attach_receiver("orders", 1, settled=True)
+    assert DELIVERY_ANNOTATIONS not in sections(peer.expect(TRANSFER).payload)
+
+
+@pytest.mark.xfail(strict=True, reason="delivery annotations are dropped")
+@pytest.mark.parametrize("last", [False, True], ids=["first", "behind the body"])  # where pyamqp writes them
+def test_the_senders_delivery_annotations_arrive_wherever_the_message_goes(peer, last):
+    handle = peer.attach_sender("orders")
+    annotations = {Symbol("mine"): [1, {"a": None}], Symbol("x-opt-lock-token"): UUID(int=7)}
+    own = message(b"body", annotations={Symbol("kept"): 1}, properties=["id"], header=[True])
+    peer.transfer(with_delivery_annotations(own, annotations, last=last), handle)
+    peer.transfer(with_delivery_annotations(message(b"alone"), {Symbol("x"): "y"}, last=last), handle)
+    node = Node(peer, "orders/$management")
+    browsed = node.ask("com.microsoft:peek-message", {"from-sequence-number": Long(0), "message-count": Int(1)}).body[
+        "messages"
+    ][0]["message"]
+    assert sections(browsed)[DELIVERY_ANNOTATIONS] == {"mine": [1, {"a": None}]}
+    receiver = peer.attach_receiver("orders", 1)
+    for _ in range(2):
+        locked = peer.expect(TRANSFER)
+        found = sections(locked.payload)
+        token = uuid_of(locked.fields[2])
+        assert found[DELIVERY_ANNOTATIONS] == {"x-opt-lock-token": token, "mine": [1, {"a": None}]}
+        assert found[0x72]["kept"] == 1
+        assert [key for key in found[0x72] if key not in ("kept", "x-opt-lock-token")] == [
+            "x-opt-sequence-number",
+            "x-opt-enqueued-time",
+            "x-opt-locked-until",
+        ]
+        assert (found[0x73][0], found[0x75]) == ("id", b"body")
+        peer.settle(locked.fields[1], state=outcome(MODIFIED, True, False, {Symbol("tried"): "yes"}))
+        peer.expect(DISPOSITION)
+        peer.flow(receiver, 1, delivery_count=1)
+    assert found[0x74] == {"tried": "yes"}
+    receiver = peer.attach_receiver("orders", 5, settled=True)
+    peer.say(DETACH, UInt(receiver - 1), True)
+    plain = [sections(peer.expect(TRANSFER).payload) for _ in range(2)]
+    assert [each[DELIVERY_ANNOTATIONS] for each in plain] == [{"mine": [1, {"a": None}]}, {"x": "y"}]
+
+
+@pytest.mark.xfail(strict=True, reason="delivery annotations are dropped unread")
+@pytest.mark.parametrize("wrong", [{1: 2}, {"a string": 1}], ids=["number", "string"])
+def test_delivery_annotations_that_a_receiver_could_not_read_are_refused(peer, wrong):
+    handle = peer.attach_sender("orders")
+    peer.transfer(with_delivery_annotations(message(b"body"), wrong, last=False), handle)
+    assert error_of(peer.expect(DISPOSITION))[0] == "amqp:decode-error"
