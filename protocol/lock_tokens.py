@@ -8,11 +8,17 @@ next two groups of two reversed), and name that GUID in $management as an AMQP u
 from uuid import UUID
 
 TOKEN_BYTES = 16
+COMMON_BYTES = 8  # with which all tokens of a partition begin as long as its worker runs
 
 
 def uuid_of(token: bytes) -> UUID:
     """The token, or delivery tag, of 16 bytes as the GUID that clients know it by."""
     return UUID(bytes_le=token)
+
+
+def uuid_bytes(token: bytes) -> bytes:
+    """The bytes of `uuid_of`. Its last eight are the token's own."""
+    return token[3::-1] + token[5:3:-1] + token[7:5:-1] + token[8:]
 
 
 def token_of(uuid: UUID) -> bytes:

@@ -111,6 +111,8 @@ PARTITION_ID: Final = Symbol("x-opt-partition-id")  # short
 
 # Delivery annotation of messages embedded in answers of $management
 LOCK_TOKEN: Final = Symbol("x-opt-lock-token")  # uuid
+# Never on the wire: where a stored message has the delivery annotations that its sender gave it.
+STORED_DELIVERY_ANNOTATIONS: Final = Symbol("x-opt-peeklock-delivery-annotations")
 
 # Application properties of a dead-lettered message
 DEAD_LETTER_REASON: Final = "DeadLetterReason"

@@ -35,11 +35,7 @@ from protocol.symbols import HEARTBEAT
 _FIELDS: Final = {0x10: 10, 0x11: 8, 0x12: 14, 0x13: 11, 0x14: 11, 0x15: 6, 0x16: 3, 0x17: 1, 0x18: 1}
 _FREQUENT: Final = (0x14, 0x15)
 _ERROR_AT: Final = {0x16: 2, 0x17: 0, 0x18: 0}  # place of the error among the fields
-_EMPTY_ERROR: Final[tuple[Any, ...]] = (
-    "amqp:internal-error",
-    "",
-    {},
-)  # what is put in place of what an error leaves out
+_ERROR_END: Final[tuple[Any, ...]] = ("", {})  # description and info, where an error has none
 
 # Width by performative code, 0 to leave it as it is.
 EVERYTHING: Final = bytes(_FIELDS.get(code, 0) for code in range(256))
@@ -96,9 +92,9 @@ def _with_whole_error(frame: bytes) -> bytes | None:
     fields = performative.value
     index = _ERROR_AT[performative.descriptor]
     error = fields[index] if len(fields) > index else None
-    if error is None or len(error.value) == len(_EMPTY_ERROR):
+    if error is None or len(error.value) > len(_ERROR_END):
         return None
-    error.value.extend(_EMPTY_ERROR[len(error.value) :])
+    error.value.extend(_ERROR_END[len(error.value) - 1 :])  # the condition is always there
     body = codec.encode(performative)
     return (_FRAME_HEADER_BYTES + len(body)).to_bytes(4, "big") + frame[4:_FRAME_HEADER_BYTES] + body
 

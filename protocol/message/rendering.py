@@ -1,9 +1,9 @@
 """What a stored message looks like to a receiver.
 
-The broker writes a fresh header and its own message annotations; the stored bytes follow. These begin with the
-sender's annotation pairs, so that they continue the map of annotations and then go on to the bare message: most
-messages are a prefix and the stored bytes as they are. What must change in properties or application properties is
-put into the prefix too, and of the stored bytes only what comes after it is sent.
+The broker writes a fresh header, the lock token and its own message annotations; the stored bytes follow. These begin
+with the sender's annotation pairs, so that they continue the map of annotations and then go on to the bare message:
+most messages are a prefix and the stored bytes as they are. What must change in properties or application properties
+is put into the prefix too, and of the stored bytes only what comes after it is sent.
 
 Header and properties are always there, even if empty, because some clients take them for granted.
 """
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from protocol.codec import Int, Long, Symbol, Timestamp, encode, skip
-from protocol.message.section_content import DURABLE, HAS_PRIORITY
+from protocol.message.section_content import DURABLE, HAS_DELIVERY_ANNOTATIONS, HAS_PRIORITY
 from protocol.message.sections import LAYOUT, Layout, unpack_layout
 from protocol.symbols import (
     DEADLETTER_SOURCE,
@@ -34,14 +34,13 @@ class Additions(NamedTuple):
 
     `properties` are application properties set since, by name: a str, bytes of one encoded AMQP value, or None for one
     that was removed. `system` are fields of the properties section set since, by their index in its list, alike.
-    `message_state` is 0 active, 1 deferred, 2 scheduled. `lock_token` is an AMQP uuid's 16 bytes.
+    `message_state` is 0 active, 1 deferred, 2 scheduled.
     """
 
     enqueue_sequence_number: int | None = None
     dead_letter_source: str | None = None
     properties: Mapping[str, str | bytes | None] | None = None
     message_state: int | None = None
-    lock_token: bytes | None = None
     system: Mapping[int, bytes | None] | None = None
 
 
@@ -55,21 +54,34 @@ def render(
     locked_until_ms: int | None = None,
     ttl_ms: int | None = None,
     additions: Additions | None = None,
+    lock_token: bytes | None = None,
 ) -> tuple[bytes, int]:
     """A prefix, and the offset in `record` from which on the rest of it follows.
 
     `record[start:]` are the bytes stored with `layout`. `delivery_count` counts earlier failed deliveries. `ttl_ms` is
-    the effective time to live, counted from `enqueued_ms`.
+    the effective time to live, counted from `enqueued_ms`. `lock_token`, an AMQP uuid's 16 bytes, and the end of the
+    lock come together.
     """
-    if additions is not None:
-        return _render_with(
-            additions, layout, record, start, sequence_number, delivery_count, enqueued_ms, locked_until_ms, ttl_ms
-        )
     flags, priority, values, pairs_bytes, properties_bytes, _ = _unpack_layout(layout)
+    if additions is not None or flags >= HAS_DELIVERY_ANNOTATIONS:
+        return _render_with(
+            additions or _NO_ADDITIONS,
+            layout,
+            record,
+            start,
+            sequence_number,
+            delivery_count,
+            enqueued_ms,
+            locked_until_ms,
+            ttl_ms,
+            lock_token,
+        )
     header = _HEADER[flags, priority] if ttl_ms is None else _header_with_ttl(flags, priority, ttl_ms)
     if locked_until_ms is not None:
         prefix = header + _pack_locked(
             delivery_count,
+            _LOCK_TOKEN,
+            lock_token,
             _ANNOTATIONS,
             _LOCKED_BYTES + pairs_bytes,
             6 + values,
@@ -110,11 +122,21 @@ def render_embedded(
     locked_until_ms: int | None = None,
     ttl_ms: int | None = None,
     additions: Additions | None = None,
+    lock_token: bytes | None = None,
     omit_body: bool = False,
 ) -> bytes:
     """The whole message, as answers of $management carry it; `omit_body` leaves out body and footer."""
     prefix, offset = render(
-        layout, record, start, sequence_number, delivery_count, enqueued_ms, locked_until_ms, ttl_ms, additions
+        layout,
+        record,
+        start,
+        sequence_number,
+        delivery_count,
+        enqueued_ms,
+        locked_until_ms,
+        ttl_ms,
+        additions,
+        lock_token,
     )
     if omit_body:
         parts = unpack_layout(layout)
@@ -175,9 +197,9 @@ _NO_PROPERTIES: Final = b"\x00\x53\x73\x45"
 _plain = struct.Struct(f">I4sII{len(_SEQUENCE_NUMBER)}sq{len(_ENQUEUED_TIME)}sq")
 _pack_plain = _plain.pack
 _PLAIN_BYTES: Final = _plain.size - 4 - 4 - 4  # what the map's size counts: neither itself nor what is before it
-_locked = struct.Struct(f"{_plain.format}{len(_LOCKED_UNTIL)}sq")
-_pack_locked = _locked.pack
-_LOCKED_BYTES: Final = _locked.size - 4 - 4 - 4
+_LOCK_TOKEN: Final = b"\x00\x53\x71\xc1" + bytes((1 + len(encode(LOCK_TOKEN)) + 17, 2)) + encode(LOCK_TOKEN) + b"\x98"
+_LOCKED_BYTES: Final = _PLAIN_BYTES + len(_LOCKED_UNTIL) + 8
+_pack_locked = struct.Struct(f">I{len(_LOCK_TOKEN)}s16s{_plain.format[2:]}{len(_LOCKED_UNTIL)}sq").pack
 
 
 # --- additions --------------------------------------------------------------------------------------------------------
@@ -193,10 +215,17 @@ def _render_with(
     enqueued_ms: int,
     locked_until_ms: int | None,
     ttl_ms: int | None,
+    lock_token: bytes | None,
 ) -> tuple[bytes, int]:
     parts = unpack_layout(layout)
-    flags, priority = parts.flags, parts.priority
+    flags, priority = parts.flags & ~HAS_DELIVERY_ANNOTATIONS, parts.priority
     properties_at = start + parts.annotation_bytes
+    delivery_annotations = b"" if lock_token is None else _LOCK_TOKEN + lock_token
+    if parts.flags & HAS_DELIVERY_ANNOTATIONS:
+        pairs_at = skip(record, skip(record, start))
+        delivery_annotations = _delivery_annotations(record[start:pairs_at], lock_token)
+        parts = parts._replace(annotation_values=parts.annotation_values - 2, annotation_bytes=properties_at - pairs_at)
+        start = pairs_at
     application_properties_at = properties_at + parts.properties_bytes
     properties = record[properties_at:application_properties_at]
     if additions.system:
@@ -204,7 +233,7 @@ def _render_with(
     prefix = [
         _HEADER[flags, priority] if ttl_ms is None else _header_with_ttl(flags, priority, ttl_ms),
         delivery_count.to_bytes(4, "big"),
-        b"" if additions.lock_token is None else _LOCK_TOKEN + additions.lock_token,
+        delivery_annotations,
         _annotations(parts, sequence_number, enqueued_ms, locked_until_ms, additions),
         record[start:properties_at],
         (properties or _NO_PROPERTIES) if ttl_ms is None else _with_times(properties, enqueued_ms, ttl_ms),
@@ -216,7 +245,19 @@ def _render_with(
     return b"".join(prefix), body_at
 
 
-_LOCK_TOKEN: Final = b"\x00\x53\x71\xc1" + bytes((1 + len(encode(LOCK_TOKEN)) + 17, 2)) + encode(LOCK_TOKEN) + b"\x98"
+_NO_ADDITIONS: Final = Additions()
+
+
+def _delivery_annotations(stored: bytes, lock_token: bytes | None) -> bytes:
+    """The section of delivery annotations: ours, and the sender's from the pair in which they are stored."""
+    pairs_at = skip(stored, 0) + 9
+    values, pairs = int.from_bytes(stored[pairs_at - 4 : pairs_at], "big"), stored[pairs_at:]
+    if lock_token is not None:
+        values, pairs = values + 2, _LOCK_TOKEN[_PAIRS_AT:] + lock_token + pairs
+    return b"\x00\x53\x71\xd1" + _two(4 + len(pairs), values) + pairs
+
+
+_PAIRS_AT: Final = 6  # in a section that is a map of 8-bit size
 
 
 def _annotations(

@@ -9,11 +9,12 @@ message ends within the content also IndexError or struct.error.
 """
 
 import struct
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, Final
 
 from protocol import bounds
-from protocol.codec import UByte, UInt, decode, decode_exactly, skip
+from protocol.codec import UByte, UInt, decode, decode_exactly, encode, skip
 from protocol.errors import DecodeError, HeaderTooLarge, InvalidField, LimitExceeded
 from protocol.symbols import (
     DEADLETTER_SOURCE,
@@ -27,6 +28,7 @@ from protocol.symbols import (
     PING_CONTENT_TYPE,
     SCHEDULED_ENQUEUE_TIME,
     SEQUENCE_NUMBER,
+    STORED_DELIVERY_ANNOTATIONS,
     VIA_PARTITION_KEY,
 )
 
@@ -36,6 +38,7 @@ MAX_PROPERTY_BYTES: Final = 32 * 1024  # one application property, key and value
 # Flags of a header
 DURABLE: Final = 1
 HAS_PRIORITY: Final = 2
+HAS_DELIVERY_ANNOTATIONS: Final = 4  # the sender's are the value of the first annotation pair, a map of 32-bit size
 
 # Keys of the extra map, the same numbers as in the language between gateways and workers.
 EXTRA_SCHEDULED_MS: Final = 1
@@ -264,6 +267,7 @@ _ANNOTATIONS: Final[dict[bytes, Any]] = {
             DEADLETTER_SOURCE,
             PARTITION_ID,
             LOCK_TOKEN,
+            STORED_DELIVERY_ANNOTATIONS,
         )
     },
     PARTITION_KEY.encode(): _partition_key,
@@ -272,13 +276,30 @@ _ANNOTATIONS: Final[dict[bytes, Any]] = {
 }
 
 
-def annotations(message: bytes, at: int, end: int, count: int, extra: Extra) -> tuple[bytes | None, int]:
+_DELIVERY_ANNOTATIONS: Final[dict[bytes, Any]] = {LOCK_TOKEN.encode(): _BROKERS}
+
+
+def delivery_annotations(message: bytes, at: int, end: int, count: int) -> bytes:
+    """The annotation pair in which those that a sender may set are stored; no bytes if there are none."""
+    kept, values = annotations(message, at, end, count, {}, _DELIVERY_ANNOTATIONS)
+    if not values:
+        return b""
+    pairs = message[at:end] if kept is None else kept
+    return _STORED_DELIVERY_ANNOTATIONS + struct.pack(">II", 4 + len(pairs), values) + pairs
+
+
+_STORED_DELIVERY_ANNOTATIONS: Final = encode(STORED_DELIVERY_ANNOTATIONS) + b"\xd1"
+
+
+def annotations(
+    message: bytes, at: int, end: int, count: int, extra: Extra, names: Mapping[bytes, Any] = _ANNOTATIONS
+) -> tuple[bytes | None, int]:
     """The pairs to store, or None if they are as they were sent; and the count of their keys and values.
 
     Pairs that only a broker sets are left out, and keys of partitions are strings.
     """
     if count & 1:
-        raise DecodeError("message annotations with an odd number of values", at)
+        raise DecodeError("annotations with an odd number of values", at)
     kept = []
     keep_from = at
     values = count
@@ -293,13 +314,13 @@ def annotations(message: bytes, at: int, end: int, count: int, extra: Extra) -> 
             at = skip(message, at)
             key = message[begin + 5 : at]
         else:
-            raise DecodeError("a message annotation's key is not a symbol", at)
+            raise DecodeError("an annotation's key is not a symbol", at)
         if not key.isascii():
             _check_text(key, 0xA3, begin)
         keys.add(key)
         value_at = at
         at = _check_value(message, at)
-        known = _ANNOTATIONS.get(key)
+        known = names.get(key)
         if known is None:
             continue
         if known is _BROKERS:
@@ -312,9 +333,9 @@ def annotations(message: bytes, at: int, end: int, count: int, extra: Extra) -> 
                 kept += (message[keep_from:value_at], constructor)
                 keep_from = value_at + 1
     if at != end:
-        raise DecodeError("message annotations whose size and content differ", end)
+        raise DecodeError("annotations whose size and content differ", end)
     if len(keys) * 2 != count:
-        raise DecodeError("message annotations with equal keys", end)
+        raise DecodeError("annotations with equal keys", end)
     if not kept:
         return None, values
     kept.append(message[keep_from:at])

@@ -3,9 +3,10 @@
 What is stored of a message is `annotation pairs ‖ bare message`, and a layout that says where the parts are:
 
 - Of the header, durable and priority go into the layout and the time to live is handed on; the rest is the sender's
-  business with its own hop. Delivery annotations are dropped for the same reason.
+  business with its own hop.
 - The pairs of the message annotations map follow one another as they were encoded. Keys that only a broker may set
-  are left out.
+  are left out. Delivery annotations, which Service Bus shows to receivers as well, are the first of these pairs, under
+  a key that no client can use; few messages have any.
 - The bare message (properties, application properties, body, footer) is bit for bit what was sent. Only a message
   whose sections stand in no usual order, or have descriptors in a form that some clients cannot read (anything but
   00 53 xx), is put into the usual form, and one without message-id gets one where the taker wants it.
@@ -30,8 +31,9 @@ MAX_SECTIONS: Final = 10_000  # of one message; about 20 ms of work
 class Layout(NamedTuple):
     """Where the parts of stored bytes are; 16 bytes, big-endian, in this order.
 
-    `flags` are DURABLE and HAS_PRIORITY, `priority` is 0 without the latter. `annotation_values` counts keys and
-    values, as the count of an AMQP map does. The lengths of the sections include their descriptors, 0 is no section.
+    `flags` are DURABLE, HAS_PRIORITY and HAS_DELIVERY_ANNOTATIONS; `priority` is 0 without its flag.
+    `annotation_values` counts keys and values, as the count of an AMQP map does. The lengths of the sections include
+    their descriptors, 0 is no section.
     """
 
     flags: int
@@ -271,7 +273,7 @@ def _take_apart_any(message: bytes, want_message_id: bool, new_id: NewId | None 
             rest.append(section)
         elif kind is Descriptor.FOOTER:
             rest.append(section)
-        elif kind is not Descriptor.DELIVERY_ANNOTATIONS:
+        else:
             if kind in found:
                 raise DecodeError(f"section {kind:#x} twice", section.start)
             found[kind] = section
@@ -292,6 +294,13 @@ def _take_apart_any(message: bytes, want_message_id: bool, new_id: NewId | None 
         at, end, count = _content(message, annotations)
         kept, annotation_values = content.annotations(message, at, end, count, extra)
         pairs = message[at:end] if kept is None else kept
+    delivery_annotations = found.get(Descriptor.DELIVERY_ANNOTATIONS)
+    if delivery_annotations:
+        pair = content.delivery_annotations(message, *_content(message, delivery_annotations))
+        if pair:
+            flags |= content.HAS_DELIVERY_ANNOTATIONS
+            pairs = pair + pairs
+            annotation_values += 2
     properties = found.get(Descriptor.PROPERTIES)
     properties_section, has_id = b"", False
     if properties:

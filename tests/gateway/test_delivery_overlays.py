@@ -27,7 +27,7 @@ def test_changes_of_a_rules_action_are_shown_by_link_and_by_request() -> None:
         Field.PROPERTIES: {"old": encode("new"), "gone": None, "RuleName": "r"},
         Field.SYSTEM: {2: None, 3: encode("label")},
     }
-    prefix, offset = render_delivery(record, 1, 0, None, overlay)
+    prefix, offset = render_delivery(record, 1, 0, None, overlay, None)
     for shown in (prefix + record[offset:], embed(record, 1, 0, None, overlay, place=Place.AVAILABLE)):
         values = sections_of(shown)
         assert values[PROPERTIES] == ["id", None, None, "label"]

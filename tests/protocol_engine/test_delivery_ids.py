@@ -103,7 +103,7 @@ def test_translations_are_what_a_table_says(start: int, jumps: list[tuple[int, b
                     heard = Counter(
                         (a + at) & LARGEST
                         for a, b in ids.protons(first_peers, last_peers)
-                        for at in range(min(200, ((b - a) & LARGEST) + 1))
+                        for at in range(min(2000, ((b - a) & LARGEST) + 1))
                     )
                     wanted = {n for n, p in of_proton.items() if first_peers <= p <= last_peers}
                     assert {n for n in heard if n in of_proton} == wanted

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from proton import Message, symbol
 
 from protocol.codec import Described, Float, Int, Long, Symbol, Timestamp, UByte, UInt, decode, encode
-from protocol.lock_tokens import uuid_of
 from protocol.message.rendering import MAX_EXPIRY_MS, Additions, render, render_embedded
 from protocol.message.sections import take_apart
 
@@ -24,8 +23,13 @@ def section(code: int, value: Any) -> bytes:
 BODY = section(DATA, b"body")
 
 
+TOKEN = UUID("00112233-4455-6677-8899-aabbccddeeff")
+
+
 def rendered(message: bytes, sequence_number: int = 1, delivery_count: int = 0, **more: Any) -> bytes:
     """What a receiver gets of `message`, the prefix followed by the rest of the record."""
+    if more.get("locked_until_ms") is not None:
+        more["lock_token"] = TOKEN.bytes
     layout, stored, _, _ = take_apart(message)
     record = b"r" * START + stored
     prefix, offset = render(layout, record, START, sequence_number, delivery_count, ENQUEUED_MS, **more)
@@ -51,6 +55,7 @@ def test_a_delivery_has_a_fresh_header_and_the_brokers_annotations():
     values = sections_of(message)
     assert values == {
         HEADER: [False, None, None, None, 3],
+        DELIVERY: {"x-opt-lock-token": TOKEN},
         ANNOTATIONS: {
             "x-opt-sequence-number": 2**40,
             "x-opt-enqueued-time": ENQUEUED_MS,
@@ -68,12 +73,33 @@ def test_a_delivery_has_a_fresh_header_and_the_brokers_annotations():
 
 
 def test_a_message_that_is_not_locked_says_nothing_of_a_lock():
-    assert [*sections_of(rendered(BODY))[ANNOTATIONS]] == ["x-opt-sequence-number", "x-opt-enqueued-time"]
+    values = sections_of(rendered(BODY))
+    assert DELIVERY not in values
+    assert [*values[ANNOTATIONS]] == ["x-opt-sequence-number", "x-opt-enqueued-time"]
+
+
+@pytest.mark.parametrize("additions", [None, Additions(properties={"k": "w"})])
+@pytest.mark.parametrize("ttl_ms", [None, 5])
+@pytest.mark.parametrize("annotations", [b"", section(ANNOTATIONS, {Symbol("x-opt-partition-key"): "k"})])
+def test_the_senders_delivery_annotations_are_shown_beside_the_lock_token(additions, ttl_ms, annotations):
+    sent = {Symbol("a"): [1, {"b": None}], Symbol("x-opt-lock-token"): UUID(int=1), Symbol("c"): "d" * 300}
+    message = annotations + section(PROPERTIES, ["id"]) + section(APPLICATION, {"k": "v"}) + BODY
+    whole = message + section(DELIVERY, sent)
+    shown = {key: value for key, value in sent.items() if key != "x-opt-lock-token"}
+    for locked_until_ms, ours in ((5, {"x-opt-lock-token": TOKEN}), (None, {})):
+        more = {"additions": additions, "ttl_ms": ttl_ms, "locked_until_ms": locked_until_ms}
+        values = sections_of(rendered(whole, **more))
+        assert values.pop(DELIVERY) == {**ours, **shown}
+        without = sections_of(rendered(message, **more))
+        without.pop(DELIVERY, None)
+        assert values == without
 
 
 def test_the_stored_bytes_follow_the_prefix_untouched_when_the_message_has_properties():
     layout, stored, _, _ = take_apart(section(ANNOTATIONS, {Symbol("a"): 1}) + section(PROPERTIES, ["id"]) + BODY)
-    prefix, offset = render(layout, b"r" * START + stored, START, 1, 0, ENQUEUED_MS, ENQUEUED_MS)
+    prefix, offset = render(
+        layout, b"r" * START + stored, START, 1, 0, ENQUEUED_MS, ENQUEUED_MS, lock_token=TOKEN.bytes
+    )
     assert offset == START
     assert stored not in prefix
 
@@ -176,12 +202,9 @@ def test_a_property_is_found_by_name_whatever_the_size_form_of_its_key():
 
 
 def test_what_only_few_messages_show():
-    token = bytes(range(16))
-    additions = Additions(
-        enqueue_sequence_number=7, dead_letter_source="q", message_state=1, lock_token=uuid_of(token).bytes
-    )
+    additions = Additions(enqueue_sequence_number=7, dead_letter_source="q", message_state=1)
     values = sections_of(rendered(section(PROPERTIES, ["id"]) + BODY, locked_until_ms=5, additions=additions))
-    assert values[DELIVERY] == {"x-opt-lock-token": uuid_of(token)}
+    assert values[DELIVERY] == {"x-opt-lock-token": TOKEN}
     assert values[ANNOTATIONS] == {
         "x-opt-sequence-number": 1,
         "x-opt-enqueued-time": ENQUEUED_MS,

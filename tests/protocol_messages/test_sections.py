@@ -1,3 +1,4 @@
+import struct
 from functools import partial
 from itertools import permutations
 from typing import Any
@@ -31,6 +32,7 @@ from protocol.codec import (
 )
 from protocol.errors import DecodeError, HeaderTooLarge, InvalidField, LimitExceeded, ProtocolError
 from protocol.message import section_content, sections
+from protocol.message.section_content import DURABLE, HAS_DELIVERY_ANNOTATIONS
 from protocol.message.sections import take_apart, unpack_layout
 
 HEADER, DELIVERY, ANNOTATIONS, PROPERTIES, APPLICATION, DATA, SEQUENCE, VALUE, FOOTER = range(0x70, 0x79)
@@ -225,12 +227,25 @@ def test_a_body_is_not_looked_into():
     assert take_apart(nonsense)[1] == nonsense
 
 
-def test_delivery_annotations_are_dropped_even_behind_the_footer():
+def test_delivery_annotations_are_the_first_pair_wherever_they_stand():
     footer = section(FOOTER, {Symbol("f"): 1})
-    delivery = section(DELIVERY, {Symbol("x-opt-lock-token"): UUID(int=1)})
-    message = section(HEADER, [True]) + section(PROPERTIES, ["id"]) + BODY + footer
-    assert take_apart(message + delivery) == take_apart(delivery + message) == take_apart(message)
-    assert take_apart(message)[1] == section(PROPERTIES, ["id"]) + BODY + footer
+    pairs = {Symbol("x-opt-lock-token"): UUID(int=1), Symbol("a"): "b"}
+    annotations_ = section(ANNOTATIONS, {Symbol("c"): 1, Symbol("x-opt-peeklock-delivery-annotations"): {"no": "way"}})
+    message = section(HEADER, [True]) + annotations_ + section(PROPERTIES, ["id"]) + BODY + footer
+    for delivery in (section(DELIVERY, pairs), wide(section(DELIVERY, pairs))):
+        layout, stored, _, _ = found = take_apart(message + delivery)
+        assert found == take_apart(delivery + message)
+        kept = encode(Symbol("a")) + encode("b")
+        first = encode(Symbol("x-opt-peeklock-delivery-annotations")) + b"\xd1" + struct.pack(">II", 4 + len(kept), 2)
+        rest = encode(Symbol("c")) + encode(1)
+        assert stored == first + kept + rest + section(PROPERTIES, ["id"]) + BODY + footer
+        assert unpack_layout(layout)[:4] == (DURABLE | HAS_DELIVERY_ANNOTATIONS, 0, 4, len(first + kept + rest))
+
+
+def test_delivery_annotations_that_only_a_broker_sets_leave_nothing():
+    message = section(HEADER, [True]) + section(PROPERTIES, ["id"]) + BODY
+    for delivery in (section(DELIVERY, {}), section(DELIVERY, {Symbol("x-opt-lock-token"): UUID(int=1)})):
+        assert take_apart(message + delivery) == take_apart(delivery + message) == take_apart(message)
 
 
 def test_sections_in_any_order_are_put_in_the_usual_one():
@@ -274,7 +289,7 @@ def test_a_message_of_proton():
     )
     layout, stored, ttl_ms, extra = take_apart(bytes(message.encode()))
     parts = unpack_layout(layout)
-    assert (parts.flags, parts.priority, ttl_ms) == (3, 9, 2500)
+    assert (parts.flags, parts.priority, ttl_ms) == (7, 9, 2500)
     assert extra == {Extra.PARTITION_KEY: "s", Extra.SESSION_ID: "s"}
     again = Message()
     again.decode(stored[parts.annotation_bytes :])

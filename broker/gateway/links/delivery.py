@@ -19,12 +19,25 @@ def render_delivery(
     delivery_count: int,
     locked_until_ms: int | None,
     overlay: dict[int, Any] | None,
+    lock_token: bytes | None,
 ) -> tuple[bytes, int]:
-    """The prefix to send, and the offset in `record` from which on the rest follows."""
+    """The prefix to send, and the offset in `record` from which on the rest follows.
+
+    `lock_token` is in the order of an AMQP uuid; None as `locked_until_ms` if the message is not locked.
+    """
     _, enqueued_ms, expires_ms, layout = _head(record)
     if overlay is None and expires_ms == NEVER:
         return render(
-            layout, record, MESSAGE_HEADER_BYTES, sequence_number, delivery_count, enqueued_ms, locked_until_ms
+            layout,
+            record,
+            MESSAGE_HEADER_BYTES,
+            sequence_number,
+            delivery_count,
+            enqueued_ms,
+            locked_until_ms,
+            None,
+            None,
+            lock_token,
         )
     return render(
         layout,
@@ -34,6 +47,7 @@ def render_delivery(
         delivery_count,
         *_times(enqueued_ms, expires_ms, overlay, locked_until_ms),
         None if overlay is None else _additions(overlay),
+        lock_token,
     )
 
 
@@ -57,7 +71,8 @@ def embed(
         sequence_number,
         delivery_count,
         *_times(enqueued_ms, expires_ms, overlay, locked_until_ms),
-        _additions(overlay or {}, _STATE[Place(place)], lock_token),
+        _additions(overlay or {}, _STATE[Place(place)]),
+        lock_token,
         omit_body,
     )
 
@@ -72,12 +87,11 @@ def _times(
     return enqueued_ms, locked_until_ms, None if expires_ms == NEVER else max(0, expires_ms - enqueued_ms)
 
 
-def _additions(overlay: dict[int, Any], message_state: int | None = None, lock_token: bytes | None = None) -> Additions:
+def _additions(overlay: dict[int, Any], message_state: int | None = None) -> Additions:
     return Additions(
         overlay.get(Field.ENQUEUE_SEQUENCE_NUMBER),
         overlay.get(Field.DEAD_LETTER_SOURCE),
         overlay.get(Field.PROPERTIES),
         message_state,
-        lock_token,
         overlay.get(Field.SYSTEM),
     )

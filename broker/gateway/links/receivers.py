@@ -32,6 +32,7 @@ from protocol.engine.deliveries import (
     transactional_state,
 )
 from protocol.engine.links import Link
+from protocol.lock_tokens import COMMON_BYTES, uuid_bytes
 
 
 class ClientReceiver(EntityLink):
@@ -144,15 +145,17 @@ class ClientReceiver(EntityLink):
         settled = self._receive_and_delete
         send = link.send
         size_bytes = 0
-        locked_until = None if settled else locked_until_ms
+        locked_until = token = None
+        if not settled:
+            locked_until, token_begin = locked_until_ms, uuid_bytes(entries[0])[:COMMON_BYTES]
         at = 0
         try:
             for _ in range(usable):
-                record = entries[at + 3]
-                prefix, offset = render_delivery(
-                    record, entries[at + 1], entries[at + 2], locked_until, entries[at + 4]
-                )
-                send(entries[at], prefix, record, offset, settled)
+                tag, number, failed, record, overlay = entries[at : at + ENTRY]
+                if not settled:
+                    token = token_begin + tag[COMMON_BYTES:]
+                prefix, offset = render_delivery(record, number, failed, locked_until, overlay, token)
+                send(tag, prefix, record, offset, settled)
                 size_bytes += len(record)
                 at += ENTRY
         except Exception:
