@@ -1,0 +1,67 @@
+"""References resolve: what sources and documents cite by an id or a section is on the page that holds it."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "references.md"
+FOLDERS = ("broker", "protocol", "storage", "bench", "tests", "docs", "deploy")
+SUFFIXES = {".py", ".md", ".lark", ".toml", ".java", ".go", ".mjs", ".js", ".c"}
+
+NUMBER = r"\d+(?:\.\d+)*"
+SECTION = re.compile(rf"\b(amqp|management)\.md ({NUMBER}(?:(?:, | and | to ){NUMBER})*)")
+ID = re.compile(r"\b(?:ST|DL|PE|PN)\d{1,2}\b")
+
+
+def sources():
+    for folder in FOLDERS:
+        for path in sorted((ROOT / folder).rglob("*")):
+            built = {".build", "node_modules", "target", "__pycache__"}.intersection(path.parts)
+            if path.suffix in SUFFIXES and not built and path not in (PAGE, Path(__file__)):
+                yield path
+
+
+def cited(text: str) -> set[str]:
+    """Ids, and sections as "amqp.md 8.4"; of a range its ends."""
+    text = re.sub(r"\s+(?:#|//|\*)?\s*", " ", text)
+    sections = {
+        f"{match[1]}.md {number}" for match in SECTION.finditer(text) for number in re.findall(NUMBER, match[2])
+    }
+    return sections | set(ID.findall(text))
+
+
+def defined(page: str) -> set[str]:
+    headings = re.findall(rf"^### ((?:amqp|management)\.md {NUMBER})\b", page, re.MULTILINE)
+    rows = re.findall(r"^\| ((?:ST|DL|PE|PN)\d+) \|", page, re.MULTILINE)
+    return {*headings, *rows}
+
+
+def test_every_reference_is_on_the_page():
+    known = defined(PAGE.read_text())
+    missing = {
+        f"{path.relative_to(ROOT)}: {reference}"
+        for path in sources()
+        for reference in cited(path.read_text(errors="replace")) - known
+    }
+    assert sorted(missing) == []
+
+
+def test_the_page_defines_nothing_twice():
+    page = PAGE.read_text()
+    found = re.findall(rf"^### ((?:amqp|management)\.md {NUMBER})\b|^\| ((?:ST|DL)\d+) \|", page, re.MULTILINE)
+    assert len(found) == len(set(found))
+
+
+@pytest.mark.parametrize(
+    ("text", "references"),
+    [
+        ("as SDKs do (amqp.md 8.4 and 9).", {"amqp.md 8.4", "amqp.md 9"}),
+        ("# after management.md\n# 3.3 to 3.6.", {"management.md 3.3", "management.md 3.6"}),
+        ("lost (ST13, DL6), PT30S, http2", {"ST13", "DL6"}),
+        ("AMQP 1.0, 2.7.1", set()),
+    ],
+)
+def test_what_counts_as_a_reference(text, references):
+    assert cited(text) == references
