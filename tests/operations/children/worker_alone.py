@@ -1,5 +1,7 @@
-"""A worker with one partition on which two requests fail as if the broker had a mistake: `peek` before it has changed
-anything, `purge` after. Arguments: directory of the store, path of the socket.
+"""A worker with one partition and one queue. Arguments: directory of the store, path of the socket.
+
+Two requests fail as if the broker had a mistake: `peek` before it has changed anything, `purge` after. The wall clock
+is set back by an hour as soon as there is a file `back` beside the store.
 """
 
 import sys
@@ -31,12 +33,14 @@ def fail_after(core: Any, queue: Any, args: Any, now_ms: int) -> NoReturn:
 def main() -> None:
     directory, path = sys.argv[1:]
     configure_logging(Settings().log)
+    set_back, wall = Path(directory).with_name("back"), time.time
+    time.time = lambda: wall() - (3600 if set_back.exists() else 0)
     requests._OF_QUEUE |= {"peek": fail_before, "purge": fail_after}
     new = not Path(directory).exists()
     store = LmdbStore(Path(directory), partition_id=0, map_size_bytes=1 << 24, create=new)
     if new:
         document = {"kind": "queue", "entity_id": 1, "created_ms": 0, "updated_ms": 0}
-        document |= QueueDescription(name="orders").model_dump(mode="json")
+        document |= QueueDescription(name="orders", lock_duration_ms=5000).model_dump(mode="json")
         store.put(Table.ENTITIES, entity_key(1), encode_document(document))
         store.commit()
     now_ms = int(time.time() * 1000)
