@@ -46,6 +46,8 @@ def no_delay(transport: asyncio.BaseTransport) -> None:
 
 # After a close the peer has this long to answer before the socket is closed.
 CLOSE_GRACE_SECONDS = 2.0
+# A token ends by the wall clock, which may be set while the connection waits for that.
+LOOK_AT_RIGHTS_SECONDS = 60.0
 # Refused links count until the client has detached them; one with this many times the links allowed never will.
 LINKS_OVERRUN = 2
 
@@ -493,7 +495,7 @@ class ClientConnection(asyncio.Protocol):
             self._expiry = None
         next_s = self.rights.next_expiry_s(now_s)
         if next_s is not None:
-            delay_s = max(0.0, min(next_s - time.time(), 86_400.0))
+            delay_s = max(0.0, min(next_s - time.time(), LOOK_AT_RIGHTS_SECONDS))
             self._expiry = asyncio.get_running_loop().call_later(delay_s, self._check_rights)
 
     @_contained

@@ -72,6 +72,15 @@ class Partition:
         """
         return self._core.has_changed
 
+    @property
+    def ahead_ms(self) -> int:
+        """By how much the times it is told are ahead of the wall clock, after that was set back."""
+        return self._core.ahead_ms
+
+    @ahead_ms.setter
+    def ahead_ms(self, ahead_ms: int) -> None:
+        self._core.ahead_ms = ahead_ms
+
     def _begin(self, queue_id: int, now_ms: int) -> None:
         """A command for this queue begins, which is a use of its entity whatever becomes of it."""
         if self._core.kept:
@@ -274,6 +283,9 @@ class Partition:
             for queue_id in core.turn.awake:
                 idleness.use(core, queue_id, now_ms)
         pumped = hand_out.pump(core, now_ms)
+        if core.ahead_ms:
+            told = [(key, until_ms and core.wall_ms(until_ms), items) for key, until_ms, items in pumped.deliveries]
+            pumped = pumped._replace(deliveries=told)
         if not (forwards or core.turn.outgoing or core.turn.offering or core.turn.accepted):
             return pumped
         accepted = session_locks.take_accepted(core)

@@ -79,7 +79,7 @@ def _renew_locks(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> 
     for token in tokens:
         queue.locks.renew(token, until_ms)
     queue.tally.renewed += len(tokens)
-    return [until_ms] * len(tokens)
+    return [core.wall_ms(until_ms)] * len(tokens)
 
 
 def _peek(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> list[Any]:
@@ -176,7 +176,7 @@ def _take_deferred(
     elif found:
         core.timers.arm(until_ms, (queue.id, Due.LOCKS))
     queue.tally.outgoing += len(found)
-    return [0 if receive_and_delete else until_ms, items]
+    return [0 if receive_and_delete else core.wall_ms(until_ms), items]
 
 
 def _settle(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> None:
@@ -238,7 +238,7 @@ def _delete_batch(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) ->
         raise InvalidArgument(f"message-count must be positive, not {count}.")
     if session_id is not None:
         session_requests.sessions_of(queue)
-    return _delete(core, queue, Place.AVAILABLE, count, before_ms, session_id)
+    return _delete(core, queue, Place.AVAILABLE, count, before_ms + core.ahead_ms, session_id)
 
 
 def _purge(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> int:

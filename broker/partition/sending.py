@@ -52,7 +52,7 @@ def store(
         return transfer_queue.store(core, queue, queue.transfers, messages, now_ms)
     if queue.terms.kind == Kind.TOPIC:
         return publish(core, queue, messages, now_ms, reserved)
-    queue_id = queue.id
+    queue_id, wall_ms = queue.id, core.wall_ms(now_ms)
     first = number = queue.next_number if reserved is None else reserved
     message_id = core.bodies.next_id
     records: list[bytes] = []
@@ -85,12 +85,12 @@ def store(
             scheduled_ms = extra.get(Extra.SCHEDULED_MS) or 0
             if sessions is not None:
                 overlay = {Field.SESSION: extra[Extra.SESSION_ID]}
-        if scheduled_ms <= now_ms and reserved is None:
+        if scheduled_ms <= wall_ms and reserved is None:
             place, timer, enqueued_ms = Place.AVAILABLE, Due.EXPIRY, now_ms
             due_ms = expires_ms = NEVER if ttl_ms is None else end_of_life(now_ms, ttl_ms)
             refs.append((number, message_id, 0, overlay))
         else:
-            place, timer, enqueued_ms = Place.SCHEDULED, Due.SCHEDULED, max(now_ms, scheduled_ms)
+            place, timer, enqueued_ms = Place.SCHEDULED, Due.SCHEDULED, max(wall_ms, scheduled_ms)
             due_ms, expires_ms = enqueued_ms, end_of_life(enqueued_ms, ttl_ms)
             if expires_ms != NEVER:
                 overlay = {**(overlay or {}), Field.EXPIRES_MS: expires_ms}
@@ -131,5 +131,5 @@ def store(
         if earliest[Due.EXPIRY] != NEVER:
             core.arm_expiry(queue, earliest[Due.EXPIRY])
         if earliest[Due.SCHEDULED] != NEVER:
-            core.timers.arm(earliest[Due.SCHEDULED], (queue_id, Due.SCHEDULED))
+            core.arm_scheduled(queue_id, earliest[Due.SCHEDULED], now_ms)
     return numbers

@@ -29,6 +29,7 @@ from broker.partition.partition import Partition
 from broker.partition.settings import PartitionSettings
 from broker.partition.state.terms import Terms
 from broker.wire import Op, Operation, Outcome, SendOperation, unpack_operations
+from broker.worker.clock import Clock
 from broker.worker.deletions import HOME, Deletions
 from broker.worker.neighbours import Neighbours
 from broker.worker.peer import Peer
@@ -43,6 +44,7 @@ log = get_logger("worker")
 RELEASE_AFTER_MS = 250
 # A message may be scheduled for a time that the system's calls cannot express.
 LONGEST_WAIT_SECONDS = 3600.0
+SET_BACK_MS = 1000  # a change of the system's clock that is worth a line in the log
 
 INTERNAL_ERROR = "The service was unable to process the request; nothing of it was done. The broker's log says why."
 
@@ -71,8 +73,12 @@ class Worker:
         listener: socket.socket,
         sockets: Sequence[str],
         partition_count: int,
+        clock: Clock,
     ) -> None:
-        """`sockets` are the paths of all workers' sockets, `partition_count` is the number of all partitions."""
+        """`sockets` are the paths of all workers' sockets, `partition_count` is the number of all partitions.
+
+        The partitions were told the time of `clock`.
+        """
         self._number = number
         self._restarts = restarts
         self._partitions = partitions
@@ -83,7 +89,8 @@ class Worker:
         self._last_caller: dict[bytes, int] = {}  # store id -> number of the last that forwarded from there
         self._touched: set[Partition] = set()
         self._messages_in_turn = 0
-        self._now_ms = 0
+        self._clock = clock
+        self._now_ms = clock.now_ms
         self._release_ms: int | None = None  # when the stores' pages are to be given back
         self._metrics = WorkerMetrics()
         self._poll = select.epoll()
@@ -123,7 +130,7 @@ class Worker:
         while not self._stopping:
             events = self._poll.poll(0 if more or self._neighbours.inbox else self._timeout_seconds())
             started = time.perf_counter()
-            self._now_ms = max(self._now_ms, int(time.time() * 1000))
+            self._read_clock()
             for descriptor, event in events:
                 peer = self._peers.get(descriptor)
                 if peer is not None:
@@ -138,14 +145,24 @@ class Worker:
                 self._neighbours.dial_home(self._now_ms)
             more = self._finish_turn(started, more)
 
+    def _read_clock(self) -> None:
+        clock = self._clock
+        was_ahead_ms, self._now_ms = clock.ahead_ms, clock.read(*_clocks_ms())
+        if clock.ahead_ms == was_ahead_ms:
+            return
+        for partition in self._partitions.values():
+            partition.ahead_ms = clock.ahead_ms
+        if abs(clock.ahead_ms - was_ahead_ms) >= SET_BACK_MS:
+            log.warning("the system's clock was set", seconds=(was_ahead_ms - clock.ahead_ms) / 1000)
+
     def _timeout_seconds(self) -> float | None:
         timers = [partition.next_timer_ms() for partition in self._partitions.values()]
         own = (self._release_ms, self._neighbours.dial_home_ms)
         due = min((due for due in (*timers, *own) if due is not None), default=None)
         if due is None:
             return None
-        seconds: float = due / 1000 - time.time()
-        return min(max(0.0, seconds), LONGEST_WAIT_SECONDS)
+        self._read_clock()
+        return min(max(0, due - self._now_ms) / 1000, LONGEST_WAIT_SECONDS)
 
     def _finish_turn(self, started: float, more: bool) -> bool:
         """Timers, hand-out, commit, answers. True if a partition could hand out more at once."""
@@ -465,6 +482,11 @@ class Worker:
                 caller.answers.append([Op.DELETED, *removed])
 
 
+def _clocks_ms() -> tuple[int, int]:
+    """The wall clock, and the monotonic one."""
+    return int(time.time() * 1000), int(time.monotonic() * 1000)
+
+
 def _name_receiver(peer: Caller, name: str, arguments: list[Any]) -> None:
     """The receiver among the arguments of a request is known to the partition as a receiver of this peer."""
     at = wire.RECEIVER_AT.get(name)
@@ -497,6 +519,7 @@ def main() -> int:
     stores: dict[int, LmdbStore] = {}
     partitions: dict[int, Partition] = {}
     known_terms: dict[bytes, Terms] = {}
+    clock = Clock(*_clocks_ms())
     try:
         for partition in instructions.partitions:
             stores[partition] = LmdbStore(
@@ -508,7 +531,7 @@ def main() -> int:
             partitions[partition] = Partition(
                 partition,
                 stores[partition],
-                now_ms=int(time.time() * 1000),
+                now_ms=clock.now_ms,
                 incarnation=os.urandom(6),
                 settings=partition_settings,
                 home=lambda name: home_partition(name, settings.partitions),
@@ -525,6 +548,7 @@ def main() -> int:
         listen(instructions.sockets[number]),
         instructions.sockets,
         settings.partitions,
+        clock,
     )
     announce_ready()
     try:

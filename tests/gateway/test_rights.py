@@ -1,8 +1,14 @@
 """What a connection may do, and until when."""
 
+import asyncio
+import time
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from broker.errors import Unauthorized
+from broker.gateway.connection import LOOK_AT_RIGHTS_SECONDS, ClientConnection
 from broker.gateway.rights import Rights
 from broker.namespace.entities import Right
 from protocol.nodes.sas_tokens import Claim
@@ -63,3 +69,17 @@ def test_the_next_expiry_is_that_of_the_next_token_to_end() -> None:
     assert held.next_expiry_s(0) == 50
     assert held.next_expiry_s(50) == 100
     assert held.next_expiry_s(100) is None
+
+
+def test_a_token_ends_in_time_though_the_wall_clock_is_set_forward() -> None:
+    """The connection waits by another clock than the token's, so never for long at once."""
+
+    async def wait_s(left_s: float) -> float:
+        held = rights("orders", "Send", until_s=time.time() + left_s)
+        connection: Any = SimpleNamespace(_expiry=None, rights=held, _check_rights=lambda: None)
+        ClientConnection._watch_expiry(connection, time.time())
+        connection._expiry.cancel()
+        return float(connection._expiry.when() - asyncio.get_running_loop().time())
+
+    assert asyncio.run(wait_s(86_400)) <= LOOK_AT_RIGHTS_SECONDS
+    assert 4 < asyncio.run(wait_s(5)) <= 5

@@ -150,7 +150,6 @@ def test_a_command_that_fails_after_it_changed_something_ends_the_worker_without
         assert len(dial().receive()) == 16
 
 
-@pytest.mark.xfail(strict=True, reason="time stands still until the wall clock is where it was")
 def test_times_to_live_and_locks_end_though_the_clock_is_set_back_an_hour(worker, tmp_path):
     with worker() as (_, dial):
         gateway = dial()

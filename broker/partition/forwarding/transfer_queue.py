@@ -48,7 +48,8 @@ def store(core: Core, queue: Queue, transfers: Transfers, messages: Sequence[Inc
 
     One that is scheduled waits here. The time to live counts as usual, and nothing of the entity itself shortens it.
     """
-    first = number = queue.next_number
+    first, wall_ms = queue.next_number, core.wall_ms(now_ms)
+    number = first
     message_id = core.bodies.next_id
     records: list[bytes] = []
     entries: list[tuple[bytes, bytes]] = []
@@ -69,10 +70,10 @@ def store(core: Core, queue: Queue, transfers: Transfers, messages: Sequence[Inc
             core.store.put(Table.META, forwarded_key(queue.id), encode_document(sorted(transfers.lanes)))
         overlay: Overlay = {Field.DESTINATION: name}
         scheduled_ms = extra.get(Extra.SCHEDULED_MS) or 0
-        enqueued_ms = max(now_ms, scheduled_ms)
+        enqueued_ms = scheduled_ms if scheduled_ms > wall_ms else now_ms
         expires_ms = end_of_life(enqueued_ms, ttl_ms)
         place = Place.AVAILABLE
-        if scheduled_ms > now_ms:
+        if scheduled_ms > wall_ms:
             place = Place.SCHEDULED
             if expires_ms != NEVER:
                 overlay[Field.EXPIRES_MS] = expires_ms
@@ -108,7 +109,7 @@ def store(core: Core, queue: Queue, transfers: Transfers, messages: Sequence[Inc
     core.turn.wake(queue)
     if due:
         core.store.put_many(Table.DUE, due)
-        core.timers.arm(earliest_ms, (queue.id, Due.SCHEDULED))
+        core.arm_scheduled(queue.id, earliest_ms, now_ms)
     return numbers
 
 

@@ -33,8 +33,8 @@ def activate(core: Core, queue: Queue, now_ms: int) -> None:
     The time to live counts from now. It is the difference of the entry's expiry and the time it was scheduled for, so
     that the body need not be read.
     """
-    store, limit = core.store, core.step()
-    start, end = due_key(queue.id, Due.SCHEDULED, 0, 0), due_key(queue.id, Due.SCHEDULED, now_ms + 1, 0)
+    store, limit, wall_ms = core.store, core.step(), core.wall_ms(now_ms)
+    start, end = due_key(queue.id, Due.SCHEDULED, 0, 0), due_key(queue.id, Due.SCHEDULED, wall_ms + 1, 0)
     items = store.scan(Table.DUE, start, end, limit)
     entries: list[tuple[int, int, Overlay | None]] = []
     expiring: list[tuple[int, int]] = []  # index in entries, time
@@ -78,7 +78,7 @@ def activate(core: Core, queue: Queue, now_ms: int) -> None:
     if len(items) == limit:
         core.timers.arm(now_ms, (queue.id, Due.SCHEDULED))
     elif rest := store.scan(Table.DUE, end, due_key(queue.id, Due.SCHEDULED + 1, 0, 0), 1):
-        core.timers.arm(unpack_due_key(rest[0][0])[2], (queue.id, Due.SCHEDULED))
+        core.arm_scheduled(queue.id, unpack_due_key(rest[0][0])[2], now_ms)
 
 
 def mend_times(core: Core, queue_id: int) -> None:

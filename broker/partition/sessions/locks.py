@@ -107,7 +107,7 @@ def take_accepted(core: Core) -> list[tuple[Hashable, str, int]]:
     """Who has got a session since this was asked last, which, and until when."""
     accepted = core.turn.take_accepted()
     return [
-        (receiver.key, receiver.session.id, receiver.session.until_ms)
+        (receiver.key, receiver.session.id, core.wall_ms(receiver.session.until_ms))
         for receiver in accepted
         if receiver.session is not None and core.receivers.get(receiver.key) is receiver
     ]

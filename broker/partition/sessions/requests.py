@@ -19,7 +19,8 @@ from protocol.bounds import MAX_COUNT
 
 def renew_session_lock(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> int:
     receiver, session_id = args
-    return session_locks.renew(core, queue, session_locks.held(queue, receiver, session_id, now_ms), now_ms)
+    session = session_locks.held(queue, receiver, session_id, now_ms)
+    return core.wall_ms(session_locks.renew(core, queue, session, now_ms))
 
 
 def get_session_state(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> bytes | None:

@@ -38,6 +38,8 @@ PAGE_BYTES = 4096
 # A record that is changed takes up to four pages, and those it had before are not free before the next turn but one.
 WORK_BYTES = 8 * PAGE_BYTES
 LEAST_WORK = 128  # of a turn, however full the store is
+# The wall clock, once it was set back, catches up little by little, or all at once when it is set again.
+LOOK_AGAIN_MS = 5000
 _TOPIC_PARTS = (Part.MAIN, Part.TRANSFER_DEAD_LETTER, Part.TRANSFER)
 
 
@@ -101,8 +103,23 @@ class Core:
         self.token_prefix = partition_id.to_bytes(2, "big") + incarnation
         self.token_numbers = count_from(1)
         self.past = Totals()  # of queues since deleted
+        self.ahead_ms = 0  # of the wall clock: see `wall_ms`
         self.changes = 0  # of what is in memory: see `changing`
         self._changes_before = 0
+
+    def wall_ms(self, time_ms: int) -> int:
+        """The wall clock's time at a time of the partition, which is ahead of it after that was set back.
+
+        Scheduled times are the wall clock's, and so are the ends of locks that clients are told.
+        """
+        return time_ms - self.ahead_ms
+
+    def arm_scheduled(self, queue_id: int, scheduled_ms: int, now_ms: int) -> None:
+        """A message is scheduled for this time of the wall clock."""
+        due_ms = scheduled_ms
+        if scheduled_ms <= now_ms:
+            due_ms = min(scheduled_ms + self.ahead_ms, now_ms + LOOK_AGAIN_MS)
+        self.timers.arm(due_ms, (queue_id, Due.SCHEDULED))
 
     def begin_command(self) -> None:
         """A command of a caller begins: what was changed before is not its doing."""

@@ -269,7 +269,7 @@ def publish(
     repeats: dict[int, int] = {}
     if queue.terms.duplicate_window_ms:
         repeats = sift(core, queue, [extra for _, _, _, extra in messages], now_ms, reserved)
-    size_bytes, earliest_ms = 0, NEVER
+    size_bytes, earliest_ms, wall_ms = 0, NEVER, core.wall_ms(now_ms)
     default_ttl_ms, has_rules = queue.terms.time_to_live_ms, topic.has_rules
     for layout, body, ttl_ms, extra in messages:
         if default_ttl_ms is not None and (ttl_ms is None or ttl_ms > default_ttl_ms):
@@ -287,8 +287,8 @@ def publish(
                 number += reserved is not None
                 continue
             session_id = extra.get(Extra.SESSION_ID)
-        is_scheduled = scheduled_ms > now_ms or reserved is not None
-        enqueued_ms = max(now_ms, scheduled_ms)
+        is_scheduled = scheduled_ms > wall_ms or reserved is not None
+        enqueued_ms = max(wall_ms, scheduled_ms) if is_scheduled else now_ms
         expires_ms = end_of_life(enqueued_ms, ttl_ms)
         size = MESSAGE_HEADER_BYTES + len(body)
         if is_scheduled:
@@ -329,7 +329,7 @@ def publish(
         core.store.put_many(Table.DUE, due)
         queue.counts[Place.SCHEDULED] += len(scheduled)
         core.turn.work += 2 * len(scheduled)
-        core.timers.arm(earliest_ms, (queue.id, Due.SCHEDULED))
+        core.arm_scheduled(queue.id, earliest_ms, now_ms)
     return numbers
 
 

@@ -15,6 +15,7 @@ from broker.partition import requests
 from broker.partition.partition import Partition
 from broker.partition.settings import PartitionSettings
 from broker.settings.config import Settings
+from broker.worker.clock import Clock
 from broker.worker.worker import Worker, listen
 from storage.lmdb_store import LmdbStore
 from storage.records import encode_document, entity_key
@@ -43,9 +44,9 @@ def main() -> None:
         document |= QueueDescription(name="orders", lock_duration_ms=5000).model_dump(mode="json")
         store.put(Table.ENTITIES, entity_key(1), encode_document(document))
         store.commit()
-    now_ms = int(time.time() * 1000)
-    partition = Partition(0, store, now_ms=now_ms, incarnation=bytes(6), settings=PartitionSettings())
-    Worker(0, 0, {0: partition}, {0: store}, listen(path), [path], 1).run()
+    clock = Clock(int(time.time() * 1000), int(time.monotonic() * 1000))
+    partition = Partition(0, store, now_ms=clock.now_ms, incarnation=bytes(6), settings=PartitionSettings())
+    Worker(0, 0, {0: partition}, {0: store}, listen(path), [path], 1, clock).run()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,44 @@
+"""The time that a worker tells its partitions: the wall clock's, but it never goes back and never stands still.
+
+Locks, times to live, transactions and waits are spans, and must end although somebody sets the wall clock back.
+
+| the wall clock          | this clock                                                                              |
+|-------------------------|-----------------------------------------------------------------------------------------|
+| goes on                 | is the wall clock                                                                       |
+| is set forward          | follows at once: also a machine that slept finds its spans over                         |
+| is set back             | goes on with the monotonic clock, a little slower, until the wall clock has caught up    |
+
+While it is ahead of the wall clock, spans are a little longer than they should be, never shorter; an hour is caught up
+in `SLOWNESS` hours. `ahead_ms` is for what is about the wall clock itself: times that messages are scheduled for, and
+the ends of locks that clients are told.
+"""
+
+# One in so many milliseconds is left out to let the wall clock catch up: a lock of 30 s then lasts 33.3 s.
+SLOWNESS = 10
+
+
+class Clock:
+    """`now_ms` is the time as of the last reading, milliseconds since 1970."""
+
+    __slots__ = ("_behind_ms", "_monotonic_ms", "ahead_ms", "now_ms")
+
+    def __init__(self, wall_ms: int, monotonic_ms: int) -> None:
+        self.now_ms = wall_ms
+        self.ahead_ms = 0  # of the wall clock, as of the last reading
+        self._monotonic_ms = monotonic_ms
+        self._behind_ms = 0  # of time that passed while it was ahead: what does not make a whole step yet
+
+    def read(self, wall_ms: int, monotonic_ms: int) -> int:
+        """Take note of both clocks; returns `now_ms`. The monotonic clock has any origin, and does not go back."""
+        passed_ms = monotonic_ms - self._monotonic_ms
+        self._monotonic_ms = monotonic_ms
+        ahead_ms = self.now_ms + passed_ms - wall_ms
+        if ahead_ms <= 0:
+            self._behind_ms = 0
+            self.now_ms, self.ahead_ms = wall_ms, 0
+            return wall_ms
+        left_out_ms, self._behind_ms = divmod(self._behind_ms + passed_ms, SLOWNESS)
+        left_out_ms = min(left_out_ms, ahead_ms)
+        self.now_ms += passed_ms - left_out_ms
+        self.ahead_ms = ahead_ms - left_out_ms
+        return self.now_ms
