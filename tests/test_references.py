@@ -65,3 +65,30 @@ def test_the_page_defines_nothing_twice():
 )
 def test_what_counts_as_a_reference(text, references):
     assert cited(text) == references
+
+
+PATH = re.compile(r"`((?:broker|protocol|storage|bench|tests|deploy|docs)/[\w./-]+\.(?:py|md|toml|c))`")
+MODULE = re.compile(r"`((?:broker|protocol|storage)(?:\.[a-z_]+)+)(?:\.[A-Z]\w*)?`")
+
+
+def is_module_or_name(dotted: str) -> bool:
+    """A package, a module, or a function or constant of one."""
+    parts = dotted.split(".")
+    for length in (len(parts), len(parts) - 1):
+        path = ROOT.joinpath(*parts[:length])
+        if path.with_suffix(".py").is_file():
+            return length == len(parts) or parts[-1] in path.with_suffix(".py").read_text()
+        if length == len(parts) and path.is_dir():
+            return True
+    return False
+
+
+def test_files_and_modules_that_are_named_exist():
+    missing = set()
+    for path in [*sources(), ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", PAGE]:
+        if path.suffix in (".py", ".md"):
+            text = path.read_text()
+            wrong = [name for name in PATH.findall(text) if not (ROOT / name).exists()]
+            wrong += [name for name in MODULE.findall(text) if not is_module_or_name(name)]
+            missing |= {f"{path.relative_to(ROOT)}: {name}" for name in wrong}
+    assert sorted(missing) == []
