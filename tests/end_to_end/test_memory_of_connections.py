@@ -1,0 +1,249 @@
+"""How much of a gateway's memory one connection can take, whatever its client sends: measured on a real broker."""
+
+import threading
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+
+import pytest
+
+from protocol.codec import Array, Described, Symbol, UInt, ULong, encode
+from protocol.engine.sasl import AMQP_HEADER, SASL_HEADER
+from tests.brokers import Broker
+from tests.end_to_end.health import assert_unharmed, process_ids, process_of
+from tests.end_to_end.raw_peer import (
+    ATTACH,
+    BEGIN,
+    CLOSE,
+    DISPOSITION,
+    OPEN,
+    TRANSFER,
+    Frame,
+    RawPeer,
+    error_of,
+    frame_bytes,
+    message,
+    performative,
+)
+
+MIB = 1 << 20
+LONG = "x" * 60_000
+MANY = {Symbol("a"): [None] * 4000}  # each value of which is large in memory and one byte on the wire
+LIMIT = "amqp:resource-limit-exceeded"
+UNBOUNDED = pytest.mark.xfail(strict=True, reason="a connection keeps all links, sessions and states that it is sent")
+CONFIG = """
+partitions = 1
+[[queues]]
+name = "witness"
+[[queues]]
+name = "orders"
+"""
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory):
+    with Broker(tmp_path_factory.mktemp("memory"), CONFIG) as broker:
+        yield broker
+
+
+@pytest.fixture(autouse=True)
+def unharmed(broker):
+    before = process_ids(broker)
+    yield
+    assert_unharmed(broker, before)
+
+
+class Memory:
+    """The most that the gateway's resident memory grew while this was watched."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._process = process_of(broker, "broker.gateway")
+        self._before = self._process.memory_info().rss
+        self._ends = threading.Event()
+        self.grown = 0
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def _watch(self) -> None:
+        while not self._ends.wait(0.01):
+            self.grown = max(self.grown, self._process.memory_info().rss - self._before)
+
+    def __enter__(self) -> "Memory":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ends.set()
+        self._thread.join()
+
+
+def attach(handle: int, **fields: object) -> bytes:
+    """An attach of a sender to orders with some of its fields made large."""
+    terminus = [fields.get("address", "orders"), UInt(0), Symbol("session-end"), UInt(0), False]
+    origin = [*terminus, None, None, fields.get("filter"), None, None, fields.get("capabilities")]
+    return performative(
+        0,
+        ATTACH,
+        [
+            fields.get("name", f"link-{handle}"),
+            UInt(handle),
+            False,
+            None,
+            None,
+            Described(ULong(0x28), origin),
+            Described(ULong(0x29), [*terminus, None, fields.get("capabilities")]),
+            fields.get("unsettled"),
+            None,
+            UInt(0),
+            None,
+            fields.get("capabilities"),
+            fields.get("capabilities"),
+            fields.get("properties"),
+        ],
+    )
+
+
+CAPABILITIES = Array(Symbol, tuple(Symbol("c" * 30) for _ in range(500)))
+LARGE = {
+    "properties": {"properties": {Symbol("p"): LONG}},
+    "values": {"properties": MANY},
+    "filter": {"filter": {Symbol("f"): LONG}},
+    "values of a filter": {"filter": MANY},
+    "capabilities": {"capabilities": CAPABILITIES},
+    "unsettled": {"unsettled": {"u": LONG}},
+    "address": {"address": LONG[:25_000]},
+    "nothing": {},
+}
+
+
+def say_until_cut_off(peer: RawPeer, frames: Iterable[bytes]) -> tuple[str, str]:
+    """Condition and description of the close with which the broker ends it."""
+    said: list[Frame] = []
+
+    def listen() -> None:
+        said.extend(peer.wait_closed(60))
+
+    listener = threading.Thread(target=listen)
+    listener.start()
+    with suppress(OSError):
+        for frame in frames:
+            peer.send(frame)
+    listener.join(60)
+    closes = [frame for frame in said if frame.code == CLOSE]
+    assert closes, "the broker did not end the connection"
+    return error_of(closes[0])
+
+
+@UNBOUNDED
+@pytest.mark.parametrize("large", LARGE.values(), ids=LARGE)
+def test_a_stranger_has_some_tens_of_small_links_and_then_no_connection(broker, large):
+    with Memory(broker) as memory:
+        for _ in range(2):
+            with RawPeer.anonymous(broker.amqp_port) as peer:
+                frames = (attach(handle, **large) for handle in range(9000))
+                assert say_until_cut_off(peer, frames)[0] == LIMIT
+    assert memory.grown < 8 * MIB
+
+
+@UNBOUNDED
+def test_a_stranger_has_a_few_sessions_and_then_no_connection(broker):
+    frames = [
+        performative(channel, BEGIN, [None, UInt(0), UInt(9), UInt(9), None, None, None, {Symbol("p"): LONG[:1000]}])
+        for channel in range(1, 5000)
+    ]
+    with Memory(broker) as memory, RawPeer.anonymous(broker.amqp_port) as peer:
+        assert say_until_cut_off(peer, frames)[0] == LIMIT
+    assert memory.grown < 8 * MIB
+
+
+@UNBOUNDED
+def test_a_stranger_that_opens_with_much_has_no_connection(broker):
+    with Memory(broker) as memory:
+        for properties in ({Symbol("p"): LONG}, MANY):
+            with RawPeer(broker.amqp_port) as peer:
+                peer.sasl("ANONYMOUS", b"")
+                fields = ["c", "localhost", UInt(65536), None, None, None, None, None, None, properties]
+                peer.send(AMQP_HEADER + performative(0, OPEN, fields) * 1)
+                assert error_of(peer.expect(CLOSE))[0] == LIMIT
+    assert memory.grown < 8 * MIB
+
+
+def test_a_stranger_that_sends_more_than_a_frame_of_sasl_is_cut_off(broker):
+    with Memory(broker) as memory:
+        for _ in range(20):
+            with RawPeer(broker.amqp_port) as peer, suppress(OSError):
+                init = encode(Described(ULong(0x41), [Symbol("PLAIN"), b"x" * MIB]))
+                peer.send(SASL_HEADER + frame_bytes(0, init, kind=1))
+                peer.wait_closed()
+    assert memory.grown < 16 * MIB
+
+
+def test_frames_that_never_end_take_no_more_than_one_frame_each(broker):
+    peers = []
+    with Memory(broker) as memory:
+        try:
+            for _ in range(100):
+                peer = RawPeer.anonymous(broker.amqp_port)
+                peers.append(peer)
+                peer.send(attach(0, properties={Symbol("p"): LONG})[:-1])
+            time.sleep(0.5)
+        finally:
+            for peer in peers:
+                peer.socket.close()
+    assert memory.grown < 100 * 256 * 1024
+
+
+@UNBOUNDED
+def test_a_client_with_a_key_may_have_thousands_of_links_within_a_bound(broker):
+    """What its links take is bounded, and what thousands of usual ones take is within that."""
+    with RawPeer.connect(broker.amqp_port) as peer:
+        listener = threading.Thread(target=peer.wait_closed, args=(30,))
+        for channel in range(1, 11):
+            peer.begin(channel)
+        listener.start()
+        for channel in range(11):
+            for handle in range(200):
+                frame = attach(handle, name=f"{channel}-{handle}", properties={Symbol("product"): "raw peer"})
+                peer.send(frame[:6] + channel.to_bytes(2, "big") + frame[8:])
+        peer.send(performative(0, CLOSE, []))
+        listener.join()
+    with Memory(broker) as memory, RawPeer.connect(broker.amqp_port) as peer:
+        frames = []
+        for handle in range(9000):
+            channel = 1 + handle // 250
+            if handle % 250 == 0:
+                frames.append(performative(channel, BEGIN, [None, UInt(0), UInt(9), UInt(9)]))
+            frame = attach(handle % 250, name=f"l{handle}", filter=MANY)
+            frames.append(frame[:6] + channel.to_bytes(2, "big") + frame[8:])
+        assert say_until_cut_off(peer, frames)[0] == LIMIT
+    assert 10 * MIB < memory.grown < 160 * MIB
+
+
+@UNBOUNDED
+def test_states_that_are_no_outcomes_are_not_kept(broker):
+    """A disposition for many deliveries is kept by each of them until it is settled."""
+    with RawPeer.connect(broker.amqp_port) as peer:
+        sender = peer.attach_sender("orders")
+        for number in range(500):
+            peer.transfer(message(b"%d" % number), sender)
+        for _ in range(500):
+            peer.expect(DISPOSITION)
+        receiver = peer.attach_receiver("orders", credit=500)
+        first, *_ = [peer.expect(TRANSFER).fields[1] for _ in range(500)]
+        with Memory(broker) as memory:
+            state = Described(ULong(0x99), [LONG])
+            peer.say(DISPOSITION, True, UInt(first), UInt(first + 499), False, state)
+            frames = peer.wait_closed()
+        closes = [frame for frame in frames if frame.code == CLOSE]
+        assert error_of(closes[0])[0] == "amqp:invalid-field"
+        assert receiver
+    assert memory.grown < 8 * MIB
+
+
+@UNBOUNDED
+def test_an_outcome_with_much_in_it_is_for_few_deliveries(broker):
+    with RawPeer.connect(broker.amqp_port) as peer, Memory(broker) as memory:
+        modified = Described(ULong(0x27), [True, False, {Symbol("x"): LONG}])
+        peer.say(DISPOSITION, True, UInt(0), UInt(5000), False, modified)
+        closes = [frame for frame in peer.wait_closed() if frame.code == CLOSE]
+        assert error_of(closes[0])[0] == LIMIT
+    assert memory.grown < 8 * MIB
