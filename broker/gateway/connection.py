@@ -13,7 +13,7 @@ from functools import wraps
 from typing import Concatenate, ParamSpec, Protocol, cast
 
 from broker.errors import BrokerError, EntityNotFound
-from broker.gateway.bound_links import BoundLinks
+from broker.gateway.bound_links import MAX_LINKS_WITHOUT_RIGHTS, BoundLinks
 from broker.gateway.conditions import condition_of
 from broker.gateway.host import Overrunning, Responder, SessionHolder, Shared
 from broker.gateway.links.intake import Intake
@@ -31,6 +31,7 @@ from protocol.engine.engine import Engine
 from protocol.engine.incoming import FramingError, HandleInUse, IllegalState
 from protocol.engine.links import Link, Session
 from protocol.engine.sasl import Identity, IdentityKind, SaslServer
+from protocol.engine.state_bytes import StateTooLarge
 from protocol.errors import InvalidField, ProtocolError
 from protocol.nodes.sas_tokens import Claim
 
@@ -50,12 +51,15 @@ CLOSE_GRACE_SECONDS = 2.0
 LOOK_AT_RIGHTS_SECONDS = 60.0
 # Refused links count until the client has detached them; one with this many times the links allowed never will.
 LINKS_OVERRUN = 2
+# What is kept of a client that has no right yet: 40 links with the properties that SDKs send take half of it.
+STATE_BYTES_WITHOUT_RIGHTS = 512 << 10
 
 _FAULTS: dict[type[ProtocolError], Symbol] = {
     FramingError: conditions.CONNECTION_FRAMING_ERROR,
     InvalidField: conditions.INVALID_FIELD,
     IllegalState: conditions.ILLEGAL_STATE,
     HandleInUse: conditions.SESSION_HANDLE_IN_USE,
+    StateTooLarge: conditions.RESOURCE_LIMIT_EXCEEDED,
 }
 
 
@@ -107,6 +111,7 @@ class ClientConnection(asyncio.Protocol):
         self.transactions = Transactions()
         self.rights = Rights(everything=gateway.settings.security.allow_anonymous)
         self.is_stalled = False
+        self.waiting_bytes = 0
         self.overrun: set[Overrunning] = set()
         self.blocked: set[Gathering] = set()
         self.next_tick_ms = 0
@@ -265,8 +270,14 @@ class ClientConnection(asyncio.Protocol):
             channel_max=amqp.channel_max,
             idle_time_out_ms=amqp.idle_time_out_ms,
         )
+        self._limit_state()
         self._links = BoundLinks(self, self.engine.links)
         self._set_deadline(amqp.open_timeout_ms, "open was not sent in time")
+
+    def _limit_state(self) -> None:
+        """What the connection may keep, by the rights it has now."""
+        most = self.gateway.settings.amqp.max_state_bytes_per_connection
+        self.engine.limit_state(min(most, STATE_BYTES_WITHOUT_RIGHTS) if self.rights.is_empty else most)
 
     # -- protocol.engine.engine.Handler
 
@@ -275,7 +286,7 @@ class ClientConnection(asyncio.Protocol):
         self.client_name = container_id
         self.next_tick_ms = 0  # the client may want heartbeats sooner than we look for its own
         self.engine.open()
-        log.info("connection opened", peer=self._peer, container=container_id)
+        log.info("connection opened", peer=self._peer, container=container_id[:100])
         if self.gateway.is_full:
             self.gateway.metrics.connections_refused += 1
             limit = self.gateway.settings.amqp.max_connections
@@ -294,7 +305,10 @@ class ClientConnection(asyncio.Protocol):
         self.gateway.metrics.sessions -= 1
 
     def on_attach(self, link: Link) -> None:
-        if len(self.engine.links) > LINKS_OVERRUN * self.gateway.settings.amqp.max_links_per_connection:
+        allowed = self.gateway.settings.amqp.max_links_per_connection
+        if self.rights.is_empty:
+            allowed = min(allowed, MAX_LINKS_WITHOUT_RIGHTS)
+        if len(self.engine.links) > LINKS_OVERRUN * allowed:
             self.close(conditions.RESOURCE_LIMIT_EXCEEDED, "Links are attached although they are refused.")
         else:
             self._links.attach(link)
@@ -413,6 +427,7 @@ class ClientConnection(asyncio.Protocol):
     def put_claim(self, claim: Claim, now_s: float) -> None:
         """Take a token that was verified at `now_s`: its rights hold until it expires."""
         self.rights.put(claim)
+        self._limit_state()
         self._set_deadline(None, "")
         self._watch_expiry(now_s)
 

@@ -53,14 +53,16 @@ class Responder(Protocol):
 class Host(Turn, Protocol):
     """A connection, to the links on it.
 
-    `is_stalled`: the client does not read. `overrun` are links because of which the client may have to wait; `blocked`
-    are posted when the client has read on; `sessions` have who holds them, by queue id and session id. `client_name` is
-    what the client calls its end: the container id of its open.
+    `is_stalled`: the client does not read. `waiting_bytes` are those of responses that wait for credit. `overrun` are
+    links because of which the client may have to wait; `blocked` are posted when the client has read on; `sessions`
+    have who holds them, by queue id and session id. `client_name` is what the client calls its end: the container id of
+    its open.
     """
 
     client_name: str
 
     is_stalled: bool
+    waiting_bytes: int
     overrun: set[Overrunning]
     blocked: set[Gathering]
     sessions: dict[tuple[int, str], SessionHolder]

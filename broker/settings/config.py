@@ -134,6 +134,9 @@ class Amqp(Frozen):
     max_sessions_per_connection: int = Field(5000, ge=1, le=65_536, description="AMQP sessions on one connection.")
     max_links_per_session: int = Field(256, ge=1, le=65_536, description="Links in one AMQP session.")
     max_links_per_connection: int = Field(5000, ge=1, le=65_536, description="Links on one connection.")
+    max_state_bytes_per_connection: int = Field(
+        128 * MIB, ge=MIB, le=GIB, description="Memory for the sessions and links of one connection, estimated high."
+    )
     sender_credit: int = Field(
         1000, ge=1, le=100_000, description="Messages a sender may have in flight, on one link (its credit)."
     )

@@ -122,6 +122,10 @@ class Engine:
         lib.pn_connection_collect(connection, self._collector)
         lib.pn_transport_bind(transport, connection)
 
+    def limit_state(self, maximum_bytes: int) -> None:
+        """Let the peer's open, sessions and links take so much memory, estimated high; beyond it `push` raises."""
+        self._walk.kept.maximum = maximum_bytes
+
     # -- bytes
 
     def push(self, data: bytes) -> None:

@@ -31,6 +31,7 @@ from protocol.engine.performatives import (
     TRANSFER,
     checked,
 )
+from protocol.engine.state_bytes import MAX_TRANSFER_LIST_BYTES, StateBytes, StateTooLarge, check_disposition
 from protocol.errors import DecodeError, InvalidField, ProtocolError
 from protocol.symbols import AMQP_HEADER, BATCH_FORMAT, HEARTBEAT
 
@@ -116,7 +117,8 @@ class FrameWalk:
     At others a batch begins on the link of the channel and handle that are told.
 
     `error` is what was wrong behind the bytes that `feed` returned: FramingError, DecodeError, LimitExceeded,
-    InvalidField, IllegalState or HandleInUse. After it, and after the peer's close, nothing more is taken.
+    InvalidField, IllegalState, HandleInUse or StateTooLarge. After it, and after the peer's close, nothing more is
+    taken. `kept` is what the engine keeps of what the peer has opened.
     """
 
     def __init__(self, max_frame_size: int) -> None:
@@ -132,6 +134,7 @@ class FrameWalk:
         self.error: ProtocolError | None = None
         self._opened = False
         self._closed = False
+        self.kept = StateBytes()
         self._sessions: dict[int, _Session] = {}  # by channel
         self._usual: dict[bytes, _UsualTransfer] = {}  # by bytes 6 to 15: channel, descriptor, and how the list begins
         self._last = _NO_TRANSFER  # of `_usual`
@@ -206,7 +209,7 @@ class FrameWalk:
                     fields, usual_head, usual_tag, usual_rest, least_bytes, ids = self._last
                 elif code == DISPOSITION:
                     if size > _SHORT_DISPOSITION_BYTES or data[at + 14 : at + 16] not in _SHORT_DISPOSITION:
-                        checked(memoryview(data)[:next_at], at + 11, code)
+                        check_disposition(size, checked(memoryview(data)[:next_at], at + 11, code))
                     if translated and channel in translated:
                         self._disposition(data, at, next_at, channel)
                 elif code == FLOW:
@@ -256,19 +259,24 @@ class FrameWalk:
     def _rare(self, code: int, frame: memoryview, at: int, channel: int) -> None:
         """A performative that begins or ends something. Raises ProtocolError."""
         fields = checked(frame, at, code)
+        kept = self.kept
+        size = len(frame) - at + 11
         session = self._sessions.get(channel)
         if code == OPEN:
             if self._opened:
                 raise IllegalState("The connection is open already.")
             self._opened = True
+            kept.open(size, fields)
         elif not self._opened:
             raise IllegalState("The connection is not open.")
         elif code == BEGIN:
             if session is not None:
                 raise IllegalState(f"Channel {channel} has a session already.")
+            kept.begin(channel, size, fields)
             self._sessions[channel] = _Session()
             self.begun.append((channel, fields[0]))
         elif code == END:
+            kept.end(channel)
             self._sessions.pop(channel, None)
             self.translated.pop(channel, None)
             self._forget_usual()
@@ -279,18 +287,22 @@ class FrameWalk:
                 raise HandleInUse(f"Handle {fields[1]} on channel {channel} is attached already.")
             if "\0" in fields[0]:
                 raise InvalidField("attach.name", "must not contain a null character")  # where proton would end it
+            kept.attach(channel, fields[1], size, fields)
             session.handles.add(fields[1])
             self.attached.append((channel, int(fields[1])))
         elif code == DETACH:
+            kept.detach(channel, fields[0])
             session.handles.discard(fields[0])
             session.unfinished.pop(fields[0], None)
 
     def _transfer(self, data: bytes, at: int, end: int, next_at: int, channel: int) -> bool:
         """Read a transfer that is here up to `end`; False if its performative goes on behind that.
 
-        Raises DecodeError, LimitExceeded and InvalidField.
+        Raises DecodeError, LimitExceeded, InvalidField and StateTooLarge.
         """
         list_end = _end_of_list(data, at + 11, end)
+        if list_end - at > MAX_TRANSFER_LIST_BYTES:
+            raise StateTooLarge(f"The fields of a transfer take more than {MAX_TRANSFER_LIST_BYTES} bytes.")
         if list_end > next_at:
             raise DecodeError("a transfer whose list does not end within its frame", at + 11)
         if list_end > end:

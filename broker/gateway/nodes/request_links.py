@@ -23,7 +23,8 @@ from protocol.nodes.request_message import Request
 from protocol.nodes.request_message import parse as parse_request
 
 REQUEST_CREDIT = 100
-# Responses that wait for credit on one link; a client that asks and does not read loses the oldest.
+# Responses that wait for credit, on one link and in bytes on all of a connection; a client that asks and does not read
+# loses the oldest.
 MAX_WAITING_RESPONSES = 1000
 MAX_WAITING_BYTES = 8 << 20
 
@@ -39,28 +40,34 @@ class ResponseLink:
         self.entity = entity
         self.node = (address.node, address.resource)
         self._waiting: deque[bytes] = deque()
-        self._waiting_bytes = 0
         self._count = 0
 
     def respond(self, response: bytes) -> None:
         self._waiting.append(response)
-        self._waiting_bytes += len(response)
+        self.connection.waiting_bytes += len(response)
         self.on_flow()
-        while len(self._waiting) > MAX_WAITING_RESPONSES or self._waiting_bytes > MAX_WAITING_BYTES:
-            self._waiting_bytes -= len(self._waiting.popleft())
+        while self._waiting and (
+            len(self._waiting) > MAX_WAITING_RESPONSES or self.connection.waiting_bytes > MAX_WAITING_BYTES
+        ):
+            self._next()
 
     def on_flow(self) -> None:
         link = self.link
         while self._waiting and not link.closed and link.credit > 0 and not self.connection.is_stalled:
             self._count += 1
-            response = self._waiting.popleft()
-            self._waiting_bytes -= len(response)
+            response = self._next()
             link.send(self._count.to_bytes(16, "big"), response, b"", 0, True)
         if link.drain and not link.closed:
             link.drained()
 
     def on_detach(self, broken: bool = False) -> None:
-        self._waiting.clear()
+        while self._waiting:
+            self._next()
+
+    def _next(self) -> bytes:
+        response = self._waiting.popleft()
+        self.connection.waiting_bytes -= len(response)
+        return response
 
 
 class RequestLink(Intake):
