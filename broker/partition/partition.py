@@ -18,7 +18,7 @@ from broker.partition.messages import duplicates, expiry, hand_out, schedule, se
 from broker.partition.messages.admission import Incoming
 from broker.partition.messages.hand_out import Pumped
 from broker.partition.messages.restoring import restore
-from broker.partition.requests import request
+from broker.partition.requests import Underway, request
 from broker.partition.sessions import locks as session_locks
 from broker.partition.settings import PartitionSettings
 from broker.partition.state import idleness
@@ -205,8 +205,13 @@ class Partition:
         """Put back what was received and deleted, but never reached the wire. `entries`: items as in a delivery."""
         restore(self._core, queue_id, entries, now_ms)
 
+    def go_on(self, underway: Underway) -> bool:
+        """With a request, as far as this turn may: see `Core.work_left`. True if it is done. Raises BrokerError."""
+        self._core.begin_command()
+        return not (self._core.turn.work and self._core.work_left() <= 0) and underway.go_on()
+
     def request(self, name: str, queue_id: int, args: Sequence[Any], now_ms: int) -> Any:
-        """See broker.wire. Raises BrokerError."""
+        """See broker.wire. The result, or an `Underway` that gives it in a later turn. Raises BrokerError."""
         self._begin(queue_id, now_ms)
         return request(self._core, name, queue_id, args, now_ms)
 

@@ -1,10 +1,11 @@
 """What is asked for by name: renewing, browsing, deferred and scheduled messages, deleting, counts.
 
 Names, arguments and results are in `broker.wire`. Each is done wholly or not at all, if it raises a BrokerError; only
-what is found expired or unreadable on the way goes where it belongs.
+what is found expired or unreadable on the way goes where it belongs. What looks at many messages or sessions does so
+step by step, and may be under way for several turns.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Generator, Hashable, Sequence
 from typing import Any
 
 from broker.errors import (
@@ -55,7 +56,7 @@ PROBE_KEY = b"probe"
 
 
 def request(core: Core, name: str, queue_id: int, args: Sequence[Any], now_ms: int) -> Any:
-    """Raises BrokerError."""
+    """The result; or an `Underway`, if there is more to do than a turn may. Raises BrokerError."""
     if name in _OF_PARTITION:
         return _OF_PARTITION[name](core, args, now_ms)
     if name not in _OF_QUEUE:
@@ -65,7 +66,33 @@ def request(core: Core, name: str, queue_id: int, args: Sequence[Any], now_ms: i
         raise NotAllowed(f"The operation '{name}' is not possible on a transfer queue.")
     if queue.is_topic and name not in _OF_TOPIC:
         raise NotAllowed(f"'{queue.terms.name}' is a topic; its messages are in its subscriptions.")
-    return _OF_QUEUE[name](core, queue, args, now_ms)
+    result = _OF_QUEUE[name](core, queue, args, now_ms)
+    if not isinstance(result, Generator):
+        return result
+    underway = Underway(core, result)
+    return underway if not underway.go_on() else underway.result
+
+
+# What takes a request several turns: it yields when the turn's work is done, and returns the result.
+Steps = Generator[None, None, Any]
+
+
+class Underway:
+    """A request that goes on in the turns that follow. What it did before stays done if it fails, or is dropped."""
+
+    def __init__(self, core: Core, steps: Steps) -> None:
+        self._core = core
+        self._steps = steps
+        self.result: Any = None
+
+    def go_on(self) -> bool:
+        """Do what this turn may; True if it is done, and `result` its result. Raises BrokerError."""
+        try:
+            next(self._steps)
+        except StopIteration as end:
+            self.result = end.value
+            return True
+        return False
 
 
 def _renew_locks(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> list[int]:
@@ -230,7 +257,7 @@ def _cancel_scheduled(core: Core, queue: Queue, args: Sequence[Any], now_ms: int
     queue.tally.cancelled += len(cancelled)
 
 
-def _delete_batch(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> int:
+def _delete_batch(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> Steps:
     """Available messages, the oldest first; locked ones are passed over."""
     count, before_ms, *rest = args
     session_id: str | None = rest[0] if rest else None
@@ -238,67 +265,86 @@ def _delete_batch(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) ->
         raise InvalidArgument(f"message-count must be positive, not {count}.")
     if session_id is not None:
         session_requests.sessions_of(queue)
-    return _delete(core, queue, Place.AVAILABLE, count, before_ms + core.ahead_ms, session_id)
+    return _delete(core, queue.id, (Place.AVAILABLE,), count, before_ms + core.ahead_ms, session_id)
 
 
-def _purge(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> int:
-    """A step of it: all that is not locked goes. To be asked again until the answer is 0."""
-    limit = 10 * core.settings.step
-    deleted = 0
-    for place in Place:
-        if deleted < limit:
-            deleted += _delete(core, queue, place, limit - deleted, None)
-    return deleted
+def _purge(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> Steps:
+    """All that is not locked goes, so many of them. To be asked again until the answer is 0."""
+    return _delete(core, queue.id, tuple(Place), 10 * core.settings.step, None, None)
 
 
 def _delete(
-    core: Core, queue: Queue, place: Place, count: int, before_ms: int | None, session_id: str | None = None
-) -> int:
-    """Delete up to `count` unlocked messages, enqueued before `before_ms`; fewer if many bytes must be read.
+    core: Core, queue_id: int, places: Sequence[Place], count: int, before_ms: int | None, session_id: str | None
+) -> Steps:
+    """Delete up to `count` unlocked messages, enqueued before `before_ms`; with `session_id` only those of the session.
 
-    With `session_id` only those of the session.
+    Returns how many there were. Raises EntityNotFound if the entity is deleted meanwhile.
     """
+    deleted = 0
+    for place in places:
+        start: int | None = 0
+        while start is not None and deleted < count:
+            if core.turn.work and core.work_left() <= 0:
+                yield
+            found, start = _delete_some(
+                core, core.queue(queue_id), place, start, count - deleted, before_ms, session_id
+            )
+            deleted += found
+    return deleted
+
+
+def _delete_some(
+    core: Core,
+    queue: Queue,
+    place: Place,
+    start: int,
+    count: int,
+    before_ms: int | None,
+    session_id: str | None,
+) -> tuple[int, int | None]:
+    """A step of `_delete`, from the number `start` on: how many went, and where to go on, None at the end."""
     locked = queue.locks.numbers() if place == Place.AVAILABLE else queue.locks.deferred
-    start = 0
+    step = core.step()
+    items = browsing.entries(core, queue, place, start, step, session_id)
+    end = items[-1][0] + 1 if len(items) == step else None
     messages: list[Held] = []
     unreadable: list[tuple[int, int | None]] = []
     read_bytes = 0
-    while len(messages) < count and read_bytes < core.settings.step_bytes:
-        items = browsing.entries(core, queue, place, start, min(count, core.settings.step), session_id)
-        if not items:
+    for number, _, value in items:
+        if len(messages) == count or read_bytes >= core.settings.step_bytes:
+            end = number
             break
-        start = items[-1][0] + 1
-        for number, _, value in items:
-            if number in locked:
-                continue
-            try:
-                message_id, delivery_count, overlay = decode_entry(value)
-            except CorruptRecord:
-                unreadable.append((number, None))
-                continue
-            record = core.bodies.read_one(message_id)
-            if record is None:
-                unreadable.append((number, message_id))
-                continue
-            read_bytes += len(record)
-            enqueued_ms = message_enqueued_ms(record)
-            if before_ms is not None and ((overlay or {}).get(Field.ENQUEUED_MS) or enqueued_ms) >= before_ms:
-                continue
-            due_ms = NEVER
-            if place == Place.SCHEDULED:
-                due_ms = enqueued_ms
-            elif place == Place.AVAILABLE and not queue.is_dead_letter:
-                due_ms = _expires_ms(overlay, record)
-            messages.append(unlocked((number, message_id, delivery_count, overlay), len(record), due_ms, place))
-            if len(messages) == count:
-                break
+        core.turn.work += 1
+        if number in locked:
+            continue
+        try:
+            message_id, delivery_count, overlay = decode_entry(value)
+        except CorruptRecord:
+            unreadable.append((number, None))
+            continue
+        record = core.bodies.read_one(message_id)
+        if record is None:
+            unreadable.append((number, message_id))
+            continue
+        read_bytes += len(record)
+        enqueued_ms = message_enqueued_ms(record)
+        if before_ms is not None and ((overlay or {}).get(Field.ENQUEUED_MS) or enqueued_ms) >= before_ms:
+            continue
+        due_ms = NEVER
+        if place == Place.SCHEDULED:
+            due_ms = enqueued_ms
+        elif place == Place.AVAILABLE and not queue.is_dead_letter:
+            due_ms = _expires_ms(overlay, record)
+        messages.append(unlocked((number, message_id, delivery_count, overlay), len(record), due_ms, place))
+    if read_bytes >= core.settings.step_bytes:
+        core.end_of_work()
     discard(core, queue, messages)
     for number, body_of in unreadable:
         set_aside(core, queue, place, number, body_of)
     if place == Place.AVAILABLE:
         queue.forget([(ref[0], ref[3]) for ref, *_ in messages])
     queue.tally.deleted += len(messages)
-    return len(messages)
+    return len(messages), end
 
 
 def _counts(core: Core, args: Sequence[Any], now_ms: int) -> dict[int, list[int]]:

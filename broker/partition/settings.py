@@ -26,7 +26,7 @@ class PartitionSettings:
     # Records read or written in a turn by what can go on in the next; far fewer where the store is nearly full.
     turn_work: int = 10_000
     step: int = 1000  # timers fired, or messages of a deleted entity freed, per queue and turn
-    step_bytes: int = 64 * MIB  # read by one purge or deletion request
+    step_bytes: int = 8 * MIB  # of records read in one step
     peek_max: int = 1000  # in one answer to `peek`; the caller asks again from where it ended
     reply_bytes: int = 64 * MIB  # in one answer to `receive-deferred` for more than one message
     properties_bytes: int = 64 * 1024  # names and values set on one message by its receivers

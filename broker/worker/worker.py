@@ -14,6 +14,7 @@ import select
 import signal
 import socket
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -26,6 +27,7 @@ from broker.metrics import WorkerMetrics
 from broker.partition.forwarding.destination import ENTRY
 from broker.partition.messages.hand_out import Forward, Pumped
 from broker.partition.partition import Partition
+from broker.partition.requests import Underway
 from broker.partition.settings import PartitionSettings
 from broker.partition.state.terms import Terms
 from broker.wire import Op, Operation, Outcome, SendOperation, unpack_operations
@@ -98,6 +100,7 @@ class Worker:
         self._neighbours = Neighbours(
             sockets, partitions, partition_count, self._poll, self._touched.add, self._deletions
         )
+        self._underway: deque[tuple[Caller, int, Partition, Underway]] = deque()  # requests, with their ids
         self._stopping = False
         self._held_back = False  # nothing was handed out in the last turn, since a gateway had too much unread
         self._apply: dict[int, Callable[[Caller, list[Any]], None]] = {
@@ -168,8 +171,10 @@ class Worker:
         """Timers, hand-out, commit, answers. True if a partition could hand out more at once."""
         now_ms = self._now_ms
         metrics = self._metrics
-        remaining = False
         committed = False
+        if self._underway:
+            self._go_on()
+        remaining = bool(self._underway)
         forwards: list[Forward] = []
         is_behind = any(peer.is_behind for peer in self._peers.values())
         more = more or (self._held_back and not is_behind)
@@ -405,11 +410,32 @@ class Worker:
             else:
                 _name_receiver(peer, name, arguments)
                 result = partition.request(name, queue, arguments, self._now_ms)
+                if isinstance(result, Underway):
+                    self._underway.append((peer, request, partition, result))
+                    return
         except Exception as error:
             refusal = self._refusal(partition, error)
             peer.answers.append([Op.FAILED, request, type(refusal).__name__, str(refusal)])
         else:
             peer.answers.append([Op.REPLY, request, result])
+
+    def _go_on(self) -> None:
+        """With requests that are under way, each as far as its partition's turn may; the last that went on is last."""
+        for _ in range(len(self._underway)):
+            peer, request, partition, underway = self._underway.popleft()
+            if peer.socket.fileno() < 0:
+                continue  # closed: nobody waits for it any more
+            self._touched.add(partition)
+            try:
+                done = partition.go_on(underway)
+            except Exception as error:
+                refusal = self._refusal(partition, error)
+                peer.answers.append([Op.FAILED, request, type(refusal).__name__, str(refusal)])
+                continue
+            if done:
+                peer.answers.append([Op.REPLY, request, underway.result])
+            else:
+                self._underway.append((peer, request, partition, underway))
 
     def _in_transaction(self, peer: Caller, partition: Partition, name: str, queue: int, arguments: list[Any]) -> Any:
         transaction = arguments[0]

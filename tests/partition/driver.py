@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from broker.errors import BrokerError
 from broker.namespace.entities import Description, QueueDescription
 from broker.partition.partition import Partition
+from broker.partition.requests import Underway
 from broker.partition.settings import PartitionSettings
 from broker.wire import ENTRY, Extra, Outcome
 from storage.memory import MemoryStore
@@ -154,6 +155,11 @@ class Driver:
     def request(self, name: str, *args: Any, queue: int = MAIN) -> Any:
         result = self.partition.request(name, queue, args, self.now_ms)
         self.partition.commit()
+        if isinstance(result, Underway):
+            while not self.partition.go_on(result):
+                self.partition.commit()
+            self.partition.commit()
+            return result.result
         return result
 
     def peek(self, queue: int = MAIN, start: int = 0, count: int = 100) -> list[Delivery]:

@@ -56,7 +56,7 @@ def accept(core: Core, queue: Queue, receiver: Receiver, session_id: str | None,
         _lose(core, queue, holder, now_ms)
     core.changing()
     core.receivers[receiver.key] = queue.receivers[receiver.key] = receiver
-    sessions.offered.pop(session_id, None)
+    sessions.offered.discard(session_id)
     _lock(core, queue, Session(queue.id, session_id, receiver, now_ms + queue.terms.lock_duration_ms), receiver)
 
 
@@ -79,17 +79,22 @@ def offer(core: Core, now_ms: int) -> None:
 
 def _offer(core: Core, queue: Queue, sessions: Sessions, now_ms: int) -> bool:
     """False if there is more to do than a step. Sessions whose messages have all expired, unnoticed, are not given."""
-    if not sessions.offered:
+    if not sessions.waiting or not sessions.offered:
         return True
+    if not sessions.offered.complete:
+        looked = sessions.offered.load(core.step(), sessions.locked.__contains__)
+        core.turn.work += looked
+        if not sessions.offered.complete:
+            return False
     until_ms = now_ms + queue.terms.lock_duration_ms
     some_expired = _some_expired(core, queue, now_ms)
-    steps = core.settings.step
-    while sessions.waiting and sessions.offered:
+    steps = core.step()
+    while sessions.waiting and (session_id := sessions.offered.take()) is not None:
         receiver = next(iter(sessions.waiting.values()))
-        session = Session(queue.id, next(iter(sessions.offered)), receiver, until_ms)
-        del sessions.offered[session.id]
+        session = Session(queue.id, session_id, receiver, until_ms)
         while steps > 0 and (refs := next_of_session(core, queue, session, 1, 1)):
             steps -= 1
+            core.turn.work += 1
             if not some_expired or _is_live(core, queue, refs[0], now_ms):
                 session.window.put_back(refs[0])
                 del sessions.waiting[receiver.key]
@@ -97,8 +102,7 @@ def _offer(core: Core, queue: Queue, sessions: Sessions, now_ms: int) -> bool:
                 break
         else:
             if steps <= 0:
-                sessions.offered[session.id] = None
-                sessions.offered.move_to_end(session.id, last=False)
+                sessions.offered.put_back(session.id)
                 return False
     return True
 
@@ -191,7 +195,7 @@ def release(core: Core, queue: Queue, session: Session, failed: bool, now_ms: in
         else:
             put_back(core, queue, lock, now_ms)
     if session.id not in sessions.offered and sessions.has_available(session.id):
-        sessions.offered[session.id] = None
+        sessions.offered.add(session.id, None)
     core.turn.wake(queue)
 
 

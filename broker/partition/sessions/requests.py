@@ -3,9 +3,9 @@
 A `receiver` among the arguments is the one whose session it is: who does not hold the lock gets SessionLockLost.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from heapq import merge
-from itertools import groupby, islice
+from itertools import groupby
 from typing import Any
 
 from broker.errors import InvalidArgument, NotAllowed
@@ -33,25 +33,45 @@ def set_session_state(core: Core, queue: Queue, args: Sequence[Any], now_ms: int
     set_state(core, queue, session_locks.held(queue, receiver, session_id, now_ms).id, state, now_ms)
 
 
-def get_message_sessions(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> list[str]:
+def get_message_sessions(
+    core: Core, queue: Queue, args: Sequence[Any], now_ms: int
+) -> Generator[None, None, list[str]]:
     """A page of session ids, in an order of their own: shorter ones first."""
     updated_after_ms, skip, top = args
     sessions = sessions_of(queue)
     if not 0 <= skip <= MAX_COUNT or not 1 <= top <= MAX_COUNT:
         raise InvalidArgument(f"skip is 0 to {MAX_COUNT} and top is 1 to {MAX_COUNT}, not {skip} and {top}.")
+    return _page(core, queue, sessions, updated_after_ms, skip, top)
+
+
+def _page(
+    core: Core, queue: Queue, sessions: Sessions, updated_after_ms: int | None, skip: int, top: int
+) -> Generator[None, None, list[str]]:
     # Who has read a page asks for the next: it begins where that ended, instead of counting from the start.
     after, passed = None, 0
     if sessions.last_page is not None and sessions.last_page[:2] == (updated_after_ms, skip):
         after, passed = sessions.last_page[2], skip
-    found = list(islice(_session_ids(core, queue, updated_after_ms, after), skip - passed, skip - passed + top))
+    found: list[bytes] = []
+    for session_id in _session_ids(core, queue, updated_after_ms, after):
+        if session_id is not None:
+            passed += 1
+            if passed > skip:
+                found.append(session_id)
+            if len(found) == top:
+                break
+        core.turn.work += 1
+        if core.work_left() <= 0:
+            yield
+            core.queue(queue.id)  # raises EntityNotFound if it was deleted meanwhile
     sessions.last_page = (updated_after_ms, skip + len(found), found[-1]) if found else None
     return [session_id.decode() for session_id in found]
 
 
-def _session_ids(core: Core, queue: Queue, updated_after_ms: int | None, after: bytes | None) -> Iterator[bytes]:
+def _session_ids(core: Core, queue: Queue, updated_after_ms: int | None, after: bytes | None) -> Iterator[bytes | None]:
+    """In their order; None for each that was looked at and is not asked for."""
     with_state = sessions_with_state(core.store, queue.id, after)
     if updated_after_ms is not None:
-        return (session_id for session_id, row in with_state if row.updated_ms > updated_after_ms)
+        return (session_id if row.updated_ms > updated_after_ms else None for session_id, row in with_state)
     with_messages = (session_id for session_id, _ in first_entries(core.store, queue.id, after))
     both = merge(with_messages, (session_id for session_id, _ in with_state), key=lambda each: (len(each), each))
     return (session_id for session_id, _ in groupby(both))

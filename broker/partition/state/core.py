@@ -269,6 +269,10 @@ class Core:
             assert turn.work_limit is not None
         return turn.work_limit - turn.work
 
+    def end_of_work(self) -> None:
+        """So many bytes were read that all else is for the next turn."""
+        self.turn.work += max(0, self.work_left())
+
     def step(self) -> int:
         """How many messages one step may take now: one at least."""
         return max(1, min(self.settings.step, self.work_left()))

@@ -1,7 +1,7 @@
 """The sessions of one queue or subscription: which are offered, which are locked, and who waits for one.
 
 A session is nothing of its own: it is there as long as messages carry its id, or it has a state. Of one that has
-available messages and no lock only the id is in memory, so 100,000 of them take some 20 MB. A locked session is an
+available messages and no lock only the id is in memory, so 100,000 of them take 20 to 30 MB. A locked session is an
 object with the head of its messages.
 
 On disk each entry of the queue is listed once more, under its session (SESSION_ENTRIES). Whoever puts, moves or deletes
@@ -15,6 +15,7 @@ from heapq import heappop, heappush
 from struct import Struct
 
 from broker.partition.state.locks import NOBODY, Held, Locks
+from broker.partition.state.offered import Offered
 from broker.partition.state.receivers import ALL, Receiver, Session
 from broker.partition.state.window import Ref
 from storage.records import (
@@ -50,12 +51,10 @@ class Sessions:
     """`window` is how many entries of one session's head are kept in memory, and as many returned ones on top."""
 
     def __init__(self, store: Store, queue_id: int, window: int) -> None:
-        """Those that have available messages are offered, the one with the oldest message first."""
         self._store = store
         self._queue_id = queue_id
         self._window = window
-        heads = sorted((number, key.decode()) for key, number in first_entries(store, queue_id))
-        self.offered: OrderedDict[str, None] = OrderedDict((session_id, None) for _, session_id in heads)
+        self.offered = Offered(first_entries(store, queue_id))
         self.locked: dict[str, Session] = {}  # in the order in which the locks end
         self.waiting: OrderedDict[Hashable, Receiver] = OrderedDict()  # for any session
         self.awake: dict[str, Session] = {}  # may have something for its receiver
@@ -73,8 +72,7 @@ class Sessions:
             session_id = session_of(ref)
             session = locked.get(session_id)
             if session is None:
-                if session_id not in offered:
-                    offered[session_id] = None
+                offered.add(session_id, ref[0])
                 listed.append((session_entry_key(queue_id, Place.AVAILABLE, session_id.encode(), ref[0]), b""))
                 continue
             listed.append((session.prefix + _number(ref[0]), b""))
@@ -105,7 +103,7 @@ class Sessions:
         self._store.delete_many(Table.SESSION_ENTRIES, keys)
         for session_id in perhaps_empty:
             if not self.has_available(session_id):
-                del offered[session_id]
+                offered.discard(session_id)
 
     def has_available(self, session_id: str) -> bool:
         start = session_entry_key(self._queue_id, Place.AVAILABLE, session_id.encode(), 0)
@@ -130,7 +128,7 @@ class Sessions:
         """An available message that was handed out is to be had again."""
         session = self.locked.get(session_of(ref))
         if session is None:
-            self.offered.setdefault(session_of(ref))
+            self.offered.add(session_of(ref), ref[0])
             return
         session.window.put_back(ref)
         if len(session.window.returned) > self._window:
