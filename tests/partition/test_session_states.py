@@ -37,6 +37,8 @@ def listed(queue, after_ms=None, skip=0, top=100):
 
 # -- states
 
+EMPTY_STAYS = pytest.mark.xfail(strict=True, reason="an empty state keeps its session for ever")
+
 
 @pytest.mark.parametrize(("skip", "top"), [(2**63 - 1, 1), (0, 2**63 - 1), (2**64, 2**64)])
 def test_a_page_of_sessions_beyond_all_bounds_is_refused(skip, top):
@@ -50,20 +52,22 @@ def test_a_page_of_sessions_beyond_all_bounds_is_refused(skip, top):
 def test_a_session_has_no_state_until_one_is_set(queue):
     assert get_state(queue, "a") is None
     set_state(queue, "a", b"half")
-    set_state(queue, "b", b"")
     assert get_state(queue, "a") == b"half"
-    assert get_state(queue, "b") == b""
+    assert get_state(queue, "b") is None
 
 
-def test_a_state_is_replaced_and_cleared(queue):
+@pytest.mark.parametrize("nothing", [None, pytest.param(b"", marks=EMPTY_STAYS)])
+def test_a_state_is_replaced_and_cleared(queue, nothing):
+    """Go says an empty state where others say none."""
     set_state(queue, "a", b"half")
     set_state(queue, "a", b"whole")
     assert get_state(queue, "a") == b"whole"
-    set_state(queue, "a", None)
+    set_state(queue, "a", nothing)
     assert get_state(queue, "a") is None
     for table in (Table.SESSIONS, Table.SESSION_STATES):
         assert queue.store.scan(table, b"\0", b"\xff" * 400, 10) == []
-    set_state(queue, "a", None)
+    set_state(queue, "a", nothing)
+    assert queue.request("get-message-sessions", None, 0, 10) == []
 
 
 def test_a_state_outlives_messages_locks_and_restarts(queue):
