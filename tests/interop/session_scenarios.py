@@ -61,8 +61,8 @@ SCENARIOS = (
     ),
     _scenario(
         "session-state",
-        "A state, binary or empty, is set, read, replaced and cleared; it outlives the receiver and the messages, and "
-        "alone does not make the session available.",
+        "A state is set, read, replaced, and cleared by nothing or by an empty one; it outlives the receiver and the "
+        "messages, and alone does not make the session available.",
     ),
     _scenario(
         "session-state-limit",

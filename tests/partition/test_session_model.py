@@ -315,7 +315,7 @@ class SessionQueue(SessionModel):
         with self.held(name, session):
             self.driver.of_session("set-session-state", session, state, receiver=name)
             self.states.pop(session, None)
-            if state is not None:
+            if state:
                 self.states[session] = (state, self.now_ms)
         self.turn()
 

@@ -42,7 +42,10 @@ def get_state(core: Core, queue: Queue, session_id: str) -> bytes | None:
 
 
 def set_state(core: Core, queue: Queue, session_id: str, state: bytes | None, now_ms: int) -> None:
-    """None clears it. Raises QuotaExceeded if it grows beyond what the entity or the store may hold."""
+    """None clears it, and so does an empty one: Go has no other way to say it, and reads none after that.
+
+    Raises QuotaExceeded if it grows beyond what the entity or the store may hold.
+    """
     store, key = core.store, session_key(queue.id, encoded(session_id))
     growth = len(state or b"") - _size(store, key)
     if growth > 0:
@@ -52,7 +55,7 @@ def set_state(core: Core, queue: Queue, session_id: str, state: bytes | None, no
             raise too_large(counted, size_bytes)
         if core.store_is_full():
             raise QuotaExceeded("The store of this partition is nearly full; messages must be received first.")
-    if state is None:
+    if not state:
         store.delete(Table.SESSIONS, key)
         store.delete(Table.SESSION_STATES, key)
     else:

@@ -227,7 +227,7 @@ var sessionScenarios = map[string]func(*scene){
 		for i := range binary {
 			binary[i] = byte(i)
 		}
-		for _, state := range [][]byte{[]byte("one"), {}, binary} {
+		for _, state := range [][]byte{[]byte("one"), nil, binary} {
 			receiver.setState(state)
 			equal(receiver.state(), state, "state")
 		}
@@ -237,7 +237,7 @@ var sessionScenarios = map[string]func(*scene){
 		again := s.accept("a")
 		equal(again.state(), binary, "state when accepted again")
 		again.setState(nil)
-		equal(len(again.state()), 0, "bytes of the state when cleared")
+		equal(again.state(), []byte(nil), "state when cleared")
 		equal(s.accept("b").state(), []byte(nil), "state of another session")
 	},
 
