@@ -90,8 +90,8 @@ def store(
             due_ms = expires_ms = NEVER if ttl_ms is None else end_of_life(now_ms, ttl_ms)
             refs.append((number, message_id, 0, overlay))
         else:
-            place, timer, enqueued_ms = Place.SCHEDULED, Due.SCHEDULED, max(wall_ms, scheduled_ms)
-            due_ms, expires_ms = enqueued_ms, end_of_life(enqueued_ms, ttl_ms)
+            place, timer, enqueued_ms, due_ms = Place.SCHEDULED, Due.SCHEDULED, scheduled_ms, scheduled_ms
+            expires_ms = end_of_life(scheduled_ms, ttl_ms)
             if expires_ms != NEVER:
                 overlay = {**(overlay or {}), Field.EXPIRES_MS: expires_ms}
             scheduled_count += 1

@@ -582,6 +582,9 @@ def main() -> int:
     except StoreError as error:
         log.error("store failed; ending, to start again from what is on disk", worker=number, error=str(error))
         return 1
+    except Exception as error:
+        log.error("unforeseen failure; ending without a commit", worker=number, exc_info=error)
+        return 1
     for store in stores.values():
         store.close()
     return 0

@@ -193,3 +193,12 @@ def test_a_timer_whose_key_cannot_be_read_is_set_aside_at_the_start(key):
     assert queue.held() == [1, 0, 0, 0]
     assert queue.store.last_key(Table.DUE) is None
     assert queue.partition.gauges()["quarantined"] == 1
+
+
+@pytest.mark.parametrize("of", ["queue", "topic"])
+def test_what_a_transaction_schedules_for_the_past_comes_in_the_order_of_its_times(of):
+    partition, to, at = driver(of)
+    times = [START_MS - 1, START_MS - 3, YEAR_1, START_MS - 2]
+    ask(partition, WAYS[-1], to, *map(scheduled, times))
+    settle_down(partition)
+    assert [each.overlay[Field.ENQUEUE_SEQUENCE_NUMBER] for each in partition.peek(at)] == [3, 2, 4, 1]

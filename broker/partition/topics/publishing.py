@@ -288,7 +288,7 @@ def publish(
                 continue
             session_id = extra.get(Extra.SESSION_ID)
         is_scheduled = scheduled_ms > wall_ms or reserved is not None
-        enqueued_ms = max(wall_ms, scheduled_ms) if is_scheduled else now_ms
+        enqueued_ms = scheduled_ms if is_scheduled else now_ms
         expires_ms = end_of_life(enqueued_ms, ttl_ms)
         size = MESSAGE_HEADER_BYTES + len(body)
         if is_scheduled:
