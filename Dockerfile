@@ -7,6 +7,8 @@
 
 FROM python:3.11-slim AS build
 WORKDIR /src
+# python-qpid-proton has no wheels: it is compiled here.
+RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends gcc libc6-dev pkg-config
 COPY pyproject.toml README.md LICENSE ./
 COPY protocol protocol
 COPY storage storage
