@@ -1,4 +1,4 @@
-# Everything from a fresh checkout; needs Python 3.11 or later, and make.
+# Everything from a fresh checkout; needs make, Python 3.11 or later, a C compiler and pkg-config.
 #
 #   make serve     run a broker with deploy/quickstart.toml        ARGS="--amqp-port 5673"
 #   make test      all tests; those of SDKs that are not installed are skipped
