@@ -1,4 +1,4 @@
-"""What is asked for by name: renewing, browsing, deferred and scheduled messages, deleting, counts.
+"""Requests: renew locks, browse, receive deferred messages, cancel scheduled ones, delete, count.
 
 Names, arguments and results are in `broker.wire`. Each is done wholly or not at all, if it raises a BrokerError; only
 what is found expired or unreadable on the way goes where it belongs. What looks at many messages or sessions does so

@@ -1,4 +1,4 @@
-"""What bounds a partition's work and memory. One value of each kind per broker; entities have their own terms."""
+"""Limits of a partition's work and memory. One value of each kind per broker; entities have their own terms."""
 
 from dataclasses import dataclass, field
 from typing import Any

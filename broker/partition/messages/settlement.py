@@ -1,4 +1,4 @@
-"""What becomes of a locked message: by its receiver's outcome, by the end of its lock, by the loss of its receiver.
+"""Ends the locks of messages: by the receiver's outcome, when the lock's time is over, or when the receiver is lost.
 
 | outcome       | the message                             | failed deliveries |
 |---------------|-----------------------------------------|-------------------|

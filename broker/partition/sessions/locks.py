@@ -1,4 +1,4 @@
-"""Locks of sessions: each is one receiver's at a time, which alone receives what is of the session.
+"""Locks of sessions: one receiver at a time holds a session, and only it gets the session's messages.
 
 | what ends the lock                       | its messages that are locked                              |
 |------------------------------------------|-----------------------------------------------------------|

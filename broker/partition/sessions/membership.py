@@ -1,4 +1,4 @@
-"""Of which session a message is, where not its sender says so: published, or forwarded to an entity with sessions."""
+"""Finds the session of a message that was published or forwarded, so that no sender chose the entity with sessions."""
 
 import struct
 from typing import Any

@@ -1,4 +1,4 @@
-"""What is asked for by name about sessions. Names, arguments and results are in `broker.wire`.
+"""Requests about sessions. Names, arguments and results are in `broker.wire`.
 
 A `receiver` among the arguments is the one whose session it is: who does not hold the lock gets SessionLockLost.
 """

@@ -1,4 +1,4 @@
-"""What the operations of one partition share: its store, queues, timers, and who is to be looked at in this turn."""
+"""The state that all operations of a partition share: its store, queues and timers."""
 
 from collections.abc import Callable, Hashable, Sequence
 from itertools import count as count_from
@@ -44,7 +44,7 @@ _TOPIC_PARTS = (Part.MAIN, Part.TRANSFER_DEAD_LETTER, Part.TRANSFER)
 
 
 class Forwarding:
-    """What is on its way to other partitions."""
+    """Messages on their way to other partitions."""
 
     def __init__(self) -> None:
         self.store_id: bytes | None = None  # once it is known

@@ -1,4 +1,4 @@
-"""What is in memory of one transfer queue: a lane for each partition that its messages are for.
+"""The memory of one transfer queue: a lane for each partition to which it sends messages.
 
 They are in one queue, in the order of their numbers, and those for one partition are not to wait for those for another.
 So each partition has an outbox whose window passes over what is for others. META lists the partitions, each before the

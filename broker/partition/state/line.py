@@ -1,4 +1,4 @@
-"""Whose turn it is among the receivers of one queue.
+"""The order in which the receivers of one queue get messages.
 
 Those with credit stand in line. Messages are dealt out in rounds: one to each, from the front of the line; whoever
 got a message while others did not goes to its end.

@@ -1,4 +1,4 @@
-"""The locks of one queue, by token, and what is on its way to another partition, which is not to be touched either.
+"""The locks of one queue by token, and its messages on their way to another partition, which count as locked.
 
 A queue's lock duration is constant (when it changes, all locks are dropped), so the order of insertion is the order
 in which locks end; a renewal inserts anew. Time passed in must not go backwards by more than a user would forgive: a

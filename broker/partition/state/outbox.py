@@ -1,4 +1,4 @@
-"""What is known of the messages that one queue forwards to another partition.
+"""Which messages of a queue another partition may have taken over, and which the queue still owns.
 
 The other partition takes messages over and writes, in the same commit, up to which sequence number it has: its mark.
 Here they are deleted when its answer has come. In between a crash or a lost connection leaves open which were taken,

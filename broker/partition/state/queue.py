@@ -1,4 +1,4 @@
-"""One queue or dead-letter queue, a subscription's too: its counts, and what of it is in memory."""
+"""One queue of an entity (main, dead-letter or transfer): its counts, and the part of it that is in memory."""
 
 from collections.abc import Sequence
 

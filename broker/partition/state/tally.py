@@ -1,4 +1,4 @@
-"""What happened in queues since their partition was opened, as numbers that only grow."""
+"""Counters of what happened in queues since their partition was opened. They only grow."""
 
 from copy import copy
 
@@ -78,7 +78,7 @@ class Tally:
 
 
 class Totals:
-    """What is shown of a partition as a whole. Only grows, whatever becomes of the queues."""
+    """The counters of a whole partition. Only grows, whatever becomes of the queues."""
 
     def __init__(self) -> None:
         self.expired = 0  # dropped or dead-lettered

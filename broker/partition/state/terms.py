@@ -1,4 +1,4 @@
-"""What the state machine needs of an entity's definition. Definitions are stored by `broker.catalog.catalog`."""
+"""The parts of an entity's definition that the state machine uses. Definitions are stored by `broker.catalog.catalog`."""
 
 from enum import IntEnum
 from typing import Any, NamedTuple

@@ -1,4 +1,4 @@
-"""When something is next due, for each thing that can be due.
+"""Timers: when something is next due on each queue.
 
 A thing is (queue id, what). It has at most one timer: the earliest it was armed with. Firing early is harmless, so a
 timer whose reason has gone is left alone; whoever is called looks at what is really due and arms the next.

@@ -1,4 +1,4 @@
-"""What the operations of one turn leave for its end: whom to look at, what to tell, which counts to write."""
+"""Work that the operations of one turn leave for its end: queues to look at, answers to give, counts to write."""
 
 from collections.abc import Hashable
 
