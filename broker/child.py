@@ -1,4 +1,4 @@
-"""What a gateway or worker process has in common: how it is told what to do, and how it answers its supervisor.
+"""How a gateway or worker process gets its instructions and answers its supervisor.
 
 The supervisor starts `python -m broker.worker` or `-m broker.gateway`, writes one line of JSON to its standard input,
 and reads one line of JSON from its standard output: either that it serves, or why it never can.
@@ -29,7 +29,7 @@ _PR_SET_PDEATHSIG = 1  # prctl(2)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instructions:
-    """What one child is to do.
+    """The instructions for one child.
 
     `sockets` are the paths of the workers' unix sockets, relative to the working directory; the index is the worker.
     Partition p is on worker p % len(sockets). A gateway has `gateway`, its number, and a worker has `worker`; the other

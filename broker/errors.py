@@ -1,4 +1,4 @@
-"""What can go wrong with a user's request, as typed exceptions.
+"""Typed exceptions for requests of users that cannot be done.
 
 Raised where it happens; translated to an AMQP condition in `broker.gateway.conditions`, and to an HTTP status in
 `broker.http`. Between gateway and workers an error travels as its class name and its text.
@@ -55,7 +55,7 @@ class SessionNotFound(BrokerError): ...
 
 
 class OperationTimeout(BrokerError):
-    """What was waited for did not come in the time given."""
+    """The wait ended without a result in the time given."""
 
 
 class ServerBusy(BrokerError):

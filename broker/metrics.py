@@ -1,4 +1,4 @@
-"""What gateway and workers count while they work: plain numbers, cheap enough for the hot path.
+"""Counters of gateway and workers: plain numbers, cheap enough for the hot path.
 
 Each process has one thread that records, so there are no locks; nothing here imports the exposition format, which
 `broker.exposition` makes when somebody asks. Counters only grow; a process that is restarted begins at zero, as

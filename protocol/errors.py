@@ -1,4 +1,4 @@
-"""What a peer can do wrong with bytes, as typed exceptions.
+"""Typed exceptions for wrong bytes from a peer.
 
 Raised where it is found; the gateway translates each kind to a condition and a scope. Our own mistakes (encoding a
 value that has no AMQP type) are TypeError and ValueError instead.

@@ -1,4 +1,4 @@
-"""Whether what a partition's tables say of duplicate detection is true: each id kept is found, and counted."""
+"""Verifies a partition's tables of duplicate detection: each stored id is found and counted."""
 
 from collections.abc import Container
 

@@ -1,4 +1,4 @@
-"""What verification finds wrong in one partition."""
+"""The problems that verification finds in one partition."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -41,7 +41,7 @@ class Finding:
 
 @dataclass
 class PartitionReport:
-    """What was read and what was found: the first FINDINGS_KEPT findings, and how many there are of each kind."""
+    """The records read and the problems found: the first FINDINGS_KEPT findings, and the number of each kind."""
 
     partition: int
     records: Counter[Table] = field(default_factory=Counter)

@@ -1,4 +1,4 @@
-"""What an operator does with a data directory from outside: verify it, back it up, restore it.
+"""Verifies, backs up and restores a data directory from outside the broker.
 
 Verify and backup read snapshots, so the broker may go on meanwhile. Each partition is copied as it was at one commit;
 the partitions of a backup are not of the same instant. A backup has the layout of a data directory, without the root
@@ -28,7 +28,7 @@ from storage.verification import verify_snapshot
 
 
 class MaintenanceError(Exception):
-    """What was asked for cannot be done; the text says why. Nothing was changed."""
+    """The operation cannot be done; the text says why. Nothing was changed."""
 
 
 class NotADataDirectory(MaintenanceError):
@@ -53,7 +53,7 @@ class BackupDamaged(MaintenanceError):
 
 @dataclass(frozen=True)
 class Report:
-    """What `verify` found, by partition."""
+    """The findings of `verify` by partition."""
 
     partitions: tuple[PartitionReport, ...]
 

@@ -1,4 +1,4 @@
-"""Whether what a partition's tables say of sessions is true: each entry is listed under its session, states are whole.
+"""Verifies a partition's tables of sessions: each entry is listed under its session, and states are whole.
 
 Needs 17 bytes of memory for each entry of a queue or subscription that requires sessions.
 """

@@ -1,4 +1,4 @@
-"""Whether what one partition's tables say is true, each by itself and of each other.
+"""Verifies one partition: each table by itself, and the tables against each other.
 
 Needs about 30 bytes of memory for each message, and 10 to 35 for each queue entry; reads all of the store once.
 """

@@ -1,7 +1,7 @@
 """The commands of `peeklock` that are clients of a running broker: send, receive, peek, purge, resend, queues.
 
-Messages are printed as one JSON object a line. What the user can mend is one message on standard error, exit code 1;
-a wrong command is exit code 2.
+Messages are printed as one JSON object a line. A failure that the user can mend is one message on standard error and
+exit code 1; a wrong command is exit code 2.
 """
 
 # The client and asyncio are imported in the commands: the time to start counts.

@@ -1,4 +1,4 @@
-"""What an attach is bound to: an entity, a node that answers requests, or the coordinator of transactions."""
+"""Binds an attach to an entity, to a node that answers requests, or to the coordinator of transactions."""
 
 import time
 from typing import NamedTuple

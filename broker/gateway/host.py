@@ -1,4 +1,4 @@
-"""What a bound link uses of its connection, and of what all connections of the gateway share.
+"""The interfaces through which a bound link uses its connection and the gateway.
 
 A connection binds links to entities and nodes, so it knows their classes; they know it only as it is described here.
 """
@@ -22,7 +22,7 @@ from protocol.nodes.sas_tokens import Claim
 
 
 class Shared(Protocol):
-    """What all connections of a gateway share."""
+    """The part of the gateway that all connections share."""
 
     settings: Settings
     metrics: GatewayMetrics

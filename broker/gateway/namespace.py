@@ -1,4 +1,4 @@
-"""What a gateway knows of the namespace: entities by path, and where each lives."""
+"""A gateway's view of the namespace: entities by path, and the partition of each."""
 
 from collections.abc import Container, Iterable, Iterator, Mapping
 

@@ -1,4 +1,4 @@
-"""What one connection may do: the rights of its key, and those of the tokens it has put."""
+"""The rights of one connection: those of its key and of the tokens that it has put."""
 
 from collections.abc import Iterable
 

@@ -8,7 +8,7 @@ from typing import Protocol
 
 
 class Gathering(Protocol):
-    """What gathers in a turn."""
+    """Work that gathers in a turn."""
 
     def post(self) -> None:
         """Send it to the partition."""

@@ -1,4 +1,4 @@
-"""What can be wrong with a rule, and what can go wrong when one is evaluated."""
+"""Typed exceptions for wrong rules, and for rules that fail on a message."""
 
 import re
 from typing import Final

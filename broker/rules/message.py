@@ -1,4 +1,4 @@
-"""What rules see of a message: its properties by lower-case name, decoded when the first rule asks."""
+"""A message as rules see it: its properties by lower-case name, decoded when the first rule asks."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final

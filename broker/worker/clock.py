@@ -1,4 +1,4 @@
-"""The time that a worker tells its partitions: the wall clock's, but it never goes back and never stands still.
+"""The clock of a worker's partitions: it follows the wall clock, but never goes back and never stands still.
 
 Locks, times to live, transactions and waits are spans, and must end although somebody sets the wall clock back.
 

@@ -1,4 +1,4 @@
-"""What the partitions of one worker forward, on its way to other partitions and back as answers.
+"""Connections to other workers: they carry forwarded messages there, and the answers back.
 
 A partition of this worker takes its command in the next turn, and the answer comes in the one after: each when the
 other side has committed, as over a socket. Other workers are dialled when there is something for them. A connection

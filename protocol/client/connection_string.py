@@ -1,4 +1,4 @@
-"""What a client needs to connect, as the connection strings of Azure Service Bus say it.
+"""Reads connection strings of Azure Service Bus: host, port, key, entity.
 
 Endpoint=sb://host[:port];SharedAccessKeyName=name;SharedAccessKey=key[;EntityPath=queue]
     [;UseDevelopmentEmulator=true]

@@ -1,4 +1,4 @@
-"""What can go wrong for a client, as typed exceptions that carry the peer's condition and description."""
+"""Typed exceptions of the client, with the peer's condition and description."""
 
 from typing import Self
 

@@ -1,4 +1,4 @@
-"""What all links of a client have in common, and what they use of their connection.
+"""The common part of a client's links, and the interface through which they use their connection.
 
 Everything that waits is woken when the link or its connection ends, with the reason.
 """

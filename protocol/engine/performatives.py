@@ -1,4 +1,4 @@
-"""What the fields of a performative must be (AMQP 1.0, 2.7), checked before the engine sees it.
+"""Checks the fields of performatives (AMQP 1.0, 2.7) before the engine sees them.
 
 Proton reads what it can and passes over the rest: a field of a wrong type counts as absent, a handle even as 0. It
 keeps some fields as the bytes they were and copies them into its answer, where an array that claims 2^31 elements

@@ -1,4 +1,4 @@
-"""What a stored message looks like to a receiver.
+"""Renders a stored message for a receiver.
 
 The broker writes a fresh header, the lock token and its own message annotations; the stored bytes follow. These begin
 with the sender's annotation pairs, so that they continue the map of annotations and then go on to the bare message:
@@ -30,7 +30,7 @@ MAX_EXPIRY_MS: Final = 253_402_243_199_000  # 9999-12-31T07:59:59Z: what clients
 
 
 class Additions(NamedTuple):
-    """What a receiver is shown of few messages only; None is not shown.
+    """Parts that few messages have; None is left out.
 
     `properties` are application properties set since, by name: a str, bytes of one encoded AMQP value, or None for one
     that was removed. `system` are fields of the properties section set since, by their index in its list, alike.

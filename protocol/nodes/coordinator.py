@@ -1,4 +1,4 @@
-"""What a client sends to a coordinator of transactions, and in its outcomes: AMQP 1.0, 4.5."""
+"""Messages to a coordinator of transactions, and the transactional states of outcomes (AMQP 1.0, 4.5)."""
 
 from typing import Any, NamedTuple
 

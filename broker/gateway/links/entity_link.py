@@ -11,7 +11,7 @@ from protocol.engine.links import Link
 
 
 class EntityLink:
-    """What a client's sender and receiver have in common."""
+    """The common part of a client's sender and receiver."""
 
     right: Right
 

@@ -1,4 +1,4 @@
-"""The parts of an entity's definition that the state machine uses. Definitions are stored by `broker.catalog.catalog`."""
+"""The parts of an entity's definition that the state machine uses; `broker.catalog.catalog` stores definitions."""
 
 from enum import IntEnum
 from typing import Any, NamedTuple
