@@ -4,10 +4,12 @@ import json
 import os
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from protocol.nodes.sas_tokens import generate
 from tests.brokers import KEY, KEY_NAME, Broker
 from tests.interop.scenario import ENTITY_PREFIX
 from tests.interop.scenarios import SCENARIOS
@@ -60,6 +62,13 @@ def broker_config() -> str:
     return "\n".join(parts)
 
 
+def signed_connection_string(broker: Broker) -> str:
+    """With a signature in place of the key, for the bare host: as Go's SDK makes one."""
+    host = f"localhost:{broker.amqp_port}"
+    signature = generate(host, KEY_NAME, KEY, int(time.time()) + 3600)
+    return f"Endpoint=sb://{host};SharedAccessSignature={signature};UseDevelopmentEmulator=true;"
+
+
 def program_config(broker: Broker) -> dict[str, object]:
     """What a program finds, as JSON, in PEEKLOCK_INTEROP: connection strings, and (key name, key) for the others."""
     return {
@@ -67,6 +76,7 @@ def program_config(broker: Broker) -> dict[str, object]:
         "wrong_key": broker.connection_string_for(KEY_NAME, "wrong"),
         "listen_only": broker.connection_string_for(*LISTENER),
         "send_only": broker.connection_string_for(*SENDER),
+        "signature": signed_connection_string(broker),
         "host": "127.0.0.1",
         "port": broker.amqp_port,
         "key_name": KEY_NAME,

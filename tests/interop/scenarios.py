@@ -200,6 +200,11 @@ QUEUE_SCENARIOS = (
         (),
     ),
     Scenario(
+        "signature",
+        "A connection string with a signature for the bare host, in place of the key, is as good as the key.",
+        (),
+    ),
+    Scenario(
         "missing-right",
         "A key that may only listen cannot send, and one that may only send cannot receive: "
         "the SDK's unauthorized error.",
@@ -266,6 +271,7 @@ _PYTHON = {
     "batch-delete": _NO_BULK,
 }
 
+_NO_TOKENS = "the program gives name and key to SASL; no token is put"
 _JMS_MANAGEMENT = "needs the $management node, of which JMS knows nothing"
 
 _NOT_APPLICABLE: dict[str, dict[str, str]] = {
@@ -288,6 +294,7 @@ _NOT_APPLICABLE: dict[str, dict[str, str]] = {
         "batch-delete": _NO_BULK,
     },
     "jms": {
+        "signature": _NO_TOKENS,
         "duplicates": "JMS makes the message ids itself",
         "batch": "JMS has no batches",
         "abandon-properties": "JMS sets no properties while settling",
@@ -304,8 +311,10 @@ _NOT_APPLICABLE: dict[str, dict[str, str]] = {
     "rhea": {
         **dict.fromkeys(_TRANSACTIONS, "the library has no transactions"),
         "auto-renew": "the library has no renewer; renew-lock shows the request",
+        "signature": _NO_TOKENS,
     },
     "proton": {
+        "signature": _NO_TOKENS,
         "batch": "the library cannot set the message format",
         "auto-renew": "the library has no renewer; renew-lock shows the request",
     },

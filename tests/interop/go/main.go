@@ -22,6 +22,7 @@ import (
 var config struct {
 	ConnectionString string `json:"connection_string"`
 	WrongKey         string `json:"wrong_key"`
+	Signature        string `json:"signature"`
 	ListenOnly       string `json:"listen_only"`
 	SendOnly         string `json:"send_only"`
 	EntityPrefix     string `json:"entity_prefix"`

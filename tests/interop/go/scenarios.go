@@ -540,6 +540,14 @@ var scenarios = map[string]func(*scene){
 		s.nothingIsLeft()
 	},
 
+	"signature": func(s *scene) {
+		signed := newScene(s.ctx, s.queue, config.Signature)
+		defer signed.client.Close(s.ctx)
+		signed.send("x")
+		equal(bodies(signed.receiver().allOf(1)), []string{"x"}, "bodies")
+		s.nothingIsLeft()
+	},
+
 	"missing-right": func(s *scene) {
 		listener, sender := newScene(s.ctx, s.queue, config.ListenOnly), newScene(s.ctx, s.queue, config.SendOnly)
 		defer listener.client.Close(s.ctx)

@@ -445,6 +445,15 @@ const scenarios = {
     await scene.nothingIsLeft();
   },
 
+  async signature(scene) {
+    const signed = new Scene(scene.queue, config.signature);
+    await signed.send("x");
+    const receiver = signed.receiver();
+    await receiver.completeMessage(await one(receiver));
+    await signed.close();
+    await scene.nothingIsLeft();
+  },
+
   async "missing-right"(scene) {
     const listener = new Scene(scene.queue, config.listen_only);
     const sender = new Scene(scene.queue, config.send_only);

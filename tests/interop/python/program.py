@@ -513,6 +513,15 @@ def wrong_key(scene: Scene) -> None:
     scene.nothing_is_left()
 
 
+@scenario("signature")
+def signature(scene: Scene) -> None:
+    signed = Scene("signature", CONFIG["signature"])
+    signed.send("x")
+    with signed.receiver() as receiver:
+        receiver.complete_message(one(receiver))
+    scene.nothing_is_left()
+
+
 @scenario("missing-right")
 def missing_right(scene: Scene) -> None:
     listener, sender = Scene("missing-right", CONFIG["listen_only"]), Scene("missing-right", CONFIG["send_only"])

@@ -784,6 +784,15 @@ public final class Azure {
             new Scene("wrong-key").nothingIsLeft();
         });
 
+        SCENARIOS.put("signature", () -> {
+            Scene signed = new Scene(queue("signature"), "signature");
+            signed.send("x");
+            try (ServiceBusReceiverClient receiver = signed.receiver()) {
+                equal(bodies(allOf(receiver, 1)), List.of("x"), "bodies");
+            }
+            new Scene("signature").nothingIsLeft();
+        });
+
         SCENARIOS.put("missing-right", () -> {
             Scene listener = new Scene(queue("missing-right"), "listen_only");
             Scene sender = new Scene(queue("missing-right"), "send_only");
