@@ -127,7 +127,6 @@ class Worker:
         self._poll.register(self._listener, select.EPOLLIN)
         self._poll.register(wake_receive, select.EPOLLIN)
         if HOME in self._partitions:
-            self._now_ms = int(time.time() * 1000)
             self._neighbours.remove(self._deletions.align(self._now_ms), self._now_ms)
         more = bool(self._touched)
         while not self._stopping:
