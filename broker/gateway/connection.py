@@ -418,6 +418,15 @@ class ClientConnection(asyncio.Protocol):
                 self.detach(link, error, entity.tracker(namespace))
         self.flush()
 
+    def later(self, delay_s: float, call: Callable[[], None]) -> None:
+        asyncio.get_running_loop().call_later(delay_s, self._call, call)
+
+    @_contained
+    def _call(self, call: Callable[[], None]) -> None:
+        if self._sasl is None and self._transport is not None:
+            call()
+            self.flush()
+
     def tracked(self, text: str, tracker: str = "NoSystemTracker") -> str:
         return error_texts.tracked(text, uuid.uuid4(), int(time.time() * 1000), tracker)
 

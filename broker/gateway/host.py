@@ -3,6 +3,7 @@
 A connection binds links to entities and nodes, so it knows their classes; they know it only as it is described here.
 """
 
+from collections.abc import Callable
 from typing import Protocol
 
 from broker.errors import BrokerError
@@ -78,6 +79,9 @@ class Host(Turn, Protocol):
     def reject(self, delivery: Delivery, condition: str, text: str, tracker: str = "NoSystemTracker") -> None: ...
 
     def detach(self, link: Link, error: BrokerError, tracker: str = "NoSystemTracker") -> None: ...
+
+    def later(self, delay_s: float, call: Callable[[], None]) -> None:
+        """Call it then, if the connection is still there."""
 
     def tracked(self, text: str, tracker: str = "NoSystemTracker") -> str:
         """The text with what identifies this occurrence."""

@@ -15,12 +15,21 @@ from protocol.addresses import Address
 from protocol.engine.links import Link
 from protocol.session_filter import SessionRequest
 
+# An SDK that waits for messages as long as the lock lasts begins to wait a little after the lock; its wait must have
+# ended before it is told that the lock has.
+LOST_QUIETLY_S = 5.0
+
 
 class SessionReceiver(ClientReceiver):
-    """A receiver of the session it names, or of any. Its attach is answered when the partition has given it one."""
+    """A receiver of the session it names, or of any. Its attach is answered when the partition has given it one.
+
+    When the lock ends the partition closes the receiver at once. The client is told with the detach of the link: at
+    once if it holds messages, whose locks are lost, or does not wait; else LOST_QUIETLY_S later.
+    """
 
     def __init__(self, connection: Host, link: Link, entity: Entity, address: Address, request: SessionRequest) -> None:
         self._request = request
+        self._lost: BrokerError | None = None  # the lock has ended, and the client is still to be told
         self.session_id: str | None = None  # of the session whose lock it has
         super().__init__(connection, link, entity, address)
 
@@ -52,7 +61,29 @@ class SessionReceiver(ClientReceiver):
         super().on_detach(broken)
 
     def on_closed(self, error: BrokerError | None) -> None:
+        if isinstance(error, SessionLockLost) and self._waits_for_messages:
+            self._lost = error
+            self.grant()  # answers a drain that the partition did not
+            self.connection.later(LOST_QUIETLY_S, self._tell_lost)
+            return
         super().on_closed(None if error is None else self._as_clients_know_it(error))
+
+    @property
+    def _waits_for_messages(self) -> bool:
+        """And holds none, so that nothing is lost with the lock."""
+        return not self.link.closed and not self._unsettled and self.link.credit > 0
+
+    def _tell_lost(self) -> None:
+        if not self._closing:
+            super().on_closed(self._lost)
+
+    def grant(self) -> None:
+        if self._lost is None:
+            super().grant()
+            return
+        self._may_get_more = False
+        if self.link.drain and not self.link.closed:
+            self.link.drained()
 
     def _as_clients_know_it(self, error: BrokerError) -> BrokerError:
         if isinstance(error, SessionCannotBeLocked):
