@@ -170,3 +170,17 @@ def test_times_to_live_and_locks_end_though_the_clock_is_set_back_an_hour(worker
         begun = time.monotonic()
         assert gateway.expect(Op.DELIVER)[3][2] == 1
         assert 4.5 < time.monotonic() - begun < 10
+
+
+@pytest.mark.xfail(strict=True, reason="a turn takes all that has been read")
+def test_a_turn_takes_so_much_of_what_a_gateway_sent_at_once(worker):
+    """30,000 sends in one frame, and as many settlements: a turn has 10,000 records."""
+    with worker() as (_, dial):
+        gateway = dial()
+        before = gateway.ask("metrics")["commits"]
+        gateway.say(*[[Op.SEND, 0, 1, QUEUE, [sent()]]] * 30_000)
+        count = 0
+        while count < 30_000:
+            count += gateway.expect(Op.SENT)[2]
+        between = gateway.ask("metrics")["commits"]
+        assert 3 <= between - before < 20

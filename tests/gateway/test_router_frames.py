@@ -1,0 +1,43 @@
+"""How a gateway's commands leave for a worker: those of one loop turn in one frame, unless they are large."""
+
+import asyncio
+
+import pytest
+
+from broker import wire
+from broker.gateway.router import Router
+from broker.metrics import GatewayMetrics
+from broker.wire import Op
+from tests.gateway.in_process import Worker
+
+FRAME_BYTES = 1 << 20
+
+
+def frames_of(sizes: list[int]) -> list[list[int]]:
+    """The sizes of the messages in each frame, of sends posted in one turn of the loop."""
+
+    async def posted() -> list[list[int]]:
+        router = Router(["worker"], 1, GatewayMetrics(), lambda message: None)
+        worker = Worker(router.workers[0])
+        for size in sizes:
+            router.workers[0].post((Op.SEND, 0, 1, 8, [[b"", bytes(size), None, None]]))
+        await asyncio.sleep(0)
+        data = bytes(worker.transport.written)
+        found, at = [], 0
+        while at < len(data):
+            end = at + 4 + int.from_bytes(data[at : at + 4], "big")
+            found.append([len(command[4][0][1]) for command in wire.unpack(data[at + 4 : end])])
+            at = end
+        return found
+
+    return asyncio.run(posted())
+
+
+def test_small_commands_of_one_turn_are_one_frame():
+    assert frames_of([10] * 100) == [[10] * 100]
+
+
+@pytest.mark.xfail(strict=True, reason="all commands of a turn are one frame")
+def test_large_commands_are_frames_of_their_own():
+    large = FRAME_BYTES + 1
+    assert frames_of([10, large, large, 10, 20]) == [[10, large], [large], [10, 20]]
