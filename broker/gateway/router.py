@@ -19,6 +19,8 @@ from protocol import error_texts
 
 log = get_logger("gateway")
 
+# A frame is not made larger by another command, so that a worker's turn takes few bytes, or one large message.
+FRAME_BYTES = 1 << 20
 RECONNECT_SECONDS = 0.05
 # Commands kept for one worker before its links are made to wait.
 OUTPUT_HIGH_BYTES = 32 << 20
@@ -200,7 +202,9 @@ class WorkerConnection(asyncio.Protocol):
         if self.run is not None:
             self._end_run()
         self._pack(command)
-        if not self._flush_scheduled:
+        if len(self._packer.getbuffer()) > FRAME_BYTES:
+            self._send_frame()
+        elif not self._flush_scheduled:
             self._flush_scheduled = True
             asyncio.get_running_loop().call_soon(self._flush)
         return True
@@ -254,6 +258,9 @@ class WorkerConnection(asyncio.Protocol):
         self._flush_scheduled = False
         if self.run is not None:
             self._end_run()
+        self._send_frame()
+
+    def _send_frame(self) -> None:
         transport = self._transport
         if not self._packed or transport is None:
             return

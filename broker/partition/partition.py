@@ -205,10 +205,15 @@ class Partition:
         """Put back what was received and deleted, but never reached the wire. `entries`: items as in a delivery."""
         restore(self._core, queue_id, entries, now_ms)
 
+    @property
+    def has_work_left(self) -> bool:
+        """This turn may do more, see `Core.work_left`."""
+        return not self._core.turn.work or self._core.work_left() > 0
+
     def go_on(self, underway: Underway) -> bool:
-        """With a request, as far as this turn may: see `Core.work_left`. True if it is done. Raises BrokerError."""
+        """With a request, as far as this turn may. True if it is done. Raises BrokerError."""
         self._core.begin_command()
-        return not (self._core.turn.work and self._core.work_left() <= 0) and underway.go_on()
+        return self.has_work_left and underway.go_on()
 
     def request(self, name: str, queue_id: int, args: Sequence[Any], now_ms: int) -> Any:
         """See broker.wire. The result, or an `Underway` that gives it in a later turn. Raises BrokerError."""

@@ -59,6 +59,7 @@ class Caller(Peer):
     def __init__(self, connection: socket.socket, number: int) -> None:
         super().__init__(connection)
         self.number = number
+        self.unread: deque[list[Any]] = deque()  # commands that the last turn did not get to
         self.receivers: dict[int, Partition] = {}
         self.transactions: dict[bytes, Partition] = {}  # those that have not ended
 
@@ -87,6 +88,7 @@ class Worker:
         self._stores = stores
         self._listener = listener
         self._peers: dict[int, Caller] = {}
+        self._unfinished: dict[int, Caller] = {}  # those whose commands were too many for a turn, as `_peers`
         self._callers = 0  # so many connected since the start
         self._last_caller: dict[bytes, int] = {}  # store id -> number of the last that forwarded from there
         self._touched: set[Partition] = set()
@@ -130,17 +132,24 @@ class Worker:
             self._neighbours.remove(self._deletions.align(self._now_ms), self._now_ms)
         more = bool(self._touched)
         while not self._stopping:
-            events = self._poll.poll(0 if more or self._neighbours.inbox else self._timeout_seconds())
+            at_once = more or self._neighbours.inbox or not all(map(_is_behind, self._unfinished.values()))
+            events = self._poll.poll(0 if at_once else self._timeout_seconds())
             started = time.perf_counter()
             self._read_clock()
+            unfinished, self._unfinished = self._unfinished, {}
             for descriptor, event in events:
                 peer = self._peers.get(descriptor)
-                if peer is not None:
+                if peer is not None and descriptor in unfinished:
+                    self._serve(peer, event & select.EPOLLOUT)
+                elif peer is not None:
                     self._serve(peer, event)
                 elif descriptor == self._listener.fileno():
                     self._accept()
                 elif not self._neighbours.serve(descriptor, event, self._now_ms):
                     wake_receive.recv(64)
+            for peer in unfinished.values():  # after the others, so that one caller holds up none
+                if peer.socket.fileno() >= 0:
+                    self._take_commands(peer)
             if self._neighbours.inbox:
                 self._take_inbox()
             if (dial_ms := self._neighbours.dial_home_ms) is not None and dial_ms <= self._now_ms:
@@ -255,10 +264,22 @@ class Worker:
             if messages is None:
                 self._drop(peer)
                 return
-            for message in messages:
-                self._apply[message[0]](peer, message)
+            peer.unread.extend(messages)
+            self._take_commands(peer)
         if event & select.EPOLLOUT:
             self._write(peer)
+
+    def _take_commands(self, peer: Caller) -> None:
+        """Do what the caller has sent, as far as this turn may. The rest is for the next, after what others send."""
+        unread = peer.unread
+        if peer.is_behind:
+            self._unfinished[peer.socket.fileno()] = peer
+            return
+        while unread and (unread[0][0] == Op.REMOVE or self._partitions[unread[0][1]].has_work_left):
+            message = unread.popleft()
+            self._apply[message[0]](peer, message)
+        if unread:
+            self._unfinished[peer.socket.fileno()] = peer
 
     def _write(self, peer: Caller) -> None:
         if not peer.write():
@@ -272,6 +293,7 @@ class Worker:
         descriptor = peer.socket.fileno()
         if self._peers.pop(descriptor, None) is None:
             return
+        self._unfinished.pop(descriptor, None)
         self._poll.unregister(descriptor)
         peer.socket.close()
         for channel, partition in peer.receivers.items():
@@ -510,6 +532,10 @@ class Worker:
 def _clocks_ms() -> tuple[int, int]:
     """The wall clock, and the monotonic one."""
     return int(time.time() * 1000), int(time.monotonic() * 1000)
+
+
+def _is_behind(peer: Caller) -> bool:
+    return peer.is_behind
 
 
 def _name_receiver(peer: Caller, name: str, arguments: list[Any]) -> None:
