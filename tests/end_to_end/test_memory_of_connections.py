@@ -17,6 +17,7 @@ from tests.end_to_end.raw_peer import (
     CLOSE,
     DISPOSITION,
     OPEN,
+    REJECTED,
     TRANSFER,
     Frame,
     RawPeer,
@@ -239,3 +240,98 @@ def test_an_outcome_with_much_in_it_is_for_few_deliveries(broker):
         closes = [frame for frame in peer.wait_closed() if frame.code == CLOSE]
         assert error_of(closes[0])[0] == LIMIT
     assert memory.grown < 8 * MIB
+
+
+# --- unfinished messages ----------------------------------------------------------------------------------------------
+
+UNBOUNDED_MESSAGES = pytest.mark.xfail(strict=True, reason="unfinished messages are kept, however many there are")
+PART = b"x" * 60_000
+BUSY = "com.microsoft:server-busy"
+
+
+def attach_senders(peer: RawPeer, count: int) -> list[tuple[int, int]]:
+    """Channel and handle of so many senders, a hundred in each session."""
+    senders = []
+    for number in range(count):
+        channel = 1 + number // 100
+        if number % 100 == 0:
+            peer.begin(channel)
+        handle = number % 100
+        peer.attach_sender("orders", name=f"sender-{number}", handle=handle, channel=channel)
+        senders.append((channel, handle))
+    return senders
+
+
+def begin_messages(peer: RawPeer, senders: list[tuple[int, int]], size: int, room: int) -> None:
+    """Send the head and `size` bytes of a message of size + `room` bytes on each, part by part in turn."""
+    head = b"\x00\x53\x75\xb0" + (size + room).to_bytes(4, "big")
+    for number, (channel, handle) in enumerate(senders):
+        fields = [UInt(handle), UInt(number % 100), b"%d" % number, UInt(0), False, True]
+        peer.say(TRANSFER, *fields, channel=channel, payload=head)
+    sent = 0
+    while sent < size:
+        part = PART[: min(len(PART), size - sent)]
+        for channel, handle in senders:
+            peer.say(TRANSFER, UInt(handle), None, None, None, False, True, channel=channel, payload=part)
+        sent += len(part)
+
+
+def finish_messages(peer: RawPeer, senders: list[tuple[int, int]], room: int) -> list[str]:
+    """How each was answered: by nothing if it was accepted, else by the condition of its rejection."""
+    answers = []
+    for channel, handle in senders:
+        peer.say(TRANSFER, UInt(handle), None, None, None, False, False, channel=channel, payload=b"y" * room)
+        frame = peer.expect(DISPOSITION, 60)
+        answers.append(error_of(frame)[0] if frame.fields[4].descriptor == REJECTED else "")
+    return answers
+
+
+@UNBOUNDED_MESSAGES
+def test_unfinished_messages_take_a_bounded_part_of_memory(broker):
+    """Those that are too many are refused so that a client tries again, and what it has sent in vain is not kept."""
+    with RawPeer.connect(broker.amqp_port) as peer:
+        senders = attach_senders(peer, 300)
+        with Memory(broker) as memory:
+            begin_messages(peer, senders, 900_000, 10)
+            answers = finish_messages(peer, senders, 10)
+        assert set(answers) == {"", BUSY}
+        assert answers.count("") >= 60
+        retried = [sender for sender, answer in zip(senders, answers, strict=True) if answer][:20]
+        begin_messages(peer, retried, 900_000, 10)
+        assert set(finish_messages(peer, retried, 10)) == {""}
+        peer.close()
+    assert memory.grown < 160 * MIB
+
+
+@UNBOUNDED_MESSAGES
+def test_a_stranger_has_no_room_for_unfinished_messages(broker):
+    with Memory(broker) as memory:
+        peers = [RawPeer.anonymous(broker.amqp_port) for _ in range(10)]
+        for peer in peers:
+            for handle in range(15):
+                peer.attach(sender=True, address="$cbs" if handle == 0 else "orders", handle=handle)
+            parts = [
+                performative(0, TRANSFER, [UInt(handle), UInt(handle), b"t", UInt(0), False, True], PART)
+                for handle in range(15)
+            ]
+            rest = [
+                performative(0, TRANSFER, [UInt(handle), None, None, None, False, True], PART) for handle in range(15)
+            ]
+            with suppress(OSError):
+                peer.send(b"".join(parts) + b"".join(rest) * 30)
+        time.sleep(1)
+        for peer in peers:
+            peer.socket.close()
+    assert memory.grown < 40 * MIB
+
+
+def test_large_messages_of_a_few_senders_pass_together(tmp_path):
+    size = 32 * MIB
+    with (
+        Broker(tmp_path, CONFIG + f"[amqp]\nmax_message_size_bytes = {size}\n") as broker,
+        RawPeer.connect(broker.amqp_port) as peer,
+    ):
+        senders = attach_senders(peer, 4)
+        begin_messages(peer, senders, size - 100, 10)
+        assert finish_messages(peer, senders, 10) == [""] * 4
+        peer.close()
