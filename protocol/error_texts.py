@@ -158,3 +158,6 @@ LOCK_LOST = (
 )
 
 SESSION_LOCK_LOST = "The session lock has expired on the MessageSession. Accept a new MessageSession."
+
+
+UNFINISHED_TOO_MUCH = "Too many large messages are being sent at once. Send this one again."

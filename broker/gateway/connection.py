@@ -32,6 +32,7 @@ from protocol.engine.incoming import FramingError, HandleInUse, IllegalState
 from protocol.engine.links import Link, Session
 from protocol.engine.sasl import Identity, IdentityKind, SaslServer
 from protocol.engine.state_bytes import StateTooLarge
+from protocol.engine.unfinished import Pool, Unfinished
 from protocol.errors import InvalidField, ProtocolError
 from protocol.nodes.sas_tokens import Claim
 
@@ -53,6 +54,7 @@ LOOK_AT_RIGHTS_SECONDS = 60.0
 LINKS_OVERRUN = 2
 # What is kept of a client that has no right yet: 40 links with the properties that SDKs send take half of it.
 STATE_BYTES_WITHOUT_RIGHTS = 512 << 10
+UNFINISHED_BYTES_WITHOUT_RIGHTS = 256 << 10  # of messages to $cbs, which hold tokens
 
 _FAULTS: dict[type[ProtocolError], Symbol] = {
     FramingError: conditions.CONNECTION_FRAMING_ERROR,
@@ -85,6 +87,7 @@ class Home(Shared, Protocol):
     """The gateway, to its connections."""
 
     container_id: str
+    unfinished: Pool
 
     def admit(self, connection: "ClientConnection") -> bool:
         """Count a new connection; False if it must go at once."""
@@ -269,6 +272,7 @@ class ClientConnection(asyncio.Protocol):
             max_frame_size=amqp.max_frame_size_bytes,
             channel_max=amqp.channel_max,
             idle_time_out_ms=amqp.idle_time_out_ms,
+            unfinished=Unfinished(self.gateway.unfinished, 0),
         )
         self._limit_state()
         self._links = BoundLinks(self, self.engine.links)
@@ -276,8 +280,12 @@ class ClientConnection(asyncio.Protocol):
 
     def _limit_state(self) -> None:
         """What the connection may keep, by the rights it has now."""
-        most = self.gateway.settings.amqp.max_state_bytes_per_connection
-        self.engine.limit_state(min(most, STATE_BYTES_WITHOUT_RIGHTS) if self.rights.is_empty else most)
+        amqp = self.gateway.settings.amqp
+        state, unfinished = amqp.max_state_bytes_per_connection, amqp.unfinished_bytes_per_connection
+        if self.rights.is_empty:
+            state, unfinished = min(state, STATE_BYTES_WITHOUT_RIGHTS), UNFINISHED_BYTES_WITHOUT_RIGHTS
+        self.engine.limit_state(state)
+        self.engine.unfinished.maximum_bytes = unfinished
 
     # -- protocol.engine.engine.Handler
 
@@ -332,6 +340,14 @@ class ClientConnection(asyncio.Protocol):
         bound: Intake | None = link.context
         if bound is not None:
             bound.on_oversized(delivery, size_bytes, settled)
+            self.active.add(bound)
+        else:
+            forget(delivery)
+
+    def on_crowded(self, link: Link, delivery: Delivery, settled: bool) -> None:
+        bound: Intake | None = link.context
+        if bound is not None:
+            bound.on_crowded(delivery, settled)
             self.active.add(bound)
         else:
             forget(delivery)

@@ -21,6 +21,7 @@ from broker.logging import get_logger
 from broker.metrics import GatewayMetrics, Scene
 from broker.settings.config import Amqp, ConfigurationError, Settings
 from protocol.addresses import Part
+from protocol.engine.unfinished import Pool
 
 log = get_logger("gateway")
 
@@ -47,6 +48,7 @@ class Gateway:
         self.new_message_id = MessageIds()
         self.router.on_caught_up = self._on_caught_up
         self.router.on_deleted = self._on_deleted
+        self.unfinished = Pool(self.settings.amqp.unfinished_bytes)
         self.connections: set[ClientConnection] = set()
         self._catalog_known = asyncio.Event()
         self._servers: list[asyncio.Server] = []

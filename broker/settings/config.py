@@ -137,6 +137,18 @@ class Amqp(Frozen):
     max_state_bytes_per_connection: int = Field(
         128 * MIB, ge=MIB, le=GIB, description="Memory for the sessions and links of one connection, estimated high."
     )
+    max_unfinished_bytes_per_connection: int = Field(
+        64 * MIB,
+        ge=MIB,
+        le=64 * GIB,
+        description="Of messages that one connection has begun to send; 4 of the largest are always allowed.",
+    )
+    max_unfinished_bytes: int = Field(
+        512 * MIB,
+        ge=MIB,
+        le=1024 * GIB,
+        description="Of messages begun on all connections of one gateway; 16 of the largest are always allowed.",
+    )
     sender_credit: int = Field(
         1000, ge=1, le=100_000, description="Messages a sender may have in flight, on one link (its credit)."
     )
@@ -157,6 +169,14 @@ class Amqp(Frozen):
     def channel_max(self) -> int:
         """The highest channel number, as open carries it (2.7.1)."""
         return self.max_sessions_per_connection - 1
+
+    @property
+    def unfinished_bytes_per_connection(self) -> int:
+        return max(self.max_unfinished_bytes_per_connection, 4 * self.max_message_size_bytes)
+
+    @property
+    def unfinished_bytes(self) -> int:
+        return max(self.max_unfinished_bytes, 16 * self.max_message_size_bytes)
 
     @property
     def handle_max(self) -> int:

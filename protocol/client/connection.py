@@ -461,6 +461,9 @@ class Connection(asyncio.Protocol):
     def on_oversized(self, link: Link, delivery: Delivery, size_bytes: int, settled: bool) -> None:
         raise AssertionError("no link has a limit")
 
+    def on_crowded(self, link: Link, delivery: Delivery, settled: bool) -> None:
+        raise AssertionError("no connection has a limit")
+
     def on_aborted(self, link: Link) -> None:
         if isinstance(link.context, LinkEnd):
             link.context.on_aborted()

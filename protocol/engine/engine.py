@@ -24,6 +24,8 @@ from protocol.engine.proton import (
     set_condition,
     text_of,
 )
+from protocol.engine.state_bytes import StateTooLarge
+from protocol.engine.unfinished import UNBOUNDED, Pool, Unfinished
 
 _DELIVERY: int = lib.PN_DELIVERY
 _LINK_FLOW: int = lib.PN_LINK_FLOW
@@ -64,6 +66,9 @@ class Handler(Protocol):
     def on_oversized(self, link: Link, delivery: Delivery, size_bytes: int, settled: bool) -> None:
         """A message over the link's limit was received whole and thrown away; it waits for its outcome."""
 
+    def on_crowded(self, link: Link, delivery: Delivery, settled: bool) -> None:
+        """A message was thrown away because too much was unfinished; it waits for its outcome."""
+
     def on_aborted(self, link: Link) -> None:
         """The peer gave a delivery up before it was complete (2.6.14); its credit is used all the same."""
 
@@ -93,8 +98,10 @@ class Engine:
         max_frame_size: int = 65536,
         channel_max: int = 4999,
         idle_time_out_ms: int = 240_000,
+        unfinished: Unfinished | None = None,
     ) -> None:
         self._handler = handler
+        self.unfinished = unfinished or Unfinished(Pool(UNBOUNDED), UNBOUNDED)
         self._walk = FrameWalk(max_frame_size)
         self.sent: dict[Delivery, tuple[Link, bytes]] = {}
         self.offered: dict[Delivery, Link] = {}
@@ -229,6 +236,7 @@ class Engine:
         if self._freed:
             return
         self._freed = True
+        self.unfinished.give_back_all()
         self.sent.clear()
         self.offered.clear()
         self.links.clear()
@@ -349,18 +357,24 @@ class Engine:
             return
         pending = lib.pn_delivery_pending(delivery)
         partial = lib.pn_delivery_partial(delivery)
-        if pending <= SCRATCH_BYTES and not partial and not link.partial and not link.oversized_bytes:
+        is_kept = True
+        if pending <= SCRATCH_BYTES and not partial and not link.part_bytes:
             # The usual case: the whole message is here.
             lib.pn_link_recv(pointer, scratch, pending)
             payload = scratch_view[0:pending]
             if link.max_message_bytes and pending > link.max_message_bytes:
                 link.oversized_bytes = pending
         else:
-            link.read_part(pending)
+            try:
+                link.read_part(pending, self.unfinished)
+            except StateTooLarge as error:
+                self._walk.fail(error)
+                return
             if partial and not lib.pn_delivery_aborted(delivery):
                 return
             payload = bytes(link.partial)
-        link.partial = b""
+            is_kept = link.is_kept
+            link.forget_part(self.unfinished)
         batch = False
         if self._batches:
             batch = link.channel_handle in self._batches
@@ -375,6 +389,8 @@ class Engine:
         settled = lib.pn_delivery_settled(delivery)
         if oversized_bytes:
             self._handler.on_oversized(link, delivery, oversized_bytes, settled)
+        elif not is_kept:
+            self._handler.on_crowded(link, delivery, settled)
         else:
             self._handler.on_message(link, delivery, payload, batch, settled)
 
@@ -468,6 +484,7 @@ class Engine:
 
     def _forget_deliveries(self, link: Link) -> None:
         """Proton frees a link's deliveries with it, and settles them in doing so."""
+        link.forget_part(self.unfinished)
         if link.is_sender:
             for delivery in [delivery for delivery, (owner, _) in self.sent.items() if owner is link]:
                 del self.sent[delivery]

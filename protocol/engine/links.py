@@ -17,6 +17,7 @@ from protocol.engine.proton import (
     text_of,
     text_or_none,
 )
+from protocol.engine.unfinished import Unfinished
 
 _SETTLED_BY_SENDER: int = lib.PN_SND_SETTLED
 _SECOND: int = lib.PN_RCV_SECOND
@@ -79,11 +80,13 @@ class Link:
         "drain_limit",
         "draining",
         "engine",
+        "is_kept",
         "is_sender",
         "max_message_bytes",
         "name",
         "oversized_bytes",
         "own_handle",
+        "part_bytes",
         "partial",
         "pointer",
         "session",
@@ -101,6 +104,8 @@ class Link:
         self.max_message_bytes = 0
         self.partial: bytes | bytearray = b""
         self.oversized_bytes = 0
+        self.part_bytes = 0  # the largest part of the delivery that has begun; 0 if none has
+        self.is_kept = True  # else there was no room for it
         self.answered = False  # the peer's attach was; own links need no answer
         self.closed = False
         self.draining = False  # we have asked for our credit back
@@ -228,8 +233,14 @@ class Link:
         self.draining = True
         lib.pn_link_drain(self.pointer, 0)
 
-    def read_part(self, pending: int) -> None:
-        """Read on in a delivery of several transfers; beyond the link's limit only its size is kept."""
+    def read_part(self, pending: int, unfinished: Unfinished) -> None:
+        """Read on in a delivery of several transfers; beyond the link's limit only its size is kept.
+
+        Nothing is kept of what finds no room in `unfinished`, or comes on a link that has been closed.
+        """
+        if pending > self.part_bytes:
+            grown, self.part_bytes = pending - self.part_bytes, pending
+            unfinished.buffer(grown)
         parts = self.partial if isinstance(self.partial, bytearray) else bytearray(self.partial)
         while pending > 0:
             count = lib.pn_link_recv(self.pointer, scratch, min(pending, SCRATCH_BYTES))
@@ -238,12 +249,25 @@ class Link:
             pending -= count
             if self.oversized_bytes:
                 self.oversized_bytes += count
+            elif not self.is_kept:
+                pass
+            elif self.closed or not unfinished.take(count):
+                self.is_kept = False
+                unfinished.give_back(len(parts))
+                parts = bytearray()
             else:
                 parts += scratch_view[0:count]
                 if self.max_message_bytes and len(parts) > self.max_message_bytes:
                     self.oversized_bytes = len(parts)
+                    unfinished.give_back(len(parts))
                     parts = bytearray()
         self.partial = parts
+
+    def forget_part(self, unfinished: Unfinished) -> None:
+        """The delivery that had begun is at its end, or will have none."""
+        unfinished.give_back(len(self.partial))
+        unfinished.buffer(-self.part_bytes)
+        self.partial, self.part_bytes, self.is_kept = b"", 0, True
 
     # -- sending
 

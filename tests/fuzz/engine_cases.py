@@ -70,6 +70,8 @@ class Server:
     def on_oversized(self, link: Link, delivery: Delivery, size_bytes: int, settled: bool) -> None:
         forget(delivery)
 
+    def on_crowded(self, link: Link, delivery: Delivery, settled: bool) -> None: ...
+
     def on_aborted(self, link: Link) -> None: ...
 
     def on_outcome(self, link: Link, delivery: Delivery, token: bytes, state: int, settled: bool) -> None:

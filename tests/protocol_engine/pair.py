@@ -61,6 +61,9 @@ class Side:
     def on_oversized(self, link: Link, delivery: Any, size_bytes: int, settled: bool) -> None:
         self.events.append(("oversized", delivery, size_bytes))
 
+    def on_crowded(self, link: Link, delivery: Any, settled: bool) -> None:
+        self.events.append(("crowded", delivery, settled))
+
     def on_aborted(self, link: Link) -> None:
         self.events.append(("aborted", link.name))
 

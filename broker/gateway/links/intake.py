@@ -5,7 +5,7 @@ is worked out at the end of each turn in which a delivery came or was answered. 
 malformed, too large, aborted) makes no difference, and none can keep its credit.
 """
 
-from broker.errors import MessageTooLarge
+from broker.errors import MessageTooLarge, ServerBusy
 from broker.gateway.conditions import condition_of
 from broker.gateway.host import Host
 from protocol import error_texts
@@ -42,6 +42,9 @@ class Intake:
     def on_oversized(self, delivery: Delivery, size_bytes: int, settled: bool) -> None:
         text = error_texts.message_too_large(0, size_bytes, self.link.max_message_bytes)
         self.refuse(delivery, settled, MessageTooLarge(text))
+
+    def on_crowded(self, delivery: Delivery, settled: bool) -> None:
+        self.refuse(delivery, settled, ServerBusy(error_texts.UNFINISHED_TOO_MUCH))
 
     def refuse(self, delivery: Delivery, settled: bool, error: Exception) -> None:
         """`error` is a BrokerError or a ProtocolError."""

@@ -1,0 +1,55 @@
+"""Bytes of deliveries that have begun and not ended: how many a connection may have, and all that share a pool.
+
+A connection may hold as much as its own maximum, and never more than what is free in the pool: so whoever takes much
+leaves room for the others, however many they are. What finds no room is not kept; its delivery is received to its end,
+thrown away, and refused. Nobody waits for others, so nobody waits for ever.
+"""
+
+from typing import Final
+
+from protocol.engine.state_bytes import StateTooLarge
+
+UNBOUNDED: Final = 1 << 62
+# Proton keeps the buffer of each delivery's largest part until the delivery is settled.
+MAX_BUFFER_BYTES: Final = 64 << 20
+
+
+class Pool:
+    """What all connections that share it may hold together."""
+
+    def __init__(self, maximum_bytes: int) -> None:
+        self.maximum_bytes = maximum_bytes
+        self.held_bytes = 0
+
+
+class Unfinished:
+    """The unfinished deliveries of one connection."""
+
+    def __init__(self, pool: Pool, maximum_bytes: int) -> None:
+        self.maximum_bytes = maximum_bytes
+        self._pool = pool
+        self._held_bytes = 0
+        self._buffer_bytes = 0
+
+    def take(self, size: int) -> bool:
+        """Hold `size` bytes more, if there is room for them."""
+        free = self._pool.maximum_bytes - self._pool.held_bytes
+        if self._held_bytes + size > min(self.maximum_bytes, free):
+            return False
+        self._held_bytes += size
+        self._pool.held_bytes += size
+        return True
+
+    def give_back(self, size: int) -> None:
+        self._held_bytes -= size
+        self._pool.held_bytes -= size
+
+    def buffer(self, more_bytes: int) -> None:
+        """A buffer has grown by so many bytes, or is gone if they are negative. Raises StateTooLarge."""
+        self._buffer_bytes += more_bytes
+        if more_bytes > 0 and self._buffer_bytes > min(MAX_BUFFER_BYTES, 2 * self.maximum_bytes):
+            raise StateTooLarge("The connection has begun more messages than it may have unfinished.")
+
+    def give_back_all(self) -> None:
+        self.give_back(self._held_bytes)
+        self._buffer_bytes = 0
