@@ -60,7 +60,8 @@ class Op(IntEnum):
     OPEN_RECEIVER = 3  # partition, channel, queue, receive_and_delete, session | None
     GRANT = 4  # partition, channel, limit
     DRAIN = 5  # partition, channel, limit
-    CLOSE_RECEIVER = 6  # partition, channel, broken
+    # `unsent_from`: the client cannot have the deliveries with this token and later ones, nor those it does not know of
+    CLOSE_RECEIVER = 6  # partition, channel, broken, unsent_from
     SETTLE = 7  # partition, queue, outcome, [channel, count of its tokens, ...], [token, ...], properties | None
     REQUEST = 8  # partition, request id, name, queue, [argument, ...]
     RESTORE = 9  # partition, queue, [entry items, ...]: received and deleted, but never put on the wire

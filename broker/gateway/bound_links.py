@@ -73,15 +73,18 @@ class BoundLinks:
             if isinstance(bound, ResponseLink if link.is_sender else RequestLink) and bound.node[0] is Node.CBS:
                 raise NotAllowed(error_texts.cbs_link_exists(self._host.client_name))
 
-    def unbind(self, link: Link, broken: bool = False) -> None:
-        """The link is gone; `broken`: with its connection, which did not end as it should."""
+    def unbind(self, link: Link, broken: bool = False, unsent: int = 0) -> None:
+        """The link is gone; `broken`: with its connection, which did not end as it should.
+
+        `unsent`: so many of the last deliveries on it the client cannot have.
+        """
         bound: Bound | None = link.context
         if bound is None:
             return
         link.context = None
         self._add(link, -1)
         if isinstance(bound, ClientReceiver):
-            bound.on_detach(broken)
+            bound.on_detach(broken, unsent)
         else:
             bound.on_detach()
         if isinstance(bound, ResponseLink):
@@ -89,12 +92,12 @@ class BoundLinks:
         else:
             self._host.active.discard(bound)
 
-    def unbind_all(self, broken: bool) -> None:
-        """The connection is gone."""
+    def unbind_all(self, broken: bool, unsent: Mapping[Link, int]) -> None:
+        """The connection is gone. `unsent`: see `unbind`."""
         for link in list(self._links.values()):
             link.closed = True
             try:
-                self.unbind(link, broken)
+                self.unbind(link, broken, unsent.get(link, 0))
             except Exception as error:
                 self._host.fail(error)
 

@@ -22,6 +22,7 @@ from broker.gateway.namespace import Entity
 from broker.gateway.rights import Rights
 from broker.gateway.transactions import Transactions
 from broker.gateway.turn import Gathering
+from broker.gateway.unsent import UnsentOutput
 from broker.logging import get_logger
 from protocol import conditions, error_texts
 from protocol.addresses import Node
@@ -142,6 +143,7 @@ class ClientConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but its base class
         self._transport = transport
+        self.unsent = UnsentOutput(transport)
         amqp = self.gateway.settings.amqp
         transport.set_write_buffer_limits(high=amqp.max_output_buffer_bytes)
         peer = transport.get_extra_info("peername")
@@ -163,7 +165,7 @@ class ClientConnection(asyncio.Protocol):
                 timer.cancel()
         self.gateway.leave(self)
         if self._sasl is None:
-            self._links.unbind_all(broken=not self._closed_by_client)
+            self._links.unbind_all(not self._closed_by_client, self._unsent_deliveries())
             self.gateway.metrics.sessions -= len(self.engine.sessions)
             self.active.clear()
             self.engine.free()
@@ -322,7 +324,8 @@ class ClientConnection(asyncio.Protocol):
             self._links.attach(link)
 
     def on_detach(self, link: Link, closed: bool, condition: str, description: str) -> None:
-        self._links.unbind(link)
+        # What waits for the session's window goes with the link; what waits for the client to read will be written.
+        self._links.unbind(link, unsent=0 if self.is_stalled or not link.is_sender else link.queued)
 
     def on_flow(self, link: Link) -> None:
         if link.context is not None:
@@ -550,8 +553,28 @@ class ClientConnection(asyncio.Protocol):
 
     # -- the socket
 
+    def forget_sent(self) -> None:
+        """Keep no output longer than it may be needed."""
+        if self._sasl is None and self._transport is not None and self.unsent:
+            self.unsent.trim()
+
+    def _unsent_deliveries(self) -> dict[Link, int]:
+        """The connection is gone: so many of each link's last deliveries the client cannot have.
+
+        If it is our own failure, perhaps one of them has caused it: then they may all count as failed.
+        """
+        if self._has_failed:
+            return {}
+        on_socket = self.unsent.deliveries()
+        links = [link for link in self.engine.links.values() if isinstance(link.context, ClientReceiver)]
+        return {link: link.queued + on_socket.get(link.own_handle or (-1, -1), 0) for link in links}
+
     def _write(self, data: bytes) -> None:
         assert self._transport is not None
+        if self._sasl is not None:
+            self.unsent.skip(len(data))
+        else:
+            self.unsent.add(data)
         self.gateway.metrics.bytes_out += len(data)
         self._transport.write(data)
 

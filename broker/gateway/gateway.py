@@ -140,6 +140,7 @@ class Gateway:
             await asyncio.sleep(TICK_SECONDS)
             now_ms = int(time.monotonic() * 1000)
             for connection in list(self.connections):
+                connection.forget_sent()
                 if connection.next_tick_ms <= now_ms:
                     connection.tick(now_ms)
 

@@ -13,6 +13,7 @@ from broker.gateway.rights import Rights
 from broker.gateway.router import Router
 from broker.gateway.transactions import Transactions
 from broker.gateway.turn import Gathering, Turn
+from broker.gateway.unsent import UnsentOutput
 from broker.keys import Keyring
 from broker.metrics import GatewayMetrics
 from broker.settings.config import Settings
@@ -55,9 +56,9 @@ class Host(Turn, Protocol):
     """A connection, to the links on it.
 
     `is_stalled`: the client does not read. `waiting_bytes` are those of responses that wait for credit. `overrun` are
-    links because of which the client may have to wait; `blocked` are posted when the client has read on; `sessions`
-    have who holds them, by queue id and session id. `client_name` is what the client calls its end: the container id of
-    its open.
+    links because of which the client may have to wait; `blocked` are posted when the client has read on; `unsent` is
+    the end of the output; `sessions` have who holds them, by queue id and session id. `client_name` is what the client
+    calls its end: the container id of its open.
     """
 
     client_name: str
@@ -66,6 +67,7 @@ class Host(Turn, Protocol):
     waiting_bytes: int
     overrun: set[Overrunning]
     blocked: set[Gathering]
+    unsent: UnsentOutput
     sessions: dict[tuple[int, str], SessionHolder]
     transactions: Transactions
     rights: Rights

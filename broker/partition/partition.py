@@ -159,8 +159,11 @@ class Partition:
         if queue.entity_id in self._core.kept:
             self._core.turn.awake[queue.id] = queue  # `pump` knows the time; it is a use even if credit is taken away
 
-    def close_receiver(self, receiver: Hashable, broken: bool, now_ms: int) -> None:
-        """`broken`: its connection was lost, and its locks with it. Otherwise they stay until settled or ended."""
+    def close_receiver(self, receiver: Hashable, broken: bool, now_ms: int, unsent_from: bytes | None = None) -> None:
+        """`broken`: its connection was lost, and its locks with it. Otherwise they stay until settled or ended.
+
+        `unsent_from`: what it was handed out with this token or a later one never reached the client, and is back.
+        """
         found = self._core.receivers.get(receiver)
         if found is None:
             return
@@ -169,6 +172,8 @@ class Partition:
         queue = self._core.close_receiver(found)
         if queue is None:
             return
+        if unsent_from is not None:
+            settlement.take_back(self._core, queue, found.tokens, unsent_from, now_ms)
         if queue.sessions is not None:
             session_locks.close(self._core, queue, found, broken, now_ms)
             return

@@ -232,7 +232,7 @@ class Delivery(Frozen):
     keep_locks_of_broken_connections: bool = Field(
         False,
         description="Keep locks until they expire when a connection breaks, as the cloud does; "
-        "else the messages are free at once and the delivery counts as failed.",
+        "else the messages are free at once and each delivery that left the broker counts as failed.",
     )
 
 

@@ -385,9 +385,9 @@ class Worker:
             self._partition(message).drain((peer, channel), limit)
 
     def _close_receiver(self, peer: Caller, message: list[Any]) -> None:
-        _, _, channel, broken = message
+        _, _, channel, broken, unsent_from = message
         if peer.receivers.pop(channel, None) is not None:
-            self._partition(message).close_receiver((peer, channel), broken, self._now_ms)
+            self._partition(message).close_receiver((peer, channel), broken, self._now_ms, unsent_from)
         peer.answers.append([Op.CLOSED, channel, "", ""])
 
     def _settle(self, peer: Caller, message: list[Any]) -> None:

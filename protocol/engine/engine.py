@@ -194,6 +194,17 @@ class Engine:
             output = self.output.walk(output)
         return output
 
+    def first_of_last(self, link: Link, count: int) -> bytes | None:
+        """The tag of the first of the last `count` unsettled deliveries on the link; None if there are none."""
+        first = None
+        for each, tag in reversed(self.sent.values()):
+            if each is link:
+                first = tag
+                count -= 1
+                if not count:
+                    break
+        return first
+
     @property
     def finished(self) -> bool:
         """Nothing will be written any more: the socket can be closed."""
@@ -454,8 +465,8 @@ class Engine:
         answered = link.closed
         link.closed = True
         link.session.links.remove(link)
-        self._forget_deliveries(link)
         self._handler.on_detach(link, closed, condition, description)
+        self._forget_deliveries(link)
         if not answered:
             if not link.answered:
                 link.answer_without_terminus()
@@ -474,8 +485,8 @@ class Engine:
         for link in list(session.links):
             self.links.pop(link.pointer, None)
             link.closed = True
-            self._forget_deliveries(link)
             self._handler.on_detach(link, True, condition, description)
+            self._forget_deliveries(link)
             session.links.clear()
         self._handler.on_session_end(session)
         lib.pn_session_close(pointer)

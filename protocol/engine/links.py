@@ -40,6 +40,8 @@ class LinkEngine(Protocol):
     sent: dict[Delivery, tuple["Link", bytes]]
     used_up: list["Link"]
 
+    def first_of_last(self, link: "Link", count: int) -> bytes | None: ...
+
 
 class Session:
     """One AMQP session. `context` is the owner's."""
@@ -274,6 +276,11 @@ class Link:
     @property
     def drain(self) -> bool:
         return bool(lib.pn_link_get_drain(self.pointer))
+
+    @property
+    def queued(self) -> int:
+        """The last so many deliveries are not wholly among the output: the session's window is closed."""
+        return int(lib.pn_link_queued(self.pointer))
 
     def drained(self) -> None:
         """Use up the credit that is left, and tell the peer, also when deliveries have used it up (2.6.7)."""

@@ -5,6 +5,7 @@ settles what was not settled when its link ends; it may know deliveries by other
 it leaves out fields that some peers look for (`padding`). All of that is rare: most of what is written goes out unread.
 """
 
+from collections.abc import Iterable
 from typing import Protocol
 
 from protocol import codec
@@ -12,7 +13,7 @@ from protocol.codec import Symbol, UInt
 from protocol.engine.delivery_ids import DeliveryIds
 from protocol.engine.incoming import frame_of
 from protocol.engine.padding import CONTROL, EVERYTHING, pad
-from protocol.engine.performatives import ATTACH, BEGIN, CLOSE, DISPOSITION, FLOW, OPEN
+from protocol.engine.performatives import ATTACH, BEGIN, CLOSE, DISPOSITION, FLOW, OPEN, TRANSFER
 from protocol.symbols import AMQP_HEADER
 
 _LIST8 = 0xC0
@@ -145,6 +146,33 @@ def _settles_without_state(disposition: bytes) -> bool:
     """Of what we sent: we settle it with a state only."""
     role, _, _, _, state = (*codec.decode(disposition, 8)[0].value, None, None, None, None)[:5]
     return role is False and state is None
+
+
+def transfers_from(outputs: Iterable[bytes], start: int) -> dict[tuple[int, int], int]:
+    """How many deliveries begin at `start` or after it, by channel and handle of our end of their links.
+
+    `outputs` follow one another, and each is whole frames.
+    """
+    counts: dict[tuple[int, int], int] = {}
+    begun: dict[tuple[int, int], int] = {}  # the delivery-id of the last transfer
+    position = 0
+    for output in outputs:
+        at = len(AMQP_HEADER) if output[:4] == b"AMQP" else 0
+        while at < len(output):
+            size = int.from_bytes(output[at : at + 4], "big")
+            frame = output[at : at + size]
+            code = frame[10] if size > 10 else 0
+            channel = int.from_bytes(frame[6:8], "big")
+            if code == TRANSFER:
+                handle, delivery_id = codec.decode(frame, 8)[0].value[:2]
+                if begun.get((channel, handle)) != delivery_id and position + at >= start:
+                    counts[channel, handle] = counts.get((channel, handle), 0) + 1
+                begun[channel, handle] = delivery_id
+            elif code == ATTACH:  # the handle was another link's before
+                counts.pop((channel, codec.decode(frame, 8)[0].value[1]), None)
+            at += size
+        position += len(output)
+    return counts
 
 
 def refusal(container_id: str, condition: str, description: str, has_header: bool) -> bytes:

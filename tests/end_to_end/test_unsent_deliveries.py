@@ -69,7 +69,6 @@ def is_over(broker: Broker) -> None:
     eventually(lambda: metrics(broker)["peeklock_active_connections",] == 0, "the connection has ended")
 
 
-@pytest.mark.xfail(strict=True, reason="what never left counts as failed, stays locked, or is gone")
 @pytest.mark.parametrize("how", ["reset", "stalled"])
 def test_what_waits_for_a_client_that_does_not_read_is_back_when_its_connection_breaks(broker, queue, how):
     fill(broker, queue, MESSAGES, 60_000)
@@ -83,7 +82,6 @@ def test_what_waits_for_a_client_that_does_not_read_is_back_when_its_connection_
     assert counts(broker, queue)[1] <= MAY_HAVE_GOT
 
 
-@pytest.mark.xfail(strict=True, reason="what never left counts as failed, stays locked, or is gone")
 @pytest.mark.parametrize("how", ["reset", "close"])
 def test_what_waits_for_the_sessions_window_is_back_when_the_connection_ends(broker, queue, how):
     fill(broker, queue, 10)
@@ -102,7 +100,6 @@ def test_what_waits_for_the_sessions_window_is_back_when_the_connection_ends(bro
         other.nothing_more(TRANSFER)
 
 
-@pytest.mark.xfail(strict=True, reason="what never left counts as failed, stays locked, or is gone")
 def test_what_waits_for_the_sessions_window_is_back_when_the_link_ends(broker, queue):
     fill(broker, queue, 10)
     peer, handle = receiving(broker, queue)
@@ -113,7 +110,6 @@ def test_what_waits_for_the_sessions_window_is_back_when_the_link_ends(broker, q
         other.nothing_more(TRANSFER)
 
 
-@pytest.mark.xfail(strict=True, reason="what never left counts as failed, stays locked, or is gone")
 @pytest.mark.parametrize("how", ["reset", "close", "detach"])
 def test_what_was_deleted_and_waits_for_the_sessions_window_is_put_back(broker, queue, how):
     fill(broker, queue, 10)
@@ -128,7 +124,6 @@ def test_what_was_deleted_and_waits_for_the_sessions_window_is_put_back(broker, 
     peer.socket.close()
 
 
-@pytest.mark.xfail(strict=True, reason="what never left counts as failed, stays locked, or is gone")
 def test_what_was_deleted_and_never_left_is_put_back(broker, queue):
     fill(broker, queue, MESSAGES, 60_000)
     with RawPeer.connect(broker.amqp_port, receive_buffer_bytes=RECEIVE_BUFFER_BYTES) as peer:

@@ -165,8 +165,8 @@ class Driver:
     def peek(self, queue: int = MAIN, start: int = 0, count: int = 100) -> list[Delivery]:
         return deliveries(self.request("peek", start, count, 1 << 20, queue=queue))
 
-    def close(self, receiver: Any = "r", broken: bool = False) -> None:
-        self.partition.close_receiver(receiver, broken, self.now_ms)
+    def close(self, receiver: Any = "r", broken: bool = False, unsent_from: bytes | None = None) -> None:
+        self.partition.close_receiver(receiver, broken, self.now_ms, unsent_from)
         self.partition.commit()
         self._limits.pop(receiver, None)
 

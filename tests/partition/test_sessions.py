@@ -432,6 +432,15 @@ def test_a_broken_connection_gives_the_session_back_and_counts_for_its_messages(
     assert [(d.body.decode(), d.delivery_count) for d in queue.receive(2, "s")] == [("1", 1), ("2", 0)]
 
 
+def test_what_of_a_session_never_reached_the_receiver_counts_as_nothing(queue):
+    queue.put("a", "1", "2", "3")
+    queue.accept("r", "a")
+    _, two, _ = queue.receive(3)
+    queue.close("r", broken=True, unsent_from=two.token)
+    assert queue.accept("s") == "a"
+    assert [(d.body.decode(), d.delivery_count) for d in queue.receive(3, "s")] == [("1", 1), ("2", 0), ("3", 0)]
+
+
 def test_locks_of_broken_connections_may_be_kept():
     queue = SessionDriver(settings=PartitionSettings(keep_locks_of_broken_connections=True))
     queue.put("a", "1", "2")

@@ -287,6 +287,29 @@ def test_a_broken_connection_drops_its_own_locks_only(queue):
     assert (again.body, again.delivery_count) == (b"a", 1)
 
 
+@pytest.mark.parametrize("keep_locks", [False, True])
+@pytest.mark.parametrize("broken", [False, True])
+def test_what_never_reached_the_receiver_is_back_and_counts_as_nothing(broken, keep_locks):
+    queue = Driver(settings=PartitionSettings(keep_locks_of_broken_connections=keep_locks))
+    queue.send("a", "b", "c")
+    a, b, c = queue.receive(3)
+    queue.close(broken=broken, unsent_from=b.token)
+    again = queue.receive(3, "other")
+    failed = [("a", 1)] if broken and not keep_locks else []  # else it stays locked
+    assert [(each.body.decode(), each.delivery_count) for each in again] == [*failed, ("b", 0), ("c", 0)]
+    assert all(isinstance(lost, LockLost) for lost in queue.settle(Outcome.ACCEPTED, b, c))
+    assert (queue.settle(Outcome.ACCEPTED, a) == [None]) is not bool(failed)
+
+
+def test_what_was_handed_out_while_its_connection_broke_is_back(queue):
+    """The gateway did not know of it: it names the first token after the last it has got."""
+    queue.send("a", "b")
+    [a] = queue.receive(1)
+    [_] = queue.receive(1)
+    queue.close(broken=True, unsent_from=a.token + b"\0")
+    assert [each.delivery_count for each in queue.receive(2, "other")] == [1, 0]
+
+
 def test_a_clean_detach_keeps_the_locks(queue):
     queue.send("a")
     a = queue.receive_one()

@@ -60,11 +60,13 @@ class ClientReceiver(EntityLink):
         self._unsettled = 0
         self._settling: deque[tuple[Delivery, Outcome]] = deque()  # waits for the partition
         self._closing = False
+        self._last = b""  # token of the last delivery given to the engine
         self._open()
 
     def _open(self) -> None:
         self._delivered = 0
         self._limit = 0
+        self._last = b""
         self.worker.post(self._open_command(None))
 
     def _open_command(self, session: Sequence[Any] | None) -> Sequence[Any]:
@@ -143,6 +145,9 @@ class ClientReceiver(EntityLink):
         if usable <= 0:
             return
         settled = self._receive_and_delete
+        if settled:
+            self.connection.unsent.retain(link, entries[: usable * ENTRY])
+        self._last = entries[(usable - 1) * ENTRY]
         send = link.send
         size_bytes = 0
         locked_until = token = None
@@ -174,8 +179,11 @@ class ClientReceiver(EntityLink):
             self.ask()  # the client has more credit than the partition was told
 
     def _return(self, entries: list[Any], outcome: Outcome = Outcome.RELEASED) -> None:
-        """Deliveries that never reached the wire go back, as they should without counting as failed."""
-        if not entries:
+        """Deliveries that never reached the wire go back, as they should without counting as failed.
+
+        What was handed out before the partition knew that the receiver is closed was taken back then.
+        """
+        if not entries or (self._closing and not self._receive_and_delete):
             return
         if self._receive_and_delete:
             self.worker.post((Op.RESTORE, self.partition, self.queue, entries))
@@ -302,10 +310,16 @@ class ClientReceiver(EntityLink):
         if self._may_get_more:
             self.grant()
 
-    def on_detach(self, broken: bool = False) -> None:
+    def on_detach(self, broken: bool = False, unsent: int = 0) -> None:
+        """`unsent`: so many of the last deliveries the client cannot have. They go back, and count as nothing."""
         self._settling.clear()
+        unsent_from = self._last + b"\0"  # what is still on its way from the partition comes behind it
+        if unsent and self._receive_and_delete:
+            self._return(self.connection.unsent.retained(self.link)[-unsent * ENTRY :])
+        elif unsent:
+            unsent_from = self.link.engine.first_of_last(self.link, unsent) or unsent_from
         self._closing = True
-        if not self.worker.post((Op.CLOSE_RECEIVER, self.partition, self.channel, broken)):
+        if not self.worker.post((Op.CLOSE_RECEIVER, self.partition, self.channel, broken, unsent_from)):
             self.worker.channels.pop(self.channel, None)
 
     def on_closed(self, error: BrokerError | None) -> None:

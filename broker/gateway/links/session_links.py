@@ -55,10 +55,10 @@ class SessionReceiver(ClientReceiver):
         if self.session_id is not None:
             super().ask()
 
-    def on_detach(self, broken: bool = False) -> None:
+    def on_detach(self, broken: bool = False, unsent: int = 0) -> None:
         if self.session_id is not None and self.connection.sessions.get((self.queue, self.session_id)) is self:
             del self.connection.sessions[self.queue, self.session_id]
-        super().on_detach(broken)
+        super().on_detach(broken, unsent)
 
     def on_closed(self, error: BrokerError | None) -> None:
         if isinstance(error, SessionLockLost) and self._waits_for_messages:

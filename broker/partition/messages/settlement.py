@@ -11,7 +11,7 @@
 The end of a lock and a broken connection count as abandoned. Dead-letter queues count no failed deliveries.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from broker.errors import BrokerError, LockLost, MessageTooLarge, NotAllowed
 from broker.partition.messages.moves import (
@@ -135,6 +135,14 @@ def end_locks(core: Core, queue: Queue, now_ms: int) -> None:
     next_ms = queue.locks.first_end_ms()
     if next_ms is not None:
         core.timers.arm(next_ms, (queue.id, Due.LOCKS))
+
+
+def take_back(core: Core, queue: Queue, tokens: Iterable[bytes], unsent_from: bytes, now_ms: int) -> None:
+    """The deliveries of one receiver from this token on never reached it. Tokens rise in the order of handing out."""
+    unsent = sorted(token for token in tokens if token >= unsent_from)
+    queue.tally.released += len(unsent)
+    for token in unsent:
+        put_back(core, queue, queue.locks.remove(token), now_ms)
 
 
 def fail_locks(core: Core, queue: Queue, tokens: Sequence[bytes], now_ms: int) -> None:

@@ -1,0 +1,99 @@
+"""What of a connection's output never left this host: so much the kernel has not sent when the connection ends.
+
+A message that the client cannot have seen is no failed delivery. The socket's own buffers hold megabytes for a client
+that does not read, so what was written says little; how many bytes were sent the kernel tells (tcp_info of tcp(7)).
+Output is kept until then, which is a tick at most, and no memory beyond what waits for the socket anyway.
+"""
+
+import asyncio
+import socket
+import struct
+from collections import deque
+from typing import Any
+
+from protocol.engine.links import Link
+from protocol.engine.outgoing import transfers_from
+
+# Output kept before the kernel is asked what it has sent; asking costs a system call.
+KEPT_BYTES = 1 << 20
+
+# tcpi_bytes_sent and tcpi_bytes_retrans of struct tcp_info, Linux 4.19 and later
+_SENT_AT = 200
+_sent = struct.Struct("=QQ").unpack_from
+_TCP_INFO_BYTES = _SENT_AT + 16
+
+
+class UnsentOutput:
+    """The end of one connection's output. Positions count bytes since the connection began.
+
+    What was received and deleted is retained with it: the partition does not have it any more.
+    """
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._outputs: deque[bytes] = deque()
+        self._kept_bytes = 0
+        self._position = 0  # of what is written next
+        self._retained: deque[tuple[int, Link, list[Any]]] = deque()  # the position behind it, and entry items
+        self._unwritten: list[tuple[Link, list[Any]]] = []  # to be retained, not among the output yet
+
+    def add(self, output: bytes) -> None:
+        """Whole frames are about to be written."""
+        self._outputs.append(output)
+        self._kept_bytes += len(output)
+        self._position += len(output)
+        if self._unwritten:
+            waiting = []
+            for link, entries in self._unwritten:
+                if not link.closed and link.queued:
+                    waiting.append((link, entries))  # for the session's window
+                else:
+                    self._retained.append((self._position, link, entries))
+            self._unwritten = waiting
+        if self._kept_bytes > KEPT_BYTES:
+            self.trim()
+
+    def skip(self, count: int) -> None:
+        """So many bytes without frames are about to be written."""
+        self._position += count
+
+    def retain(self, link: Link, entries: list[Any]) -> None:
+        """These entry items (`broker.wire`) were given to the engine."""
+        self._unwritten.append((link, entries))
+
+    def retained(self, link: Link) -> list[Any]:
+        """Entry items of the link's last deliveries: at least those that have not left."""
+        kept = [entries for _, owner, entries in self._retained if owner is link]
+        kept += [entries for owner, entries in self._unwritten if owner is link]
+        return [item for entries in kept for item in entries]
+
+    def __bool__(self) -> bool:
+        return bool(self._outputs or self._retained)
+
+    def trim(self) -> int:
+        """Forget what the kernel has sent; returns how much of the output that is kept it has sent, too."""
+        sent = self._sent_to()
+        while self._outputs and self._position - self._kept_bytes + len(self._outputs[0]) <= sent:
+            self._kept_bytes -= len(self._outputs.popleft())
+        while self._retained and self._retained[0][0] <= sent:
+            self._retained.popleft()
+        return max(0, sent - (self._position - self._kept_bytes))
+
+    def deliveries(self) -> dict[tuple[int, int], int]:
+        """How many deliveries nothing was sent of, by channel and handle of our end of their links."""
+        start = self.trim()
+        return transfers_from(self._outputs, start)
+
+    def _sent_to(self) -> int:
+        """Not less than what the peer may have; everything if it is not known.
+
+        With TLS more bytes are sent than are written here: a part of what never left then counts as sent.
+        """
+        connection = self._transport.get_extra_info("socket")
+        try:
+            info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+            sent, again = _sent(info, _SENT_AT)
+        except (AttributeError, OSError, struct.error):
+            return self._position
+        # A kernel that does not count says 0, but something is sent on every connection that has links.
+        return min(sent - again, self._position) if sent else self._position
