@@ -9,11 +9,12 @@ from topic_driver import TOPIC, TOPIC_ENTITY, A, TopicDriver
 from broker.namespace.entities import SubscriptionDescription, TopicDescription
 from broker.partition.partition import Partition
 from broker.partition.settings import PartitionSettings
-from broker.wire import SendOperation
+from broker.wire import Extra, SendOperation
 from protocol.codec import Described, Symbol, Timestamp, UInt, encode
 from protocol.message.sections import take_apart
 from storage.lmdb_store import LmdbStore
 from storage.memory import MemoryStore
+from storage.queue_ids import Part, queue_id_of
 from storage.records import (
     NEVER,
     Counts,
@@ -202,3 +203,22 @@ def test_what_a_transaction_schedules_for_the_past_comes_in_the_order_of_its_tim
     ask(partition, WAYS[-1], to, *map(scheduled, times))
     settle_down(partition)
     assert [each.overlay[Field.ENQUEUE_SEQUENCE_NUMBER] for each in partition.peek(at)] == [3, 2, 4, 1]
+
+
+@pytest.mark.parametrize("time_ms", [*PAST, *FUTURE])
+@pytest.mark.parametrize("way", ["sent", "sent in a transaction"])
+def test_what_is_sent_through_an_entity_is_moved_on_at_once_or_waits(way, time_ms):
+    queue = Driver(store=BoundedStore())
+    transfer = queue_id_of(ENTITY, Part.TRANSFER)
+    messages = [scheduled(time_ms), scheduled(time_ms, ttl_ms=5000)]
+    for each in messages:
+        each[3] = {**each[3], Extra.DESTINATION: "orders"}
+    ask(queue, way, transfer, *messages)
+    settle_down(queue)
+    queue.pump()
+    waits = time_ms in FUTURE
+    assert queue.held(transfer) == ([0, 0, 2, 0] if waits else [0, 0, 0, 0])
+    queue.wait(5000)
+    assert queue.held() == ([0, 0, 0, 0] if waits else [1, 0, 0, 0])
+    queue.restart()
+    assert queue.held(transfer)[2] == (2 if waits else 0)
