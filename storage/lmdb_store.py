@@ -245,7 +245,7 @@ class LmdbStore(Store):
         self._path = path
         self._map_size_bytes = map_size_bytes
         self._writing: Any = None
-        self._writes = 0
+        self.writes = 0
         self._reading: Any = None
         self._pid = str(os.getpid())
         self._last_page_seen = 0
@@ -288,7 +288,7 @@ class LmdbStore(Store):
             self._failed("get", error)
 
     def put(self, table: Table, key: bytes, value: bytes) -> None:
-        self._writes += 1
+        self.writes += 1
         try:
             (self._writing or self._begin()).put(key, value, db=self._databases[table])
         except (lmdb.Error, OSError) as error:
@@ -297,7 +297,7 @@ class LmdbStore(Store):
     def append(self, table: Table, items: Sequence[tuple[bytes, bytes]]) -> None:
         if not items:
             return
-        self._writes += 1
+        self.writes += 1
         try:
             cursor = (self._writing or self._begin()).cursor(self._databases[table])
             _, added = cursor.putmulti(items, append=True)
@@ -309,14 +309,14 @@ class LmdbStore(Store):
     def put_many(self, table: Table, items: Sequence[tuple[bytes, bytes]]) -> None:
         if not items:
             return
-        self._writes += 1
+        self.writes += 1
         try:
             (self._writing or self._begin()).cursor(self._databases[table]).putmulti(items)
         except (lmdb.Error, OSError) as error:
             self._failed("put", error)
 
     def delete(self, table: Table, key: bytes) -> bool:
-        self._writes += 1
+        self.writes += 1
         try:
             deleted: bool = (self._writing or self._begin()).delete(key, db=self._databases[table])
             return deleted
@@ -325,7 +325,7 @@ class LmdbStore(Store):
 
     def delete_many(self, table: Table, keys: Iterable[bytes]) -> int:
         deleted = 0
-        self._writes += 1
+        self.writes += 1
         try:
             # One cursor finds a neighbour on the page it stands on, without a walk from the root.
             cursor = (self._writing or self._begin()).cursor(self._databases[table])
@@ -384,10 +384,6 @@ class LmdbStore(Store):
     @property
     def dirty(self) -> bool:
         return self._writing is not None
-
-    @property
-    def writes(self) -> int:
-        return self._writes
 
     def used_bytes(self) -> int:
         """Bytes of the pages that hold something; while another process reads, also of pages it keeps from reuse.

@@ -24,7 +24,7 @@ class MemoryStore(Store):
         self._used_bytes = 0
         self._used_before_bytes = 0
         self._dirty = False
-        self._writes = 0
+        self.writes = 0
 
     def get(self, table: Table, key: bytes) -> bytes | None:
         return self._values[table].get(key)
@@ -33,7 +33,7 @@ class MemoryStore(Store):
         if not 0 < len(key) <= KEY_BYTES_MAX:
             raise StoreError(f"key of {len(key)} bytes; 1 to {KEY_BYTES_MAX} are possible")
         self._dirty = True
-        self._writes += 1
+        self.writes += 1
         self._before.setdefault((table, key), self._values[table].get(key))
         self._set(table, key, value)
 
@@ -51,7 +51,7 @@ class MemoryStore(Store):
 
     def delete(self, table: Table, key: bytes) -> bool:
         self._dirty = True
-        self._writes += 1
+        self.writes += 1
         before = self._values[table].get(key)
         if before is None:
             return False
@@ -61,7 +61,7 @@ class MemoryStore(Store):
 
     def delete_many(self, table: Table, keys: Iterable[bytes]) -> int:
         self._dirty = True
-        self._writes += 1
+        self.writes += 1
         return sum(self.delete(table, key) for key in keys)
 
     def scan(
@@ -94,10 +94,6 @@ class MemoryStore(Store):
     @property
     def dirty(self) -> bool:
         return self._dirty
-
-    @property
-    def writes(self) -> int:
-        return self._writes
 
     def used_bytes(self) -> int:
         return self._used_bytes

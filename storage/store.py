@@ -46,6 +46,8 @@ class Store(Protocol):
     the store is of no further use.
     """
 
+    writes: int  # how many calls have staged something since the store was opened, attempts to delete among them
+
     def get(self, table: Table, key: bytes) -> bytes | None: ...
 
     def put(self, table: Table, key: bytes, value: bytes) -> None: ...
@@ -76,10 +78,6 @@ class Store(Protocol):
     @property
     def dirty(self) -> bool:
         """True while writes are staged; an attempt to delete counts as one."""
-
-    @property
-    def writes(self) -> int:
-        """How many calls have staged something since the store was opened, attempts to delete among them."""
 
     def used_bytes(self) -> int:
         """Bytes of the map in use, free pages not counted."""
