@@ -99,6 +99,14 @@ class Driver:
 
     restart = start
 
+    def add_queue(self, entity_id: int, **properties: Any) -> int:
+        """Another queue; returns its queue id."""
+        description = describe(**properties).model_copy(update={"name": f"queue-{entity_id}"})
+        define(self.store, entity_id, description)
+        self.partition.put_entity(entity_id, description, self.now_ms)
+        self.partition.commit()
+        return entity_id << 3
+
     def change(self, **properties: Any) -> None:
         self.description = QueueDescription.model_validate(self.description.model_dump() | properties)
         define(self.store, ENTITY, self.description)

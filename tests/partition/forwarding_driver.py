@@ -41,11 +41,14 @@ class Entity:
 class Partitions:
     """Partitions 0 to `count` - 1. Entities are known on all, and live on the partition given with them."""
 
-    def __init__(self, count: int, settings: PartitionSettings | None = None) -> None:
+    def __init__(
+        self, count: int, settings: PartitionSettings | None = None, stores: dict[int, MemoryStore] | None = None
+    ) -> None:
+        """`stores` are those that are not to be plain, by partition."""
         self.settings = settings or PartitionSettings()
         self.now_ms = START_MS
         self.entities: dict[str, Entity] = {}
-        self.stores = [MemoryStore() for _ in range(count)]
+        self.stores = [(stores or {}).get(number) or MemoryStore() for number in range(count)]
         for number, store in enumerate(self.stores):
             store.put(Table.META, STORE_ID_KEY, encode_document(bytes([number]) * 8))
             store.commit()
