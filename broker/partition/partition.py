@@ -248,6 +248,8 @@ class Partition:
     def advance(self, now_ms: int) -> None:
         """Do what is due, in bounded steps: if `next_timer_ms` is in the past afterwards, there is more."""
         core = self._core
+        if core.turn.work:
+            core.begin_part()
         for queue_id, due in core.timers.take_due(now_ms, DUE_PER_TURN):
             if core.turn.work and core.work_left() <= 0:
                 core.timers.arm(now_ms, (queue_id, due))

@@ -97,16 +97,22 @@ def pump(core: Core, now_ms: int) -> list[Forward]:
     """
     commands: list[Forward] = []
     budget_bytes = core.settings.pump_bytes
-    while core.turn.outgoing and budget_bytes > 0:
-        outgoing = core.turn.take_outgoing()
-        for queue in outgoing.values():
-            if budget_bytes <= 0:
-                core.turn.outgoing[queue.id] = queue
+    core.begin_part()
+    while core.turn.outgoing and budget_bytes > 0 and core.work_left() > 0:
+        left_over: dict[int, Queue] = {}  # these come first in the next turn
+        for queue in core.turn.take_outgoing().values():
+            if budget_bytes <= 0 or core.work_left() <= 0:
+                left_over[queue.id] = queue
             elif queue.transfers is None:
                 budget_bytes -= _step(core, queue, now_ms, commands)
             else:
-                for lane in queue.transfers.lanes.values():
+                for lane in queue.transfers.in_turn():
+                    if budget_bytes <= 0 or core.work_left() <= 0:
+                        queue.transfers.next_partition = lane.partition
+                        core.turn.wake(queue)
+                        break
                     budget_bytes -= _step_of_lane(core, queue, lane, now_ms, commands)
+        core.turn.outgoing = left_over | core.turn.outgoing
     return commands
 
 
@@ -130,9 +136,9 @@ def _step(core: Core, queue: Queue, now_ms: int, commands: list[Forward]) -> int
     partition = core.partition_id if destination is None else core.home(name)
     if partition == core.partition_id:
         _bind(core, queue, None)
-        travelling, used_bytes = _take(core, queue, now_ms)
+        travelling, used_bytes, more = _take(core, queue, now_ms)
         _move(core, queue, outbox, travelling, [destination or 0] * len(travelling), now_ms)
-        if used_bytes:
+        if more:
             core.turn.wake(queue)
         return used_bytes
     if core.forwarding.bytes >= core.settings.forward_bytes:
@@ -140,10 +146,10 @@ def _step(core: Core, queue: Queue, now_ms: int, commands: list[Forward]) -> int
         return 0
     _bind(core, queue, partition)
     assert destination is not None
-    travelling, used_bytes = _take(core, queue, now_ms)
+    travelling, used_bytes, more = _take(core, queue, now_ms)
     if travelling:
         _send(core, queue, outbox, destination, travelling, used_bytes, commands)
-    elif used_bytes:
+    elif more:
         core.turn.wake(queue)
     return used_bytes
 
@@ -203,14 +209,14 @@ def _bind(core: Core, queue: Queue, partition: int | None) -> None:
         core.store.put(Table.META, forwarded_key(queue.id), encode_document(partition))
 
 
-def _take(core: Core, queue: Queue, now_ms: int) -> tuple[list[Travelling], int]:
+def _take(core: Core, queue: Queue, now_ms: int) -> tuple[list[Travelling], int, bool]:
     """The next messages, out of the queue, ready to travel. Those that came too far already go.
 
-    Also the bytes of all that was there; if that is 0, nothing is left.
+    Also the bytes of all that was there, and True if there may be more.
     """
     settings = core.settings
-    count = min(queue.ready(), settings.forward_count)
-    taken, used_bytes, _ = take(core, queue, count, settings.forward_batch_bytes, now_ms)
+    count = min(queue.ready(), settings.forward_count, core.step())
+    taken, used_bytes, is_cut = take(core, queue, count, settings.forward_batch_bytes, now_ms)
     travelling: list[Travelling] = []
     without_expiry = queue.is_dead_letter  # there a time to live has ended, or is not observed
     for ref, record, due_ms in taken:
@@ -230,7 +236,7 @@ def _take(core: Core, queue: Queue, now_ms: int) -> tuple[list[Travelling], int]
     outbox = queue.outbox
     if travelling and outbox is not None:
         outbox.highest = max(outbox.highest, travelling[-1][0][0][0])
-    return travelling, used_bytes
+    return travelling, used_bytes, is_cut or used_bytes > 0
 
 
 def _take_of_lane(core: Core, queue: Queue, lane: Outbox) -> tuple[list[Travelling], list[int], int, bool]:
@@ -239,9 +245,8 @@ def _take_of_lane(core: Core, queue: Queue, lane: Outbox) -> tuple[list[Travelli
     What is known here to have no way goes.
     """
     settings = core.settings
-    taken, used_bytes, more = transfer_queue.take(
-        core, queue, lane, settings.forward_count, settings.forward_batch_bytes
-    )
+    count = min(settings.forward_count, core.step())
+    taken, used_bytes, more = transfer_queue.take(core, queue, lane, count, settings.forward_batch_bytes)
     travelling: list[Travelling] = []
     destinations: list[int] = []
     gone: list[Held] = []

@@ -40,7 +40,6 @@ from storage.records import (
 from storage.store import Table
 
 FETCH = 1024  # entries read ahead at once
-FETCHES_MAX = 8  # in one turn, of entries that are all for other partitions
 
 
 def store(core: Core, queue: Queue, transfers: Transfers, messages: Sequence[Incoming], now_ms: int) -> list[int]:
@@ -119,9 +118,7 @@ def take(
     """The next messages of a lane with their records, out of its window; their bytes; True if there may be more."""
     window = lane.window
     refs = window.next(count)
-    for _ in range(FETCHES_MAX):
-        if len(refs) == count or window.cursor >= queue.next_number:
-            break
+    while len(refs) < count and window.cursor < queue.next_number and core.work_left() > 0:
         _fetch(core, queue, lane)
         refs += window.next(count - len(refs))
     more = len(refs) == count or window.cursor < queue.next_number
@@ -152,6 +149,7 @@ def _fetch(core: Core, queue: Queue, lane: Outbox) -> None:
     window = lane.window
     start = queue_key(queue.id, Place.AVAILABLE, window.cursor)
     items = core.store.scan(Table.QUEUE, start, queue_key(queue.id, Place.DEFERRED, 0), FETCH)
+    core.turn.work += 1 + len(items)
     refs: list[Ref] = []
     for key, value in items:
         number = unpack_queue_key(key)[2]

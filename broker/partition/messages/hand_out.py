@@ -71,8 +71,10 @@ def pump(core: Core, now_ms: int) -> Pumped:
     pumped = Pumped([], [], closed, False)
     budget_bytes = core.settings.pump_bytes
     later = []  # cut short: they come after those that got nothing
+    if awake:
+        core.begin_part()
     for queue in awake.values():
-        if budget_bytes <= 0:
+        if budget_bytes <= 0 or core.work_left() <= 0:
             core.turn.awake[queue.id] = queue
             continue
         if queue.sessions is not None:
@@ -92,13 +94,13 @@ def pump(core: Core, now_ms: int) -> Pumped:
 def _hand_out(
     core: Core, queue: Queue, now_ms: int, budget_bytes: int, deliveries: list[tuple[Hashable, int, list[Any]]]
 ) -> tuple[int, bool]:
-    """Bytes used, and True if it was cut short by the budget."""
+    """Bytes used, and True if it was cut short: by the budget, or because the turn has done enough."""
     line, until_ms = queue.line, now_ms + queue.terms.lock_duration_ms
     items: dict[Hashable, list[Any]] = {}
     used_bytes, cut = 0, False
     while line.waiting and not cut and (ready := queue.ready()) > 0:
         group, share = line.next_round(ready)
-        wanted = share * len(group)
+        wanted = min(share * len(group), max(len(group), core.work_left()))
         limit_bytes = min(core.settings.pump_bytes_per_receiver * len(group), budget_bytes - used_bytes)
         taken, bytes_taken, cut = take(core, queue, wanted, limit_bytes, now_ms)
         used_bytes += bytes_taken
@@ -116,6 +118,7 @@ def _hand_out(
         line.served(group, len(taken))
         if len(taken) < wanted:
             break
+        cut = cut or core.work_left() <= 0
     return used_bytes, cut
 
 
@@ -130,12 +133,13 @@ def _hand_out_sessions(
     line, used_bytes = queue.line, 0
     average_bytes = queue.size_bytes // (sum(queue.counts) or 1) + WEIGHT_BYTES
     given_bytes: dict[str, int] = {}  # to sessions that came again
+    gone_left = core.step()
     turn, sessions.awake = deque(sessions.awake.values()), {}
-    while turn and used_bytes < budget_bytes:
+    while turn and used_bytes < budget_bytes and gone_left > 0 and core.work_left() > 0:
         missing = min(READ_MAX, (budget_bytes - used_bytes) // average_bytes + 1)
         batch: list[tuple[Session, Receiver, list[Ref]]] = []
         ids: list[int] = []
-        while turn and missing > 0:
+        while turn and missing > 0 and core.work_left() > 0:
             session = turn.popleft()
             receiver = session.receiver
             if receiver is None or sessions.locked.get(session.id) is not session:
@@ -151,6 +155,9 @@ def _hand_out_sessions(
                     ids += [ref[1] for ref in refs]
                     batch.append((session, receiver, refs))
                     continue
+                if session.window.cursor < ALL:  # there is more to read
+                    turn.appendleft(session)
+                    continue
             if receiver.key in line.draining:
                 line.end_drain(receiver)
                 pumped.drained.append((receiver.key, receiver.delivered))
@@ -158,13 +165,14 @@ def _hand_out_sessions(
             continue
         records = iter(core.bodies.read(ids))
         for session, receiver, refs in batch:
-            if used_bytes >= budget_bytes:
+            if used_bytes >= budget_bytes or gone_left <= 0:
                 for ref in refs:
                     session.window.put_back(ref)
                 turn.append(session)
                 continue
-            items, bytes_given = _give(core, queue, session, receiver, refs, records, now_ms)
+            items, bytes_given, gone = _give(core, queue, session, receiver, refs, records, gone_left, now_ms)
             used_bytes += bytes_given
+            gone_left -= gone
             if items:
                 receiver.delivered += len(items) // ENTRY
                 until_ms = 0 if receiver.receive_and_delete else session.until_ms
@@ -185,28 +193,37 @@ def _give(
     receiver: Receiver,
     refs: Sequence[Ref],
     records: Iterator[bytes | None],
+    gone_limit: int,
     now_ms: int,
-) -> tuple[list[Any], int]:
+) -> tuple[list[Any], int, int]:
     """Entry items for the receiver, of messages of its session with their records; and bytes.
 
-    What has expired or cannot be read goes its way. The lock of the session is that of its messages.
+    What has expired or cannot be read goes its way, and is counted last; after `gone_limit` of it the rest stays. The
+    lock of the session is that of its messages.
     """
     items: list[Any] = []
-    gone: list[Held] = []
+    deleted: list[Held] = []
+    gone = 0
     used_bytes = 0
     keep, held, owner, until_ms = not receiver.receive_and_delete, queue.locks.held, session.tokens, session.until_ms
     prefix, place = core.token_prefix, Place.AVAILABLE
     for ref, record, token_number in zip(refs, records, core.token_numbers, strict=False):
+        if gone >= gone_limit:
+            session.window.put_back(ref)
+            continue
         number, message_id, delivery_count, overlay = ref
         if record is None:
             set_aside(core, queue, place, number, message_id)
+            gone += 1
             continue
         size = len(record)
         due_ms = message_expires_ms(record)
         if overlay and len(overlay) > 1:  # more than the session
             due_ms = overlay.get(Field.EXPIRES_MS, due_ms)
+        used_bytes += size + WEIGHT_BYTES
         if due_ms <= now_ms:
             expire(core, queue, unlocked(ref, size, due_ms, place))
+            gone += 1
             continue
         token = prefix + _token_number(token_number)
         if keep:
@@ -217,44 +234,49 @@ def _give(
             # The receiver knows the session.
             items += (token, number, delivery_count, record, None if overlay and len(overlay) == 1 else overlay)
         else:
-            gone.append((ref, size, due_ms, place, 0, NOBODY))
+            deleted.append((ref, size, due_ms, place, 0, NOBODY))
             items += (token, number, delivery_count, record, overlay)
-        used_bytes += size + WEIGHT_BYTES
     queue.tally.outgoing += len(items) // ENTRY
-    if gone:
-        discard(core, queue, gone)
-        queue.tally.received_and_deleted += len(gone)
-    return items, used_bytes
+    if deleted:
+        discard(core, queue, deleted)
+        queue.tally.received_and_deleted += len(deleted)
+    return items, used_bytes, gone
 
 
 def take(core: Core, queue: Queue, count: int, limit_bytes: int, now_ms: int) -> tuple[Taken, int, bool]:
-    """The next messages, neither locked nor in the window any more; their bytes; True if `limit_bytes` were reached.
+    """The next messages, neither locked nor in the window any more; the bytes read; True if it was cut short.
 
-    What has expired or cannot be read goes its way.
+    What has expired or cannot be read goes its way, a step of it. It is cut short by `limit_bytes`, by such a step, and
+    when the turn has read enough.
     """
     taken: Taken = []
     used_bytes = 0
+    gone_left = 0  # 0 before the first that goes
     observe_ttl = not queue.is_dead_letter
     while len(taken) < count:
         missing = count - len(taken)
         average_bytes = queue.size_bytes // (sum(queue.counts) or 1) + WEIGHT_BYTES
         refs = next_refs(core, queue, min(missing, READ_MAX, (limit_bytes - used_bytes) // average_bytes + 1), missing)
         if not refs:
-            break
+            return taken, used_bytes, queue.window.cursor < queue.next_number
         records = core.bodies.read([ref[1] for ref in refs])
         for index, (ref, record) in enumerate(zip(refs, records, strict=True)):
-            if record is None:
-                set_aside(core, queue, Place.AVAILABLE, ref[0], ref[1])
-                continue
             due_ms = NEVER
-            if observe_ttl:
-                due_ms = overlay_expires_ms(ref[3]) or message_expires_ms(record)
-                if due_ms <= now_ms:
+            if record is not None:
+                used_bytes += len(record) + WEIGHT_BYTES
+                if observe_ttl:
+                    due_ms = overlay_expires_ms(ref[3]) or message_expires_ms(record)
+            if record is not None and due_ms > now_ms:
+                taken.append((ref, record, due_ms))
+                is_enough = used_bytes >= limit_bytes
+            else:
+                gone_left = (gone_left or core.step()) - 1
+                if record is None:
+                    set_aside(core, queue, Place.AVAILABLE, ref[0], ref[1])
+                else:
                     expire(core, queue, unlocked(ref, len(record), due_ms, Place.AVAILABLE))
-                    continue
-            taken.append((ref, record, due_ms))
-            used_bytes += len(record) + WEIGHT_BYTES
-            if used_bytes >= limit_bytes:
+                is_enough = gone_left <= 0 or used_bytes >= limit_bytes
+            if is_enough:
                 for unused in islice(refs, index + 1, None):
                     queue.window.put_back(unused)
                 return taken, used_bytes, True
@@ -262,10 +284,13 @@ def take(core: Core, queue: Queue, count: int, limit_bytes: int, now_ms: int) ->
 
 
 def next_refs(core: Core, queue: Queue, count: int, ahead: int) -> list[Ref]:
-    """The next available messages, up to `count`, taken out of the window; `ahead` will be asked for in all."""
+    """The next available messages, up to `count`, taken out of the window; `ahead` will be asked for in all.
+
+    Fewer, though there are more, if the turn has read enough.
+    """
     window = queue.window
     refs = window.next(count)
-    while len(refs) < count and window.cursor < queue.next_number:
+    while len(refs) < count and window.cursor < queue.next_number and core.work_left() > 0:
         _fetch(core, queue, min(max(ahead, 32), FETCH_MAX))
         refs += window.next(count - len(refs))
     return refs
@@ -276,6 +301,7 @@ def _fetch(core: Core, queue: Queue, limit: int) -> None:
     window = queue.window
     start = queue_key(queue.id, Place.AVAILABLE, window.cursor)
     items = core.store.scan(Table.QUEUE, start, queue_key(queue.id, Place.DEFERRED, 0), limit)
+    core.turn.work += len(items)
     refs: list[Ref] = []
     skip = window.skip
     for key, value in items:
@@ -294,7 +320,7 @@ def next_of_session(core: Core, queue: Queue, session: Session, count: int, ahea
     """As `next_refs`, of one session."""
     window = session.window
     refs = window.next(count)
-    while len(refs) < count and window.cursor < ALL:
+    while len(refs) < count and window.cursor < ALL and core.work_left() > 0:
         _fetch_of_session(core, queue, session, max(ahead, 32))
         refs += window.next(count - len(refs))
     return refs
@@ -305,7 +331,9 @@ def _fetch_of_session(core: Core, queue: Queue, session: Session, limit: int) ->
     window = session.window
     refs: list[Ref] = []
     skip = window.skip
-    for number, entry in queue.sessions.fetch(session, limit):
+    found = queue.sessions.fetch(session, limit)
+    core.turn.work += 1 + len(found)
+    for number, entry in found:
         if number in skip:
             skip.discard(number)
             continue

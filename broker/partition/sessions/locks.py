@@ -20,7 +20,7 @@ from broker.partition.messages.hand_out import next_of_session
 from broker.partition.messages.moves import expire, overlay_expires_ms, put_back, put_back_failed, set_aside, unlocked
 from broker.partition.state.core import Core
 from broker.partition.state.queue import Queue
-from broker.partition.state.receivers import Receiver, Session, encoded
+from broker.partition.state.receivers import ALL, Receiver, Session, encoded
 from broker.partition.state.sessions import Sessions
 from broker.partition.state.timers import Due
 from broker.partition.state.window import Ref
@@ -71,9 +71,10 @@ def _lock(core: Core, queue: Queue, session: Session, receiver: Receiver) -> Non
 def offer(core: Core, now_ms: int) -> None:
     """Give sessions to those that wait for any; a step of it. To be called before messages are handed out."""
     offering = core.turn.take_offering()
+    core.begin_part()
     for queue in offering.values():
         assert queue.sessions is not None
-        if not _offer(core, queue, queue.sessions, now_ms):
+        if core.work_left() <= 0 or not _offer(core, queue, queue.sessions, now_ms):
             core.turn.offering[queue.id] = queue
 
 
@@ -89,7 +90,9 @@ def _offer(core: Core, queue: Queue, sessions: Sessions, now_ms: int) -> bool:
     until_ms = now_ms + queue.terms.lock_duration_ms
     some_expired = _some_expired(core, queue, now_ms)
     steps = core.step()
-    while sessions.waiting and (session_id := sessions.offered.take()) is not None:
+    while core.work_left() > 0:
+        if not sessions.waiting or (session_id := sessions.offered.take()) is None:
+            return True
         receiver = next(iter(sessions.waiting.values()))
         session = Session(queue.id, session_id, receiver, until_ms)
         while steps > 0 and (refs := next_of_session(core, queue, session, 1, 1)):
@@ -101,10 +104,10 @@ def _offer(core: Core, queue: Queue, sessions: Sessions, now_ms: int) -> bool:
                 _lock(core, queue, session, receiver)
                 break
         else:
-            if steps <= 0:
+            if steps <= 0 or session.window.cursor < ALL:
                 sessions.offered.put_back(session.id)
                 return False
-    return True
+    return not (sessions.waiting and sessions.offered)
 
 
 def take_accepted(core: Core) -> list[tuple[Hashable, str, int]]:

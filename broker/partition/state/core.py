@@ -40,6 +40,7 @@ WORK_BYTES = 8 * PAGE_BYTES
 LEAST_WORK = 128  # of a turn, however full the store is
 # The wall clock, once it was set back, catches up little by little, or all at once when it is set again.
 LOOK_AGAIN_MS = 5000
+PARTS_OF_A_TURN = 5  # what comes in, timers, forwarding, offering sessions, handing out
 _TOPIC_PARTS = (Part.MAIN, Part.TRANSFER_DEAD_LETTER, Part.TRANSFER)
 
 
@@ -256,6 +257,7 @@ class Core:
         limit = min(int(settings.store_watermark * whole), whole - reserve, capacity(settings.min_free_bytes))
         turn.room_bytes = limit - used
         turn.work_limit = min(settings.turn_work, max(LEAST_WORK, (whole - used) // WORK_BYTES))
+        turn.part_limit = max(1, turn.work_limit // PARTS_OF_A_TURN)
 
     def work_left(self) -> int:
         """How many records this turn may still read or write; less than one, and the rest is for the next turn.
@@ -272,6 +274,12 @@ class Core:
     def end_of_work(self) -> None:
         """So many bytes were read that all else is for the next turn."""
         self.turn.work += max(0, self.work_left())
+
+    def begin_part(self) -> None:
+        """A part of a turn begins: it gets its share, however much the others have done."""
+        turn = self.turn
+        if self.work_left() < turn.part_limit:
+            turn.work_limit = turn.work + turn.part_limit
 
     def step(self) -> int:
         """How many messages one step may take now: one at least."""

@@ -13,13 +13,14 @@ from storage.records import Field
 
 
 class Transfers:
-    __slots__ = ("_home", "destinations", "lanes")
+    __slots__ = ("_home", "destinations", "lanes", "next_partition")
 
     def __init__(self, home: Callable[[str], int]) -> None:
         """`home` says of a destination's name on which partition it lives."""
         self._home = home
         self.lanes: dict[int, Outbox] = {}  # by partition
         self.destinations: dict[str, int] = {}  # entity ids by name, as last looked up
+        self.next_partition: int | None = None  # whose lane the last turn did not get to
 
     def add(self, partition: int, cursor: int) -> Outbox:
         """A lane for what comes; nothing below the number `cursor` is for this partition."""
@@ -29,6 +30,13 @@ class Transfers:
         lane = self.lanes[partition] = Outbox(window, partition)
         lane.synced = True
         return lane
+
+    def in_turn(self) -> list[Outbox]:
+        """The lanes, first the one that the last turn did not get to."""
+        partitions = [*self.lanes]
+        at = partitions.index(self.next_partition) if self.next_partition in self.lanes else 0
+        self.next_partition = None
+        return [self.lanes[partition] for partition in (*partitions[at:], *partitions[:at])]
 
     def of(self, partition: int, refs: Iterable[Ref]) -> list[Ref]:
         """Those of `refs` that are for this partition."""

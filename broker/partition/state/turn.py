@@ -13,7 +13,18 @@ class Turn:
     What a turn does not get to in `awake`, `outgoing` and `offering` stays for the next one.
     """
 
-    __slots__ = ("accepted", "awake", "closed", "offering", "outgoing", "room_bytes", "touched", "work", "work_limit")
+    __slots__ = (
+        "accepted",
+        "awake",
+        "closed",
+        "offering",
+        "outgoing",
+        "part_limit",
+        "room_bytes",
+        "touched",
+        "work",
+        "work_limit",
+    )
 
     def __init__(self) -> None:
         self.touched: dict[int, Queue] = {}  # their counts are to be written
@@ -25,6 +36,7 @@ class Turn:
         self.room_bytes: int | None = None  # see `Core.room_bytes`; None: not asked for in this turn
         self.work = 0  # records read or written so far, about: what bounds a turn, see `Core.work_left`
         self.work_limit: int | None = None  # None: not asked for in this turn
+        self.part_limit = 0  # of the work of one part of the turn, see `Core.begin_part`
 
     def touch(self, queue: Queue) -> None:
         self.touched[queue.id] = queue
