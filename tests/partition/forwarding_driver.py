@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from driver import LOCK_MS, START_MS, Delivery, define, deliveries, message
+from turns import CountingStore
 
 from broker.namespace.entities import Description, QueueDescription, SubscriptionDescription, TopicDescription
 from broker.partition.messages.hand_out import Forward
@@ -112,7 +113,12 @@ class Partitions:
             due_ms = partition.next_timer_ms()
             if due_ms is not None and due_ms <= self.now_ms:
                 partition.advance(self.now_ms)
+            store = self.stores[number]
+            if isinstance(store, CountingStore):
+                store.begin()
             pumped = partition.pump(self.now_ms)
+            if isinstance(store, CountingStore):
+                store.check(self.settings, sum(len(deliveries(items)) for _, _, items in pumped.deliveries))
             partition.commit()
             for command in pumped.forwards:
                 self._connection(number, command.partition).commands.append(command)

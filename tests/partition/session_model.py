@@ -14,6 +14,7 @@ from driver import DEAD, MAIN, START_MS, define, deliveries
 from hypothesis.stateful import RuleBasedStateMachine
 from session_driver import SessionDriver
 from topic_driver import text
+from turns import CountingStore
 
 from broker.errors import BrokerError, LockLost, NotAllowed, OperationTimeout, SessionLockLost
 from broker.namespace.entities import QueueDescription
@@ -361,7 +362,11 @@ class SessionModel(RuleBasedStateMachine):
         drained: dict[str, int] = {}
         more = True
         while more:
+            if isinstance(driver.store, CountingStore):
+                driver.store.begin()
             pumped = driver.partition.pump(self.now_ms)
+            if isinstance(driver.store, CountingStore):
+                driver.store.check(driver.settings, sum(len(deliveries(items)) for _, _, items in pumped.deliveries))
             driver.partition.commit()
             given += pumped.deliveries  # type: ignore[arg-type]
             accepted += pumped.accepted  # type: ignore[arg-type]

@@ -13,6 +13,7 @@ from forwarding_driver import Partitions, dead_letter, transfer_dead_letter
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from topic_driver import event, text
+from turns import CountingStore
 
 from broker.errors import NotAllowed
 from broker.partition.settings import PartitionSettings
@@ -36,9 +37,10 @@ class ForwardingModel(RuleBasedStateMachine):
         batch_bytes=st.sampled_from([200, 1 << 20]),
         total_bytes=st.sampled_from([100, 1 << 24]),
         window=st.sampled_from([2, 4096]),
+        turn_work=st.sampled_from([6, 10_000]),
         forward_to=st.fixed_dictionaries({name: st.sampled_from(to) for name, to in MAY_FORWARD.items()}),
     )
-    def start(self, count, batch_bytes, total_bytes, window, forward_to):
+    def start(self, count, batch_bytes, total_bytes, window, turn_work, forward_to):
         self.net = Partitions(
             3,
             PartitionSettings(
@@ -47,7 +49,9 @@ class ForwardingModel(RuleBasedStateMachine):
                 forward_bytes=total_bytes,
                 window=window,
                 step=3,
+                turn_work=turn_work,
             ),
+            {number: CountingStore() for number in range(3)},
         )
         self.properties = {
             name: {"dead_lettering_on_message_expiration": True, "max_delivery_count": 1000} for name in HOMES

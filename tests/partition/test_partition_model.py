@@ -14,6 +14,7 @@ from accounts import assert_counted_rightly
 from driver import DEAD, FEW_IDS, LOCK_MS, MAIN, Driver, deliveries, message
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from turns import CountingStore
 
 from broker.errors import (
     BrokerError,
@@ -104,15 +105,18 @@ class PartitionModel(RuleBasedStateMachine):
         limit=st.integers(1, 4),
         window=st.sampled_from([2, 5, 100]),
         step=st.sampled_from([2, 100]),
+        turn_work=st.sampled_from([4, 10_000]),
         pump_bytes=st.sampled_from([1500, 1 << 20]),
         keep_locks=st.booleans(),
         detects_duplicates=st.booleans(),
     )
-    def start(self, dead_letter_expired, limit, window, step, pump_bytes, keep_locks, detects_duplicates):
+    def start(self, dead_letter_expired, limit, window, step, turn_work, pump_bytes, keep_locks, detects_duplicates):
         self.driver = Driver(
+            store=CountingStore(),
             settings=PartitionSettings(
                 window=window,
                 step=step,
+                turn_work=turn_work,
                 pump_bytes=pump_bytes,
                 pump_bytes_per_receiver=pump_bytes // 2,
                 keep_locks_of_broken_connections=keep_locks,
@@ -247,7 +251,10 @@ class PartitionModel(RuleBasedStateMachine):
         drained: dict[str, int] = {}
         more = True
         while more:
+            driver.store.begin()
             pumped = driver.partition.pump(self.now_ms)
+            deleted = sum(len(deliveries(items)) for _, until_ms, items in pumped.deliveries if until_ms == 0)
+            assert driver.store.moved <= deleted + driver.settings.step  # what has expired, of the one queue that has
             driver.partition.commit()
             given += pumped.deliveries
             drained |= dict(pumped.drained)

@@ -10,6 +10,7 @@ from driver import DEAD, FEW_IDS, LOCK_MS, MAIN, deliveries, message
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 from session_model import INBOX, Lock, Orders, Receiver, Sent, SessionModel, Transaction
+from turns import CountingStore
 
 from broker.errors import (
     EntityDisabled,
@@ -60,6 +61,7 @@ class SessionQueue(SessionModel):
         limit=st.integers(1, 4),
         session_window=st.sampled_from([1, 2, 128]),
         step=st.sampled_from([1, 2, 100]),
+        turn_work=st.sampled_from([3, 10_000]),
         pump_bytes=st.sampled_from([1500, 1 << 20]),
         keep_locks=st.booleans(),
         detects_duplicates=st.booleans(),
@@ -72,6 +74,7 @@ class SessionQueue(SessionModel):
         limit,
         session_window,
         step,
+        turn_work,
         pump_bytes,
         keep_locks,
         detects_duplicates,
@@ -80,10 +83,12 @@ class SessionQueue(SessionModel):
     ):
         self.begin(
             Orders(
+                store=CountingStore(),
                 settings=PartitionSettings(
                     session_window=session_window,
                     window=4,
                     step=step,
+                    turn_work=turn_work,
                     pump_bytes=pump_bytes,
                     pump_bytes_per_receiver=pump_bytes // 2,
                     keep_locks_of_broken_connections=keep_locks,

@@ -11,6 +11,7 @@ from driver import Delivery
 from forwarding_driver import Partitions, transfer, transfer_dead_letter, via
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from turns import CountingStore
 
 from broker.partition.settings import PartitionSettings
 from broker.wire import Outcome, SendOperation, SettleOperation
@@ -27,12 +28,18 @@ class TransferringModel(RuleBasedStateMachine):
         batch_bytes=st.sampled_from([200, 1 << 20]),
         total_bytes=st.sampled_from([100, 1 << 24]),
         window=st.sampled_from([2, 4096]),
+        turn_work=st.sampled_from([6, 10_000]),
     )
-    def start(self, count, batch_bytes, total_bytes, window):
+    def start(self, count, batch_bytes, total_bytes, window, turn_work):
         settings = PartitionSettings(
-            forward_count=count, forward_batch_bytes=batch_bytes, forward_bytes=total_bytes, window=window, step=3
+            forward_count=count,
+            forward_batch_bytes=batch_bytes,
+            forward_bytes=total_bytes,
+            window=window,
+            step=3,
+            turn_work=turn_work,
         )
-        self.net = Partitions(3, settings)
+        self.net = Partitions(3, settings, {number: CountingStore() for number in range(3)})
         homes = {**SOURCES, **DESTINATIONS}
         self.queues = {
             name: self.net.queue(name, home, max_delivery_count=1000, lock_duration_ms=300_000)

@@ -1,5 +1,6 @@
 """A store that counts what one turn does to a queue: entries read ahead, and messages that leave their place."""
 
+from broker.partition.settings import PartitionSettings
 from storage.memory import MemoryStore
 from storage.records import message_key
 from storage.store import Table
@@ -13,6 +14,13 @@ class CountingStore(MemoryStore):
     def begin(self) -> None:
         self.most_read, self.most_moved = max(self.most_read, self.entries_read), max(self.most_moved, self.moved)
         self.entries_read = self.moved = 0
+
+    def check(self, settings: PartitionSettings, delivered: int) -> None:
+        """Assert that no more has left its place, in one pump that delivered so many, than the settings allow.
+
+        A pump has three parts: forwarding, offering sessions, handing out.
+        """
+        assert self.moved <= delivered + 3 * (settings.turn_work + settings.step)
 
     def commit(self) -> None:
         super().commit()
