@@ -97,7 +97,10 @@ class Driver:
             settings=self.settings,
         )
 
-    restart = start
+    def restart(self, settings: PartitionSettings | None = None) -> None:
+        """With other settings, if they are given."""
+        self.settings = settings or self.settings
+        self.start()
 
     def add_queue(self, entity_id: int, **properties: Any) -> int:
         """Another queue; returns its queue id."""

@@ -26,8 +26,6 @@ class SessionDriver(Driver):
         super().start()
         self.closed: dict[Any, BrokerError] = {}
 
-    restart = start
-
     def put(self, session: str, *bodies: str, **given: Any) -> None:
         """Send to one session; `given` is of `driver.message`."""
         self.send(*[message(body, session_id=session, **given) for body in bodies])

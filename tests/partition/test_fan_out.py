@@ -7,10 +7,13 @@ from typing import Any
 import pytest
 from accounts import problems
 from driver import MAIN, Driver, define, message
-from topic_driver import TOPIC, TopicDriver, event
+from topic_driver import TOPIC, TOPIC_ENTITY, A, B, TopicDriver, assert_shared_rightly, event
 
 from broker.errors import QuotaExceeded
 from broker.namespace.entities import SubscriptionDescription
+from broker.partition.settings import PartitionSettings
+from broker.wire import Extra
+from protocol.codec import encode
 from storage.lmdb_store import LmdbStore
 from storage.records import entity_key
 from storage.store import Table
@@ -145,3 +148,33 @@ def test_a_full_store_still_lets_everything_out(store):
     driver.publish("one more")
     driver.wait(2000)
     assert driver.counts(FIRST + SUBSCRIPTIONS - 1 << 3)[0] == 1
+
+
+def test_what_waits_at_a_topic_is_published_in_order_whatever_comes_meanwhile():
+    """Sent after it, due, forwarded, sent again, over a restart; each as of the time it was accepted."""
+    detecting = {"requires_duplicate_detection": True, "default_message_time_to_live_ms": 5000}
+    driver = TopicDriver(A, B, settings=PartitionSettings(turn_work=4), **detecting)
+
+    def named(text: str, **given: Any) -> list[Any]:
+        made = event(text, **given)
+        return [*made[:3], {**(made[3] or {}), Extra.MESSAGE_ID: encode(text)}]
+
+    driver.publish(named("0", scheduled_ms=driver.now_ms + 10))
+    driver.publish(*[named(text) for text in "abcdef"])
+    assert (driver.held(TOPIC)[0], driver.texts(A)) == (5, ["a"])
+    driver.now_ms += 10
+    driver.publish(named("g"), named("d"))
+    driver.send(event("h"))
+    driver.change(forward_to="news")
+    driver.pump()
+    driver.restart()
+    driver.publish(named("a"))
+    assert problems(driver.store) == []
+    driver.wait(0)
+    assert driver.texts(A) == driver.texts(B) == [*"abcdefg", "h", "0"]
+    assert driver.held(TOPIC) == [0, 0, 0, 0]
+    assert_shared_rightly(driver.store, {TOPIC_ENTITY: {A >> 3, B >> 3}})
+    driver.wait(4990)
+    assert driver.texts(A) == ["g", "h", "0"]
+    driver.wait(10)
+    assert driver.counts(A) == driver.counts(TOPIC) == [0, 0, 0, 0, 0]

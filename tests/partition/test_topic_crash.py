@@ -27,6 +27,18 @@ def publishing(topic: TopicDriver) -> Iterator[None]:
     topic.publish("e")
 
 
+def publishing_over_several_turns(topic: TopicDriver) -> Iterator[None]:
+    """More copies than a turn makes; what is sent and what is due meanwhile waits behind them."""
+    topic.subscribe(C, rule("red", sql="color = 'red'"), rule("mark", action="SET a = 1"))
+    topic.restart(settings=PartitionSettings(step=2, turn_work=5))
+    topic.publish(event("s", scheduled_ms=START_MS + 50, ttl_ms=9000))
+    yield
+    topic.now_ms += 60
+    topic.publish(event("a", color="red"), event("b", ttl_ms=5000), "c", "d")
+    topic.publish("e")
+    topic.wait(0)
+
+
 def publishing_to_a_waiting_receiver(topic: TopicDriver) -> Iterator[None]:
     for queue_id in (A, B):
         topic.open(queue_id, queue_id)
@@ -123,6 +135,7 @@ def deleting_a_topic(topic: TopicDriver) -> Iterator[None]:
 
 SCENARIOS = [
     publishing,
+    publishing_over_several_turns,
     publishing_to_a_waiting_receiver,
     failing_rules,
     publishing_what_is_due,
