@@ -35,6 +35,7 @@ $(INSTALLED): pyproject.toml
 		{ rm -rf $(VENV); echo '$(PYTHON) cannot make a virtual environment; on Debian: apt install python3-venv' >&2; exit 1; }
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
 	$(BIN)/python -m pip install --quiet --editable . --group dev
+	$(BIN)/python -m compileall -q broker protocol storage # else the first start compiles them, which takes a second
 	@touch $@
 
 serve: $(INSTALLED)
