@@ -5,7 +5,15 @@ Pure, and told everything about a message by a MessageView.
 
 from broker.rules.actions import Action, Changes, compile_action
 from broker.rules.errors import ActionError, FilterError, InvalidRule, RuleSyntaxError
-from broker.rules.filters import CorrelationFilter, FalseFilter, Filter, SqlFilter, TrueFilter, compile_filter
+from broker.rules.filters import (
+    CorrelationFilter,
+    FalseFilter,
+    Filter,
+    SqlFilter,
+    TrueFilter,
+    compile_filter,
+    load_language,
+)
 from broker.rules.message import MessageView
 from broker.rules.rule_set import RULE_NAME, Match, Rule, RuleSet
 from broker.rules.values import Duration, Instant
@@ -31,4 +39,5 @@ __all__ = [
     "TrueFilter",
     "compile_action",
     "compile_filter",
+    "load_language",
 ]

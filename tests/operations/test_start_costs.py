@@ -104,3 +104,25 @@ def test_a_start_that_is_refused_late_leaves_no_process(tmp_path):
     assert "requires_session" in log
     data = tmp_path / "data"
     assert [process.pid for process in psutil.process_iter(["cwd"]) if process.info["cwd"] == str(data)] == []
+
+
+def test_the_language_of_rules_is_loaded_when_a_partition_is_opened_that_knows_a_topic():
+    script = (
+        "import sys\n"
+        "from broker.catalog.catalog import reconcile\n"
+        "from broker.namespace.entities import QueueDescription, TopicDescription\n"
+        "from broker.partition.partition import Partition\n"
+        "from broker.partition.settings import PartitionSettings\n"
+        "from broker.settings.config import Settings\n"
+        "from storage.memory import MemoryStore\n"
+        "for description in (QueueDescription(name='q'), TopicDescription(name='t')):\n"
+        "    store = MemoryStore()\n"
+        "    reconcile([store], [description], 0)\n"
+        "    settings = PartitionSettings.of(Settings())\n"
+        "    Partition(0, store, now_ms=0, incarnation=bytes(6), settings=settings)\n"
+        "    print('broker.rules.syntax' in sys.modules)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (done.stdout.split(), done.stderr) == (["False", "True"], "")

@@ -19,6 +19,7 @@ from broker.partition.state.terms import Kind, Terms
 from broker.partition.state.timers import Due, Timers
 from broker.partition.state.topic import Topic
 from broker.partition.state.turn import Turn
+from broker.rules import load_language
 from storage.quarantine import quarantine
 from storage.queue_ids import Part, entity_of, part_of
 from storage.records import CorruptRecord, Counts, decode_counts, due_key, encode_counts, entity_key
@@ -167,6 +168,7 @@ class Core:
     def define(self, entity_id: int, terms: Terms) -> None:
         """An entity that is new, or has other terms. Raises EntityNotFound if there is no such topic."""
         if terms.kind == Kind.TOPIC:
+            load_language()  # here, when the partition is opened: a rule that is added later must not hold up a turn
             self.topic_ids[terms.name.lower()] = entity_id
             self.subscription_ids.setdefault(entity_id, set())
         elif terms.kind == Kind.SUBSCRIPTION:
