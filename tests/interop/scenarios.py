@@ -109,6 +109,17 @@ QUEUE_SCENARIOS = (
         SHORT_LOCK,
     ),
     Scenario(
+        "auto-renew-many",
+        "The SDK's own renewer keeps the locks of 300 messages at once, by threads and by tasks where it has both.",
+        ("ST14",),
+        {"lock_duration_ms": 30_000},
+    ),
+    Scenario(
+        "send-again",
+        "A received message can be sent again as the SDK gives it, and arrives with what it had.",
+        (),
+    ),
+    Scenario(
         "lock-lost",
         "Settling after the lock ended fails with the SDK's lock-lost error, and the message comes again.",
         ("ST12",),
@@ -272,6 +283,7 @@ _PYTHON = {
 }
 
 _NO_TOKENS = "the program gives name and key to SASL; no token is put"
+_RENEWERS = ("auto-renew", "auto-renew-many")
 _JMS_MANAGEMENT = "needs the $management node, of which JMS knows nothing"
 
 _NOT_APPLICABLE: dict[str, dict[str, str]] = {
@@ -284,7 +296,7 @@ _NOT_APPLICABLE: dict[str, dict[str, str]] = {
     },
     "go": {
         **_NO_TRANSACTIONS,
-        "auto-renew": "the SDK has no renewer; renew-lock shows the call",
+        **dict.fromkeys(_RENEWERS, "the SDK has no renewer; renew-lock shows the call"),
         "push-receive": "the SDK has neither handler nor iterator",
         "presettled-send": _NO_PRESETTLED,
         "batch-delete": _NO_BULK,
@@ -300,7 +312,7 @@ _NOT_APPLICABLE: dict[str, dict[str, str]] = {
         "abandon-properties": "JMS sets no properties while settling",
         "dead-letter-queue": "JMS cannot abandon and peek one message of it; dead-letter receives from it",
         "renew-lock": _JMS_MANAGEMENT,
-        "auto-renew": _JMS_MANAGEMENT,
+        **dict.fromkeys(_RENEWERS, _JMS_MANAGEMENT),
         "lock-lost": "JMS settles without waiting for an answer",
         "peek": _JMS_MANAGEMENT,
         "schedule": _JMS_MANAGEMENT,
@@ -310,13 +322,13 @@ _NOT_APPLICABLE: dict[str, dict[str, str]] = {
     },
     "rhea": {
         **dict.fromkeys(_TRANSACTIONS, "the library has no transactions"),
-        "auto-renew": "the library has no renewer; renew-lock shows the request",
+        **dict.fromkeys(_RENEWERS, "the library has no renewer; renew-lock shows the request"),
         "signature": _NO_TOKENS,
     },
     "proton": {
         "signature": _NO_TOKENS,
         "batch": "the library cannot set the message format",
-        "auto-renew": "the library has no renewer; renew-lock shows the request",
+        **dict.fromkeys(_RENEWERS, "the library has no renewer; renew-lock shows the request"),
     },
 }
 

@@ -96,6 +96,11 @@ SCENARIOS = (
         "What was received so in a session is gone without a settlement.",
     ),
     _scenario(
+        "session-wait",
+        "A wait for messages of a session as long as its lock lasts ends quietly, though the lock ends before it.",
+        _SHORT_LOCK,
+    ),
+    _scenario(
         "session-push",
         "The SDK's handler or iterator receives and completes the messages of a session as they are sent, in order.",
     ),

@@ -340,6 +340,22 @@ var scenarios = map[string]func(*scene){
 		s.nothingIsLeft()
 	},
 
+	"send-again": func(s *scene) {
+		sent := text("x")
+		sent.MessageID, sent.Subject, sent.SessionID, sent.PartitionKey = ptr("id"), ptr("s"), ptr("ключ"), ptr("ключ")
+		sent.ApplicationProperties = map[string]any{"k": "v"}
+		s.post(sent)
+		receiver := s.receiver()
+		message := receiver.one()
+		receiver.complete(message)
+		s.post(message.Message())
+		again := receiver.one()
+		receiver.complete(again)
+		equal([]string{again.MessageID, value(again.Subject), value(again.SessionID), value(again.PartitionKey)},
+			[]string{"id", "s", "ключ", "ключ"}, "what it had")
+		equal(again.ApplicationProperties, map[string]any{"k": "v"}, "properties")
+	},
+
 	"lock-lost": func(s *scene) {
 		s.send("slow")
 		receiver := s.receiver()

@@ -334,6 +334,15 @@ var sessionScenarios = map[string]func(*scene){
 		equal(bodies(next.allOf(1)), []string{"z"}, "its messages")
 	},
 
+	"session-wait": func(s *scene) {
+		s.sendTo("a", "x")
+		options := &azservicebus.SessionReceiverOptions{ReceiveMode: azservicebus.ReceiveModeReceiveAndDelete}
+		receiver := s.session(s.client.AcceptSessionForQueue(s.ctx, s.queue, "a", options))
+		equal(bodies(receiver.take(1, 10*time.Second)), []string{"x"}, "bodies")
+		equal(bodies(receiver.take(1, 5500*time.Millisecond)), []string{}, "messages while the lock ends")
+		receiver.close()
+	},
+
 	"session-many": func(s *scene) {
 		ids := []string{}
 		for i := range 20 {

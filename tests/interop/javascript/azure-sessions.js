@@ -246,6 +246,14 @@ export const sessionScenarios = {
     equal(bodies(await allOf(next, 1)), ["z"], "its messages");
   },
 
+  async "session-wait"(scene) {
+    await send(scene, "a", "x");
+    const receiver = await accept(scene, "a", { receiveMode: "receiveAndDelete" });
+    equal(bodies(await allOf(receiver, 1, { complete: false })), ["x"], "bodies");
+    equal(await receiver.receiveMessages(1, { maxWaitTimeInMs: 5500 }), [], "messages while the lock ends");
+    await receiver.close();
+  },
+
   async "session-push"(scene) {
     const expected = range(10).map(String);
     const handler = await accept(scene, "a");

@@ -261,6 +261,33 @@ const scenarios = {
     await scene.nothingIsLeft();
   },
 
+  async "auto-renew-many"(scene) {
+    const sender = scene.sender();
+    await sender.sendMessages(range(300).map((i) => ({ body: `${i}` })));
+    const receiver = scene.receiver({ maxAutoLockRenewalDurationInMs: 60_000 });
+    const held = await allOf(receiver, 300, { complete: false });
+    await sleep(32_000);
+    await Promise.all(held.map((message) => receiver.completeMessage(message)));
+    await receiver.close();
+    await scene.nothingIsLeft();
+  },
+
+  async "send-again"(scene) {
+    const sender = scene.sender();
+    const receiver = scene.receiver();
+    const given = { messageId: "id", subject: "s", sessionId: "ключ", partitionKey: "ключ" };
+    await sender.sendMessages({ body: "x", applicationProperties: { k: "v", n: 1 }, ...given });
+    for (const several of [false, true]) {
+      const message = await one(receiver);
+      await receiver.completeMessage(message);
+      await sender.sendMessages(several ? [message] : message);
+    }
+    const again = await one(receiver);
+    await receiver.completeMessage(again);
+    equal(Object.fromEntries(Object.keys(given).map((name) => [name, again[name]])), given, "what it had");
+    equal([again.body, again.applicationProperties], ["x", { k: "v", n: 1 }], "body and properties");
+  },
+
   async "lock-lost"(scene) {
     await scene.send("slow");
     const receiver = scene.receiver();

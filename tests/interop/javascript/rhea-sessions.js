@@ -296,6 +296,14 @@ export const sessionScenarios = {
     equal(bodies(await allOf(next, 1)), ["z"], "its messages");
   },
 
+  async "session-wait"(scene) {
+    await send(scene, "a", "x");
+    const receiver = await accept(scene, "a", 0, scene.queue, { snd_settle_mode: 1, rcv_settle_mode: 0 });
+    equal(bodies((await take(receiver, 1, 10_000)).map(({ message }) => message)), ["x"], "bodies");
+    equal((await take(receiver, 1, 5500)).length, 0, "messages while the lock ends");
+    await close(receiver);
+  },
+
   async "session-push"(scene) {
     const expected = range(10).map(String);
     const receiver = await accept(scene, "a", 0, scene.queue, { autoaccept: true, credit_window: 5 });

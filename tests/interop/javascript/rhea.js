@@ -278,6 +278,22 @@ const scenarios = {
     await scene.nothingIsLeft();
   },
 
+  async "send-again"(scene) {
+    const sender = await scene.sender();
+    const receiver = await scene.receiver();
+    const given = { message_id: "id", subject: "s", group_id: "ключ" };
+    const message_annotations = { "x-opt-partition-key": "ключ" };
+    await post(sender, { body: "x", application_properties: { k: "v", n: 1 }, message_annotations, ...given });
+    const context = await one(receiver);
+    await complete(context);
+    await post(sender, context.message);
+    const again = await one(receiver);
+    await complete(again);
+    equal(Object.fromEntries(Object.keys(given).map((name) => [name, again.message[name]])), given, "what it had");
+    equal(annotation(again.message, "x-opt-partition-key"), "ключ", "partition key");
+    equal([again.message.body, again.message.application_properties], ["x", { k: "v", n: 1 }], "body and properties");
+  },
+
   async "lock-lost"(scene) {
     await scene.send("slow");
     const receiver = await scene.receiver();

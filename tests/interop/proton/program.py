@@ -415,6 +415,22 @@ def renew_lock(scene: Scene) -> None:
     scene.nothing_is_left()
 
 
+@scenario("send-again")
+def send_again(scene: Scene) -> None:
+    sender, receiver = scene.sender(), scene.receiver()
+    sent = Message(id="id", subject="s", group_id="ключ", body="x", properties={"k": "v", "n": 1})
+    sent.annotations = {symbol("x-opt-partition-key"): "ключ"}
+    sender.post(sent)
+    message, delivery = receiver.one()
+    receiver.settle(delivery)
+    sender.post(message)
+    again, delivery = receiver.one()
+    receiver.settle(delivery)
+    equal((again.id, again.subject, again.group_id, again.body), ("id", "s", "ключ", "x"), "what it had")
+    equal(again.annotations["x-opt-partition-key"], "ключ", "partition key")
+    equal(again.properties, {"k": "v", "n": 1}, "properties")
+
+
 @scenario("lock-lost")
 def lock_lost(scene: Scene) -> None:
     scene.send("slow")

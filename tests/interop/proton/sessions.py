@@ -355,6 +355,15 @@ def session_receive_and_delete(scene: Scene) -> None:
     equal(bodies(following.all_of(1)), ["z"], "its messages")
 
 
+@scenario("session-wait")
+def session_wait(scene: Scene) -> None:
+    send(scene, "a", "x")
+    receiver = SessionReceiver(scene.connection, scene.queue, DeletingInSession("a", 0))
+    equal(bodies([message for message, _ in receiver.take(1, 10)]), ["x"], "bodies")
+    equal(receiver.take(1, 5.5), [], "messages while the lock ends")
+    receiver.close()
+
+
 @scenario("session-push")
 def session_push(scene: Scene) -> None:
     expected = [str(number) for number in range(10)]

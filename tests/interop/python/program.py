@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import subprocess
 import sys
 import threading
 import time
@@ -9,6 +10,7 @@ import traceback
 import uuid
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import sessions  # noqa: F401 - it registers its scenarios
 import topics  # noqa: F401 - it registers its scenarios
@@ -291,6 +293,34 @@ def auto_renew(scene: Scene) -> None:
         equal(message.auto_renew_error, None, "error of the renewer")
         receiver.complete_message(message)
     scene.nothing_is_left()
+
+
+@scenario("auto-renew-many")
+def auto_renew_many(scene: Scene) -> None:
+    # In processes of their own, since the renewer is busy with 300 messages and would wait for all other scenarios.
+    command = [sys.executable, str(Path(__file__).with_name("renewing.py"))]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    ways = {way: subprocess.Popen([*command, way, scene.queue], **pipes) for way in ("threads", "tasks")}
+    for way, process in ways.items():
+        output, errors = process.communicate(timeout=100)
+        equal((process.returncode, output), (0, "kept 300\n"), f"what came of {way} ({errors[-2000:]})")
+    scene.nothing_is_left()
+
+
+@scenario("send-again")
+def send_again(scene: Scene) -> None:
+    given = {"message_id": "id", "subject": "s", "session_id": "ключ", "partition_key": "ключ"}
+    with scene.client.get_queue_sender(scene.queue) as sender, scene.receiver() as receiver:
+        sender.send_messages(ServiceBusMessage("x", application_properties={"k": "v", "n": 1}, **given))
+        for way in (sender.send_messages, lambda message: sender.send_messages([message])):
+            message = one(receiver)
+            receiver.complete_message(message)
+            way(message)
+        again = one(receiver)
+        receiver.complete_message(again)
+        equal({name: getattr(again, name) for name in given}, given, "what it had")
+        equal((body(again), again.application_properties), (b"x", {b"k": b"v", b"n": 1}), "body and properties")
+        equal(again.sequence_number, 3, "sequence number")
 
 
 @scenario("lock-lost")

@@ -286,6 +286,20 @@ def session_receive_and_delete(scene: Scene) -> None:
         equal(bodies(all_of(receiver, 1)), ["z"], "its messages")
 
 
+@scenario("session-wait")
+def session_wait(scene: Scene) -> None:
+    for mode in (ServiceBusReceiveMode.RECEIVE_AND_DELETE, ServiceBusReceiveMode.PEEK_LOCK):
+        send(scene, "a", "x", "y")
+        with accept(scene, "a", receive_mode=mode, max_wait_time=5) as receiver:
+            time.sleep(0.5)
+            received = []
+            for message in receiver:
+                received.append(message)
+                if mode is ServiceBusReceiveMode.PEEK_LOCK:
+                    receiver.complete_message(message)
+            equal(bodies(received), ["x", "y"], "bodies")
+
+
 @scenario("session-push")
 def session_push(scene: Scene) -> None:
     expected = [str(number) for number in range(10)]

@@ -559,6 +559,43 @@ public final class Azure {
             scene.nothingIsLeft();
         });
 
+        SCENARIOS.put("auto-renew-many", () -> {
+            Scene scene = new Scene("auto-renew-many");
+            List<ServiceBusMessage> sent = new ArrayList<>();
+            for (int i = 0; i < 300; i++) {
+                sent.add(new ServiceBusMessage("x"));
+            }
+            try (ServiceBusSenderClient sender = scene.sender()) {
+                sender.sendMessages(sent);
+            }
+            AtomicReference<Throwable> failure = new AtomicReference<>();
+            try (ServiceBusReceiverClient receiver = scene.receiver()) {
+                List<ServiceBusReceivedMessage> held = allOf(receiver, 300, false);
+                held.forEach(message -> receiver.renewMessageLock(message, Duration.ofSeconds(60), failure::set));
+                sleep(32_000);
+                equal(failure.get(), null, "error of the renewer");
+                held.forEach(receiver::complete);
+            }
+            scene.nothingIsLeft();
+        });
+
+        SCENARIOS.put("send-again", () -> {
+            Scene scene = new Scene("send-again");
+            ServiceBusMessage sent = new ServiceBusMessage("x").setMessageId("id").setSubject("s");
+            sent.setSessionId("ключ").setPartitionKey("ключ").getApplicationProperties().put("k", "v");
+            scene.post(sent);
+            try (ServiceBusReceiverClient receiver = scene.receiver()) {
+                ServiceBusReceivedMessage message = one(receiver);
+                receiver.complete(message);
+                scene.post(new ServiceBusMessage(message));
+                ServiceBusReceivedMessage again = one(receiver);
+                receiver.complete(again);
+                equal(List.of(again.getMessageId(), again.getSubject(), again.getSessionId(), again.getPartitionKey()),
+                    List.of("id", "s", "ключ", "ключ"), "what it had");
+                equal(again.getApplicationProperties().get("k"), "v", "property");
+            }
+        });
+
         SCENARIOS.put("lock-lost", () -> {
             Scene scene = new Scene("lock-lost");
             scene.send("slow");

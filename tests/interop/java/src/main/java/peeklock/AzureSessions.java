@@ -368,6 +368,16 @@ final class AzureSessions {
             }
         });
 
+        SCENARIOS.put("session-wait", () -> {
+            Scene scene = new Scene("session-wait");
+            send(scene, "a", "x");
+            try (ServiceBusReceiverClient receiver = scene.builder.sessionReceiver().queueName(scene.queue)
+                    .receiveMode(ServiceBusReceiveMode.RECEIVE_AND_DELETE).buildClient().acceptSession("a")) {
+                equal(bodies(allOf(receiver, 1, false)), List.of("x"), "bodies");
+                equal(bodies(receiver.receiveMessages(1, Duration.ofMillis(5500))), List.of(), "messages while the lock ends");
+            }
+        });
+
         SCENARIOS.put("session-push", () -> {
             Scene scene = new Scene("session-push");
             List<String> received = Collections.synchronizedList(new ArrayList<>());

@@ -420,6 +420,25 @@ public final class Jms {
             }
         });
 
+        SCENARIOS.put("send-again", () -> {
+            try (Scene scene = new Scene("send-again");
+                    MessageProducer producer = scene.producer();
+                    MessageConsumer consumer = scene.consumer()) {
+                TextMessage sent = scene.session.createTextMessage("x");
+                sent.setJMSType("subject");
+                sent.setStringProperty("k", "v");
+                producer.send(sent);
+                Message message = one(consumer);
+                message.acknowledge();
+                producer.send(message);
+                Message again = one(consumer);
+                again.acknowledge();
+                equal(text(again), "x", "body");
+                equal(again.getJMSType(), "subject", "subject");
+                equal(again.getStringProperty("k"), "v", "property");
+            }
+        });
+
         SCENARIOS.put("max-delivery-count", () -> {
             try (Scene scene = new Scene("max-delivery-count")) {
                 scene.send("poison");
