@@ -11,6 +11,7 @@ FINDINGS_KEPT = 1000  # per partition; all are counted
 
 class Problem(StrEnum):
     UNREADABLE_STORE = "unreadable-store"  # the file cannot be opened, or its pages make no sense
+    DAMAGED_PAGES = "damaged-pages"  # of a table, of the list of free pages, or a root
     CORRUPT_RECORD = "corrupt-record"  # checksum or shape of a value
     MALFORMED_KEY = "malformed-key"
     MISSING_MESSAGE = "missing-message"  # a queue entry refers to none

@@ -21,6 +21,7 @@ import lmdb
 from storage.durable import sync_directory
 from storage.file_lock import FileLock, FileLocked
 from storage.mapped_pages import MappedPages
+from storage.pages import PageFinding, check_pages
 from storage.records import (
     FORMAT_VERSION,
     FORMAT_VERSION_KEY,
@@ -52,6 +53,9 @@ class UnknownFormat(StoreError):
         super().__init__(f"{path}: format version {found!r} found, {supported} supported; the file was left untouched")
         self.path, self.found, self.supported = path, found, supported
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return UnknownFormat, (self.path, self.found, self.supported)
+
 
 class WrongPartition(StoreError):
     """The directory holds another partition's store. Nothing was changed."""
@@ -59,6 +63,9 @@ class WrongPartition(StoreError):
     def __init__(self, path: Path, found: object, wanted: int) -> None:
         super().__init__(f"{path}: holds partition {found!r}, not {wanted}; the file was left untouched")
         self.path, self.found, self.wanted = path, found, wanted
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return WrongPartition, (self.path, self.found, self.wanted)
 
 
 class StoreInUse(StoreError):
@@ -112,6 +119,21 @@ def _open_read_only(path: Path) -> Any:
 def _open_tables(env: Any) -> list[Any]:
     """Handles of all tables, in the order of Table. Raises lmdb.NotFoundError if one is missing."""
     return [env.open_db(name, create=False) for name in _NAMES]
+
+
+def check_store_pages(path: Path) -> list[PageFinding]:
+    """What is wrong with the pages of the store at `path`, as of one commit, while its owner goes on. See `pages`.
+
+    Raises StoreError.
+    """
+    env = _open_read_only(path)
+    try:
+        # A transaction alone reads no pages, and keeps those of its commit as they are.
+        return check_pages(path / DATA_FILE, env.begin().id())
+    except (lmdb.Error, OSError) as error:
+        raise StoreError(f"{path}: {error}") from error
+    finally:
+        env.close()
 
 
 class Snapshot:

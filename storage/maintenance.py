@@ -9,6 +9,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from storage.apart import ProcessDied, apart
 from storage.data_dir import (
     DESCRIPTION_FILE,
     LOCK_FILE,
@@ -22,7 +23,7 @@ from storage.data_dir import (
 from storage.durable import sync_directory, sync_file, write_file
 from storage.file_lock import FileLock
 from storage.findings import PartitionReport, Problem
-from storage.lmdb_store import DATA_FILE, Snapshot, renew_store_id
+from storage.lmdb_store import DATA_FILE, Snapshot, check_store_pages, renew_store_id
 from storage.store import StoreError
 from storage.verification import verify_snapshot
 
@@ -147,17 +148,36 @@ def _copy(source: Path, target: Path, description: Description) -> int:
 
 
 def _verify_partition(path: Path, partition: int) -> PartitionReport:
+    """Pages first, by themselves, then what is on them. LMDB reads both, so each is done in a process of its own."""
+    directory = partition_path(path, partition)
+    report = PartitionReport(partition)
     try:
-        with Snapshot(partition_path(path, partition)) as snapshot:
-            report = verify_snapshot(snapshot)
-    except StoreError as error:
-        report = PartitionReport(partition)
-        report.add(Problem.UNREADABLE_STORE, None, b"", str(error))
+        damaged = apart(check_store_pages, directory)
+    except (StoreError, ProcessDied) as error:
+        report.add(Problem.UNREADABLE_STORE, None, b"", _text(directory, error))
+        return report
+    try:
+        report = apart(_verify_contents, directory)
+    except Exception as error:  # contents without sense have many ways to show that
+        report.add(Problem.UNREADABLE_STORE, None, b"", _text(directory, error))
     else:
         if report.partition != partition:
-            text = f"{partition_path(path, partition)}: holds partition {report.partition}"
-            report.add(Problem.UNREADABLE_STORE, None, b"", text)
+            report.add(Problem.UNREADABLE_STORE, None, b"", f"{directory}: holds partition {report.partition}")
+    for table, text in damaged:
+        report.add(Problem.DAMAGED_PAGES, table, b"", text)
     return report
+
+
+def _verify_contents(directory: Path) -> PartitionReport:
+    with Snapshot(directory) as snapshot:
+        return verify_snapshot(snapshot)
+
+
+def _text(directory: Path, error: Exception) -> str:
+    if isinstance(error, StoreError):
+        return str(error)
+    how = f"the process that read it died ({error})" if isinstance(error, ProcessDied) else repr(error)
+    return f"{directory}: what it holds makes no sense: {how}"
 
 
 def _description(path: Path) -> Description:
