@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from driver import LOCK_MS, START_MS, Driver, define, message
+from driver import LOCK_MS, MAIN, START_MS, Driver, define, message
 from session_driver import SessionDriver
 from topic_driver import TOPIC, TopicDriver, event
 
@@ -135,6 +135,17 @@ def ending_locks(driver: Driver) -> None:
     assert driver.held() == [MANY, 0, 0, 0]
 
 
+def losing_the_connection(driver: Driver) -> None:
+    driver.close("r", broken=True)
+    assert driver.request("renew-locks", []) == []
+    driver.wait(0)
+    assert driver.held() == [MANY, 0, 0, 0]
+    assert [delivery.delivery_count for delivery in driver.peek(count=1000)] == [1] * 1000
+    assert [delivery.number for delivery in driver.receive(5, "s")] == [1, 2, 3, 4, 5]
+    tally = driver.partition.tallies()[MAIN]
+    assert (tally["locks_lost"], tally["locks_ended"]) == (MANY, 0)
+
+
 def deleting_the_entity(driver: Driver) -> None:
     driver.partition.delete_entity(1, driver.now_ms)
     driver.store.delete(Table.ENTITIES, entity_key(1))
@@ -225,6 +236,11 @@ def restarted() -> SessionDriver:
         (lambda: filled(ttl_ms=1000), expiring),
         (lambda: filled(scheduled_ms=START_MS + 1000), activating),
         (locked, ending_locks),
+        pytest.param(
+            locked,
+            losing_the_connection,
+            marks=pytest.mark.xfail(strict=True, reason="all that a receiver held is given back in one turn"),
+        ),
         (filled, deleting_the_entity),
         (wide, publishing_a_batch),
         (wide, publishing_in_a_transaction),
