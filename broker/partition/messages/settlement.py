@@ -127,7 +127,11 @@ _APPLY: dict[Outcome, Callable[[Core, Queue, Held, Properties | None, int], None
 
 
 def end_locks(core: Core, queue: Queue, now_ms: int) -> None:
-    """The timer: locks that ran out, a step of them."""
+    """The timer: locks that ran out, a step of them; first those that were lost before."""
+    if queue.locks.failed:
+        _put_back_failed_locks(core, queue, now_ms)
+        core.timers.arm(now_ms, (queue.id, Due.LOCKS))
+        return
     tokens = queue.locks.ended(now_ms, core.step())
     queue.tally.locks_ended += len(tokens)
     for token in tokens:
@@ -146,10 +150,20 @@ def take_back(core: Core, queue: Queue, tokens: Iterable[bytes], unsent_from: by
 
 
 def fail_locks(core: Core, queue: Queue, tokens: Sequence[bytes], now_ms: int) -> None:
-    """The connection of their receiver broke: perhaps it is these messages that crash it, so it counts (ST12)."""
+    """The connection of their receiver broke: perhaps it is these messages that crash it, so it counts (ST12).
+
+    What is too much for this turn is lost as well, and put back by the next.
+    """
     queue.tally.locks_lost += len(tokens)
-    for token in sorted(tokens):  # by age, so that what happens does not depend on the order of a set
+    queue.locks.fail(sorted(tokens))  # by age, so that what happens does not depend on the order of a set
+    _put_back_failed_locks(core, queue, now_ms)
+
+
+def _put_back_failed_locks(core: Core, queue: Queue, now_ms: int) -> None:
+    for token in queue.locks.take_failed(max(1, core.work_left())):
         put_back_failed(core, queue, queue.locks.remove(token), None, now_ms)
+    if queue.locks.failed:
+        core.timers.arm(now_ms, (queue.id, Due.LOCKS))
 
 
 def drop_locks(core: Core, queue: Queue, now_ms: int) -> None:

@@ -5,6 +5,7 @@ in which locks end; a renewal inserts anew. Time passed in must not go backwards
 lock behind one that ends later is seen to end only after it.
 """
 
+from collections import deque
 from collections.abc import Iterable
 from itertools import islice
 
@@ -20,12 +21,13 @@ Held = tuple[Ref, int, int, int, int, set[bytes]]
 
 
 class Locks:
-    __slots__ = ("deferred", "expiring", "forwarded", "held", "staged")
+    __slots__ = ("deferred", "expiring", "failed", "forwarded", "held", "staged")
 
     def __init__(self) -> None:
         self.held: dict[bytes, Held] = {}
         self.forwarded: dict[int, Held] = {}  # by sequence number; available ones, until they are answered
         self.staged: set[bytes] = set()  # tokens settled in a transaction that has not ended; some may be gone
+        self.failed: deque[bytes] = deque()  # tokens lost with a connection, to be put back; some may be gone
         self.deferred: set[int] = set()  # sequence numbers of locked messages in place deferred
         self.expiring: set[int] = set()  # sequence numbers of these and those that have a DUE entry
 
@@ -77,6 +79,22 @@ class Locks:
     def renew(self, token: bytes, until_ms: int) -> None:
         ref, size, due_ms, place, _, owner = self.held.pop(token)
         self.held[token] = (ref, size, due_ms, place, until_ms, owner)
+
+    def fail(self, tokens: Iterable[bytes]) -> None:
+        """These locks are lost at once. Their messages are not back before who takes the tokens puts them back."""
+        for token in tokens:
+            ref, size, due_ms, place, _, owner = self.held[token]
+            self.held[token] = (ref, size, due_ms, place, 0, owner)
+            self.failed.append(token)
+
+    def take_failed(self, limit: int) -> list[bytes]:
+        """Up to `limit` tokens of them, in their order."""
+        taken: list[bytes] = []
+        while self.failed and len(taken) < limit:
+            token = self.failed.popleft()
+            if token in self.held:
+                taken.append(token)
+        return taken
 
     def ended(self, now_ms: int, limit: int) -> list[bytes]:
         """Tokens of up to `limit` locks that ended at or before `now_ms`."""
