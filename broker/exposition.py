@@ -41,7 +41,11 @@ SETTLED = {  # outcome: name, help
 GATEWAY_COUNTERS = {  # attribute of GatewayMetrics: name, help
     "connections_opened": ("connections_opened", "Connections accepted."),
     "connections_closed": ("connections_closed", "Connections that ended."),
-    "connections_refused": ("connections_refused", "Connections closed at once because of the connection limit."),
+    "connections_refused": ("connections_refused", "Connections closed at once because of a limit."),
+    "ops_connections_dropped": (
+        "operations_connections_dropped",
+        "Connections to the operations endpoint that made room for newer ones.",
+    ),
     "connection_failures": ("connection_failures", "Failures inside the gateway that ended a connection."),
     "authentication_failures": ("authentication_failures", "Failed SASL exchanges and refused CBS tokens."),
     "lost_settlements": ("lost_settlements", "Settlements that came after their lock was lost."),

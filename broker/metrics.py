@@ -100,6 +100,7 @@ class GatewayMetrics:
         "entities",
         "errors",
         "lost_settlements",
+        "ops_connections_dropped",
         "receivers",
         "send_latency",
         "senders",
@@ -110,7 +111,8 @@ class GatewayMetrics:
     def __init__(self) -> None:
         self.connections_opened = 0
         self.connections_closed = 0
-        self.connections_refused = 0  # over the limit: closed before anything was read
+        self.connections_refused = 0  # over the limit, or when no file descriptor was left
+        self.ops_connections_dropped = 0  # of the operations endpoint: the oldest, when there were too many
         self.connection_failures = 0  # exceptions that nobody foresaw; each ends the connection it arose on
         self.sessions = 0  # AMQP sessions open now
         self.senders = 0  # links open now on which clients send

@@ -15,6 +15,7 @@ from typing import Concatenate, ParamSpec, Protocol, cast
 from broker.errors import BrokerError, EntityNotFound
 from broker.gateway.bound_links import MAX_LINKS_WITHOUT_RIGHTS, BoundLinks
 from broker.gateway.conditions import condition_of
+from broker.gateway.descriptors import RefusalLog
 from broker.gateway.host import Overrunning, Responder, SessionHolder, Shared
 from broker.gateway.links.intake import Intake
 from broker.gateway.links.receivers import ClientReceiver
@@ -88,6 +89,8 @@ class Home(Shared, Protocol):
     """The gateway, to its connections."""
 
     container_id: str
+    max_connections: int
+    refusals: RefusalLog
     unfinished: Pool
 
     def admit(self, connection: "ClientConnection") -> bool:
@@ -155,6 +158,7 @@ class ClientConnection(asyncio.Protocol):
         self._set_deadline(amqp.sasl_timeout_ms, "SASL was not finished in time")
         if not self.gateway.admit(self):
             self._reason = "connection limit reached"
+            self.gateway.refusals.refused(self._reason, self._peer)
             transport.abort()
 
     @_contained
@@ -299,7 +303,8 @@ class ClientConnection(asyncio.Protocol):
         log.info("connection opened", peer=self._peer, container=container_id[:100])
         if self.gateway.is_full:
             self.gateway.metrics.connections_refused += 1
-            limit = self.gateway.settings.amqp.max_connections
+            limit = self.gateway.max_connections
+            self.gateway.refusals.refused("connection limit reached", self._peer)
             self.close(
                 conditions.RESOURCE_LIMIT_EXCEEDED, f"The namespace has {limit} connections, which is its limit."
             )

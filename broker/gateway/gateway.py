@@ -12,6 +12,7 @@ from broker import __version__
 from broker.catalog.catalog import Definition, home_partition
 from broker.child import Instructions, announce_ready
 from broker.gateway.connection import ClientConnection
+from broker.gateway.descriptors import RefusalLog, allowed_connections, are_used_up
 from broker.gateway.message_ids import MessageIds
 from broker.gateway.namespace import Entity, Namespace
 from broker.gateway.router import Router
@@ -27,8 +28,6 @@ log = get_logger("gateway")
 
 TICK_SECONDS = 0.25
 BACKLOG = 4096
-# Connections over the limit still get an answer that says so; this many over it are cut off at once.
-REFUSED_CONNECTIONS = 200
 # A worker that does not answer a scrape in this time is left out of it.
 SCRAPE_SECONDS = 2.0
 DETACH_SECONDS = 1.0
@@ -50,6 +49,8 @@ class Gateway:
         self.router.on_deleted = self._on_deleted
         self.unfinished = Pool(self.settings.amqp.unfinished_bytes)
         self.connections: set[ClientConnection] = set()
+        self.max_connections, self._max_refused = allowed_connections(self.settings)
+        self.refusals = RefusalLog()
         self._catalog_known = asyncio.Event()
         self._servers: list[asyncio.Server] = []
         self._ops: OpsServer | None = None
@@ -139,6 +140,9 @@ class Gateway:
         while True:
             await asyncio.sleep(TICK_SECONDS)
             now_ms = int(time.monotonic() * 1000)
+            if are_used_up():
+                self.metrics.connections_refused += 1
+                self.refusals.refused("no file descriptor is left")
             for connection in list(self.connections):
                 connection.forget_sent()
                 if connection.next_tick_ms <= now_ms:
@@ -179,7 +183,7 @@ class Gateway:
         """Count a new connection; False if it must go at once."""
         self.connections.add(connection)
         self.metrics.connections_opened += 1
-        if len(self.connections) > self.settings.amqp.max_connections + REFUSED_CONNECTIONS:
+        if len(self.connections) > self.max_connections + self._max_refused:
             self.metrics.connections_refused += 1
             return False
         return True
@@ -191,7 +195,7 @@ class Gateway:
 
     @property
     def is_full(self) -> bool:
-        return len(self.connections) > self.settings.amqp.max_connections
+        return len(self.connections) > self.max_connections
 
     # -- broker.http.ops.OpsSource
 
@@ -205,6 +209,9 @@ class Gateway:
 
     def unready(self) -> str | None:
         return "the broker is shutting down" if self._stopping.is_set() else None
+
+    def ops_connection_dropped(self) -> None:
+        self.metrics.ops_connections_dropped += 1
 
     async def probe(self, partition: int) -> None:
         await self.router.ask(partition, "probe")

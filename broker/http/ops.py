@@ -20,6 +20,10 @@ from broker.metrics import Scene
 from broker.settings.config import ConfigurationError
 
 PROBE_SECONDS = 5.0  # for one partition: a disk slower than this does not serve
+# Connections open at once; a new one takes the place of the oldest, so that nobody can keep others from asking.
+MAX_CONNECTIONS = 100
+# For a request to come, the first on a connection or a next one.
+REQUEST_SECONDS = 10.0
 METRICS_SECONDS = 10.0  # Prometheus's own default time-out for a scrape
 
 _HEADERS = {"Cache-Control": "no-store"}
@@ -46,6 +50,9 @@ class OpsSource(Protocol):
     async def probe(self, partition: int) -> None:
         """Write, commit and read on the partition. Raises what went wrong."""
 
+    def ops_connection_dropped(self) -> None:
+        """A connection has made room for a newer one."""
+
     async def scene(self) -> Scene:
         """All that was counted. A worker that does not answer is left out after a short time."""
 
@@ -53,27 +60,51 @@ class OpsSource(Protocol):
 class OpsServer:
     """A listening endpoint."""
 
-    def __init__(self, runner: web.AppRunner, port: int) -> None:
+    def __init__(self, runner: web.AppRunner, server: asyncio.Server) -> None:
         self._runner = runner
-        self.port = port
+        self._server = server
+        self.port: int = server.sockets[0].getsockname()[1]
 
     async def close(self) -> None:
+        self._server.close()
         await self._runner.cleanup()
 
 
 async def start_ops(source: OpsSource, host: str, port: int) -> OpsServer:
     """Listen; port 0 takes any free one. Raises ConfigurationError if the address cannot be had."""
-    runner = web.AppRunner(create_ops_app(source), access_log=None, handle_signals=False, shutdown_timeout=1.0)
+    runner = web.AppRunner(
+        create_ops_app(source),
+        access_log=None,
+        handle_signals=False,
+        shutdown_timeout=1.0,
+        keepalive_timeout=REQUEST_SECONDS,
+        lingering_time=1.0,
+    )
     await runner.setup()
+    loop = asyncio.get_running_loop()
+
+    def connection() -> asyncio.BaseProtocol:
+        assert runner.server is not None
+        loop.call_soon(_make_room, runner.server, source)
+        return runner.server()
+
     try:
-        await web.TCPSite(runner, host, port).start()
+        server = await loop.create_server(connection, host, port)
     except OSError as error:
         await runner.cleanup()
         raise ConfigurationError(
             f"cannot listen on {host} port {port} for operations: {error.strerror or error}. "
             "Free the port, or set ops.port (--ops-port) or ops.host to another"
         ) from error
-    return OpsServer(runner, runner.addresses[0][1])
+    return OpsServer(runner, server)
+
+
+def _make_room(server: web.Server, source: OpsSource) -> None:
+    """Cut off the oldest connections beyond the limit. They may not read, so nothing is written to them any more."""
+    for handler in server.connections[:-MAX_CONNECTIONS]:
+        if handler.transport is not None:
+            handler.transport.abort()
+            source.ops_connection_dropped()
 
 
 def create_ops_app(source: OpsSource, probe_seconds: float = PROBE_SECONDS) -> web.Application:

@@ -12,10 +12,9 @@ from tests.end_to_end.health import eventually, metrics, process_of, serves
 from tests.end_to_end.raw_peer import CLOSE, RawPeer, error_of
 
 CONFIG = 'partitions = 1\n[[queues]]\nname = "witness"\n'
-DESCRIPTORS = 600
+DESCRIPTORS = 400
 LIMITED = ("sh", "-c", f'ulimit -n {DESCRIPTORS}; exec "$@"', "sh")
 RAISED = ("sh", "-c", 'ulimit -S -n 256; exec "$@"', "sh")
-CUT_OFF = pytest.mark.xfail(strict=True, reason="descriptors are used up by whoever asks for them, silently")
 
 
 def half_open(port: int, sent: bytes) -> socket.socket:
@@ -29,7 +28,6 @@ def events(broker: Broker, text: str) -> list[dict]:
     return [json.loads(line) for line in lines if line.startswith("{") and text in line]
 
 
-@CUT_OFF
 @pytest.mark.parametrize("sent", [b"", b"GET /readyz HTTP/1.1\r\nHost: x\r\n"], ids=["silent", "half a request"])
 def test_half_open_requests_for_operations_cut_off_nobody(tmp_path, sent):
     with Broker(tmp_path, CONFIG, prefix=LIMITED) as broker, ExitStack() as stack:
@@ -45,7 +43,7 @@ def test_half_open_requests_for_operations_cut_off_nobody(tmp_path, sent):
         assert metrics(broker)["peeklock_operations_connections_dropped_total",] > 0
 
 
-@CUT_OFF
+@pytest.mark.slow
 def test_a_request_that_is_not_finished_ends_after_a_time(tmp_path):
     with Broker(tmp_path, CONFIG) as broker, half_open(broker.ops_port, b"GET / HTTP/1.1\r\n") as connection:
         began = time.monotonic()
@@ -55,7 +53,6 @@ def test_a_request_that_is_not_finished_ends_after_a_time(tmp_path):
         assert time.monotonic() - began > 2
 
 
-@CUT_OFF
 def test_connections_beyond_the_descriptors_are_refused_and_told_why(tmp_path):
     with Broker(tmp_path, CONFIG, prefix=LIMITED) as broker, ExitStack() as stack:
         [warning] = events(broker, "fewer connections than amqp.max_connections")
@@ -78,14 +75,13 @@ def test_connections_beyond_the_descriptors_are_refused_and_told_why(tmp_path):
         assert lines
         assert len(lines) < 20
         shown = metrics(broker)
-        assert shown["peeklock_connections_refused_total",] > 100
+        assert shown["peeklock_connections_refused_total",] > 50
         for peer in peers:
             peer.socket.close()
         eventually(lambda: metrics(broker)["peeklock_active_connections",] < 10, "connections that have ended", 30)
         serves(broker.amqp_port)
 
 
-@CUT_OFF
 def test_descriptors_that_the_system_allows_are_taken(tmp_path):
     with Broker(tmp_path, CONFIG, prefix=RAISED) as broker, ExitStack() as stack:
         peers = [stack.enter_context(RawPeer.connect(broker.amqp_port)) for _ in range(400)]

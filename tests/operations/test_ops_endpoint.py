@@ -23,6 +23,9 @@ class Source:
         self.hanging = set()
         self.probes = []
 
+    def ops_connection_dropped(self):
+        pass
+
     def unready(self):
         return self.reason
 
