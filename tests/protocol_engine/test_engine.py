@@ -45,6 +45,24 @@ def test_an_ended_session_takes_its_links_with_it(pair: Pair) -> None:
     assert not pair.server.engine.sessions
 
 
+@pytest.mark.xfail(strict=True, reason="proton closes the connection: there is no such channel")
+def test_a_detach_behind_the_end_of_its_session_does_no_harm(pair: Pair) -> None:
+    """pyamqp ends a session that had links, and then detaches them."""
+    pair.attach(sender=True)
+    end = raw_frame(0, b"\x00\x53\x17\x45")
+    detach = raw_frame(0, b"\x00\x53\x16\xc0\x03\x02\x43\x41")
+    close = raw_frame(0, b"\x00\x53\x18\x45")
+    pair.server.engine.push(end + detach)
+    pair.server.engine.push(detach + close)
+    assert pair.server.engine.fault() == ("", "")
+    assert pair.server.named("close") == [("", "")]
+
+
+def test_a_detach_on_a_channel_that_never_had_a_session_is_a_fault(pair: Pair) -> None:
+    pair.server.engine.push(raw_frame(3, b"\x00\x53\x16\xc0\x03\x02\x43\x41"))
+    assert pair.server.engine.fault() == ("amqp:not-allowed", "no such channel: 3")
+
+
 def test_close_carries_its_reason(pair: Pair) -> None:
     pair.server.engine.close("amqp:connection:forced", "maintenance")
     pair.run()
