@@ -136,6 +136,7 @@ class FrameWalk:
         self._closed = False
         self.kept = StateBytes()
         self._sessions: dict[int, _Session] = {}  # by channel
+        self._ended: set[int] = set()  # channels whose session the peer has ended; pyamqp then detaches its links
         self._usual: dict[bytes, _UsualTransfer] = {}  # by bytes 6 to 15: channel, descriptor, and how the list begins
         self._last = _NO_TRANSFER  # of `_usual`
         self._changed: list[bytes] = []  # what `feed` will return of its data up to `_copied`
@@ -219,6 +220,8 @@ class FrameWalk:
                 elif OPEN <= code <= CLOSE:
                     self._rare(code, memoryview(data)[:next_at], at + 11, channel)
                     least_bytes = self._last.least_bytes
+                    if code == DETACH and channel in self._ended:
+                        self._change(data, at, next_at, b"")
                     if code in (DETACH, END):
                         self.stops.append((next_at + self._grown, None))
                     elif code == CLOSE:
@@ -274,10 +277,12 @@ class FrameWalk:
                 raise IllegalState(f"Channel {channel} has a session already.")
             kept.begin(channel, size, fields)
             self._sessions[channel] = _Session()
+            self._ended.discard(channel)
             self.begun.append((channel, fields[0]))
         elif code == END:
             kept.end(channel)
-            self._sessions.pop(channel, None)
+            if self._sessions.pop(channel, None) is not None:
+                self._ended.add(channel)
             self.translated.pop(channel, None)
             self._forget_usual()
         elif session is None:
