@@ -1,0 +1,91 @@
+"""A worker that does not turn, of two: who does not need it is served, and it is replaced after a time."""
+
+import time
+
+import psutil
+import pytest
+
+from broker.catalog.catalog import home_partition
+from storage.data_dir import partition_path
+from tests.brokers import Broker
+from tests.end_to_end.health import eventually, logged, serves
+from tests.end_to_end.raw_peer import ACCEPTED, DISPOSITION, TRANSFER, RawPeer, body_of, message
+
+STALL_MS = 3000
+NAMES = map("queue-{}".format, range(20))
+OTHER = next(name for name in NAMES if home_partition(name, 2) != home_partition("witness", 2))
+CONFIG = f"""
+partitions = 2
+workers = 2
+
+[[queues]]
+name = "witness"
+
+[[queues]]
+name = "{OTHER}"
+"""
+# More than a gateway keeps for one worker, with what the socket takes.
+PEERS, SENDS, BODY_BYTES = 4, 200, 60_000
+BUSY, UNKNOWN = "com.microsoft:server-busy", "com.microsoft:timeout"
+PATIENCE_S = 30.0
+
+
+@pytest.fixture
+def broker(tmp_path):
+    with Broker(tmp_path, CONFIG) as broker:
+        yield broker
+        for process in broker.processes():
+            process.resume()
+    assert "Traceback" not in broker.log_file.read_text(), broker.log()
+
+
+def worker_of(broker: Broker, queue: str) -> psutil.Process:
+    workers = [each for each in broker.processes() if "broker.worker" in each.cmdline()]
+    store = str(partition_path(broker.data_dir, home_partition(queue, 2)))
+    return next(each for each in workers if any(store in file.path for file in each.open_files()))
+
+
+@pytest.mark.xfail(strict=True, reason="no connection is read from, and nobody notices the worker")
+def test_a_stalled_worker_stops_only_those_who_use_it_and_is_replaced(broker):
+    stalled = worker_of(broker, OTHER)
+    senders = [RawPeer.connect(broker.amqp_port) for _ in range(PEERS)]
+    handles = [peer.attach_sender(OTHER) for peer in senders]
+    idle = RawPeer.connect(broker.amqp_port)
+    receiver = idle.attach_receiver("witness", credit=100)
+    stalled.suspend()
+    began = time.monotonic()
+    for peer, handle in zip(senders, handles, strict=True):
+        peer.socket.settimeout(0.2)
+        try:
+            for _ in range(SENDS):
+                peer.transfer(message(bytes(BODY_BYTES)), handle)
+        except TimeoutError:
+            pass  # it is not read from, as it should be
+    # Others are served, those who were there before and those who come now.
+    for _ in range(3):
+        with RawPeer.connect(broker.amqp_port) as peer:
+            peer.transfer(message(b"served"), peer.attach_sender("witness"))
+            assert peer.expect(DISPOSITION, 2).fields[4].descriptor == ACCEPTED
+        delivery = idle.expect(TRANSFER, 2)
+        assert body_of(delivery.payload) == b"served"
+        idle.settle(delivery.fields[1])
+        assert idle.expect(DISPOSITION, 2).fields[4].descriptor == ACCEPTED
+    assert receiver == 0
+    assert stalled.is_running()
+    # It is replaced, and what it left is answered.
+    eventually(lambda: logged(broker, "process stalled"), "noticed", STALL_MS / 1000 + 5)
+    assert time.monotonic() - began > STALL_MS / 1000 - 1.5
+    stalled.wait(PATIENCE_S)
+    for peer in senders:
+        state = peer.expect(DISPOSITION, PATIENCE_S).fields[4]
+        assert state.value[0].value[0] == UNKNOWN
+        peer.socket.close()
+    idle.socket.close()
+    eventually(lambda: is_served(broker, OTHER), "the queue is served again", PATIENCE_S)
+    serves(broker.amqp_port)
+
+
+def is_served(broker: Broker, queue: str) -> bool:
+    with RawPeer.connect(broker.amqp_port) as peer:
+        peer.transfer(message(b"again"), peer.attach_sender(queue))
+        return bool(peer.expect(DISPOSITION).fields[4].descriptor == ACCEPTED)
