@@ -10,6 +10,8 @@ and reads one line of JSON from its standard output: either that it serves, or w
         fail(str(error))
     announce_ready(amqp_port=port)
 
+A worker says an empty line after that each time it has made a turn and a second has passed (`Pulse`).
+
 A child must not outlive its supervisor, whose successor needs the ports and the stores: the kernel kills it then.
 """
 
@@ -18,6 +20,7 @@ import json
 import os
 import signal
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -89,6 +92,21 @@ def read_instructions() -> Instructions:
         sys.exit(1)
     os.chdir(instructions.directory)
     return instructions
+
+
+class Pulse:
+    """A sign of life to the supervisor, on the pipe of the answer; to be made before that is given.
+
+    Nobody waits for it: what the pipe does not take is left out.
+    """
+
+    def __init__(self) -> None:
+        self._pipe = os.dup(1)
+        os.set_blocking(self._pipe, False)
+
+    def beat(self) -> None:
+        with suppress(OSError):
+            os.write(self._pipe, b"\n")
 
 
 def announce_ready(**fields: Any) -> None:

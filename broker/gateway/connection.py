@@ -21,6 +21,7 @@ from broker.gateway.links.intake import Intake
 from broker.gateway.links.receivers import ClientReceiver
 from broker.gateway.namespace import Entity
 from broker.gateway.rights import Rights
+from broker.gateway.router import WorkerConnection
 from broker.gateway.transactions import Transactions
 from broker.gateway.turn import Gathering
 from broker.gateway.unsent import UnsentOutput
@@ -126,6 +127,7 @@ class ClientConnection(asyncio.Protocol):
         self._sasl: SaslServer | None = None
         self._opened = False
         self._waits = False  # nothing is read from the client
+        self._waits_for: set[WorkerConnection] = set()  # to catch up
         self._closing = False
         self._closed_by_client = False
         self._hung_up = False
@@ -181,6 +183,8 @@ class ClientConnection(asyncio.Protocol):
         self.gateway.metrics.bytes_in += len(data)
         if self._transport is None or self._hung_up:
             return
+        posted_behind = self.gateway.router.posted_behind
+        posted_behind.clear()  # of others
         self._busy = True
         try:
             if self._sasl is not None:
@@ -192,6 +196,10 @@ class ClientConnection(asyncio.Protocol):
         finally:
             self._busy = False
         self.flush()
+        if posted_behind:
+            self._waits_for |= posted_behind
+            posted_behind.clear()
+            self.regulate()
 
     @_contained
     def eof_received(self) -> None:
@@ -224,14 +232,17 @@ class ClientConnection(asyncio.Protocol):
         """Read from the client as fast as what it asks for can be done.
 
         Credit alone does not bound what is in flight: some clients send without (amqp.md 4.1), and the credit of many
-        links is more than a partition can take at once.
+        links is more than a partition can take at once. A worker that does not keep up is waited for by those who have
+        just asked something of it.
         """
         transport = self._transport
         if transport is None or transport.is_closing():
             return
         if self.overrun:
             self.overrun = {link for link in self.overrun if link.is_overrun}
-        wait = self.is_stalled or bool(self.overrun) or bool(self.gateway.router.behind)
+        if self._waits_for:
+            self._waits_for &= self.gateway.router.behind
+        wait = self.is_stalled or bool(self.overrun) or bool(self._waits_for)
         if wait is not self._waits:
             self._waits = wait
             if wait:
@@ -393,7 +404,7 @@ class ClientConnection(asyncio.Protocol):
                 self._flush()
         finally:
             self._busy = False
-        if self._waits or self.overrun or self.is_stalled or self.gateway.router.behind:
+        if self._waits or self.overrun or self.is_stalled or self._waits_for:
             self.regulate()
 
     def post_gathered(self) -> None:

@@ -101,6 +101,7 @@ class WorkerConnection(asyncio.Protocol):
         self._wanted = 4  # bytes of the frame that has begun
         self._flush_scheduled = False
         self._was_lost = False
+        self._is_behind = False
         self.run: Run | None = None  # of settlements, not packed yet
         self.channels: dict[int, Channel] = {}
         self._requests: dict[int, tuple[Reply, Owner | None]] = {}
@@ -138,12 +139,13 @@ class WorkerConnection(asyncio.Protocol):
                     channel.connection.fail(error)
 
     def pause_writing(self) -> None:
+        self._is_behind = True
         self._router.behind.add(self)
 
     def resume_writing(self) -> None:
+        self._is_behind = False
         self._router.behind.discard(self)
-        if not self._router.behind:
-            self._router.on_caught_up()
+        self._router.on_caught_up()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._lost.set()
@@ -201,6 +203,8 @@ class WorkerConnection(asyncio.Protocol):
             return False
         if self.run is not None:
             self._end_run()
+        if self._is_behind:
+            self._router.posted_behind.add(self)
         self._pack(command)
         if len(self._packer.getbuffer()) > FRAME_BYTES:
             self._send_frame()
@@ -221,6 +225,8 @@ class WorkerConnection(asyncio.Protocol):
             if not self._flush_scheduled:
                 self._flush_scheduled = True
                 asyncio.get_running_loop().call_soon(self._flush)
+        if self._is_behind:
+            self._router.posted_behind.add(self)
         if run.channel != channel:
             run.channel = channel
             run.channels += (channel, 0)
@@ -354,6 +360,7 @@ class Router:
         self.partitions = partitions
         self.on_catalog = on_catalog
         self.behind: set[WorkerConnection] = set()  # with more commands unread than they should have
+        self.posted_behind: set[WorkerConnection] = set()  # of these, what got one more; who posts looks, and clears it
         self.on_caught_up: Callable[[], None] = lambda: None
         self.on_deleted: Callable[[Sequence[int]], None] = lambda entity_ids: None
         self.workers = [WorkerConnection(path, self) for path in sockets]

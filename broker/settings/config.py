@@ -322,6 +322,12 @@ class Settings(Frozen):
     shutdown_timeout_ms: int = Field(
         10 * SECOND_MS, ge=100, le=10 * MINUTE_MS, description="Time processes have to end after SIGTERM."
     )
+    worker_stall_timeout_ms: int = Field(
+        30 * SECOND_MS,
+        ge=3 * SECOND_MS,
+        le=60 * MINUTE_MS,
+        description="A worker that makes no turn for this long is killed and started again; its locks are lost.",
+    )
     amqp: Amqp = Field(Amqp(), description="The AMQP listener and the limits of its connections.")
     ops: Ops = Field(Ops(), description="The HTTP endpoint for operators: metrics and health.")
     store: Stores = Field(Stores(), description="The partitions' stores on disk.")

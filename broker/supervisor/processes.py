@@ -26,6 +26,7 @@ LONGEST_DELAY_SECONDS = 5.0
 STEADY_SECONDS = 30.0  # a process that lived this long was not at fault from the start
 STARTS_BEFORE_GIVING_UP = 3  # before the broker has ever served; afterwards it never gives up
 ANSWER_MAX_BYTES = 64 << 10
+LOOK_SECONDS = 1.0  # between two looks for stalled processes
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -49,11 +50,15 @@ class Backoff:
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """One process that is to run: `python -m module`, with `instructions` for the given number of restarts."""
+    """One process that is to run: `python -m module`, with `instructions` for the given number of restarts.
+
+    `has_pulse`: it gives a sign of life each second (`broker.child.Pulse`).
+    """
 
     name: str
     module: str
     instructions: Callable[[int], Instructions]
+    has_pulse: bool = False
 
 
 class _Child:
@@ -66,6 +71,7 @@ class _Child:
         self.starts = 0
         self.backoff = Backoff()
         self._output = b""
+        self.silent_seconds = 0.0  # since it was heard last, as far as we were there to hear it
 
     @property
     def ready(self) -> bool:
@@ -79,7 +85,7 @@ class _Child:
 
     def load(self) -> None:
         """Start the process, which loads its modules and waits for its instructions."""
-        self.answer, self._output = None, b""
+        self.answer, self._output, self.silent_seconds = None, b"", 0.0
         self.process = interpreters.take(self.role.module)
         os.set_blocking(self.descriptor, False)
         self.started_at = time.monotonic()
@@ -100,7 +106,8 @@ class _Child:
         except BlockingIOError:
             return True
         *lines, self._output = (self._output + output).split(b"\n")
-        for line in lines:
+        self.silent_seconds = 0.0
+        for line in filter(None, lines):  # an empty one is a worker's pulse
             try:
                 self.answer = json.loads(line)
             except ValueError:
@@ -120,14 +127,19 @@ class _Child:
 class Processes:
     """The processes of `groups`, which are ended group by group in this order.
 
-    `stop_seconds` is the time each group has to end after SIGTERM.
+    `stop_seconds` is the time each group has to end after SIGTERM. A process whose role has a pulse is replaced when it
+    has not been heard for `stall_seconds`.
     """
 
-    def __init__(self, groups: Sequence[Sequence[Role]], directory: Path, stop_seconds: float) -> None:
+    def __init__(
+        self, groups: Sequence[Sequence[Role]], directory: Path, stop_seconds: float, stall_seconds: float = 30.0
+    ) -> None:
         self._groups = [[_Child(role) for role in group] for group in groups]
         self._children = [child for group in self._groups for child in group]
         self._directory = directory
         self._stop_seconds = stop_seconds
+        self._stall_seconds = stall_seconds
+        self._looked_at = 0.0  # for stalled processes; monotonic seconds
         self._selector = selectors.DefaultSelector()
         self._wake, self._waker = socket.socketpair()  # the interpreter writes each signal's number to the second
         self._waker.setblocking(False)
@@ -173,7 +185,8 @@ class Processes:
             self._start(child)
         while not self._stop_signals:
             waiting = [child.start_at for child in self._children if child.process is None]
-            self._wait(min(waiting, default=None))
+            self._wait(min([*waiting, time.monotonic() + LOOK_SECONDS]))
+            self._kill_stalled()
             for child, code in self._take_ended():
                 self._plan_restart(child, code)
             if not self._has_served and all(child.ready for child in self._children):
@@ -183,6 +196,23 @@ class Processes:
             for child in self._children:
                 if child.process is None and child.start_at <= now:
                     self._start(child)
+
+    def _kill_stalled(self) -> None:
+        """What is stopped, or in a turn without an end, is ended, and started again as whatever ends.
+
+        Time in which we did not run ourselves does not count: the others may not have run either.
+        """
+        now = time.monotonic()
+        passed = min(now - self._looked_at, 2 * LOOK_SECONDS)
+        self._looked_at = now
+        for child in self._children:
+            if not child.role.has_pulse or not child.ready or child.process is None:
+                continue
+            child.silent_seconds += passed
+            if child.silent_seconds >= self._stall_seconds:
+                log.error("process stalled; killing it", process=child.role.name, seconds=round(child.silent_seconds))
+                child.silent_seconds = 0.0
+                child.process.kill()
 
     def _start(self, child: _Child) -> None:
         if child.process is None:

@@ -30,7 +30,12 @@ def run(settings: Settings) -> int:
             makes_key = makes_root_key(settings)
             given, settings = settings, _with_key(settings)
             key = shown_key(given, settings, is_new=makes_key)
-            processes = Processes(_roles(settings), directory.path, settings.shutdown_timeout_ms / 1000)
+            processes = Processes(
+                _roles(settings),
+                directory.path,
+                settings.shutdown_timeout_ms / 1000,
+                settings.worker_stall_timeout_ms / 1000,
+            )
             processes.load()
             try:
                 _reconcile(settings, directory)
@@ -143,7 +148,7 @@ def _roles(settings: Settings) -> list[list[Role]]:
                 restarts=restarts,
             )
 
-        return Role(f"worker-{number}", "broker.worker", instructions)
+        return Role(f"worker-{number}", "broker.worker", instructions, has_pulse=True)
 
     return [list(map(gateway, range(settings.gateways))), list(map(worker, range(workers)))]
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from broker import wire
 from broker.catalog.catalog import catalog_version, home_partition
-from broker.child import announce_ready, fail, read_instructions
+from broker.child import Pulse, announce_ready, fail, read_instructions
 from broker.errors import BrokerError, InternalError
 from broker.logging import configure_logging, get_logger
 from broker.metrics import WorkerMetrics
@@ -44,8 +44,8 @@ log = get_logger("worker")
 
 # So long after it was read a page of a store may count to this process's memory (see storage.mapped_pages).
 RELEASE_AFTER_MS = 250
-# A message may be scheduled for a time that the system's calls cannot express.
-LONGEST_WAIT_SECONDS = 3600.0
+# Between two signs of life to the supervisor, also while there is nothing to do.
+BEAT_SECONDS = 1.0
 SET_BACK_MS = 1000  # a change of the system's clock that is worth a line in the log
 
 INTERNAL_ERROR = "The service was unable to process the request; nothing of it was done. The broker's log says why."
@@ -77,10 +77,11 @@ class Worker:
         sockets: Sequence[str],
         partition_count: int,
         clock: Clock,
+        beat: Callable[[], None] = lambda: None,
     ) -> None:
         """`sockets` are the paths of all workers' sockets, `partition_count` is the number of all partitions.
 
-        The partitions were told the time of `clock`.
+        The partitions were told the time of `clock`. `beat` is called each second, as long as turns are made.
         """
         self._number = number
         self._restarts = restarts
@@ -94,6 +95,8 @@ class Worker:
         self._touched: set[Partition] = set()
         self._messages_in_turn = 0
         self._clock = clock
+        self._beat = beat
+        self._beat_at = 0.0  # of time.perf_counter
         self._now_ms = clock.now_ms
         self._release_ms: int | None = None  # when the stores' pages are to be given back
         self._metrics = WorkerMetrics()
@@ -135,6 +138,9 @@ class Worker:
             at_once = more or self._neighbours.inbox or not all(map(_is_behind, self._unfinished.values()))
             events = self._poll.poll(0 if at_once else self._timeout_seconds())
             started = time.perf_counter()
+            if started >= self._beat_at:
+                self._beat()
+                self._beat_at = started + BEAT_SECONDS
             self._read_clock()
             unfinished, self._unfinished = self._unfinished, {}
             for descriptor, event in events:
@@ -166,14 +172,14 @@ class Worker:
         if abs(clock.ahead_ms - was_ahead_ms) >= SET_BACK_MS:
             log.warning("the system's clock was set", seconds=(was_ahead_ms - clock.ahead_ms) / 1000)
 
-    def _timeout_seconds(self) -> float | None:
+    def _timeout_seconds(self) -> float:
         timers = [partition.next_timer_ms() for partition in self._partitions.values()]
         own = (self._release_ms, self._neighbours.dial_home_ms)
         due = min((due for due in (*timers, *own) if due is not None), default=None)
         if due is None:
-            return None
+            return BEAT_SECONDS
         self._read_clock()
-        return min(max(0, due - self._now_ms) / 1000, LONGEST_WAIT_SECONDS)
+        return min(max(0, due - self._now_ms) / 1000, BEAT_SECONDS)
 
     def _finish_turn(self, started: float, more: bool) -> bool:
         """Timers, hand-out, commit, answers. True if a partition could hand out more at once."""
@@ -600,6 +606,7 @@ def main() -> int:
         instructions.sockets,
         settings.partitions,
         clock,
+        Pulse().beat,
     )
     announce_ready()
     try:

@@ -17,6 +17,7 @@ OTHER = next(name for name in NAMES if home_partition(name, 2) != home_partition
 CONFIG = f"""
 partitions = 2
 workers = 2
+worker_stall_timeout_ms = {STALL_MS}
 
 [[queues]]
 name = "witness"
@@ -45,7 +46,6 @@ def worker_of(broker: Broker, queue: str) -> psutil.Process:
     return next(each for each in workers if any(store in file.path for file in each.open_files()))
 
 
-@pytest.mark.xfail(strict=True, reason="no connection is read from, and nobody notices the worker")
 def test_a_stalled_worker_stops_only_those_who_use_it_and_is_replaced(broker):
     stalled = worker_of(broker, OTHER)
     senders = [RawPeer.connect(broker.amqp_port) for _ in range(PEERS)]
@@ -89,3 +89,22 @@ def is_served(broker: Broker, queue: str) -> bool:
     with RawPeer.connect(broker.amqp_port) as peer:
         peer.transfer(message(b"again"), peer.attach_sender(queue))
         return bool(peer.expect(DISPOSITION).fields[4].descriptor == ACCEPTED)
+
+
+def test_workers_with_nothing_to_do_are_left_alone(broker):
+    before = [each.pid for each in broker.processes()]
+    time.sleep(STALL_MS / 1000 + 1.5)
+    assert [each.pid for each in broker.processes()] == before
+
+
+def test_a_broker_that_was_stopped_as_a_whole_replaces_nothing(broker):
+    """As by SIGSTOP to all of it, or a machine that sleeps."""
+    processes = broker.processes()
+    for each in processes:
+        each.suspend()
+    time.sleep(STALL_MS / 1000 + 1)
+    for each in processes:
+        each.resume()
+    serves(broker.amqp_port)
+    time.sleep(1.5)
+    assert [each.pid for each in broker.processes()] == [each.pid for each in processes]

@@ -234,7 +234,9 @@ async def test_a_heartbeat(scene: Scene) -> None:
 async def test_reading_on_when_the_worker_has_caught_up(scene: Scene) -> None:
     scene.begin()
     scene.worker.connection.pause_writing()
-    scene.victim.connection.regulate()
+    scene.victim.transfer(SENDER, message(b"one more"))
+    assert scene.victim.transport.is_reading_paused
+    assert not scene.other.transport.is_reading_paused
     scene.victim.transport.resume_reading = fail  # type: ignore[method-assign]
     scene.worker.connection.resume_writing()
     await scene.expect_contained()
