@@ -1,7 +1,7 @@
 """What one turn does is bounded, whatever has piled up: entries read and messages moved are counted, not seconds."""
 
 import pytest
-from driver import DEAD, MAIN, START_MS, Driver, message
+from driver import DEAD, LOCK_MS, MAIN, START_MS, Driver, message
 from forwarding_driver import Partitions, transfer, via
 from session_driver import SessionDriver
 from turns import CountingStore
@@ -77,6 +77,27 @@ def test_what_cannot_be_read_is_set_aside_in_steps():
     assert sum(count for count, _ in moved) == EXPIRED
     assert max(count for count, _ in moved) <= STEP
     assert queue.held() == [1, 0, 0, 1]
+
+
+@pytest.mark.xfail(strict=True, reason="a step of sessions is all of their messages")
+def test_locks_of_sessions_end_in_steps_of_messages():
+    queue = SessionDriver(store=CountingStore(), settings=PartitionSettings(turn_work=100), max_delivery_count=1)
+    for session in range(20):
+        queue.put(str(session), *["m"] * 20)
+        queue.partition.open_receiver(session, MAIN, False, queue.now_ms, [str(session), 0])
+        queue._limits[session] = 0
+        queue.pump()
+        queue.grant(20, session)
+        queue.pump()
+    queue.now_ms += LOCK_MS
+    moved = []
+    while (due_ms := queue.partition.next_timer_ms()) is not None and due_ms <= queue.now_ms:
+        queue.store.begin()
+        queue.partition.advance(queue.now_ms)
+        moved.append(queue.store.moved)
+        queue.partition.commit()
+    assert sum(moved) == 400
+    assert max(moved) <= 100 + 20
 
 
 def test_many_queues_share_what_a_turn_may_do():
