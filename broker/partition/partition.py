@@ -250,9 +250,9 @@ class Partition:
         core = self._core
         if core.turn.work:
             core.begin_part()
-        for queue_id, due in core.timers.take_due(now_ms, DUE_PER_TURN):
+        for due_ms, (queue_id, due) in core.timers.take_due(now_ms, DUE_PER_TURN):
             if core.turn.work and core.work_left() <= 0:
-                core.timers.arm(now_ms, (queue_id, due))
+                core.timers.arm(due_ms, (queue_id, due))  # for the next turn, in the same order
                 continue
             if due == Due.TRANSACTIONS:
                 transactions.time_out(core, now_ms)

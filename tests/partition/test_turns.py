@@ -79,7 +79,6 @@ def test_what_cannot_be_read_is_set_aside_in_steps():
     assert queue.held() == [1, 0, 0, 1]
 
 
-@pytest.mark.xfail(strict=True, reason="a step of sessions is all of their messages")
 def test_locks_of_sessions_end_in_steps_of_messages():
     queue = SessionDriver(store=CountingStore(), settings=PartitionSettings(turn_work=100), max_delivery_count=1)
     for session in range(20):

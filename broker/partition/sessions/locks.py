@@ -210,12 +210,13 @@ def release_all(core: Core, queue: Queue, now_ms: int) -> None:
 
 
 def end_locks(core: Core, queue: Queue, now_ms: int) -> None:
-    """The timer: locks that ran out, a step of them."""
+    """The timer: locks that ran out, a step of them, and of their messages."""
     assert queue.sessions is not None
     locked = queue.sessions.locked
-    for session in list(islice(locked.values(), core.settings.step)):
-        if session.until_ms > now_ms:
+    for session in list(islice(locked.values(), core.step())):
+        if session.until_ms > now_ms or core.work_left() <= 0:
             break
+        core.turn.work += 1
         _lose(core, queue, session, now_ms)
     for session in locked.values():
         core.timers.arm(session.until_ms, (queue.id, Due.LOCKS))

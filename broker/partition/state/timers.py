@@ -43,14 +43,17 @@ class Timers:
             self._heap = [(time_ms, thing) for thing, time_ms in self._armed.items()]
             heapify(self._heap)
 
-    def take_due(self, now_ms: int, count: int) -> list[Thing]:
-        """Up to `count` things due at or before `now_ms`, each once, the earliest first; they are no longer armed."""
-        due: list[Thing] = []
+    def take_due(self, now_ms: int, count: int) -> list[tuple[int, Thing]]:
+        """Up to `count` things due at or before `now_ms`, each once and with its time, the earliest first.
+
+        They are no longer armed.
+        """
+        due: list[tuple[int, Thing]] = []
         while self._heap and self._heap[0][0] <= now_ms and len(due) < count:
             time_ms, thing = heappop(self._heap)
             if self._armed.get(thing) == time_ms:
                 del self._armed[thing]
-                due.append(thing)
+                due.append((time_ms, thing))
         return due
 
     def next_ms(self) -> int | None:
