@@ -227,9 +227,9 @@ def serve(tmp_path: Path, *arguments: str, config: str = "", environment: dict[s
     ],
     ids=lambda value: str(value)[:30],
 )
-def test_a_wrong_setting_ends_with_code_2_its_name_and_the_fix(tmp_path, config, names, fix):
+def test_a_wrong_setting_ends_with_code_78_its_name_and_the_fix(tmp_path, config, names, fix):
     code, written = serve(tmp_path, config=config)
-    assert code == 2, written
+    assert code == 78, written
     assert names in written
     assert fix in written
     assert "Traceback" not in written
@@ -238,14 +238,14 @@ def test_a_wrong_setting_ends_with_code_2_its_name_and_the_fix(tmp_path, config,
 
 def test_a_wrong_setting_in_the_environment_is_named_as_it_is_spelled_there(tmp_path):
     code, written = serve(tmp_path, environment={"PEEKLOCK_AMQP__PORT": "seventy"})
-    assert code == 2
+    assert code == 78
     assert "PEEKLOCK_AMQP__PORT" in written
     assert "Traceback" not in written
 
 
 def test_a_configuration_that_is_missing_is_named(tmp_path):
     code, written = serve(tmp_path, "--config", str(tmp_path / "nowhere.toml"))
-    assert code == 2
+    assert code == 78
     assert "nowhere.toml" in written
     assert "Traceback" not in written
 
@@ -255,7 +255,7 @@ def test_a_data_directory_that_cannot_be_made_is_named(tmp_path, where):
     (tmp_path / "file").write_text("in the way")
     place = where if where.startswith("/") else str(tmp_path / where)
     code, written = serve(tmp_path, "--data-dir", place)
-    assert code == 2, written
+    assert code == 78, written
     assert place in written
     assert "Traceback" not in written
 
@@ -292,7 +292,7 @@ def test_a_key_file_that_others_may_read_is_refused_with_the_command_that_mends_
     key.write_text("secret\n")
     key.chmod(0o644)
     code, written = serve(tmp_path)
-    assert code == 2, written
+    assert code == 78, written
     assert f"chmod 600 {key}" in written
     assert "secret" not in written
     assert "Traceback" not in written
