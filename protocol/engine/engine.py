@@ -442,7 +442,7 @@ class Engine:
             session = self.sessions[pointer] = Session(self, pointer)
             session.channel = channel
             lib.pn_session_open(pointer)
-            self.output.is_beginning = True
+            self.output.answering.append(channel)
             self.output.is_due = True
             handler.on_session(session)
         elif kind == lib.PN_SESSION_REMOTE_CLOSE:

@@ -5,11 +5,12 @@ settles what was not settled when its link ends; it may know deliveries by other
 it leaves out fields that some peers look for (`padding`). All of that is rare: most of what is written goes out unread.
 """
 
+from collections import deque
 from collections.abc import Iterable
 from typing import Protocol
 
 from protocol import codec
-from protocol.codec import Symbol, UInt
+from protocol.codec import Symbol, UInt, UShort
 from protocol.engine.delivery_ids import DeliveryIds
 from protocol.engine.incoming import frame_of
 from protocol.engine.padding import CONTROL, EVERYTHING, pad
@@ -34,7 +35,8 @@ class OutputWalk:
 
     `is_due`: the next output must be walked; to be set when proton is made to say something else than transfers, flows
     and dispositions. `attaching` has the ends whose attach is to come. `is_abandoned`: unsettled deliveries ended with
-    their link, and proton is about to say that they are settled. `is_beginning`: it is about to answer a begin.
+    their link, and proton is about to say that they are settled. `answering` has the peer's channels of begins that it
+    is about to answer, in order.
 
     `channels` has the peer's channel by ours. `translated` is that of `FrameWalk`: dispositions of what these sessions
     received must be translated, and while there are any, everything is walked.
@@ -44,7 +46,7 @@ class OutputWalk:
         self.is_due = False
         self.attaching: list[OwnEnd] = []
         self.is_abandoned = False
-        self.is_beginning = False
+        self.answering: deque[int] = deque()
         self.channels: dict[int, int] = {}
         self._translated = translated
         self._answers: list[tuple[int, bytes]] = []  # channel, and what a flow of its session is to say beyond
@@ -64,9 +66,9 @@ class OutputWalk:
 
     def walk(self, output: bytes) -> bytes:
         """`output` as the peer is to have it: whole frames, with the protocol header before them or not."""
-        if self.attaching or self._answers or self.is_abandoned or self.is_beginning or self._translated:
+        if self.attaching or self._answers or self.is_abandoned or self.answering or self._translated:
             output = self._walk_frames(output)
-            self.is_abandoned = self.is_beginning = False
+            self.is_abandoned = False
         # A flow that was not among this output is still to come.
         self.is_due = bool(self._answers) or self._widths is EVERYTHING
         return pad(output, self._widths)
@@ -82,8 +84,9 @@ class OutputWalk:
             code = frame[10] if size > 10 else 0
             if code == ATTACH and self.attaching:
                 self._note_handle(frame)
-            elif code == BEGIN:
-                self._note_channel(frame)
+            elif code == BEGIN and self.answering:
+                frames.append(self._answer(frame))
+                continue
             elif code == DISPOSITION and self.is_abandoned and _settles_without_state(frame):
                 continue  # a link's end settles nothing: its locks last (2.6.6)
             elif code == DISPOSITION and self._translated:
@@ -103,10 +106,14 @@ class OutputWalk:
                 self.attaching.remove(end)
                 break
 
-    def _note_channel(self, begin: bytes) -> None:
-        answered = codec.decode(begin, 8)[0].value[0]
-        if answered is not None:
-            self.channels[int.from_bytes(begin[6:8], "big")] = answered
+    def _answer(self, begin: bytes) -> bytes:
+        """The answer to a begin, which says which: proton does not if the session has ended since."""
+        fields = codec.decode(begin, 8)[0].value
+        channel, peers_channel = int.from_bytes(begin[6:8], "big"), self.answering.popleft()
+        self.channels[channel] = peers_channel
+        if fields[0] is not None:
+            return begin
+        return frame_of(channel, BEGIN, [UShort(peers_channel), *fields[1:]])
 
     def _by_peers_ids(self, disposition: bytes) -> list[bytes]:
         """In place of a disposition of what was received: as many as it takes with the ids that the peer used."""

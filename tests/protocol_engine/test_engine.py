@@ -62,7 +62,6 @@ def test_a_detach_on_a_channel_that_never_had_a_session_is_a_fault(pair: Pair) -
     assert pair.server.engine.fault() == ("amqp:not-allowed", "no such channel: 3")
 
 
-@pytest.mark.xfail(strict=True, reason="proton leaves out the channel, and Go loses the connection")
 def test_a_session_that_ends_at_once_is_answered_with_its_channel(pair: Pair) -> None:
     begin = raw_frame(4, b"\x00\x53\x11\xc0\x07\x04\x40\x43\x52\x09\x52\x09")
     end = raw_frame(4, b"\x00\x53\x17\x45")
