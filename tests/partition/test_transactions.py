@@ -440,3 +440,30 @@ def test_a_store_with_room_for_a_part_of_it_rolls_all_back():
     with pytest.raises(TransactionRollback, match="nearly full"):
         queue.discharge()
     assert queue.bodies() + queue.bodies(OTHER) == []
+
+
+@pytest.mark.xfail(strict=True, reason="bytes are bounded for the partition only")
+def test_the_open_transactions_of_one_connection_leave_room_for_those_of_others():
+    queue = TransactionDriver(settings=PartitionSettings(transaction_bytes=100, connection_transaction_bytes=40))
+
+    def send(key, owner, size):
+        sends = [SendOperation(MAIN, False, [[message(bytes(size))]])]
+        [result] = queue.partition.transact(key, True, sends, queue.now_ms, owner)
+        return result
+
+    assert send("a", "greedy", 30) is None
+    [[name, text]] = send("b", "greedy", 20)
+    assert name == "QuotaExceeded"
+    assert "connection" in text
+    assert send("c", "modest", 40) is None
+    with pytest.raises(QuotaExceeded, match="connection"):
+        queue.partition.request_in("a", False, "schedule", MAIN, [[message(bytes(20))]], queue.now_ms, "greedy")
+    queue.discharge(key="a")
+    assert send("b", "greedy", 40) is None  # there is room again
+    queue.discharge(commit=False, key="b")
+    assert send("d", "greedy", 40) is None
+    queue.wait(TIME_OUT_MS)
+    assert send("e", "greedy", 40) is None
+    assert send("f", "others", 40) is None
+    [[name, text]] = send("g", "more", 40)
+    assert name == "QuotaExceeded"  # in all
