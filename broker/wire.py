@@ -40,7 +40,7 @@ Requests, their arguments and results (all or nothing each; `docs/architecture.m
 
 Operations of a transaction are `SendOperation` and `SettleOperation`.
 `begins` is True with the first of a transaction's requests: another that finds it unknown fails. A transaction belongs
-to the gateway's connection, and is rolled back with it.
+to the gateway's connection, and is rolled back with it. The first half of its id is that of the client's connection.
 """
 
 from collections.abc import Hashable, Iterable
@@ -51,6 +51,9 @@ import msgpack
 
 VERSION = 1
 ENTRY = 5  # items per delivery in DELIVER and in the results of peek and receive-deferred
+
+
+TRANSACTION_OWNER_BYTES = 8  # of a transaction's id: of which connection it is
 
 
 class Op(IntEnum):

@@ -24,7 +24,15 @@ from broker.errors import (
 from broker.gateway.namespace import Entity
 from broker.gateway.router import Reply, Router, error_named
 from broker.gateway.turn import Turn
-from broker.wire import Extra, Operation, Outcome, SendOperation, SettleOperation, pack_operations
+from broker.wire import (
+    TRANSACTION_OWNER_BYTES,
+    Extra,
+    Operation,
+    Outcome,
+    SendOperation,
+    SettleOperation,
+    pack_operations,
+)
 from protocol.engine.links import Link
 
 ID_BYTES = 16
@@ -61,8 +69,8 @@ class Declaring(Protocol):
 class Transaction:
     """One transaction of a connection; `coordinator` is the link that declared it."""
 
-    def __init__(self, turn: Turn, router: Router, coordinator: Declaring) -> None:
-        self.id = os.urandom(ID_BYTES)
+    def __init__(self, transaction_id: bytes, turn: Turn, router: Router, coordinator: Declaring) -> None:
+        self.id = transaction_id
         self.coordinator = coordinator
         self._turn = turn
         self._router = router
@@ -210,9 +218,13 @@ class Transactions:
 
     def __init__(self) -> None:
         self._by_id: dict[bytes, Transaction] = {}
+        self._owner = os.urandom(TRANSACTION_OWNER_BYTES)
 
     def __len__(self) -> int:
         return len(self._by_id)
+
+    def new_id(self) -> bytes:
+        return self._owner + os.urandom(ID_BYTES - TRANSACTION_OWNER_BYTES)
 
     def add(self, transaction: Transaction) -> None:
         self._by_id[transaction.id] = transaction

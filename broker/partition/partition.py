@@ -226,19 +226,34 @@ class Partition:
         return request(self._core, name, queue_id, args, now_ms)
 
     def transact(
-        self, transaction: Hashable, begins: bool, operations: Sequence[Operation], now_ms: int
+        self,
+        transaction: Hashable,
+        begins: bool,
+        operations: Sequence[Operation],
+        now_ms: int,
+        owner: Hashable = None,
     ) -> list[list[list[str] | None] | None]:
-        """Sends and settlements of a transaction, `begins` with the first; see `transactions.transact`."""
+        """Sends and settlements of a transaction, `begins` with the first; see `transactions.transact`.
+
+        `owner`: whose it is; the messages of one owner's transactions have a limit.
+        """
         for operation in operations:
             self._begin(operation.queue, now_ms)
-        return transactions.transact(self._core, transaction, begins, operations, now_ms)
+        return transactions.transact(self._core, transaction, begins, operations, now_ms, owner)
 
     def request_in(
-        self, transaction: Hashable, begins: bool, name: str, queue_id: int, args: Sequence[Any], now_ms: int
+        self,
+        transaction: Hashable,
+        begins: bool,
+        name: str,
+        queue_id: int,
+        args: Sequence[Any],
+        now_ms: int,
+        owner: Hashable = None,
     ) -> Any:
         """As `request`, of `schedule` and `settle` as a part of a transaction. Raises BrokerError."""
         self._begin(queue_id, now_ms)
-        return transactions.request_in(self._core, transaction, begins, name, queue_id, args, now_ms)
+        return transactions.request_in(self._core, transaction, begins, name, queue_id, args, now_ms, owner)
 
     def discharge(self, transaction: Hashable, commit: bool, now_ms: int) -> None:
         """Do all of it or nothing. Raises TransactionRollback, TransactionTimeout: nothing of it was done."""

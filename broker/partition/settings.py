@@ -23,6 +23,7 @@ class PartitionSettings:
     forward_batch_bytes: int = MIB  # forwarded by one queue at once
     forward_bytes: int = 16 * MIB  # under way from this partition to others in all
     transaction_bytes: int = 256 * MIB  # of messages in transactions that have not ended
+    connection_transaction_bytes: int = 64 * MIB  # of these, in those of one client's connection
     # Records read or written in a turn by what can go on in the next; far fewer where the store is nearly full.
     turn_work: int = 10_000
     step: int = 1000  # timers fired, or messages of a deleted entity freed, per queue and turn
@@ -39,4 +40,5 @@ class PartitionSettings:
             keep_locks_of_broken_connections=settings.delivery.keep_locks_of_broken_connections,
             store_watermark=settings.store.send_watermark,
             min_free_bytes=settings.store.min_free_disk_bytes,
+            connection_transaction_bytes=max(cls.connection_transaction_bytes, settings.amqp.max_message_size_bytes),
         )

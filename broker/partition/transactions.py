@@ -39,14 +39,14 @@ Errors = list[list[str] | None]
 
 
 def transact(
-    core: Core, key: Hashable, begins: bool, operations: Sequence[Operation], now_ms: int
+    core: Core, key: Hashable, begins: bool, operations: Sequence[Operation], now_ms: int, owner: Hashable
 ) -> list[Errors | None]:
     """Do sends and settlements as a part of the transaction: see `broker.wire` for their items.
 
     For each operation None, or for each delivery in it None or [error name, text]. Raises TransactionRollback,
     TransactionTimeout if nothing can be done in it any more.
     """
-    transaction = _find(core, key, begins, now_ms)
+    transaction = _find(core, key, begins, now_ms, owner)
     results: list[Errors | None] = []
     for operation in operations:
         errors: list[BrokerError | None]
@@ -64,10 +64,17 @@ def transact(
 
 
 def request_in(
-    core: Core, key: Hashable, begins: bool, name: str, queue_id: int, args: Sequence[Any], now_ms: int
+    core: Core,
+    key: Hashable,
+    begins: bool,
+    name: str,
+    queue_id: int,
+    args: Sequence[Any],
+    now_ms: int,
+    owner: Hashable,
 ) -> list[int] | None:
     """`schedule` and `settle`, all or nothing each; see `broker.wire`. Raises BrokerError."""
-    transaction = _find(core, key, begins, now_ms)
+    transaction = _find(core, key, begins, now_ms, owner)
     if name == "schedule":
         return _schedule(core, transaction, core.queue(queue_id), args[0])
     if name != "settle":
@@ -87,7 +94,7 @@ def request_in(
     return None
 
 
-def _find(core: Core, key: Hashable, begins: bool, now_ms: int) -> Transaction:
+def _find(core: Core, key: Hashable, begins: bool, now_ms: int, owner: Hashable) -> Transaction:
     """Raises TransactionRollback, TransactionTimeout."""
     transactions = core.transactions
     transaction = transactions.open.get(key)
@@ -96,7 +103,7 @@ def _find(core: Core, key: Hashable, begins: bool, now_ms: int) -> Transaction:
         if not begins:
             raise TransactionRollback("The transaction was rolled back: its partition was restarted.")
         deadline_ms = now_ms + TIME_OUT_MS
-        transaction = transactions.open[key] = Transaction(deadline_ms)
+        transaction = transactions.open[key] = Transaction(deadline_ms, owner)
         core.timers.arm(deadline_ms, (0, Due.TRANSACTIONS))
     return transaction
 
@@ -136,6 +143,10 @@ def _admit(core: Core, transaction: Transaction, queue: Queue, messages: Sequenc
     if transaction.message_count + len(messages) > MAX_MESSAGES:
         raise QuotaExceeded(f"Cannot send more than {MAX_MESSAGES} messages in a single transaction.")
     added_bytes = sum(len(message[1]) for message in messages)
+    owner_bytes = core.transactions.owner_bytes[transaction.owner] + added_bytes
+    if owner_bytes > core.settings.connection_transaction_bytes:
+        limit = core.settings.connection_transaction_bytes
+        raise QuotaExceeded(f"The messages of the connection's transactions that have not ended exceed {limit} bytes.")
     if core.transactions.message_bytes + added_bytes > core.settings.transaction_bytes:
         raise QuotaExceeded("The messages of transactions that have not ended are too large; wait for some to end.")
     key = transaction.key
@@ -150,8 +161,7 @@ def _admit(core: Core, transaction: Transaction, queue: Queue, messages: Sequenc
     core.changing()
     transaction.key = key
     transaction.message_count += len(messages)
-    transaction.message_bytes += added_bytes
-    core.transactions.message_bytes += added_bytes
+    core.transactions.grow(transaction, added_bytes)
 
 
 def _settle(core: Core, transaction: Transaction, operation: SettleOperation, now_ms: int) -> list[BrokerError | None]:
@@ -211,7 +221,7 @@ def discharge(core: Core, key: Hashable, commit: bool, now_ms: int) -> None:
             failure = _obstacle(core, transaction, now_ms)
         if failure is None:
             _apply(core, transaction, now_ms)
-            transactions.message_bytes -= transaction.message_bytes
+            transactions.release(transaction)
             transactions.committed += 1
             return
     _roll_back(core, transaction, now_ms)
@@ -266,7 +276,7 @@ def _roll_back(core: Core, transaction: Transaction, now_ms: int) -> None:
             if queue is not None and token in queue.locks.held:
                 queue.tally.locks_lost += 1
                 put_back_failed(core, queue, queue.locks.remove(token), None, now_ms)
-    core.transactions.message_bytes -= transaction.message_bytes
+    core.transactions.release(transaction)
     core.transactions.rolled_back += 1
 
 

@@ -467,6 +467,7 @@ class Worker:
     def _in_transaction(self, peer: Caller, partition: Partition, name: str, queue: int, arguments: list[Any]) -> Any:
         transaction = arguments[0]
         key = (peer, transaction)
+        owner = (peer, transaction[: wire.TRANSACTION_OWNER_BYTES])
         if name == "discharge":
             peer.transactions.pop(transaction, None)
             partition.discharge(key, arguments[1], self._now_ms)
@@ -482,10 +483,10 @@ class Worker:
                 else:
                     self._messages_in_turn += len(operation.tokens)
                     operations.append(operation._replace(receiver=(peer, operation.receiver)))
-            return partition.transact(key, begins, operations, self._now_ms)
+            return partition.transact(key, begins, operations, self._now_ms, owner)
         _, begins, name, arguments = arguments
         _name_receiver(peer, name, arguments)
-        return partition.request_in(key, begins, name, queue, arguments, self._now_ms)
+        return partition.request_in(key, begins, name, queue, arguments, self._now_ms, owner)
 
     def _restore(self, peer: Caller, message: list[Any]) -> None:
         _, _, queue, entries = message

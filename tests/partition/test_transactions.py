@@ -442,7 +442,6 @@ def test_a_store_with_room_for_a_part_of_it_rolls_all_back():
     assert queue.bodies() + queue.bodies(OTHER) == []
 
 
-@pytest.mark.xfail(strict=True, reason="bytes are bounded for the partition only")
 def test_the_open_transactions_of_one_connection_leave_room_for_those_of_others():
     queue = TransactionDriver(settings=PartitionSettings(transaction_bytes=100, connection_transaction_bytes=40))
 

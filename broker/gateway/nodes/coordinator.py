@@ -61,7 +61,7 @@ class Coordinator(Intake):
             raise NotAllowed("A declare must not be settled: its answer is the transaction's id.")
         if len(transactions) >= MAX_OPEN:
             raise QuotaExceeded(f"The connection has {MAX_OPEN} transactions that have not ended.")
-        transaction = Transaction(self.connection, self.connection.gateway.router, self)
+        transaction = Transaction(transactions.new_id(), self.connection, self.connection.gateway.router, self)
         transactions.add(transaction)
         declare(delivery, transaction.id)
 

@@ -1,5 +1,6 @@
 """Transactions of one partition that have not ended: what is to be done when they are committed."""
 
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
@@ -22,9 +23,10 @@ class Settle(NamedTuple):
 
 
 class Transaction:
-    __slots__ = ("deadline_ms", "failure", "key", "message_bytes", "message_count", "operations")
+    __slots__ = ("deadline_ms", "failure", "key", "message_bytes", "message_count", "operations", "owner")
 
-    def __init__(self, deadline_ms: int) -> None:
+    def __init__(self, deadline_ms: int, owner: Hashable) -> None:
+        self.owner = owner
         self.deadline_ms = deadline_ms
         self.operations: list[Send | Settle] = []
         self.message_count = 0  # sent in it
@@ -40,5 +42,19 @@ class Transactions:
         self.open: dict[Hashable, Transaction] = {}
         self.timed_out: set[Hashable] = set()
         self.message_bytes = 0
+        self.owner_bytes: Counter[Hashable] = Counter()  # of these, by the owner of their transaction
         self.committed = 0
         self.rolled_back = 0
+
+    def grow(self, transaction: Transaction, added_bytes: int) -> None:
+        """Messages become a part of it."""
+        transaction.message_bytes += added_bytes
+        self.message_bytes += added_bytes
+        self.owner_bytes[transaction.owner] += added_bytes
+
+    def release(self, transaction: Transaction) -> None:
+        """It has ended."""
+        self.message_bytes -= transaction.message_bytes
+        self.owner_bytes[transaction.owner] -= transaction.message_bytes
+        if not self.owner_bytes[transaction.owner]:
+            del self.owner_bytes[transaction.owner]
