@@ -27,6 +27,7 @@ from typing import Any, NoReturn
 from broker.settings.config import Settings
 
 PERMANENT_FAULT = 78  # EX_CONFIG of sysexits.h: starting again as things are would fail again
+DAMAGED_STORE = 65  # EX_DATAERR: what is in a store makes no sense
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
@@ -47,6 +48,7 @@ class Instructions:
     partitions: tuple[int, ...]
     sockets: tuple[str, ...]
     restarts: int  # how often this child was started again
+    parked: tuple[int, ...] = ()  # of `partitions`, those whose stores are damaged and are not to be opened
     directory: str = "."  # the working directory from now on
 
     def to_json(self) -> str:
@@ -59,6 +61,7 @@ class Instructions:
                 "partitions": self.partitions,
                 "sockets": self.sockets,
                 "restarts": self.restarts,
+                "parked": self.parked,
                 "directory": self.directory,
             }
         )
@@ -74,6 +77,7 @@ class Instructions:
             partitions=tuple(fields["partitions"]),
             sockets=tuple(fields["sockets"]),
             restarts=fields["restarts"],
+            parked=tuple(fields["parked"]),
             directory=fields["directory"],
         )
 

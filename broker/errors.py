@@ -62,6 +62,10 @@ class ServerBusy(BrokerError):
     """Not now: a partition is down or overloaded. A retry helps."""
 
 
+class PartitionParked(BrokerError):
+    """Its store is damaged, so that nothing of it can be served until an operator has mended it."""
+
+
 class OutcomeUnknown(BrokerError):
     """The partition ended before it answered: it may have been done or not. A retry tells, or does it."""
 

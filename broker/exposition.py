@@ -76,6 +76,7 @@ PARTITION = {  # key of a partition's part of the snapshot: type, name, help
     "locks": (GaugeMetricFamily, "locks", "Messages locked now."),
     "receivers": (GaugeMetricFamily, "receivers", "Receivers open on the partition now."),
     "quarantined": (GaugeMetricFamily, "quarantined_records", "Corrupt records set aside, see `peeklock verify`."),
+    "parked": (GaugeMetricFamily, "partition_parked", "1 if the partition is out of service: its store is damaged."),
     "expired": (CounterMetricFamily, "expired_messages", "Messages whose time to live ended."),
     "dead_lettered": (CounterMetricFamily, "broker_deadletter_message", "Messages the broker itself dead-lettered."),
     "locks_expired": (CounterMetricFamily, "expired_locks", "Locks that ran out before a settlement."),

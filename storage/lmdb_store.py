@@ -32,7 +32,7 @@ from storage.records import (
     decode_document,
     encode_document,
 )
-from storage.store import Store, StoreError, StoreFull, Table
+from storage.store import Store, StoreDamaged, StoreError, StoreFull, Table
 
 DATA_FILE = "data.mdb"
 LOCK_FILE = "lock.mdb"
@@ -81,6 +81,8 @@ def _free_disk_bytes(path: Path) -> int:
 def store_error(path: Path, doing: str, error: Exception) -> StoreError:
     """What a failure of LMDB or of the system while `doing` something at `path`, which exists, means for the caller."""
     number = error.errno if isinstance(error, OSError) else getattr(error, "code", None)
+    if isinstance(error, (lmdb.CorruptedError, lmdb.PageNotFoundError)):
+        return StoreDamaged(f"{path}: {doing}: {error}")
     full = isinstance(error, (lmdb.MapFullError, lmdb.DiskError)) or number in (ENOSPC, EDQUOT)
     # LMDB reports a write that was cut short as EIO, and that is how most disks get full.
     full = full or (number == EIO and _free_disk_bytes(path) < FULL_DISK_BYTES)

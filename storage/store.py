@@ -34,6 +34,10 @@ class StoreError(Exception):
     """The store failed to read or write: the partition must stop, and reload from what is on disk."""
 
 
+class StoreDamaged(StoreError):
+    """What is on disk makes no sense: reading it again will fail again."""
+
+
 class StoreFull(StoreError):
     """The map or the disk has no room left for this commit; nothing of it was kept."""
 
@@ -93,5 +97,9 @@ class Store(Protocol):
     def capacity_bytes(self, spare_bytes: int = 0) -> int:
         """Bytes it may come to use, if `spare_bytes` of the disk are to stay free."""
         ...
+
+    def release_pages(self) -> None:
+        """Give back memory that only reading took, if there is any."""
+        return
 
     def close(self) -> None: ...

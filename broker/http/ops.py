@@ -15,6 +15,7 @@ from typing import Protocol
 
 from aiohttp import web
 
+from broker.errors import PartitionParked
 from broker.logging import get_logger
 from broker.metrics import Scene
 from broker.settings.config import ConfigurationError
@@ -116,7 +117,8 @@ def create_ops_app(source: OpsSource, probe_seconds: float = PROBE_SECONDS) -> w
     async def readyz(_: web.Request) -> web.Response:
         reason, faults = await readiness.check()
         if reason is None:
-            return _json({"status": "ready", "partitions": len(source.partitions)})
+            parked = {"parked": {str(p): text for p, text in faults.items()}} if faults else {}
+            return _json({"status": "ready", "partitions": len(source.partitions), **parked})
         body = {"status": "not ready", "reason": reason, "partitions": {str(p): text for p, text in faults.items()}}
         return _json(body, status=503)
 
@@ -156,33 +158,36 @@ class _Readiness:
     def __init__(self, source: OpsSource, probe_seconds: float) -> None:
         self._source = source
         self._probe_seconds = probe_seconds
-        self._probing: asyncio.Task[dict[int, str]] | None = None
+        self._probing: asyncio.Task[dict[int, Exception]] | None = None
 
     async def check(self) -> tuple[str | None, Mapping[int, str]]:
-        """Why the broker is not ready, or None; and what is wrong, by partition."""
+        """Why the broker is not ready, or None; and what is wrong, by partition.
+
+        A broker with parked partitions is ready: it serves the others, and starting it again would not help.
+        """
         reason = self._source.unready()
         if reason is not None:
             return reason, {}
         if self._probing is None or self._probing.done():
             self._probing = asyncio.create_task(self._probe_all())
         faults = await asyncio.shield(self._probing)  # a client that hangs up must not end it for the others
-        if not faults:
-            return None, {}
-        return "partitions that fail: " + ", ".join(map(str, faults)), faults
+        failing = [partition for partition, fault in faults.items() if not isinstance(fault, PartitionParked)]
+        texts = {partition: str(fault) or type(fault).__name__ for partition, fault in faults.items()}
+        return "partitions that fail: " + ", ".join(map(str, failing)) if failing else None, texts
 
-    async def _probe_all(self) -> dict[int, str]:
+    async def _probe_all(self) -> dict[int, Exception]:
         partitions = self._source.partitions
         faults = await asyncio.gather(*map(self._probe, partitions))
         return {partition: fault for partition, fault in zip(partitions, faults, strict=True) if fault is not None}
 
-    async def _probe(self, partition: int) -> str | None:
+    async def _probe(self, partition: int) -> Exception | None:
         try:
             async with asyncio.timeout(self._probe_seconds):
                 await self._source.probe(partition)
         except TimeoutError:
-            return f"no answer within {self._probe_seconds:g} s"
+            return TimeoutError(f"no answer within {self._probe_seconds:g} s")
         except Exception as error:  # whatever it is, this partition does not serve
-            return str(error) or type(error).__name__
+            return error
         return None
 
 

@@ -412,6 +412,7 @@ class Partition:
         for queue in core.queues.values():
             totals.add(queue.tally)
         return {
+            "parked": 0,
             "used_bytes": self._store.used_bytes(),
             "capacity_bytes": self._store.capacity_bytes(),
             "locks": sum(queue.locks.count() for queue in core.queues.values()),

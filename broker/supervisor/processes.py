@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from broker.child import PERMANENT_FAULT, Instructions
+from broker.child import DAMAGED_STORE, PERMANENT_FAULT, Instructions
 from broker.logging import get_logger
 from broker.settings.config import ConfigurationError
 from broker.supervisor import interpreters
@@ -28,6 +28,7 @@ STARTS_BEFORE_GIVING_UP = 3  # before the broker has ever served; afterwards it 
 ANSWER_MAX_BYTES = 64 << 10
 LOOK_SECONDS = 1.0  # between two looks for stalled processes
 
+CRASH_SIGNALS = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS)  # what LMDB dies of on damaged pages
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 log = get_logger("supervisor")
@@ -59,6 +60,7 @@ class Role:
     module: str
     instructions: Callable[[int], Instructions]
     has_pulse: bool = False
+    crashed: Callable[[], None] | None = None  # told when what it read has ended the process
 
 
 class _Child:
@@ -253,6 +255,8 @@ class Processes:
         lived = time.monotonic() - child.started_at
         how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         delay = child.backoff.after(lived)
+        if child.role.crashed is not None and (-code in CRASH_SIGNALS or code == DAMAGED_STORE):
+            child.role.crashed()
         if code == PERMANENT_FAULT:
             message = child.answer["message"] if child.answer and not child.answer["ready"] else how
             if not self._has_served:

@@ -13,7 +13,9 @@ from broker.child import PERMANENT_FAULT, Instructions
 from broker.keys import EMULATOR_KEY, ROOT_KEY_NAME, connection_string, makes_root_key, with_root_key
 from broker.logging import configure_logging, get_logger
 from broker.settings.config import ConfigurationError, Settings
+from broker.supervisor.parking import Parking
 from broker.supervisor.processes import Processes, Role
+from broker.touched_partition import touched_file
 from storage.data_dir import ROOT_KEY_FILE, RUN, DataDirectory, DataDirectoryError
 from storage.lmdb_store import LmdbStore, StoreInUse, UnknownFormat, WrongPartition
 from storage.store import StoreError, StoreFull
@@ -137,6 +139,8 @@ def _roles(settings: Settings) -> list[list[Role]]:
         return Role("gateway" if number == 0 else f"gateway-{number}", "broker.gateway", instructions)
 
     def worker(number: int) -> Role:
+        parking = Parking(settings.data_dir / touched_file(number))
+
         def instructions(restarts: int) -> Instructions:
             return Instructions(
                 settings=for_children,
@@ -146,9 +150,10 @@ def _roles(settings: Settings) -> list[list[Role]]:
                 partitions=tuple(range(number, settings.partitions, workers)),
                 sockets=sockets,
                 restarts=restarts,
+                parked=parking.parked,
             )
 
-        return Role(f"worker-{number}", "broker.worker", instructions, has_pulse=True)
+        return Role(f"worker-{number}", "broker.worker", instructions, has_pulse=True, crashed=parking.crashed)
 
     return [list(map(gateway, range(settings.gateways))), list(map(worker, range(workers)))]
 

@@ -16,11 +16,12 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from broker import wire
 from broker.catalog.catalog import catalog_version, home_partition
-from broker.child import Pulse, announce_ready, fail, read_instructions
+from broker.child import DAMAGED_STORE, Pulse, announce_ready, fail, read_instructions
 from broker.errors import BrokerError, InternalError
 from broker.logging import configure_logging, get_logger
 from broker.metrics import WorkerMetrics
@@ -30,15 +31,17 @@ from broker.partition.partition import Partition
 from broker.partition.requests import Underway
 from broker.partition.settings import PartitionSettings
 from broker.partition.state.terms import Terms
+from broker.touched_partition import TouchedPartition, touched_file
 from broker.wire import Op, Operation, Outcome, SendOperation, unpack_operations
 from broker.worker.clock import Clock
 from broker.worker.deletions import HOME, Deletions
 from broker.worker.neighbours import Neighbours
+from broker.worker.parked import ParkedPartition
 from broker.worker.peer import Peer
 from storage.data_dir import partition_path
 from storage.lmdb_store import LmdbStore
 from storage.records import decode_document
-from storage.store import StoreError, Table
+from storage.store import Store, StoreDamaged, StoreError, Table
 
 log = get_logger("worker")
 
@@ -72,11 +75,12 @@ class Worker:
         number: int,
         restarts: int,
         partitions: dict[int, Partition],
-        stores: dict[int, LmdbStore],
+        stores: dict[int, Store],
         listener: socket.socket,
         sockets: Sequence[str],
         partition_count: int,
         clock: Clock,
+        touching: TouchedPartition,
         beat: Callable[[], None] = lambda: None,
     ) -> None:
         """`sockets` are the paths of all workers' sockets, `partition_count` is the number of all partitions.
@@ -87,6 +91,7 @@ class Worker:
         self._restarts = restarts
         self._partitions = partitions
         self._stores = stores
+        self._touching = touching
         self._listener = listener
         self._peers: dict[int, Caller] = {}
         self._unfinished: dict[int, Caller] = {}  # those whose commands were too many for a turn, as `_peers`
@@ -101,10 +106,8 @@ class Worker:
         self._release_ms: int | None = None  # when the stores' pages are to be given back
         self._metrics = WorkerMetrics()
         self._poll = select.epoll()
-        self._deletions = Deletions(partitions, stores, self._touched.add)
-        self._neighbours = Neighbours(
-            sockets, partitions, partition_count, self._poll, self._touched.add, self._deletions
-        )
+        self._deletions = Deletions(partitions, stores, self._touch)
+        self._neighbours = Neighbours(sockets, partitions, partition_count, self._poll, self._touch, self._deletions)
         self._underway: deque[tuple[Caller, int, Partition, Underway]] = deque()  # requests, with their ids
         self._stopping = False
         self._held_back = False  # nothing was handed out in the last turn, since a gateway had too much unread
@@ -195,10 +198,12 @@ class Worker:
         self._held_back = is_behind
         for partition in self._partitions.values():
             due = partition.next_timer_ms()
-            if due is not None and due <= now_ms:
-                partition.advance(now_ms)
-            elif partition not in self._touched and not more:
+            is_due = due is not None and due <= now_ms
+            if not (is_due or partition in self._touched or more):
                 continue
+            self._touching.set(partition.id)
+            if is_due:
+                partition.advance(now_ms)
             if not is_behind:
                 pumped = partition.pump(now_ms)
                 self._answer_pumped(pumped)
@@ -256,7 +261,7 @@ class Worker:
         peer = self._peers[connection.fileno()] = Caller(connection, self._callers)
         self._poll.register(connection, select.EPOLLIN)
         peer.answers.append([Op.HELLO, wire.VERSION, list(self._partitions)])
-        if 0 in self._partitions:
+        if HOME in self._partitions and not isinstance(self._partitions[HOME], ParkedPartition):
             peer.answers.append(self._catalog())
 
     def _catalog(self) -> list[Any]:
@@ -303,12 +308,12 @@ class Worker:
         self._poll.unregister(descriptor)
         peer.socket.close()
         for channel, partition in peer.receivers.items():
+            self._touch(partition)
             partition.close_receiver((peer, channel), True, self._now_ms)
-            self._touched.add(partition)
         peer.receivers.clear()
         for transaction, partition in peer.transactions.items():
+            self._touch(partition)
             partition.discharge((peer, transaction), False, self._now_ms)
-            self._touched.add(partition)
         peer.transactions.clear()
 
     # -- commands
@@ -329,8 +334,13 @@ class Worker:
 
     def _partition(self, message: list[Any]) -> Partition:
         partition = self._partitions[message[1]]
-        self._touched.add(partition)
+        self._touch(partition)
         return partition
+
+    def _touch(self, partition: Partition) -> None:
+        """The partition is at work from now on, and has something to commit."""
+        self._touching.set(partition.id)
+        self._touched.add(partition)
 
     def _send(self, peer: Caller, message: list[Any]) -> None:
         partition = self._partition(message)
@@ -503,6 +513,8 @@ class Worker:
 
     def _take_over(self, message: list[Any], answers: list[list[Any]]) -> None:
         partition = self._partition(message)
+        if isinstance(partition, ParkedPartition):
+            return  # as of one that is down: nobody knows what it has taken over before
         _, _, store_id, source_partition, source, entity_id, entries = message
         self._messages_in_turn += len(entries) // ENTRY
         try:
@@ -574,12 +586,18 @@ def main() -> int:
     number = instructions.worker
     assert number is not None
     partition_settings = PartitionSettings.of(settings)
-    stores: dict[int, LmdbStore] = {}
+    touching = TouchedPartition(Path(touched_file(number)))
+    stores: dict[int, Store] = {}
     partitions: dict[int, Partition] = {}
     known_terms: dict[bytes, Terms] = {}
     clock = Clock(*_clocks_ms())
     try:
         for partition in instructions.partitions:
+            if partition in instructions.parked:
+                partitions[partition] = parked = ParkedPartition(partition, partition_settings)
+                stores[partition] = parked.store
+                continue
+            touching.set(partition)
             stores[partition] = LmdbStore(
                 partition_path(settings.data_dir, partition),
                 partition_id=partition,
@@ -595,6 +613,9 @@ def main() -> int:
                 home=lambda name: home_partition(name, settings.partitions),
                 known_terms=known_terms,
             )
+    except StoreDamaged as error:
+        log.error("store is damaged; ending, to start again", worker=number, error=str(error))
+        return DAMAGED_STORE
     except StoreError as error:
         fail(str(error))
     known_terms.clear()
@@ -607,11 +628,15 @@ def main() -> int:
         instructions.sockets,
         settings.partitions,
         clock,
+        touching,
         Pulse().beat,
     )
     announce_ready()
     try:
         worker.run()
+    except StoreDamaged as error:
+        log.error("store is damaged; ending, to start again", worker=number, error=str(error))
+        return DAMAGED_STORE
     except StoreError as error:
         log.error("store failed; ending, to start again from what is on disk", worker=number, error=str(error))
         return 1

@@ -15,6 +15,7 @@ from broker.partition import requests
 from broker.partition.partition import Partition
 from broker.partition.settings import PartitionSettings
 from broker.settings.config import Settings
+from broker.touched_partition import TouchedPartition
 from broker.worker.clock import Clock
 from broker.worker.worker import Worker, listen
 from storage.lmdb_store import LmdbStore
@@ -46,7 +47,8 @@ def main() -> None:
         store.commit()
     clock = Clock(int(time.time() * 1000), int(time.monotonic() * 1000))
     partition = Partition(0, store, now_ms=clock.now_ms, incarnation=bytes(6), settings=PartitionSettings())
-    Worker(0, 0, {0: partition}, {0: store}, listen(path), [path], 1, clock).run()
+    touching = TouchedPartition(Path(directory) / "touched")
+    Worker(0, 0, {0: partition}, {0: store}, listen(path), [path], 1, clock, touching).run()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,39 @@
+"""Which partitions of a worker are out of service, because their stores have killed it again and again."""
+
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+
+from broker.logging import get_logger
+from broker.touched_partition import touched_partition
+
+CRASHES = 2  # at the same partition, not further apart than this: one may be anything
+WITHIN_SECONDS = 3600.0
+
+log = get_logger("supervisor")
+
+
+class Parking:
+    """`touched` is the worker's file of `broker.touched_partition`. What is parked stays so until the broker's end."""
+
+    def __init__(self, touched: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self._touched = touched
+        self._clock = clock
+        self._crashes: dict[int, list[float]] = defaultdict(list)
+        self.parked: tuple[int, ...] = ()
+
+    def crashed(self) -> None:
+        """What the worker read has ended it."""
+        partition = touched_partition(self._touched)
+        if partition is None or partition in self.parked:
+            return
+        now = self._clock()
+        recent = [at for at in self._crashes[partition] if now - at < WITHIN_SECONDS]
+        self._crashes[partition] = [*recent, now]
+        if len(self._crashes[partition]) >= CRASHES:
+            self.parked = (*self.parked, partition)
+            log.error(
+                "partition parked: its store is damaged; run `peeklock verify`, restore a backup, and start again",
+                partition=partition,
+            )
