@@ -1,7 +1,8 @@
 """The shape of the sources in figures: python bench/structure.py [DIRECTORY].
 
 Prints modules and lines by folder, the longest modules and functions, and circles of imports: between modules, and
-between folders (where any module of one imports any of the other). Reads the sources only, so it works on any version.
+between neighbours in a folder (where anything in one imports anything in the other). Reads the sources only, so it
+works on any version.
 """
 
 import ast
@@ -65,10 +66,15 @@ def graph(modules: dict[str, Module]) -> dict[str, set[str]]:
     return found
 
 
-def between_folders(modules: dict[str, Module], edges: dict[str, set[str]]) -> dict[str, set[str]]:
+def between_neighbours(edges: dict[str, set[str]]) -> dict[str, set[str]]:
+    """What stands side by side in some folder, modules and folders, and imports each other's contents."""
     found: dict[str, set[str]] = defaultdict(set)
     for name, targets in edges.items():
-        found[modules[name].folder] |= {modules[target].folder for target in targets} - {modules[name].folder}
+        for target in targets:
+            source, goal = name.split("."), target.split(".")
+            common = next((at for at, pair in enumerate(zip(source, goal, strict=False)) if pair[0] != pair[1]), None)
+            if common is not None:  # else one is the package that the other is in
+                found[".".join(source[: common + 1])].add(".".join(goal[: common + 1]))
     return dict(found)
 
 
@@ -116,8 +122,7 @@ def sheet(root: Path) -> str:
     text += ["", "lines  function", *(f"{each.lines:5}  {each.module}.{each.name}" for each in functions[:LISTED])]
     middle = sorted(each.lines for each in functions)[len(functions) // 2] if functions else 0
     text.append(f"{middle:5}  is the median")
-    folders = between_folders(modules, edges)
-    for what, found in (("modules", circles(edges)), ("folders", circles(folders))):
+    for what, found in (("modules", circles(edges)), ("neighbours", circles(between_neighbours(edges)))):
         text += ["", f"{len(found)} circles of {what}", *("  " + " - ".join(circle) for circle in found)]
     return "\n".join(text)
 

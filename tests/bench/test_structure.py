@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.structure import between_folders, circles, graph, read, sheet
+from bench.structure import between_neighbours, circles, graph, read, sheet
 
 
 @pytest.fixture
@@ -22,11 +22,11 @@ def sources(tmp_path):
     return tmp_path
 
 
-def test_circles_of_modules_and_of_folders_are_found(sources):
+def test_circles_of_modules_and_of_neighbours_are_found(sources):
     modules = read(sources)
     edges = graph(modules)
     assert circles(edges) == [["broker.a", "broker.c", "broker.inner.b"]]
-    assert circles(between_folders(modules, edges)) == [["broker", "broker/inner"]]
+    assert circles(between_neighbours(edges)) == [["broker.a", "broker.c", "broker.inner"]]
 
 
 def test_the_sheet_counts_modules_and_functions(sources):
