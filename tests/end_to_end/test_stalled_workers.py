@@ -6,10 +6,12 @@ import psutil
 import pytest
 
 from broker.catalog.catalog import home_partition
+from protocol.codec import Int, Long
 from storage.data_dir import partition_path
 from tests.brokers import Broker
 from tests.end_to_end.health import eventually, logged, serves
-from tests.end_to_end.raw_peer import ACCEPTED, DISPOSITION, TRANSFER, RawPeer, body_of, message
+from tests.end_to_end.raw_peer import ACCEPTED, DISPOSITION, TRANSFER, RawPeer, body_of, error_of, message
+from tests.end_to_end.raw_requests import Node
 
 STALL_MS = 3000
 NAMES = map("queue-{}".format, range(20))
@@ -83,6 +85,35 @@ def test_a_stalled_worker_stops_only_those_who_use_it_and_is_replaced(broker):
     idle.socket.close()
     eventually(lambda: is_served(broker, OTHER), "the queue is served again", PATIENCE_S)
     serves(broker.amqp_port)
+
+
+@pytest.mark.xfail(strict=True, reason="sends and requests wait until the worker is replaced")
+def test_sends_and_requests_to_a_stalled_worker_are_refused_as_busy_after_a_third_of_the_time(tmp_path):
+    with Broker(tmp_path, CONFIG.replace(f"= {STALL_MS}", "= 12000")) as broker:
+        stalled = worker_of(broker, OTHER)
+        with RawPeer.connect(broker.amqp_port) as peer, RawPeer.connect(broker.amqp_port) as asking:
+            handle = peer.attach_sender(OTHER)
+            node = Node(asking, f"{OTHER}/$management")
+            stalled.suspend()
+            peer.transfer(message(b"nobody knows"), handle)
+            time.sleep(6)
+            for _ in range(3):
+                peer.transfer(message(b"refused"), handle)
+                assert error_of(peer.expect(DISPOSITION, 1))[0] == BUSY
+            assert (
+                node.ask(
+                    "com.microsoft:peek-message", {"from-sequence-number": Long(0), "message-count": Int(1)}
+                ).status
+                == 503
+            )
+            stalled.resume()
+            assert peer.expect(DISPOSITION).fields[4].descriptor == ACCEPTED  # the first, after all
+            eventually(lambda: sent(peer, handle), "it takes messages again")
+
+
+def sent(peer: RawPeer, handle: int) -> bool:
+    peer.transfer(message(b"again"), handle)
+    return bool(peer.expect(DISPOSITION).fields[4].descriptor == ACCEPTED)
 
 
 def is_served(broker: Broker, queue: str) -> bool:
