@@ -43,7 +43,13 @@ class Gateway:
         self.namespace = Namespace(self.settings.namespace)
         self._number = instructions.gateway or 0
         self.container_id = f"{uuid.uuid4().hex}_G{self._number}"
-        self.router = Router(instructions.sockets, self.settings.partitions, self.metrics, self._on_catalog)
+        self.router = Router(
+            instructions.sockets,
+            self.settings.partitions,
+            self.metrics,
+            self._on_catalog,
+            busy_seconds=self.settings.worker_stall_timeout_ms / 3000,  # a third: its replacement takes the rest
+        )
         self.new_message_id = MessageIds()
         self.router.on_caught_up = self._on_caught_up
         self.router.on_deleted = self._on_deleted

@@ -6,6 +6,7 @@ to its commands in their order. When a worker is lost, its channels are told, an
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any, Protocol, cast
 
 import msgpack
@@ -21,6 +22,7 @@ log = get_logger("gateway")
 
 # A frame is not made larger by another command, so that a worker's turn takes few bytes, or one large message.
 FRAME_BYTES = 1 << 20
+LOOK_SECONDS = 1.0  # between two looks for a worker that does not answer
 RECONNECT_SECONDS = 0.05
 # Commands kept for one worker before its links are made to wait.
 OUTPUT_HIGH_BYTES = 32 << 20
@@ -30,6 +32,7 @@ Reply = Callable[[Any, BrokerError | None], None]
 
 # As plain numbers: looking up a member of an enumeration costs as much as a comparison.
 _DELIVER, _SETTLED, _SENT = int(Op.DELIVER), int(Op.SETTLED), int(Op.SENT)
+_ANSWERED = frozenset(map(int, (Op.SEND, Op.SEND_BATCH, Op.REQUEST)))  # whatever becomes of them
 _NOT_OF_A_CHANNEL = frozenset(map(int, (Op.REPLY, Op.FAILED, Op.HELLO, Op.CATALOG)))
 
 
@@ -102,6 +105,9 @@ class WorkerConnection(asyncio.Protocol):
         self._flush_scheduled = False
         self._was_lost = False
         self._is_behind = False
+        self._awaits = False  # an answer, and nothing has come since it was asked for
+        self._silent_looks = 0  # while it did
+        self.is_stalled = False  # it has not answered for long: what could be asked now had better be refused
         self.run: Run | None = None  # of settlements, not packed yet
         self.channels: dict[int, Channel] = {}
         self._requests: dict[int, tuple[Reply, Owner | None]] = {}
@@ -116,7 +122,20 @@ class WorkerConnection(asyncio.Protocol):
             except OSError:
                 await asyncio.sleep(RECONNECT_SECONDS)
             else:
-                await self._lost.wait()
+                while not self._lost.is_set():
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(LOOK_SECONDS):
+                            await self._lost.wait()
+                    self._look()
+
+    def _look(self) -> None:
+        """Each second: has the worker answered? Who waits for it to take more is then to hear that it is busy."""
+        self._silent_looks = self._silent_looks + 1 if self._awaits else 0
+        if not self.is_stalled and self._silent_looks * LOOK_SECONDS >= self._router.busy_seconds:
+            self.is_stalled = True
+            log.warning("worker does not answer; refusing what is for it", worker=self._path)
+            self._router.behind.discard(self)
+            self._router.on_caught_up()
 
     # -- asyncio.Protocol
 
@@ -149,6 +168,7 @@ class WorkerConnection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._lost.set()
+        self._awaits = self.is_stalled = False
         self._chunks.clear()
         self._chunk_bytes = 0
         if self._transport is None:
@@ -173,6 +193,7 @@ class WorkerConnection(asyncio.Protocol):
             channel.connection.flush()
 
     def data_received(self, data: bytes) -> None:
+        self._awaits = self.is_stalled = False
         if self._chunks:
             self._chunks.append(data)
             self._chunk_bytes += len(data)
@@ -205,6 +226,8 @@ class WorkerConnection(asyncio.Protocol):
             self._end_run()
         if self._is_behind:
             self._router.posted_behind.add(self)
+        if command[0] in _ANSWERED:
+            self._awaits = True
         self._pack(command)
         if len(self._packer.getbuffer()) > FRAME_BYTES:
             self._send_frame()
@@ -255,7 +278,9 @@ class WorkerConnection(asyncio.Protocol):
     ) -> None:
         """`reply` gets ServerBusy if it was not sent, and OutcomeUnknown if the worker ended before it answered."""
         number = self._router.next_number()
-        if self.post((Op.REQUEST, partition, number, name, queue, arguments)):
+        if self.is_stalled:
+            self._answer(reply, owner, None, ServerBusy(error_texts.SERVER_BUSY))
+        elif self.post((Op.REQUEST, partition, number, name, queue, arguments)):
             self._requests[number] = reply, owner
         else:
             reply(None, ServerBusy(error_texts.RESTARTING))
@@ -354,9 +379,16 @@ class Router:
     """All workers of the namespace."""
 
     def __init__(
-        self, sockets: Sequence[str], partitions: int, metrics: GatewayMetrics, on_catalog: Callable[[list[Any]], None]
+        self,
+        sockets: Sequence[str],
+        partitions: int,
+        metrics: GatewayMetrics,
+        on_catalog: Callable[[list[Any]], None],
+        busy_seconds: float = 10.0,
     ) -> None:
+        """A worker that has not answered for `busy_seconds` is busy: nothing more is asked of it until it answers."""
         self.metrics = metrics
+        self.busy_seconds = busy_seconds
         self.partitions = partitions
         self.on_catalog = on_catalog
         self.behind: set[WorkerConnection] = set()  # with more commands unread than they should have

@@ -69,6 +69,9 @@ class ClientSender(EntityLink, Intake):
         except (ProtocolError, BrokerError) as error:
             self.refuse(delivery, settled, error)
             return
+        if self.worker.is_stalled:
+            self.refuse(delivery, settled, _BUSY)
+            return
         transaction = transaction_of(delivery)
         if transaction is not None:
             self._send_in(transaction, delivery, messages, len(payload), settled)
