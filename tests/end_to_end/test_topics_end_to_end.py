@@ -189,7 +189,7 @@ def test_a_subscription_has_a_dead_letter_queue(broker, suffix):
             "receiver",
             "prices/subscriptions/other",
             "amqp:not-found",
-            "The messaging entity 'sbemulatorns:subscription:",
+            "The messaging entity 'sb://localhost/prices/subscriptions/other' could not be found.",
         ),
         ("receiver", "witness/subscriptions/audit", "amqp:not-found", "could not be found"),
         ("receiver", "other/subscriptions/audit", "amqp:not-found", "could not be found"),
@@ -206,7 +206,7 @@ def test_what_cannot_be_attached_to_is_refused(broker, kind, address, condition,
 
     error = run(broker, test)
     assert error.condition == condition
-    assert text.replace("sbemulatorns", "peeklock") in error.description
+    assert text in error.description
 
 
 def test_an_error_says_what_kind_of_entity_it_is_about(broker):
