@@ -20,6 +20,7 @@ QUEUES = [f"queue-{number}" for number in range(8)]
 CONFIG = "partitions = 2\n" + "".join(f'[[queues]]\nname = "{name}"\nlock_duration_ms = 60000\n' for name in QUEUES)
 HERE = QUEUES[0]
 BESIDE = next(name for name in QUEUES[1:] if home_partition(name, 2) == home_partition(HERE, 2))
+RESTART_PATIENCE_S = 30.0
 ELSEWHERE = next(name for name in QUEUES if home_partition(name, 2) != home_partition(HERE, 2))
 
 
@@ -226,12 +227,26 @@ def test_without_its_coordinator_it_is_rolled_back(run, transacting_broker, end)
     run(story)
 
 
-@pytest.mark.parametrize("victim", ["broker.worker", "broker.gateway"])
+HELD = "the client closes in order, and so keeps its locks: what it holds is not counted"
+
+
+@pytest.mark.parametrize(
+    "victim",
+    [
+        pytest.param("broker.worker", marks=pytest.mark.xfail(strict=True, raises=AssertionError, reason=HELD)),
+        "broker.gateway",
+    ],
+)
 def test_a_process_killed_at_any_time_leaves_all_of_a_transaction_or_nothing(tmp_path, victim):
-    """Each transaction completes one message and sends two; kills come while many are under way."""
+    """Each transaction completes one message and sends two; kills come while many are under way.
+
+    A client of a worker that was killed goes on with the next one. It ends in the middle of what it does there.
+    """
     chance = random.Random(4)
+    names = {str(number) for number in range(4000)}
     with Broker(tmp_path, CONFIG) as broker:
         committed: set[str] = set()
+        held: set[str] = set()
 
         async def work() -> None:
             async with connected(broker) as connection:
@@ -241,11 +256,13 @@ def test_a_process_killed_at_any_time_leaves_all_of_a_transaction_or_nothing(tmp
                 async def one() -> None:
                     received = await receiver.receive()
                     name = str(bytes(received.message().content()), "utf-8")
+                    held.add(name)
                     transaction = await coordinator.declare()
                     sends = [await sender.post(message(name), transaction) for _ in range(2)]
                     results = await asyncio.gather(
                         *sends, receiver.accept(received, transaction), return_exceptions=True
                     )
+                    held.discard(name)
                     with suppress(MessageRefused):  # it was rolled back, or the broker does not know
                         await coordinator.commit(transaction)
                         assert results == [None, None, None]
@@ -256,29 +273,36 @@ def test_a_process_killed_at_any_time_leaves_all_of_a_transaction_or_nothing(tmp
 
         async def prepare() -> None:
             async with connected(broker) as connection:
-                await (await connection.sender(BESIDE)).send_all([message(str(number)) for number in range(2000)])
+                await (await connection.sender(BESIDE)).send_all(map(message, names))
 
         asyncio.run(prepare())
         for _ in range(4):
 
             async def until_killed() -> None:
+                held.clear()
                 working = asyncio.create_task(work())
                 await asyncio.sleep(0.3 + chance.random() / 4)
                 process_of(broker, victim).kill()
-                with pytest.raises((ClientError, AssertionError, TimeoutError, ExceptionGroup)):
-                    await asyncio.wait_for(working, 2)
+                answered = len(committed) + 10  # at most, by the one that was killed
+                async with asyncio.timeout(RESTART_PATIENCE_S):
+                    while not working.done() and not (held and len(committed) > answered):
+                        await asyncio.sleep(0)
+                working.cancel()
+                with pytest.raises(asyncio.CancelledError if victim == "broker.worker" else ClientError):
+                    await working
 
             asyncio.run(until_killed())
             eventually(lambda: is_ready(broker), "ready")
 
         async def judge() -> None:
             async with connected(broker) as connection:
-                sent, left = await texts(connection, HERE, 5000), await texts(connection, BESIDE, 5000)
-            names = set(sent)
-            assert len(sent) == 2 * len(names)
-            assert committed <= names
-            assert names.isdisjoint(left)
-            assert len(names) + len(left) == 2000
+                sent, left = await texts(connection, HERE, 8000), await texts(connection, BESIDE, 8000)
+            done = set(sent)
+            assert len(sent) == 2 * len(done)
+            assert committed <= done
+            assert done.isdisjoint(left)
+            assert done | set(left) == names
+            assert len(done) + len(left) == len(names)
 
         asyncio.run(judge())
         assert len(committed) > 50
