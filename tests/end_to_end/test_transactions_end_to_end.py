@@ -246,9 +246,9 @@ def test_a_process_killed_at_any_time_leaves_all_of_a_transaction_or_nothing(tmp
     names = {str(number) for number in range(4000)}
     with Broker(tmp_path, CONFIG) as broker:
         committed: set[str] = set()
-        held: set[str] = set()
+        answered = 0  # at most so many commits before the process that is now under way
 
-        async def work() -> None:
+        async def work(goes_on: asyncio.Event) -> None:
             async with connected(broker) as connection:
                 sender, coordinator = await connection.sender(HERE), await connection.coordinator()
                 receiver = await connection.receiver(BESIDE, credit=20)
@@ -256,13 +256,13 @@ def test_a_process_killed_at_any_time_leaves_all_of_a_transaction_or_nothing(tmp
                 async def one() -> None:
                     received = await receiver.receive()
                     name = str(bytes(received.message().content()), "utf-8")
-                    held.add(name)
+                    if len(committed) > answered:
+                        goes_on.set()
                     transaction = await coordinator.declare()
                     sends = [await sender.post(message(name), transaction) for _ in range(2)]
                     results = await asyncio.gather(
                         *sends, receiver.accept(received, transaction), return_exceptions=True
                     )
-                    held.discard(name)
                     with suppress(MessageRefused):  # it was rolled back, or the broker does not know
                         await coordinator.commit(transaction)
                         assert results == [None, None, None]
@@ -279,14 +279,17 @@ def test_a_process_killed_at_any_time_leaves_all_of_a_transaction_or_nothing(tmp
         for _ in range(4):
 
             async def until_killed() -> None:
-                held.clear()
-                working = asyncio.create_task(work())
-                await asyncio.sleep(0.3 + chance.random() / 4)
+                nonlocal answered
+                answered = len(committed)
+                goes_on = asyncio.Event()
+                working = asyncio.create_task(work(goes_on))
+                working.add_done_callback(lambda _: goes_on.set())
+                await asyncio.wait_for(goes_on.wait(), RESTART_PATIENCE_S)
+                await asyncio.sleep(chance.random() / 4)
                 process_of(broker, victim).kill()
-                answered = len(committed) + 10  # at most, by the one that was killed
-                async with asyncio.timeout(RESTART_PATIENCE_S):
-                    while not working.done() and not (held and len(committed) > answered):
-                        await asyncio.sleep(0)
+                answered = len(committed) + 10
+                goes_on.clear()
+                await asyncio.wait_for(goes_on.wait(), RESTART_PATIENCE_S)
                 working.cancel()
                 with pytest.raises(asyncio.CancelledError if victim == "broker.worker" else ClientError):
                     await working
