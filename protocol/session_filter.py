@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from protocol.codec import Described, Long, Symbol
 from protocol.errors import InvalidField
-from protocol.message.section_content import check_session_id
+from protocol.message.fields import check_session_id
 from protocol.symbols import LOCKED_UNTIL_UTC, SESSION_FILTER, TICKS_PER_MS, TIMEOUT
 
 DEFAULT_WAIT_MS: Final = 65_000

@@ -155,7 +155,7 @@ def unpack_session_entry_key(key: bytes) -> tuple[int, int, bytes, int]:
 
 
 # Message record: checksum of all that follows, enqueued ms, expires ms (NEVER), layout (opaque here: see
-# protocol.message.sections.Layout), then the message's bytes.
+# protocol.message.layout.Layout), then the message's bytes.
 LAYOUT_BYTES = 16
 _message = struct.Struct(">Qqq16s")
 _message_rest = struct.Struct(">qq16s")

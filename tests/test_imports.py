@@ -34,8 +34,8 @@ MAY_IMPORT = {
         "protocol.errors",
         "protocol.symbols",
         "protocol.message.rendering",
-        "protocol.message.section_content",
-        "protocol.message.sections",
+        "protocol.message.fields",
+        "protocol.message.intake",
         "storage",
     },
     "broker.rules": {

@@ -13,8 +13,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from protocol.codec import Int, Long, Symbol, Timestamp, encode, skip
-from protocol.message.section_content import DURABLE, HAS_DELIVERY_ANNOTATIONS, HAS_PRIORITY
-from protocol.message.sections import LAYOUT, Layout, unpack_layout
+from protocol.message.layout import DURABLE, HAS_DELIVERY_ANNOTATIONS, HAS_PRIORITY, LAYOUT, Layout, unpack_layout
 from protocol.symbols import (
     DEADLETTER_SOURCE,
     ENQUEUE_SEQUENCE_NUMBER,

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from protocol import bounds
 from protocol.codec import Int, Timestamp, array
-from protocol.message.section_content import check_session_id
+from protocol.message.fields import check_session_id
 from protocol.nodes.management_fields import ArgumentError, Fields
 
 MAX_PAGE: Final = 10_000  # sessions in one answer

@@ -13,7 +13,7 @@ from broker.partition.messages.hand_out import Forward
 from broker.wire import Op
 from broker.worker.peer import Peer
 from protocol.client.messages import Message
-from protocol.message.sections import take_apart
+from protocol.message.intake import take_apart
 from storage.records import NEVER, encode_message
 from tests.brokers import Broker
 

@@ -15,8 +15,8 @@ from protocol.engine.deliveries import ACCEPTED, Delivery, forget, modification,
 from protocol.engine.engine import Engine
 from protocol.engine.links import Link, Session
 from protocol.errors import ProtocolError
+from protocol.message.intake import take_apart
 from protocol.message.rendering import render_embedded  # noqa: F401 - imports what a gateway has, so that memory is like its
-from protocol.message.sections import take_apart
 from tests.fuzz.mutations import mutated, session
 
 MEMORY_BYTES = 1 << 30

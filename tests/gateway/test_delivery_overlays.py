@@ -4,7 +4,7 @@ from typing import Any
 
 from broker.gateway.links.delivery import embed, render_delivery
 from protocol.codec import Described, decode, encode
-from protocol.message.sections import take_apart
+from protocol.message.intake import take_apart
 from storage.records import NEVER, Field, Place, encode_message
 
 PROPERTIES, APPLICATION = 0x73, 0x74

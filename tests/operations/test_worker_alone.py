@@ -14,7 +14,7 @@ import pytest
 
 from broker.wire import Op, Outcome
 from protocol.codec import Described, encode
-from protocol.message.sections import take_apart
+from protocol.message.intake import take_apart
 from storage.lmdb_store import Snapshot
 from storage.records import decode_entry
 from storage.store import Table

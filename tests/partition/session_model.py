@@ -20,7 +20,7 @@ from broker.errors import BrokerError, LockLost, NotAllowed, OperationTimeout, S
 from broker.namespace.entities import QueueDescription
 from broker.wire import Outcome
 from protocol.codec import Described, Symbol, Timestamp, encode
-from protocol.message.sections import take_apart
+from protocol.message.intake import take_apart
 from storage.records import Field, Place
 
 NEVER = 1 << 62

@@ -52,7 +52,7 @@ from protocol.codec import (
 )
 from protocol.errors import ProtocolError
 from protocol.lock_tokens import uuid_of
-from protocol.message.sections import take_apart
+from protocol.message.intake import take_apart
 from protocol.nodes.management import _READERS, parse
 from protocol.nodes.request_message import Request
 from protocol.symbols import SESSION_FILTER, TIMEOUT

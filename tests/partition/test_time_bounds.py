@@ -11,7 +11,7 @@ from broker.partition.partition import Partition
 from broker.partition.settings import PartitionSettings
 from broker.wire import Extra, SendOperation
 from protocol.codec import Described, Symbol, Timestamp, UInt, encode
-from protocol.message.sections import take_apart
+from protocol.message.intake import take_apart
 from storage.lmdb_store import LmdbStore
 from storage.memory import MemoryStore
 from storage.queue_ids import Part, queue_id_of

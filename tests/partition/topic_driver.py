@@ -9,7 +9,7 @@ from broker.namespace.entities import SubscriptionDescription, TopicDescription
 from broker.partition.settings import PartitionSettings
 from broker.wire import Extra
 from protocol.codec import Described, Symbol, Timestamp, encode
-from protocol.message.sections import take_apart
+from protocol.message.intake import take_apart
 from storage.records import (
     COPY_BYTES,
     Counts,

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from protocol.client.messages import Message, data_section, value_section
 from protocol.codec import Described, Long, Symbol, Timestamp, UByte, UInt, ULong, decode, encode
 from protocol.errors import DecodeError, ProtocolError
-from protocol.message.sections import take_apart
+from protocol.message.intake import take_apart
 
 
 def sections(message: bytes) -> list[Described]:

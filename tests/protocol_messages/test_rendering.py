@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from proton import Message, symbol
 
 from protocol.codec import Described, Float, Int, Long, Symbol, Timestamp, UByte, UInt, decode, encode
+from protocol.message.intake import take_apart
 from protocol.message.rendering import MAX_EXPIRY_MS, Additions, render, render_embedded
-from protocol.message.sections import take_apart
 
 HEADER, DELIVERY, ANNOTATIONS, PROPERTIES, APPLICATION, DATA = range(0x70, 0x76)
 START = 40

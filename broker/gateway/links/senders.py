@@ -19,7 +19,7 @@ from protocol.engine.deliveries import ACCEPTED, Delivery, forget, settle, settl
 from protocol.engine.links import Link
 from protocol.errors import ProtocolError
 from protocol.message.batches import unpack_batch
-from protocol.message.sections import take_apart
+from protocol.message.intake import take_apart
 
 _BUSY = ServerBusy(error_texts.SERVER_BUSY)
 _UNKNOWN = OutcomeUnknown(error_texts.OUTCOME_UNKNOWN)

@@ -21,7 +21,7 @@ from protocol.addresses import Address, Part
 from protocol.engine.links import Link
 from protocol.errors import ProtocolError
 from protocol.lock_tokens import token_of, uuid_of
-from protocol.message.sections import take_apart
+from protocol.message.intake import take_apart
 from protocol.nodes import management
 from protocol.nodes.request_message import Request
 from storage.records import Place

@@ -23,8 +23,8 @@ from broker.partition.topics.publishing import publish_forwarded
 from broker.wire import Extra
 from protocol import error_texts
 from protocol.errors import ProtocolError
+from protocol.message.intake import extra_of
 from protocol.message.rendering import with_changes
-from protocol.message.sections import extra_of
 from storage.quarantine import quarantine
 from storage.queue_ids import Part, entity_of, queue_id_of, with_part
 from storage.records import (

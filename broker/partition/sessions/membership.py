@@ -13,7 +13,7 @@ SESSION_ID_IS_NULL = "Session ID is null."
 _TEXT = "Session enabled entity doesn't allow a message whose session identifier is null."
 
 GROUP_ID = 10  # field of AMQP's properties section (3.2.4)
-_layout = struct.Struct(">4xII4x").unpack  # bytes of annotations and of properties: protocol.message.sections
+_layout = struct.Struct(">4xII4x").unpack  # bytes of annotations and of properties: protocol.message.layout
 
 
 def session_id_in(record: bytes) -> str | None:

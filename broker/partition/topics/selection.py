@@ -10,8 +10,8 @@ from broker.partition.state.topic import Topic
 from broker.rules import RULE_NAME, ActionError, Changes, Duration, FilterError, Instant, Match, MessageView, Rule
 from broker.rules.errors import failure_of
 from protocol.codec import Symbol, Timestamp, encode
-from protocol.message.section_content import MAX_PROPERTY_BYTES
-from protocol.message.sections import MAX_HEADER_BYTES
+from protocol.message.fields import MAX_PROPERTY_BYTES
+from protocol.message.intake import MAX_HEADER_BYTES
 from storage.queue_ids import Part, queue_id_of
 from storage.records import NEVER, Field, Overlay
 
@@ -31,7 +31,7 @@ MAX_DESCRIPTION_CHARACTERS = 4096  # amqp.md 13.1
 
 _layout = struct.Struct(
     ">4xIII"
-).unpack  # bytes of annotations, properties, application properties: protocol.message.sections
+).unpack  # bytes of annotations, properties, application properties: protocol.message.layout
 
 # System properties that are fields of AMQP's properties section (3.2.4)
 _FIELDS = {

@@ -1,21 +1,22 @@
-"""Checks the content of a message's sections (AMQP 1.0, 3.2), body apart, and notes what the broker needs of it.
+"""What the fields of header, annotations, properties and application properties must be (AMQP 1.0, 3.2).
 
 A receiver that cannot decode one of these sections would lose its connection to every delivery of the message, so
-their form and the types of their values are checked when the message comes in.
+their form and the types of their values are checked when the message comes in. The check of a section notes in the
+extra map what the broker needs of it.
 
 The functions take a section's content as the whole `message`, where the content begins and ends (`at`, `end`), and
 the `count` of values it claims. They raise DecodeError, InvalidField, LimitExceeded or HeaderTooLarge; where the
 message ends within the content also IndexError or struct.error.
 """
 
-import struct
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, Final
 
 from protocol import bounds
-from protocol.codec import UByte, UInt, decode, decode_exactly, encode, skip
+from protocol.codec import UByte, UInt, decode, decode_exactly, skip
 from protocol.errors import DecodeError, HeaderTooLarge, InvalidField, LimitExceeded
+from protocol.message.layout import DURABLE, HAS_PRIORITY
 from protocol.symbols import (
     DEADLETTER_SOURCE,
     ENQUEUE_SEQUENCE_NUMBER,
@@ -34,11 +35,6 @@ from protocol.symbols import (
 
 MAX_ID_CHARACTERS: Final = 128  # message-id, session id, partition keys
 MAX_PROPERTY_BYTES: Final = 32 * 1024  # one application property, key and value as encoded
-
-# Flags of a header
-DURABLE: Final = 1
-HAS_PRIORITY: Final = 2
-HAS_DELIVERY_ANNOTATIONS: Final = 4  # the sender's are the value of the first annotation pair, a map of 32-bit size
 
 # Keys of the extra map, the same numbers as in the language between gateways and workers.
 EXTRA_SCHEDULED_MS: Final = 1
@@ -129,25 +125,6 @@ def properties(message: bytes, at: int, end: int, count: int, extra: Extra, want
             extra[EXTRA_PING] = True
     if at != end:
         raise DecodeError("properties whose size and content differ", end)
-
-
-_ONE_FIELD: Final = {length: b"\x00\x53\x73\xc0" + bytes((1 + length, 1)) for length in range(1, 255)}
-
-
-def with_message_id(section: bytes, message_id: bytes) -> bytes:
-    """A properties section without message-id, or no section (no bytes), with one; it is an encoded short string."""
-    if len(section) <= 4:
-        return _ONE_FIELD[len(message_id)] + message_id
-    if section[3] == 0xC0:
-        count, rest = section[5], section[7:]
-    else:
-        count, rest = int.from_bytes(section[8:12], "big"), section[13:]
-    if count == 0:
-        return _ONE_FIELD[len(message_id)] + message_id
-    length = len(message_id) + len(rest)  # the null that stood first is left out
-    if length < 255:
-        return b"".join((b"\x00\x53\x73\xc0", bytes((1 + length, count)), message_id, rest))
-    return b"".join((b"\x00\x53\x73\xd0", struct.pack(">II", 4 + length, count), message_id, rest))
 
 
 # Bytes of a value with its constructor, for those of fixed width that a property may have.
@@ -274,21 +251,7 @@ _ANNOTATIONS: Final[dict[bytes, Any]] = {
     VIA_PARTITION_KEY.encode(): _via_partition_key,
     SCHEDULED_ENQUEUE_TIME.encode(): _scheduled_enqueue_time,
 }
-
-
 _DELIVERY_ANNOTATIONS: Final[dict[bytes, Any]] = {LOCK_TOKEN.encode(): _BROKERS}
-
-
-def delivery_annotations(message: bytes, at: int, end: int, count: int) -> bytes:
-    """The annotation pair in which those that a sender may set are stored; no bytes if there are none."""
-    kept, values = annotations(message, at, end, count, {}, _DELIVERY_ANNOTATIONS)
-    if not values:
-        return b""
-    pairs = message[at:end] if kept is None else kept
-    return _STORED_DELIVERY_ANNOTATIONS + struct.pack(">II", 4 + len(pairs), values) + pairs
-
-
-_STORED_DELIVERY_ANNOTATIONS: Final = encode(STORED_DELIVERY_ANNOTATIONS) + b"\xd1"
 
 
 def annotations(
@@ -342,6 +305,11 @@ def annotations(
     return b"".join(kept), values
 
 
+def delivery_annotations(message: bytes, at: int, end: int, count: int) -> tuple[bytes | None, int]:
+    """Of delivery annotations what `annotations` gives; the broker itself needs none of them."""
+    return annotations(message, at, end, count, {}, _DELIVERY_ANNOTATIONS)
+
+
 def _check_value(message: bytes, at: int) -> int:
     """The offset behind the value at `at`, which may be of any type; decoded to be sure of it unless it is short."""
     constructor = message[at]
@@ -381,12 +349,3 @@ def check_keys(extra: Extra) -> None:
     session_id = extra.get(EXTRA_SESSION_ID)
     if session_id is not None and session_id != extra[EXTRA_PARTITION_KEY]:
         raise InvalidField(PARTITION_KEY, "differs from the session id")
-
-
-def longer_ttl(properties: bytes) -> int:
-    """The true time to live of a message whose ttl is at the most a header can say: .NET puts it in two times."""
-    fields = [*decode_exactly(properties), *[None] * 13]
-    absolute_expiry_time, creation_time = fields[8], fields[9]
-    if absolute_expiry_time is None or creation_time is None:
-        return UINT_MAX
-    return max(UINT_MAX, bounds.span_ms(int(absolute_expiry_time) - int(creation_time)))

@@ -31,9 +31,9 @@ from protocol.codec import (
     encode,
 )
 from protocol.errors import DecodeError, HeaderTooLarge, InvalidField, LimitExceeded, ProtocolError
-from protocol.message import section_content, sections
-from protocol.message.section_content import DURABLE, HAS_DELIVERY_ANNOTATIONS
-from protocol.message.sections import take_apart, unpack_layout
+from protocol.message import fields, intake, sections
+from protocol.message.intake import take_apart
+from protocol.message.layout import DURABLE, HAS_DELIVERY_ANNOTATIONS, HAS_PRIORITY, unpack_layout
 
 HEADER, DELIVERY, ANNOTATIONS, PROPERTIES, APPLICATION, DATA, SEQUENCE, VALUE, FOOTER = range(0x70, 0x79)
 
@@ -114,7 +114,7 @@ def test_a_message_without_an_id_gets_one_where_that_is_wanted(fields, expected,
 
 def test_header_fields_become_flags_and_a_time_to_live():
     layout, stored, ttl_ms, _ = take_apart(section(HEADER, [True, UByte(7), UInt(1500), True, UInt(3)]) + BODY)
-    assert unpack_layout(layout)[:2] == (section_content.DURABLE | section_content.HAS_PRIORITY, 7)
+    assert unpack_layout(layout)[:2] == (DURABLE | HAS_PRIORITY, 7)
     assert ttl_ms == 1500
     assert stored == BODY
 
@@ -210,7 +210,7 @@ def test_message_ids_of_all_types_are_noted_as_encoded(message_id):
 
 
 def test_extra_keys_are_those_of_the_language_between_gateway_and_worker():
-    found = {name[6:]: key for name, key in vars(section_content).items() if name.startswith("EXTRA_")}
+    found = {name[6:]: key for name, key in vars(fields).items() if name.startswith("EXTRA_")}
     said_by_links = [Extra.DESTINATION]
     assert found == {key.name: key for key in Extra if key not in said_by_links}
 
@@ -651,8 +651,8 @@ def test_the_usual_way_and_the_general_one_agree_even_on_damaged_messages(genera
 
     def general(message, want, new_id=None):
         try:
-            return sections._take_apart_any(message, want, new_id)
-        except (IndexError, sections.struct.error):
+            return intake._take_apart_any(message, want, new_id)
+        except (IndexError, struct.error):
             raise DecodeError("the message ends within a section", len(message)) from None
 
     assert outcome(take_apart, bytes(message)) == outcome(general, bytes(message))
