@@ -43,7 +43,7 @@ Operations of a transaction are `SendOperation` and `SettleOperation`.
 to the gateway's connection, and is rolled back with it. The first half of its id is that of the client's connection.
 """
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -151,6 +151,41 @@ def pack_operations(operations: Iterable[Operation]) -> list[Any]:
 
 def unpack_operations(packed: Iterable[Any]) -> list[Operation]:
     return [_OPERATIONS[kind](*fields) for kind, fields in packed]
+
+
+# So many items of one command are done at once. What is more is a command of its own.
+ITEMS_AT_ONCE = 256
+# Commands whose items are independent of each other: where they are, and how many values each has.
+_INDEPENDENT = {Op.SEND: (4, 1), Op.SETTLE: (5, 1), Op.RESTORE: (3, ENTRY)}
+
+
+def cut(command: list[Any]) -> tuple[list[Any], list[Any] | None]:
+    """A command of no more than ITEMS_AT_ONCE independent items, and one of the rest, if there are more."""
+    found = _INDEPENDENT.get(command[0])
+    if found is None or len(command[found[0]]) <= ITEMS_AT_ONCE * found[1]:
+        return command, None
+    at, values = found
+    items, end = command[at], ITEMS_AT_ONCE * values
+    first, rest = [*command], [*command]
+    first[at], rest[at] = items[:end], items[end:]
+    if command[0] == Op.SETTLE:
+        first[4], rest[4] = _cut_channels(command[4])
+    return first, rest
+
+
+def _cut_channels(channels: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Channels, each followed by the count of its tokens: those of the first ITEMS_AT_ONCE tokens, and of the rest."""
+    first: list[int] = []
+    rest: list[int] = []
+    left = ITEMS_AT_ONCE
+    for channel, count in zip(channels[0::2], channels[1::2], strict=True):
+        taken = min(count, left)
+        left -= taken
+        if taken:
+            first += (channel, taken)
+        if taken < count:
+            rest += (channel, count - taken)
+    return first, rest
 
 
 def unpack(frame: bytes | memoryview) -> list[list[Any]]:

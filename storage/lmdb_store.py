@@ -409,6 +409,13 @@ class LmdbStore(Store):
     def dirty(self) -> bool:
         return self._writing is not None
 
+    def record_count(self, table: Table) -> int:
+        try:
+            entries: int = self._transaction().stat(self._databases[table])["entries"]
+            return entries
+        except (lmdb.Error, OSError) as error:
+            self._failed("statistics", error)
+
     def used_bytes(self) -> int:
         """Bytes of the pages that hold something; while another process reads, also of pages it keeps from reuse.
 

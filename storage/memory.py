@@ -76,6 +76,9 @@ class MemoryStore(Store):
         keys = self._keys[table]
         return keys[-1] if keys else None
 
+    def record_count(self, table: Table) -> int:
+        return len(self._keys[table])
+
     def commit(self) -> None:
         if self._used_bytes > max(self._capacity_bytes, self._used_before_bytes):
             needed = self._used_bytes

@@ -74,6 +74,10 @@ class Store(Protocol):
 
     def last_key(self, table: Table) -> bytes | None: ...
 
+    def record_count(self, table: Table) -> int:
+        """Records in the table, without reading them."""
+        ...
+
     def commit(self) -> None:
         """Make what is staged durable; without staged writes nothing happens. Raises StoreFull or StoreError."""
 

@@ -28,10 +28,9 @@ from broker.partition.state.terms import Terms
 from broker.partition.state.timers import Due
 from broker.partition.topics import publishing
 from broker.wire import Operation, Outcome
-from storage.quarantine import quarantined
 from storage.queue_ids import entity_of
 from storage.records import Place
-from storage.store import Store
+from storage.store import Store, Table
 
 # Thousands of entities may be due at once, to be looked at or freed: a step of one takes up to 50 microseconds if it
 # finds nothing to do.
@@ -417,7 +416,7 @@ class Partition:
             "capacity_bytes": self._store.capacity_bytes(),
             "locks": sum(queue.locks.count() for queue in core.queues.values()),
             "receivers": len(core.receivers),
-            "quarantined": sum(1 for _ in quarantined(self._store)),
+            "quarantined": self._store.record_count(Table.QUARANTINE),
             "expired": totals.expired,
             "dead_lettered": totals.dead_lettered,
             "locks_expired": totals.locks_expired,

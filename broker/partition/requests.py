@@ -53,6 +53,16 @@ from storage.records import (
 from storage.store import Table
 
 PROBE_KEY = b"probe"
+# The fields of clients' requests (amqp.md 8.4), for errors; and which argument is the list of which.
+LOCK_TOKENS, SEQUENCE_NUMBERS = "lock-tokens", "sequence-numbers"
+_LISTED = {
+    "renew-locks": (0, LOCK_TOKENS),
+    "settle": (0, LOCK_TOKENS),
+    "schedule": (0, "messages"),
+    "cancel-scheduled": (0, SEQUENCE_NUMBERS),
+    "receive-deferred": (0, SEQUENCE_NUMBERS),
+    "receive-session-deferred": (2, SEQUENCE_NUMBERS),
+}
 
 
 def request(core: Core, name: str, queue_id: int, args: Sequence[Any], now_ms: int) -> Any:
@@ -66,11 +76,30 @@ def request(core: Core, name: str, queue_id: int, args: Sequence[Any], now_ms: i
         raise NotAllowed(f"The operation '{name}' is not possible on a transfer queue.")
     if queue.is_topic and name not in _OF_TOPIC:
         raise NotAllowed(f"'{queue.terms.name}' is a topic; its messages are in its subscriptions.")
+    check_size(core, name, args)
     result = _OF_QUEUE[name](core, queue, args, now_ms)
     if not isinstance(result, Generator):
         return result
     underway = Underway(core, result)
     return underway if not underway.go_on() else underway.result
+
+
+def check_size(core: Core, name: str, args: Sequence[Any]) -> None:
+    """What is done wholly or not at all is done in one turn, and so is not much. Raises OutOfRange."""
+    listed = _LISTED.get(name)
+    if listed is None:
+        return
+    at, field = listed
+    count, limit = len(args[at]), core.settings.request_items
+    if count > limit:
+        raise OutOfRange(f"'{field}' has {count} items; a request may have {limit}.")
+
+
+def check_bytes(core: Core, field: str, count: int, size_bytes: int) -> None:
+    """As `check_size`: what is read or written for `count` messages. One alone may have any size."""
+    limit = core.settings.request_bytes
+    if size_bytes > limit and count > 1:
+        raise OutOfRange(f"The messages of '{field}' take more than {limit} bytes; ask for fewer at once.")
 
 
 # What takes a request several turns: it yields when the turn's work is done, and returns the result.
@@ -177,8 +206,7 @@ def _take_deferred(
             expired.append(held)
             continue
         used_bytes += len(record)
-        if used_bytes > core.settings.reply_bytes and len(numbers) > 1:
-            raise OutOfRange(f"These messages exceed {core.settings.reply_bytes} bytes; ask for fewer at once.")
+        check_bytes(core, SEQUENCE_NUMBERS, len(numbers), used_bytes)
         found.append((held, record))
     for held in expired:
         expire(core, queue, held)
@@ -221,6 +249,8 @@ def _settle(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> None:
                 [error] = session_locks.named(core, receiver, [error], now_ms)
             assert error is not None
             raise error
+    if outcome != Outcome.ACCEPTED:
+        check_bytes(core, LOCK_TOKENS, len(tokens), settlement.written_bytes(queue, tokens, properties))
     settlement.settle(core, queue, tokens, outcome, properties, now_ms)
 
 
@@ -237,8 +267,10 @@ def _schedule(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> lis
 
 def _cancel_scheduled(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> None:
     """MessageNotFound if any of the numbers is not that of a message still waiting."""
+    numbers = list(dict.fromkeys(args[0]))
     cancelled: list[Held] = []
-    for number in dict.fromkeys(args[0]):
+    read_bytes = 0
+    for number in numbers:
         entry = _entry(core, queue, Place.SCHEDULED, number)
         if entry is None:
             raise MessageNotFound(f"No scheduled message has the sequence number {number}.")
@@ -251,6 +283,8 @@ def _cancel_scheduled(core: Core, queue: Queue, args: Sequence[Any], now_ms: int
         if record is None:
             set_aside(core, queue, Place.SCHEDULED, number, message_id)
             raise MessageNotFound(f"The scheduled message {number} cannot be read.")
+        read_bytes += len(record)
+        check_bytes(core, SEQUENCE_NUMBERS, len(numbers), read_bytes)
         ref = (number, message_id, delivery_count, overlay)
         cancelled.append(unlocked(ref, len(record), message_enqueued_ms(record), Place.SCHEDULED))
     discard(core, queue, cancelled)

@@ -29,7 +29,8 @@ class PartitionSettings:
     step: int = 1000  # timers fired, or messages of a deleted entity freed, per queue and turn
     step_bytes: int = 8 * MIB  # of records read in one step
     peek_max: int = 1000  # in one answer to `peek`; the caller asks again from where it ended
-    reply_bytes: int = 64 * MIB  # in one answer to `receive-deferred` for more than one message
+    request_items: int = 4000  # numbers, tokens or messages that one request names; settlements in one transaction
+    request_bytes: int = 16 * MIB  # read or written by one request for several messages
     properties_bytes: int = 64 * 1024  # names and values set on one message by its receivers
     seen_ids: SeenLimits = field(default_factory=SeenLimits)  # of duplicate detection
 

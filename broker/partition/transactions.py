@@ -83,6 +83,7 @@ def request_in(
     queue = core.queue(queue_id)
     if len(set(tokens)) < len(tokens):
         raise InvalidArgument("A lock token is given twice.")
+    _check_settlements(core, transaction, queue, tokens, outcome, properties)
     for token in tokens:
         error = settlement.refusal(core, queue, token, outcome, properties, now_ms)
         if error is not None:
@@ -173,12 +174,37 @@ def _settle(core: Core, transaction: Transaction, operation: SettleOperation, no
     results: list[BrokerError | None] = []
     for token in tokens:
         refused = settlement.refusal(core, queue, token, Outcome(outcome), properties, now_ms)
+        if refused is None:
+            try:
+                _check_settlements(core, transaction, queue, [token], Outcome(outcome), properties)
+            except QuotaExceeded as error:
+                refused = error
         results.append(refused)
         if refused is None:
             _stage(core, transaction, queue, [token], Outcome(outcome), properties, quiet)
     if queue.sessions is not None and receiver is not None:
         return session_locks.named(core, receiver, results, now_ms)
     return results
+
+
+def _check_settlements(
+    core: Core,
+    transaction: Transaction,
+    queue: Queue,
+    tokens: list[bytes],
+    outcome: Outcome,
+    properties: Properties | None,
+) -> None:
+    """The discharge does all of them in one turn. Raises QuotaExceeded."""
+    count, size_bytes = core.settings.request_items, core.settings.request_bytes
+    if transaction.settled_count + len(tokens) > count:
+        raise QuotaExceeded(f"Cannot settle more than {count} messages in a single transaction.")
+    if transaction.settled_bytes + _settled_bytes(queue, tokens, outcome, properties) > size_bytes:
+        raise QuotaExceeded(f"The properties set in a single transaction cannot exceed {size_bytes} bytes.")
+
+
+def _settled_bytes(queue: Queue, tokens: list[bytes], outcome: Outcome, properties: Properties | None) -> int:
+    return 0 if outcome == Outcome.ACCEPTED else settlement.written_bytes(queue, tokens, properties)
 
 
 def _stage(
@@ -191,6 +217,8 @@ def _stage(
     quiet: bool,
 ) -> None:
     core.changing()
+    transaction.settled_count += len(tokens)
+    transaction.settled_bytes += _settled_bytes(queue, tokens, outcome, properties)
     queue.locks.staged.update(tokens)
     transaction.operations.append(Settle(queue.id, tokens, outcome, properties, quiet))
 
@@ -272,10 +300,15 @@ def _roll_back(core: Core, transaction: Transaction, now_ms: int) -> None:
         if not isinstance(operation, Settle) or not operation.quiet:
             continue
         queue = core.queues.get(operation.queue_id)
-        for token in operation.tokens:
-            if queue is not None and token in queue.locks.held:
-                queue.tally.locks_lost += 1
-                put_back_failed(core, queue, queue.locks.remove(token), None, now_ms)
+        if queue is None:
+            continue
+        tokens = [token for token in operation.tokens if token in queue.locks.held]
+        if queue.sessions is None:
+            settlement.fail_locks(core, queue, tokens, now_ms)
+            continue
+        queue.tally.locks_lost += len(tokens)  # no later than now, or the session's order would suffer
+        for token in tokens:
+            put_back_failed(core, queue, queue.locks.remove(token), None, now_ms)
     core.transactions.release(transaction)
     core.transactions.rolled_back += 1
 
@@ -287,6 +320,9 @@ def time_out(core: Core, now_ms: int) -> None:
         key, transaction = next(iter(transactions.open.items()))
         if transaction.deadline_ms > now_ms:
             core.timers.arm(transaction.deadline_ms, (0, Due.TRANSACTIONS))
+            return
+        if core.turn.work and core.work_left() <= 0:
+            core.timers.arm(now_ms, (0, Due.TRANSACTIONS))
             return
         del transactions.open[key]
         transactions.timed_out.add(key)

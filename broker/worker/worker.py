@@ -287,7 +287,9 @@ class Worker:
             self._unfinished[peer.socket.fileno()] = peer
             return
         while unread and (unread[0][0] == Op.REMOVE or self._partitions[unread[0][1]].has_work_left):
-            message = unread.popleft()
+            message, rest = wire.cut(unread.popleft())
+            if rest is not None:
+                unread.appendleft(rest)
             self._apply[message[0]](peer, message)
         if unread:
             self._unfinished[peer.socket.fileno()] = peer

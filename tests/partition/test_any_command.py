@@ -288,7 +288,7 @@ class World:
             self.store,
             now_ms=self.now_ms,
             incarnation=self.starts.to_bytes(6, "big"),
-            settings=PartitionSettings(window=4, session_window=2, step=3, peek_max=5, reply_bytes=500),
+            settings=PartitionSettings(window=4, session_window=2, step=3, peek_max=5, request_bytes=500),
             home=lambda name: 6 if name == "elsewhere" else 5,
         )
 

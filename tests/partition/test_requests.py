@@ -108,7 +108,7 @@ def test_a_deferred_message_can_be_received_and_deleted(queue):
 
 
 def test_deferred_messages_in_one_answer_have_bounded_bytes():
-    queue = Driver(settings=PartitionSettings(reply_bytes=2500))
+    queue = Driver(settings=PartitionSettings(request_bytes=2500))
     queue.send(*[message(bytes(2000)) for _ in range(2)], message(bytes(3000)))
     queue.settle(Outcome.DEFERRED, *queue.receive(3))
     with pytest.raises(OutOfRange):

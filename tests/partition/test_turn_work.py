@@ -16,7 +16,7 @@ from session_driver import SessionDriver
 from topic_driver import TOPIC, TopicDriver, event, rule
 
 from broker import wire
-from broker.errors import OutOfRange
+from broker.errors import OutOfRange, QuotaExceeded
 from broker.namespace.entities import SubscriptionDescription
 from broker.partition import requests
 from broker.partition.settings import PartitionSettings
@@ -42,6 +42,8 @@ SETTINGS = PartitionSettings(
     turn_work=200,
     step=500,
     step_bytes=50_000,
+    request_items=NAMED,
+    request_bytes=NAMED * (BODY_BYTES + 100),
     pump_bytes=200_000,
     pump_bytes_per_receiver=50_000,
     forward_count=NAMED,
@@ -529,16 +531,7 @@ ROWS: list[tuple[tuple[Op | Due | str, ...], Callable[[], Driver], Callable[[Any
 ]
 
 
-NOT_BOUNDED = {"sending_many", "settling_accepted", "settling_abandoned", "settling_deferred", "settling_dead_lettered"}
-NOT_BOUNDED |= {"settling_with_large_properties", "restoring", "measuring", "timing_out"}
-XFAIL = pytest.mark.xfail(strict=True, reason="done in one turn, however much it is")
-
-
-@pytest.mark.parametrize(
-    ("operations", "given", "ask"),
-    [pytest.param(*row, marks=[XFAIL] if row[2].__name__ in NOT_BOUNDED else []) for row in ROWS],
-    ids=lambda each: getattr(each, "__name__", ""),
-)
+@pytest.mark.parametrize(("operations", "given", "ask"), ROWS, ids=lambda each: getattr(each, "__name__", ""))
 def test_a_turn_reads_and_writes_little(operations: Any, given: Callable[[], Driver], ask: Callable[[Any], None]):
     driver = given()
     store = driver.store
@@ -585,10 +578,9 @@ def test_each_operation_of_the_protocol_has_a_row():
     assert {each for each in counted if isinstance(each, Due)} == set(Due)
 
 
-TOO_MANY = 4001
+TOO_MANY = PartitionSettings().request_items + 1
 
 
-@pytest.mark.xfail(strict=True, reason="a request may name any number")
 @pytest.mark.parametrize(
     ("name", "field", "args"),
     [
@@ -605,3 +597,57 @@ def test_a_request_that_names_too_many_is_refused(name: str, field: str, args: l
     with pytest.raises(OutOfRange, match=f"'{field}' has {TOO_MANY} items; a request may have {TOO_MANY - 1}"):
         driver.request(name, *args)
     assert driver.held() == [0, 0, 0, 0]
+
+
+def test_scheduled_messages_cancelled_at_once_have_bounded_bytes():
+    driver = Driver(settings=PartitionSettings(request_bytes=2500))
+    driver.send(*[message(bytes(2000), scheduled_ms=START_MS + 1000) for _ in range(2)])
+    with pytest.raises(OutOfRange, match="'sequence-numbers'"):
+        driver.request("cancel-scheduled", [1, 2])
+    assert driver.held() == [0, 0, 2, 0]
+    driver.request("cancel-scheduled", [1])
+
+
+def test_settlements_by_request_write_bounded_bytes():
+    driver = Driver(settings=PartitionSettings(request_bytes=2500))
+    driver.send("a", "b")
+    tokens = [delivery.token for delivery in driver.receive(2)]
+    with pytest.raises(OutOfRange, match="'lock-tokens'"):
+        driver.request("settle", tokens, Outcome.ABANDONED, {"p": "x" * 2000})
+    assert driver.held() == [2, 0, 0, 2]
+    driver.request("settle", tokens[:1], Outcome.ABANDONED, {"p": "x" * 3000})
+    driver.request("settle", tokens[1:], Outcome.ABANDONED, {"p": "x" * 2000})
+
+
+def test_a_transaction_settles_so_many_messages():
+    driver = Driver(settings=PartitionSettings(request_items=3, request_bytes=2500))
+    driver.send(*"abcd", "e")
+    tokens = [delivery.token for delivery in driver.receive(5)]
+    operations = [SettleOperation(MAIN, False, tokens[:4], Outcome.ACCEPTED)]
+    [errors] = driver.partition.transact("t", True, operations, driver.now_ms, "c")
+    assert errors == [
+        None,
+        None,
+        None,
+        ["QuotaExceeded", "Cannot settle more than 3 messages in a single transaction."],
+    ]
+    with pytest.raises(QuotaExceeded):
+        driver.partition.request_in(
+            "t", False, "settle", MAIN, [tokens[4:], Outcome.ACCEPTED, None], driver.now_ms, "c"
+        )
+    driver.partition.discharge("t", True, driver.now_ms)
+    assert driver.held() == [2, 0, 0, 2]
+    large = SettleOperation(MAIN, False, tokens[3:], Outcome.ABANDONED, {"p": "x" * 2000})
+    [errors] = driver.partition.transact("u", True, [large], driver.now_ms, "c")
+    assert errors is not None
+    assert [error and error[0] for error in errors] == [None, "QuotaExceeded"]
+
+
+def test_a_command_is_cut_between_the_tokens_of_a_channel():
+    tokens = [number.to_bytes(16, "big") for number in range(600)]
+    rest: list[Any] | None = [Op.SETTLE, 1, 2, Outcome.ACCEPTED, [7, 100, 8, 300, 0, 200], tokens, None]
+    parts = []
+    while rest is not None:
+        first, rest = wire.cut(rest)
+        parts.append((first[4], len(first[5])))
+    assert parts == [([7, 100, 8, 156], 256), ([8, 144, 0, 112], 256), ([0, 88], 88)]

@@ -98,8 +98,9 @@ def put_back_failed(core: Core, queue: Queue, held: Held, properties: Properties
             MAX_DELIVERY_COUNT_EXCEEDED,
         )
         return
-    core.store.put(Table.QUEUE, queue_key(queue.id, place, number), encode_entry(*ref[1:]))
-    core.turn.work += 1
+    entry = encode_entry(*ref[1:])
+    core.store.put(Table.QUEUE, queue_key(queue.id, place, number), entry)
+    core.worked(len(entry))
     put_back(core, queue, held, now_ms)
 
 
@@ -107,7 +108,7 @@ def defer(core: Core, queue: Queue, held: Held, properties: Properties | None) -
     """Set aside under its number. What is deferred has no timer: it expires when somebody asks for it."""
     (number, message_id, delivery_count, overlay), _, due_ms, place, _, _ = held
     entry = encode_entry(message_id, delivery_count, with_properties(overlay, properties))
-    core.turn.work += 1
+    core.worked(len(entry))
     if place != Place.DEFERRED:
         if queue.sessions is not None:
             queue.sessions.leave([held])
@@ -151,10 +152,10 @@ def enqueue(core: Core, queue: Queue, entries: Iterable[tuple[int, int, Overlay 
     """Append available entries (message id, delivery count, overlay) of messages that are in MESSAGES already."""
     first = queue.next_number
     refs: list[Ref] = [(number, *entry) for number, entry in enumerate(entries, first)]
-    core.store.put_many(
-        Table.QUEUE, [(queue_key(queue.id, Place.AVAILABLE, ref[0]), encode_entry(*ref[1:])) for ref in refs]
-    )
-    core.turn.work += len(refs)
+    stored = [(queue_key(queue.id, Place.AVAILABLE, ref[0]), encode_entry(*ref[1:])) for ref in refs]
+    core.store.put_many(Table.QUEUE, stored)
+    for _, entry in stored:
+        core.worked(len(entry))
     queue.next_number = first + len(refs)
     queue.counts[Place.AVAILABLE] += len(refs)
     if queue.sessions is not None:

@@ -40,6 +40,7 @@ def restore(core: Core, queue_id: int, entries: Sequence[Any], now_ms: int) -> N
             number, queue.next_number = queue.next_number, queue.next_number + 1
         message_id = core.bodies.next_id
         core.bodies.append([record], keep=False)
+        core.worked(len(record))
         entry = encode_entry(message_id, delivery_count, overlay)
         core.store.put(Table.QUEUE, queue_key(queue.id, Place.AVAILABLE, number), entry)
         if queue.sessions is not None:

@@ -82,6 +82,14 @@ def refusal(
     return None
 
 
+def written_bytes(queue: Queue, tokens: Sequence[bytes], properties: Properties | None) -> int:
+    """Of properties, by a settlement that leaves these messages in the store."""
+    held = [queue.locks.held[token] for token in tokens if token in queue.locks.held]
+    before = [(ref[3] or {}).get(Field.PROPERTIES) or {} for ref, *_ in held]
+    added_bytes = sum(map(_size, (properties or {}).items()))
+    return sum(sum(map(_size, each.items())) + added_bytes for each in before)
+
+
 def _size(item: tuple[str, str | bytes | None]) -> int:
     name, value = item
     return len(name.encode()) + len(value.encode() if isinstance(value, str) else value or b"")
@@ -132,10 +140,11 @@ def end_locks(core: Core, queue: Queue, now_ms: int) -> None:
         _put_back_failed_locks(core, queue, now_ms)
         core.timers.arm(now_ms, (queue.id, Due.LOCKS))
         return
-    tokens = queue.locks.ended(now_ms, core.step())
-    queue.tally.locks_ended += len(tokens)
-    for token in tokens:
+    for token in queue.locks.ended(now_ms, core.step()):
+        queue.tally.locks_ended += 1
         put_back_failed(core, queue, queue.locks.remove(token), None, now_ms)
+        if core.work_left() <= 0:
+            break
     next_ms = queue.locks.first_end_ms()
     if next_ms is not None:
         core.timers.arm(next_ms, (queue.id, Due.LOCKS))
@@ -160,8 +169,10 @@ def fail_locks(core: Core, queue: Queue, tokens: Sequence[bytes], now_ms: int) -
 
 
 def _put_back_failed_locks(core: Core, queue: Queue, now_ms: int) -> None:
-    for token in queue.locks.take_failed(max(1, core.work_left())):
+    while (token := queue.locks.take_failed()) is not None:
         put_back_failed(core, queue, queue.locks.remove(token), None, now_ms)
+        if core.work_left() <= 0:
+            break
     if queue.locks.failed:
         core.timers.arm(now_ms, (queue.id, Due.LOCKS))
 

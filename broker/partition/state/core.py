@@ -273,6 +273,11 @@ class Core:
             assert turn.work_limit is not None
         return turn.work_limit - turn.work
 
+    def worked(self, size_bytes: int) -> None:
+        """A record of this size was written: a large one counts for several."""
+        settings = self.settings
+        self.turn.work += 1 + size_bytes * settings.turn_work // settings.step_bytes
+
     def end_of_work(self) -> None:
         """So many bytes were read that all else is for the next turn."""
         self.turn.work += max(0, self.work_left())

@@ -87,14 +87,13 @@ class Locks:
             self.held[token] = (ref, size, due_ms, place, 0, owner)
             self.failed.append(token)
 
-    def take_failed(self, limit: int) -> list[bytes]:
-        """Up to `limit` tokens of them, in their order."""
-        taken: list[bytes] = []
-        while self.failed and len(taken) < limit:
+    def take_failed(self) -> bytes | None:
+        """The first token of them, or None if there is none left."""
+        while self.failed:
             token = self.failed.popleft()
             if token in self.held:
-                taken.append(token)
-        return taken
+                return token
+        return None
 
     def ended(self, now_ms: int, limit: int) -> list[bytes]:
         """Tokens of up to `limit` locks that ended at or before `now_ms`."""

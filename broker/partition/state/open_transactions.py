@@ -23,7 +23,17 @@ class Settle(NamedTuple):
 
 
 class Transaction:
-    __slots__ = ("deadline_ms", "failure", "key", "message_bytes", "message_count", "operations", "owner")
+    __slots__ = (
+        "deadline_ms",
+        "failure",
+        "key",
+        "message_bytes",
+        "message_count",
+        "operations",
+        "owner",
+        "settled_bytes",
+        "settled_count",
+    )
 
     def __init__(self, deadline_ms: int, owner: Hashable) -> None:
         self.owner = owner
@@ -31,6 +41,8 @@ class Transaction:
         self.operations: list[Send | Settle] = []
         self.message_count = 0  # sent in it
         self.message_bytes = 0
+        self.settled_count = 0  # messages
+        self.settled_bytes = 0  # of properties that this writes
         self.key: str | None = None  # the partition key that its messages have in common
         self.failure: BrokerError | None = None  # it cannot be committed any more
 
