@@ -41,4 +41,5 @@ def quarantined(store: Store, page: int = 100) -> Iterator[tuple[Table, bytes, b
     while items := store.scan(Table.QUARANTINE, start, _END, page):
         for key, value in items:
             yield Table(key[0]), key[1:], value
-        start = items[-1][0] + b"\0"
+        last_key, _ = items[-1]
+        start = last_key + b"\0"

@@ -340,7 +340,9 @@ class SeenIds:
                 except CorruptRecord:
                     # To drop what may be new would be to lose it.
                     quarantine(self._store, Table.DUPLICATE_LOG, key)
-            self._next_row = unpack_log_key(items[-1][0])[1] + 1
+            last_key, _ = items[-1]
+            _, last_row = unpack_log_key(last_key)
+            self._next_row = last_row + 1
             start = log_key(self._entity_id, self._next_row)
         if rows:
             self._remember([row[:DIGEST_BYTES] for row in rows], rows)

@@ -109,7 +109,8 @@ def _arm_timers(core: Core) -> None:
             mend_times(core, queue_id)
         # What there is now, which may be another.
         [(key, _)] = store.scan(Table.DUE, key[:5], start, 1)
-        core.timers.arm(unpack_due_key(key)[2], (queue_id, timer))
+        _, _, due_ms, _ = unpack_due_key(key)
+        core.timers.arm(due_ms, (queue_id, timer))
 
 
 def _of_meta(core: Core, prefix: bytes) -> list[tuple[bytes, bytes]]:

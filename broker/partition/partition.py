@@ -124,7 +124,8 @@ class Partition:
             return
         if session is None:
             raise NotAllowed(f"'{queue.terms.name}' requires sessions; a receiver has to accept one.")
-        session_locks.accept(core, queue, opened, session[0], session[1], now_ms)
+        session_id, timeout_ms = session
+        session_locks.accept(core, queue, opened, session_id, timeout_ms, now_ms)
         if queue.expiry_paused and queue.sessions.waiting:
             expiry.resume(core, queue)
 

@@ -213,14 +213,15 @@ def _take_deferred(
     for number, body_of in unreadable:
         set_aside(core, queue, Place.DEFERRED, number, body_of)
     if len(found) < len(numbers):
-        gone = missing + [held[0][0] for held in expired] + [number for number, _ in unreadable]
+        gone = missing + [number for (number, *_), *_ in expired] + [number for number, _ in unreadable]
         raise MessageNotFound(f"No deferred message that is not locked has the sequence number {gone[0]}.")
     items: list[Any] = []
     core.changing()
     owner = NOBODY if session is None else session.tokens
     for (ref, size, due_ms, place, _, _), record in found:
         token = new_token(core)
-        items += (token, ref[0], ref[2], record, ref[3])
+        number, _, delivery_count, overlay = ref
+        items += (token, number, delivery_count, record, overlay)
         if not receive_and_delete:
             queue.locks.add(token, (ref, size, due_ms, place, until_ms, owner))
             if session is not None:
@@ -340,7 +341,10 @@ def _delete_some(
     locked = queue.locks.numbers() if place == Place.AVAILABLE else queue.locks.deferred
     step = core.step()
     items = browsing.entries(core, queue, place, start, step, session_id)
-    end = items[-1][0] + 1 if len(items) == step else None
+    end: int | None = None
+    if len(items) == step:
+        last_number, _, _ = items[-1]
+        end = last_number + 1
     messages: list[Held] = []
     unreadable: list[tuple[int, int | None]] = []
     read_bytes = 0
@@ -376,7 +380,7 @@ def _delete_some(
     for number, body_of in unreadable:
         set_aside(core, queue, place, number, body_of)
     if place == Place.AVAILABLE:
-        queue.forget([(ref[0], ref[3]) for ref, *_ in messages])
+        queue.forget([(number, overlay) for (number, _, _, overlay), *_ in messages])
     queue.tally.deleted += len(messages)
     return len(messages), end
 

@@ -143,7 +143,7 @@ def _admit(core: Core, transaction: Transaction, queue: Queue, messages: Sequenc
     check(core, [(queue, messages)])
     if transaction.message_count + len(messages) > MAX_MESSAGES:
         raise QuotaExceeded(f"Cannot send more than {MAX_MESSAGES} messages in a single transaction.")
-    added_bytes = sum(len(message[1]) for message in messages)
+    added_bytes = sum(len(body) for _, body, _, _ in messages)
     owner_bytes = core.transactions.owner_bytes[transaction.owner] + added_bytes
     if owner_bytes > core.settings.connection_transaction_bytes:
         limit = core.settings.connection_transaction_bytes

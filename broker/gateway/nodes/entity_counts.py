@@ -31,5 +31,5 @@ def entity_counts(entity: Entity, counts: Mapping[int, Sequence[int]]) -> dict[s
         "dead-lettered": sum(of[Part.DEAD_LETTER][:3]),
         "transfer": forwarded + sum(transfers[:3]),
         "transfer-dead-lettered": sum(of[Part.TRANSFER_DEAD_LETTER][:3]),
-        "size-bytes": sum(each[3] for each in (*of.values(), transfers)),
+        "size-bytes": sum(size_bytes for _, _, _, size_bytes, _ in (*of.values(), transfers)),
     }

@@ -142,7 +142,7 @@ class ManagementRequests(RequestLink):
             raise MessageTooLarge(error_texts.message_too_large(0, largest, limit))
         new_id = self.connection.gateway.new_message_id
         messages = [take_apart(item.message, self.entity.detects_duplicates, new_id) for item in arguments.messages]
-        has_session = [message[3] and Extra.SESSION_ID in message[3] for message in messages]
+        has_session = [extra and Extra.SESSION_ID in extra for _, _, _, extra in messages]
         if self.entity.requires_session and not all(has_session):
             raise NotAllowed(error_texts.session_id_missing(self.entity.name))
         self._metrics.incoming_messages += len(messages)

@@ -17,7 +17,7 @@ from broker.partition.state.lanes import Transfers
 from broker.partition.state.outbox import Outbox
 from broker.partition.state.queue import Queue
 from broker.partition.state.timers import Due
-from broker.partition.state.window import Ref
+from broker.partition.state.window import Ref, message_id_of
 from broker.wire import Extra
 from storage.queue_ids import queue_id_of
 from storage.records import (
@@ -127,11 +127,12 @@ def take(
     average_bytes = queue.size_bytes // (sum(queue.counts) or 1) + WEIGHT_BYTES
     while at < len(refs):
         wanted = min(READ_MAX, (limit_bytes - used_bytes) // average_bytes + 1)
-        records = core.bodies.read([ref[1] for ref in refs[at : at + wanted]])
+        records = core.bodies.read([*map(message_id_of, refs[at : at + wanted])])
         for ref, record in zip(refs[at:], records, strict=False):
             at += 1
             if record is None:
-                set_aside(core, queue, Place.AVAILABLE, ref[0], ref[1])
+                number, message_id, _, _ = ref
+                set_aside(core, queue, Place.AVAILABLE, number, message_id)
                 continue
             taken.append((ref, record))
             used_bytes += len(record) + WEIGHT_BYTES
@@ -152,10 +153,14 @@ def _fetch(core: Core, queue: Queue, lane: Outbox) -> None:
     core.turn.work += 1 + len(items)
     refs: list[Ref] = []
     for key, value in items:
-        number = unpack_queue_key(key)[2]
+        _, _, number = unpack_queue_key(key)
         try:
             refs.append((number, *decode_entry(value)))
         except CorruptRecord:
             set_aside_unlocked(core, queue, Place.AVAILABLE, number, None)
-    cursor = unpack_queue_key(items[-1][0])[2] + 1 if len(items) == FETCH else queue.next_number
+    cursor = queue.next_number
+    if len(items) == FETCH:
+        last_key, _ = items[-1]
+        _, _, last_number = unpack_queue_key(last_key)
+        cursor = last_number + 1
     window.fill(queue.transfers.of(lane.partition, refs), cursor)

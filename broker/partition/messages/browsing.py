@@ -62,4 +62,8 @@ def entries(
         ]
     start, end = queue_key(queue.id, place, from_number), queue_key(queue.id, place + 1, 0)
     items = core.store.scan(Table.QUEUE, start, end, count)
-    return [(unpack_queue_key(key)[2], int(place), value) for key, value in items]
+    found = []
+    for key, value in items:
+        _, _, number = unpack_queue_key(key)
+        found.append((number, int(place), value))
+    return found

@@ -46,10 +46,12 @@ def sweep(core: Core, queue: Queue, now_ms: int) -> None:
     for key, value in items:
         _, _, due_ms, number = unpack_due_key(key)
         if number not in queue.locks.expiring:
-            _expire(core, queue, key, due_ms, number, unpack_message_key(value)[0], gone)
+            (message_id,) = unpack_message_key(value)
+            _expire(core, queue, key, due_ms, number, message_id, gone)
     queue.forget(gone)
     if items:
-        queue.swept = items[-1][0] + b"\0"
+        last_key, _ = items[-1]
+        queue.swept = last_key + b"\0"
     if len(items) == step:
         core.timers.arm(now_ms, (queue.id, Due.EXPIRY))
     else:
@@ -72,14 +74,15 @@ def _expire(
         return
     size = core.bodies.size(message_id)
     try:
-        ref = (number, *decode_entry(entry))
+        body_of, delivery_count, overlay = decode_entry(entry)
     except CorruptRecord:
         size = None
     if size is None:
         core.store.delete(Table.DUE, key)
         set_aside(core, queue, Place.AVAILABLE, number, message_id)
     else:
-        gone.append((number, ref[3]))
+        gone.append((number, overlay))
+        ref = (number, body_of, delivery_count, overlay)
         expire(core, queue, unlocked(ref, size, due_ms, Place.AVAILABLE))
 
 
@@ -88,7 +91,9 @@ def arm_next(core: Core, queue: Queue) -> None:
     start = max(queue.swept, due_key(queue.id, Due.EXPIRY, 0, 0))
     items = core.store.scan(Table.DUE, start, due_key(queue.id, Due.EXPIRY + 1, 0, 0), 1)
     if items:
-        core.timers.arm(unpack_due_key(items[0][0])[2], (queue.id, Due.EXPIRY))
+        [(key, _)] = items
+        _, _, due_ms, _ = unpack_due_key(key)
+        core.timers.arm(due_ms, (queue.id, Due.EXPIRY))
 
 
 def resume(core: Core, queue: Queue) -> None:

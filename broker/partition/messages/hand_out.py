@@ -14,7 +14,7 @@ from broker.partition.state.queue import Queue
 from broker.partition.state.receivers import ALL, Receiver, Session
 from broker.partition.state.sessions import Sessions
 from broker.partition.state.timers import Due
-from broker.partition.state.window import Ref
+from broker.partition.state.window import Ref, message_id_of
 from broker.wire import ENTRY
 from storage.records import (
     NEVER,
@@ -152,7 +152,7 @@ def _hand_out_sessions(
                 refs = next_of_session(core, queue, session, wanted, wanted)
                 if refs:
                     missing -= len(refs)
-                    ids += [ref[1] for ref in refs]
+                    ids += map(message_id_of, refs)
                     batch.append((session, receiver, refs))
                     continue
                 if session.window.cursor < ALL:  # there is more to read
@@ -259,7 +259,7 @@ def take(core: Core, queue: Queue, count: int, limit_bytes: int, now_ms: int) ->
         refs = next_refs(core, queue, min(missing, READ_MAX, (limit_bytes - used_bytes) // average_bytes + 1), missing)
         if not refs:
             return taken, used_bytes, queue.window.cursor < queue.next_number
-        records = core.bodies.read([ref[1] for ref in refs])
+        records = core.bodies.read([*map(message_id_of, refs)])
         for index, (ref, record) in enumerate(zip(refs, records, strict=True)):
             due_ms = NEVER
             if record is not None:
@@ -272,7 +272,8 @@ def take(core: Core, queue: Queue, count: int, limit_bytes: int, now_ms: int) ->
             else:
                 gone_left = (gone_left or core.step()) - 1
                 if record is None:
-                    set_aside(core, queue, Place.AVAILABLE, ref[0], ref[1])
+                    number, message_id, _, _ = ref
+                    set_aside(core, queue, Place.AVAILABLE, number, message_id)
                 else:
                     expire(core, queue, unlocked(ref, len(record), due_ms, Place.AVAILABLE))
                 is_enough = gone_left <= 0 or used_bytes >= limit_bytes
@@ -305,7 +306,7 @@ def _fetch(core: Core, queue: Queue, limit: int) -> None:
     refs: list[Ref] = []
     skip = window.skip
     for key, value in items:
-        number = unpack_queue_key(key)[2]
+        _, _, number = unpack_queue_key(key)
         if number in skip:
             skip.discard(number)
             continue
@@ -313,7 +314,12 @@ def _fetch(core: Core, queue: Queue, limit: int) -> None:
             refs.append((number, *decode_entry(value)))
         except CorruptRecord:
             set_aside(core, queue, Place.AVAILABLE, number, None)
-    window.fill(refs, unpack_queue_key(items[-1][0])[2] + 1 if len(items) == limit else queue.next_number)
+    cursor = queue.next_number
+    if len(items) == limit:
+        last_key, _ = items[-1]
+        _, _, last_number = unpack_queue_key(last_key)
+        cursor = last_number + 1
+    window.fill(refs, cursor)
 
 
 def next_of_session(core: Core, queue: Queue, session: Session, count: int, ahead: int) -> list[Ref]:
@@ -356,11 +362,12 @@ def _lock(core: Core, queue: Queue, receiver: Receiver, taken: Taken, until_ms: 
     held, expiring, place = queue.locks.held, queue.locks.expiring, Place.AVAILABLE
     for (ref, record, due_ms), token_number in zip(taken, numbers, strict=False):  # numbers have no end
         token = prefix + _token_number(token_number)
-        items += (token, ref[0], ref[2], record, ref[3])
+        number, _, delivery_count, overlay = ref
+        items += (token, number, delivery_count, record, overlay)
         held[token] = (ref, len(record), due_ms, place, until_ms, owner)
         tokens.append(token)
         if due_ms != NEVER:
-            expiring.add(ref[0])
+            expiring.add(number)
     owner.update(tokens)
     core.timers.arm(until_ms, (queue.id, Due.LOCKS))
     queue.tally.outgoing += len(taken)
@@ -372,7 +379,8 @@ def _remove(core: Core, queue: Queue, taken: Taken) -> list[Any]:
     items: list[Any] = []
     gone: list[Held] = []
     for ref, record, due_ms in taken:
-        items += (new_token(core), ref[0], ref[2], record, ref[3])
+        number, _, delivery_count, overlay = ref
+        items += (new_token(core), number, delivery_count, record, overlay)
         gone.append((ref, len(record), due_ms, Place.AVAILABLE, 0, NOBODY))
     discard(core, queue, gone)
     queue.tally.outgoing += len(taken)

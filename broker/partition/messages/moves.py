@@ -9,11 +9,11 @@ from typing import Any
 
 from broker.partition.messages.shared_bodies import release
 from broker.partition.state.core import Core
-from broker.partition.state.locks import NOBODY, Held
+from broker.partition.state.locks import NOBODY, Held, ref_of, size_of
 from broker.partition.state.queue import Queue
 from broker.partition.state.tally import MAX_DELIVERY_COUNT_EXCEEDED, TTL_EXPIRED
 from broker.partition.state.timers import Due
-from broker.partition.state.window import Ref
+from broker.partition.state.window import Ref, message_id_of
 from storage.quarantine import quarantine, size_set_aside
 from storage.queue_ids import Part, with_part
 from storage.records import NEVER, Field, Overlay, Place, due_key, encode_entry, message_key, queue_key
@@ -35,13 +35,13 @@ def discard(core: Core, queue: Queue, messages: Sequence[Held], keep_bodies: boo
     queue_id, counts = queue.id, queue.counts
     queue_keys, message_keys, due_keys, size_bytes = [], [], [], 0
     if queue.topic_id is not None and messages:
-        release(core, queue.topic_id, [held[0][1] for held in messages], [held[1] for held in messages])
-    for ref, size, due_ms, place, _, _ in messages:
-        queue_keys.append(queue_key(queue_id, place, ref[0]))
-        message_keys.append(message_key(ref[1]))
+        release(core, queue.topic_id, [*map(message_id_of, map(ref_of, messages))], [*map(size_of, messages)])
+    for (number, message_id, _, _), size, due_ms, place, _, _ in messages:
+        queue_keys.append(queue_key(queue_id, place, number))
+        message_keys.append(message_key(message_id))
         if due_ms != NEVER:
             timer = Due.SCHEDULED if place == Place.SCHEDULED else Due.EXPIRY
-            due_keys.append(due_key(queue_id, timer, due_ms, ref[0]))
+            due_keys.append(due_key(queue_id, timer, due_ms, number))
         counts[place] -= 1
         size_bytes += size
     queue.size_bytes -= size_bytes
@@ -85,8 +85,7 @@ def put_back_failed(core: Core, queue: Queue, held: Held, properties: Properties
     overlay = with_properties(overlay, properties)
     if not queue.is_dead_letter:
         delivery_count += 1
-    ref = (number, message_id, delivery_count, overlay)
-    held = (ref, size, due_ms, place, 0, NOBODY)
+    held = ((number, message_id, delivery_count, overlay), size, due_ms, place, 0, NOBODY)
     limit = queue.terms.max_delivery_count
     if delivery_count >= limit and not queue.is_dead_letter:
         text = f"Message could not be consumed after {limit} delivery attempts."
@@ -98,7 +97,7 @@ def put_back_failed(core: Core, queue: Queue, held: Held, properties: Properties
             MAX_DELIVERY_COUNT_EXCEEDED,
         )
         return
-    entry = encode_entry(*ref[1:])
+    entry = encode_entry(message_id, delivery_count, overlay)
     core.store.put(Table.QUEUE, queue_key(queue.id, place, number), entry)
     core.worked(len(entry))
     put_back(core, queue, held, now_ms)
@@ -106,13 +105,14 @@ def put_back_failed(core: Core, queue: Queue, held: Held, properties: Properties
 
 def defer(core: Core, queue: Queue, held: Held, properties: Properties | None) -> None:
     """Set aside under its number. What is deferred has no timer: it expires when somebody asks for it."""
-    (number, message_id, delivery_count, overlay), _, due_ms, place, _, _ = held
+    ref, _, due_ms, place, _, _ = held
+    number, message_id, delivery_count, overlay = ref
     entry = encode_entry(message_id, delivery_count, with_properties(overlay, properties))
     core.worked(len(entry))
     if place != Place.DEFERRED:
         if queue.sessions is not None:
             queue.sessions.leave([held])
-            queue.sessions.put(Place.DEFERRED, held[0])
+            queue.sessions.put(Place.DEFERRED, ref)
         core.store.delete(Table.QUEUE, queue_key(queue.id, place, number))
         queue.counts[place] -= 1
         queue.counts[Place.DEFERRED] += 1
@@ -152,7 +152,10 @@ def enqueue(core: Core, queue: Queue, entries: Iterable[tuple[int, int, Overlay 
     """Append available entries (message id, delivery count, overlay) of messages that are in MESSAGES already."""
     first = queue.next_number
     refs: list[Ref] = [(number, *entry) for number, entry in enumerate(entries, first)]
-    stored = [(queue_key(queue.id, Place.AVAILABLE, ref[0]), encode_entry(*ref[1:])) for ref in refs]
+    stored = [
+        (queue_key(queue.id, Place.AVAILABLE, number), encode_entry(message_id, delivery_count, overlay))
+        for number, message_id, delivery_count, overlay in refs
+    ]
     core.store.put_many(Table.QUEUE, stored)
     for _, entry in stored:
         core.worked(len(entry))

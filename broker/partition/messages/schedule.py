@@ -37,7 +37,7 @@ def activate(core: Core, queue: Queue, now_ms: int) -> None:
     start, end = due_key(queue.id, Due.SCHEDULED, 0, 0), due_key(queue.id, Due.SCHEDULED, wall_ms + 1, 0)
     items = store.scan(Table.DUE, start, end, limit)
     entries: list[tuple[int, int, Overlay | None]] = []
-    expiring: list[tuple[int, int]] = []  # index in entries, time
+    expiring: list[tuple[int, int, int]] = []  # index in entries, message id, time
     old_keys = []
     old_refs: list[Ref] = []
     for key, value in items:
@@ -49,7 +49,8 @@ def activate(core: Core, queue: Queue, now_ms: int) -> None:
         try:
             message_id, delivery_count, overlay = decode_entry(entry)
         except CorruptRecord:
-            set_aside(core, queue, Place.SCHEDULED, number, unpack_message_key(value)[0])
+            (message_id,) = unpack_message_key(value)
+            set_aside(core, queue, Place.SCHEDULED, number, message_id)
             continue
         old_keys.append(old_key)
         if queue.sessions is not None:
@@ -59,7 +60,7 @@ def activate(core: Core, queue: Queue, now_ms: int) -> None:
             expires_ms = end_of_life(now_ms, overlay[Field.EXPIRES_MS] - scheduled_ms)
             overlay[Field.EXPIRES_MS] = expires_ms
             if expires_ms != NEVER and not (queue.is_dead_letter or queue.is_topic):
-                expiring.append((len(entries), expires_ms))
+                expiring.append((len(entries), message_id, expires_ms))
         entries.append((message_id, delivery_count, overlay))
     store.delete_many(Table.DUE, [key for key, _ in items])
     store.delete_many(Table.QUEUE, old_keys)
@@ -72,13 +73,15 @@ def activate(core: Core, queue: Queue, now_ms: int) -> None:
         enqueue(core, queue, entries)
         if queue.is_topic:
             core.timers.arm(now_ms, (queue.id, Due.PUBLISHING))
-    for index, expires_ms in expiring:
-        store.put(Table.DUE, due_key(queue.id, Due.EXPIRY, expires_ms, first + index), message_key(entries[index][0]))
+    for index, message_id, expires_ms in expiring:
+        store.put(Table.DUE, due_key(queue.id, Due.EXPIRY, expires_ms, first + index), message_key(message_id))
         core.arm_expiry(queue, expires_ms)
     if len(items) == limit:
         core.timers.arm(now_ms, (queue.id, Due.SCHEDULED))
     elif rest := store.scan(Table.DUE, end, due_key(queue.id, Due.SCHEDULED + 1, 0, 0), 1):
-        core.arm_scheduled(queue.id, unpack_due_key(rest[0][0])[2], now_ms)
+        [(key, _)] = rest
+        _, _, scheduled_ms, _ = unpack_due_key(key)
+        core.arm_scheduled(queue.id, scheduled_ms, now_ms)
 
 
 def mend_times(core: Core, queue_id: int) -> None:

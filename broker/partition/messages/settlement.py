@@ -75,7 +75,8 @@ def refusal(
     if outcome == Outcome.DEAD_LETTERED and queue.is_dead_letter:
         return NotAllowed("A message of a dead-letter queue cannot be dead-lettered.")
     if properties:
-        before = (held[0][3] or {}).get(Field.PROPERTIES) or {}
+        (_, _, _, overlay), *_ = held
+        before = (overlay or {}).get(Field.PROPERTIES) or {}
         if sum(map(_size, {**before, **properties}.items())) > core.settings.properties_bytes:
             limit = core.settings.properties_bytes
             return MessageTooLarge(f"The properties set by receivers exceed {limit} bytes.")

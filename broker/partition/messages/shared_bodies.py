@@ -75,5 +75,6 @@ def _counted(store: Store, message_id: int) -> int:
                 count += decode_entry(value).message_id == message_id
             except CorruptRecord:
                 continue
-        start = items[-1][0] + b"\0"
+        last_key, _ = items[-1]
+        start = last_key + b"\0"
     return count

@@ -127,11 +127,12 @@ def _some_expired(core: Core, queue: Queue, now_ms: int) -> bool:
 
 def _is_live(core: Core, queue: Queue, ref: Ref, now_ms: int) -> bool:
     """An available message, taken out of its window, can be received; else it has gone its way."""
-    record = core.bodies.read_one(ref[1])
+    number, message_id, _, overlay = ref
+    record = core.bodies.read_one(message_id)
     if record is None:
-        set_aside(core, queue, Place.AVAILABLE, ref[0], ref[1])
+        set_aside(core, queue, Place.AVAILABLE, number, message_id)
         return False
-    due_ms = overlay_expires_ms(ref[3]) or message_expires_ms(record)
+    due_ms = overlay_expires_ms(overlay) or message_expires_ms(record)
     if due_ms <= now_ms:
         expire(core, queue, unlocked(ref, len(record), due_ms, Place.AVAILABLE))
         return False

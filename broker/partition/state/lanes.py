@@ -53,6 +53,7 @@ class Transfers:
 
 def destination_of(ref: Ref) -> str:
     """The name, in lower case, of the queue or topic that a message in a transfer queue is for."""
-    assert ref[3] is not None
-    name: str = ref[3][Field.DESTINATION]
+    _, _, _, overlay = ref
+    assert overlay is not None
+    name: str = overlay[Field.DESTINATION]
     return name

@@ -6,10 +6,11 @@ lock behind one that ends later is seen to end only after it.
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import islice
+from operator import itemgetter
 
-from broker.partition.state.window import Ref
+from broker.partition.state.window import Ref, number_of
 from storage.records import NEVER, Place
 
 # Shared by locks that no receiver owns: taken by request, so found by token only. Nothing is ever added to it.
@@ -18,6 +19,11 @@ NOBODY: set[bytes] = set()
 # A held message: ref, bytes of its record, time of its DUE entry or NEVER, place, end of the lock (0 if there is no
 # lock), tokens of the receiver that owns it. A plain tuple: one is made per delivery.
 Held = tuple[Ref, int, int, int, int, set[bytes]]
+
+# Parts of it, as those of a ref (`window`).
+ref_of: Callable[[Held], Ref] = itemgetter(0)
+size_of: Callable[[Held], int] = itemgetter(1)
+_until_ms: Callable[[Held], int] = itemgetter(4)
 
 
 class Locks:
@@ -35,9 +41,9 @@ class Locks:
         self.held[token] = held
         ref, _, due_ms, place, _, _ = held
         if place == Place.DEFERRED:
-            self.deferred.add(ref[0])
+            self.deferred.add(number_of(ref))
         elif due_ms != NEVER:
-            self.expiring.add(ref[0])
+            self.expiring.add(number_of(ref))
 
     def find(self, token: bytes, now_ms: int) -> Held | None:
         """None if there is no such lock, or it ended at or before `now_ms`."""
@@ -49,9 +55,9 @@ class Locks:
         ref, _, due_ms, place, _, owner = held
         owner.discard(token)
         if place == Place.DEFERRED:
-            self.deferred.discard(ref[0])
+            self.deferred.discard(number_of(ref))
         elif due_ms != NEVER:
-            self.expiring.discard(ref[0])
+            self.expiring.discard(number_of(ref))
         return held
 
     def remove_all(self, tokens: Iterable[bytes], now_ms: int) -> list[Held | None]:
@@ -69,7 +75,7 @@ class Locks:
                 continue
             del locks[token]
             owner.discard(token)
-            if place:
+            if place:  # ref[0] is its number: the fastest way to it where few are asked for theirs
                 self.deferred.discard(ref[0])
             elif due_ms != NEVER:
                 self.expiring.discard(ref[0])
@@ -111,10 +117,10 @@ class Locks:
 
     def forward(self, held: Held) -> None:
         """An available message is on its way."""
-        ref, _, due_ms, _, _, _ = held
-        self.forwarded[ref[0]] = held
+        (number, _, _, _), _, due_ms, _, _, _ = held
+        self.forwarded[number] = held
         if due_ms != NEVER:
-            self.expiring.add(ref[0])
+            self.expiring.add(number)
 
     def end_forward(self, number: int) -> Held | None:
         held = self.forwarded.pop(number, None)
@@ -125,9 +131,12 @@ class Locks:
         """Whether the message of this number in this place is one of these. May take time with the number of locks."""
         if place == Place.DEFERRED:
             return number in self.deferred
-        held = self.held.values()
         return place == Place.AVAILABLE and (
-            number in self.forwarded or any(each[0][0] == number and each[3] == place for each in held)
+            number in self.forwarded
+            or any(
+                locked == number and its_place == place
+                for (locked, _, _, _), _, _, its_place, _, _ in self.held.values()
+            )
         )
 
     def count(self) -> int:
@@ -140,24 +149,22 @@ class Locks:
 
     def numbers(self) -> set[int]:
         """Sequence numbers of these. Takes time with the number of locks."""
-        return {*self.forwarded, *(ref[0] for ref, _, _, place, _, _ in self.held.values() if place == Place.AVAILABLE)}
+        held = self.held.values()
+        return {*self.forwarded, *(number_of(ref) for ref, _, _, place, _, _ in held if place == Place.AVAILABLE)}
 
     def check(self) -> None:
         """Assert what the comments above say of locks."""
         assert not NOBODY
         held = self.held.values()
-        in_deferred = {ref[0] for ref, _, _, place, _, _ in held if place == Place.DEFERRED}
-        available = [ref[0] for ref, _, _, place, _, _ in held if place == Place.AVAILABLE]
+        in_deferred = {number_of(ref) for ref, _, _, place, _, _ in held if place == Place.DEFERRED}
+        available = [number_of(ref) for ref, _, _, place, _, _ in held if place == Place.AVAILABLE]
         assert len(in_deferred) + len(available) == len(held), "locked in another place, or deferred and locked twice"
         assert self.deferred == in_deferred
         assert len(set(available)) == len(available), "a message is locked twice"
         assert self.forwarded.keys().isdisjoint(available), "a message is locked and on its way"
-        expiring = {ref[0] for ref, _, due_ms, place, _, _ in held if place == Place.AVAILABLE and due_ms != NEVER}
+        expiring = {
+            number_of(ref) for ref, _, due_ms, place, _, _ in held if place == Place.AVAILABLE and due_ms != NEVER
+        }
         expiring |= {number for number, (_, _, due_ms, _, _, _) in self.forwarded.items() if due_ms != NEVER}
         assert self.expiring == expiring
         assert all(owner is NOBODY or token in owner for token, (_, _, _, _, _, owner) in self.held.items())
-
-
-def _until_ms(held: Held) -> int:
-    _, _, _, _, until_ms, _ = held
-    return until_ms

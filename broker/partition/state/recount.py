@@ -32,13 +32,15 @@ def recount(store: Store, queue_id: int) -> Counts:
         while items := store.scan(Table.QUEUE, start, end, PAGE):
             for key, value in items:
                 held[place] += 1
-                highest = max(highest, unpack_queue_key(key)[2])
+                _, _, number = unpack_queue_key(key)
+                highest = max(highest, number)
                 try:
                     record = store.get(Table.MESSAGES, message_key(decode_entry(value).message_id))
                 except CorruptRecord:
                     continue
                 size_bytes += len(record or b"")
-            start = items[-1][0] + b"\0"
+            last_key, _ = items[-1]
+            start = last_key + b"\0"
     size_bytes += states_bytes(store, queue_id)
     return Counts(
         next_sequence_number=highest + NUMBER_GAP,
@@ -65,6 +67,7 @@ def recount_copies(store: Store, entity_ids: Iterable[int]) -> int:
                 if message_id not in seen:
                     seen.add(message_id)
                     size_bytes += len(store.get(Table.MESSAGES, message_key(message_id)) or b"")
-            start = items[-1][0] + b"\0"
+            last_key, _ = items[-1]
+            start = last_key + b"\0"
         size_bytes += states_bytes(store, queue_id_of(entity_id))
     return size_bytes

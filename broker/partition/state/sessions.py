@@ -17,7 +17,7 @@ from struct import Struct
 from broker.partition.state.locks import NOBODY, Held, Locks
 from broker.partition.state.offered import Offered
 from broker.partition.state.receivers import ALL, Receiver, Session
-from broker.partition.state.window import Ref
+from broker.partition.state.window import Ref, number_of
 from storage.records import (
     CorruptRecord,
     Field,
@@ -36,12 +36,12 @@ from storage.records import (
 from storage.store import Store, Table
 
 PAGE = 1000
-_number = Struct(">Q").pack
+_packed = Struct(">Q").pack
 
 
 def session_of(ref: Ref) -> str:
     """The session of a message of a queue that requires sessions."""
-    overlay = ref[3]
+    overlay = ref[3]  # unpacking takes longer, and this is done for each message
     assert overlay is not None
     session_id: str = overlay[Field.SESSION]
     return session_id
@@ -69,13 +69,13 @@ class Sessions:
         queue_id, locked, offered, awake, limit = self._queue_id, self.locked, self.offered, self.awake, self._window
         listed = []
         for ref in refs:
-            session_id = session_of(ref)
+            number, session_id = ref[0], session_of(ref)
             session = locked.get(session_id)
             if session is None:
-                offered.add(session_id, ref[0])
-                listed.append((session_entry_key(queue_id, Place.AVAILABLE, session_id.encode(), ref[0]), b""))
+                offered.add(session_id, number)
+                listed.append((session_entry_key(queue_id, Place.AVAILABLE, session_id.encode(), number), b""))
                 continue
-            listed.append((session.prefix + _number(ref[0]), b""))
+            listed.append((session.prefix + _packed(number), b""))
             awake[session_id] = session
             window = session.window
             if window.cursor == ALL:
@@ -84,7 +84,7 @@ class Sessions:
                 elif len(window.entries) - window.head < limit:
                     window.fill([ref], ALL)
                 else:
-                    window.cursor = ref[0]  # from here on they are fetched later
+                    window.cursor = number  # from here on they are fetched later
         self._store.put_many(Table.SESSION_ENTRIES, listed)
 
     def leave(self, messages: Iterable[Held]) -> None:
@@ -92,12 +92,12 @@ class Sessions:
         queue_id, locked, offered = self._queue_id, self.locked, self.offered
         keys, perhaps_empty = [], set()
         for ref, _, _, place, _, _ in messages:
-            session_id = session_of(ref)
+            number, session_id = ref[0], session_of(ref)
             session = locked.get(session_id)
             if session is not None and place == Place.AVAILABLE:
-                keys.append(session.prefix + _number(ref[0]))
+                keys.append(session.prefix + _packed(number))
                 continue
-            keys.append(session_entry_key(queue_id, place, session_id.encode(), ref[0]))
+            keys.append(session_entry_key(queue_id, place, session_id.encode(), number))
             if session_id in offered:
                 perhaps_empty.add(session_id)
         self._store.delete_many(Table.SESSION_ENTRIES, keys)
@@ -112,7 +112,7 @@ class Sessions:
 
     def put(self, place: Place, ref: Ref) -> None:
         """An entry was put there that is not available."""
-        key = session_entry_key(self._queue_id, place, session_of(ref).encode(), ref[0])
+        key = session_entry_key(self._queue_id, place, session_of(ref).encode(), number_of(ref))
         self._store.put(Table.SESSION_ENTRIES, key, b"")
 
     def drop(self, place: Place, number: int) -> None:
@@ -126,9 +126,10 @@ class Sessions:
 
     def put_back(self, ref: Ref, locks: Locks) -> None:
         """An available message that was handed out is to be had again."""
-        session = self.locked.get(session_of(ref))
+        session_id = session_of(ref)
+        session = self.locked.get(session_id)
         if session is None:
-            self.offered.add(session_of(ref), ref[0])
+            self.offered.add(session_id, number_of(ref))
             return
         session.window.put_back(ref)
         if len(session.window.returned) > self._window:
@@ -149,13 +150,16 @@ class Sessions:
 
     def _reset(self, session: Session, locks: Locks) -> None:
         held = (locks.held[token] for token in session.tokens)
-        session.window.reset({each[0][0] for each in held if each[3] == Place.AVAILABLE})
+        session.window.reset({number_of(ref) for ref, _, _, place, _, _ in held if place == Place.AVAILABLE})
 
     def fetch(self, session: Session, limit: int) -> list[tuple[int, bytes]]:
         """The next entries behind the window's end, (sequence number, queue entry), which the caller fills in."""
         limit = min(limit, self._window)
         found = self.entries(Place.AVAILABLE, session.key, session.window.cursor, limit)
-        session.window.cursor = found[-1][0] + 1 if len(found) == limit else ALL
+        session.window.cursor = ALL
+        if len(found) == limit:
+            last_number, _ = found[-1]
+            session.window.cursor = last_number + 1
         return found
 
     def entries(self, place: Place, key: bytes, from_number: int, limit: int) -> list[tuple[int, bytes]]:
@@ -203,7 +207,10 @@ class Sessions:
         return found
 
     def next_deadline_ms(self) -> int | None:
-        return self._deadlines[0][0] if self._deadlines else None
+        if not self._deadlines:
+            return None
+        deadline_ms, _, _ = self._deadlines[0]
+        return deadline_ms
 
 
 def first_entries(store: Store, queue_id: int, after: bytes | None = None) -> Iterator[tuple[bytes, int]]:
@@ -216,7 +223,7 @@ def first_entries(store: Store, queue_id: int, after: bytes | None = None) -> It
         start = _behind(start)
     end = session_entry_key(queue_id, Place.AVAILABLE + 1, b"", 0)
     while items := store.scan(Table.SESSION_ENTRIES, start, end, 1):
-        key = items[0][0]
+        [(key, _)] = items
         _, _, session_id, number = unpack_session_entry_key(key)
         yield session_id, number
         start = _behind(key)
@@ -239,8 +246,10 @@ def sessions_with_state(store: Store, queue_id: int, after: bytes | None = None)
                 row = decode_session(value)
             except CorruptRecord:
                 row = SessionRow(0, 0)
-            yield unpack_session_key(key)[1], row
-        start = items[-1][0] + b"\0"
+            _, session_id = unpack_session_key(key)
+            yield session_id, row
+        last_key, _ = items[-1]
+        start = last_key + b"\0"
 
 
 def states_bytes(store: Store, queue_id: int) -> int:

@@ -453,7 +453,7 @@ def _publish_some(core: Core, queue: Queue, count: int) -> bool:
     for key, value in store.scan(Table.QUEUE, start, end, min(count, core.work_left() // least_work + 1)):
         if done and (fan_out.is_full() or read_bytes >= core.settings.step_bytes):
             break
-        number = unpack_queue_key(key)[2]
+        _, _, number = unpack_queue_key(key)
         try:
             message_id, _, overlay = decode_entry(value)
         except CorruptRecord:
