@@ -56,6 +56,14 @@ class Verdict(NamedTuple):
     refused: list[BrokerError]
 
 
+class Refused(NamedTuple):
+    """Messages that are refused for good, for the same reason; an item of the answer `Op.FORWARDED` (broker.wire)."""
+
+    name: str  # of the error
+    text: str
+    numbers: list[int]  # sequence numbers
+
+
 def refusal(core: Core, entity_id: int, name: str = "") -> BrokerError | None:
     """Why nothing can be forwarded to the entity, whatever its size; `name` is what it is known by."""
     terms = core.terms.get(entity_id)
@@ -92,14 +100,13 @@ def judge(core: Core, entity_ids: Sequence[int], sizes: Sequence[int]) -> Verdic
 
 def take_over(
     core: Core, store_id: bytes, source: int, entity_id: int, entries: Sequence[Any], now_ms: int
-) -> tuple[int, list[Any], str]:
+) -> tuple[int, list[Refused], str]:
     """Take over what the queue `source` of the store `store_id` forwards; `entries` are flat, ENTRY items each.
 
     It is all for the entity, or with `entity_id` 0 each overlay has its own as the destination.
 
     Returns the sequence number up to which all of them are taken over, now or before; the next that are refused for
-    good, as [error name, text, [sequence numbers]]; and why nothing more can be taken now, if so. Without entries it
-    only tells the mark.
+    good; and why nothing more can be taken now, if so. Without entries it only tells the mark.
     """
     key = mark_key(store_id, source)
     mark = _mark(core, key)
@@ -125,12 +132,12 @@ def take_over(
             arrive(core, core.queue(queue_id_of(destination)), messages, now_ms)
         mark = numbers[new + verdict.accepted - 1]
         core.store.put(Table.MARKS, key, encode_mark(mark))
-    refused: list[Any] = []
+    refused: list[Refused] = []
     for number, error in zip(numbers[new + verdict.accepted :], verdict.refused, strict=False):
         name, text = type(error).__name__, str(error)
-        if not refused or refused[-1][:2] != [name, text]:
-            refused.append([name, text, []])
-        refused[-1][2].append(number)
+        if not refused or (refused[-1].name, refused[-1].text) != (name, text):
+            refused.append(Refused(name, text, []))
+        refused[-1].numbers.append(number)
     return mark, refused, ""
 
 

@@ -13,7 +13,7 @@ answer, the queue tries again later, from the same message on.
 """
 
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from broker.errors import BrokerError, NotAllowed
 from broker.namespace.entities import MAX_HOPS
@@ -34,11 +34,12 @@ from broker.partition.messages.moves import (
 from broker.partition.state.core import Core
 from broker.partition.state.idleness import use
 from broker.partition.state.lanes import destination_of
-from broker.partition.state.locks import Held
+from broker.partition.state.locks import Held, ref_of
 from broker.partition.state.outbox import Outbox
 from broker.partition.state.queue import Queue
 from broker.partition.state.terms import Kind
 from broker.partition.state.timers import Due
+from broker.partition.state.window import message_id_of, number_of
 from protocol import error_texts
 from storage.queue_ids import Part, queue_id_of
 from storage.records import (
@@ -61,8 +62,13 @@ from storage.store import StoreError, Table
 HOPS_EXCEEDED = "MaxTransferHopCountExceeded"
 HOPS_TEXT = f"The maximum number of allowed hops when forwarding between queues or topics is {MAX_HOPS}."
 
-# A message out of its queue, neither available nor on its way: what is known of it, its record, what travels with it.
-Travelling = tuple[Held, bytes, Overlay]
+
+class Travelling(NamedTuple):
+    """A message out of its queue, neither available nor on its way. `overlay` is what travels with its record."""
+
+    held: Held
+    record: bytes
+    overlay: Overlay
 
 
 def forwards(queue: Queue) -> NotAllowed:
@@ -172,8 +178,8 @@ def _step_of_lane(core: Core, queue: Queue, lane: Outbox, now_ms: int, commands:
     if here:
         _move(core, queue, lane, travelling, destinations, now_ms)
     elif travelling:
-        for (_, _, overlay), destination in zip(travelling, destinations, strict=True):
-            overlay[Field.DESTINATION] = destination
+        for each, destination in zip(travelling, destinations, strict=True):
+            each.overlay[Field.DESTINATION] = destination
         _send(core, queue, lane, 0, travelling, used_bytes, commands)
     if more or (here and travelling):  # some may have been put back
         core.turn.wake(queue)
@@ -182,9 +188,11 @@ def _step_of_lane(core: Core, queue: Queue, lane: Outbox, now_ms: int, commands:
 
 def _destination(core: Core, outbox: Outbox, name: str) -> int | None:
     """The entity id of the queue or topic, None if there is none."""
-    if outbox.destination[0] != name or outbox.destination[1] not in core.terms:
-        outbox.destination = (name, _entity_id(core, name))
-    return outbox.destination[1] or None
+    known_name, entity_id = outbox.destination
+    if known_name != name or entity_id not in core.terms:
+        entity_id = _entity_id(core, name)
+        outbox.destination = (name, entity_id)
+    return entity_id or None
 
 
 def _entity_id(core: Core, name: str) -> int:
@@ -220,7 +228,7 @@ def _take(core: Core, queue: Queue, now_ms: int) -> tuple[list[Travelling], int,
     travelling: list[Travelling] = []
     without_expiry = queue.is_dead_letter  # there a time to live has ended, or is not observed
     for ref, record, due_ms in taken:
-        number, overlay = ref[0], ref[3]
+        number, _, _, overlay = ref
         held = unlocked(ref, len(record), due_ms, Place.AVAILABLE)
         if overlay is None:
             overlay = {Field.ENQUEUE_SEQUENCE_NUMBER: number, Field.HOPS: 1}
@@ -232,10 +240,10 @@ def _take(core: Core, queue: Queue, now_ms: int) -> tuple[list[Travelling], int,
             overlay = {Field.ENQUEUE_SEQUENCE_NUMBER: number, **overlay, Field.HOPS: hops}
         if without_expiry and (overlay_expires_ms(overlay) or message_expires_ms(record)) != NEVER:
             overlay[Field.EXPIRES_MS] = NEVER
-        travelling.append((held, record, overlay))
+        travelling.append(Travelling(held, record, overlay))
     outbox = queue.outbox
     if travelling and outbox is not None:
-        outbox.highest = max(outbox.highest, travelling[-1][0][0][0])
+        outbox.highest = max(outbox.highest, number_of(ref_of(travelling[-1].held)))
     return travelling, used_bytes, is_cut or used_bytes > 0
 
 
@@ -254,11 +262,12 @@ def _take_of_lane(core: Core, queue: Queue, lane: Outbox) -> tuple[list[Travelli
     known = queue.transfers.destinations
     errors: dict[str, BrokerError | None] = {}  # by name
     for ref, record in taken:
+        number, _, _, own = ref
         name = destination_of(ref)
-        overlay = {Field.ENQUEUE_SEQUENCE_NUMBER: ref[0], **(ref[3] or {}), Field.HOPS: 1}
+        overlay = {Field.ENQUEUE_SEQUENCE_NUMBER: number, **(own or {}), Field.HOPS: 1}
         del overlay[Field.DESTINATION]
         held = unlocked(ref, len(record), NEVER, Place.AVAILABLE)
-        if ref[0] <= lane.taken:
+        if number <= lane.taken:
             gone.append(held)
             continue
         if name not in errors:
@@ -269,7 +278,7 @@ def _take_of_lane(core: Core, queue: Queue, lane: Outbox) -> tuple[list[Travelli
         if (error := errors[name]) is not None:
             _give_up(core, queue, held, type(error).__name__, str(error))
             continue
-        travelling.append((held, record, overlay))
+        travelling.append(Travelling(held, record, overlay))
         destinations.append(known[name])
     _gone(core, queue, gone)
     return travelling, destinations, used_bytes, more
@@ -282,7 +291,7 @@ def _give_up(core: Core, queue: Queue, held: Held, reason: str, text: str) -> No
 def _return(core: Core, queue: Queue, outbox: Outbox, held: Held, now_ms: int) -> None:
     """It could not move on now, and is available again."""
     if queue.transfers is not None:
-        outbox.window.put_back(held[0])
+        outbox.window.put_back(ref_of(held))
     else:
         put_back(core, queue, held, now_ms)
 
@@ -305,7 +314,8 @@ def _move(
         discard(core, queue, [held for held, _, _ in messages], keep_bodies=as_they_are)
         if as_they_are:
             entries = [
-                (held[0][1], len(record), message_expires_ms(record), overlay) for held, record, overlay in messages
+                (message_id_of(ref_of(held)), len(record), message_expires_ms(record), overlay)
+                for held, record, overlay in messages
             ]
             enter(core, target, entries, now_ms)
         else:
@@ -334,7 +344,7 @@ def _send(
     forward = queue.locks.forward
     for held, record, overlay in travelling:
         forward(held)
-        entries += (held[0][0], record, overlay)
+        entries += (number_of(ref_of(held)), record, overlay)
     _command(core, queue, outbox, destination, entries, size_bytes, commands)
 
 
@@ -409,7 +419,7 @@ def _answered(core: Core, queue_id: int, partition: int) -> tuple[Queue, Outbox]
     found = forwarding.awaited.pop((queue_id, partition), None)
     if found is None:
         return None
-    outbox = found[1]
+    _, outbox = found
     outbox.awaited = False
     forwarding.bytes -= outbox.sent_bytes
     if forwarding.waiting:
@@ -430,22 +440,23 @@ def _delete_taken(core: Core, queue: Queue, up_to: int) -> None:
     found: list[Held] = []
     unreadable: list[tuple[int, int | None]] = []
     for key, value in core.store.scan(Table.QUEUE, start, end, 1 << 32):
-        number = unpack_queue_key(key)[2]
+        _, _, number = unpack_queue_key(key)
         try:
-            ref = (number, *decode_entry(value))
+            message_id, delivery_count, overlay = decode_entry(value)
         except CorruptRecord:
             unreadable.append((number, None))
             continue
-        record = core.bodies.read_one(ref[1])
+        record = core.bodies.read_one(message_id)
         if record is None:
-            unreadable.append((number, ref[1]))
+            unreadable.append((number, message_id))
             continue
-        due_ms = NEVER if queue.is_dead_letter else overlay_expires_ms(ref[3]) or message_expires_ms(record)
+        due_ms = NEVER if queue.is_dead_letter else overlay_expires_ms(overlay) or message_expires_ms(record)
+        ref = (number, message_id, delivery_count, overlay)
         found.append(unlocked(ref, len(record), due_ms, Place.AVAILABLE))
     _gone(core, queue, found)
-    for number, message_id in unreadable:
-        set_aside(core, queue, Place.AVAILABLE, number, message_id)
-    queue.forget([(ref[0], ref[3]) for ref, *_ in found])
+    for number, body_of in unreadable:
+        set_aside(core, queue, Place.AVAILABLE, number, body_of)
+    queue.forget([(number, overlay) for (number, _, _, overlay), *_ in found])
 
 
 def unanswered(core: Core, partitions: Collection[int], now_ms: int) -> None:
@@ -468,6 +479,7 @@ def _arm(core: Core, queue: Queue, outbox: Outbox) -> None:
 
 def forget(core: Core, queue_id: int) -> None:
     """The queue is deleted."""
-    for key in [key for key in core.forwarding.awaited if key[0] == queue_id]:
-        _answered(core, *key)
+    for awaiting_id, partition in list(core.forwarding.awaited):
+        if awaiting_id == queue_id:
+            _answered(core, queue_id, partition)
     core.forwarding.waiting.pop(queue_id, None)
