@@ -163,6 +163,15 @@ def test_a_port_in_use_is_one_message_with_the_setting(broker, flag, setting):
     assert "Traceback" not in log
 
 
+@pytest.mark.xfail(strict=True, reason="whoever answers on its ports is taken for it")
+def test_another_broker_on_its_ports_is_not_taken_for_it(broker, tmp_path):
+    broker.start()
+    second = Broker(tmp_path / "second", QUEUE)
+    second.amqp_port, second.ops_port = broker.amqp_port, broker.ops_port
+    with pytest.raises(BrokerFailed, match="cannot listen"):
+        second.start()
+
+
 @pytest.mark.parametrize("content", [None, "not a certificate"], ids=["missing", "nonsense"])
 def test_a_certificate_that_cannot_be_used_is_one_message_with_the_setting(tmp_path, content):
     certificate = tmp_path / "server.pem"
