@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -27,14 +28,20 @@ class BrokerFailed(Exception):
     """The broker did not start or stop as it should; the text ends with its log."""
 
 
+# Below those that systems give to outgoing connections: a port that is free stays so until its broker listens.
+PORTS = range(10_240, 32_768)
+
+
 def free_ports(count: int) -> list[int]:
     """Ports free at this moment; all sockets are held until the last is found, so that they differ."""
+    chance = random.SystemRandom()  # tests that run side by side may have seeded theirs alike
     with contextlib.ExitStack() as stack:
-        ports = []
-        for _ in range(count):
+        ports: list[int] = []
+        while len(ports) < count:
             held = stack.enter_context(socket.socket())
-            held.bind(("127.0.0.1", 0))
-            ports.append(int(held.getsockname()[1]))
+            with contextlib.suppress(OSError):
+                held.bind(("127.0.0.1", chance.choice(PORTS)))
+                ports.append(int(held.getsockname()[1]))
         return ports
 
 
@@ -99,11 +106,12 @@ class Broker:
         command += ["--config", str(self.config_file), "--data-dir", str(self.data_dir)]
         command += ["--amqp-port", str(self.amqp_port), "--ops-port", str(self.ops_port), *self.arguments]
         with self.log_file.open("ab") as log:
+            said_before = log.tell()
             self._process = subprocess.Popen(
                 command, cwd=REPOSITORY, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
         try:
-            self._wait_until_ready()
+            self._wait_until_ready(said_before)
         except BrokerFailed:
             self.kill()
             raise
@@ -163,13 +171,14 @@ class Broker:
             log.seek(max(0, os.fstat(log.fileno()).st_size - LOG_TAIL_BYTES))
             return f"--- {self.log_file} ---\n{log.read().decode(errors='replace')}"
 
-    def _wait_until_ready(self) -> None:
+    def _wait_until_ready(self, said_before: int) -> None:
+        """Until it says so behind `said_before` bytes of its log: who answers on its port may be another broker."""
         deadline = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < deadline:
             if not self.running:
                 raise BrokerFailed(f"ended while starting\n{self.log()}")
             with contextlib.suppress(OSError):
-                if self.get("/readyz")[0] == 200:
+                if b" is ready." in self.log_file.read_bytes()[said_before:] and self.get("/readyz")[0] == 200:
                     return
             time.sleep(0.02)
         raise BrokerFailed(f"not ready after {START_TIMEOUT_S:.0f} s\n{self.log()}")

@@ -163,7 +163,6 @@ def test_a_port_in_use_is_one_message_with_the_setting(broker, flag, setting):
     assert "Traceback" not in log
 
 
-@pytest.mark.xfail(strict=True, reason="whoever answers on its ports is taken for it")
 def test_another_broker_on_its_ports_is_not_taken_for_it(broker, tmp_path):
     broker.start()
     second = Broker(tmp_path / "second", QUEUE)
