@@ -75,7 +75,10 @@ class UnsentOutput:
         sent = self._sent_to()
         while self._outputs and self._position - self._kept_bytes + len(self._outputs[0]) <= sent:
             self._kept_bytes -= len(self._outputs.popleft())
-        while self._retained and self._retained[0][0] <= sent:
+        while self._retained:
+            position, _, _ = self._retained[0]
+            if position > sent:
+                break
             self._retained.popleft()
         return max(0, sent - (self._position - self._kept_bytes))
 

@@ -86,7 +86,7 @@ def refusal(
 def written_bytes(queue: Queue, tokens: Sequence[bytes], properties: Properties | None) -> int:
     """Of properties, by a settlement that leaves these messages in the store."""
     held = [queue.locks.held[token] for token in tokens if token in queue.locks.held]
-    before = [(ref[3] or {}).get(Field.PROPERTIES) or {} for ref, *_ in held]
+    before = [(overlay or {}).get(Field.PROPERTIES) or {} for (_, _, _, overlay), *_ in held]
     added_bytes = sum(map(_size, (properties or {}).items()))
     return sum(sum(map(_size, each.items())) + added_bytes for each in before)
 
