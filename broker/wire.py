@@ -45,6 +45,7 @@ to the gateway's connection, and is rolled back with it. The first half of its i
 
 from collections.abc import Hashable, Iterable, Sequence
 from enum import IntEnum
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgpack
@@ -57,39 +58,299 @@ TRANSACTION_OWNER_BYTES = 8  # of a transaction's id: of which connection it is
 
 
 class Op(IntEnum):
+    """What a message is: its first item. See the class of the same name."""
+
     # gateway -> worker
-    SEND = 1  # partition, channel, queue, [message, ...]: as many deliveries
-    SEND_BATCH = 2  # partition, channel, queue, [message, ...]: one delivery, all or nothing
-    OPEN_RECEIVER = 3  # partition, channel, queue, receive_and_delete, session | None
-    GRANT = 4  # partition, channel, limit
-    DRAIN = 5  # partition, channel, limit
-    # `unsent_from`: the client cannot have the deliveries with this token and later ones, nor those it does not know of
-    CLOSE_RECEIVER = 6  # partition, channel, broken, unsent_from
-    SETTLE = 7  # partition, queue, outcome, [channel, count of its tokens, ...], [token, ...], properties | None
-    REQUEST = 8  # partition, request id, name, queue, [argument, ...]
-    RESTORE = 9  # partition, queue, [entry items, ...]: received and deleted, but never put on the wire
-    # worker -> another worker; entries are flat, 3 items per message: sequence number, message record, overlay
-    # of a transfer queue: entity id 0, each overlay has its own as `storage.records.Field.DESTINATION`
-    FORWARD = 10  # partition, store id, source partition, source queue, entity id, [entry items, ...]
-    # The answer: source partition, source queue, partition that answers, all taken up to this sequence number, those
-    # refused as [error name, text, [sequence number, ...]], and why nothing more is taken now, or "".
+    SEND = 1
+    SEND_BATCH = 2
+    OPEN_RECEIVER = 3
+    GRANT = 4
+    DRAIN = 5
+    CLOSE_RECEIVER = 6
+    SETTLE = 7
+    REQUEST = 8
+    RESTORE = 9
+    # worker -> another worker, and back
+    FORWARD = 10
     FORWARDED = 11
     # a worker -> the worker of partition 0
-    REMOVE = 12  # [entity id, ...]: deleted where they lived, and to be taken out of the catalog
+    REMOVE = 12
     # worker -> gateway, and the first and those of the catalog -> another worker as well
-    HELLO = 100  # version, [partition, ...]
-    SENT = 101  # channel, count of deliveries stored
-    REFUSED = 102  # channel, count of deliveries refused, error name, text
-    OPENED = 103  # channel, and of a receiver of a session: session id, locked_until_ms
-    CLOSED = 104  # channel, error name, text: refused, or detached by the broker; closed as asked if both are empty
-    DRAINED = 105  # channel, deliveries since it was opened
-    SETTLED = 106  # [channel, count, ...]
-    UNSETTLED = 107  # channel, count, error name, text
-    DELIVER = 108  # channel, locked_until_ms, [entry items, ...]
-    REPLY = 109  # request id, result
-    FAILED = 110  # request id, error name, text
-    CATALOG = 111  # version, [definition, ...]: when the connection is made
-    DELETED = 112  # version, [entity id, ...]: the catalog has these no more
+    HELLO = 100
+    SENT = 101
+    REFUSED = 102
+    OPENED = 103
+    CLOSED = 104
+    DRAINED = 105
+    SETTLED = 106
+    UNSETTLED = 107
+    DELIVER = 108
+    REPLY = 109
+    FAILED = 110
+    CATALOG = 111
+    DELETED = 112
+
+
+# Each message is a tuple whose first item is its `Op`, which the function of the same name puts there.
+
+
+class Send(NamedTuple):
+    """As many deliveries as messages; SEND_BATCH: one delivery, all or nothing."""
+
+    op: int
+    partition: int
+    channel: int
+    queue: int
+    messages: Sequence[Any]
+
+
+class OpenReceiver(NamedTuple):
+    op: int
+    partition: int
+    channel: int
+    queue: int
+    receive_and_delete: bool
+    session: Any  # None, or as above
+
+
+class Credit(NamedTuple):
+    """GRANT: so many deliveries may come. DRAIN: and those that cannot come now are given up."""
+
+    op: int
+    partition: int
+    channel: int
+    limit: int
+
+
+class CloseReceiver(NamedTuple):
+    """`unsent_from`: the client cannot have the deliveries with this token and later ones, nor those unknown to it."""
+
+    op: int
+    partition: int
+    channel: int
+    broken: bool
+    unsent_from: bytes | None
+
+
+class Settle(NamedTuple):
+    """`channels` are flat: channel, count of its tokens, ..."""
+
+    op: int
+    partition: int
+    queue: int
+    outcome: int
+    channels: Sequence[int]
+    tokens: Sequence[bytes]
+    properties: dict[str, Any] | None
+
+
+class Request(NamedTuple):
+    op: int
+    partition: int
+    number: int
+    name: str
+    queue: int
+    arguments: list[Any]
+
+
+class Restore(NamedTuple):
+    """What was received and deleted, but never put on the wire. `entries` are flat, as in DELIVER."""
+
+    op: int
+    partition: int
+    queue: int
+    entries: Sequence[Any]
+
+
+class Forward(NamedTuple):
+    """`entries` are flat, 3 items a message: sequence number, message record, overlay.
+
+    Of a transfer queue the entity id is 0, and each overlay has its own as `storage.records.Field.DESTINATION`.
+    """
+
+    op: int
+    partition: int
+    store_id: bytes
+    source_partition: int
+    source: int  # queue id
+    entity_id: int
+    entries: Sequence[Any]
+
+
+class Forwarded(NamedTuple):
+    """All was taken up to this sequence number, but what was refused: [error name, text, [sequence number, ...]].
+
+    `busy` says why nothing more is taken now, or is empty.
+    """
+
+    op: int
+    source_partition: int
+    source: int
+    by: int  # the partition that answers
+    up_to: int
+    refused: Sequence[Any]
+    busy: str
+
+
+class Remove(NamedTuple):
+    """These were deleted where they lived, and are to be taken out of the catalog."""
+
+    op: int
+    entity_ids: Sequence[int]
+
+
+class Hello(NamedTuple):
+    op: int
+    version: int
+    partitions: Sequence[int]
+
+
+class Sent(NamedTuple):
+    """So many deliveries are stored."""
+
+    op: int
+    channel: int
+    deliveries: int
+
+
+class Refused(NamedTuple):
+    """REFUSED: so many deliveries are not stored, and why. UNSETTLED: not settled."""
+
+    op: int
+    channel: int
+    deliveries: int
+    error: str  # name of a BrokerError
+    text: str
+
+
+class Opened(NamedTuple):
+    """With the session that a receiver of one has got."""
+
+    op: int
+    channel: int
+    session_id: str = ""
+    locked_until_ms: int = 0
+
+
+class Closed(NamedTuple):
+    """Refused, or detached by the broker; closed as asked if both texts are empty."""
+
+    op: int
+    channel: int
+    error: str = ""
+    text: str = ""
+
+
+class Drained(NamedTuple):
+    op: int
+    channel: int
+    delivered: int  # since it was opened
+
+
+class Settled(NamedTuple):
+    """`channels` are flat: channel, count of its settlements, ..."""
+
+    op: int
+    channels: Sequence[int]
+
+
+class Deliver(NamedTuple):
+    op: int
+    channel: int
+    locked_until_ms: int
+    entries: list[Any]
+
+
+class Reply(NamedTuple):
+    op: int
+    number: int
+    result: Any
+
+
+class Failed(NamedTuple):
+    op: int
+    number: int
+    error: str
+    text: str
+
+
+class Catalog(NamedTuple):
+    """All definitions: when the connection is made."""
+
+    op: int
+    version: int
+    definitions: list[Any]
+
+
+class Deleted(NamedTuple):
+    """The catalog of this version has these no more."""
+
+    op: int
+    version: int
+    entity_ids: Sequence[int]
+
+
+# What is for one partition.
+Command = Send | OpenReceiver | Credit | CloseReceiver | Settle | Request | Restore | Forward
+
+Message = (
+    Send | OpenReceiver | Credit | CloseReceiver | Settle | Request | Restore | Forward | Forwarded | Remove | Hello
+    | Sent | Refused | Opened | Closed | Drained | Settled | Deliver | Reply | Failed | Catalog | Deleted
+)  # fmt: skip
+
+_KINDS: dict[int, type[Message]] = {
+    Op.SEND: Send,
+    Op.SEND_BATCH: Send,
+    Op.OPEN_RECEIVER: OpenReceiver,
+    Op.GRANT: Credit,
+    Op.DRAIN: Credit,
+    Op.CLOSE_RECEIVER: CloseReceiver,
+    Op.SETTLE: Settle,
+    Op.REQUEST: Request,
+    Op.RESTORE: Restore,
+    Op.FORWARD: Forward,
+    Op.FORWARDED: Forwarded,
+    Op.REMOVE: Remove,
+    Op.HELLO: Hello,
+    Op.SENT: Sent,
+    Op.REFUSED: Refused,
+    Op.OPENED: Opened,
+    Op.CLOSED: Closed,
+    Op.DRAINED: Drained,
+    Op.SETTLED: Settled,
+    Op.UNSETTLED: Refused,
+    Op.DELIVER: Deliver,
+    Op.REPLY: Reply,
+    Op.FAILED: Failed,
+    Op.CATALOG: Catalog,
+    Op.DELETED: Deleted,
+}
+
+send = partial(Send, Op.SEND)
+send_batch = partial(Send, Op.SEND_BATCH)
+open_receiver = partial(OpenReceiver, Op.OPEN_RECEIVER)
+grant = partial(Credit, Op.GRANT)
+drain = partial(Credit, Op.DRAIN)
+close_receiver = partial(CloseReceiver, Op.CLOSE_RECEIVER)
+settle = partial(Settle, Op.SETTLE)
+request = partial(Request, Op.REQUEST)
+restore = partial(Restore, Op.RESTORE)
+forward = partial(Forward, Op.FORWARD)
+forwarded = partial(Forwarded, Op.FORWARDED)
+remove = partial(Remove, Op.REMOVE)
+hello = partial(Hello, Op.HELLO)
+sent = partial(Sent, Op.SENT)
+refused = partial(Refused, Op.REFUSED)
+opened = partial(Opened, Op.OPENED)
+closed = partial(Closed, Op.CLOSED)
+drained = partial(Drained, Op.DRAINED)
+settled = partial(Settled, Op.SETTLED)
+unsettled = partial(Refused, Op.UNSETTLED)
+deliver = partial(Deliver, Op.DELIVER)
+reply = partial(Reply, Op.REPLY)
+failed = partial(Failed, Op.FAILED)
+catalog = partial(Catalog, Op.CATALOG)
+deleted = partial(Deleted, Op.DELETED)
 
 
 # Requests with a `receiver`, and which of the arguments that is.
@@ -155,22 +416,23 @@ def unpack_operations(packed: Iterable[Any]) -> list[Operation]:
 
 # So many items of one command are done at once. What is more is a command of its own.
 ITEMS_AT_ONCE = 256
-# Commands whose items are independent of each other: where they are, and how many values each has.
-_INDEPENDENT = {Op.SEND: (4, 1), Op.SETTLE: (5, 1), Op.RESTORE: (3, ENTRY)}
 
 
-def cut(command: list[Any]) -> tuple[list[Any], list[Any] | None]:
-    """A command of no more than ITEMS_AT_ONCE independent items, and one of the rest, if there are more."""
-    found = _INDEPENDENT.get(command[0])
-    if found is None or len(command[found[0]]) <= ITEMS_AT_ONCE * found[1]:
-        return command, None
-    at, values = found
-    items, end = command[at], ITEMS_AT_ONCE * values
-    first, rest = [*command], [*command]
-    first[at], rest[at] = items[:end], items[end:]
-    if command[0] == Op.SETTLE:
-        first[4], rest[4] = _cut_channels(command[4])
-    return first, rest
+def cut(command: Command | Remove) -> tuple[Command | Remove, Command | None]:
+    """A command of no more than ITEMS_AT_ONCE items that are independent of each other, and one of the rest, if any."""
+    match command:
+        case Send(op=Op.SEND) if len(command.messages) > ITEMS_AT_ONCE:
+            first, rest = command.messages[:ITEMS_AT_ONCE], command.messages[ITEMS_AT_ONCE:]
+            return command._replace(messages=first), command._replace(messages=rest)
+        case Restore() if len(command.entries) > ITEMS_AT_ONCE * ENTRY:
+            end = ITEMS_AT_ONCE * ENTRY
+            return command._replace(entries=command.entries[:end]), command._replace(entries=command.entries[end:])
+        case Settle() if len(command.tokens) > ITEMS_AT_ONCE:
+            first, rest = command.tokens[:ITEMS_AT_ONCE], command.tokens[ITEMS_AT_ONCE:]
+            channels, others = _cut_channels(command.channels)
+            return command._replace(tokens=first, channels=channels), command._replace(tokens=rest, channels=others)
+        case _:
+            return command, None
 
 
 def _cut_channels(channels: Sequence[int]) -> tuple[list[int], list[int]]:
@@ -188,6 +450,7 @@ def _cut_channels(channels: Sequence[int]) -> tuple[list[int], list[int]]:
     return first, rest
 
 
-def unpack(frame: bytes | memoryview) -> list[list[Any]]:
-    messages: list[list[Any]] = msgpack.unpackb(frame, strict_map_key=False)
-    return messages
+def unpack(frame: bytes | memoryview) -> list[Message]:
+    """Messages of a frame of ours."""
+    kinds = _KINDS
+    return [kinds[items[0]](*items) for items in msgpack.unpackb(frame, strict_map_key=False)]

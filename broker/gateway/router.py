@@ -15,7 +15,25 @@ from broker import wire
 from broker.errors import BY_NAME, BrokerError, InternalError, OutcomeUnknown, ServerBusy
 from broker.logging import get_logger
 from broker.metrics import GatewayMetrics
-from broker.wire import Op, Outcome
+from broker.wire import (
+    Catalog,
+    Closed,
+    Command,
+    Deleted,
+    Deliver,
+    Drained,
+    Failed,
+    Hello,
+    Message,
+    Op,
+    Opened,
+    Outcome,
+    Refused,
+    Request,
+    Send,
+    Sent,
+    Settled,
+)
 from protocol import error_texts
 
 log = get_logger("gateway")
@@ -31,9 +49,6 @@ Reply = Callable[[Any, BrokerError | None], None]
 
 
 # As plain numbers: looking up a member of an enumeration costs as much as a comparison.
-_DELIVER, _SETTLED, _SENT = int(Op.DELIVER), int(Op.SETTLED), int(Op.SENT)
-_ANSWERED = frozenset(map(int, (Op.SEND, Op.SEND_BATCH, Op.REQUEST)))  # whatever becomes of them
-_NOT_OF_A_CHANNEL = frozenset(map(int, (Op.REPLY, Op.FAILED, Op.HELLO, Op.CATALOG)))
 
 
 class Channel(Protocol):
@@ -98,7 +113,7 @@ class WorkerConnection(asyncio.Protocol):
         self._router = router
         self._transport: asyncio.Transport | None = None
         self._packer = msgpack.Packer(autoreset=False)
-        self._packed: list[Sequence[Any]] = []  # the commands that the packer holds
+        self._packed: list[Command] = []  # the commands that the packer holds
         self._chunks: list[bytes] = []
         self._chunk_bytes = 0
         self._wanted = 4  # bytes of the frame that has begun
@@ -218,7 +233,7 @@ class WorkerConnection(asyncio.Protocol):
 
     # -- commands
 
-    def post(self, command: Sequence[Any]) -> bool:
+    def post(self, command: Command) -> bool:
         """Send a command with the others of this loop turn; False if the worker is not connected."""
         if self._transport is None:
             return False
@@ -226,7 +241,7 @@ class WorkerConnection(asyncio.Protocol):
             self._end_run()
         if self._is_behind:
             self._router.posted_behind.add(self)
-        if command[0] in _ANSWERED:
+        if isinstance(command, Send | Request):  # which are answered, whatever becomes of them
             self._awaits = True
         self._pack(command)
         if len(self._packer.getbuffer()) > FRAME_BYTES:
@@ -260,9 +275,9 @@ class WorkerConnection(asyncio.Protocol):
     def _end_run(self) -> None:
         run, self.run = self.run, None
         assert run is not None
-        self._pack((Op.SETTLE, run.partition, run.queue, run.outcome, run.channels, run.tokens, None))
+        self._pack(wire.settle(run.partition, run.queue, run.outcome, run.channels, run.tokens, None))
 
-    def _pack(self, command: Sequence[Any]) -> None:
+    def _pack(self, command: Command) -> None:
         try:
             self._packer.pack(command)
         except Exception:
@@ -280,7 +295,7 @@ class WorkerConnection(asyncio.Protocol):
         number = self._router.next_number()
         if self.is_stalled:
             self._answer(reply, owner, None, ServerBusy(error_texts.SERVER_BUSY))
-        elif self.post((Op.REQUEST, partition, number, name, queue, arguments)):
+        elif self.post(wire.request(partition, number, name, queue, list(arguments))):
             self._requests[number] = reply, owner
         else:
             reply(None, ServerBusy(error_texts.RESTARTING))
@@ -305,66 +320,64 @@ class WorkerConnection(asyncio.Protocol):
 
     # -- answers
 
-    def _dispatch(self, messages: Iterable[list[Any]]) -> None:
+    def _dispatch(self, messages: Iterable[Message]) -> None:
         channels = self.channels
         touched = set()
         for message in messages:
-            op = message[0]
-            if op == _SETTLED:
-                told = message[1]
-                for at in range(0, len(told), 2):
-                    channel = channels.get(told[at])
+            match message:
+                case Settled():
+                    told = message.channels
+                    for at in range(0, len(told), 2):
+                        channel = channels.get(told[at])
+                        if channel is not None:
+                            touched.add(channel.connection)
+                            try:
+                                channel.on_settled(told[at + 1], None)
+                            except Exception as error:
+                                channel.connection.fail(error)
+                case Deliver() | Sent() | Refused() | Opened() | Drained() | Closed():
+                    channel = channels.get(message.channel)
                     if channel is not None:
                         touched.add(channel.connection)
                         try:
-                            channel.on_settled(told[at + 1], None)
+                            self._tell(channel, message)
                         except Exception as error:
                             channel.connection.fail(error)
-                continue
-            if op in _NOT_OF_A_CHANNEL:
-                self._take(message)
-                continue
-            if op == Op.DELETED:
-                self._router.on_deleted(message[2])
-                continue
-            channel = channels.get(message[1])
-            if channel is None:
-                continue
-            touched.add(channel.connection)
-            try:
-                if op == _DELIVER:
-                    channel.on_deliver(message[2], message[3])
-                elif op == _SENT:
-                    channel.on_sent(message[2], None)
-                elif op == Op.REFUSED:
-                    channel.on_sent(message[2], error_named(message[3], message[4]))
-                elif op == Op.UNSETTLED:
-                    channel.on_settled(message[2], error_named(message[3], message[4]))
-                elif op == Op.OPENED:
-                    channel.on_opened(*message[2:])
-                elif op == Op.DRAINED:
-                    channel.on_drained(message[2])
-                elif op == Op.CLOSED:
-                    del channels[message[1]]
-                    channel.on_closed(error_named(message[2], message[3]) if message[2] else None)
-            except Exception as error:
-                channel.connection.fail(error)
+                case wire.Reply():
+                    if (request := self._requests.pop(message.number, None)) is not None:
+                        self._answer(*request, message.result, None)
+                case Failed():
+                    if (request := self._requests.pop(message.number, None)) is not None:
+                        self._answer(*request, None, error_named(message.error, message.text))
+                case Hello():
+                    assert message.version == wire.VERSION
+                    self._begin()
+                case Catalog():
+                    self._router.on_catalog(message.definitions)
+                case Deleted():
+                    self._router.on_deleted(message.entity_ids)
         for connection in touched:
             connection.flush()
 
-    def _take(self, message: list[Any]) -> None:
-        op = message[0]
-        if op == Op.HELLO:
-            assert message[1] == wire.VERSION
-            self._begin()
-        elif op == Op.CATALOG:
-            self._router.on_catalog(message[2])
-        elif (request := self._requests.pop(message[1], None)) is None:
-            return
-        elif op == Op.REPLY:
-            self._answer(*request, message[2], None)
-        else:
-            self._answer(*request, None, error_named(message[2], message[3]))
+    def _tell(self, channel: Channel, message: Deliver | Sent | Refused | Opened | Drained | Closed) -> None:
+        match message:
+            case Deliver():
+                channel.on_deliver(message.locked_until_ms, message.entries)
+            case Sent():
+                channel.on_sent(message.deliveries, None)
+            case Refused():
+                error = error_named(message.error, message.text)
+                if message.op == Op.UNSETTLED:
+                    channel.on_settled(message.deliveries, error)
+                else:
+                    channel.on_sent(message.deliveries, error)
+            case Opened():
+                channel.on_opened(message.session_id, message.locked_until_ms)
+            case Drained():
+                channel.on_drained(message.delivered)
+            case Closed():
+                del self.channels[message.channel]
+                channel.on_closed(error_named(message.error, message.text) if message.error else None)
 
     def _answer(self, reply: Reply, owner: Owner | None, result: Any, error: BrokerError | None) -> None:
         try:

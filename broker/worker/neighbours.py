@@ -10,13 +10,11 @@ The worker of the namespace's home partition is dialled at once, and again when 
 import select
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
 
 from broker import wire
 from broker.logging import get_logger
-from broker.partition.messages.hand_out import Forward
 from broker.partition.partition import Partition
-from broker.wire import Op
+from broker.wire import Catalog, Deleted, Forward, Forwarded, Hello, Remove
 from broker.worker.deletions import HOME, Deletions
 from broker.worker.peer import Peer
 
@@ -41,8 +39,8 @@ class Neighbours:
         touch: Callable[[Partition], None],
         deletions: Deletions,
     ) -> None:
-        self.inbox: list[list[Any]] = []  # commands and answers for partitions of this worker, for the next turn
-        self.answers: list[list[Any]] = []  # of partitions of this worker to others of it, made in this turn
+        self.inbox: list[Forward | Forwarded | Remove] = []  # for partitions of this worker, for the next turn
+        self.answers: list[Forwarded] = []  # of partitions of this worker to others of it, made in this turn
         self._sockets = sockets
         self._partitions = partitions
         self._partition_count = partition_count
@@ -61,16 +59,15 @@ class Neighbours:
         self.answers = []
         used: dict[int, Peer] = {}
         for forward in forwards:
-            command = [Op.FORWARD, *forward]
             if forward.partition in self._partitions:
-                self.inbox.append(command)
+                self.inbox.append(forward)
                 continue
             worker = forward.partition % len(self._sockets)
             link = self._links.get(worker) or self._dial(worker, now_ms)
             if link is None:
                 self._lost(worker, now_ms)
             else:
-                link.answers.append(command)
+                link.answers.append(forward)
                 used[worker] = link
         for worker, link in used.items():
             link.queue_answers()
@@ -88,18 +85,19 @@ class Neighbours:
                 self._drop(worker, now_ms)
                 return True
             for message in messages:
-                if message[0] == Op.FORWARDED:
-                    self.answered(message, now_ms)
-                elif message[0] == Op.HELLO:
-                    assert message[1] == wire.VERSION
-                elif message[0] == Op.CATALOG:
-                    log.info("following the catalog", version=message[1])
-                    there = {definition["entity_id"] for definition in message[2]}
-                    self.remove(self._deletions.catch_up(message[1], there, now_ms), now_ms)
-                elif message[0] == Op.DELETED and not self._deletions.follow(message[1], message[2], now_ms):
-                    log.warning("a version of the catalog was missed; the whole is asked for", version=message[1])
-                    self._drop(worker, now_ms)  # dialled again, the home tells all of it
-                    return True
+                match message:
+                    case Forwarded():
+                        self.answered(message, now_ms)
+                    case Hello():
+                        assert message.version == wire.VERSION
+                    case Catalog():
+                        log.info("following the catalog", version=message.version)
+                        there = {definition["entity_id"] for definition in message.definitions}
+                        self.remove(self._deletions.catch_up(message.version, there, now_ms), now_ms)
+                    case Deleted() if not self._deletions.follow(message.version, message.entity_ids, now_ms):
+                        log.warning("missed a version of the catalog; asking for all of it", version=message.version)
+                        self._drop(worker, now_ms)  # dialled again, the home tells all of it
+                        return True
         if event & select.EPOLLOUT:
             self._write(worker, link, now_ms)
         return True
@@ -115,7 +113,7 @@ class Neighbours:
         """
         if not entity_ids:
             return
-        command = [Op.REMOVE, list(entity_ids)]
+        command = wire.remove(list(entity_ids))
         if HOME in self._partitions:
             self.inbox.append(command)
         elif (link := self._links.get(self._home)) is not None:
@@ -123,11 +121,10 @@ class Neighbours:
             link.queue_answers()
             self._write(self._home, link, now_ms)
 
-    def answered(self, message: list[Any], now_ms: int) -> None:
-        """FORWARDED, from whichever side."""
-        _, number, source, by, up_to, refused, busy = message
-        partition = self._partitions[number]
-        partition.taken_over(source, by, up_to, refused, busy, now_ms)
+    def answered(self, answer: Forwarded, now_ms: int) -> None:
+        """From whichever side."""
+        partition = self._partitions[answer.source_partition]
+        partition.taken_over(answer.source, answer.by, answer.up_to, answer.refused, answer.busy, now_ms)
         self._touch(partition)
 
     def _dial(self, worker: int, now_ms: int, quiet: bool = False) -> Peer | None:

@@ -2,11 +2,11 @@
 
 import socket
 from collections import deque
-from typing import Any
 
 import msgpack
 
 from broker import wire
+from broker.wire import Message
 
 READ_BYTES = 1 << 20
 # One turn takes at most this much from one connection, so that a commit stays short and the others get their turn.
@@ -23,15 +23,15 @@ class Peer:
         connection.setblocking(False)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         self.socket = connection
-        self.answers: list[list[Any]] = []
+        self.answers: list[Message] = []
         self._input = bytearray()
         self._output: deque[memoryview] = deque()
         self._output_bytes = 0
         self._packer = msgpack.Packer(autoreset=True)
 
-    def read(self) -> list[list[Any]] | None:
+    def read(self) -> list[Message] | None:
         """Whole messages that have arrived; None when the other side is gone."""
-        messages: list[list[Any]] = []
+        messages: list[Message] = []
         buffer = self._input
         taken = 0
         while taken < TURN_BYTES:

@@ -26,13 +26,34 @@ from broker.errors import BrokerError, InternalError
 from broker.logging import configure_logging, get_logger
 from broker.metrics import WorkerMetrics
 from broker.partition.forwarding.destination import ENTRY
-from broker.partition.messages.hand_out import Forward, Pumped
+from broker.partition.messages.hand_out import Pumped
 from broker.partition.partition import Partition
 from broker.partition.requests import Underway
 from broker.partition.settings import PartitionSettings
 from broker.partition.state.terms import Terms
 from broker.touched_partition import TouchedPartition, touched_file
-from broker.wire import Op, Operation, Outcome, SendOperation, unpack_operations
+from broker.wire import (
+    Catalog,
+    CloseReceiver,
+    Command,
+    Credit,
+    Forward,
+    Forwarded,
+    Message,
+    Op,
+    OpenReceiver,
+    Operation,
+    Outcome,
+    Refused,
+    Remove,
+    Request,
+    Restore,
+    Send,
+    SendOperation,
+    Sent,
+    Settle,
+    unpack_operations,
+)
 from broker.worker.clock import Clock
 from broker.worker.deletions import HOME, Deletions
 from broker.worker.neighbours import Neighbours
@@ -62,7 +83,7 @@ class Caller(Peer):
     def __init__(self, connection: socket.socket, number: int) -> None:
         super().__init__(connection)
         self.number = number
-        self.unread: deque[list[Any]] = deque()  # commands that the last turn did not get to
+        self.unread: deque[Command | Remove] = deque()  # commands that the last turn did not get to
         self.receivers: dict[int, Partition] = {}
         self.transactions: dict[bytes, Partition] = {}  # those that have not ended
 
@@ -111,7 +132,7 @@ class Worker:
         self._underway: deque[tuple[Caller, int, Partition, Underway]] = deque()  # requests, with their ids
         self._stopping = False
         self._held_back = False  # nothing was handed out in the last turn, since a gateway had too much unread
-        self._apply: dict[int, Callable[[Caller, list[Any]], None]] = {
+        self._apply: dict[int, Callable[[Caller, Any], None]] = {
             Op.SEND: self._send,
             Op.SEND_BATCH: self._send_batch,
             Op.OPEN_RECEIVER: self._open_receiver,
@@ -244,14 +265,14 @@ class Worker:
         peer: Caller
         channel: int
         for (peer, channel), session_id, locked_until_ms in pumped.accepted:  # type: ignore[misc] # our own keys
-            peer.answers.append([Op.OPENED, channel, session_id, locked_until_ms])
+            peer.answers.append(wire.opened(channel, session_id, locked_until_ms))
         for (peer, channel), locked_until_ms, entries in pumped.deliveries:  # type: ignore[misc]
-            peer.answers.append([Op.DELIVER, channel, locked_until_ms, entries])
+            peer.answers.append(wire.deliver(channel, locked_until_ms, entries))
         for (peer, channel), delivered in pumped.drained:  # type: ignore[misc]
-            peer.answers.append([Op.DRAINED, channel, delivered])
+            peer.answers.append(wire.drained(channel, delivered))
         for (peer, channel), error in pumped.closed:  # type: ignore[misc]
             peer.receivers.pop(channel, None)
-            peer.answers.append([Op.CLOSED, channel, type(error).__name__, str(error)])
+            peer.answers.append(wire.closed(channel, type(error).__name__, str(error)))
 
     # -- callers come and go
 
@@ -260,14 +281,14 @@ class Worker:
         self._callers += 1
         peer = self._peers[connection.fileno()] = Caller(connection, self._callers)
         self._poll.register(connection, select.EPOLLIN)
-        peer.answers.append([Op.HELLO, wire.VERSION, list(self._partitions)])
+        peer.answers.append(wire.hello(wire.VERSION, list(self._partitions)))
         if HOME in self._partitions and not isinstance(self._partitions[HOME], ParkedPartition):
             peer.answers.append(self._catalog())
 
-    def _catalog(self) -> list[Any]:
+    def _catalog(self) -> Catalog:
         store = self._stores[0]
         definitions = store.scan(Table.ENTITIES, b"", b"\xff" * 8, 1 << 30)
-        return [Op.CATALOG, catalog_version(store), [decode_document(value) for _, value in definitions]]
+        return wire.catalog(catalog_version(store), [decode_document(value) for _, value in definitions])
 
     def _serve(self, peer: Caller, event: int) -> None:
         if event & (select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR) and not peer.is_behind:
@@ -275,7 +296,7 @@ class Worker:
             if messages is None:
                 self._drop(peer)
                 return
-            peer.unread.extend(messages)
+            peer.unread.extend(messages)  # type: ignore[arg-type] # callers send nothing else
             self._take_commands(peer)
         if event & select.EPOLLOUT:
             self._write(peer)
@@ -286,13 +307,16 @@ class Worker:
         if peer.is_behind:
             self._unfinished[peer.socket.fileno()] = peer
             return
-        while unread and (unread[0][0] == Op.REMOVE or self._partitions[unread[0][1]].has_work_left):
+        while unread and self._may_take(unread[0]):
             message, rest = wire.cut(unread.popleft())
             if rest is not None:
                 unread.appendleft(rest)
-            self._apply[message[0]](peer, message)
+            self._apply[message.op](peer, message)
         if unread:
             self._unfinished[peer.socket.fileno()] = peer
+
+    def _may_take(self, message: Command | Remove) -> bool:
+        return isinstance(message, Remove) or self._partitions[message.partition].has_work_left
 
     def _write(self, peer: Caller) -> None:
         if not peer.write():
@@ -334,8 +358,8 @@ class Worker:
         log.error("command failed; it had changed nothing", partition=partition.id, exc_info=error)
         return InternalError(INTERNAL_ERROR)
 
-    def _partition(self, message: list[Any]) -> Partition:
-        partition = self._partitions[message[1]]
+    def _partition(self, message: Command) -> Partition:
+        partition = self._partitions[message.partition]
         self._touch(partition)
         return partition
 
@@ -344,7 +368,7 @@ class Worker:
         self._touching.set(partition.id)
         self._touched.add(partition)
 
-    def _send(self, peer: Caller, message: list[Any]) -> None:
+    def _send(self, peer: Caller, message: Send) -> None:
         partition = self._partition(message)
         _, _, channel, queue, messages = message
         self._messages_in_turn += len(messages)
@@ -353,62 +377,56 @@ class Worker:
         except Exception as error:
             refusal = self._refusal(partition, error)
             if len(messages) == 1:
-                self._answer(peer, channel, Op.REFUSED, 1, refusal)
+                _answer(peer, wire.refused(channel, 1, type(refusal).__name__, str(refusal)))
             else:
                 # The send is all or nothing, but these are deliveries of their own: each gets its own outcome.
                 for each in messages:
-                    self._send(peer, [Op.SEND, message[1], channel, queue, [each]])
+                    self._send(peer, message._replace(messages=[each]))
         else:
-            self._answer(peer, channel, Op.SENT, len(messages), None)
+            _answer(peer, wire.sent(channel, len(messages)))
 
-    def _send_batch(self, peer: Caller, message: list[Any]) -> None:
+    def _send_batch(self, peer: Caller, message: Send) -> None:
         partition = self._partition(message)
         _, _, channel, queue, messages = message
         self._messages_in_turn += len(messages)
         try:
             partition.send(queue, messages, self._now_ms)
         except Exception as error:
-            self._answer(peer, channel, Op.REFUSED, 1, self._refusal(partition, error))
+            refusal = self._refusal(partition, error)
+            _answer(peer, wire.refused(channel, 1, type(refusal).__name__, str(refusal)))
         else:
-            self._answer(peer, channel, Op.SENT, 1, None)
+            _answer(peer, wire.sent(channel, 1))
 
-    def _answer(self, peer: Caller, channel: int, op: Op, count: int, error: BrokerError | None) -> None:
-        if channel:
-            answer: list[Any] = [op, channel, count]
-            if error is not None:
-                answer += [type(error).__name__, str(error)]
-            peer.answers.append(answer)
-
-    def _open_receiver(self, peer: Caller, message: list[Any]) -> None:
+    def _open_receiver(self, peer: Caller, message: OpenReceiver) -> None:
         partition = self._partition(message)
         _, _, channel, queue, receive_and_delete, session = message
         try:
             partition.open_receiver((peer, channel), queue, receive_and_delete, self._now_ms, session)
         except Exception as error:
             refusal = self._refusal(partition, error)
-            peer.answers.append([Op.CLOSED, channel, type(refusal).__name__, str(refusal)])
+            peer.answers.append(wire.closed(channel, type(refusal).__name__, str(refusal)))
         else:
             peer.receivers[channel] = partition
             if session is None:
-                peer.answers.append([Op.OPENED, channel])
+                peer.answers.append(wire.opened(channel))
 
-    def _grant(self, peer: Caller, message: list[Any]) -> None:
+    def _grant(self, peer: Caller, message: Credit) -> None:
         _, _, channel, limit = message
         if channel in peer.receivers:
             self._partition(message).grant((peer, channel), limit)
 
-    def _drain(self, peer: Caller, message: list[Any]) -> None:
+    def _drain(self, peer: Caller, message: Credit) -> None:
         _, _, channel, limit = message
         if channel in peer.receivers:
             self._partition(message).drain((peer, channel), limit)
 
-    def _close_receiver(self, peer: Caller, message: list[Any]) -> None:
+    def _close_receiver(self, peer: Caller, message: CloseReceiver) -> None:
         _, _, channel, broken, unsent_from = message
         if peer.receivers.pop(channel, None) is not None:
             self._partition(message).close_receiver((peer, channel), broken, self._now_ms, unsent_from)
-        peer.answers.append([Op.CLOSED, channel, "", ""])
+        peer.answers.append(wire.closed(channel))
 
-    def _settle(self, peer: Caller, message: list[Any]) -> None:
+    def _settle(self, peer: Caller, message: Settle) -> None:
         partition = self._partition(message)
         _, _, queue, outcome, channels, tokens, properties = message
         self._messages_in_turn += len(tokens)
@@ -417,7 +435,7 @@ class Worker:
         except Exception as error:
             results = [self._refusal(partition, error)] * len(tokens)
         if 0 not in channels and not any(results):
-            peer.answers.append([Op.SETTLED, channels])
+            peer.answers.append(wire.settled(channels))
             return
         at = 0
         for channel, count in zip(channels[0::2], channels[1::2], strict=True):
@@ -432,17 +450,17 @@ class Worker:
             if end == len(results) or results[end] is not results[at]:
                 error = results[at]
                 if error is None:
-                    peer.answers.append([Op.SETTLED, [channel, end - at]])
+                    peer.answers.append(wire.settled([channel, end - at]))
                 else:
-                    self._answer(peer, channel, Op.UNSETTLED, end - at, error)
+                    _answer(peer, wire.unsettled(channel, end - at, type(error).__name__, str(error)))
                 at = end
 
-    def _request(self, peer: Caller, message: list[Any]) -> None:
+    def _request(self, peer: Caller, message: Request) -> None:
         partition = self._partition(message)
-        _, _, request, name, queue, arguments = message
+        _, _, number, name, queue, arguments = message
         try:
             if name == "metrics":
-                gauges = {number: partition.gauges() for number, partition in self._partitions.items()}
+                gauges = {each: partition.gauges() for each, partition in self._partitions.items()}
                 result: Any = self._metrics.snapshot(self._number, self._restarts, gauges)
             elif name in _OF_TRANSACTIONS:
                 result = self._in_transaction(peer, partition, name, queue, arguments)
@@ -450,18 +468,18 @@ class Worker:
                 _name_receiver(peer, name, arguments)
                 result = partition.request(name, queue, arguments, self._now_ms)
                 if isinstance(result, Underway):
-                    self._underway.append((peer, request, partition, result))
+                    self._underway.append((peer, number, partition, result))
                     return
         except Exception as error:
             refusal = self._refusal(partition, error)
-            peer.answers.append([Op.FAILED, request, type(refusal).__name__, str(refusal)])
+            peer.answers.append(wire.failed(number, type(refusal).__name__, str(refusal)))
         else:
-            peer.answers.append([Op.REPLY, request, result])
+            peer.answers.append(wire.reply(number, result))
 
     def _go_on(self) -> None:
         """With requests that are under way, each as far as its partition's turn may; the last that went on is last."""
         for _ in range(len(self._underway)):
-            peer, request, partition, underway = self._underway.popleft()
+            peer, number, partition, underway = self._underway.popleft()
             if peer.socket.fileno() < 0:
                 continue  # closed: nobody waits for it any more
             self._touched.add(partition)
@@ -469,12 +487,12 @@ class Worker:
                 done = partition.go_on(underway)
             except Exception as error:
                 refusal = self._refusal(partition, error)
-                peer.answers.append([Op.FAILED, request, type(refusal).__name__, str(refusal)])
+                peer.answers.append(wire.failed(number, type(refusal).__name__, str(refusal)))
                 continue
             if done:
-                peer.answers.append([Op.REPLY, request, underway.result])
+                peer.answers.append(wire.reply(number, underway.result))
             else:
-                self._underway.append((peer, request, partition, underway))
+                self._underway.append((peer, number, partition, underway))
 
     def _in_transaction(self, peer: Caller, partition: Partition, name: str, queue: int, arguments: list[Any]) -> Any:
         transaction = arguments[0]
@@ -500,24 +518,23 @@ class Worker:
         _name_receiver(peer, name, arguments)
         return partition.request_in(key, begins, name, queue, arguments, self._now_ms, owner)
 
-    def _restore(self, peer: Caller, message: list[Any]) -> None:
+    def _restore(self, peer: Caller, message: Restore) -> None:
         _, _, queue, entries = message
         self._partition(message).restore(queue, entries, self._now_ms)
 
     # -- what is forwarded
 
-    def _forward(self, peer: Caller, message: list[Any]) -> None:
-        store_id = message[2]
-        if peer.number < self._last_caller.get(store_id, 0):
+    def _forward(self, peer: Caller, message: Forward) -> None:
+        if peer.number < self._last_caller.get(message.store_id, 0):
             return  # left behind by a process or a connection that is gone: its messages may have gone another way
-        self._last_caller[store_id] = peer.number
+        self._last_caller[message.store_id] = peer.number
         self._take_over(message, peer.answers)
 
-    def _take_over(self, message: list[Any], answers: list[list[Any]]) -> None:
+    def _take_over(self, message: Forward, answers: list[Message] | list[Forwarded]) -> None:
         partition = self._partition(message)
         if isinstance(partition, ParkedPartition):
             return  # as of one that is down: nobody knows what it has taken over before
-        _, _, store_id, source_partition, source, entity_id, entries = message
+        _, _, store_id, _, source, entity_id, entries = message
         self._messages_in_turn += len(entries) // ENTRY
         try:
             result = partition.take_over(store_id, source, entity_id, entries, self._now_ms)
@@ -526,28 +543,34 @@ class Worker:
             refusal = self._refusal(partition, error)
             mark, _, _ = partition.take_over(store_id, source, entity_id, (), self._now_ms)
             result = mark, [], str(refusal)
-        answers.append([Op.FORWARDED, source_partition, source, message[1], *result])
+        answers.append(wire.forwarded(message.source_partition, message.source, message.partition, *result))
 
     def _take_inbox(self) -> None:
         """What partitions of this worker have for each other."""
         neighbours = self._neighbours
         inbox, neighbours.inbox = neighbours.inbox, []
         for message in inbox:
-            if message[0] == Op.FORWARD:
-                self._take_over(message, neighbours.answers)
-            elif message[0] == Op.REMOVE:
-                self._remove(None, message)
-            else:
-                neighbours.answered(message, self._now_ms)
+            match message:
+                case Forward():
+                    self._take_over(message, neighbours.answers)
+                case Remove():
+                    self._remove(None, message)
+                case _:
+                    neighbours.answered(message, self._now_ms)
 
     # -- entities that go
 
-    def _remove(self, peer: Caller | None, message: list[Any]) -> None:
+    def _remove(self, peer: Caller | None, message: Remove) -> None:
         """From whichever worker; this is the home's. All who know the catalog hear of it after the commit."""
-        removed = self._deletions.remove(message[1], self._now_ms)
+        removed = self._deletions.remove(message.entity_ids, self._now_ms)
         if removed is not None:
             for caller in self._peers.values():
-                caller.answers.append([Op.DELETED, *removed])
+                caller.answers.append(wire.deleted(*removed))
+
+
+def _answer(peer: Caller, answer: Sent | Refused) -> None:
+    if answer.channel:  # 0 wants none
+        peer.answers.append(answer)
 
 
 def _clocks_ms() -> tuple[int, int]:

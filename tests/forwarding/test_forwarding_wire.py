@@ -1,6 +1,7 @@
 """What a worker answers to another worker, on the socket between them."""
 
 import socket
+from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -8,9 +9,9 @@ from typing import Any
 import msgpack
 import pytest
 
+from broker import wire
 from broker.catalog.catalog import home_partition
-from broker.partition.messages.hand_out import Forward
-from broker.wire import Op
+from broker.wire import Op, forward
 from broker.worker.peer import Peer
 from protocol.client.messages import Message
 from protocol.message.intake import take_apart
@@ -46,7 +47,7 @@ class OtherWorker:
         assert self.next()[0] == Op.HELLO
         assert self.next()[0] == Op.CATALOG
 
-    def post(self, *messages: list[Any]) -> None:
+    def post(self, *messages: Sequence[Any]) -> None:
         payload = msgpack.packb(messages)
         self._socket.sendall(len(payload).to_bytes(4, "big") + payload)
 
@@ -54,7 +55,7 @@ class OtherWorker:
         entries: list[Any] = []
         for number in numbers:
             entries += (number, record(number), {})
-        self.post([Op.FORWARD, *Forward(0, store_id, 7, SOURCE, DESTINATION, entries)])
+        self.post(forward(0, store_id, 7, SOURCE, DESTINATION, entries))
 
     def next(self) -> list[Any]:
         while not self._unread:
@@ -122,7 +123,7 @@ def test_connections_of_different_stores_do_not_disturb_each_other(connect):
 
 def test_a_frame_that_comes_in_pieces_is_taken_whole(connect):
     worker, store_id = connect(), next(STORE_IDS)
-    payload = msgpack.packb([[Op.FORWARD, *Forward(0, store_id, 7, SOURCE, DESTINATION, [1, record(1), {}])]])
+    payload = msgpack.packb([forward(0, store_id, 7, SOURCE, DESTINATION, [1, record(1), {}])])
     frame = len(payload).to_bytes(4, "big") + payload
     for at in range(0, len(frame), 7):
         worker._socket.sendall(frame[at : at + 7])
@@ -133,17 +134,17 @@ def test_a_peer_reads_frames_of_any_size_and_keeps_what_is_not_whole():
     ours, theirs = socket.socketpair()
     with ours, theirs:
         peer = Peer(ours)
-        payload = msgpack.packb([["x" * 3_000_000], ["y"]])
+        payload = msgpack.packb([wire.restore(0, 8, [bytes(3_000_000)]), wire.restore(0, 8, [b"x"])])
         frame = len(payload).to_bytes(4, "big") + payload
         theirs.setblocking(False)
         sent = 0
-        found: list[list[Any]] = []
+        found: list[wire.Message] = []
         while not found:
             if sent < len(frame):
                 sent += theirs.send(frame[sent:])
             messages = peer.read()
             assert messages is not None
             found += messages
-        assert [len(each[0]) for each in found] == [3_000_000, 1]
+        assert [len(each.entries[0]) for each in found if isinstance(each, wire.Restore)] == [3_000_000, 1]
         theirs.close()
         assert peer.read() is None

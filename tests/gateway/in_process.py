@@ -104,7 +104,7 @@ class Worker:
         at = 0
         while at < len(data):
             end = at + 4 + int.from_bytes(data[at : at + 4], "big")
-            commands += wire.unpack(data[at + 4 : end])
+            commands += map(list, wire.unpack(data[at + 4 : end]))
             at = end
         return commands
 

@@ -5,7 +5,6 @@ import asyncio
 from broker import wire
 from broker.gateway.router import FRAME_BYTES, Router
 from broker.metrics import GatewayMetrics
-from broker.wire import Op
 from tests.gateway.in_process import Worker
 
 
@@ -16,7 +15,7 @@ def frames_of(sizes: list[int]) -> list[list[int]]:
         router = Router(["worker"], 1, GatewayMetrics(), lambda message: None)
         worker = Worker(router.workers[0])
         for size in sizes:
-            router.workers[0].post((Op.SEND, 0, 1, 8, [[b"", bytes(size), None, None]]))
+            router.workers[0].post(wire.send(0, 1, 8, [[b"", bytes(size), None, None]]))
         await asyncio.sleep(0)
         data = bytes(worker.transport.written)
         found, at = [], 0

@@ -8,10 +8,9 @@ from driver import LOCK_MS, START_MS, Delivery, define, deliveries, message
 from turns import CountingStore
 
 from broker.namespace.entities import Description, QueueDescription, SubscriptionDescription, TopicDescription
-from broker.partition.messages.hand_out import Forward
 from broker.partition.partition import Partition
 from broker.partition.settings import PartitionSettings
-from broker.wire import Extra
+from broker.wire import Extra, Forward
 from storage.memory import MemoryStore
 from storage.queue_ids import Part
 from storage.records import STORE_ID_KEY, Place, encode_document, entity_key
@@ -141,7 +140,7 @@ class Partitions:
         if connection.number < self._newest_read.get(way, 0):
             return
         self._newest_read[way] = connection.number
-        _, store_id, _, queue_id, entity_id, entries = command
+        _, _, store_id, _, queue_id, entity_id, entries = command
         result = self.partitions[destination].take_over(store_id, queue_id, entity_id, entries, self.now_ms)
         self.turn(destination)
         if not connection.lost:

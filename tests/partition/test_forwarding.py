@@ -492,7 +492,7 @@ def test_what_was_sent_again_is_known_by_its_number(net):
     [connection] = net.connections[HERE, THERE]
     command = connection.commands[0]
     net.deliver(HERE, THERE, connection)
-    _, store_id, _, source, entity_id, entries = command
+    _, _, store_id, _, source, entity_id, entries = command
     again = net.partitions[THERE].take_over(store_id, source, entity_id, entries, net.now_ms)
     net.turn(THERE)
     assert again == (2, [], "")

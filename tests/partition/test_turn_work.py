@@ -9,6 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import msgpack
 import pytest
 from driver import DEAD, LOCK_MS, MAIN, START_MS, Driver, define, deliveries, message
 from forwarding_driver import Partitions
@@ -267,7 +268,7 @@ def through_a_worker(driver: Driver, *commands: list[Any]) -> None:
         partitions: dict[int, Any] = {PARTITION: driver.partition}
         worker = Worker(0, 0, partitions, {PARTITION: driver.store}, ours, ["0"], 6, clock, touched)
         caller = Caller(ours, 1)
-        caller.unread.extend(commands)
+        caller.unread.extend(wire.unpack(msgpack.packb(commands)))  # type: ignore[arg-type]
         more = True
         while more or caller.unread:
             worker._take_commands(caller)
@@ -645,9 +646,10 @@ def test_a_transaction_settles_so_many_messages():
 
 def test_a_command_is_cut_between_the_tokens_of_a_channel():
     tokens = [number.to_bytes(16, "big") for number in range(600)]
-    rest: list[Any] | None = [Op.SETTLE, 1, 2, Outcome.ACCEPTED, [7, 100, 8, 300, 0, 200], tokens, None]
+    rest: Any = wire.settle(1, 2, Outcome.ACCEPTED, [7, 100, 8, 300, 0, 200], tokens, None)
     parts = []
     while rest is not None:
         first, rest = wire.cut(rest)
-        parts.append((first[4], len(first[5])))
+        assert isinstance(first, wire.Settle)
+        parts.append((first.channels, len(first.tokens)))
     assert parts == [([7, 100, 8, 156], 256), ([8, 144, 0, 112], 256), ([0, 88], 88)]

@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+from broker import wire
 from broker.errors import BrokerError, LockLost, OutcomeUnknown, SessionLockLost
 from broker.gateway.conditions import condition_of
 from broker.gateway.host import Host
@@ -14,7 +15,7 @@ from broker.gateway.links.outcomes import STATE_OF, transactional_outcome
 from broker.gateway.links.properties import dead_letter_properties, encode_properties
 from broker.gateway.namespace import Entity
 from broker.namespace.entities import Right
-from broker.wire import ENTRY, Op, Outcome
+from broker.wire import ENTRY, Outcome
 from protocol import conditions, error_texts
 from protocol.addresses import Address
 from protocol.engine.deliveries import (
@@ -69,8 +70,8 @@ class ClientReceiver(EntityLink):
         self._last = b""
         self.worker.post(self._open_command(None))
 
-    def _open_command(self, session: Sequence[Any] | None) -> Sequence[Any]:
-        return (Op.OPEN_RECEIVER, self.partition, self.channel, self.queue, self._receive_and_delete, session)
+    def _open_command(self, session: Sequence[Any] | None) -> wire.OpenReceiver:
+        return wire.open_receiver(self.partition, self.channel, self.queue, self._receive_and_delete, session)
 
     # -- credit
 
@@ -94,7 +95,7 @@ class ClientReceiver(EntityLink):
             self.connection.blocked.add(self)
             if self._limit > self._delivered:
                 self._limit = self._delivered
-                self.worker.post((Op.GRANT, self.partition, self.channel, self._limit))
+                self.worker.post(wire.grant(self.partition, self.channel, self._limit))
             return
         room = min(credit, self._window)
         self._is_held_back = room > self._max_unsettled - self._unsettled
@@ -103,10 +104,10 @@ class ClientReceiver(EntityLink):
         limit = self._delivered + max(room, 0)
         if link.drain and (limit == self._delivered or credit > 0):
             self._draining = True
-            self.worker.post((Op.DRAIN, self.partition, self.channel, limit))
+            self.worker.post(wire.drain(self.partition, self.channel, limit))
             self._limit = limit
         elif limit < self._limit or (limit > self._limit and self._limit - self._delivered <= room // 2):
-            self.worker.post((Op.GRANT, self.partition, self.channel, limit))
+            self.worker.post(wire.grant(self.partition, self.channel, limit))
             self._limit = limit
 
     def on_drained(self, delivered: int) -> None:
@@ -186,11 +187,11 @@ class ClientReceiver(EntityLink):
         if not entries or (self._closing and not self._receive_and_delete):
             return
         if self._receive_and_delete:
-            self.worker.post((Op.RESTORE, self.partition, self.queue, entries))
+            self.worker.post(wire.restore(self.partition, self.queue, entries))
         else:
             tokens = entries[0::ENTRY]
             channels = (0, len(tokens))
-            self.worker.post((Op.SETTLE, self.partition, self.queue, outcome, channels, tokens, None))
+            self.worker.post(wire.settle(self.partition, self.queue, outcome, channels, tokens, None))
 
     # -- settlement
 
@@ -237,7 +238,7 @@ class ClientReceiver(EntityLink):
     def _settle(self, channel: int, token: bytes, outcome: Outcome, properties: dict[str, Any] | None) -> bool:
         if not properties:
             return self.worker.settle(self.partition, self.queue, outcome, channel, token)
-        return self.worker.post((Op.SETTLE, self.partition, self.queue, outcome, (channel, 1), (token,), properties))
+        return self.worker.post(wire.settle(self.partition, self.queue, outcome, (channel, 1), (token,), properties))
 
     def _settle_quietly(self, token: bytes, outcome: Outcome, properties: dict[str, Any] | None) -> None:
         """The client has settled it, and gets no answer."""
@@ -319,7 +320,7 @@ class ClientReceiver(EntityLink):
         elif unsent:
             unsent_from = self.link.engine.first_of_last(self.link, unsent) or unsent_from
         self._closing = True
-        if not self.worker.post((Op.CLOSE_RECEIVER, self.partition, self.channel, broken, unsent_from)):
+        if not self.worker.post(wire.close_receiver(self.partition, self.channel, broken, unsent_from)):
             self.worker.channels.pop(self.channel, None)
 
     def on_closed(self, error: BrokerError | None) -> None:

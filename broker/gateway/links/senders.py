@@ -2,8 +2,10 @@
 
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
+from broker import wire
 from broker.errors import BrokerError, NotAllowed, OutcomeUnknown, ServerBusy
 from broker.gateway.conditions import condition_of
 from broker.gateway.host import Host
@@ -12,7 +14,7 @@ from broker.gateway.links.intake import Intake
 from broker.gateway.namespace import Entity
 from broker.gateway.transactions import addressed
 from broker.namespace.entities import Right
-from broker.wire import Extra, Op
+from broker.wire import Extra, Send
 from protocol import error_texts
 from protocol.addresses import Address
 from protocol.engine.deliveries import ACCEPTED, Delivery, forget, settle, settle_in, transaction_of
@@ -83,7 +85,7 @@ class ClientSender(EntityLink, Intake):
             self._pending.append(delivery)
         if batch:
             self._post_gathered()
-            self._post(Op.SEND_BATCH, messages, 1, len(payload))
+            self._post(wire.send_batch, messages, 1, len(payload))
         else:
             self._messages += messages
             if len(payload) > LARGE_BYTES:
@@ -137,12 +139,12 @@ class ClientSender(EntityLink, Intake):
     def _post_gathered(self) -> None:
         if self._messages:
             messages, self._messages = self._messages, []
-            self._post(Op.SEND, messages, len(messages), 0)
+            self._post(wire.send, messages, len(messages), 0)
 
-    def _post(self, op: Op, messages: list[Any], deliveries: int, size_bytes: int) -> None:
+    def _post(self, command: Callable[..., Send], messages: list[Any], deliveries: int, size_bytes: int) -> None:
         size_bytes = size_bytes or sum([len(message[1]) for message in messages])
         self._sends.append((time.perf_counter(), deliveries, len(messages), size_bytes))
-        if not self.worker.post((op, self.partition, self.channel, self.queue, messages)):
+        if not self.worker.post(command(self.partition, self.channel, self.queue, messages)):
             self._worker_is_down = True
 
     def on_sent(self, count: int, error: BrokerError | None) -> None:
@@ -202,4 +204,4 @@ class ClientSender(EntityLink, Intake):
     def post_rest(self) -> None:
         if self._messages:
             messages, self._messages = self._messages, []
-            self.worker.post((Op.SEND, self.partition, 0, self.queue, messages))
+            self.worker.post(wire.send(self.partition, 0, self.queue, messages))

@@ -20,7 +20,7 @@ from broker.namespace.entities import MAX_HOPS
 from broker.partition.forwarding import transfer_queue
 from broker.partition.forwarding.destination import ENTRY, arrive, enter, judge, refusal
 from broker.partition.messages.expiry import resume
-from broker.partition.messages.hand_out import Forward, take
+from broker.partition.messages.hand_out import take
 from broker.partition.messages.moves import (
     DESCRIPTION,
     REASON,
@@ -40,6 +40,7 @@ from broker.partition.state.queue import Queue
 from broker.partition.state.terms import Kind
 from broker.partition.state.timers import Due
 from broker.partition.state.window import message_id_of, number_of
+from broker.wire import Forward, forward
 from protocol import error_texts
 from storage.queue_ids import Part, queue_id_of
 from storage.records import (
@@ -365,7 +366,7 @@ def _command(
     outbox.numbers += entries[0::ENTRY]
     core.forwarding.bytes += size_bytes
     core.forwarding.awaited[queue.id, partition] = (queue, outbox)
-    commands.append(Forward(partition, _store_id(core), core.partition_id, queue.id, destination, entries))
+    commands.append(forward(partition, _store_id(core), core.partition_id, queue.id, destination, entries))
 
 
 def _store_id(core: Core) -> bytes:

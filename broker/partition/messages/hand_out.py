@@ -15,7 +15,7 @@ from broker.partition.state.receivers import ALL, Receiver, Session
 from broker.partition.state.sessions import Sessions
 from broker.partition.state.timers import Due
 from broker.partition.state.window import Ref, message_id_of
-from broker.wire import ENTRY
+from broker.wire import ENTRY, Forward
 from storage.records import (
     NEVER,
     CorruptRecord,
@@ -33,17 +33,6 @@ _token_number = Struct(">Q").pack
 FETCH_MAX = 1024  # entries read ahead at once
 READ_MAX = 128  # messages read at once
 WEIGHT_BYTES = 512  # of a delivery beside its record, so that small messages count for their work
-
-
-class Forward(NamedTuple):
-    """The arguments of `Op.FORWARD` (broker.wire), first the partition that it is for."""
-
-    partition: int
-    store_id: bytes
-    source_partition: int
-    source: int
-    entity_id: int
-    entries: list[Any]
 
 
 class Pumped(NamedTuple):
