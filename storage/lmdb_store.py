@@ -10,6 +10,7 @@ process killed at any moment leaves the last commit that returned, or the one un
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from errno import EDQUOT, EIO, ENOSPC
 from itertools import chain, islice, repeat
 from pathlib import Path
@@ -21,7 +22,7 @@ import lmdb
 from storage.durable import sync_directory
 from storage.file_lock import FileLock, FileLocked
 from storage.mapped_pages import MappedPages
-from storage.pages import PageFinding, check_pages
+from storage.pages import PageFinding, RootReplaced, check_pages
 from storage.records import (
     FORMAT_VERSION,
     FORMAT_VERSION_KEY,
@@ -37,6 +38,7 @@ from storage.store import Store, StoreDamaged, StoreError, StoreFull, Table
 DATA_FILE = "data.mdb"
 LOCK_FILE = "lock.mdb"
 OWNER_LOCK_FILE = "owner.lock"
+CHECKS_MAX = 1000  # attempts to see the root of a commit before two others have followed it
 
 MAX_READERS = 16  # ours, and a few processes that verify or back up
 FULL_DISK_BYTES = 1 << 20  # with less left, a failed write failed for want of room
@@ -130,8 +132,11 @@ def check_store_pages(path: Path) -> list[PageFinding]:
     """
     env = _open_read_only(path)
     try:
-        # A transaction alone reads no pages, and keeps those of its commit as they are.
-        return check_pages(path / DATA_FILE, env.begin().id())
+        for _ in range(CHECKS_MAX):
+            # A transaction alone reads no pages, and keeps those of its commit as they are until it ends.
+            with env.begin() as transaction, suppress(RootReplaced):
+                return check_pages(path / DATA_FILE, transaction.id())
+        raise StoreError(f"{path}: its owner commits so often that no commit can be looked at")
     except (lmdb.Error, OSError) as error:
         raise StoreError(f"{path}: {error}") from error
     finally:

@@ -63,6 +63,10 @@ class PageFinding(NamedTuple):
     text: str
 
 
+class RootReplaced(Exception):
+    """Two commits have followed the one asked for, and its root has been written over. No damage."""
+
+
 class _Damaged(Exception):
     """A page makes no sense; what is below it is not looked at."""
 
@@ -71,7 +75,7 @@ def check_pages(file: Path, transaction: int | None = None) -> list[PageFinding]
     """All that is wrong with the pages of the store in `file`, up to FINDINGS_MAX.
 
     While the owner of the store writes, give the id of a read transaction that is open meanwhile: its pages stay as
-    they are. Otherwise the latest commit is checked. Raises OSError.
+    they are. Otherwise the latest commit is checked. Raises OSError, RootReplaced.
     """
     with file.open("rb") as opened:
         if not opened.seek(0, 2):
@@ -133,6 +137,8 @@ class _Check:
         if len(roots) == _ROOT_PAGES and roots[0].transaction and abs(roots[0].transaction - roots[1].transaction) != 1:
             self.add(None, f"roots of the transactions {roots[0].transaction} and {roots[1].transaction}")
         wanted = [root for root in roots if transaction in (None, root.transaction)]
+        if not wanted and transaction is not None and roots and min(root.transaction for root in roots) > transaction:
+            raise RootReplaced
         if not wanted:
             raise _Damaged("no root can be read")
         return max(wanted, key=lambda root: root.transaction)

@@ -50,7 +50,6 @@ def write(tmp_path: Path) -> Iterator[Write]:
     assert owner.exitcode == 0
 
 
-@pytest.mark.xfail(strict=True, reason="the transaction that keeps the pages ends before they are read")
 def test_pages_that_the_owner_has_freed_since_are_no_damage(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -64,7 +63,6 @@ def test_pages_that_the_owner_has_freed_since_are_no_damage(
     assert check_store_pages(tmp_path) == []
 
 
-@pytest.mark.xfail(strict=True, reason="a root that was written over since is taken for a damaged one")
 def test_a_commit_whose_root_was_written_over_is_not_damage(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
