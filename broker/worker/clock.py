@@ -1,4 +1,4 @@
-"""The clock of a worker's partitions: it follows the wall clock, but never goes back and never stands still.
+"""The clock of a worker's partitions: it follows the wall clock, but never goes back, and never stands still for long.
 
 Locks, times to live, transactions and waits are spans, and must end although somebody sets the wall clock back.
 
@@ -15,6 +15,9 @@ the ends of locks that clients are told.
 
 # One in so many milliseconds is left out to let the wall clock catch up: a lock of 30 s then lasts 33.3 s.
 SLOWNESS = 10
+# Both clocks are read in whole milliseconds, one after the other, maybe with a pause between. So far apart they count
+# as one, and this clock waits for the wall clock instead of running ahead of it.
+TOLERANCE_MS = 20
 
 
 class Clock:
@@ -33,10 +36,10 @@ class Clock:
         passed_ms = monotonic_ms - self._monotonic_ms
         self._monotonic_ms = monotonic_ms
         ahead_ms = self.now_ms + passed_ms - wall_ms
-        if ahead_ms <= 0:
+        if ahead_ms <= (0 if self.ahead_ms else TOLERANCE_MS):
             self._behind_ms = 0
-            self.now_ms, self.ahead_ms = wall_ms, 0
-            return wall_ms
+            self.now_ms, self.ahead_ms = max(self.now_ms, wall_ms), 0
+            return self.now_ms
         left_out_ms, self._behind_ms = divmod(self._behind_ms + passed_ms, SLOWNESS)
         left_out_ms = min(left_out_ms, ahead_ms)
         self.now_ms += passed_ms - left_out_ms

@@ -390,7 +390,7 @@ NOBODYS = Array(UUID, (UUID(int=7),))
         (RENEW, {"lock-tokens": Array(UUID, (UUID(int=0), UUID(int=(1 << 128) - 1)))}, 410),
         (DEFERRED, {"sequence-numbers": Array(Long, (Long(99),)), "receiver-settle-mode": UInt(1)}, 404),
         (DEFERRED, {"sequence-numbers": Array(Long, (Long(-1),)), "receiver-settle-mode": UInt(1)}, 400),
-        (DEFERRED, {"sequence-numbers": Array(ULong, (ULong((1 << 64) - 1),)), "receiver-settle-mode": UInt(1)}, 404),
+        (DEFERRED, {"sequence-numbers": Array(ULong, (ULong((1 << 64) - 1),)), "receiver-settle-mode": UInt(1)}, 400),
         (DEFERRED, {"sequence-numbers": Array(Long, (Long(1),)), "receiver-settle-mode": UInt(9)}, 400),
         (CANCEL, {"sequence-numbers": Array(Long, (Long((1 << 63) - 1),))}, 404),
         (SETTLE, {"disposition-status": "completed", "lock-tokens": NOBODYS}, 410),
