@@ -77,11 +77,14 @@ def eventually(path):
 
 
 def test_a_process_loads_before_it_is_told_what_to_do(processes, tmp_path):
+    others = set(psutil.Process().children())  # of tests before
     processes.load()
-    eventually(tmp_path / "loaded")
-    assert not (tmp_path / "instructed").exists()
-    [child] = psutil.Process().children()
-    processes.discard()
+    try:
+        eventually(tmp_path / "loaded")
+        assert not (tmp_path / "instructed").exists()
+        [child] = set(psutil.Process().children()) - others
+    finally:
+        processes.discard()
     assert not child.is_running()
     assert not (tmp_path / "instructed").exists()
 
