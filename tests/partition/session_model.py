@@ -151,7 +151,8 @@ class SessionModel(RuleBasedStateMachine):
         self.states: dict[str, tuple[bytes, int]] = {}  # and when they were set
         self.ids: dict[tuple[str | None, str | None], tuple[int, int]] = {}  # end of the window, sequence number
         self.ranks: dict[str, int] = {}  # sessions to be had; the lower the earlier they were
-        self.turns_are_small = driver.partition._core.settings.turn_work < 100
+        bounds = driver.partition._core.settings
+        self.turns_are_small = bounds.turn_work < 100 or bounds.step < 100
         self.unsure: set[str] = set()  # of these, those that may have gone meanwhile and come again
         self.moving: dict[str, Message] = {}  # dead-lettered in this turn
         self.gone: dict[str, str] = {}  # body: reason
@@ -485,7 +486,7 @@ class SessionModel(RuleBasedStateMachine):
         for name, session, until in accepted[len(self.accepting) :]:
             assert (name, until) == (waiting.pop(0), until_ms)
             assert session in live
-            # If turns are small, what is due becomes available over several, in an order that is not followed here.
+            # If turns are small, what is due or put back comes up over several, in an order that is not followed here.
             if not self.turns_are_small:
                 others = live - self.unsure
                 assert all(self.ranks[session] <= self.ranks[each] for each in others) or session in self.unsure
