@@ -30,7 +30,7 @@ from storage.records import (
     encode_document,
     message_key,
 )
-from storage.store import StoreError, StoreFull, Table
+from storage.store import StoreDamaged, StoreError, StoreFull, Table
 
 END = b"\xff" * 16
 MEBIBYTE = 1 << 20
@@ -362,7 +362,8 @@ def test_after_a_failed_write_the_store_is_closed_and_what_was_committed_is_safe
         (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), StoreFull),
         (OSError(errno.EDQUOT, os.strerror(errno.EDQUOT)), StoreFull),
         (OSError(errno.EIO, os.strerror(errno.EIO)), StoreError),
-        (lmdb.CorruptedError("mdb_get"), StoreError),
+        (lmdb.CorruptedError("mdb_get"), StoreDamaged),
+        (lmdb.PageNotFoundError("mdb_get"), StoreDamaged),
     ],
 )
 def test_only_a_lack_of_room_is_store_full(error: Exception, tmp_path: Path, kind: type[StoreError]) -> None:
