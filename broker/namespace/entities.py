@@ -20,7 +20,7 @@ MAX_HOPS = 4  # how often a message is forwarded at most (amqp.md 13.1)
 
 
 def _names_no_subscription(name: str) -> str:
-    """Addresses are read from the right: below a last segment but one of that name is a subscription."""
+    """Refuse a name that would be read as a subscription: addresses are parsed from the right."""
     segments = name.lower().split("/")
     if "" in segments or (len(segments) > 2 and segments[-2] == "subscriptions"):
         raise PydanticCustomError(
@@ -53,7 +53,7 @@ class Right(StrEnum):
 
 
 class Frozen(BaseModel):
-    # What is wrong may be a key, and the text of an error ends in a log.
+    # The wrong value may be a key, and texts of errors are logged.
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, hide_input_in_errors=True)
 
 
@@ -67,13 +67,15 @@ class AuthorizationRule(Frozen):
         repr=False, description="SharedAccessKey of connection strings."
     )
     secondary_key: Annotated[str, StringConstraints(min_length=1, max_length=256)] | None = Field(
-        None, repr=False, description="Second key, valid like the first, so that keys can be changed without a gap."
+        None,
+        repr=False,
+        description="Second key, as valid as the first, so that clients can change keys one after another.",
     )
     rights: frozenset[Right] = Field(description="List of Send, Listen and Manage; Manage implies the others.")
 
 
 class _Description(Frozen):
-    """What all entities have. Those in `immutable` are set at creation and never change."""
+    """The properties that all entities have. Those in `immutable` are set at creation and never change."""
 
     kind: ClassVar[str]
     immutable: ClassVar[tuple[str, ...]]
@@ -83,10 +85,10 @@ class _Description(Frozen):
         None,
         ge=SECOND_MS,
         le=LONGEST_MS,
-        description="Time to live of a message that has none, and the longest of one that has; unset is unlimited.",
+        description="Time to live of messages that have none; messages cannot have a longer one. Unset is unlimited.",
     )
     enable_batched_operations: bool = Field(
-        True, description="Kept for clients that read it; operations are always batched."
+        True, description="No effect, operations are always batched; kept for clients that read it."
     )
     auto_delete_on_idle_ms: int | None = Field(
         None,
@@ -109,7 +111,7 @@ class _Description(Frozen):
 
 
 class _Sent(_Description):
-    """What queues and topics have in common: they are sent to."""
+    """The properties that queues and topics have in common: both are sent to."""
 
     requires_duplicate_detection: bool = Field(
         False, description="Drop a message whose message id was seen within the window."
@@ -122,7 +124,10 @@ class _Sent(_Description):
         1024, ge=1, le=80 * 1024, description="Size of stored messages above which sends are refused."
     )
     max_message_size_kb: int | None = Field(
-        None, ge=1, le=100 * 1024, description="Largest message, where smaller than amqp.max_message_size_bytes."
+        None,
+        ge=1,
+        le=100 * 1024,
+        description="Largest message accepted, if this is less than amqp.max_message_size_bytes.",
     )
     authorization_rules: tuple[AuthorizationRule, ...] = Field(
         (), max_length=12, description="Shared access keys for this entity and all below it."
@@ -130,19 +135,19 @@ class _Sent(_Description):
 
 
 class _Received(_Description):
-    """What queues and subscriptions have in common: they are received from."""
+    """The properties that queues and subscriptions have in common: both are received from."""
 
     lock_duration_ms: int = Field(
         30 * SECOND_MS,
         ge=5 * SECOND_MS,
         le=5 * MINUTE_MS,
-        description="Time a receiver has a message locked for, unless it renews.",
+        description="Time that a lock of a receiver lasts, unless the receiver renews it.",
     )
     max_delivery_count: int = Field(
         10, ge=1, le=2**31 - 1, description="Failed deliveries after which a message is dead-lettered."
     )
     dead_lettering_on_message_expiration: bool = Field(
-        False, description="Dead-letter expired messages, else they are dropped."
+        False, description="Dead-letter expired messages; else they are dropped."
     )
     requires_session: bool = Field(False, description="Messages belong to sessions, and receivers accept sessions.")
     forward_to: EntityName | None = Field(None, description="Queue or topic that messages are moved on to.")
@@ -157,7 +162,7 @@ class QueueDescription(_Sent, _Received):
 
 
 class TopicDescription(_Sent):
-    """A topic is sent to; what it publishes is received from its subscriptions."""
+    """A topic. Clients send to it, and receive from its subscriptions."""
 
     kind = "topic"
     immutable = ("requires_duplicate_detection", "enable_partitioning")
@@ -168,19 +173,20 @@ class TopicDescription(_Sent):
 
 
 class SubscriptionProperties(_Received):
-    """What is set of a subscription, wherever its topic is named."""
+    """The properties of a subscription without the name of its topic."""
 
     name: SubscriptionName = Field(description="Name of the subscription, of at most 50 characters.")
     dead_lettering_on_filter_evaluation_exceptions: bool = Field(
-        True, description="Dead-letter a message on which a rule's filter or action fails, else it is dropped here."
+        True,
+        description="Dead-letter a message on which a rule's filter or action fails; else this subscription drops it.",
     )
     status: Literal[Status.ACTIVE, Status.DISABLED, Status.RECEIVE_DISABLED] = Field(
-        Status.ACTIVE, description="What clients may do with the subscription; disabled, it still collects messages."
+        Status.ACTIVE, description="What clients may do with the subscription; a disabled one still collects messages."
     )
 
 
 class SubscriptionDescription(SubscriptionProperties):
-    """A queue of its own, filled with what its rules select of the topic's messages."""
+    """A subscription: a queue with copies of those messages of the topic that its rules select."""
 
     kind = "subscription"
     immutable = ("requires_session",)

@@ -49,7 +49,7 @@ _NAME: Final = r"[^\s\x00-\x1f\x7f/\\@?#*]"
 
 RuleName = Annotated[
     str,
-    # Wide, as clients make names of their classes' names; what the contract refuses is refused.
+    # Few characters are refused, because clients make rule names of class names; only those of the contract are.
     StringConstraints(min_length=1, max_length=50, pattern=rf"^{_NAME}(?:(?:{_NAME}| )*{_NAME})?$"),
 ]
 
@@ -85,7 +85,7 @@ class RuleValue(Frozen):
             raise _wrong("must be a string, a number, true or false, or a table with type and value")
         read = _READ.get(str(given["type"]))
         if read is None:
-            return given  # the type is named as wrong
+            return given  # the check of the type refuses it
         try:
             return {**given, "value": read(given["value"])}
         except ValueError as error:
@@ -93,7 +93,7 @@ class RuleValue(Frozen):
 
     @classmethod
     def of_amqp(cls, value: Any) -> Self:
-        """Of a decoded AMQP value. Raises ValueError, which says what it must be."""
+        """The rule value for a decoded AMQP value. Raises ValueError, whose text says what the value must be."""
         if isinstance(value, Described):
             return cls._of_described(value)
         if isinstance(value, bool):
@@ -146,7 +146,7 @@ def _integer(value: Any, bits: int) -> int:
 
 
 def _double(value: Any) -> float:
-    # JSON has no other numbers, and comparing with them is of no use.
+    # Infinity and NaN are not in JSON, and comparing with them makes no sense.
     if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
         raise ValueError("must be a finite number")
     return float(value)
@@ -212,7 +212,7 @@ _AMQP: Final[dict[ValueType, Any]] = {
 
 Values = Annotated[dict[str, RuleValue], Field(max_length=MAX_VALUES)]
 Expression = Annotated[str, StringConstraints(min_length=1, max_length=MAX_EXPRESSION_CHARACTERS)]
-_PARAMETERS: Final = "Values of the expression's parameters, by name with its @."
+_PARAMETERS: Final = "Values of the expression's parameters, by name, with the @."
 
 
 class TrueFilter(Frozen):
@@ -271,11 +271,11 @@ class SqlAction(Frozen):
 
 
 class RuleDescription(Frozen):
-    """What a subscription takes of its topic's messages. A rule with an action makes a copy of its own."""
+    """Which messages of its topic a subscription takes. A rule with an action makes a copy of its own."""
 
     name: RuleName = Field(description="Name of the rule, of at most 50 characters.")
-    filter: Filter = Field(TrueFilter(), description="Which messages; by default all.")
-    action: SqlAction | None = Field(None, description="How they are changed; unset is not at all.")
+    filter: Filter = Field(TrueFilter(), description="Which messages the rule takes; by default all.")
+    action: SqlAction | None = Field(None, description="How the rule changes its copies; unset changes nothing.")
 
     def document(self, created_ms: int) -> dict[str, Any]:
         """The rule document."""
@@ -289,7 +289,7 @@ class RuleDescription(Frozen):
 
     @classmethod
     def of_document(cls, document: Mapping[str, Any]) -> Self:
-        """Raises ValueError if `document` is none that this version knows."""
+        """Raises ValueError if this version does not know the form of `document`."""
         try:
             stored, action = dict(document["filter"]), document["action"]
             for name in ("parameters", "properties"):
@@ -303,7 +303,7 @@ class RuleDescription(Frozen):
 
 
 DEFAULT_RULE: Final = RuleDescription(name=DEFAULT_RULE_NAME)
-"""What a new subscription has, unless its rules are declared."""
+"""The rule of a new subscription without declared rules."""
 
 
 def _filter_document(described: TrueFilter | FalseFilter | SqlFilter | CorrelationFilter) -> dict[str, Any]:

@@ -42,7 +42,7 @@ Secret = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 
 
 class ConfigurationError(Exception):
-    """The settings, or what they ask for, cannot be used. Its text is for the user: what, where, and the fix."""
+    """The settings cannot be used. The text is for the user: what is wrong, where, and the fix."""
 
 
 Place = tuple[str | int, ...]
@@ -50,14 +50,14 @@ Place = tuple[str | int, ...]
 
 
 class Origin(NamedTuple):
-    """Where a value was set, as its user spells the place, and what is written there."""
+    """The place where a value was set, as the user spells it, and the value written there."""
 
     spelling: str
     value: Any
 
 
 class Problem(NamedTuple):
-    """What is wrong with the value at a place, spelled as its user does."""
+    """What is wrong with the value at a place, which is spelled as the user spells it."""
 
     spelling: str
     text: str
@@ -86,7 +86,7 @@ def is_loopback(host: str) -> bool:
 
 
 def inconsistent(text: str, *places: str) -> PydanticCustomError:
-    """Settings that do not go together. `places` are dotted and relative to the section that raises it."""
+    """An error for settings that contradict each other. `places` are dotted, relative to the section that raises it."""
     return PydanticCustomError("inconsistent", "{text}", {"text": text, "places": places})
 
 
@@ -103,13 +103,14 @@ class Amqp(Frozen):
 
     host: Host = Field("127.0.0.1", description="Address to listen on; 0.0.0.0 or :: for all.")
     port: int | None = Field(
-        5672, ge=0, le=65535, description="Port for plain TCP; 0 takes any free one, off has none."
+        5672, ge=0, le=65535, description="Port for plain TCP; 0 takes any free port, off disables plain TCP."
     )
-    tls_port: int | None = Field(None, ge=0, le=65535, description="Port for TLS, usually 5671; off has none.")
+    tls_port: int | None = Field(None, ge=0, le=65535, description="Port for TLS, usually 5671; off disables TLS.")
     tls_certificate: Path | None = Field(None, description="PEM file with the server's certificate and its chain.")
     tls_key: Path | None = Field(None, description="PEM file with the certificate's private key.")
     tls_client_ca: Path | None = Field(
-        None, description="PEM file of the authorities whose client certificates are required; off asks for none."
+        None,
+        description="PEM file of authorities: clients need a certificate of one of them; off asks for no certificate.",
     )
     max_frame_size_bytes: int = Field(64 * KIB, ge=512, le=MIB, description="Largest frame accepted from a peer.")
     idle_time_out_ms: int = Field(
@@ -125,44 +126,64 @@ class Amqp(Frozen):
         10 * SECOND_MS, ge=100, le=10 * MINUTE_MS, description="Time a peer has to send open after SASL."
     )
     cbs_timeout_ms: int = Field(
-        20 * SECOND_MS, ge=100, le=10 * MINUTE_MS, description="Time a peer has to put a first valid token after open."
+        20 * SECOND_MS,
+        ge=100,
+        le=10 * MINUTE_MS,
+        description="Time a peer has after open to send its first valid token.",
     )
     write_stall_timeout_ms: int = Field(
-        30 * SECOND_MS, ge=100, le=DAY_MS, description="Time a peer may leave its output unread before it is cut off."
+        30 * SECOND_MS,
+        ge=100,
+        le=DAY_MS,
+        description="Time a peer may leave its output unread before its connection is closed.",
     )
     max_connections: int = Field(6000, ge=1, le=100_000, description="Connections open at once, in one gateway.")
     max_sessions_per_connection: int = Field(5000, ge=1, le=65_536, description="AMQP sessions on one connection.")
     max_links_per_session: int = Field(256, ge=1, le=65_536, description="Links in one AMQP session.")
     max_links_per_connection: int = Field(5000, ge=1, le=65_536, description="Links on one connection.")
     max_state_bytes_per_connection: int = Field(
-        128 * MIB, ge=MIB, le=GIB, description="Memory for the sessions and links of one connection, estimated high."
+        128 * MIB,
+        ge=MIB,
+        le=GIB,
+        description="Memory for the sessions and links of one connection, by an estimate that is never too low.",
     )
     max_unfinished_bytes_per_connection: int = Field(
         64 * MIB,
         ge=MIB,
         le=64 * GIB,
-        description="Of messages that one connection has begun to send; 4 of the largest are always allowed.",
+        description="Bytes of messages that one connection has begun to send and not ended; 4 messages of the "
+        "largest size are always allowed.",
     )
     max_unfinished_bytes: int = Field(
         512 * MIB,
         ge=MIB,
         le=1024 * GIB,
-        description="Of messages begun on all connections of one gateway; 16 of the largest are always allowed.",
+        description="Bytes of messages begun and not ended on all connections of one gateway; 16 messages of the "
+        "largest size are always allowed.",
     )
     sender_credit: int = Field(
         1000, ge=1, le=100_000, description="Messages a sender may have in flight, on one link (its credit)."
     )
     receiver_window: int = Field(
-        2000, ge=1, le=100_000, description="Messages taken from partitions ahead of the wire, for one link at most."
+        2000,
+        ge=1,
+        le=100_000,
+        description="Messages that a gateway takes from a partition before it can send them, at most, for one link.",
     )
     max_unsettled_per_link: int = Field(
-        50_000, ge=1, le=1_000_000, description="Messages handed out on one link and not yet settled, at most."
+        50_000, ge=1, le=1_000_000, description="Messages that are handed out on one link and not settled yet, at most."
     )
     max_message_size_bytes: int = Field(
-        MIB, ge=KIB, le=MAX_MESSAGE_BYTES, description="Largest message accepted; a queue may set a smaller one."
+        MIB,
+        ge=KIB,
+        le=MAX_MESSAGE_BYTES,
+        description="Largest message accepted; a queue or topic may set a lower limit.",
     )
     max_output_buffer_bytes: int = Field(
-        8 * MIB, ge=64 * KIB, le=GIB, description="Output kept for one connection before its deliveries wait."
+        8 * MIB,
+        ge=64 * KIB,
+        le=GIB,
+        description="Output that one connection may have unsent; beyond it, deliveries wait.",
     )
 
     @property
@@ -202,7 +223,9 @@ class Ops(Frozen):
     """The HTTP endpoint for operators: metrics and health."""
 
     host: Host = Field("127.0.0.1", description="Address to listen on; 0.0.0.0 or :: for all.")
-    port: int | None = Field(9464, ge=0, le=65535, description="Port; 0 takes any free one, off has no endpoint.")
+    port: int | None = Field(
+        9464, ge=0, le=65535, description="Port; 0 takes any free port, off disables the endpoint."
+    )
 
 
 class Stores(Frozen):
@@ -212,14 +235,14 @@ class Stores(Frozen):
         64 * GIB,
         ge=16 * MIB,
         le=1024 * 1024 * GIB,
-        description="Size a partition's store may grow to; sparse until used.",
+        description="Size that a partition's store may grow to; the file is sparse, so unused space takes no disk.",
     )
     send_watermark: float = Field(
         0.9,
         gt=0,
         lt=1,
-        description="Used share of the store above which sends are refused; receiving goes on. A quarter of the store, "
-        "or 16 MiB if that is less, stays free in any case.",
+        description="Used share of the store above which sends are refused; receiving still works. A quarter of the "
+        "store, or 16 MiB if that is less, stays free in any case.",
     )
     min_free_disk_bytes: int = Field(
         256 * MIB, ge=0, le=1024 * 1024 * GIB, description="Free disk space below which sends are refused."
@@ -231,8 +254,8 @@ class Delivery(Frozen):
 
     keep_locks_of_broken_connections: bool = Field(
         False,
-        description="Keep locks until they expire when a connection breaks, as the cloud does; "
-        "else the messages are free at once and each delivery that left the broker counts as failed.",
+        description="When a connection breaks, keep its locks until they expire, as the cloud does; "
+        "else the messages are available at once and each delivery that left the broker counts as failed.",
     )
 
 
@@ -242,7 +265,8 @@ class Security(Frozen):
     root_key: Secret | None = Field(
         None,
         repr=False,
-        description="Key of RootManageSharedAccessKey; off makes a random one, kept in the file root-key of data_dir.",
+        description="Key of RootManageSharedAccessKey; off makes a random key and keeps it in the file root-key of "
+        "data_dir.",
     )
     authorization_rules: tuple[AuthorizationRule, ...] = Field(
         (), max_length=12, description="Shared access keys for the whole namespace, beside the root key."
@@ -261,7 +285,7 @@ class Security(Frozen):
 class Log(Frozen):
     """Logs, on standard error."""
 
-    level: LogLevel = Field(LogLevel.INFO, description="Least level that is written.")
+    level: LogLevel = Field(LogLevel.INFO, description="Lowest level that is logged.")
     format: LogFormat = Field(LogFormat.AUTO, description="JSON lines or console; auto is console on a terminal.")
 
 
@@ -271,7 +295,8 @@ class DeclaredSubscription(SubscriptionProperties):
     rules: tuple[RuleDescription, ...] | None = Field(
         None,
         max_length=MAX_RULES,
-        description="Rules it has, and no others; unset leaves them alone, a new subscription takes every message.",
+        description="The rules of the subscription, and no others; unset keeps the stored rules. Without any, a new "
+        "subscription takes every message.",
     )
 
     def description(self, topic: str) -> SubscriptionDescription:
@@ -283,7 +308,9 @@ class DeclaredTopic(TopicDescription):
     """A topic as it is declared, with its subscriptions."""
 
     subscriptions: tuple[DeclaredSubscription, ...] = Field(
-        (), max_length=MAX_SUBSCRIPTIONS, description="Subscriptions to create when missing and to update."
+        (),
+        max_length=MAX_SUBSCRIPTIONS,
+        description="Subscriptions to create when missing and to update when they differ.",
     )
 
     def description(self) -> TopicDescription:
@@ -299,34 +326,44 @@ class Settings(Frozen):
         description="Directory that holds messages, entities and the root key.",
     )
     partitions: int = Field(
-        4, ge=1, le=MAX_PARTITIONS, description="Partitions of the namespace; fixed when the data directory is made."
+        4,
+        ge=1,
+        le=MAX_PARTITIONS,
+        description="Partitions of the namespace; cannot change after the data directory is made.",
     )
     workers: int | None = Field(
         None,
         ge=1,
         le=MAX_PARTITIONS,
-        description="Worker processes, at most one per partition; off takes one less than there are processors.",
+        description="Worker processes, at most one per partition; off takes one less than there are processors, but "
+        "at least one.",
     )
     gateways: int = Field(
         1,
         ge=1,
         le=64,
-        description="Gateway processes that share the AMQP ports; their operations endpoints are on ports in a row.",
+        description="Gateway processes that share the AMQP ports; the first has its operations endpoint on ops.port, "
+        "each other one on the next port.",
     )
     emulator: bool = Field(
-        False, description="Be the Service Bus emulator, with its well-known key: for whoever can connect."
+        False,
+        description="Behave like the Service Bus emulator, with its well-known key: whoever can connect has all "
+        "rights.",
     )
     namespace: Annotated[str, StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9-]{0,48}[A-Za-z0-9]$")] = Field(
         "peeklock", description="Name of the namespace, in metrics and logs."
     )
     shutdown_timeout_ms: int = Field(
-        10 * SECOND_MS, ge=100, le=10 * MINUTE_MS, description="Time processes have to end after SIGTERM."
+        10 * SECOND_MS,
+        ge=100,
+        le=10 * MINUTE_MS,
+        description="Time that gateways, and then workers, have to end after SIGTERM.",
     )
     worker_stall_timeout_ms: int = Field(
         30 * SECOND_MS,
         ge=3 * SECOND_MS,
         le=60 * MINUTE_MS,
-        description="A worker that makes no turn for this long is killed and started again; its locks are lost.",
+        description="A worker that makes no turn for this long is killed and restarted; its locks are lost.",
     )
     amqp: Amqp = Field(Amqp(), description="The AMQP listener and the limits of its connections.")
     ops: Ops = Field(Ops(), description="The HTTP endpoint for operators: metrics and health.")
@@ -339,12 +376,14 @@ class Settings(Frozen):
     )
 
     topics: tuple[DeclaredTopic, ...] = Field(
-        (), max_length=10_000, description="Topics, with subscriptions and rules, to create and to update."
+        (),
+        max_length=10_000,
+        description="Topics, with subscriptions and rules, to create when missing and to update when they differ.",
     )
 
     @property
     def entities(self) -> list[Description]:
-        """All that is declared, a topic before its subscriptions."""
+        """All declared entities, each topic before its subscriptions."""
         found: list[Description] = list(self.queues)
         for topic in self.topics:
             found.append(topic.description())
@@ -405,7 +444,7 @@ class Settings(Frozen):
 
 
 def _collide(one: str, other: str) -> bool:
-    """Whether two listeners on one port would be in each other's way."""
+    """True if listeners on these two hosts cannot have the same port."""
     return one == other or any(host in ("0.0.0.0", "::") for host in (one, other))
 
 

@@ -20,7 +20,7 @@ UNLIMITED_MS = 10_675_199 * 86_400_000
 
 
 class Reading(NamedTuple):
-    """What a Config.json says: settings, where each was written, and what is wrong with it."""
+    """The content of a Config.json: its settings, where each is written, and what is wrong."""
 
     settings: dict[str, Any]
     origins: dict[Place, Origin]
@@ -108,7 +108,7 @@ _STRING_OR_COMMENT = re.compile(r'"(?:[^"\\]|\\.)*"|//[^\n]*|/\*.*?\*/', re.DOTA
 
 
 def without_comments(text: str) -> str:
-    """JSON with blanks for comments: what is left stays on its line and column."""
+    """JSON with blanks for comments, so that everything else keeps its line and column."""
 
     def blank(match: re.Match[str]) -> str:
         return match[0] if match[0].startswith('"') else re.sub(r"[^\n]", " ", match[0])
@@ -121,7 +121,7 @@ def is_emulator_config(document: Any) -> bool:
 
 
 def read_emulator_config(document: dict[str, Any]) -> Reading:
-    """Never raises for what is in `document`: everything wrong is in `problems`."""
+    """Never raises, whatever is in `document`: the result's `problems` name everything that is wrong."""
     reader = _Reader()
     reader.read(document)
     return Reading(reader.settings, reader.origins, reader.problems)
@@ -229,7 +229,7 @@ class _Reader:
         return {"name": members["Name"]} if "Name" in members else {}
 
     def _entity(self, key: Place, at: str, members: dict[str, Any], known: tuple[_Property, ...]) -> dict[str, Any]:
-        """The fields of its description."""
+        """The fields of the entity's description."""
         fields = self._named(key, at, members)
         names = tuple(item.name for item in known)
         properties = self._members(f"{at}.Properties", members.get("Properties", {}), names)

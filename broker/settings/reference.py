@@ -1,4 +1,4 @@
-"""Settings as people read them: the page of all there are, and what is in force."""
+"""Settings as people read them: docs/configuration.md, and the output of `peeklock config show`."""
 
 import json
 import re
@@ -29,10 +29,10 @@ _INTRODUCTION = """\
 Written by `peeklock config reference`; a test keeps it current.
 
 A setting comes from a flag of `peeklock serve`, else from its environment variable, else from the file named by
-`--config` or `PEEKLOCK_CONFIG`, else it is the default. An empty variable counts as not set. A setting that may be
-`off` is switched off by that word. Lists are written as JSON in a variable. An unknown setting or a wrong value stops
-the start, with a message that names the place and the fix. `peeklock config check` tries it; `peeklock config show`
-prints what is in force and where it came from, without keys.
+`--config` or `PEEKLOCK_CONFIG`, else it has its default. An empty variable counts as not set. The word `off` switches a
+setting off, where that is allowed. In a variable, lists are written as JSON. With an unknown setting or a wrong value
+the broker does not start, and a message names the place and the fix. `peeklock config check` checks the settings
+without a start. `peeklock config show` prints the settings in force and where each came from, without keys.
 
 The file is TOML:
 
@@ -69,16 +69,16 @@ action = { expression = "SET priority = 'high'" }
 
 or the Service Bus emulator's `Config.json`, unchanged: see the end of this page.
 
-Names end in their unit: `_ms` milliseconds, `_bytes`, `_kb` KiB, `_mb` MiB.
+Names end in the unit: `_ms` is milliseconds, `_bytes` bytes, `_kb` KiB, `_mb` MiB.
 """
 
 _EMULATOR = """\
 ## The Service Bus emulator's Config.json
 
-A file whose outermost member is `UserConfig` is read as the emulator's; it may hold `//` comments. It declares one
-namespace with its queues and topics; other settings come from flags and environment. `Logging` has no effect. Durations
-are ISO 8601 (`PT1M`, `P7D`, `PT0.5S`). An absent or empty property has the emulator's default, which is not always the
-one above:
+A file whose outermost member is `UserConfig` is read as a file of the emulator; it may hold `//` comments. It declares
+one namespace with its queues and topics; other settings come from flags and environment. `Logging` has no effect.
+Durations are ISO 8601 (`PT1M`, `P7D`, `PT0.5S`). An absent or empty property has the emulator's default, which is not
+always the default above:
 
 | Property | Setting | Default | Of |
 |---|---|---|---|
@@ -88,24 +88,24 @@ _QUEUES = """\
 ## queues
 
 Each `[[queues]]` is created when it is missing, and updated when a property differs. A queue that is no longer
-declared stays. Names are compared without regard to case. Fixed at creation, so that a difference stops the start:
-{immutable}.
+declared stays. Names are compared without regard to case. These properties cannot change after the creation, and the
+broker does not start if they differ: {immutable}.
 
 """
 
 _TOPICS = """\
 ## topics
 
-Each `[[topics]]` is created or updated as a queue is. Queues and topics share their names. Fixed at creation:
-{immutable}.
+Each `[[topics]]` is created or updated as a queue is. A queue and a topic cannot have the same name. These properties
+cannot change after the creation: {immutable}.
 
 """
 
 _SUBSCRIPTIONS = """\
 ## topics.subscriptions
 
-Each `[[topics.subscriptions]]` is a queue of its own below the topic before it, with its own dead-letter queue. Fixed
-at creation: {immutable}.
+Each `[[topics.subscriptions]]` is a queue of its own below the topic before it, with its own dead-letter queue. These
+properties cannot change after the creation: {immutable}.
 
 """
 
@@ -113,8 +113,8 @@ _RULES = """\
 ## topics.subscriptions.rules
 
 Each `[[topics.subscriptions.rules]]` selects messages for the subscription before it. All matching rules without an
-action make one copy of a message together, each matching rule with an action a copy of its own. Declared rules are the
-only ones that the subscription has after the start; without any, those that clients made stay.
+action make one copy of a message together; each matching rule with an action makes a copy of its own. After the start
+the subscription has only the declared rules. If none are declared, it keeps the rules that clients made.
 
 """
 
@@ -129,15 +129,15 @@ number (a long), another number (a double), or a table with its type: `{ type = 
 _KEYS = """\
 ## authorization_rules
 
-Shared access keys, of the namespace (`security.authorization_rules`), of one queue, or of one topic and its
+Shared access keys for the namespace (`security.authorization_rules`), for one queue, or for one topic and its
 subscriptions.
 
 """
 
 _EMULATOR_RULES = """
-A topic has `Subscriptions`, each with `Rules`; without them it takes every message. A rule's `Properties` are
-`FilterType` (`Sql` or `Correlation`), `SqlFilter` or `CorrelationFilter`, and `Action`. `SqlFilter` and `Action` have
-an `SqlExpression`; a `CorrelationFilter` has {correlation}
+A topic has `Subscriptions`, each with `Rules`; a subscription without rules takes every message. A rule's
+`Properties` are `FilterType` (`Sql` or `Correlation`), `SqlFilter` or `CorrelationFilter`, and `Action`. `SqlFilter`
+and `Action` have an `SqlExpression`; a `CorrelationFilter` has {correlation}
 and `Properties`.
 """
 
@@ -198,7 +198,7 @@ def _emulator_rows() -> Iterable[str]:
 
 
 def _row(spellings: str, field: FieldInfo, off: bool = True) -> str:
-    """`off`: None is written so; else by leaving the setting out."""
+    """`off`: the user writes `off` for None; otherwise the user leaves the setting out."""
     return f"| {spellings} | {_default(field, off)} | {_allowed(field, off)} | {field.description} |\n"
 
 
@@ -232,7 +232,7 @@ def _allowed(field: FieldInfo, off: bool) -> str:
 
 
 def show(loaded: Loaded) -> str:
-    """What is in force, as TOML with where each setting was set; keys are masked."""
+    """The settings in force as TOML, with comments that say where each was set; keys are masked."""
     values = loaded.settings.model_dump(mode="json")
     general, sections = [], []
     for name, field in Settings.model_fields.items():
@@ -251,7 +251,7 @@ def _line(loaded: Loaded, place: Place, value: Any) -> str:
 
 
 def _toml(value: Any, name: str) -> str:
-    """An inline TOML value; members without value are left out, keys masked."""
+    """An inline TOML value; members without value are left out, and keys are masked."""
     if isinstance(value, dict):
         members = (f"{_key(key)} = {_toml(member, key)}" for key, member in value.items() if member is not None)
         return "{" + ", ".join(members) + "}"
