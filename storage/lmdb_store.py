@@ -136,7 +136,7 @@ def check_store_pages(path: Path) -> list[PageFinding]:
             # A transaction alone reads no pages, and keeps those of its commit as they are until it ends.
             with env.begin() as transaction, suppress(RootReplaced):
                 return check_pages(path / DATA_FILE, transaction.id())
-        raise StoreError(f"{path}: its owner commits so often that no commit can be looked at")
+        raise StoreError(f"{path}: the broker commits so often that no commit could be checked; try again")
     except (lmdb.Error, OSError) as error:
         raise StoreError(f"{path}: {error}") from error
     finally:

@@ -94,7 +94,7 @@ def _bind_sender(host: Host, link: Link, address: Address, entity: Entity) -> Cl
         entity.require_transfer()
         destination, properties = _transfer_destination(host, through_to), {TRANSFER_DESTINATION_ADDRESS: through_to}
     if address.part is not Part.MAIN:
-        raise NotAllowed("Messages come into a dead-letter queue by dead-lettering only: nobody sends to it.")
+        raise NotAllowed("Messages cannot be sent to a dead-letter queue; only dead-lettering puts messages there.")
     amqp = host.gateway.settings.amqp
     limit = (destination or entity).max_message_bytes(amqp.max_message_size_bytes)
     asked = link.remote_max_message_bytes
@@ -111,7 +111,7 @@ def _transfer_destination(host: Host, name: object) -> Entity:
         raise InvalidArgument(f"{TRANSFER_DESTINATION_ADDRESS} is not the address of an entity.")
     address = parse_address(name)
     if address.node is not Node.ENTITY or address.part is not Part.MAIN:
-        raise NotAllowed(f"'{name}' is neither a queue nor a topic: nobody sends to it.")
+        raise NotAllowed(f"'{name}' is neither a queue nor a topic: messages cannot be sent to it.")
     host.rights.require(address.resource, Right.SEND, time.time())
     entity = host.gateway.namespace.find(address)
     if entity.kind == "subscription":

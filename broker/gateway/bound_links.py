@@ -54,7 +54,7 @@ class BoundLinks:
         """Raises QuotaExceeded."""
         amqp = self._host.gateway.settings.amqp
         if self._host.rights.is_empty and self._count >= MAX_LINKS_WITHOUT_RIGHTS:
-            raise QuotaExceeded(f"Without a token there are {MAX_LINKS_WITHOUT_RIGHTS} links at most.")
+            raise QuotaExceeded(f"A connection without a token may have at most {MAX_LINKS_WITHOUT_RIGHTS} links.")
         if len(link.session.links) > amqp.max_links_per_session or self._count >= amqp.max_links_per_connection:
             raise QuotaExceeded(
                 f"The connection has {self._count} links and the session {len(link.session.links) - 1}: "

@@ -125,7 +125,7 @@ class Gateway:
         return bound
 
     async def _stop(self) -> None:
-        log.info("gateway ends", connections=len(self.connections))
+        log.info("gateway is stopping", connections=len(self.connections))
         for server in self._servers:
             server.close()
         for connection in list(self.connections):
@@ -136,7 +136,7 @@ class Gateway:
                     self._left.clear()
                     await self._left.wait()
         except TimeoutError:
-            log.warning("clients did not close in time", connections=len(self.connections))
+            log.warning("clients did not close in time; ending without them", connections=len(self.connections))
         if self._ops is not None:
             await self._ops.close()
         for task in self._tasks:
@@ -243,7 +243,7 @@ class Gateway:
             async with asyncio.timeout(SCRAPE_SECONDS):
                 return await self.router.ask(partition, name)
         except Exception as error:
-            log.warning("no answer to a scrape", partition=partition, error=str(error))
+            log.warning("partition did not answer a request for metrics", partition=partition, error=str(error))
             return None
 
 

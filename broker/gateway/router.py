@@ -148,7 +148,7 @@ class WorkerConnection(asyncio.Protocol):
         self._silent_looks = self._silent_looks + 1 if self._awaits else 0
         if not self.is_stalled and self._silent_looks * LOOK_SECONDS >= self._router.busy_seconds:
             self.is_stalled = True
-            log.warning("worker does not answer; refusing what is for it", worker=self._path)
+            log.warning("worker does not answer; operations for it are refused as busy", worker=self._path)
             self._router.behind.discard(self)
             self._router.on_caught_up()
 
@@ -165,7 +165,7 @@ class WorkerConnection(asyncio.Protocol):
         self.connected.set()
         self._router.metrics.worker_connects += 1
         if self._was_lost:
-            log.info("worker is back", worker=self._path)
+            log.info("worker connected again", worker=self._path)
             for channel in list(self.channels.values()):
                 try:
                     channel.on_worker_back()

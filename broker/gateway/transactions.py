@@ -170,7 +170,7 @@ class Transaction:
 
     def fail(self, error: Exception) -> None:
         """It is not to be committed any more."""
-        self._failure = self._failure or TransactionRollback(f"Something in it failed: {error}")
+        self._failure = self._failure or TransactionRollback(f"An operation of the transaction failed: {error}")
 
     def discharge(self, commit: bool, reply: Reply) -> None:
         self._turn.active.discard(self)

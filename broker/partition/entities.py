@@ -158,7 +158,7 @@ def put_entity(
     lock duration drops the locks held; receivers that are no longer allowed are closed.
     """
     if entity_id in core.deleted:
-        raise ServerBusy("A deleted entity of the same id is still being freed.")
+        raise ServerBusy("The messages of a deleted entity with the same id are still being deleted. Please try again.")
     if entity_id in core.auto_deleted:
         raise _deleted(core.auto_deleted[entity_id])
     terms = Terms.of(description)

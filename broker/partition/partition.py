@@ -106,7 +106,7 @@ class Partition:
         self._begin(queue_id, now_ms)
         queue = core.queue(queue_id)
         if queue.transfers is not None:
-            raise EntityNotFound("A transfer queue is received from by nobody.")
+            raise EntityNotFound("Nobody can receive from a transfer queue.")
         if queue.is_topic:
             raise NotAllowed(f"'{queue.terms.name}' is a topic; its messages are received from its subscriptions.")
         if queue.forward_to:

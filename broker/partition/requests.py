@@ -127,7 +127,7 @@ class Underway:
 def _renew_locks(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> list[int]:
     tokens: Sequence[bytes] = args[0]
     if queue.sessions is not None:
-        raise NotAllowed(f"'{queue.terms.name}' requires sessions; what is renewed is the lock of the session.")
+        raise NotAllowed(f"'{queue.terms.name}' requires sessions: renew the lock of the session, not of a message.")
     if any(queue.locks.find(token, now_ms) is None for token in tokens):
         raise LockLost(error_texts.LOCK_LOST)
     until_ms = now_ms + queue.terms.lock_duration_ms
@@ -153,7 +153,7 @@ def _receive_deferred(core: Core, queue: Queue, args: Sequence[Any], now_ms: int
     """[locked_until_ms or 0, entry items]. MessageNotFound if any of the numbers is not deferred, or locked."""
     numbers, receive_and_delete = args
     if queue.sessions is not None:
-        raise NotAllowed(f"'{queue.terms.name}' requires sessions; whose deferred messages these are must be said.")
+        raise NotAllowed(f"'{queue.terms.name}' requires sessions: the request must name the session of the messages.")
     until_ms = now_ms + queue.terms.lock_duration_ms
     return _take_deferred(core, queue, list(dict.fromkeys(numbers)), receive_and_delete, None, until_ms, now_ms)
 
@@ -214,7 +214,7 @@ def _take_deferred(
         set_aside(core, queue, Place.DEFERRED, number, body_of)
     if len(found) < len(numbers):
         gone = missing + [number for (number, *_), *_ in expired] + [number for number, _ in unreadable]
-        raise MessageNotFound(f"No deferred message that is not locked has the sequence number {gone[0]}.")
+        raise MessageNotFound(f"There is no unlocked deferred message with the sequence number {gone[0]}.")
     items: list[Any] = []
     core.changing()
     owner = NOBODY if session is None else session.tokens
@@ -241,7 +241,7 @@ def _settle(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> None:
     properties: Properties | None = args[2]
     receiver: Hashable = args[3] if len(args) > 3 else None
     if len(set(tokens)) < len(tokens):
-        raise InvalidArgument("A lock token is given twice.")
+        raise InvalidArgument("The request names a lock token twice.")
     for token in tokens:
         error = settlement.refusal(core, queue, token, outcome, properties, now_ms)
         if error is not None:
@@ -259,7 +259,7 @@ def _outcome(value: int) -> Outcome:
     try:
         return Outcome(value)
     except ValueError:
-        raise InvalidArgument(f"There is no outcome {value}.") from None
+        raise InvalidArgument(f"The outcome {value} does not exist.") from None
 
 
 def _schedule(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> list[int]:

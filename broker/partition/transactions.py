@@ -56,7 +56,8 @@ def transact(
             errors = _settle(core, transaction, operation, now_ms)
         failed = next((error for error in errors if error is not None), None)
         if failed is not None and operation.quiet and transaction.failure is None:
-            transaction.failure = TransactionRollback(f"Something in it failed: {failed}")  # or nobody would know
+            # The client hears of no error of a quiet operation, so the whole transaction must fail.
+            transaction.failure = TransactionRollback(f"An operation of the transaction failed: {failed}")
         results.append(
             None if failed is None else [None if each is None else [type(each).__name__, str(each)] for each in errors]
         )
@@ -82,7 +83,7 @@ def request_in(
     tokens, outcome, properties, *rest = list(args[0]), Outcome(args[1]), *args[2:]
     queue = core.queue(queue_id)
     if len(set(tokens)) < len(tokens):
-        raise InvalidArgument("A lock token is given twice.")
+        raise InvalidArgument("The request names a lock token twice.")
     _check_settlements(core, transaction, queue, tokens, outcome, properties)
     for token in tokens:
         error = settlement.refusal(core, queue, token, outcome, properties, now_ms)
@@ -147,9 +148,9 @@ def _admit(core: Core, transaction: Transaction, queue: Queue, messages: Sequenc
     owner_bytes = core.transactions.owner_bytes[transaction.owner] + added_bytes
     if owner_bytes > core.settings.connection_transaction_bytes:
         limit = core.settings.connection_transaction_bytes
-        raise QuotaExceeded(f"The messages of the connection's transactions that have not ended exceed {limit} bytes.")
+        raise QuotaExceeded(f"The messages of the connection's open transactions exceed {limit} bytes.")
     if core.transactions.message_bytes + added_bytes > core.settings.transaction_bytes:
-        raise QuotaExceeded("The messages of transactions that have not ended are too large; wait for some to end.")
+        raise QuotaExceeded("The messages of all open transactions are too large together; wait until some have ended.")
     key = transaction.key
     for _, _, _, extra in messages:
         # On an entity that is not partitioned a session id is no key: one transaction may send to several sessions.

@@ -91,11 +91,13 @@ class Neighbours:
                     case Hello():
                         assert message.version == wire.VERSION
                     case Catalog():
-                        log.info("following the catalog", version=message.version)
+                        log.info("catalog received", version=message.version)
                         there = {definition["entity_id"] for definition in message.definitions}
                         self.remove(self._deletions.catch_up(message.version, there, now_ms), now_ms)
                     case Deleted() if not self._deletions.follow(message.version, message.entity_ids, now_ms):
-                        log.warning("missed a version of the catalog; asking for all of it", version=message.version)
+                        log.warning(
+                            "missed a version of the catalog; reconnecting for all of it", version=message.version
+                        )
                         self._drop(worker, now_ms)  # dialled again, the home tells all of it
                         return True
         if event & select.EPOLLOUT:
@@ -138,11 +140,11 @@ class Neighbours:
                 self.dial_home_ms = now_ms + REDIAL_MS
             if worker not in self._unreachable and not quiet:
                 self._unreachable.add(worker)
-                log.warning("worker cannot be reached to forward to", worker=worker, error=str(error))
+                log.warning("cannot connect to worker; messages for it wait", worker=worker, error=str(error))
             return None
         if worker in self._unreachable:
             self._unreachable.discard(worker)
-            log.info("worker is reached again", worker=worker)
+            log.info("connected to worker again", worker=worker)
         if worker == self._home:
             self.dial_home_ms = None
         self._links[worker] = link

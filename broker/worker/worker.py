@@ -355,7 +355,7 @@ class Worker:
         if isinstance(error, StoreError) or partition.has_changed:
             raise error
         self._metrics.internal_errors += 1
-        log.error("command failed; it had changed nothing", partition=partition.id, exc_info=error)
+        log.error("command failed by a bug of the broker; it changed nothing", partition=partition.id, exc_info=error)
         return InternalError(INTERNAL_ERROR)
 
     def _partition(self, message: Command) -> Partition:
@@ -639,7 +639,7 @@ def main() -> int:
                 known_terms=known_terms,
             )
     except StoreDamaged as error:
-        log.error("store is damaged; ending, to start again", worker=number, error=str(error))
+        log.error("store is damaged; the worker ends, to be restarted", worker=number, error=str(error))
         return DAMAGED_STORE
     except StoreError as error:
         fail(str(error))
@@ -660,13 +660,13 @@ def main() -> int:
     try:
         worker.run()
     except StoreDamaged as error:
-        log.error("store is damaged; ending, to start again", worker=number, error=str(error))
+        log.error("store is damaged; the worker ends, to be restarted", worker=number, error=str(error))
         return DAMAGED_STORE
     except StoreError as error:
-        log.error("store failed; ending, to start again from what is on disk", worker=number, error=str(error))
+        log.error("store failed; the worker ends, to be restarted from its stores", worker=number, error=str(error))
         return 1
     except Exception as error:
-        log.error("unforeseen failure; ending without a commit", worker=number, exc_info=error)
+        log.error("unforeseen failure; the worker ends without a commit", worker=number, exc_info=error)
         return 1
     for store in stores.values():
         store.close()

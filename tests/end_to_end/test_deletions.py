@@ -54,7 +54,7 @@ QUEUE, STAYS, GOES = 2, 4, 5  # entity ids, in the order of their creation
 def broker(tmp_path):
     broker = Broker(tmp_path, CONFIG)
     broker.start()
-    eventually(lambda: logged(broker, "following the catalog"), "the second worker is connected to the home's")
+    eventually(lambda: logged(broker, "catalog received"), "the second worker is connected to the home's")
     yield broker
     broker.kill()
     assert "Traceback" not in broker.log_file.read_text(), broker.log()
@@ -305,7 +305,9 @@ def test_links_older_than_the_homes_restart_end_with_their_entity(broker):
         home, _ = workers(broker)
         home.kill()
         home.wait(10)
-        eventually(lambda: logged(broker, "worker is back"), "the gateway has the catalog of the new worker", 15)
+        eventually(
+            lambda: logged(broker, "worker connected again"), "the gateway has the catalog of the new worker", 15
+        )
         with Worker(broker) as other:
             other.say(Op.REMOVE, [QUEUE])
             other.hear(Op.DELETED)

@@ -200,7 +200,7 @@ def test_every_entity_has_a_transfer_dead_letter_queue(broker, entity):
 
 def test_nobody_sends_to_a_transfer_dead_letter_queue(broker):
     async def test(connection: Connection) -> None:
-        with pytest.raises(LinkDetached, match="nobody sends to it") as refused:
+        with pytest.raises(LinkDetached, match="cannot be sent to a dead-letter queue") as refused:
             await connection.sender("orders/$Transfer/$DeadLetterQueue")
         assert refused.value.condition == "amqp:not-allowed"
 

@@ -23,7 +23,7 @@ def transactional_outcome(value: Described | None) -> tuple[Outcome, dict[str, A
     """The outcome in a transactional-state, and the properties that it sets. Raises NotImplementedByBroker."""
     found = outcome_of(value)
     if found is None:
-        raise NotImplementedByBroker("A transactional-state without an outcome that is known.")
+        raise NotImplementedByBroker("The transactional-state has no known outcome.")
     fields = [*found.fields, None, None, None]
     if found.state == MODIFIED:
         outcome = Outcome.DEFERRED if fields[1] else Outcome.ABANDONED

@@ -58,9 +58,9 @@ class Coordinator(Intake):
     def _declare(self, delivery: Delivery, settled: bool) -> None:
         transactions = self.connection.transactions
         if settled:
-            raise NotAllowed("A declare must not be settled: its answer is the transaction's id.")
+            raise NotAllowed("A declare must not be sent settled: its answer carries the transaction's id.")
         if len(transactions) >= MAX_OPEN:
-            raise QuotaExceeded(f"The connection has {MAX_OPEN} transactions that have not ended.")
+            raise QuotaExceeded(f"The connection has {MAX_OPEN} open transactions, which is the limit; end one first.")
         transaction = Transaction(transactions.new_id(), self.connection, self.connection.gateway.router, self)
         transactions.add(transaction)
         declare(delivery, transaction.id)

@@ -135,7 +135,7 @@ class ManagementRequests(RequestLink):
     def _schedule(self, request: Request, arguments: management.ScheduleMessages, answer: Answer) -> None:
         self.entity.require_send()
         if self._part is not Part.MAIN:
-            raise NotAllowed("Messages come into a dead-letter queue by dead-lettering only: nobody sends to it.")
+            raise NotAllowed("Messages cannot be sent to a dead-letter queue; only dead-lettering puts messages there.")
         limit = self.entity.max_message_bytes(self.max_response_bytes())
         largest = max(len(item.message) for item in arguments.messages)
         if largest > limit:
