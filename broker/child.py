@@ -10,9 +10,10 @@ and reads one line of JSON from its standard output: either that it serves, or w
         fail(str(error))
     announce_ready(amqp_port=port)
 
-A worker says an empty line after that each time it has made a turn and a second has passed (`Pulse`).
+After that a worker writes an empty line about each second, as long as it makes turns (`Pulse`).
 
-A child must not outlive its supervisor, whose successor needs the ports and the stores: the kernel kills it then.
+A child must not outlive its supervisor, because the next supervisor needs the ports and the stores. So the kernel kills
+the child when its supervisor dies.
 """
 
 import ctypes
@@ -26,8 +27,8 @@ from typing import Any, NoReturn
 
 from broker.settings.config import Settings
 
-PERMANENT_FAULT = 78  # EX_CONFIG of sysexits.h: starting again as things are would fail again
-DAMAGED_STORE = 65  # EX_DATAERR: what is in a store makes no sense
+PERMANENT_FAULT = 78  # EX_CONFIG of sysexits.h: another start without a change would fail again
+DAMAGED_STORE = 65  # EX_DATAERR: the content of a store makes no sense
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
@@ -47,8 +48,8 @@ class Instructions:
     worker: int | None
     partitions: tuple[int, ...]
     sockets: tuple[str, ...]
-    restarts: int  # how often this child was started again
-    parked: tuple[int, ...] = ()  # of `partitions`, those whose stores are damaged and are not to be opened
+    restarts: int  # how often this child was restarted
+    parked: tuple[int, ...] = ()  # those of `partitions` whose stores are damaged and stay closed
     directory: str = "."  # the working directory from now on
 
     def to_json(self) -> str:
@@ -83,9 +84,11 @@ class Instructions:
 
 
 def read_instructions() -> Instructions:
-    """The supervisor's line from standard input. This process then works in its directory and dies with it.
+    """Read the supervisor's line from standard input.
 
-    Exits quietly if the supervisor is gone before it has spoken.
+    From then on this process works in the data directory, and dies with the supervisor.
+
+    Exits quietly if the supervisor ends before it has written the line.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     line = sys.stdin.readline()
@@ -99,9 +102,9 @@ def read_instructions() -> Instructions:
 
 
 class Pulse:
-    """A sign of life to the supervisor, on the pipe of the answer; to be made before that is given.
+    """Signs of life to the supervisor, on the pipe of the answer. Make this object before the answer is given.
 
-    Nobody waits for it: what the pipe does not take is left out.
+    A beat never blocks: if the pipe is full, the beat is skipped.
     """
 
     def __init__(self) -> None:
@@ -114,12 +117,12 @@ class Pulse:
 
 
 def announce_ready(**fields: Any) -> None:
-    """Tell the supervisor that this process serves; `fields` are what only it knows, such as a port that it chose."""
+    """Tell the supervisor that this process serves; `fields` are what only this process knows, such as its port."""
     _answer({"ready": True, **fields})
 
 
 def fail(message: str) -> NoReturn:
-    """Tell the supervisor that this process can never serve as things are, and exit.
+    """Tell the supervisor that this process can never serve unless a setting changes, and exit.
 
     `message` is shown to the user: it names the setting and the fix.
     """
@@ -129,5 +132,5 @@ def fail(message: str) -> NoReturn:
 
 def _answer(document: dict[str, Any]) -> None:
     print(json.dumps(document), flush=True)
-    # Nobody reads the pipe after this line: whatever is printed later belongs with the logs.
+    # Nobody reads the pipe after this line, so later prints go to the logs.
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())

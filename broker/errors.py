@@ -1,7 +1,7 @@
 """Typed exceptions for requests of users that cannot be done.
 
-Raised where it happens; translated to an AMQP condition in `broker.gateway.conditions`, and to an HTTP status in
-`broker.http`. Between gateway and workers an error travels as its class name and its text.
+The code that refuses a request raises them. They are translated to an AMQP condition in `broker.gateway.conditions`,
+and to an HTTP status in `broker.http`. Between gateway and workers an error travels as its class name and its text.
 """
 
 
@@ -19,7 +19,7 @@ class EntityDisabled(BrokerError): ...
 
 
 class NotAllowed(BrokerError):
-    """The kind of entity does not offer this: a receiver without session on a session queue, and the like."""
+    """This kind of entity does not allow the operation; for example a receiver without session on a session queue."""
 
 
 class Unauthorized(BrokerError): ...
@@ -45,7 +45,7 @@ class MessageNotFound(BrokerError): ...
 
 
 class SessionCannotBeLocked(BrokerError):
-    """The session is another receiver's now."""
+    """Another receiver holds the session."""
 
 
 class SessionLockLost(BrokerError): ...
@@ -55,31 +55,31 @@ class SessionNotFound(BrokerError): ...
 
 
 class OperationTimeout(BrokerError):
-    """The wait ended without a result in the time given."""
+    """There was no result within the given time."""
 
 
 class ServerBusy(BrokerError):
-    """Not now: a partition is down or overloaded. A retry helps."""
+    """The operation cannot be done now: a partition is down or overloaded. A retry helps."""
 
 
 class PartitionParked(BrokerError):
-    """Its store is damaged, so that nothing of it can be served until an operator has mended it."""
+    """The partition is out of service until an operator has restored its damaged store."""
 
 
 class OutcomeUnknown(BrokerError):
-    """The partition ended before it answered: it may have been done or not. A retry tells, or does it."""
+    """The partition ended before it answered, so the operation may have been done or not. The client may try again."""
 
 
 class TransactionUnknown(BrokerError):
-    """It was never declared on this connection, or has ended."""
+    """The transaction was never declared on this connection, or has ended."""
 
 
 class TransactionRollback(BrokerError):
-    """It cannot be committed: nothing of it was done."""
+    """The transaction cannot be committed; nothing of it was done."""
 
 
 class TransactionTimeout(BrokerError):
-    """It was rolled back because it took too long."""
+    """The transaction was rolled back because it took too long."""
 
 
 class NotImplementedByBroker(BrokerError): ...

@@ -1,8 +1,8 @@
-"""The text of `/metrics`: Prometheus families made from what gateway and workers counted.
+"""The text of `/metrics`: Prometheus families made from the counters of gateway and workers.
 
 Names are those of Azure Monitor for Service Bus in snake case, with `peeklock_` before and Prometheus's suffixes
-after; what Service Bus has no name for is named alike. `docs/operations.md` explains each. Imported when the first
-scrape comes, because only then is the Prometheus library worth its memory.
+after; metrics that Service Bus does not have are named in the same style. `docs/operations.md` explains each. This
+module is imported at the first scrape, because the Prometheus library takes memory.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -107,14 +107,15 @@ OTHER_PARTS = {1: "deadlettered_messages", 2: "transfer_deadlettered_messages", 
 def render(scene: Scene) -> Iterator[bytes]:
     """The exposition text in the format of CONTENT_TYPE, one family at a time.
 
-    With thousands of entities the whole takes long enough to be felt by clients; the caller lets them in between.
+    With thousands of entities all families take so long that clients would notice; the caller serves clients in
+    between.
     """
     for family in _families(scene):
         yield generate_latest(_One(family))
 
 
 class _One(Collector):
-    """A registry of one family, which is what `generate_latest` wants."""
+    """A registry of one family, as `generate_latest` requires it."""
 
     def __init__(self, family: Metric) -> None:
         self._family = family
@@ -180,7 +181,7 @@ def _entity_gauges(scene: Scene) -> Iterator[Metric]:
         for queue, (available, deferred, scheduled, size, locked) in by_queue.items():
             name = scene.entities.get(entity_of(queue))
             if name is None:
-                continue  # deleted since
+                continue  # it was deleted meanwhile
             total = totals[name]
             total["messages"] += available + deferred + scheduled
             total["size_bytes"] += size

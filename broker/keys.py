@@ -14,7 +14,7 @@ from storage.durable import write_file
 
 ROOT_KEY_NAME = "RootManageSharedAccessKey"
 EMULATOR_KEY = "SAS_KEY_VALUE"
-"""The Service Bus emulator's well-known key, as its documentation has it."""
+"""The Service Bus emulator's well-known key, from the emulator's documentation."""
 
 ALL_RIGHTS = frozenset(Right)
 AMQP_PORT = 5672
@@ -33,7 +33,7 @@ def with_root_key(settings: Settings) -> Settings:
 
 
 def makes_root_key(settings: Settings) -> bool:
-    """True if `with_root_key` has to make a key: none is configured, and none is kept yet."""
+    """True if `with_root_key` has to make a key: none is configured, and the data directory has none yet."""
     is_given = settings.security.root_key is not None or settings.emulator
     return not is_given and not (settings.data_dir / ROOT_KEY_FILE).exists()
 
@@ -103,7 +103,7 @@ class Keyring:
                 self._rules[description.name.lower()] = rules
 
     def lookup(self, key_name: str, entity: str | None = None) -> AuthorizationRule | None:
-        """The rule that `key_name` means at `entity`: its own, else the namespace's; None if there is none.
+        """The rule with this key name at `entity`: the entity's own, else the namespace's, else None.
 
         `entity` is the name of an entity, without a sub-queue's or node's suffix; None is the namespace.
         """
@@ -111,9 +111,9 @@ class Keyring:
         return own.get(key_name) or self._rules[None].get(key_name)
 
     def verify_plain(self, key_name: str, key: str) -> tuple[Grant, ...]:
-        """What SASL PLAIN with this key name and key may do, wherever the pair is valid; nothing if nowhere.
+        """The rights of this key name and key, as SASL PLAIN sends them; empty if no rule has them.
 
-        Every rule of that name is compared in full, so that the time taken says nothing about the keys.
+        Every rule with that name is compared in full, so that the time taken tells nothing about the keys.
         """
         grants = []
         for entity, rules in self._rules.items():
@@ -131,13 +131,13 @@ def has_key(rule: AuthorizationRule, key: str) -> bool:
 
 
 def connection_string(host: str, port: int, key_name: str, key: str, *, tls: bool = False) -> str:
-    """What the Service Bus SDKs take. `host` is the address listened on.
+    """A connection string for the Service Bus SDKs. `host` is the address on which the broker listens.
 
-    Without TLS it has the emulator's flag, which is how an SDK is told so. A default port is left out, as not every
-    SDK reads one.
+    Without TLS it has the emulator's flag, which tells an SDK to connect without TLS. A default port is left out,
+    because not every SDK can read a port.
     """
     if host in ("0.0.0.0", "::", "127.0.0.1", "::1"):
-        host = "localhost"  # some SDKs take plain TCP from no other name
+        host = "localhost"  # some SDKs use plain TCP only for this name
     elif ":" in host:
         host = f"[{host}]"
     address = host if port == (AMQPS_PORT if tls else AMQP_PORT) else f"{host}:{port}"

@@ -3,7 +3,7 @@
     log = get_logger("gateway")
     log.info("link opened", entity="orders", role="receiver")
 
-An event is a sentence fragment; what varies goes into fields. Times are UTC.
+An event is a constant text; values go into fields. Times are UTC.
 """
 
 import logging
@@ -31,11 +31,11 @@ _SECRET_FIELD = re.compile(
     r"(^|_)(key|password|secret|credentials?|token|signature|sig|sas|authorization|connection_string|body|payload)$",
     re.IGNORECASE,
 )
-_NO_SECRET = {"lock_token"}  # names one delivery, to who holds the right anyway
+_NO_SECRET = {"lock_token"}  # names a delivery, but is of no use without the right to receive
 
 
 get_logger = structlog.get_logger
-"""Makes a logger; its argument names the process. Take it from here, and rich stays out."""
+"""Makes a logger; its argument names the process. Import it from here, so that rich is not imported."""
 
 
 def configure_logging(settings: Log, stream: TextIO | None = None) -> None:

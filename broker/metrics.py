@@ -1,7 +1,7 @@
 """Counters of gateway and workers: plain numbers, cheap enough for the hot path.
 
-Each process has one thread that records, so there are no locks; nothing here imports the exposition format, which
-`broker.exposition` makes when somebody asks. Counters only grow; a process that is restarted begins at zero, as
+Only one thread of each process records, so there are no locks. Nothing here imports the exposition format, which
+`broker.exposition` makes when somebody asks for it. Counters only grow; a process that is restarted begins at zero, as
 Prometheus expects. Times are seconds, sizes bytes.
 """
 
@@ -13,9 +13,9 @@ from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-# Upper bounds, each included in its bucket. One fsync is about 0.3 ms on an SSD and 10 ms on a disk that turns.
+# Upper bounds, each included in its bucket. One fsync is about 0.3 ms on an SSD and 10 ms on a hard disk.
 WORK_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-# From a message's arrival to its delivery lies whatever backlog there is, so the bounds reach to a day.
+# A message may wait in a backlog between its arrival and its delivery, so the bounds reach to a day.
 DELIVERY_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0, 300.0, 3600.0, 86400.0)
 GROUP_SIZES = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0)
 
@@ -23,7 +23,7 @@ GROUP_SIZES = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 200
 class Histogram:
     """Counts of observations by upper bound.
 
-    `counts` has one item more than `bounds`, for what is above the last; it is not cumulative.
+    `counts` has one item more than `bounds`, for values above the last bound; it is not cumulative.
     """
 
     __slots__ = ("bounds", "counts", "sum")
@@ -111,16 +111,16 @@ class GatewayMetrics:
     def __init__(self) -> None:
         self.connections_opened = 0
         self.connections_closed = 0
-        self.connections_refused = 0  # over the limit, or when no file descriptor was left
+        self.connections_refused = 0  # because of the limit, or because no file descriptor was left
         self.ops_connections_dropped = 0  # of the operations endpoint: the oldest, when there were too many
-        self.connection_failures = 0  # exceptions that nobody foresaw; each ends the connection it arose on
+        self.connection_failures = 0  # unforeseen exceptions; each ends the connection on which it was raised
         self.sessions = 0  # AMQP sessions open now
         self.senders = 0  # links open now on which clients send
         self.receivers = 0  # links open now on which clients receive
         self.bytes_in = 0  # off the sockets, below TLS
         self.bytes_out = 0
         self.authentication_failures = 0  # SASL and CBS
-        self.lost_settlements = 0  # deliveries whose settlement came after the lock was gone
+        self.lost_settlements = 0  # deliveries whose settlement came after their lock had ended
         self.worker_connects = 0  # times a worker was connected to, the first time included
         self.errors: Counter[str] = Counter()  # errors sent to clients, by AMQP condition
         self.send_latency = Histogram()  # a send's last byte to its disposition
@@ -142,7 +142,7 @@ class GatewayMetrics:
 class WorkerMetrics:
     """One worker's counters.
 
-    A turn is what the loop applied and committed at once, on all its partitions; a commit is one partition's share.
+    A turn is one round of the loop over all partitions of the worker; a commit is that of one partition.
     """
 
     __slots__ = ("commits", "fsync_seconds", "internal_errors", "messages_per_commit", "turn_seconds", "turns")
@@ -150,10 +150,10 @@ class WorkerMetrics:
     def __init__(self) -> None:
         self.turns = 0
         self.commits = 0
-        self.internal_errors = 0  # commands answered so, for a mistake of the broker's own
+        self.internal_errors = 0  # commands answered with an internal error because of a bug
         self.turn_seconds = Histogram()  # one turn with a commit: apply, hand out, commit
         self.fsync_seconds = Histogram()  # one partition's store commit
-        self.messages_per_commit = Histogram(GROUP_SIZES)  # sends and settlements that shared one
+        self.messages_per_commit = Histogram(GROUP_SIZES)  # sends and settlements that shared one commit
 
     def snapshot(self, worker: int, restarts: int, partitions: Mapping[int, Mapping[str, int]]) -> dict[str, Any]:
         """The answer to the request `metrics`: a plain dict that `broker.exposition.render` takes.
@@ -175,11 +175,11 @@ class WorkerMetrics:
 
 
 class Scene(NamedTuple):
-    """All that one scrape shows.
+    """Everything that one scrape shows.
 
     `workers` has each worker's snapshot, None for one that did not answer. `counts` are the partitions' answers to the
     request `counts`: queue id -> [available, deferred, scheduled, bytes, locked]. `entities` are the names by entity
-    id, and `forwarding` those of them whose messages are moved on.
+    id, and `forwarding` are the ids of the entities that forward their messages.
     """
 
     gateway: GatewayMetrics

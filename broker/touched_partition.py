@@ -1,6 +1,7 @@
-"""Which partition a worker is at work on, in a small file: its supervisor reads there what the worker died of.
+"""A small file that names the partition a worker is working on.
 
-Damaged pages of a store can kill the process that reads them, by a signal that leaves it no last word.
+A damaged page of a store can kill the process that reads it, by a signal that gives the process no chance to report.
+Then the supervisor reads this file to learn whose store the worker was reading.
 """
 
 import mmap
@@ -14,12 +15,12 @@ _BYTES: Final = 4
 
 
 def touched_file(worker: int) -> str:
-    """Its path in the data directory."""
+    """The path of the worker's file in the data directory."""
     return f"{RUN}/worker-{worker}.partition"
 
 
 class TouchedPartition:
-    """The file at `path`, made anew."""
+    """Writes the file at `path`, which is created again."""
 
     def __init__(self, path: Path) -> None:
         path.write_bytes(_NONE.to_bytes(_BYTES, "big"))
@@ -34,7 +35,7 @@ class TouchedPartition:
 
 
 def touched_partition(path: Path) -> int | None:
-    """What the worker whose file this is was at work on last, if anything."""
+    """The partition that the worker worked on last; None if it had not begun."""
     try:
         found = int.from_bytes(path.read_bytes(), "big")
     except OSError:

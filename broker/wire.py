@@ -1,13 +1,13 @@
-"""The language between gateways and workers, and among workers: msgpack arrays, many to a frame.
+"""The messages between gateways and workers, and among workers: msgpack arrays, many to a frame.
 
 A frame is a 4-byte big-endian length and that many bytes of msgpack: one array of messages, each an array that begins
-with its `Op`. Everything that one loop turn has to say goes into one frame. `partition` is a partition id, `queue` a
-queue id. A `channel` is a number the gateway chooses for one link on one partition; its answers come in the order of
-its requests. Channel 0 wants no answer. `limit` counts deliveries since the receiver was opened (it is absolute).
+with its `Op`. All messages of one loop turn go into one frame. `partition` is a partition id, `queue` a queue id. A
+`channel` is a number the gateway chooses for one link on one partition; its answers come in the order of its requests.
+Commands with channel 0 are not answered. `limit` counts deliveries since the receiver was opened (it is absolute).
 
 An incoming message is [layout, body, ttl_ms | None, extra | None]: see `Extra`. In DELIVER, entries are flat, `ENTRY`
 items each: token (16 bytes), sequence number, delivery count, message record, overlay | None. In the answer to `peek`
-the `Place` of the message stands where the token would.
+the token is replaced by the `Place` of the message.
 
 A `session` is [session id, or None for any that is available; milliseconds to wait for one]. A `receiver` among the
 arguments of a request is the channel of the caller's receiver that holds the lock of the session.
@@ -39,8 +39,9 @@ Requests, their arguments and results (all or nothing each; `docs/architecture.m
     discharge         transaction id, commit                     None
 
 Operations of a transaction are `SendOperation` and `SettleOperation`.
-`begins` is True with the first of a transaction's requests: another that finds it unknown fails. A transaction belongs
-to the gateway's connection, and is rolled back with it. The first half of its id is that of the client's connection.
+`begins` is True in the first request of a transaction. A later request fails if the transaction is unknown. When the
+gateway's connection ends, its transactions are rolled back. The first half of a transaction's id identifies the
+client's connection.
 """
 
 from collections.abc import Hashable, Iterable, Sequence
@@ -54,11 +55,11 @@ VERSION = 1
 ENTRY = 5  # items per delivery in DELIVER and in the results of peek and receive-deferred
 
 
-TRANSACTION_OWNER_BYTES = 8  # of a transaction's id: of which connection it is
+TRANSACTION_OWNER_BYTES = 8  # the part of a transaction's id that identifies the connection
 
 
 class Op(IntEnum):
-    """What a message is: its first item. See the class of the same name."""
+    """The kind of a message, which is its first item. See the class of the same name."""
 
     # gateway -> worker
     SEND = 1
@@ -95,7 +96,7 @@ class Op(IntEnum):
 
 
 class Send(NamedTuple):
-    """As many deliveries as messages; SEND_BATCH: one delivery, all or nothing."""
+    """SEND: each message is a delivery of its own. SEND_BATCH: all messages are one delivery, stored all or none."""
 
     op: int
     partition: int
@@ -114,7 +115,7 @@ class OpenReceiver(NamedTuple):
 
 
 class Credit(NamedTuple):
-    """GRANT: so many deliveries may come. DRAIN: and those that cannot come now are given up."""
+    """GRANT: the receiver may get deliveries up to the limit. DRAIN: and credit that it cannot use now ends."""
 
     op: int
     partition: int
@@ -123,7 +124,7 @@ class Credit(NamedTuple):
 
 
 class CloseReceiver(NamedTuple):
-    """`unsent_from`: the client cannot have the deliveries with this token and later ones, nor those unknown to it."""
+    """`unsent_from`: the deliveries from this token on never reached the client. None if all of them may have."""
 
     op: int
     partition: int
@@ -154,7 +155,7 @@ class Request(NamedTuple):
 
 
 class Restore(NamedTuple):
-    """What was received and deleted, but never put on the wire. `entries` are flat, as in DELIVER."""
+    """Messages that were received and deleted, but never written to the socket. `entries` are flat, as in DELIVER."""
 
     op: int
     partition: int
@@ -165,7 +166,8 @@ class Restore(NamedTuple):
 class Forward(NamedTuple):
     """`entries` are flat, 3 items a message: sequence number, message record, overlay.
 
-    Of a transfer queue the entity id is 0, and each overlay has its own as `storage.records.Field.DESTINATION`.
+    For a transfer queue the entity id is 0, and each overlay has the destination's id as
+    `storage.records.Field.DESTINATION`.
     """
 
     op: int
@@ -178,9 +180,10 @@ class Forward(NamedTuple):
 
 
 class Forwarded(NamedTuple):
-    """All was taken up to this sequence number, but what was refused: [error name, text, [sequence number, ...]].
+    """All messages up to this sequence number were taken over, except the refused ones: [error name, text,
+    [sequence number, ...]].
 
-    `busy` says why nothing more is taken now, or is empty.
+    `busy` says why no more messages are taken over now, or is empty.
     """
 
     op: int
@@ -193,7 +196,7 @@ class Forwarded(NamedTuple):
 
 
 class Remove(NamedTuple):
-    """These were deleted where they lived, and are to be taken out of the catalog."""
+    """The partition of these entities has deleted them; the home is to remove them from the catalog."""
 
     op: int
     entity_ids: Sequence[int]
@@ -214,7 +217,7 @@ class Sent(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """REFUSED: so many deliveries are not stored, and why. UNSETTLED: not settled."""
+    """REFUSED: so many deliveries are not stored, for this reason. UNSETTLED: so many are not settled."""
 
     op: int
     channel: int
@@ -224,7 +227,7 @@ class Refused(NamedTuple):
 
 
 class Opened(NamedTuple):
-    """With the session that a receiver of one has got."""
+    """The receiver is open. A receiver of a session is told which session it got."""
 
     op: int
     channel: int
@@ -233,7 +236,7 @@ class Opened(NamedTuple):
 
 
 class Closed(NamedTuple):
-    """Refused, or detached by the broker; closed as asked if both texts are empty."""
+    """The receiver was refused or closed by the broker; or closed as asked, if both texts are empty."""
 
     op: int
     channel: int
@@ -275,7 +278,7 @@ class Failed(NamedTuple):
 
 
 class Catalog(NamedTuple):
-    """All definitions: when the connection is made."""
+    """All definitions; sent when a connection is made."""
 
     op: int
     version: int
@@ -283,14 +286,14 @@ class Catalog(NamedTuple):
 
 
 class Deleted(NamedTuple):
-    """The catalog of this version has these no more."""
+    """These entities were removed from the catalog, which now has this version."""
 
     op: int
     version: int
     entity_ids: Sequence[int]
 
 
-# What is for one partition.
+# Messages for one partition.
 Command = Send | OpenReceiver | Credit | CloseReceiver | Settle | Request | Restore | Forward
 
 Message = (
@@ -353,7 +356,7 @@ catalog = partial(Catalog, Op.CATALOG)
 deleted = partial(Deleted, Op.DELETED)
 
 
-# Requests with a `receiver`, and which of the arguments that is.
+# Requests with a `receiver`, and the index of that argument.
 RECEIVER_AT = {
     "receive-session-deferred": 0,
     "settle": 3,
@@ -371,7 +374,7 @@ class Extra(IntEnum):
     PARTITION_KEY = 3
     MESSAGE_ID = 4  # encoded AMQP value
     PING = 5
-    DESTINATION = 6  # to a transfer queue: name in lower case of the queue or topic that it is for
+    DESTINATION = 6  # for a transfer queue: the destination's name, in lower case
 
 
 class Outcome(IntEnum):
@@ -386,7 +389,7 @@ class SendOperation(NamedTuple):
     """Sends in a transaction, to one queue."""
 
     queue: int
-    quiet: bool  # the client hears of no error, so that an error rolls all of it back
+    quiet: bool  # the client is not told of errors, so an error rolls the transaction back
     deliveries: list[list[Any]]  # the messages of each
 
 
@@ -398,7 +401,7 @@ class SettleOperation(NamedTuple):
     tokens: list[bytes]
     outcome: int
     properties: dict[str, Any] | None = None
-    receiver: Hashable = None  # its channel on the wire, its key in a partition; named where sessions are required
+    receiver: Hashable = None  # its channel on the wire, its key in a partition; given if the queue requires sessions
 
 
 Operation = SendOperation | SettleOperation
@@ -414,12 +417,12 @@ def unpack_operations(packed: Iterable[Any]) -> list[Operation]:
     return [_OPERATIONS[kind](*fields) for kind, fields in packed]
 
 
-# So many items of one command are done at once. What is more is a command of its own.
+# A command with more items is cut into several commands.
 ITEMS_AT_ONCE = 256
 
 
 def cut(command: Command | Remove) -> tuple[Command | Remove, Command | None]:
-    """A command of no more than ITEMS_AT_ONCE items that are independent of each other, and one of the rest, if any."""
+    """The command with its first ITEMS_AT_ONCE items, if they are independent, and one with the rest, if any."""
     match command:
         case Send(op=Op.SEND) if len(command.messages) > ITEMS_AT_ONCE:
             first, rest = command.messages[:ITEMS_AT_ONCE], command.messages[ITEMS_AT_ONCE:]
@@ -451,6 +454,6 @@ def _cut_channels(channels: Sequence[int]) -> tuple[list[int], list[int]]:
 
 
 def unpack(frame: bytes | memoryview) -> list[Message]:
-    """Messages of a frame of ours."""
+    """The messages of a frame that another process of this broker made."""
     kinds = _KINDS
     return [kinds[items[0]](*items) for items in msgpack.unpackb(frame, strict_map_key=False)]

@@ -1,16 +1,16 @@
 """The namespace's entities as every partition stores them, and how they are brought in line with what is declared.
 
-Partition 0 is the home: a change is committed there first, with the next catalog version, and then on the others. A
-crash in between is mended at the next start: the catalog with the highest version is the latest, and goes to all. That
-is the home's, unless partitions were restored from copies of different moments.
+Partition 0 is the home: a change is committed there first, with the next catalog version, and then on the others. If a
+crash comes in between, the next start copies the catalog with the highest version to all partitions. That is the
+home's, unless partitions were restored from copies of different moments.
 
-Entities that nobody used for their interval are deleted by the partition that they live on, and the home is told to
-take them out of the catalog (`broker.worker.deletions`). If the broker ends before that, the next start does it. So an
-entity that is declared is made anew by the next start, empty and with another id.
+An entity that nobody used for its interval is deleted by the partition that it lives on, which tells the home to remove
+it from the catalog (`broker.worker.deletions`). If the broker ends before that, the next start removes it. So the next
+start creates a declared entity again, empty and with another id.
 
-Rules are changed while the broker runs, by the partition that their topic lives on: there they are as they should be,
-and copied from there to the others at each start. Until that partition has got a new subscription from the latest
-catalog, its rules are those in the store that has.
+Clients change rules while the broker runs. Only the partition of the topic stores these changes; each start copies its
+rules to the other partitions. If that partition does not have a new subscription yet, the start takes the rules of the
+subscription from the store with the latest catalog.
 
 META      next-entity-id, catalog-version
 ENTITIES  entity id -> the description's fields, and kind, entity_id, created_ms, updated_ms
@@ -49,7 +49,7 @@ _LIMIT = 1 << 29  # entity ids: a queue id has three bits more, in 32
 
 
 class CannotReconcile(ConfigurationError):
-    """What is declared does not go with what is stored; nothing was changed."""
+    """The declared entities contradict the stored ones; nothing was changed."""
 
 
 class Definition(NamedTuple):
@@ -85,23 +85,23 @@ class Definition(NamedTuple):
 
 class Update(NamedTuple):
     path: str
-    properties: tuple[str, ...]  # that changed; "rules" among them
+    properties: tuple[str, ...]  # those that changed; "rules" may be one of them
 
 
 class Reconciled(NamedTuple):
-    """What was changed; `copied` are partitions that had not got the latest version."""
+    """What was changed; `copied` are the partitions that did not have the latest version."""
 
     version: int
     created: tuple[str, ...]  # paths
     updated: tuple[Update, ...]
     copied: tuple[int, ...]
-    deleted: tuple[str, ...] = ()  # paths: nobody had used them
+    deleted: tuple[str, ...] = ()  # paths of entities that nobody used
 
 
 def home_partition(name: str, partitions: int) -> int:
     """The partition that an entity of this name lives on, unless it is partitioned.
 
-    Must never change: messages are where it said.
+    Must never change, because messages are stored where it said.
     """
     return xxh3_64_intdigest(name.lower().encode()) % partitions
 
@@ -122,7 +122,9 @@ def reconcile(
     now_ms: int,
     declared_rules: Mapping[str, Sequence[RuleDescription]] | None = None,
 ) -> Reconciled:
-    """Create what is declared and missing, update what differs, and bring all partitions in line. Others stay.
+    """Create declared entities that are missing, update those that differ, and copy the catalog to all partitions.
+
+    Entities that are not declared stay.
 
     `stores` are those of all partitions, in order; a topic is declared before its subscriptions. `declared_rules` are
     by the path of their subscription, in lower case: it gets these and no others. Without an entry its rules stay, or
@@ -150,7 +152,10 @@ def reconcile(
 
 
 def remove(store: Store, entity_ids: Iterable[int], version: int) -> None:
-    """Stage that the catalog, now of `version`, has these entities no more. What they hold the partition deletes."""
+    """Stage the removal of these entities from the catalog, which gets `version`.
+
+    Their messages are not touched: the partition deletes them.
+    """
     store.delete_many(Table.ENTITIES, map(entity_key, entity_ids))
     store.put(Table.META, CATALOG_VERSION_KEY, encode_document(version))
 
@@ -173,7 +178,7 @@ class _Catalog:
         self.deleted: list[str] = []  # paths
 
     def delete_unused(self, stores: Sequence[Store]) -> None:
-        """Take out what the partition that it lives on has deleted because nobody used it."""
+        """Remove the entities that their partitions have deleted because nobody used them."""
         for path, found in list(self._by_path.items()):
             home = stores[home_partition(found.description.home_name, len(stores))]
             if home.get(Table.META, auto_deleted_key(found.entity_id)) is not None:
@@ -217,7 +222,7 @@ class _Catalog:
         return (item for item in self._by_path.values() if item.description.kind == "subscription")
 
     def set_rules(self, of: Definition, stored: dict[bytes, bytes], declared: Sequence[RuleDescription] | None) -> None:
-        """`stored` as they are now."""
+        """`stored` are the rules as they are now."""
         is_new = of.description.path in self.created
         if declared is None and not is_new:
             self.rules |= stored
@@ -235,10 +240,10 @@ class _Catalog:
     def updates(self) -> tuple[Update, ...]:
         return tuple(Update(path, tuple(names)) for path, names in self._updated.items())
 
-    # -- what is refused
+    # -- checks
 
     def check(self) -> None:
-        """Raises CannotReconcile, with all there is to say."""
+        """Raises CannotReconcile with one line for each problem."""
         for description in self._declared:
             for field in FORWARDING:
                 if to := getattr(description, field, None):
@@ -270,7 +275,7 @@ class _Catalog:
 
 
 class _StoredRules:
-    """The rules of each subscription where they are as they should be."""
+    """The rules of each subscription, from the store that has them up to date."""
 
     def __init__(self, stores: Sequence[Store], latest: Store) -> None:
         self._latest = latest
@@ -284,12 +289,12 @@ class _StoredRules:
 
 
 def _write(store: Store, catalog: _Catalog, version: int, now_ms: int) -> None:
-    """Make the catalog of one partition this one, in one commit; none if it is."""
+    """Write this catalog to one partition, in one commit; no commit if nothing differs."""
     before = dict(store.scan(Table.ENTITIES, *_ALL, _LIMIT))
     changed = _bring_in_line(store, Table.ENTITIES, catalog.entities)
     _delete_contents(store, before, catalog, now_ms)
     changed += _bring_in_line(store, Table.RULES, catalog.rules)
-    if changed:  # a use: that nobody used these entities is true no more
+    if changed:  # a change is a use, so these entities are not idle any more
         store.delete_many(Table.META, {IDLE_PREFIX + key[:4] for key in changed})
     if changed or catalog_version(store) != version:
         store.put(Table.META, NEXT_ENTITY_ID_KEY, encode_document(catalog.next_id))
@@ -298,9 +303,9 @@ def _write(store: Store, catalog: _Catalog, version: int, now_ms: int) -> None:
 
 
 def _delete_contents(store: Store, before: Mapping[bytes, bytes], catalog: _Catalog, now_ms: int) -> None:
-    """Of entities that the catalog has no more: they are to be freed when the partition starts.
+    """Note entities that the catalog does not have any more: the partition deletes their messages when it starts.
 
-    `before` are the definitions that were stored. They are read only if some of them are gone.
+    `before` are the definitions that were stored. They are decoded only if some of them are gone.
     """
     gone = before.keys() - catalog.entities.keys()
     if not gone:
@@ -318,7 +323,7 @@ def _delete_contents(store: Store, before: Mapping[bytes, bytes], catalog: _Cata
 
 
 def _bring_in_line(store: Store, table: Table, wanted: dict[bytes, bytes]) -> list[bytes]:
-    """Stage what makes `table` hold just that; returns the keys of what changed."""
+    """Stage changes so that `table` holds exactly `wanted`; returns the changed keys."""
     found = dict(store.scan(table, *_ALL, _LIMIT))
     removed = [key for key in found if key not in wanted]
     put = [(key, value) for key, value in wanted.items() if found.get(key) != value]
@@ -329,7 +334,7 @@ def _bring_in_line(store: Store, table: Table, wanted: dict[bytes, bytes]) -> li
 
 
 def _rule(value: bytes) -> dict[str, Any] | None:
-    """A rule document; None if it cannot be read, which its partition deals with."""
+    """A rule document; None if it cannot be read. Its partition deals with unreadable rules."""
     try:
         document: dict[str, Any] = decode_document(value)
         return document if document["name"] and document["filter"]["kind"] in FILTER_KINDS else None

@@ -1,7 +1,7 @@
-"""What `serve` would refuse of declared entities, or accept though it cannot work: found without changing anything.
+"""Finds, without changing anything, declared entities that `serve` would refuse, and those that cannot work.
 
-The reconciliation of a start (`broker.catalog.catalog`) is done on copies in memory of the definitions that the data
-directory has, if there is one; a running broker may be using it.
+If there is a data directory, its definitions are copied into memory and reconciled there as at a start
+(`broker.catalog.catalog`). A running broker may be using the directory.
 """
 
 from collections.abc import Iterable, Iterator
@@ -46,13 +46,13 @@ def _copy(settings: Settings, partition: int) -> MemoryStore:
 
 
 def forwarding_problems(entities: Iterable[Description]) -> Iterator[str]:
-    """Chains of `forward_to` that lead back to their start, or are longer than messages are moved on.
+    """Chains of `forward_to` that lead back to their start, or have more hops than a message may make.
 
-    Messages in such a chain end in a transfer dead-letter queue. Dead-lettered messages that come back are none of
-    these: that is how some applications try again.
+    Messages in such a chain end in a transfer dead-letter queue. Forwarding of dead-lettered messages back to their
+    queue is not reported, because some applications try again in this way.
     """
     entities = list(entities)
-    destinations: dict[str, set[str]] = {}  # by queue, topic or subscription; a topic leads where its subscriptions do
+    destinations: dict[str, set[str]] = {}  # by queue, topic or subscription; a topic has those of its subscriptions
     for entity in entities:
         target = getattr(entity, "forward_to", None)
         if target:

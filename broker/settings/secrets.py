@@ -1,4 +1,4 @@
-"""Keys inside texts: connection strings, tokens and settings that somebody may read who must not have the keys."""
+"""Masks keys inside texts (connection strings, tokens, settings) that people without a right to the keys may read."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Sources of settings: flags over environment over file over default; a mistake is named as the user spelled it."""
+"""Reads settings: flags win over environment, that over the file, that over defaults. Errors name places as written."""
 
 import difflib
 import json
@@ -30,7 +30,7 @@ from broker.settings.variables import VARIABLE_PREFIX
 from protocol.symbols import CORRELATION_FIELDS
 
 CONFIG_VARIABLE = "PEEKLOCK_CONFIG"
-CLIENT_VARIABLE = "PEEKLOCK_CONNECTION_STRING"  # of the commands that are clients; no setting
+CLIENT_VARIABLE = "PEEKLOCK_CONNECTION_STRING"  # for the commands that are clients; not a setting
 OFF = "off"
 """How None is written: TOML has no null."""
 
@@ -54,7 +54,7 @@ _SERVICE_LINK = re.compile(
     r"(SERVICE_HOST=|SERVICE_PORT(_\w+)?=|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?=|PORT=(tcp|udp|sctp)://).*"
 )
 
-_PATTERNS = {  # in words, by the last name of the place, or the model and that
+_PATTERNS = {  # in words; the key is the last name of the place, or the model and that name
     "name": "1 to 260 letters, digits and . _ - / ~, with a letter or digit at both ends",
     "DeclaredSubscription.name": "1 to 50 letters, digits and . _ - ~, with a letter or digit at both ends",
     "RuleDescription.name": "1 to 50 characters other than / \\ @ ? # *, with no space at either end",
@@ -67,7 +67,7 @@ _PATTERNS = {  # in words, by the last name of the place, or the model and that
 
 class Loaded(NamedTuple):
     settings: Settings
-    origins: dict[Place, Origin]  # of what is not default
+    origins: dict[Place, Origin]  # of all settings that are not defaults
 
 
 def load(
@@ -115,7 +115,7 @@ def optional(field: FieldInfo) -> bool:
 
 
 def limits(field: FieldInfo) -> str | None:
-    """What a number or a count must be, in words: "from 0 to 65535"; None if it has no limits."""
+    """The limits of a number or a count in words: "from 0 to 65535"; None if there are none."""
     metadata = [*field.metadata, *(item for kind in get_args(field.annotation) for item in _metadata(kind))]
     low = next((f"from {item.ge}" for item in metadata if isinstance(item, annotated_types.Ge)), None)
     low = low or next((f"above {item.gt}" for item in metadata if isinstance(item, annotated_types.Gt)), None)
@@ -133,7 +133,7 @@ def _metadata(kind: Any) -> Iterable[Any]:
 
 
 def dotted(place: Place) -> str:
-    """queues[0].name"""
+    """The place as text: queues[0].name"""
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).lstrip(".")
 
 
@@ -142,7 +142,7 @@ def variable(place: Place) -> str:
 
 
 class _Sources:
-    """What has been read so far, later over earlier."""
+    """The settings read so far; what is read later replaces what was read earlier."""
 
     def __init__(self) -> None:
         self._values: dict[str, Any] = {}
@@ -189,7 +189,7 @@ class _Sources:
         self._problems += [Problem(f"{path}: {problem.spelling}", problem.text) for problem in reading.problems]
 
     def _members(self, document: dict[str, Any]) -> Iterable[tuple[Place, Any]]:
-        """The leaves in a TOML document, sections taken apart; what is unknown or no section is left whole."""
+        """The settings in a TOML document: the members of each section, and other top-level values as they are."""
         for name, value in document.items():
             field = Settings.model_fields.get(name)
             if field and section_of(field) and isinstance(value, dict):
@@ -230,7 +230,7 @@ class _Sources:
             self._values[str(place[0])] = value
             return
         section = self._values.setdefault(str(place[0]), {})
-        if isinstance(section, dict):  # else the file has a plain value where a section belongs: reported as that
+        if isinstance(section, dict):  # else the file has a plain value in place of a section, which is reported later
             section[str(place[1])] = value
 
     def settings(self) -> Loaded:
@@ -276,7 +276,7 @@ class _Sources:
 
     def _problem(self, place: Place, text: str) -> Problem:
         origin = self._origin(place)
-        # A value in the wrong place may be a key: what is near keys is never shown.
+        # A value in the wrong place may be a key, so values near keys are never shown.
         secret = SECRETS.intersection(place) or place[:1] == ("security",) or "authorization_rules" in place
         if secret or not isinstance(origin.value, str | int | float) or _is_list(_model_and_field(place)[1]):
             return Problem(origin.spelling, text)
@@ -284,7 +284,7 @@ class _Sources:
         return Problem(origin.spelling, f"{value if len(value) <= 100 else value[:99] + '…'} {text}")
 
     def _origin(self, place: Place) -> Origin:
-        """Where `place` was set: exactly, or the nearest thing around it that was."""
+        """Where `place` was set, or else the nearest enclosing place that was set."""
         if origin := self._origins.get(place):
             return origin
         for length in range(len(place) - 1, 0, -1):
@@ -297,7 +297,7 @@ class _Sources:
 
 
 def wrong_expressions(rule: RuleDescription) -> Iterable[tuple[Place, str]]:
-    """What cannot be compiled of a rule: the field and what is wrong with it."""
+    """The expressions of a rule that cannot be compiled: field, and what is wrong."""
     # The language takes a while to load, and most brokers declare no rules.
     from broker.rules import CorrelationFilter as CompiledCorrelation
     from broker.rules import InvalidRule, compile_action, compile_filter
@@ -328,7 +328,7 @@ def _inside(value: Any, place: Place) -> Any:
 
 
 def _parse(field: FieldInfo, text: str) -> Any:
-    """The value that `text` from a flag or variable stands for; the text itself if it stands for none of the kind."""
+    """The value of `text` from a flag or variable; the text itself if it is no value of the field's type."""
     kinds = get_args(field.annotation) if optional(field) else (field.annotation,)
     word = text.strip().lower()
     if optional(field) and word == OFF:
@@ -350,13 +350,13 @@ def _parse(field: FieldInfo, text: str) -> Any:
 
 
 def _nothing_we_take(_: object) -> dict[str, str]:
-    """For a date of TOML: something that is wrong for every setting."""
+    """Replace a TOML date by a value that is wrong for every setting."""
     return {"date": ""}
 
 
 def _suggestion(name: str, known: Iterable[str], prefix: str = "") -> str:
     known = list(known)
-    # What all have in common would make all alike.
+    # The common prefix would make all names similar.
     close = difflib.get_close_matches(name.removeprefix(prefix), [item.removeprefix(prefix) for item in known], n=1)
     if close:
         return f"did you mean {prefix}{close[0]}?"
@@ -364,14 +364,14 @@ def _suggestion(name: str, known: Iterable[str], prefix: str = "") -> str:
 
 
 def _as_written(place: Place) -> Place:
-    """Without the kinds of filters, which pydantic puts into the place of what is wrong with one."""
+    """The place without the kind of the filter, which pydantic inserts into the place of an error in a filter."""
     return tuple(
         part for at, part in enumerate(place) if at == 0 or place[at - 1] != "filter" or part not in FILTER_KINDS
     )
 
 
 def _in_words(place: Place, details: ErrorDetails) -> str:
-    """What a value must be. Follows the value in the message, so it begins with "must" and the like."""
+    """What the value must be. The text follows the value in the message, so it begins with "must" or a similar verb."""
     kind, context = details["type"], details.get("ctx", {})
     model, field = _model_and_field(place)
     name = str(place[-1])
@@ -444,7 +444,7 @@ def _model_and_field(place: Place) -> tuple[type[Frozen], FieldInfo | None]:
 
 
 def _models(annotation: Any) -> Iterator[type[Frozen]]:
-    """The models in a field's type, in lists and tables of them, too."""
+    """The models in a field's type, including those in its lists and tables."""
     if isinstance(annotation, type) and issubclass(annotation, Frozen):
         yield annotation
     for inner in get_args(annotation):

@@ -1,22 +1,22 @@
 """The clock of a worker's partitions: it follows the wall clock, but never goes back, and never stands still for long.
 
-Locks, times to live, transactions and waits are spans, and must end although somebody sets the wall clock back.
+Locks, times to live, transactions and waits are spans. They must end even if somebody sets the wall clock back.
 
 | the wall clock          | this clock                                                                              |
 |-------------------------|-----------------------------------------------------------------------------------------|
-| goes on                 | is the wall clock                                                                       |
-| is set forward          | follows at once: also a machine that slept finds its spans over                         |
+| goes on                 | shows the same time                                                                     |
+| is set forward          | follows at once, also after the machine slept: spans that have ended by then are over   |
 | is set back             | goes on with the monotonic clock, a little slower, until the wall clock has caught up    |
 
-While it is ahead of the wall clock, spans are a little longer than they should be, never shorter; an hour is caught up
-in `SLOWNESS` hours. `ahead_ms` is for what is about the wall clock itself: times that messages are scheduled for, and
-the ends of locks that clients are told.
+While this clock is ahead of the wall clock, spans are a little longer than they should be, never shorter. The wall
+clock catches up an hour in `SLOWNESS` hours. `ahead_ms` converts times of this clock to the wall clock, which counts
+for scheduled messages and for the ends of locks that clients are told.
 """
 
 # One in so many milliseconds is left out to let the wall clock catch up: a lock of 30 s then lasts 33.3 s.
 SLOWNESS = 10
-# Both clocks are read in whole milliseconds, one after the other, maybe with a pause between. So far apart they count
-# as one, and this clock waits for the wall clock instead of running ahead of it.
+# Both clocks are read in whole milliseconds, one after the other, perhaps with a pause between. A difference of up to
+# this counts as none: this clock then waits for the wall clock instead of running ahead of it.
 TOLERANCE_MS = 20
 
 
@@ -27,12 +27,12 @@ class Clock:
 
     def __init__(self, wall_ms: int, monotonic_ms: int) -> None:
         self.now_ms = wall_ms
-        self.ahead_ms = 0  # of the wall clock, as of the last reading
+        self.ahead_ms = 0  # milliseconds ahead of the wall clock at the last reading
         self._monotonic_ms = monotonic_ms
-        self._behind_ms = 0  # of time that passed while it was ahead: what does not make a whole step yet
+        self._behind_ms = 0  # time that passed while this clock was ahead and does not make a whole step yet
 
     def read(self, wall_ms: int, monotonic_ms: int) -> int:
-        """Take note of both clocks; returns `now_ms`. The monotonic clock has any origin, and does not go back."""
+        """Take the time of both clocks and return `now_ms`. The monotonic clock has any origin and never goes back."""
         passed_ms = monotonic_ms - self._monotonic_ms
         self._monotonic_ms = monotonic_ms
         ahead_ms = self.now_ms + passed_ms - wall_ms

@@ -1,14 +1,16 @@
 """How a deletion gets from the partition that decides it to the catalog of the namespace, and from there to all others.
 
-An entity that nobody used is deleted by the partition that it lives on, and that is final. The worker of partition 0,
-the namespace's home, is told (REMOVE), takes it out of the catalog there, and tells all that are connected (DELETED):
-gateways, and the other workers, whose partitions follow. Whoever connects anew gets the whole catalog, and finds in it
-what it missed; partitions beside the home, on its worker, read it there at the start. So whichever commits of a
-deletion a crash has lost, each partition has the home's catalog again: what is compared is what they hold, since a
-version number says nothing of what was missed before it. A worker tells the home again what the catalog still has of
-its partitions' deletions.
+An entity that nobody used is deleted by the partition that it lives on, and that is final. Its worker tells the worker
+of partition 0, the namespace's home (REMOVE). The home removes the entity from the catalog and tells all gateways and
+workers that are connected (DELETED); the workers' partitions remove the entity too.
 
-A user's deletion enters at the home: there it is in the catalog first, and the entity's own partition follows.
+After connecting again, a gateway or worker receives the whole catalog, and removes what is not in it. Other partitions
+on the home's own worker are compared with the catalog at the start. So whichever commits of a deletion a crash has
+lost, each partition has the home's catalog again. The comparison looks at the entities that a partition holds, because
+a version number does not tell whether an earlier version was missed. A worker tells the home again of deletions by its
+partitions that the catalog still has.
+
+A user's deletion begins at the home: it changes the catalog first, and the entity's own partition follows.
 """
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
@@ -25,7 +27,7 @@ HOME = 0  # the partition that has the namespace's catalog first
 
 
 class Deletions:
-    """Of one worker: `partitions` are its own, `touch` is told those that have something to commit."""
+    """The deletions of one worker. `touch` is called with those of its `partitions` that have something to commit."""
 
     def __init__(
         self,
@@ -38,7 +40,7 @@ class Deletions:
         self._touch = touch
 
     def take_new(self) -> list[int]:
-        """Entities that this worker's partitions have deleted since it was asked, to be told to the home."""
+        """Entities that this worker's partitions have deleted since the last call. The home must be told of them."""
         found: list[int] = []
         for number, partition in self._partitions.items():
             for entity_id, name in partition.take_auto_deleted().items():
@@ -47,13 +49,13 @@ class Deletions:
         return found
 
     def outstanding(self) -> list[int]:
-        """Entities that its partitions have deleted and the catalog may still have."""
+        """Entities that this worker's partitions have deleted and the catalog may still have."""
         return [entity_id for partition in self._partitions.values() for entity_id in partition.auto_deleted]
 
     def remove(self, entity_ids: Sequence[int], now_ms: int) -> tuple[int, list[int]] | None:
-        """At the home: take them out of the catalog, a topic with its subscriptions.
+        """At the home: remove these entities from the catalog, a topic with its subscriptions.
 
-        Returns the new version and what it had of them, or None if it had nothing.
+        Returns the new version and those that the catalog had; None if it had none of them.
         """
         store = self._stores[HOME]
         wanted = self._partitions[HOME].with_subscriptions(entity_ids)
@@ -66,9 +68,9 @@ class Deletions:
         return version, gone
 
     def follow(self, version: int, entity_ids: Sequence[int], now_ms: int) -> bool:
-        """The home's catalog, now of this version, has these entities no more.
+        """The home has removed these entities from the catalog, which now has this version.
 
-        False if some of the partitions have missed an earlier version: they wait for the whole catalog, see `catch_up`.
+        False if some of the partitions have missed an earlier version. They wait for the whole catalog, see `catch_up`.
         """
         complete = True
         for number, partition in self._partitions.items():
@@ -80,7 +82,7 @@ class Deletions:
         return complete
 
     def catch_up(self, version: int, there: Container[int], now_ms: int) -> list[int]:
-        """The home's catalog is of this version and has these entities. Returns those of them deleted here."""
+        """The home's catalog has this version and these entities. Returns those of them that were deleted here."""
         for number, partition in self._partitions.items():
             store = self._stores[number]
             gone = [entity_id for entity_id in _known(store) if entity_id not in there]

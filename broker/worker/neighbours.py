@@ -1,10 +1,11 @@
 """Connections to other workers: they carry forwarded messages there, and the answers back.
 
-A partition of this worker takes its command in the next turn, and the answer comes in the one after: each when the
-other side has committed, as over a socket. Other workers are dialled when there is something for them. A connection
-that cannot be made or is lost is made known to the partitions, which try again after a while.
+Between two partitions of this worker, a command is done in the next turn and its answer in the turn after that, so that
+each comes after the other side's commit, as over a socket. Other workers are dialled when there is something for them.
+When a connection cannot be made or is lost, the partitions are told, and try again after a while.
 
-The worker of the namespace's home partition is dialled at once, and again when it is lost: it says what the catalog is.
+The worker of the namespace's home partition is dialled at once, and again when the connection is lost, because it sends
+the catalog.
 """
 
 import select
@@ -26,8 +27,8 @@ log = get_logger("worker")
 class Neighbours:
     """Partition p, of `partition_count`, is on worker p % len(sockets); `sockets` are the paths, by worker.
 
-    `partitions` are this worker's. `touch` is told each of them that is to commit because of an answer. `deletions` are
-    told what the home says of the catalog.
+    `partitions` are this worker's. `touch` is called with each of them that must commit because of an answer.
+    `deletions` gets the home's messages about the catalog.
     """
 
     def __init__(
@@ -40,7 +41,7 @@ class Neighbours:
         deletions: Deletions,
     ) -> None:
         self.inbox: list[Forward | Forwarded | Remove] = []  # for partitions of this worker, for the next turn
-        self.answers: list[Forwarded] = []  # of partitions of this worker to others of it, made in this turn
+        self.answers: list[Forwarded] = []  # from partitions of this worker to others of this worker, made in this turn
         self._sockets = sockets
         self._partitions = partitions
         self._partition_count = partition_count
@@ -51,10 +52,10 @@ class Neighbours:
         self._unreachable: set[int] = set()  # workers, so that it is logged once
         self._deletions = deletions
         self._home = HOME % len(sockets)
-        self.dial_home_ms: int | None = None if HOME in partitions else 0  # when to; None: it is connected, or here
+        self.dial_home_ms: int | None = None if HOME in partitions else 0  # None: it is connected, or here
 
     def send(self, forwards: Iterable[Forward], now_ms: int) -> None:
-        """What was forwarded and answered in this turn leaves; to be called after the commit."""
+        """Send the batches and answers of this turn; to be called after the commit."""
         self.inbox += self.answers
         self.answers = []
         used: dict[int, Peer] = {}
@@ -74,7 +75,7 @@ class Neighbours:
             self._write(worker, link, now_ms)
 
     def serve(self, descriptor: int, event: int, now_ms: int) -> bool:
-        """Read and write a link; False if the descriptor is none's."""
+        """Read and write a link; False if no link has this descriptor."""
         worker = self._workers.get(descriptor)
         if worker is None:
             return False
@@ -98,7 +99,7 @@ class Neighbours:
                         log.warning(
                             "missed a version of the catalog; reconnecting for all of it", version=message.version
                         )
-                        self._drop(worker, now_ms)  # dialled again, the home tells all of it
+                        self._drop(worker, now_ms)  # after the next dial the home sends the whole catalog
                         return True
         if event & select.EPOLLOUT:
             self._write(worker, link, now_ms)
@@ -111,7 +112,7 @@ class Neighbours:
     def remove(self, entity_ids: Sequence[int], now_ms: int) -> None:
         """Tell the home of entities that were deleted here; to be called after the commit.
 
-        While it is not connected nobody is told: it says when it is what its catalog still has.
+        Does nothing while the home is not connected: after connecting, the home sends its catalog, and then it is told.
         """
         if not entity_ids:
             return
@@ -124,7 +125,7 @@ class Neighbours:
             self._write(self._home, link, now_ms)
 
     def answered(self, answer: Forwarded, now_ms: int) -> None:
-        """From whichever side."""
+        """Take an answer, from another worker or from a partition of this one."""
         partition = self._partitions[answer.source_partition]
         partition.taken_over(answer.source, answer.by, answer.up_to, answer.refused, answer.busy, now_ms)
         self._touch(partition)
@@ -134,7 +135,7 @@ class Neighbours:
         link = Peer(connection)
         try:
             connection.connect(self._sockets[worker])
-        except OSError as error:  # not there, or so busy that its backlog is full
+        except OSError as error:  # the worker is not running, or its listen backlog is full
             connection.close()
             if worker == self._home:
                 self.dial_home_ms = now_ms + REDIAL_MS
@@ -169,7 +170,7 @@ class Neighbours:
         self._lost(worker, now_ms)
 
     def _lost(self, worker: int, now_ms: int) -> None:
-        """No command to its partitions will be answered any more."""
+        """Tell the partitions that no command to this worker will be answered any more."""
         there = range(worker, self._partition_count, len(self._sockets))
         for partition in self._partitions.values():
             partition.unreachable(there, now_ms)

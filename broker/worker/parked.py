@@ -1,4 +1,4 @@
-"""A partition that is out of service because its store killed the worker, so that the worker's others are served."""
+"""A partition that is out of service because its store killed the worker. The worker's other partitions are served."""
 
 from collections.abc import Hashable, Sequence
 from typing import Any, NoReturn
@@ -27,7 +27,7 @@ class ParkedPartition(Partition):
             self._begin(0, now_ms)
 
     def restore(self, queue_id: int, entries: Sequence[Any], now_ms: int) -> None:
-        """Nobody can take these."""
+        """Does nothing: the messages cannot be stored."""
 
     def gauges(self) -> dict[str, int]:
         return {"parked": 1}

@@ -9,15 +9,15 @@ from broker import wire
 from broker.wire import Message
 
 READ_BYTES = 1 << 20
-# One turn takes at most this much from one connection, so that a commit stays short and the others get their turn.
+# One turn reads at most this much from one connection, so that a commit stays short and other connections are served.
 TURN_BYTES = 8 << 20
-# A gateway that has this much unread is not read from until it has caught up.
+# The worker stops reading from a gateway that has this much unread, until the gateway has caught up.
 OUTPUT_HIGH_BYTES = 64 << 20
 SEND_BUFFER_BYTES = 4 << 20
 
 
 class Peer:
-    """`answers` are the messages that are to leave with the next frame. The socket is made non-blocking."""
+    """`answers` are the messages for the next frame. The socket is made non-blocking."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)

@@ -2,11 +2,12 @@
 
 A worker is a plain synchronous process. One turn takes everything that has arrived from all gateways, applies it to the
 partitions it is for, fires timers, hands out messages, commits each changed partition (one fsync each), and only then
-answers. While it waits for the disk more input gathers, so commits grow with the load by themselves.
+answers. While the worker waits for the disk more input gathers, so commits grow with the load.
 
-When a commit fails nothing is answered and the process ends: memory and disk may disagree, and an fsync is never tried
-again. The supervisor starts it anew from what is on disk. So it does when anything but a BrokerError comes out of a
-partition, unless it is out of a command that is answered and that had changed nothing: then its answer is that.
+When a commit fails, nothing is answered and the process ends, because memory and disk may disagree and an fsync is
+never tried again. The supervisor restarts the worker from what is on disk. The process also ends when anything but a
+BrokerError comes out of a partition. There is one exception: if the failed command had changed nothing, its caller gets
+an internal error and the worker continues.
 """
 
 import os
@@ -66,11 +67,12 @@ from storage.store import Store, StoreDamaged, StoreError, Table
 
 log = get_logger("worker")
 
-# So long after it was read a page of a store may count to this process's memory (see storage.mapped_pages).
+# Pages of stores that were read are released after this time, so that they do not count as this process's memory (see
+# storage.mapped_pages).
 RELEASE_AFTER_MS = 250
-# Between two signs of life to the supervisor, also while there is nothing to do.
+# The time between two signs of life to the supervisor, also while there is nothing to do.
 BEAT_SECONDS = 1.0
-SET_BACK_MS = 1000  # a change of the system's clock that is worth a line in the log
+SET_BACK_MS = 1000  # the smallest change of the system's clock that is logged
 
 INTERNAL_ERROR = "The service was unable to process the request; nothing of it was done. The broker's log says why."
 
@@ -89,7 +91,7 @@ class Caller(Peer):
 
 
 class Worker:
-    """Partitions, and who uses them."""
+    """The partitions of one process, and the connections that use them."""
 
     def __init__(
         self,
@@ -106,7 +108,7 @@ class Worker:
     ) -> None:
         """`sockets` are the paths of all workers' sockets, `partition_count` is the number of all partitions.
 
-        The partitions were told the time of `clock`. `beat` is called each second, as long as turns are made.
+        The partitions were created with the time of `clock`. `beat` is called each second, as long as turns are made.
         """
         self._number = number
         self._restarts = restarts
@@ -115,23 +117,23 @@ class Worker:
         self._touching = touching
         self._listener = listener
         self._peers: dict[int, Caller] = {}
-        self._unfinished: dict[int, Caller] = {}  # those whose commands were too many for a turn, as `_peers`
-        self._callers = 0  # so many connected since the start
-        self._last_caller: dict[bytes, int] = {}  # store id -> number of the last that forwarded from there
+        self._unfinished: dict[int, Caller] = {}  # callers with more commands than fit into a turn; keys as in `_peers`
+        self._callers = 0  # the number of callers that connected since the start
+        self._last_caller: dict[bytes, int] = {}  # store id -> number of the last caller that forwarded from that store
         self._touched: set[Partition] = set()
         self._messages_in_turn = 0
         self._clock = clock
         self._beat = beat
-        self._beat_at = 0.0  # of time.perf_counter
+        self._beat_at = 0.0  # by time.perf_counter
         self._now_ms = clock.now_ms
-        self._release_ms: int | None = None  # when the stores' pages are to be given back
+        self._release_ms: int | None = None  # when to release the pages of the stores
         self._metrics = WorkerMetrics()
         self._poll = select.epoll()
         self._deletions = Deletions(partitions, stores, self._touch)
         self._neighbours = Neighbours(sockets, partitions, partition_count, self._poll, self._touch, self._deletions)
         self._underway: deque[tuple[Caller, int, Partition, Underway]] = deque()  # requests, with their ids
         self._stopping = False
-        self._held_back = False  # nothing was handed out in the last turn, since a gateway had too much unread
+        self._held_back = False  # the last turn handed out nothing, because a gateway had too much unread
         self._apply: dict[int, Callable[[Caller, Any], None]] = {
             Op.SEND: self._send,
             Op.SEND_BATCH: self._send_batch,
@@ -177,7 +179,7 @@ class Worker:
                     self._accept()
                 elif not self._neighbours.serve(descriptor, event, self._now_ms):
                     wake_receive.recv(64)
-            for peer in unfinished.values():  # after the others, so that one caller holds up none
+            for peer in unfinished.values():  # after the others, so that one caller delays none of them
                 if peer.socket.fileno() >= 0:
                     self._take_commands(peer)
             if self._neighbours.inbox:
@@ -302,7 +304,7 @@ class Worker:
             self._write(peer)
 
     def _take_commands(self, peer: Caller) -> None:
-        """Do what the caller has sent, as far as this turn may. The rest is for the next, after what others send."""
+        """Do the caller's commands as far as this turn's work allows. The rest waits for the next turn, behind others."""
         unread = peer.unread
         if peer.is_behind:
             self._unfinished[peer.socket.fileno()] = peer
@@ -326,7 +328,7 @@ class Worker:
         self._poll.modify(peer.socket, interest | select.EPOLLOUT if peer.has_output else interest)
 
     def _drop(self, peer: Caller) -> None:
-        """A caller is gone: if it was a gateway, with the connections of all its receivers."""
+        """A caller is gone. If it is a gateway, the connections of all its receivers are gone with it."""
         descriptor = peer.socket.fileno()
         if self._peers.pop(descriptor, None) is None:
             return
@@ -345,10 +347,10 @@ class Worker:
     # -- commands
 
     def _refusal(self, partition: Partition, error: Exception) -> BrokerError:
-        """What to answer to a command of the partition that raised this.
+        """The error to answer to a command that raised `error`.
 
-        A mistake of the broker is answered, too, if the command had changed nothing yet. Otherwise it is raised again,
-        which ends the process: memory and disk may disagree.
+        A bug of the broker becomes an InternalError if the command had changed nothing. Otherwise `error` is raised
+        again and ends the process, because memory and disk may disagree.
         """
         if isinstance(error, BrokerError):
             return error
@@ -364,7 +366,7 @@ class Worker:
         return partition
 
     def _touch(self, partition: Partition) -> None:
-        """The partition is at work from now on, and has something to commit."""
+        """Note that the worker works on this partition now, and that the partition has something to commit."""
         self._touching.set(partition.id)
         self._touched.add(partition)
 
@@ -379,7 +381,7 @@ class Worker:
             if len(messages) == 1:
                 _answer(peer, wire.refused(channel, 1, type(refusal).__name__, str(refusal)))
             else:
-                # The send is all or nothing, but these are deliveries of their own: each gets its own outcome.
+                # The send is all or nothing, but each message is a delivery of its own and gets its own outcome.
                 for each in messages:
                     self._send(peer, message._replace(messages=[each]))
         else:
@@ -477,11 +479,11 @@ class Worker:
             peer.answers.append(wire.reply(number, result))
 
     def _go_on(self) -> None:
-        """With requests that are under way, each as far as its partition's turn may; the last that went on is last."""
+        """Continue the requests that are under way, as far as the turn of each partition allows."""
         for _ in range(len(self._underway)):
             peer, number, partition, underway = self._underway.popleft()
             if peer.socket.fileno() < 0:
-                continue  # closed: nobody waits for it any more
+                continue  # the caller is gone: nobody waits for the answer
             self._touched.add(partition)
             try:
                 done = partition.go_on(underway)
@@ -522,31 +524,31 @@ class Worker:
         _, _, queue, entries = message
         self._partition(message).restore(queue, entries, self._now_ms)
 
-    # -- what is forwarded
+    # -- forwarded messages
 
     def _forward(self, peer: Caller, message: Forward) -> None:
         if peer.number < self._last_caller.get(message.store_id, 0):
-            return  # left behind by a process or a connection that is gone: its messages may have gone another way
+            return  # from a lost connection or process; the source may have sent these messages elsewhere meanwhile
         self._last_caller[message.store_id] = peer.number
         self._take_over(message, peer.answers)
 
     def _take_over(self, message: Forward, answers: list[Message] | list[Forwarded]) -> None:
         partition = self._partition(message)
         if isinstance(partition, ParkedPartition):
-            return  # as of one that is down: nobody knows what it has taken over before
+            return  # like a partition that is down: nobody knows what it had taken over before
         _, _, store_id, _, source, entity_id, entries = message
         self._messages_in_turn += len(entries) // ENTRY
         try:
             result = partition.take_over(store_id, source, entity_id, entries, self._now_ms)
         except Exception as error:
-            # Only the mark is told, and so the source tries again later.
+            # The answer has only the mark, so the source tries again later.
             refusal = self._refusal(partition, error)
             mark, _, _ = partition.take_over(store_id, source, entity_id, (), self._now_ms)
             result = mark, [], str(refusal)
         answers.append(wire.forwarded(message.source_partition, message.source, message.partition, *result))
 
     def _take_inbox(self) -> None:
-        """What partitions of this worker have for each other."""
+        """Do the commands and answers that partitions of this worker sent each other in the last turn."""
         neighbours = self._neighbours
         inbox, neighbours.inbox = neighbours.inbox, []
         for message in inbox:
@@ -558,10 +560,10 @@ class Worker:
                 case _:
                     neighbours.answered(message, self._now_ms)
 
-    # -- entities that go
+    # -- deleted entities
 
     def _remove(self, peer: Caller | None, message: Remove) -> None:
-        """From whichever worker; this is the home's. All who know the catalog hear of it after the commit."""
+        """At the home's worker: take a deletion from any worker. All connected callers are told after the commit."""
         removed = self._deletions.remove(message.entity_ids, self._now_ms)
         if removed is not None:
             for caller in self._peers.values():
@@ -569,12 +571,12 @@ class Worker:
 
 
 def _answer(peer: Caller, answer: Sent | Refused) -> None:
-    if answer.channel:  # 0 wants none
+    if answer.channel:  # commands of channel 0 are not answered
         peer.answers.append(answer)
 
 
 def _clocks_ms() -> tuple[int, int]:
-    """The wall clock, and the monotonic one."""
+    """The wall clock and the monotonic clock."""
     return int(time.time() * 1000), int(time.monotonic() * 1000)
 
 
@@ -583,7 +585,7 @@ def _is_behind(peer: Caller) -> bool:
 
 
 def _name_receiver(peer: Caller, name: str, arguments: list[Any]) -> None:
-    """The receiver among the arguments of a request is known to the partition as a receiver of this peer."""
+    """Replace the receiver's channel among the arguments of a request by the key that the partition knows it by."""
     at = wire.RECEIVER_AT.get(name)
     if at is not None and at < len(arguments):
         arguments[at] = (peer, arguments[at])
