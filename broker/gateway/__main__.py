@@ -17,7 +17,7 @@ async def _serve() -> None:
 
 _INSTRUCTIONS = read_instructions()
 configure_logging(_INSTRUCTIONS.settings.log)
-gc.freeze()  # what imports made lives as long as the process: collections need not look at it
+gc.freeze()  # objects made by imports live as long as the process, so the collector need not look at them
 try:
     uvloop.run(_serve())
 except ConfigurationError as error:

@@ -24,7 +24,7 @@ from protocol.symbols import TRANSFER_DESTINATION_ADDRESS
 # The largest tokens known are some 10 KiB.
 MAX_TOKEN_MESSAGE_BYTES = 128 * 1024
 
-_NON_EXCLUSIVE_SESSION_FILTER = "com.microsoft:non-exclusive-session-filter:list"  # of a preview
+_NON_EXCLUSIVE_SESSION_FILTER = "com.microsoft:non-exclusive-session-filter:list"  # of a preview of Service Bus
 
 Bound = ClientSender | ClientReceiver | RequestLink | ResponseLink | Coordinator
 
@@ -37,9 +37,9 @@ class Destination(NamedTuple):
 
 
 def destination_of(host: Host, link: Link) -> Destination | None:
-    """Where the attach goes, if the client may; None is the coordinator, to whom everybody may.
+    """The destination of the attach, if the client has the right; None is the coordinator, which needs no right.
 
-    Raises BrokerError, and ProtocolError for an address that is none.
+    Raises BrokerError, and ProtocolError for an invalid address.
     """
     if link.is_coordinator:
         return None
@@ -61,7 +61,7 @@ def destination_of(host: Host, link: Link) -> Destination | None:
 
 
 def bind(host: Host, link: Link, destination: Destination | None) -> Bound:
-    """Accept the attach, or ask for the session that it is to have. Raises BrokerError and ProtocolError."""
+    """Accept the attach, or ask the partition for the session that it wants. Raises BrokerError and ProtocolError."""
     if destination is None:
         link.accept(MAX_REQUEST_BYTES, COORDINATOR_CREDIT)
         return Coordinator(host, link)
@@ -103,9 +103,9 @@ def _bind_sender(host: Host, link: Link, address: Address, entity: Entity) -> Cl
 
 
 def _transfer_destination(host: Host, name: object) -> Entity:
-    """What a client wants to send to through another entity (amqp.md 10.4).
+    """The entity to which a client wants to send through another (amqp.md 10.4).
 
-    Whether it is disabled is seen when messages arrive. Raises BrokerError and ProtocolError.
+    Whether it is disabled is checked when messages arrive there. Raises BrokerError and ProtocolError.
     """
     if not isinstance(name, str):
         raise InvalidArgument(f"{TRANSFER_DESTINATION_ADDRESS} is not the address of an entity.")

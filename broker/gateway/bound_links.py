@@ -16,12 +16,12 @@ from protocol.engine.links import Link
 from protocol.errors import ProtocolError
 from protocol.nodes.sas_tokens import ExpiredToken
 
-# A client needs two to put a token; some have attached them anew before the old ones are gone.
+# A client needs two links to put a token; some clients attach new ones before the old ones are detached.
 MAX_LINKS_WITHOUT_RIGHTS = 20
 
 
 class BoundLinks:
-    """`links` are all that the connection has now: those that are not bound are refused, or about to go."""
+    """`links` are all links of the connection; those that are not bound were refused, or are about to be detached."""
 
     def __init__(self, host: Host, links: Mapping[Any, Link]) -> None:
         self._host = host
@@ -30,7 +30,7 @@ class BoundLinks:
         self._responses: list[ResponseLink] = []
 
     def attach(self, link: Link) -> None:
-        """Bind the link to what its client asks for, or refuse it with the reason."""
+        """Bind the link to the entity or node that the client asks for, or refuse it with the reason."""
         host = self._host
         tracker = "NoSystemTracker"
         try:
@@ -62,9 +62,9 @@ class BoundLinks:
             )
 
     def _require_single(self, link: Link, destination: Destination | None) -> None:
-        """One pair of links to $cbs is all that a connection has at a time, as in the cloud. Raises NotAllowed.
+        """A connection may have one pair of links to $cbs at a time, as in the cloud. Raises NotAllowed.
 
-        Go closes its connection when it is refused so, and makes a new one.
+        When Go gets this error, it closes its connection and opens a new one.
         """
         if destination is None or destination.address.node is not Node.CBS:
             return
@@ -74,9 +74,9 @@ class BoundLinks:
                 raise NotAllowed(error_texts.cbs_link_exists(self._host.client_name))
 
     def unbind(self, link: Link, broken: bool = False, unsent: int = 0) -> None:
-        """The link is gone; `broken`: with its connection, which did not end as it should.
+        """The link is gone. `broken`: it went with its connection, which was lost.
 
-        `unsent`: so many of the last deliveries on it the client cannot have.
+        `unsent`: the number of its last deliveries that the client cannot have received.
         """
         bound: Bound | None = link.context
         if bound is None:
@@ -108,7 +108,7 @@ class BoundLinks:
                 self.unbind(link)
 
     def detach_expired(self, now_s: float) -> None:
-        """Links to entities that no right covers at `now_s` any more."""
+        """Detach links to entities that no right covers at `now_s` any more."""
         host = self._host
         for link in list(self._links.values()):
             bound = link.context
@@ -123,18 +123,18 @@ class BoundLinks:
                 self.unbind(link)
 
     def ask_again(self) -> None:
-        """The client has stopped reading, or reads on: what may be handed out to it is another now."""
+        """The client has stopped reading, or reads again: its links grant the partitions less, or more."""
         for link in self._links.values():
             if isinstance(link.context, ClientReceiver):
                 link.context.ask()
 
     def respond(self) -> None:
-        """Send responses that wait."""
+        """Send responses that waited."""
         for response in self._responses:
             response.on_flow()
 
     def response_link(self, node: tuple[Node, str], reply_to: str | None, request: Link) -> ResponseLink | None:
-        """Where the response to a request on this link goes (amqp.md 2.1)."""
+        """The link for the response to a request on this link (amqp.md 2.1)."""
         links = [link for link in self._responses if link.node == node]
         if reply_to is not None:
             for link in links:

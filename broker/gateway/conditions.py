@@ -24,7 +24,7 @@ CONDITION: dict[type[errors.BrokerError], Symbol] = {
     errors.OperationTimeout: conditions.TIMEOUT,
     errors.ServerBusy: conditions.SERVER_BUSY,
     errors.PartitionParked: conditions.INTERNAL_ERROR,
-    # SDKs document it as "may or may not have been done", and ask again.
+    # SDKs document it as "may or may not have been done", and try again.
     errors.OutcomeUnknown: conditions.TIMEOUT,
     errors.TransactionUnknown: conditions.TRANSACTION_UNKNOWN_ID,
     errors.TransactionRollback: conditions.TRANSACTION_ROLLBACK,
@@ -33,7 +33,7 @@ CONDITION: dict[type[errors.BrokerError], Symbol] = {
     errors.InternalError: conditions.INTERNAL_ERROR,
 }
 
-# A peer's mistake in the content of a message; the first match in order counts.
+# A peer's mistakes in the content of a message; the first class that matches counts.
 PROTOCOL_CONDITION: tuple[tuple[type[ProtocolError], Symbol], ...] = (
     (HeaderTooLarge, conditions.ARGUMENT_ERROR),
     (LimitExceeded, conditions.ARGUMENT_ERROR),

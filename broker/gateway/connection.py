@@ -1,7 +1,7 @@
 """One client's connection: SASL, then an engine whose links are bound to entities and nodes.
 
-It never waits: what needs an answer from a partition is settled when the answer comes. Faults are answered in the
-smallest scope that is true: the delivery, then the link, then the connection.
+A connection never blocks: a delivery that needs an answer from a partition is settled when the answer comes. An error
+ends as little as possible: the delivery, else the link, else the connection.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ log = get_logger("gateway")
 
 
 def no_delay(transport: asyncio.BaseTransport) -> None:
-    """Answers are gathered by turns already: Nagle's algorithm would only add its delay."""
+    """Turn Nagle's algorithm off: turns gather answers already, so it would only delay them."""
     connection = transport.get_extra_info("socket")
     if connection is not None and connection.family in (socket.AF_INET, socket.AF_INET6):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -51,11 +51,11 @@ def no_delay(transport: asyncio.BaseTransport) -> None:
 
 # After a close the peer has this long to answer before the socket is closed.
 CLOSE_GRACE_SECONDS = 2.0
-# A token ends by the wall clock, which may be set while the connection waits for that.
+# Tokens end by the wall clock, which may be set meanwhile; so rights are checked at least this often.
 LOOK_AT_RIGHTS_SECONDS = 60.0
-# Refused links count until the client has detached them; one with this many times the links allowed never will.
+# Refused links count until the client has detached them. A client with this many times the allowed links never does.
 LINKS_OVERRUN = 2
-# What is kept of a client that has no right yet: 40 links with the properties that SDKs send take half of it.
+# State of a client without rights: 40 links with the properties that SDKs send take half of it.
 STATE_BYTES_WITHOUT_RIGHTS = 512 << 10
 UNFINISHED_BYTES_WITHOUT_RIGHTS = 256 << 10  # of messages to $cbs, which hold tokens
 
@@ -74,7 +74,7 @@ _P = ParamSpec("_P")
 def _contained(
     method: Callable[Concatenate["ClientConnection", _P], None],
 ) -> Callable[Concatenate["ClientConnection", _P], None]:
-    """For what others call on a connection, the event loop among them: what it raises ends the connection, no more."""
+    """For methods that the event loop and others call on a connection: an exception ends only this connection."""
 
     @wraps(method)
     def contained(self: "ClientConnection", /, *args: _P.args, **kwargs: _P.kwargs) -> None:
@@ -87,7 +87,7 @@ def _contained(
 
 
 class Home(Shared, Protocol):
-    """The gateway, to its connections."""
+    """The gateway as its connections see it."""
 
     container_id: str
     max_connections: int
@@ -107,8 +107,8 @@ class Home(Shared, Protocol):
 class ClientConnection(asyncio.Protocol):
     """Implements `protocol.engine.engine.Handler` on an asyncio transport, and is the host of its links.
 
-    An exception that nobody foresaw ends this connection, and never reaches who called: the event loop, the way to a
-    worker, which all clients share, or a loop over all connections.
+    An unforeseen exception ends this connection. It never reaches the caller: the event loop, the connection to a
+    worker (which all clients share), or a loop over all connections.
     """
 
     engine: Engine
@@ -126,13 +126,13 @@ class ClientConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._sasl: SaslServer | None = None
         self._opened = False
-        self._waits = False  # nothing is read from the client
-        self._waits_for: set[WorkerConnection] = set()  # to catch up
+        self._waits = False  # True while the gateway does not read from the client
+        self._waits_for: set[WorkerConnection] = set()  # workers that must catch up before the gateway reads again
         self._closing = False
         self._closed_by_client = False
         self._hung_up = False
         self._has_failed = False
-        self._busy = False  # in the engine: what wants to be flushed waits until we are out of it
+        self._busy = False  # inside the engine: flushes wait until it returns
         self._flush_again = False
         self._deadline: asyncio.TimerHandle | None = None
         self._expiry: asyncio.TimerHandle | None = None
@@ -146,7 +146,7 @@ class ClientConnection(asyncio.Protocol):
 
     @_contained
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but its base class
+        transport = cast(asyncio.Transport, transport)  # uvloop's has all methods, but not the base class
         self._transport = transport
         self.unsent = UnsentOutput(transport)
         amqp = self.gateway.settings.amqp
@@ -184,7 +184,7 @@ class ClientConnection(asyncio.Protocol):
         if self._transport is None or self._hung_up:
             return
         posted_behind = self.gateway.router.posted_behind
-        posted_behind.clear()  # of others
+        posted_behind.clear()  # these were added for other connections
         self._busy = True
         try:
             if self._sasl is not None:
@@ -208,10 +208,10 @@ class ClientConnection(asyncio.Protocol):
 
     @_contained
     def pause_writing(self) -> None:
-        """The peer does not read: nothing more is handed out to it, or read from it, and in the end it is cut off."""
+        """The client does not read: hand out nothing more, do not read from it, close the connection in the end."""
         self.is_stalled = True
         if self._sasl is None:
-            self._links.ask_again()  # what was granted is taken back
+            self._links.ask_again()  # they take back what they were granted
         self.flush()
         timeout_s = self.gateway.settings.amqp.write_stall_timeout_ms / 1000
         self._stall = asyncio.get_running_loop().call_later(timeout_s, self._abort, "the client does not read")
@@ -229,11 +229,11 @@ class ClientConnection(asyncio.Protocol):
 
     @_contained
     def regulate(self) -> None:
-        """Read from the client as fast as what it asks for can be done.
+        """Read from the client only as fast as the broker can do what the client asks for.
 
-        Credit alone does not bound what is in flight: some clients send without (amqp.md 4.1), and the credit of many
-        links is more than a partition can take at once. A worker that does not keep up is waited for by those who have
-        just asked something of it.
+        Credit alone does not bound what is in flight: some clients send without credit (amqp.md 4.1), and the credit of
+        many links is more than a partition can take at once. When a worker does not keep up, the clients that have just
+        sent it something wait.
         """
         transport = self._transport
         if transport is None or transport.is_closing():
@@ -253,7 +253,7 @@ class ClientConnection(asyncio.Protocol):
     # -- SASL
 
     def _negotiate(self, data: bytes) -> bytes:
-        """The SASL layer: what is left belongs to AMQP."""
+        """Feed the SASL layer; returns the rest, which belongs to AMQP."""
         sasl = self._sasl
         assert sasl is not None
         assert self._transport is not None
@@ -296,7 +296,7 @@ class ClientConnection(asyncio.Protocol):
         self._set_deadline(amqp.open_timeout_ms, "open was not sent in time")
 
     def _limit_state(self) -> None:
-        """What the connection may keep, by the rights it has now."""
+        """Set the limit of kept state by the rights that the connection has now."""
         amqp = self.gateway.settings.amqp
         state, unfinished = amqp.max_state_bytes_per_connection, amqp.unfinished_bytes_per_connection
         if self.rights.is_empty:
@@ -309,7 +309,7 @@ class ClientConnection(asyncio.Protocol):
     def on_open(self, container_id: str, hostname: str) -> None:
         self._opened = True
         self.client_name = container_id
-        self.next_tick_ms = 0  # the client may want heartbeats sooner than we look for its own
+        self.next_tick_ms = 0  # the client may want heartbeats more often than we check its own
         self.engine.open()
         log.info("connection opened", peer=self._peer, container=container_id[:100])
         if self.gateway.is_full:
@@ -340,7 +340,7 @@ class ClientConnection(asyncio.Protocol):
             self._links.attach(link)
 
     def on_detach(self, link: Link, closed: bool, condition: str, description: str) -> None:
-        # What waits for the session's window goes with the link; what waits for the client to read will be written.
+        # Deliveries that wait for the session's window end with the link; those that wait for the client are written.
         self._links.unbind(link, unsent=0 if self.is_stalled or not link.is_sender else link.queued)
 
     def on_flow(self, link: Link) -> None:
@@ -353,7 +353,7 @@ class ClientConnection(asyncio.Protocol):
             bound.on_message(delivery, payload, batch, settled)
             self.active.add(bound)
         else:
-            forget(delivery)  # sent before the client knew that the link is refused or gone
+            forget(delivery)  # the client sent it before it knew that the link is refused or gone
 
     def on_oversized(self, link: Link, delivery: Delivery, size_bytes: int, settled: bool) -> None:
         bound: Intake | None = link.context
@@ -385,14 +385,14 @@ class ClientConnection(asyncio.Protocol):
         self._closing = self._closed_by_client = True
         self._reason = self._reason or description or "closed by the client"
 
-    # -- what bound links use
+    # -- for bound links
 
     @_contained
     def flush(self) -> None:
-        """Post what the links have gathered, and write what the engine has to say.
+        """Post what the links have gathered, and write the output of the engine.
 
-        The engine calls us while it is read and written, and what we answer to that may flush: writing then would put
-        later frames before the ones the engine is just handing over.
+        The engine calls handlers while it is fed and read, and these may flush. Writing then would put later frames
+        before those that the engine is just returning.
         """
         self._flush_again = True
         if self._busy:
@@ -408,7 +408,7 @@ class ClientConnection(asyncio.Protocol):
             self.regulate()
 
     def post_gathered(self) -> None:
-        """Let the links send to the partitions what they have gathered, so that what comes next comes after it."""
+        """Let the links send what they have gathered to the partitions, so that later commands come after it."""
         while self.active:
             self.active.pop().post()
 
@@ -439,7 +439,7 @@ class ClientConnection(asyncio.Protocol):
 
     @_contained
     def detach_from(self, entities: Collection[Entity]) -> None:
-        """These entities were deleted: links to them, through others too, and to their $management nodes end."""
+        """These entities were deleted: detach links to them (through others, too) and to their $management nodes."""
         if self._sasl is not None or self._transport is None:
             return
         namespace = self.gateway.namespace.name
@@ -469,7 +469,7 @@ class ClientConnection(asyncio.Protocol):
         return self._links.response_link(node, reply_to, request)
 
     def put_claim(self, claim: Claim, now_s: float) -> None:
-        """Take a token that was verified at `now_s`: its rights hold until it expires."""
+        """Take the rights of a token that was verified at `now_s`; they hold until it expires."""
         self.rights.put(claim)
         self._limit_state()
         self._set_deadline(None, "")
@@ -479,15 +479,15 @@ class ClientConnection(asyncio.Protocol):
 
     @_contained
     def tick(self, now_ms: int) -> None:
-        """Heartbeats and the peer's silence."""
+        """Send heartbeats, and check how long the client has been silent."""
         if self._sasl is None and self._transport is not None:
-            # More often than the engine asks for: it measures the client's silence from one call to another.
+            # More often than the engine asks for, because it measures the client's silence between two calls.
             most_ms = self.gateway.settings.amqp.idle_time_out_ms // 4
             self.next_tick_ms = min(self.engine.tick(now_ms), now_ms + most_ms)
             self.flush()
 
     def close(self, condition: str | None = None, description: str = "") -> None:
-        """Close the connection, and its socket soon, whether or not the client answers."""
+        """Close the connection, and soon after that its socket, whether or not the client answers."""
         if self._transport is None or self._closing:
             return
         if self._sasl is not None:
@@ -506,13 +506,13 @@ class ClientConnection(asyncio.Protocol):
 
     @_contained
     def shut_down(self) -> None:
-        """The gateway ends: links are detached, then the connection is closed (design 8)."""
+        """The gateway is stopping: detach the links, then close the connection."""
         if self._sasl is None:
             self._links.detach_all(conditions.CONNECTION_FORCED, "The broker is shutting down.")
         self.close(conditions.CONNECTION_FORCED, "The broker is shutting down.")
 
     def fail(self, error: Exception) -> None:
-        """`error`, being handled, is of this connection and nobody foresaw it: it ends, and nothing else does."""
+        """End this connection and nothing else, because of an unforeseen `error`, which is being handled."""
         self.gateway.metrics.connection_failures += 1
         log.exception("connection failed", peer=self._peer, error=repr(error))
         if not self._has_failed:
@@ -525,7 +525,7 @@ class ClientConnection(asyncio.Protocol):
         self._abort("the broker has failed")
 
     def _fault(self, error: ProtocolError) -> None:
-        """The peer's bytes make no sense: say so if there is an engine to say it, and read no more."""
+        """The peer's bytes are invalid: answer so if there is an engine, and read no more."""
         self._reason = str(error)
         log.warning("protocol error", peer=self._peer, error=str(error))
         if self._sasl is not None or self._transport is None:
@@ -548,7 +548,7 @@ class ClientConnection(asyncio.Protocol):
         self.close(conditions.UNAUTHORIZED_ACCESS if self._opened else conditions.CONNECTION_FORCED, reason)
 
     def _watch_expiry(self, now_s: float) -> None:
-        """Look at the rights again when the next of those held at `now_s` ends."""
+        """Check the rights again when the next of those held at `now_s` ends."""
         if self._expiry is not None:
             self._expiry.cancel()
             self._expiry = None
@@ -559,25 +559,26 @@ class ClientConnection(asyncio.Protocol):
 
     @_contained
     def _check_rights(self) -> None:
-        """A token has ended: links that nothing covers any more are detached."""
+        """A token has ended: detach the links that no right covers any more."""
         self._expiry = None
         now_s = time.time()
         self._links.detach_expired(now_s)
-        # By the same clock reading: a right that ended since, because the timer came early, must be looked at again.
+        # With the same time as above: if the timer came early, a right that ends now must still be checked.
         self._watch_expiry(now_s)
         self.flush()
 
     # -- the socket
 
     def forget_sent(self) -> None:
-        """Keep no output longer than it may be needed."""
+        """Drop output that the kernel has sent: it is not needed any more."""
         if self._sasl is None and self._transport is not None and self.unsent:
             self.unsent.trim()
 
     def _unsent_deliveries(self) -> dict[Link, int]:
-        """The connection is gone: so many of each link's last deliveries the client cannot have.
+        """The connection is gone: for each link the number of its last deliveries that the client cannot have received.
 
-        If it is our own failure, perhaps one of them has caused it: then they may all count as failed.
+        If the broker failed, one of the deliveries may be the cause. Then the result is empty, so that all count as
+        failed.
         """
         if self._has_failed:
             return {}
@@ -595,10 +596,10 @@ class ClientConnection(asyncio.Protocol):
         self._transport.write(data)
 
     def _hang_up(self, reason: str) -> None:
-        """Close the socket once all is written and the client has done the same, or soon anyway.
+        """Close the socket when everything is written and the client has closed its side, or after a short time.
 
-        What the client is still sending would make a socket that is closed at once answer with a reset, and that would
-        take away what it has not read yet: why it was closed.
+        If the socket were closed while the client is still sending, the kernel would answer with a reset. The client
+        would then lose output that it has not read yet, which says why the connection was closed.
         """
         transport = self._transport
         if transport is None or self._hung_up:

@@ -1,4 +1,4 @@
-"""File descriptors of a gateway: as many as the system allows, and how many connections they are enough for."""
+"""File descriptors of a gateway: raises the limit, and computes how many connections there can be."""
 
 import os
 import resource
@@ -8,9 +8,9 @@ from broker.http.ops import MAX_CONNECTIONS as OPS_CONNECTIONS
 from broker.logging import get_logger
 from broker.settings.config import Settings
 
-# Connections over the limit still get an answer that says so; this many over it are cut off at once.
+# Connections over the limit get an answer that says so; beyond this number of them they are closed at once.
 REFUSED_CONNECTIONS = 200
-# Libraries, listeners, the event loop, workers; and TLS handshakes, which are no connections yet.
+# For libraries, listeners, the event loop, workers, and TLS handshakes, which do not count as connections yet.
 OWN_DESCRIPTORS = 100
 LOG_SECONDS = 5.0
 
@@ -18,7 +18,7 @@ log = get_logger("gateway")
 
 
 def raise_limit() -> int:
-    """Let this process have as many file descriptors as it is allowed; returns how many that is."""
+    """Raise this process's limit of file descriptors to what the system allows, and return it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         try:
@@ -30,14 +30,14 @@ def raise_limit() -> int:
 
 
 def connections_for(settings: Settings, descriptors: int) -> tuple[int, int]:
-    """How many connections are served, and how many more are refused with an answer, with so many descriptors."""
+    """The number of connections that are served, and of further ones that are refused with an answer."""
     free = descriptors - OWN_DESCRIPTORS - OPS_CONNECTIONS - settings.worker_count
     refused = max(1, min(REFUSED_CONNECTIONS, free // 4))
     return max(1, min(settings.amqp.max_connections, free - refused)), refused
 
 
 def allowed_connections(settings: Settings) -> tuple[int, int]:
-    """As `connections_for` what this process gets; says so if that is less than is set."""
+    """`connections_for` the descriptors that this process gets; logs if that is fewer than the setting."""
     descriptors = raise_limit()
     served, refused = connections_for(settings, descriptors)
     most = settings.amqp.max_connections
@@ -53,7 +53,7 @@ def allowed_connections(settings: Settings) -> tuple[int, int]:
 
 
 def are_used_up() -> bool:
-    """No descriptor is left: the event loop closes what it accepts."""
+    """True if no descriptor is left, so that the event loop closes new connections at once."""
     try:
         os.close(os.dup(0))
     except OSError:
@@ -62,7 +62,7 @@ def are_used_up() -> bool:
 
 
 class RefusalLog:
-    """Says that connections are refused, and how many were since it last said so, at most every few seconds."""
+    """Logs refused connections, at most once in some seconds, with the number of them since the last line."""
 
     def __init__(self) -> None:
         self._count = 0

@@ -1,4 +1,4 @@
-"""A gateway process: listeners, their connections, the way to the partitions, the operations endpoint."""
+"""A gateway process: listeners, client connections, connections to the workers, the operations endpoint."""
 
 import asyncio
 import signal
@@ -28,7 +28,7 @@ log = get_logger("gateway")
 
 TICK_SECONDS = 0.25
 BACKLOG = 4096
-# A worker that does not answer a scrape in this time is left out of it.
+# A worker that does not answer a scrape within this time is left out.
 SCRAPE_SECONDS = 2.0
 DETACH_SECONDS = 1.0
 
@@ -48,7 +48,7 @@ class Gateway:
             self.settings.partitions,
             self.metrics,
             self._on_catalog,
-            busy_seconds=self.settings.worker_stall_timeout_ms / 3000,  # a third: its replacement takes the rest
+            busy_seconds=self.settings.worker_stall_timeout_ms / 3000,  # a third: then it is busy, at the end it is replaced
         )
         self.new_message_id = MessageIds()
         self.router.on_caught_up = self._on_caught_up
@@ -72,11 +72,11 @@ class Gateway:
         self._tasks += [loop.create_task(worker.keep_connected()) for worker in self.router.workers]
         self._tasks.append(loop.create_task(self._tick()))
         serving = loop.create_task(self._run())
-        # The others never end, unless the gateway itself is at fault: then its supervisor starts another.
+        # The other tasks end only if the gateway itself has failed; then the supervisor starts another.
         ended, _ = await asyncio.wait((serving, *self._tasks), return_when=asyncio.FIRST_COMPLETED)
         if serving in ended:
             serving.result()
-            return  # the others were cancelled at its end
+            return  # the other tasks were cancelled by `_stop`
         for task in ended:
             task.result()
 
@@ -113,7 +113,7 @@ class Gateway:
                 ssl=tls,
                 backlog=BACKLOG,
                 ssl_handshake_timeout=handshake,
-                reuse_port=self.settings.gateways > 1,  # the kernel spreads connections over the gateways
+                reuse_port=self.settings.gateways > 1,  # the kernel distributes connections over the gateways
             )
         except OSError as error:
             raise ConfigurationError(
@@ -171,7 +171,7 @@ class Gateway:
         self._forget(frozenset(removed))
 
     def _forget(self, removed: Collection[Entity]) -> None:
-        """These entities are no more."""
+        """These entities were deleted."""
         if not removed:
             return
         for connection in list(self.connections):
@@ -223,7 +223,7 @@ class Gateway:
         await self.router.ask(partition, "probe")
 
     async def scene(self) -> Scene:
-        if self._number:  # the workers are on the first gateway's page
+        if self._number:  # only the first gateway's page shows the workers
             return Scene(
                 gateway=self.metrics, workers={}, counts=[], entities=self.namespace.names(), version=__version__
             )

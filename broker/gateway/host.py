@@ -1,6 +1,7 @@
 """The interfaces through which a bound link uses its connection and the gateway.
 
-A connection binds links to entities and nodes, so it knows their classes; they know it only as it is described here.
+A connection binds links to entities and nodes, so it imports their classes. They know the connection only by these
+interfaces.
 """
 
 from collections.abc import Callable
@@ -42,7 +43,7 @@ class Overrunning(Protocol):
 
 
 class SessionHolder(Protocol):
-    """A link that has the lock of a session; `channel` is what the partition knows it by."""
+    """A link that has the lock of a session; the partition knows the link by `channel`."""
 
     link: Link
     channel: int
@@ -53,12 +54,12 @@ class Responder(Protocol):
 
 
 class Host(Turn, Protocol):
-    """A connection, to the links on it.
+    """A connection as its links see it.
 
-    `is_stalled`: the client does not read. `waiting_bytes` are those of responses that wait for credit. `overrun` are
-    links because of which the client may have to wait; `blocked` are posted when the client has read on; `unsent` is
-    the end of the output; `sessions` have who holds them, by queue id and session id. `client_name` is what the client
-    calls its end: the container id of its open.
+    `is_stalled`: the client does not read. `waiting_bytes`: the size of responses that wait for credit. `overrun`:
+    links that may have more than their credit, for which the client may have to wait. `blocked`: links to post when the
+    client reads again. `unsent`: the end of the output. `sessions`: the holder of each session, by queue id and session
+    id. `client_name`: the container id of the client's open.
     """
 
     client_name: str
@@ -76,20 +77,20 @@ class Host(Turn, Protocol):
     def gateway(self) -> Shared: ...
 
     def post_gathered(self) -> None:
-        """Let the links send to the partitions what they have gathered, so that what comes next comes after it."""
+        """Let the links send what they have gathered to the partitions, so that later commands come after it."""
 
     def reject(self, delivery: Delivery, condition: str, text: str, tracker: str = "NoSystemTracker") -> None: ...
 
     def detach(self, link: Link, error: BrokerError, tracker: str = "NoSystemTracker") -> None: ...
 
     def later(self, delay_s: float, call: Callable[[], None]) -> None:
-        """Call it then, if the connection is still there."""
+        """Call `call` after the delay, if the connection still exists."""
 
     def tracked(self, text: str, tracker: str = "NoSystemTracker") -> str:
-        """The text with what identifies this occurrence."""
+        """The text with the tracking id, tracker and time of this occurrence."""
 
     def response_link(self, node: tuple[Node, str], reply_to: str | None, request: Link) -> Responder | None:
-        """Where the response to a request on this link goes (amqp.md 2.1)."""
+        """The link for the response to a request on this link (amqp.md 2.1)."""
 
     def put_claim(self, claim: Claim, now_s: float) -> None:
-        """Take a token that was verified at `now_s`: its rights hold until it expires."""
+        """Take the rights of a token that was verified at `now_s`; they hold until it expires."""

@@ -1,7 +1,7 @@
 """Message-ids for messages that are sent without one.
 
-The cloud gives such a message an id, and @azure/service-bus keeps its lock renewals by it: without one, completing a
-message fails in the client.
+The cloud gives such a message an id. @azure/service-bus uses the id as the key of its lock renewals, so without an id
+the client fails to complete the message.
 """
 
 import os
@@ -9,7 +9,7 @@ from itertools import count
 
 
 class MessageIds:
-    """Calling it makes an encoded string of 32 hex digits: half of them random for the process, half a counter."""
+    """Each call makes an id: an encoded string of 32 hex digits, half random for the process, half a counter."""
 
     def __init__(self) -> None:
         self._format = b"\xa1\x20" + os.urandom(8).hex().encode() + b"%016x"

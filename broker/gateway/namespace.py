@@ -38,7 +38,7 @@ class Entity:
 
     @property
     def transfer_queue(self) -> int:
-        """The queue id of what was sent through the entity, and waits to be moved to others."""
+        """The queue id of the transfer queue, where messages sent through the entity wait to be moved on."""
         return queue_id_of(self.entity_id, QueuePart.TRANSFER)
 
     @property
@@ -64,7 +64,7 @@ class Entity:
             raise EntityDisabled(error_texts.entity_disabled(self.name, self.description.status))
 
     def require_transfer(self) -> None:
-        """Sent through it to others. A receiver does that, so an entity that is not to be sent to allows it.
+        """Check that messages may be sent through the entity. Receivers do that, so SendDisabled does not prevent it.
 
         Raises EntityDisabled.
         """
@@ -89,19 +89,19 @@ class Entity:
             raise EntityDisabled(error_texts.entity_disabled(self.name, self.description.status))
 
     def tracker(self, namespace: str) -> str:
-        """What error texts end with, to say what they are about."""
+        """The tracker at the end of error texts, which names the entity."""
         return error_texts.entity_tracker(namespace, self.name, self.kind.capitalize())
 
 
 class Namespace:
-    """The entities by path, as the catalog has them."""
+    """The entities of the catalog, by path."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self._entities: dict[str, Entity] = {}
 
     def replace(self, entities: Iterable[Entity]) -> list[Entity]:
-        """Take over the catalog as it is now. Returns those that it has no more."""
+        """Take the whole catalog. Returns the entities that it does not have any more."""
         left = {entity.entity_id: entity for entity in self._entities.values()}
         self._entities = {}
         for entity in entities:
@@ -111,7 +111,7 @@ class Namespace:
         return list(left.values())
 
     def remove(self, entity_ids: Container[int]) -> list[Entity]:
-        """Returns those that were there."""
+        """Returns those of them that were there."""
         removed = [entity for entity in self._entities.values() if entity.entity_id in entity_ids]
         for entity in removed:
             del self._entities[entity.name.lower()]
@@ -126,7 +126,7 @@ class Namespace:
         return entity
 
     def has_path_from(self, name: str) -> bool:
-        """Some entity has this path, or one that begins with it as its first segments."""
+        """True if an entity has this path, or a path that begins with these segments."""
         name = name.lower()
         return any(path == name or path.startswith(f"{name}/") for path in self._entities)
 

@@ -8,12 +8,12 @@ from protocol import error_texts
 from protocol.nodes.sas_tokens import Claim
 
 _FOREVER = float("inf")
-# A connection's; clients put a token for each entity they use.
+# The most rights of one connection; clients put a token for each entity that they use.
 MAX_PATHS = 2000
 
 
 def _covers(scope: str, path: str) -> bool:
-    """Rights at an entity are those at its sub-queues and subscriptions, but not at another entity below its path."""
+    """Rights at an entity cover its sub-queues and subscriptions, but not other entities below its path."""
     return not scope or path == scope or path.startswith((f"{scope}/$", f"{scope}/subscriptions/"))
 
 
@@ -46,7 +46,7 @@ class Rights:
             raise Unauthorized(error_texts.claim_required(right, f"sb://peeklock/{path}"))
 
     def expired_s(self, path: str, right: Right, now_s: float) -> float:
-        """When what allowed this ended, Unix seconds; `now_s` if it was never allowed."""
+        """The time when the right for this ended, Unix seconds; `now_s` if there never was one."""
         ends = [
             until_s
             for scope, (rights, until_s) in self._granted.items()
@@ -59,6 +59,6 @@ class Rights:
         return not self._everything and not self._granted
 
     def next_expiry_s(self, now_s: float) -> float | None:
-        """When the next of the rights held now will end."""
+        """The time when the next of the rights held now ends."""
         ends = [until_s for _, until_s in self._granted.values() if now_s < until_s < _FOREVER]
         return min(ends, default=None)

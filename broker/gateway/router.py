@@ -1,7 +1,7 @@
-"""A gateway's way to the partitions: one connection to each worker, and channels on it.
+"""A gateway's connections to the partitions: one connection to each worker, and channels on it.
 
 Commands of one loop turn leave in one frame per worker. A channel is one link on one partition; it takes the answers
-to its commands in their order. When a worker is lost, its channels are told, and told again when it is back.
+to its commands in their order. When a worker is lost, its channels are told, and they are told again when it is back.
 """
 
 import asyncio
@@ -38,29 +38,29 @@ from protocol import error_texts
 
 log = get_logger("gateway")
 
-# A frame is not made larger by another command, so that a worker's turn takes few bytes, or one large message.
+# A frame of this size takes no further command, so that a worker's turn has few bytes, or one large message.
 FRAME_BYTES = 1 << 20
-LOOK_SECONDS = 1.0  # between two looks for a worker that does not answer
+LOOK_SECONDS = 1.0  # between two checks whether workers answer
 RECONNECT_SECONDS = 0.05
-# Commands kept for one worker before its links are made to wait.
+# Bytes of commands kept for one worker before the clients that use it have to wait.
 OUTPUT_HIGH_BYTES = 32 << 20
 
 Reply = Callable[[Any, BrokerError | None], None]
 
 
-# As plain numbers: looking up a member of an enumeration costs as much as a comparison.
+# As plain numbers, because looking up a member of an enumeration costs as much as a comparison.
 
 
 class Channel(Protocol):
-    """What takes a worker's answers on one channel."""
+    """The object that takes a worker's answers on one channel."""
 
     def on_sent(self, count: int, error: BrokerError | None) -> None: ...
 
     def on_opened(self, session_id: str = "", locked_until_ms: int = 0) -> None:
-        """The receiver is open; one of a session has the lock of this one."""
+        """The receiver is open. A receiver of a session has the lock of this session."""
 
     def on_closed(self, error: BrokerError | None) -> None:
-        """The receiver is closed: by the broker with an error, or as asked with None. The channel is gone."""
+        """The receiver is closed: by the broker, with an error, or as asked, with None. The channel is gone."""
 
     def on_drained(self, delivered: int) -> None: ...
 
@@ -69,17 +69,17 @@ class Channel(Protocol):
     def on_deliver(self, locked_until_ms: int, entries: list[Any]) -> None: ...
 
     def on_worker_lost(self) -> None:
-        """What was not answered never will be, though it may have been done; the worker's locks are gone."""
+        """Unanswered commands never will be answered, though they may have been done. The worker's locks are gone."""
 
     def on_worker_back(self) -> None: ...
 
     @property
     def connection(self) -> "Owner":
-        """The client's: it writes, once for all of its channels, what the answers of one frame made."""
+        """The client's connection. It writes once per frame of answers, for all of its channels."""
 
 
 class Owner(Protocol):
-    """A client's connection. What its channels and replies raise is told to it, and ends nothing but it."""
+    """A client's connection. An exception of its channels or replies is told to it, and ends nothing else."""
 
     def flush(self) -> None: ...
 
@@ -92,7 +92,7 @@ def error_named(name: str, text: str) -> BrokerError:
 
 
 class Run:
-    """Settlements with the same outcome on one queue, one after the other."""
+    """Consecutive settlements with the same outcome on one queue."""
 
     __slots__ = ("channel", "channels", "outcome", "partition", "queue", "tokens")
 
@@ -100,7 +100,7 @@ class Run:
         self.partition = partition
         self.queue = queue
         self.outcome = outcome
-        self.channel = -1  # of the last one
+        self.channel = -1  # channel of the last settlement
         self.channels: list[int] = []  # channel, count of its tokens, ...
         self.tokens: list[bytes] = []
 
@@ -116,20 +116,20 @@ class WorkerConnection(asyncio.Protocol):
         self._packed: list[Command] = []  # the commands that the packer holds
         self._chunks: list[bytes] = []
         self._chunk_bytes = 0
-        self._wanted = 4  # bytes of the frame that has begun
+        self._wanted = 4  # bytes that the frame being read has
         self._flush_scheduled = False
         self._was_lost = False
         self._is_behind = False
-        self._awaits = False  # an answer, and nothing has come since it was asked for
-        self._silent_looks = 0  # while it did
-        self.is_stalled = False  # it has not answered for long: what could be asked now had better be refused
-        self.run: Run | None = None  # of settlements, not packed yet
+        self._awaits = False  # True if an answer is due and nothing has come since the command
+        self._silent_looks = 0  # checks since then
+        self.is_stalled = False  # it has not answered for long, so commands for it are refused
+        self.run: Run | None = None  # settlements that are not packed yet
         self.channels: dict[int, Channel] = {}
         self._requests: dict[int, tuple[Reply, Owner | None]] = {}
         self.connected = asyncio.Event()
 
     async def keep_connected(self) -> None:
-        """Connect, and again whenever the connection is lost; runs until cancelled."""
+        """Connect, and connect again whenever the connection is lost; runs until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             try:
@@ -144,7 +144,7 @@ class WorkerConnection(asyncio.Protocol):
                     self._look()
 
     def _look(self) -> None:
-        """Each second: has the worker answered? Who waits for it to take more is then to hear that it is busy."""
+        """Each second: if the worker has not answered for long, refuse commands for it; clients wait no more."""
         self._silent_looks = self._silent_looks + 1 if self._awaits else 0
         if not self.is_stalled and self._silent_looks * LOOK_SECONDS >= self._router.busy_seconds:
             self.is_stalled = True
@@ -160,7 +160,7 @@ class WorkerConnection(asyncio.Protocol):
         self._lost = asyncio.Event()
 
     def _begin(self) -> None:
-        """The worker has said HELLO. Before that it may be one that is dying, whose socket closes last."""
+        """The worker has sent HELLO. Before that it may be a dying worker, whose socket closes last."""
         self._transport = self._dialled
         self.connected.set()
         self._router.metrics.worker_connects += 1
@@ -241,7 +241,7 @@ class WorkerConnection(asyncio.Protocol):
             self._end_run()
         if self._is_behind:
             self._router.posted_behind.add(self)
-        if isinstance(command, Send | Request):  # which are answered, whatever becomes of them
+        if isinstance(command, Send | Request):  # these are always answered
             self._awaits = True
         self._pack(command)
         if len(self._packer.getbuffer()) > FRAME_BYTES:
@@ -252,7 +252,7 @@ class WorkerConnection(asyncio.Protocol):
         return True
 
     def settle(self, partition: int, queue: int, outcome: Outcome, channel: int, token: bytes) -> bool:
-        """As `post`, one settlement. Those that follow one another, of many links maybe, go into one command."""
+        """As `post`, for one settlement. Consecutive settlements, even of several links, go into one command."""
         if self._transport is None:
             return False
         run = self.run
@@ -281,7 +281,7 @@ class WorkerConnection(asyncio.Protocol):
         try:
             self._packer.pack(command)
         except Exception:
-            # Of one client; but the packer has thrown away what others have posted, too.
+            # One client made this command, but the packer has thrown away commands of other clients, too.
             self._packer = msgpack.Packer(autoreset=False)
             for packed in self._packed:
                 self._packer.pack(packed)
@@ -291,7 +291,7 @@ class WorkerConnection(asyncio.Protocol):
     def request(
         self, partition: int, name: str, queue: int, arguments: Sequence[Any], reply: Reply, owner: Owner | None
     ) -> None:
-        """`reply` gets ServerBusy if it was not sent, and OutcomeUnknown if the worker ended before it answered."""
+        """`reply` gets ServerBusy if the request was not sent, OutcomeUnknown if the worker ended before its answer."""
         number = self._router.next_number()
         if self.is_stalled:
             self._answer(reply, owner, None, ServerBusy(error_texts.SERVER_BUSY))
@@ -312,7 +312,7 @@ class WorkerConnection(asyncio.Protocol):
             return
         count = len(self._packed)
         self._packed = []
-        # The packer's buffer goes to the socket as it is, uncopied, and the next frame gets a new one.
+        # The packer's buffer goes to the socket without a copy, and the next frame gets a new packer.
         body = self._packer.getbuffer()
         self._packer = msgpack.Packer(autoreset=False)
         array_of = b"\xdd" + count.to_bytes(4, "big")  # msgpack's array 32
@@ -399,13 +399,14 @@ class Router:
         on_catalog: Callable[[list[Any]], None],
         busy_seconds: float = 10.0,
     ) -> None:
-        """A worker that has not answered for `busy_seconds` is busy: nothing more is asked of it until it answers."""
+        """A worker that has not answered for `busy_seconds` is busy: it gets no commands until it answers."""
         self.metrics = metrics
         self.busy_seconds = busy_seconds
         self.partitions = partitions
         self.on_catalog = on_catalog
-        self.behind: set[WorkerConnection] = set()  # with more commands unread than they should have
-        self.posted_behind: set[WorkerConnection] = set()  # of these, what got one more; who posts looks, and clears it
+        self.behind: set[WorkerConnection] = set()  # workers with too many unread commands
+        # Those of `behind` that got another command. The connection that posts reads and clears the set.
+        self.posted_behind: set[WorkerConnection] = set()
         self.on_caught_up: Callable[[], None] = lambda: None
         self.on_deleted: Callable[[Sequence[int]], None] = lambda entity_ids: None
         self.workers = [WorkerConnection(path, self) for path in sockets]
@@ -430,7 +431,7 @@ class Router:
     ) -> None:
         """Ask a partition; `reply` is called with the result, or with the error.
 
-        `owner` is the connection of the client that asks, None if the gateway itself does.
+        `owner` is the connection of the client that asks, or None if the gateway itself asks.
         """
         self.worker(partition).request(partition, name, queue, arguments, reply, owner)
 

@@ -1,12 +1,13 @@
 """A client's transactions: the work that it does in each of them.
 
-A transaction belongs to the link that declared it, and can be used on every link of the connection. Its work goes to
-one partition, that of the first of it, which keeps it until the discharge; what one read of the socket holds goes as
-one request. It ends with its discharge, or is rolled back with its coordinator link, session or connection.
+A transaction belongs to the link that declared it, and can be used on every link of the connection. All its operations
+go to the partition of the first one, which keeps them until the discharge. The operations of one read of the socket go
+as one request. The transaction ends with its discharge, or is rolled back when its coordinator link, session or
+connection ends.
 
-A client may want to receive from one entity and send to others in one transaction, wherever these are (amqp.md 10.4).
-Then what it sends to other partitions goes to the transfer queue of the entity that the transaction began with; or,
-should it begin with a send, of the one that the client receives from.
+A client may want to receive from one entity and send to others in one transaction, wherever these live (amqp.md 10.4).
+Then messages for other partitions go to the transfer queue of the entity that the transaction began with. If it began
+with a send, they go to the transfer queue of the entity that the client receives from.
 """
 
 import os
@@ -50,7 +51,7 @@ class Receiving(Protocol):
 
 
 class Sending(Protocol):
-    """The channel on which a message came; `destination` is where to if it is sent through the entity."""
+    """The channel on which a message came; `destination` is set if messages go through the entity to another."""
 
     link: Link
     entity: Entity
@@ -74,14 +75,14 @@ class Transaction:
         self.coordinator = coordinator
         self._turn = turn
         self._router = router
-        self._entity: Entity | None = None  # that of its first work
+        self._entity: Entity | None = None  # the entity of its first operation
         self._begins = True
         self._failure: BrokerError | None = None
         self._operations: list[Operation] = []
-        self._answered: list[list[Answered]] = []  # of each operation, for each of its deliveries
+        self._answered: list[list[Answered]] = []  # callbacks by operation, then by delivery
 
     def join(self, entity: Entity) -> None:
-        """Work on this entity is to be a part of it. Raises NotAllowed."""
+        """Check that operations on this entity may join the transaction. Raises NotAllowed."""
         if self._entity is None:
             self._entity = entity
         elif self._entity.partition != entity.partition:
@@ -106,7 +107,7 @@ class Transaction:
             self._append(SendOperation(queue, quiet, [messages]), answered)
 
     def _through(self, sender: Sending) -> Entity | None:
-        """Through which entity to send what is for another partition; None if it is to go directly."""
+        """The entity through which this sender's messages go to another partition; None if they go directly."""
         if sender.destination is not None or not self.coordinator.crosses_entities(sender.link):
             return None
         if self._entity is None:
@@ -124,7 +125,7 @@ class Transaction:
         properties: dict[str, Any] | None,
         answered: Answered,
     ) -> None:
-        """Of a message that this receiver got. Raises NotAllowed."""
+        """Add the settlement of a message that this receiver got. Raises NotAllowed."""
         self.join(receiver.entity)
         operation = SettleOperation(receiver.queue, quiet, [token], outcome, properties, receiver.channel)
         last = self._operations[-1] if self._operations else None
@@ -169,7 +170,7 @@ class Transaction:
         self._router.request(entity.partition, name, queue, arguments, reply, self._turn)
 
     def fail(self, error: Exception) -> None:
-        """It is not to be committed any more."""
+        """Note the error: the transaction cannot be committed any more."""
         self._failure = self._failure or TransactionRollback(f"An operation of the transaction failed: {error}")
 
     def discharge(self, commit: bool, reply: Reply) -> None:
@@ -179,14 +180,14 @@ class Transaction:
         if failure is not None:
             self.discharge(False, lambda result, error: reply(None, failure))
         elif self._entity is None:
-            reply(None, None)  # nothing was done in it
+            reply(None, None)  # the transaction has no operations
         else:
             answer = _after_commit(reply) if commit else _after_rollback(reply)
             self._ask(self._entity, "discharge", 0, [self.id, commit], answer)
 
 
-# A worker takes the transactions that have not ended with it. So a rollback is done when it dies, and a commit that was
-# not sent because it is dead never will be; what became of one that it got, and did not answer, nobody knows.
+# When a worker dies, its open transactions are rolled back. So a rollback has succeeded, and a commit that was not sent
+# has failed. If the worker got a commit and did not answer, the outcome is unknown.
 
 
 def _after_commit(reply: Reply) -> Reply:
@@ -206,7 +207,7 @@ def _after_rollback(reply: Reply) -> Reply:
 
 
 def addressed(messages: list[Any], destination: Entity) -> list[Any]:
-    """Incoming messages (`broker.wire`) as they are sent to a transfer queue."""
+    """Incoming messages (`broker.wire`) with their destination, as transfer queues take them."""
     name = destination.name.lower()
     return [
         (layout, body, ttl_ms, {**(extra or {}), Extra.DESTINATION: name}) for layout, body, ttl_ms, extra in messages
@@ -214,7 +215,7 @@ def addressed(messages: list[Any], destination: Entity) -> list[Any]:
 
 
 class Transactions:
-    """Those of one connection: declared, and not discharged."""
+    """The transactions of one connection that are declared and not discharged."""
 
     def __init__(self) -> None:
         self._by_id: dict[bytes, Transaction] = {}
@@ -237,19 +238,19 @@ class Transactions:
         return transaction
 
     def take(self, transaction_id: bytes) -> Transaction:
-        """For its discharge: nothing more becomes a part of it. Raises TransactionUnknown."""
+        """Remove the transaction for its discharge: nothing can join it any more. Raises TransactionUnknown."""
         transaction = self.find(transaction_id)
         del self._by_id[transaction_id]
         return transaction
 
     def fail(self, transaction_id: bytes | None, error: Exception) -> None:
-        """Something that was to be a part of it was refused, and the client will not hear of that."""
+        """An operation of the transaction was refused and the client is not told, so the transaction must fail."""
         transaction = self._by_id.get(transaction_id or b"")
         if transaction is not None:
             transaction.fail(error)
 
     def roll_back(self, coordinator: object) -> None:
-        """What was declared on this link and not discharged."""
+        """Roll back the transactions declared on this link."""
         for transaction in [each for each in self._by_id.values() if each.coordinator is coordinator]:
             del self._by_id[transaction.id]
             transaction.discharge(False, lambda result, error: None)

@@ -1,26 +1,26 @@
 """One turn of a connection: one read of its socket, or one frame of a worker.
 
-What the client's links and transactions gather in it goes to the partitions at its end, and what answers have made is
-written then.
+At its end, the work that links and transactions have gathered goes to the partitions, and the output that answers have
+made is written.
 """
 
 from typing import Protocol
 
 
 class Gathering(Protocol):
-    """Work that gathers in a turn."""
+    """An object that gathers work in a turn."""
 
     def post(self) -> None:
-        """Send it to the partition."""
+        """Send the work to the partition."""
 
 
 class Turn(Protocol):
-    """Of a connection. `active` are posted at the end of the turn."""
+    """A turn of a connection. `active` are posted at its end."""
 
     active: set[Gathering]
 
     def flush(self) -> None:
-        """End it."""
+        """End the turn."""
 
     def fail(self, error: Exception) -> None:
-        """`error`, being handled, is of this connection and nobody foresaw it: it ends, and nothing else does."""
+        """End this connection and nothing else, because of an unforeseen `error`, which is being handled."""

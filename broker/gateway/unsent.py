@@ -1,8 +1,9 @@
-"""What of a connection's output never left this host: so much the kernel has not sent when the connection ends.
+"""Finds which deliveries never left this host when a connection ends.
 
-A message that the client cannot have seen is no failed delivery. The socket's own buffers hold megabytes for a client
-that does not read, so what was written says little; how many bytes were sent the kernel tells (tcp_info of tcp(7)).
-Output is kept until then, which is a tick at most, and no memory beyond what waits for the socket anyway.
+A message that the client cannot have seen is no failed delivery. For a client that does not read, the socket's buffers
+hold megabytes, so written output may still be unsent. The kernel tells how many bytes it has sent (tcp_info of tcp(7)).
+Output is kept until the kernel is asked, for a tick at most, and takes no memory beyond what waits for the socket
+anyway.
 """
 
 import asyncio
@@ -26,16 +27,16 @@ _TCP_INFO_BYTES = _SENT_AT + 16
 class UnsentOutput:
     """The end of one connection's output. Positions count bytes since the connection began.
 
-    What was received and deleted is retained with it: the partition does not have it any more.
+    Messages that were received and deleted are retained too, because the partition does not have them any more.
     """
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
         self._outputs: deque[bytes] = deque()
         self._kept_bytes = 0
-        self._position = 0  # of what is written next
-        self._retained: deque[tuple[int, Link, list[Any]]] = deque()  # the position behind it, and entry items
-        self._unwritten: list[tuple[Link, list[Any]]] = []  # to be retained, not among the output yet
+        self._position = 0  # position of the next output
+        self._retained: deque[tuple[int, Link, list[Any]]] = deque()  # position after the delivery, link, entry items
+        self._unwritten: list[tuple[Link, list[Any]]] = []  # entries whose output has not come yet
 
     def add(self, output: bytes) -> None:
         """Whole frames are about to be written."""
@@ -46,7 +47,7 @@ class UnsentOutput:
             waiting = []
             for link, entries in self._unwritten:
                 if not link.closed and link.queued:
-                    waiting.append((link, entries))  # for the session's window
+                    waiting.append((link, entries))  # they wait for the session's window
                 else:
                     self._retained.append((self._position, link, entries))
             self._unwritten = waiting
@@ -71,7 +72,7 @@ class UnsentOutput:
         return bool(self._outputs or self._retained)
 
     def trim(self) -> int:
-        """Forget what the kernel has sent; returns how much of the output that is kept it has sent, too."""
+        """Drop output that the kernel has sent. Returns how many bytes of the remaining output it has sent, too."""
         sent = self._sent_to()
         while self._outputs and self._position - self._kept_bytes + len(self._outputs[0]) <= sent:
             self._kept_bytes -= len(self._outputs.popleft())
@@ -83,14 +84,14 @@ class UnsentOutput:
         return max(0, sent - (self._position - self._kept_bytes))
 
     def deliveries(self) -> dict[tuple[int, int], int]:
-        """How many deliveries nothing was sent of, by channel and handle of our end of their links."""
+        """The number of deliveries without a sent byte, by channel and handle of our end of their links."""
         start = self.trim()
         return transfers_from(self._outputs, start)
 
     def _sent_to(self) -> int:
-        """Not less than what the peer may have; everything if it is not known.
+        """The position up to which output was sent, never too low; the end of the output if the kernel does not tell.
 
-        With TLS more bytes are sent than are written here: a part of what never left then counts as sent.
+        With TLS more bytes are sent than are written here, so some output that never left counts as sent.
         """
         connection = self._transport.get_extra_info("socket")
         try:
@@ -98,5 +99,5 @@ class UnsentOutput:
             sent, again = _sent(info, _SENT_AT)
         except (AttributeError, OSError, struct.error):
             return self._position
-        # A kernel that does not count says 0, but something is sent on every connection that has links.
+        # 0 means that the kernel does not count, because something is sent on every connection that has links.
         return min(sent - again, self._position) if sent else self._position

@@ -304,7 +304,7 @@ class Worker:
             self._write(peer)
 
     def _take_commands(self, peer: Caller) -> None:
-        """Do the caller's commands as far as this turn's work allows. The rest waits for the next turn, behind others."""
+        """Do the caller's commands as far as this turn's work allows. The rest waits for the next, behind others."""
         unread = peer.unread
         if peer.is_behind:
             self._unfinished[peer.socket.fileno()] = peer
