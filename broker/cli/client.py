@@ -1,10 +1,10 @@
 """The commands of `peeklock` that are clients of a running broker: send, receive, peek, purge, resend, queues.
 
-Messages are printed as one JSON object a line. A failure that the user can mend is one message on standard error and
-exit code 1; a wrong command is exit code 2.
+Each message is printed as one line of JSON. For a failure that the user can fix there is one message on standard error
+and exit code 1; for a wrong command the exit code is 2.
 """
 
-# The client and asyncio are imported in the commands: the time to start counts.
+# The client and asyncio are imported inside the commands, so that others start faster.
 
 import base64
 import json
@@ -26,7 +26,7 @@ FAILED = 1
 WRONG_USE = 2
 CONNECTION_STRING_VARIABLE = "PEEKLOCK_CONNECTION_STRING"
 DEAD_LETTER_SUFFIX = "/$deadletterqueue"
-# Messages taken at once; their locks must not expire before they are settled.
+# Messages received at once. They must be settled before their locks expire.
 BATCH = 100
 CONNECT_SECONDS = 10.0
 
@@ -106,7 +106,7 @@ def receive(
                 _print_message(received.message())
             sys.stdout.flush()
             if keep:
-                kept += taken  # held until the end, or they would come again
+                kept += taken  # kept locked until the end, else they would be received again
             else:
                 await asyncio.gather(*map(receiver.accept, taken))
             done += len(taken)
@@ -210,7 +210,7 @@ async def _resend(
 ) -> int:
     import asyncio
 
-    # What comes back to the dead-letter queue meanwhile is not sent again and again.
+    # Messages that return to the dead-letter queue meanwhile must not be sent again and again.
     left = (await (await connection.management(queue)).counts()).dead_lettered
     if count is not None:
         left = min(left, count)
@@ -243,9 +243,9 @@ async def _move(
 
 
 def corrected(message: "Message", changes: Mapping[str, Any], removals: Sequence[str] = ()) -> "Message":
-    """A dead-lettered message as one to send again: without what the broker said of it, with changed properties.
+    """A dead-lettered message as a message to send again: without the broker's annotations, with changed properties.
 
-    Its time to live begins anew.
+    Its time to live starts again.
     """
     from protocol import symbols
 
@@ -264,12 +264,12 @@ def corrected(message: "Message", changes: Mapping[str, Any], removals: Sequence
     message.application_properties.update(changes)
     message.delivery_count = None
     if message.ttl_ms is not None:
-        # Where there is a time to live, these are the broker's, of the time that is over.
+        # If there is a time to live, the broker has set these, from the time to live that has ended.
         message.absolute_expiry_ms = message.creation_ms = None
     return message
 
 
-# --- what the commands share ------------------------------------------------------------------------------------------
+# --- shared by the commands -------------------------------------------------------------------------------------------
 
 
 def _run(connection_string: str | None, work: Callable[["Connection"], Awaitable[T]]) -> T:
@@ -356,7 +356,7 @@ def _print_message(message: "Message") -> None:
 
 
 def _plain(value: Any) -> Any:
-    """An AMQP value as JSON has it; bytes that are no text are {"base64": ...}."""
+    """An AMQP value as a JSON value; bytes that are not text become {"base64": ...}."""
     if isinstance(value, dict):
         return {str(_plain(key)): _plain(item) for key, item in value.items()}
     if isinstance(value, bytes):

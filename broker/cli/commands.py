@@ -1,11 +1,11 @@
 """The command line, `peeklock`.
 
-Exit codes: 0 done; 1 it failed, or data are damaged; 2 no such command or option; 78 (EX_CONFIG of sysexits.h) a flag's
-value, a variable or the file is wrong, or the broker cannot start with them as things are. What the user can mend is
-one message on standard error, never a traceback.
+Exit codes: 0 done; 1 the command failed, or data are damaged; 2 no such command or option; 78 (EX_CONFIG of sysexits.h)
+a flag's value, a variable or the file is wrong, or the broker cannot start with these settings. A problem that the user
+can fix is one message on standard error, never a traceback.
 """
 
-# What a command alone needs is imported in it: the time to start counts.
+# Modules that only one command needs are imported inside it, so that others start faster.
 
 import os
 import sys
@@ -64,7 +64,7 @@ EmulatorOption = Annotated[
 
 @contextmanager
 def _failures() -> Iterator[None]:
-    """Turn what can go wrong with a user's wish into a message and an exit code."""
+    """Turn expected errors into a message and an exit code."""
     from storage.data_dir import DataDirectoryError, PartitionCountMismatch
     from storage.maintenance import MaintenanceError
     from storage.store import StoreError
@@ -90,7 +90,7 @@ def _fail(text: str, code: int) -> None:
 
 
 def _load(config: Path | None, **flags: str | bool | None) -> Loaded:
-    """`flags` by their names with underscores."""
+    """Load the settings. `flags` are by name, with underscores."""
     texts = {
         "--" + name.replace("_", "-"): str(value).lower() if isinstance(value, bool) else value
         for name, value in flags.items()
@@ -238,7 +238,7 @@ def restore(
 
 @config_app.command()
 def check(config: ConfigOption = None) -> None:
-    """Read file and environment as `serve` would, and say what it would refuse, or what cannot work."""
+    """Read file and environment as `serve` does, and report what it would refuse and what cannot work."""
     from broker.catalog.rehearsal import problems
     from broker.gateway.gateway import tls_context
 

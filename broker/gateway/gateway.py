@@ -48,7 +48,7 @@ class Gateway:
             self.settings.partitions,
             self.metrics,
             self._on_catalog,
-            busy_seconds=self.settings.worker_stall_timeout_ms / 3000,  # a third: then it is busy, at the end it is replaced
+            busy_seconds=self.settings.worker_stall_timeout_ms / 3000,  # a third: busy first, then replaced
         )
         self.new_message_id = MessageIds()
         self.router.on_caught_up = self._on_caught_up

@@ -1,12 +1,12 @@
-"""The operations endpoint: metrics for Prometheus, and health for whoever restarts or routes around a broker.
+"""The operations endpoint: metrics for Prometheus, and health for orchestrators and load balancers.
 
-    GET /livez    200 while the event loop turns
+    GET /livez    200 while the event loop runs
     GET /readyz   200 after a real write and read on every partition, else 503 and which partition fails and why
-    GET /health   the same, as the Service Bus emulator words it
+    GET /health   the same, in the form of the Service Bus emulator's answer
     GET /metrics  Prometheus's text format
 
-Answers are JSON but for the metrics. Nothing here changes the broker, and there are no credentials: whoever reaches
-the port may read it, so it listens on loopback by default.
+Answers are JSON, except for the metrics. Nothing here changes the broker. There are no credentials: everybody who
+reaches the port may read, so it listens on loopback by default.
 """
 
 import asyncio
@@ -20,10 +20,10 @@ from broker.logging import get_logger
 from broker.metrics import Scene
 from broker.settings.config import ConfigurationError
 
-PROBE_SECONDS = 5.0  # for one partition: a disk slower than this does not serve
-# Connections open at once; a new one takes the place of the oldest, so that nobody can keep others from asking.
+PROBE_SECONDS = 5.0  # for one partition; with a slower disk the partition is not ready
+# Connections open at once. A new one replaces the oldest, so that nobody can block others.
 MAX_CONNECTIONS = 100
-# For a request to come, the first on a connection or a next one.
+# The time within which a request must come, on a new connection and after the last answer.
 REQUEST_SECONDS = 10.0
 METRICS_SECONDS = 10.0  # Prometheus's own default time-out for a scrape
 
@@ -37,7 +37,7 @@ log = get_logger()
 
 
 class OpsSource(Protocol):
-    """What the endpoint asks of the process that it runs in."""
+    """The process that the endpoint runs in, as the endpoint uses it."""
 
     @property
     def version(self) -> str: ...
@@ -46,16 +46,16 @@ class OpsSource(Protocol):
     def partitions(self) -> Sequence[int]: ...
 
     def unready(self) -> str | None:
-        """Why this process takes no work now (it starts, it stops), or None."""
+        """The reason why this process takes no work now (it is starting or stopping), or None."""
 
     async def probe(self, partition: int) -> None:
-        """Write, commit and read on the partition. Raises what went wrong."""
+        """Write, commit and read on the partition. Raises the error if that fails."""
 
     def ops_connection_dropped(self) -> None:
-        """A connection has made room for a newer one."""
+        """Count a connection that was replaced by a newer one."""
 
     async def scene(self) -> Scene:
-        """All that was counted. A worker that does not answer is left out after a short time."""
+        """All counters. A worker that does not answer within a short time is left out."""
 
 
 class OpsServer:
@@ -72,7 +72,7 @@ class OpsServer:
 
 
 async def start_ops(source: OpsSource, host: str, port: int) -> OpsServer:
-    """Listen; port 0 takes any free one. Raises ConfigurationError if the address cannot be had."""
+    """Listen; port 0 takes any free port. Raises ConfigurationError if the address cannot be used."""
     runner = web.AppRunner(
         create_ops_app(source),
         access_log=None,
@@ -101,7 +101,7 @@ async def start_ops(source: OpsSource, host: str, port: int) -> OpsServer:
 
 
 def _make_room(server: web.Server, source: OpsSource) -> None:
-    """Cut off the oldest connections beyond the limit. They may not read, so nothing is written to them any more."""
+    """Abort the oldest connections beyond the limit. They may not read, so nothing is written to them any more."""
     for handler in server.connections[:-MAX_CONNECTIONS]:
         if handler.transport is not None:
             handler.transport.abort()
@@ -143,7 +143,7 @@ def create_ops_app(source: OpsSource, probe_seconds: float = PROBE_SECONDS) -> w
 
 
 async def _metrics_text(source: OpsSource) -> tuple[str, bytes]:
-    from broker.exposition import CONTENT_TYPE, render  # only a broker that is scraped pays for this import
+    from broker.exposition import CONTENT_TYPE, render  # only a broker that is scraped needs this import
 
     text = bytearray()
     for family in render(await source.scene()):
@@ -153,7 +153,7 @@ async def _metrics_text(source: OpsSource) -> tuple[str, bytes]:
 
 
 class _Readiness:
-    """Probes all partitions, once for all who ask at the same time: no number of askers makes more than one fsync."""
+    """Probes all partitions. Requests at the same time share one probe, so they do not add fsyncs."""
 
     def __init__(self, source: OpsSource, probe_seconds: float) -> None:
         self._source = source
@@ -161,16 +161,16 @@ class _Readiness:
         self._probing: asyncio.Task[dict[int, Exception]] | None = None
 
     async def check(self) -> tuple[str | None, Mapping[int, str]]:
-        """Why the broker is not ready, or None; and what is wrong, by partition.
+        """The reason why the broker is not ready, or None; and the problems by partition.
 
-        A broker with parked partitions is ready: it serves the others, and starting it again would not help.
+        A broker with parked partitions is ready: it serves the others, and a restart would not help.
         """
         reason = self._source.unready()
         if reason is not None:
             return reason, {}
         if self._probing is None or self._probing.done():
             self._probing = asyncio.create_task(self._probe_all())
-        faults = await asyncio.shield(self._probing)  # a client that hangs up must not end it for the others
+        faults = await asyncio.shield(self._probing)  # a client that disconnects must not cancel it for the others
         failing = [partition for partition, fault in faults.items() if not isinstance(fault, PartitionParked)]
         texts = {partition: str(fault) or type(fault).__name__ for partition, fault in faults.items()}
         return "partitions that fail: " + ", ".join(map(str, failing)) if failing else None, texts
@@ -186,7 +186,7 @@ class _Readiness:
                 await self._source.probe(partition)
         except TimeoutError:
             return TimeoutError(f"no answer within {self._probe_seconds:g} s")
-        except Exception as error:  # whatever it is, this partition does not serve
+        except Exception as error:  # whatever the error is, this partition does not serve
             return error
         return None
 

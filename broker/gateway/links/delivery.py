@@ -1,4 +1,4 @@
-"""A stored record as a message to a receiver: what the overlay changes, what the record says, rendered."""
+"""Renders a stored record and its overlay as a message to a receiver."""
 
 import struct
 from typing import Any
@@ -21,7 +21,7 @@ def render_delivery(
     overlay: dict[int, Any] | None,
     lock_token: bytes | None,
 ) -> tuple[bytes, int]:
-    """The prefix to send, and the offset in `record` from which on the rest follows.
+    """The prefix to send, and the offset in `record` from which the rest is sent.
 
     `lock_token` is in the order of an AMQP uuid; None as `locked_until_ms` if the message is not locked.
     """
@@ -62,7 +62,7 @@ def embed(
     lock_token: bytes | None = None,
     omit_body: bool = False,
 ) -> bytes:
-    """The whole message as answers of $management carry it; `lock_token` is in the order of an AMQP uuid."""
+    """The whole message as it is in answers of $management; `lock_token` is in the byte order of an AMQP uuid."""
     _, enqueued_ms, expires_ms, layout = _head(record)
     return render_embedded(
         layout,

@@ -19,7 +19,7 @@ class EntityLink:
         self.connection = connection
         self.link = link
         self.entity = entity
-        self.paths = [address.resource]  # what the client needs the right on, as long as the link is there
+        self.paths = [address.resource]  # the client needs the right on these as long as the link exists
         self.queue = entity.queue(address.part)
         self.partition = entity.partition
         self.metrics = connection.gateway.metrics.entity(entity.name)
@@ -36,7 +36,7 @@ class EntityLink:
         """End the link from our side."""
         self.connection.detach(self.link, error, self.tracker)
 
-    # Answers that only one kind of link gets.
+    # Answers that only senders or only receivers get.
 
     def on_sent(self, count: int, error: BrokerError | None) -> None:
         raise AssertionError("no sends on this channel")
@@ -59,13 +59,13 @@ class EntityLink:
         raise NotImplementedError
 
     def answer_unposted(self) -> None:
-        """Nothing is pending but what could not be posted, so none of it was done."""
+        """Answer what is pending: it could not be posted, so none of it was done."""
         raise NotImplementedError
 
     def on_worker_back(self) -> None: ...
 
     def answer_if_down(self) -> None:
-        """Answer what could not be posted: before the output of this turn is written, and before the worker is back."""
+        """Answer what could not be posted: before this turn's output is written, and before the worker is back."""
         if self._worker_is_down:
             self._worker_is_down = False
             self.answer_unposted()

@@ -1,8 +1,8 @@
 """Links on which clients send, to entities, nodes or the coordinator: the credit that they hold.
 
-A client's credit follows from what is there: it is the link's window less the deliveries that wait for an answer. It
-is worked out at the end of each turn in which a delivery came or was answered. So how a delivery ends (stored, refused,
-malformed, too large, aborted) makes no difference, and none can keep its credit.
+A client's credit is computed from the state of the link: the window less the deliveries that wait for an answer. This
+happens at the end of each turn in which a delivery came or was answered. So it makes no difference how a delivery ends
+(stored, refused, malformed, too large, aborted), and its credit always comes back.
 """
 
 from broker.errors import MessageTooLarge, ServerBusy
@@ -12,12 +12,12 @@ from protocol import error_texts
 from protocol.engine.deliveries import Delivery, forget, transaction_of
 from protocol.engine.links import Link
 
-# A client with this many times its credit in flight is not read from until we have caught up.
+# The gateway stops reading from a client with this many times its credit in flight, until the broker has caught up.
 OVERRUN = 4
 
 
 class Intake:
-    """A link on which a client sends. Its connection posts it in each turn in which a delivery came, or it asked."""
+    """A link on which a client sends. Its connection posts it in turns in which a delivery came or it asked."""
 
     connection: Host
     link: Link
@@ -25,7 +25,7 @@ class Intake:
 
     @property
     def waiting(self) -> int:
-        """Deliveries that came and are not answered yet."""
+        """The number of deliveries that came and are not answered yet."""
         raise NotImplementedError
 
     @property
@@ -49,7 +49,7 @@ class Intake:
     def refuse(self, delivery: Delivery, settled: bool, error: Exception) -> None:
         """`error` is a BrokerError or a ProtocolError."""
         if settled:
-            # Nobody hears of it, but a transaction must not be done without it.
+            # The client is not told, but a transaction must not be done without this delivery.
             self.connection.transactions.fail(transaction_of(delivery), error)
             forget(delivery)
         else:
@@ -58,7 +58,7 @@ class Intake:
     def on_flow(self) -> None: ...
 
     def post(self) -> None:
-        """End the turn: pass on what has gathered, then give the client credit again."""
+        """End the turn: post what has gathered, then give the client credit again."""
         self.post_gathered()
         if not self.link.closed:
             # In halves of the window, so that flow frames stay few.

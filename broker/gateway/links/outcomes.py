@@ -1,4 +1,4 @@
-"""Outcomes of AMQP, and what they are to a partition."""
+"""Translates outcomes of AMQP to those of a partition and back."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from protocol.codec import Described
 from protocol.engine.deliveries import ACCEPTED, MODIFIED, REJECTED, RELEASED
 from protocol.nodes.coordinator import outcome_of
 
-# What the answer to an outcome says: the same kind (amqp.md 6.2).
+# The state in the answer to an outcome, which is of the same kind (amqp.md 6.2).
 STATE_OF = {
     Outcome.ACCEPTED: ACCEPTED,
     Outcome.ABANDONED: MODIFIED,

@@ -12,7 +12,7 @@ MAX_REASON_CHARACTERS = 4096  # of the reason and of the description (amqp.md 13
 
 
 def encode_properties(properties: Mapping[Any, Any]) -> dict[str, Any] | None:
-    """Keys as strings, values as encoded AMQP; what cannot be an application property (11.2) is left out."""
+    """Keys as strings, values as encoded AMQP; pairs that cannot be application properties (11.2) are left out."""
     return {
         str(name): codec.encode(value)
         for name, value in properties.items()
@@ -23,7 +23,7 @@ def encode_properties(properties: Mapping[Any, Any]) -> dict[str, Any] | None:
 def dead_letter_properties(info: Mapping[Any, Any], description: str = "") -> dict[str, Any] | None:
     """Properties of a message that its receiver dead-letters, from the info map of `rejected` (amqp.md 6.1).
 
-    Without an info map a description that the error has is kept as the description of the dead letter.
+    Without an info map the description of the error becomes the description of the dead-lettered message.
     """
     properties: dict[str, Any] = {}
     for name, value in info.items():

@@ -39,8 +39,8 @@ from protocol.lock_tokens import COMMON_BYTES, uuid_bytes
 class ClientReceiver(EntityLink):
     """A link on which the client receives from an entity.
 
-    The partition is told an absolute limit of deliveries, never more than the client's credit; what it hands out
-    although the credit went meanwhile goes back unharmed.
+    The gateway grants the partition an absolute limit of deliveries, never more than the client's credit. If the credit
+    is withdrawn meanwhile, further deliveries go back to the partition and do not count as failed.
     """
 
     right = Right.LISTEN
@@ -55,11 +55,11 @@ class ClientReceiver(EntityLink):
         self._receive_and_delete = link.settled_by_sender
         self._delivered = 0  # since the receiver was opened on the partition
         self._limit = 0
-        self._may_get_more = False  # than the partition was told: something has changed
-        self._is_held_back = False  # by what the client has not settled
+        self._may_get_more = False  # something has changed, so perhaps the partition can be granted more
+        self._is_held_back = False  # by the number of deliveries that the client has not settled
         self._draining = False
         self._unsettled = 0
-        self._settling: deque[tuple[Delivery, Outcome]] = deque()  # waits for the partition
+        self._settling: deque[tuple[Delivery, Outcome]] = deque()  # these wait for the partition's answer
         self._closing = False
         self._last = b""  # token of the last delivery given to the engine
         self._open()
@@ -79,12 +79,12 @@ class ClientReceiver(EntityLink):
         self.ask()
 
     def ask(self) -> None:
-        """Tell the partition soon what can be had now."""
+        """Grant the partition soon what is possible now."""
         self._may_get_more = True
         self.connection.active.add(self)
 
     def grant(self) -> None:
-        """Tell the partition how many deliveries the client's credit and our windows allow now."""
+        """Grant the partition as many deliveries as the client's credit and our windows allow now."""
         self._may_get_more = False
         link = self.link
         if link.closed or self._draining:
@@ -114,11 +114,11 @@ class ClientReceiver(EntityLink):
         self._draining = False
         link = self.link
         is_used_up = delivered >= self._limit > 0
-        self._limit = delivered  # the partition has taken back what it did not use
+        self._limit = delivered  # the rest of the grant is void on the partition
         if link.closed:
             return
         if link.drain and link.credit > 0 and is_used_up and not self._is_full:
-            self.grant()  # the window was smaller than the credit: ask on
+            self.grant()  # the window was smaller than the credit: grant again
         elif link.drain:
             link.drained()
         else:
@@ -130,7 +130,7 @@ class ClientReceiver(EntityLink):
 
     @property
     def _is_blocked(self) -> bool:
-        """The client does not read, or has closed its session's window: even a drain waits for it."""
+        """True if the client does not read or has closed its session's window; even a drain waits then."""
         return self.connection.is_stalled or self.link.session.outgoing_bytes > self._max_output_bytes
 
     # -- deliveries
@@ -165,7 +165,8 @@ class ClientReceiver(EntityLink):
                 size_bytes += len(record)
                 at += ENTRY
         except Exception:
-            # This connection fails with it, and the next may, too: so that it ends, it counts as a failed delivery.
+            # This message makes the connection fail, and may make the next fail. It counts as a failed delivery, so
+            # that this ends.
             self._return(entries[at : at + ENTRY], Outcome.ABANDONED)
             self._return(entries[at + ENTRY : usable * ENTRY])
             raise
@@ -177,12 +178,12 @@ class ClientReceiver(EntityLink):
         self._latency.observe(max(0.0, time.time() - enqueued_ms / 1000), usable)
         granted = self._limit - self._delivered
         if (granted < self._window // 2 and granted < credit - usable) or self._is_blocked:
-            self.ask()  # the client has more credit than the partition was told
+            self.ask()  # the client has more credit than the partition was granted
 
     def _return(self, entries: list[Any], outcome: Outcome = Outcome.RELEASED) -> None:
-        """Deliveries that never reached the wire go back, as they should without counting as failed.
+        """Give deliveries that were never written to the socket back; they do not count as failed.
 
-        What was handed out before the partition knew that the receiver is closed was taken back then.
+        Deliveries that were handed out before the partition knew that the receiver is closed were taken back then.
         """
         if not entries or (self._closing and not self._receive_and_delete):
             return
@@ -216,7 +217,7 @@ class ClientReceiver(EntityLink):
         elif state == RELEASED or settled:
             outcome = Outcome.RELEASED
         else:
-            # The message stays locked: what the client wants done is not known.
+            # The message stays locked, because we do not know what the client wants.
             text = f"There is no outcome {state:#x}."
             self.connection.reject(delivery, conditions.NOT_IMPLEMENTED, text, self.tracker)
             return
@@ -227,7 +228,7 @@ class ClientReceiver(EntityLink):
         self._settling.append((delivery, outcome))
         run, channel = self.worker.run, self.channel
         if run is not None and run.channel == channel and run.outcome is outcome and not properties:
-            run.channels[-1] += 1  # the usual case: another one like the last
+            run.channels[-1] += 1  # the usual case: the same channel as the last settlement
             run.tokens.append(token)
         elif not self._settle(channel, token, outcome, properties):
             self._worker_is_down = True
@@ -241,7 +242,7 @@ class ClientReceiver(EntityLink):
         return self.worker.post(wire.settle(self.partition, self.queue, outcome, (channel, 1), (token,), properties))
 
     def _settle_quietly(self, token: bytes, outcome: Outcome, properties: dict[str, Any] | None) -> None:
-        """The client has settled it, and gets no answer."""
+        """The client has already settled the delivery, so it gets no answer."""
         self._settle(0, token, outcome, properties)
         self.metrics.incoming_requests += 1
         self.metrics.successful_requests += 1
@@ -250,7 +251,7 @@ class ClientReceiver(EntityLink):
             self.connection.active.add(self)
 
     def _settle_in(self, delivery: Delivery, token: bytes, settled: bool) -> None:
-        """The outcome is a part of a transaction; so is its answer, unless it is refused."""
+        """The outcome is a part of a transaction. Its answer is transactional too, unless the outcome is refused."""
         connection = self.connection
         self.connection.active.add(self)
         transaction_id, value = transactional_state(delivery)
@@ -284,7 +285,7 @@ class ClientReceiver(EntityLink):
 
     def on_settled(self, count: int, error: BrokerError | None) -> None:
         if self._closing:
-            return  # the client is gone, and its deliveries with it
+            return  # the client and its deliveries are gone
         settling = self._settling
         metrics = self.metrics
         metrics.incoming_requests += count
@@ -306,15 +307,15 @@ class ClientReceiver(EntityLink):
     # -- the end
 
     def post(self) -> None:
-        """Do what one read of the socket has left to be done."""
+        """Do the work that has gathered in one read of the socket."""
         self.answer_if_down()
         if self._may_get_more:
             self.grant()
 
     def on_detach(self, broken: bool = False, unsent: int = 0) -> None:
-        """`unsent`: so many of the last deliveries the client cannot have. They go back, and count as nothing."""
+        """`unsent`: the number of last deliveries that the client cannot have. They go back and do not count."""
         self._settling.clear()
-        unsent_from = self._last + b"\0"  # what is still on its way from the partition comes behind it
+        unsent_from = self._last + b"\0"  # deliveries still on their way from the partition have higher tokens
         if unsent and self._receive_and_delete:
             self._return(self.connection.unsent.retained(self.link)[-unsent * ENTRY :])
         elif unsent:
@@ -331,11 +332,11 @@ class ClientReceiver(EntityLink):
         self._draining = False
         if self._closing:
             self.worker.channels.pop(self.channel, None)
-        elif self._settling:  # it may have been done
+        elif self._settling:  # the outcome is unknown
             self.on_settled(len(self._settling), OutcomeUnknown(error_texts.OUTCOME_UNKNOWN))
 
     def answer_unposted(self) -> None:
-        """The locks ended with the worker that gave them, and these settlements came after that."""
+        """These settlements came after their locks had ended with the worker."""
         self.on_settled(len(self._settling), LockLost(error_texts.LOCK_LOST))
 
     def on_worker_back(self) -> None:

@@ -1,4 +1,4 @@
-"""Links on which clients send: what one read of the socket holds goes to the partition as one command."""
+"""Links on which clients send: the messages of one read of the socket go to the partition as one command."""
 
 import time
 from collections import deque
@@ -26,7 +26,7 @@ from protocol.message.intake import take_apart
 _BUSY = ServerBusy(error_texts.SERVER_BUSY)
 _UNKNOWN = OutcomeUnknown(error_texts.OUTCOME_UNKNOWN)
 
-# A message above this is not gathered with others: the worker can begin.
+# A message above this size is not gathered with others, so that the worker can begin.
 LARGE_BYTES = 1 << 16
 
 
@@ -46,9 +46,9 @@ class ClientSender(EntityLink, Intake):
             self.paths.append(destination.name.lower())
         self.window = connection.gateway.settings.amqp.sender_credit
         self._messages: list[Any] = []
-        self._pending: deque[Delivery | None] = deque()  # in order of arrival; None was sent settled
+        self._pending: deque[Delivery | None] = deque()  # in order of arrival; None for one that was sent settled
         self._in_transactions = 0  # deliveries that wait for the answer to their transaction
-        self._sends: deque[tuple[float, int, int, int]] = deque()  # per command: when, deliveries, messages, bytes
+        self._sends: deque[tuple[float, int, int, int]] = deque()  # per command: time, deliveries, messages, bytes
         self._requires_session = self._taker.requires_session
         self._wants_id = self._taker.detects_duplicates
         self._new_id = connection.gateway.new_message_id
@@ -94,7 +94,7 @@ class ClientSender(EntityLink, Intake):
     def _send_in(
         self, transaction_id: bytes, delivery: Delivery, messages: list[Any], size_bytes: int, settled: bool
     ) -> None:
-        """The delivery is a part of a transaction; its answer is, too, unless it is refused."""
+        """The delivery is a part of a transaction. Its answer is transactional too, unless the delivery is refused."""
 
         def answered(error: BrokerError | None) -> None:
             self._in_transactions -= 1
@@ -185,7 +185,7 @@ class ClientSender(EntityLink, Intake):
                 self._sends.appendleft((since, left, messages * left // deliveries, size_bytes * left // deliveries))
 
     def on_worker_lost(self) -> None:
-        """The messages may have been stored."""
+        """Answer that the outcome is unknown: the messages may have been stored."""
         self._answer_all(_UNKNOWN)
 
     def answer_unposted(self) -> None:
@@ -196,7 +196,7 @@ class ClientSender(EntityLink, Intake):
         self._sends.clear()
 
     def on_detach(self) -> None:
-        """The client is gone. What it sent is stored all the same; there is nobody to tell."""
+        """The client is gone. Its messages are still stored; nobody is told."""
         self.post_rest()
         self.worker.channels.pop(self.channel, None)
         self._pending.clear()

@@ -1,4 +1,4 @@
-"""Links on which clients receive one session: the attach is answered when the session is theirs."""
+"""Links on which clients receive one session: the attach is answered when the link has the session."""
 
 from broker.errors import (
     BrokerError,
@@ -15,22 +15,22 @@ from protocol.addresses import Address
 from protocol.engine.links import Link
 from protocol.session_filter import SessionRequest
 
-# An SDK that waits for messages as long as the lock lasts begins to wait a little after the lock; its wait must have
-# ended before it is told that the lock has.
+# When an SDK waits for messages as long as the lock lasts, its wait begins a little after the lock. The wait must end
+# before the SDK is told that the lock has ended.
 LOST_QUIETLY_S = 5.0
 
 
 class SessionReceiver(ClientReceiver):
-    """A receiver of the session it names, or of any. Its attach is answered when the partition has given it one.
+    """A receiver of a named session, or of the next one. Its attach is answered when it has got the session.
 
-    When the lock ends the partition closes the receiver at once. The client is told with the detach of the link: at
-    once if it holds messages, whose locks are lost, or does not wait; else LOST_QUIETLY_S later.
+    When the lock ends, the partition closes the receiver at once. The client is told by the detach of the link. This
+    happens at once if the client holds messages, whose locks are lost, or does not wait; else LOST_QUIETLY_S later.
     """
 
     def __init__(self, connection: Host, link: Link, entity: Entity, address: Address, request: SessionRequest) -> None:
         self._request = request
-        self._lost: BrokerError | None = None  # the lock has ended, and the client is still to be told
-        self.session_id: str | None = None  # of the session whose lock it has
+        self._lost: BrokerError | None = None  # the lock has ended and the client is not told yet
+        self.session_id: str | None = None  # of the session that this link has the lock of
         super().__init__(connection, link, entity, address)
 
     def _open(self) -> None:
@@ -63,14 +63,14 @@ class SessionReceiver(ClientReceiver):
     def on_closed(self, error: BrokerError | None) -> None:
         if isinstance(error, SessionLockLost) and self._waits_for_messages:
             self._lost = error
-            self.grant()  # answers a drain that the partition did not
+            self.grant()  # answers a drain that the partition did not answer
             self.connection.later(LOST_QUIETLY_S, self._tell_lost)
             return
         super().on_closed(None if error is None else self._as_clients_know_it(error))
 
     @property
     def _waits_for_messages(self) -> bool:
-        """And holds none, so that nothing is lost with the lock."""
+        """True if the client waits and holds no messages, so that nothing is lost with the lock."""
         return not self.link.closed and not self._unsettled and self.link.credit > 0
 
     def _tell_lost(self) -> None:
@@ -93,7 +93,7 @@ class SessionReceiver(ClientReceiver):
         return error
 
     def on_worker_lost(self) -> None:
-        """The lock is gone with it. Who waited may try again."""
+        """The lock ended with the worker. A client that waited for a session may try again."""
         is_attached = not self._closing
         super().on_worker_lost()
         if is_attached:

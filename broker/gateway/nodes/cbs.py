@@ -13,7 +13,7 @@ from protocol.nodes.sas_tokens import KeyRule, TokenError
 
 
 class _Missing(cbs.EntityMissing):
-    """`tracker` is host and path, as the cloud has them here."""
+    """`tracker` is host and path, as in the cloud."""
 
     def __init__(self, audience: str) -> None:
         host, _, path = audience.rpartition("://")[2].partition("/")
@@ -45,7 +45,7 @@ class CbsRequests(RequestLink):
         answer(cbs.encode_refused(request, cbs.BadCbsRequest(text)))
 
     def _require_entity(self, audience: str, path: str) -> None:
-        """Raises EntityMissing. Comes after the token was verified: who has no key learns nothing of what there is."""
+        """Raises EntityMissing. Call it after the token is verified, so that only holders of keys learn of entities."""
         address = parse_audience(path)
         if not address.path:
             return
@@ -59,7 +59,7 @@ class CbsRequests(RequestLink):
         return sas_tokens.looks_like_host(name) and not self.connection.gateway.namespace.has_path_from(name)
 
     def _lookup(self, key_name: str, path: str) -> KeyRule | None:
-        """The rule of that name at the entity that `path` is of, else the namespace's. Raises InvalidAddress.
+        """The rule of that name at the entity of `path`, else the namespace's. Raises InvalidAddress.
 
         A subscription has the rules of its topic.
         """

@@ -16,7 +16,7 @@ from protocol.nodes.coordinator import Declare, parse
 
 COORDINATOR_CREDIT = 100
 MAX_OPEN = 1000  # transactions of one connection
-# A declare and a discharge are short.
+# The largest message: a declare and a discharge are short.
 MAX_REQUEST_BYTES = 4096
 
 
@@ -28,8 +28,9 @@ class Coordinator(Intake):
     def __init__(self, connection: Host, link: Link) -> None:
         self.connection = connection
         self.link = link
-        self._discharging = 0  # waits for the partition
-        # A client asks for that by attaching it to a session before any other link (amqp.md 10.4).
+        self._discharging = 0  # discharges that wait for the partition
+        # A client asks for transactions across entities by attaching this link before any other of its session (amqp.md
+        # 10.4).
         self._crosses_entities = len(link.session.links) == 1
 
     @property
@@ -37,11 +38,11 @@ class Coordinator(Intake):
         return self._discharging
 
     def crosses_entities(self, link: Link) -> bool:
-        """Sends on this link may be moved on through the entity that their transaction works on."""
+        """True if sends on this link may go through the entity of their transaction."""
         return self._crosses_entities and link.session is self.link.session
 
     def first_received(self) -> Entity | None:
-        """What the oldest receiver of the session receives from."""
+        """The entity that the oldest receiver of the session receives from."""
         bound = (link.context for link in self.link.session.links)
         return next((each.entity for each in bound if isinstance(each, ClientReceiver)), None)
 
@@ -85,5 +86,5 @@ class Coordinator(Intake):
         transaction.discharge(commit, reply)
 
     def on_detach(self) -> None:
-        """What was declared here and not discharged is rolled back."""
+        """Roll back the transactions that were declared here and not discharged."""
         self.connection.transactions.roll_back(self)

@@ -9,15 +9,15 @@ _NONE = (0,) * 5
 
 
 def counted_queues(entity: Entity) -> list[int]:
-    """The queue ids to ask the counts of."""
+    """The ids of the queues whose counts are needed."""
     return [*(entity.queue(part) for part in Part), entity.transfer_queue]
 
 
 def entity_counts(entity: Entity, counts: Mapping[int, Sequence[int]]) -> dict[str, int]:
-    """What `counts` of partitions say of the entity, as the metrics have it (management.md 1.9).
+    """The counts of the entity as the metrics show them (management.md 1.9), from the `counts` of partitions.
 
-    Deferred and locked ones are active. What waits to be moved to another entity is in transfer: the available ones of
-    an entity that forwards, and what was sent through it.
+    Deferred and locked messages are active. In transfer are messages that wait to be moved to another entity: the
+    available messages of an entity that forwards, and messages sent through the entity.
     """
     of = {part: counts.get(entity.queue(part), _NONE) for part in Part}
     transfers = counts.get(entity.transfer_queue, _NONE)

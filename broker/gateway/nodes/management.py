@@ -1,4 +1,4 @@
-"""The $management node of an entity: its requests as those of its partition, and the answers (amqp.md 8.4)."""
+"""The $management node of an entity: translates its requests to requests of the partition, and back (amqp.md 8.4)."""
 
 import time
 from collections.abc import Callable
@@ -26,11 +26,11 @@ from protocol.nodes import management
 from protocol.nodes.request_message import Request
 from storage.records import Place
 
-# One answer to peek carries no more, so that it fits any client's buffers (PE11).
+# The limit of one answer to peek, so that it fits any client's buffers (PE11).
 MAX_PEEK_BYTES = 256 * 1024
 MAX_PEEK_MESSAGES = 1000
 MAX_DELETE_MESSAGES = 4000
-MIN_RULE_BYTES = 64  # of a rule in the answer to enumerate-rules
+MIN_RULE_BYTES = 64  # the least size of a rule in the answer to enumerate-rules
 
 
 class ManagementRequests(RequestLink):
@@ -69,13 +69,13 @@ class ManagementRequests(RequestLink):
         if operation is None:
             raise management.UnknownOperation(f"The operation '{call.operation}' is not offered by an entity.")
         self.connection.rights.require(self.path, _RIGHT.get(type(call.arguments), Right.LISTEN), time.time())
-        self.connection.post_gathered()  # a client may ask for what it has just deferred
+        self.connection.post_gathered()  # the request may be about a message that the client has just deferred
         operation(request, self._in_its_session(call), answer)
 
     def _in_its_session(self, call: management.Call) -> Any:
-        """The arguments; without a session id they get that of the receiver to which the request belongs.
+        """The arguments; if they have no session id, with that of the receiver that the request names.
 
-        Some clients name only the link, in requests of a session's receiver (amqp.md 8.2).
+        In requests for a session some clients name only the link (amqp.md 8.2).
         """
         arguments, link_name = call.arguments, call.associated_link_name
         if isinstance(arguments, _OF_SOME_SESSION) and arguments.session_id is None and link_name is not None:
@@ -195,7 +195,7 @@ class ManagementRequests(RequestLink):
             self._metrics.settled[outcome] += len(tokens)
             return management.encode_success(request)
 
-        # Of a token that is gone it says whether the lock of the session is.
+        # If a token is unknown, the answer says whether the lock of the session is lost.
         holder = () if arguments.session_id is None else (self._holder(arguments.session_id),)
         self._ask(request, answer, encode, "settle", tokens, outcome, properties or None, *holder)
 
@@ -212,7 +212,7 @@ class ManagementRequests(RequestLink):
         )
 
     def _holder(self, session_id: str) -> int:
-        """The channel of the link on this connection that has the lock of the session; 0, nobody's, if none has."""
+        """The channel of the link on this connection that has the lock of the session; 0 if none has."""
         receiver = self.connection.sessions.get((self.queue, session_id))
         return 0 if receiver is None else receiver.channel
 
@@ -271,14 +271,14 @@ class ManagementRequests(RequestLink):
         def encode(documents: list[Any]) -> bytes:
             return management.encode_rules(request, [rule_of_document(each) for each in documents], limit)
 
-        # Some clients ask for 2^31 of them. One more than can fit is enough to say that they do not.
+        # Some clients ask for 2^31 rules. One more than fits is enough to notice that they do not fit.
         count = min(arguments.top, limit // MIN_RULE_BYTES + 1)
         self._ask(request, answer, encode, "enumerate-rules", arguments.skip, count)
 
     def _purge(self, request: Request, _: management.Purge, answer: Answer) -> None:
-        """Step by step, so that others have their turn: until nothing is left, or as many are gone as there were.
+        """Delete step by step, so that others are served, until nothing is left or as many are deleted as there were.
 
-        Messages that come in meanwhile so cannot keep it going. It ends with the link, too.
+        So messages that come in meanwhile cannot keep it going. It also ends with the link.
         """
         partition, queue = self.entity.partition, self.queue
         at_first = deleted = 0

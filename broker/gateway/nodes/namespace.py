@@ -1,4 +1,4 @@
-"""The management node of the namespace: what is asked about all entities at once."""
+"""The management node of the namespace: requests about all entities at once."""
 
 import time
 from collections import defaultdict
@@ -17,7 +17,7 @@ MAX_LISTED = 2000
 
 
 class NamespaceRequests(RequestLink):
-    """Needs the right Manage on the namespace."""
+    """Requests to the node, which need the right Manage on the namespace."""
 
     def handle(self, request: Request, answer: Answer) -> None:
         self.connection.rights.require("", Right.MANAGE, time.time())
@@ -44,7 +44,7 @@ class NamespaceRequests(RequestLink):
         def reply(counts: Any, error: BrokerError | None) -> None:
             nonlocal waiting
             if waiting <= 0:
-                return  # another partition has failed
+                return  # another partition has failed already
             if error is not None:
                 waiting = 0
                 self.fail(request, error, answer)

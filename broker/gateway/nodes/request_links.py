@@ -1,4 +1,4 @@
-"""Nodes that answer requests: links on which they come, and links on which the responses go.
+"""Nodes that answer requests: links for requests, and links for responses.
 
 A client opens a pair of links to the node. A response goes to the link that the request's reply-to names, or else to
 the node's response link on the session of the request (amqp.md 2.1); never to another connection.
@@ -23,8 +23,8 @@ from protocol.nodes.request_message import Request
 from protocol.nodes.request_message import parse as parse_request
 
 REQUEST_CREDIT = 100
-# Responses that wait for credit, on one link and in bytes on all of a connection; a client that asks and does not read
-# loses the oldest.
+# Responses that may wait for credit: their number on one link, and their bytes on all links of a connection. A client
+# that sends requests and does not read loses the oldest responses.
 MAX_WAITING_RESPONSES = 1000
 MAX_WAITING_BYTES = 8 << 20
 
@@ -32,7 +32,7 @@ Answer = Callable[[bytes], None]
 
 
 class ResponseLink:
-    """A client's receiver on a node, perhaps of an entity: responses go out settled, when there is credit."""
+    """A client's receiver on a node of an entity or the namespace: sends settled responses, when there is credit."""
 
     def __init__(self, connection: Host, link: Link, address: Address, entity: Entity | None) -> None:
         self.connection = connection
@@ -80,9 +80,9 @@ class RequestLink(Intake):
         self.link = link
         self.node = (address.node, address.resource)
         self._unanswered = 0
-        self._postponed: deque[Request] = deque()  # of the unanswered: came without credit, and are still to be done
+        self._postponed: deque[Request] = deque()  # unanswered requests that came without credit and are not done yet
         self._is_going_on = False
-        self.transaction: Transaction | None = None  # that the request being handled is a part of
+        self.transaction: Transaction | None = None  # the transaction of the request that is being handled
 
     @property
     def waiting(self) -> int:
@@ -121,7 +121,7 @@ class RequestLink(Intake):
             self.transaction = None
 
     def on_detach(self) -> None:
-        self._unanswered -= len(self._postponed)  # or the connection would wait for them
+        self._unanswered -= len(self._postponed)  # else the connection would wait for them
         self._postponed.clear()
 
     def _do(self, request: Request) -> None:
@@ -132,7 +132,7 @@ class RequestLink(Intake):
             self.fail(request, error, answer)
 
     def handle(self, request: Request, answer: Answer) -> None:
-        """Do the request, now or later. A BrokerError or ProtocolError is its answer."""
+        """Do the request, now or later. If this raises a BrokerError or ProtocolError, that is the answer."""
         raise NotImplementedError
 
     def request_partition(self, partition: int, name: str, queue: int, arguments: Sequence[Any], reply: Reply) -> None:
@@ -156,7 +156,7 @@ class RequestLink(Intake):
         self.connection.flush()
 
     def _go_on(self) -> None:
-        """Do what was postponed, as far as there is room."""
+        """Do postponed requests, as far as there is room."""
         postponed = self._postponed
         if self._is_going_on:
             return

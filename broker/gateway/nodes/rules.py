@@ -1,4 +1,4 @@
-"""Rules between the wire and the partition: what a client describes as a rule document, and back."""
+"""Translates rules as clients describe them to rule documents, and back."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -20,7 +20,7 @@ from protocol.nodes import rule_operations as wire
 
 
 def rule_document(rule: wire.Rule) -> dict[str, Any]:
-    """The document of a rule to add; the partition says when it was created. Raises InvalidArgument."""
+    """The document of a rule to add; the partition sets its time of creation. Raises InvalidArgument."""
     try:
         action = None if rule.action is None else SqlAction(expression=rule.action)
         return RuleDescription(name=rule.name, filter=_filter(rule.filter), action=action).document(0)
@@ -50,7 +50,7 @@ def _values(properties: Mapping[str, Any]) -> dict[str, RuleValue]:
 
 
 def rule_of_document(document: Mapping[str, Any]) -> tuple[wire.Rule, int]:
-    """The rule and the time of its creation, milliseconds. What has no place on the wire is left out: parameters."""
+    """The rule and the time of its creation, milliseconds. Parameters have no place on the wire and are left out."""
     stored, action = document["filter"], document["action"]
     described: bool | wire.SqlFilter | wire.CorrelationFilter
     if stored["kind"] == "sql":
