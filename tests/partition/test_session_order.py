@@ -42,7 +42,6 @@ def change_the_entity(queue):
     queue.change(lock_duration_ms=LOCK_MS + 1)
 
 
-@pytest.mark.xfail(strict=True, reason="sessions come up by their oldest message until somebody has asked for any")
 @pytest.mark.parametrize("end_lock", [close, lose_the_connection, let_it_run_out, change_the_entity])
 def test_a_session_whose_lock_ends_comes_after_the_others(queue, end_lock):
     queue.put("a", "1")
@@ -54,7 +53,6 @@ def test_a_session_whose_lock_ends_comes_after_the_others(queue, end_lock):
     assert queue.offered() == ["b", "a", "c"]
 
 
-@pytest.mark.xfail(strict=True, reason="sessions come up by their oldest message until somebody has asked for any")
 def test_a_session_whose_lock_ends_comes_before_those_that_get_messages_later(queue):
     queue.accept("r", "a")
     queue.put("a", "1")
@@ -63,7 +61,6 @@ def test_a_session_whose_lock_ends_comes_before_those_that_get_messages_later(qu
     assert queue.offered() == ["a", "b"]
 
 
-@pytest.mark.xfail(strict=True, reason="sessions come up by their oldest message until somebody has asked for any")
 def test_after_a_restart_a_session_whose_lock_ends_comes_after_the_others(queue):
     queue.put("a", "1")
     queue.put("b", "2")
@@ -78,7 +75,6 @@ def test_after_a_restart_a_session_whose_lock_ends_comes_after_the_others(queue)
     assert queue.offered() == ["b", "c", "d", "a", "e"]
 
 
-@pytest.mark.xfail(strict=True, reason="sessions come up by the oldest message they have when somebody asks for any")
 def test_a_session_keeps_its_place_when_its_oldest_message_is_deleted(queue):
     queue.put("a", "1")
     queue.put("b", "2")
@@ -88,7 +84,6 @@ def test_a_session_keeps_its_place_when_its_oldest_message_is_deleted(queue):
     assert queue.offered() == ["a", "b"]
 
 
-@pytest.mark.xfail(strict=True, reason="a session found empty at the end of a step is the next even so")
 def test_a_session_whose_last_message_expired_comes_after_the_others_when_it_gets_another():
     queue = SessionDriver(settings=PartitionSettings(step=1))
     look_at_sessions(queue)
@@ -183,7 +178,6 @@ STEPS = ["put"] * 4 + ["lock", "lock", "lock_any", "receive", "receive", "comple
 STEPS += ["break_connection", "delete", "delete", "ask_in_vain", "ask_for_a_moment", "restart"]
 
 
-@pytest.mark.xfail(strict=True, reason="sessions come up by their oldest message until somebody has asked for any")
 @settings(max_examples=400, deadline=None)
 @given(
     st.lists(st.tuples(st.sampled_from(STEPS), st.sampled_from("abcd")), max_size=25),

@@ -105,7 +105,8 @@ def _offer(core: Core, queue: Queue, sessions: Sessions, now_ms: int) -> bool:
                 break
         else:
             if steps <= 0 or session.window.cursor < ALL:
-                sessions.offered.put_back(session.id)
+                if sessions.has_available(session.id):
+                    sessions.offered.put_back(session.id)
                 return False
     return not (sessions.waiting and sessions.offered)
 
@@ -192,14 +193,15 @@ def release(core: Core, queue: Queue, session: Session, failed: bool, now_ms: in
     assert sessions is not None
     del sessions.locked[session.id]
     sessions.awake.pop(session.id, None)
+    sessions.offered.add_again(session.id)
     for token in sorted(session.tokens):  # by age, so that what happens does not depend on the order of a set
         lock = queue.locks.remove(token)
         if failed:
             put_back_failed(core, queue, lock, None, now_ms)
         else:
             put_back(core, queue, lock, now_ms)
-    if session.id not in sessions.offered and sessions.has_available(session.id):
-        sessions.offered.add(session.id, None)
+    if not sessions.has_available(session.id):
+        sessions.offered.discard(session.id)
     core.turn.wake(queue)
 
 

@@ -1,8 +1,12 @@
 """Which sessions of a queue are offered: they have available messages and no lock.
 
-They are given in the order of their oldest messages as they were found at the start, then those that were offered
-since. To find them takes a look at each session on disk, so it is done step by step, when somebody wants any session;
-until it is `complete`, which of them is next is not known. What happens to sessions meanwhile is taken note of.
+First come those that were available at the start, in the order of the oldest messages they had then; behind them those
+that became available since, in the order in which they did. To find the first takes a look at each session on disk, so
+it is done step by step, when somebody wants any session; until it is `complete`, which of them is next is not known.
+
+What happens to sessions meanwhile is noted, so that the order does not depend on when they are looked at. A session
+that is neither noted nor locked has been available since the start, if it is available at all. One that gets a message
+may have been, too: it counts as new until an older message of it is found.
 """
 
 from collections import OrderedDict
@@ -18,9 +22,10 @@ class Offered:
     def __init__(self, found: Iterator[tuple[bytes, int]]) -> None:
         """`found`: (encoded session id, lowest sequence number) of those on disk; read by `load`."""
         self._found: Iterator[tuple[bytes, int]] | None = found
-        self._heads: dict[str, int] = {}  # by the number of their oldest message
+        self._heads: dict[str, int] = {}  # available at the start, with the number of the oldest message then
         self._heap: list[tuple[int, str]] = []  # of these; has items that are true no more, too
-        self._later: OrderedDict[str, None] = OrderedDict()
+        # With the number of the message by which a session came here; None if it was not available right before.
+        self._later: OrderedDict[str, int | None] = OrderedDict()
 
     @property
     def complete(self) -> bool:
@@ -33,23 +38,32 @@ class Offered:
         looked = 0
         for looked, (key, number) in enumerate(self._found, 1):
             session_id = key.decode()
-            if session_id not in self._later and not is_locked(session_id):
-                self._put(session_id, min(number, self._heads.get(session_id, number)))
+            if not is_locked(session_id):
+                self.find(session_id, number)
             if looked == count:
                 return looked
         self._found = None
         return looked
 
-    def add(self, session_id: str, number: int | None) -> None:
-        """It is offered, after the others, unless it is already.
-
-        `number` is that of an available message; None for one that comes after the others in any case.
-        """
-        if session_id in self._heads or session_id in self._later:
+    def find(self, session_id: str, number: int) -> None:
+        """A session that is not locked has this message, the oldest of those available."""
+        if session_id in self._heads:
             return
-        if self._found is not None and number is not None:
-            self._put(session_id, number)  # its oldest message may not be found yet
-        else:
+        if session_id in self._later:
+            came_by = self._later[session_id]
+            if came_by is None or number >= came_by:
+                return
+            del self._later[session_id]
+        self._put(session_id, number)
+
+    def add(self, session_id: str, number: int) -> None:
+        """A session that is not locked gets this message: it is offered, after the others, unless it is already."""
+        if session_id not in self:
+            self._later[session_id] = None if self.complete else number
+
+    def add_again(self, session_id: str) -> None:
+        """A session that was locked is offered, after the others, unless it is already."""
+        if session_id not in self._heads:
             self._later[session_id] = None
 
     def put_back(self, session_id: str) -> None:

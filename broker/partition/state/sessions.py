@@ -90,7 +90,7 @@ class Sessions:
     def leave(self, messages: Iterable[Held]) -> None:
         """The entries of these messages are deleted."""
         queue_id, locked, offered = self._queue_id, self.locked, self.offered
-        keys, perhaps_empty = [], set()
+        keys, perhaps_empty = [], set()  # sessions that are not locked
         for ref, _, _, place, _, _ in messages:
             number, session_id = ref[0], session_of(ref)
             session = locked.get(session_id)
@@ -98,17 +98,27 @@ class Sessions:
                 keys.append(session.prefix + _packed(number))
                 continue
             keys.append(session_entry_key(queue_id, place, session_id.encode(), number))
-            if session_id in offered:
+            if place == Place.AVAILABLE:
                 perhaps_empty.add(session_id)
+        if not offered.complete:
+            for session_id in perhaps_empty:
+                if (oldest := self._oldest(session_id)) is not None:
+                    offered.find(session_id, oldest)
         self._store.delete_many(Table.SESSION_ENTRIES, keys)
         for session_id in perhaps_empty:
-            if not self.has_available(session_id):
+            if session_id in offered and not self.has_available(session_id):
                 offered.discard(session_id)
 
     def has_available(self, session_id: str) -> bool:
+        """Locked messages count, too."""
+        return self._oldest(session_id) is not None
+
+    def _oldest(self, session_id: str) -> int | None:
         start = session_entry_key(self._queue_id, Place.AVAILABLE, session_id.encode(), 0)
         end = session_entry_key(self._queue_id, Place.AVAILABLE, session_id.encode(), ALL)
-        return bool(self._store.scan(Table.SESSION_ENTRIES, start, end, 1))
+        for key, _ in self._store.scan(Table.SESSION_ENTRIES, start, end, 1):
+            return int.from_bytes(key[-8:], "big")
+        return None
 
     def put(self, place: Place, ref: Ref) -> None:
         """An entry was put there that is not available."""
@@ -129,7 +139,7 @@ class Sessions:
         session_id = session_of(ref)
         session = self.locked.get(session_id)
         if session is None:
-            self.offered.add(session_id, number_of(ref))
+            self.offered.add_again(session_id)
             return
         session.window.put_back(ref)
         if len(session.window.returned) > self._window:
