@@ -2,8 +2,10 @@
 
 `orders` requires sessions; its dead-letter queue is a plain one; `inbox` is plain and forwards to it. The rules tell
 this model what users do; `turn` is one turn of a worker, after which all that the partition did and shows must be what
-the model has. Where the order is the partition's own business the model looks: which of the sessions that became
-available in one turn comes first, what numbers dead letters get, and whether expired messages have gone already.
+the model has. Sessions come up in the order in which they became available, however small turns and steps are: each has
+a rank of its own as a rule makes it available, and all that become so by what is due or forwarded in one turn have the
+same. Where the order is the partition's own business the model looks: which of these comes first, what numbers dead
+letters get, and whether expired messages have gone already.
 """
 
 from dataclasses import dataclass, field
@@ -26,7 +28,6 @@ from storage.records import Field, Place
 NEVER = 1 << 62
 INBOX = 2 << 3
 QUEUES = (MAIN, DEAD, INBOX)
-IN_A_TURN = 1_000_000  # ranks that one turn gives
 
 
 class Orders(SessionDriver):
@@ -150,10 +151,10 @@ class SessionModel(RuleBasedStateMachine):
         self.receivers: dict[str, Receiver] = {}  # those that wait in the order in which they do
         self.states: dict[str, tuple[bytes, int]] = {}  # and when they were set
         self.ids: dict[tuple[str | None, str | None], tuple[int, int]] = {}  # end of the window, sequence number
+        self.rank = 0
+        self.in_turn = False
         self.ranks: dict[str, int] = {}  # sessions to be had; the lower the earlier they were
-        bounds = driver.partition._core.settings
-        self.turns_are_small = bounds.turn_work < 100 or bounds.step < 100
-        self.unsure: set[str] = set()  # of these, those that may have gone meanwhile and come again
+        self.latest: dict[str, int] = {}  # of these, those that may have gone with expired messages and come again
         self.moving: dict[str, Message] = {}  # dead-lettered in this turn
         self.gone: dict[str, str] = {}  # body: reason
         self.closing: dict[str, type[BrokerError]] = {}  # receivers that the partition closes in this turn, and why
@@ -233,6 +234,18 @@ class SessionModel(RuleBasedStateMachine):
 
     # -- what happens to messages
 
+    def come(self, session: str) -> None:
+        """It is to be had, unless it is locked."""
+        if session not in self.locks and session not in self.ranks:
+            self.rank += not self.in_turn
+            self.ranks[session] = self.rank
+
+    def forget_ranks(self) -> None:
+        """Of sessions that are locked, or have nothing any more."""
+        there = self.to_be_had()
+        self.ranks = {session: rank for session, rank in self.ranks.items() if session in there}
+        self.latest = {session: rank for session, rank in self.latest.items() if session in there}
+
     def known(self, sent: Sent, number: int) -> int | None:
         """The sequence number of the message that this one repeats; None if it is new, and then has `number`."""
         if sent.message_id is None or not self.terms.requires_duplicate_detection:
@@ -259,6 +272,8 @@ class SessionModel(RuleBasedStateMachine):
         expires_ms = NEVER if ttl_ms is None or waits else self.now_ms + ttl_ms
         place = Place.SCHEDULED if waits else Place.AVAILABLE
         self.queues[queue].append(Message(sent, number, place, expires_ms, ttl_ms))
+        if queue == MAIN and place == Place.AVAILABLE and sent.session is not None:
+            self.come(sent.session)
         return number
 
     def leave(self, queue: int, m: Message, reason: str) -> None:
@@ -297,7 +312,8 @@ class SessionModel(RuleBasedStateMachine):
                 self.dead_letter(queue, m, properties)
 
     def expire(self, m: Message) -> None:
-        self.unsure.add(m.session)
+        if m.place == Place.AVAILABLE:
+            self.latest[m.session] = self.rank
         if not self.terms.dead_lettering_on_message_expiration:
             self.leave(MAIN, m, "expired")
             return
@@ -316,6 +332,8 @@ class SessionModel(RuleBasedStateMachine):
                     self.fail(MAIN, m)
                 else:
                     m.token = None
+        if self.available(session):
+            self.come(session)
 
     def lose(self, session: str) -> None:
         """It ran out."""
@@ -355,6 +373,9 @@ class SessionModel(RuleBasedStateMachine):
         driver = self.driver
         self.turns += 1
         pulled = self.was_pulled or self.pulling()
+        self.forget_ranks()
+        self.rank += 1
+        self.in_turn = True
         self.time_passed()
         while (due_ms := driver.partition.next_timer_ms()) is not None and due_ms <= self.now_ms:
             driver.partition.advance(self.now_ms)
@@ -391,6 +412,7 @@ class SessionModel(RuleBasedStateMachine):
         if self.pulling():
             assert not [m for m in self.queues[MAIN] if self.may_go(m)]
         self.was_pulled = self.pulling()
+        self.in_turn = False
         self.compare(shown)
 
     def time_passed(self) -> None:
@@ -472,30 +494,28 @@ class SessionModel(RuleBasedStateMachine):
     def check_accepted(self, accepted: list[tuple[str, str, int]], overdue: bool) -> None:
         """Those who named one got it; those who wait got, one after the other, what could be had for the longest.
 
-        Who waited in vain may have gone before a session became available in the same turn.
+        Who waited in vain may have gone before a session became available by what else was due in the same turn.
         """
         until_ms = self.now_ms + self.terms.lock_duration_ms
         assert [*accepted[: len(self.accepting)]] == [(*each, until_ms) for each in self.accepting]
+        self.forget_ranks()
         there = self.to_be_had()
-        self.ranks = {session: rank for session, rank in self.ranks.items() if session in there}
-        self.unsure &= self.ranks.keys()
         for session in there:
-            self.ranks.setdefault(session, self.turns * IN_A_TURN)
+            self.come(session)
+        latest = self.ranks | self.latest
         live = {session for session in there if not all(self.expired(MAIN, m) for m in self.available(session))}
         waiting = [name for name, r in self.receivers.items() if r.waits]
         for name, session, until in accepted[len(self.accepting) :]:
             assert (name, until) == (waiting.pop(0), until_ms)
             assert session in live
-            # If turns are small, what is due or put back comes up over several, in an order that is not followed here.
-            if not self.turns_are_small:
-                others = live - self.unsure
-                assert all(self.ranks[session] <= self.ranks[each] for each in others) or session in self.unsure
+            assert all(self.ranks[session] <= latest[each] for each in live)
             live.discard(session)
-            del self.ranks[session]
+            del self.ranks[session], latest[session]
+            self.latest.pop(session, None)
             self.receivers[name].session = session
             self.locks[session] = Lock(name, until)
         assert not (waiting and live)
-        assert not (overdue and any(self.ranks[session] < self.turns * IN_A_TURN for session in live - self.unsure))
+        assert not (overdue and any(latest[session] < self.rank for session in live))
         self.accepting.clear()
 
     def check_deliveries(self, given: list[tuple[str, int, list[Any]]]) -> None:

@@ -307,7 +307,8 @@ class SessionQueue(SessionModel):
         with self.held(name, session):
             until_ms = self.driver.of_session("renew-session-lock", session, receiver=name)
             assert until_ms == self.now_ms + self.terms.lock_duration_ms
-            self.locks[session].until_ms = until_ms
+            del self.locks[session]
+            self.locks[session] = Lock(name, until_ms)  # behind the others, as its end is
         self.turn()
 
     @some_session
@@ -386,6 +387,8 @@ class SessionQueue(SessionModel):
             self.driver.partition.restore(queue, items, self.now_ms)
             del self.gone[m.body]
             self.queues[queue].append(m)
+            if queue == MAIN:
+                self.come(m.session)
         self.removed.clear()
         self.turn()
 
@@ -636,8 +639,10 @@ class SessionQueue(SessionModel):
         for queue in self.queues:
             self.next_number[queue] = self.driver.stored_counts(queue).next_sequence_number
         heads = sorted(self.to_be_had(), key=lambda session: self.available(session)[0].number)
-        self.turns += 1
-        self.ranks = {session: self.turns * 1_000_000 + at for at, session in enumerate(heads)}
+        self.ranks.clear()
+        self.latest.clear()
+        for session in heads:
+            self.come(session)
         self.turn()
 
 
