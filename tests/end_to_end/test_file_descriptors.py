@@ -1,20 +1,31 @@
 """A broker with few file descriptors: who takes them all on one port does not shut out the others, and it is said."""
 
+import http.client
 import json
+import resource
 import socket
+import ssl
+import struct
 import time
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.brokers import Broker
+from tests.brokers import REPOSITORY, Broker, free_ports
 from tests.end_to_end.health import eventually, metrics, process_of, serves
-from tests.end_to_end.raw_peer import CLOSE, RawPeer, error_of
+from tests.end_to_end.raw_peer import CLOSE, DISPOSITION, RawPeer, error_of
 
 CONFIG = 'partitions = 1\n[[queues]]\nname = "witness"\n'
 DESCRIPTORS = 400
 LIMITED = ("sh", "-c", f'ulimit -n {DESCRIPTORS}; exec "$@"', "sh")
+FEW = ("sh", "-c", 'ulimit -n 60; exec "$@"', "sh")
 RAISED = ("sh", "-c", 'ulimit -S -n 256; exec "$@"', "sh")
+
+CERTIFICATE = REPOSITORY / "tests/protocol_client/localhost.pem"
+CLIENT_HELLO_BEGINS = b"\x16\x03\x01\x02\x00\x01\x00"
 
 
 def half_open(port: int, sent: bytes) -> socket.socket:
@@ -87,3 +98,149 @@ def test_descriptors_that_the_system_allows_are_taken(tmp_path):
         peers = [stack.enter_context(RawPeer.connect(broker.amqp_port)) for _ in range(400)]
         peers[-1].attach_sender("witness")
         assert not events(broker, "fewer connections than amqp.max_connections")
+
+
+# --- TLS handshakes that do not end -----------------------------------------------------------------------------------
+
+
+@contextmanager
+def tls_broker(directory: Path, settings: str, **options: Any) -> Iterator[tuple[Broker, int]]:
+    """A broker with these settings of `amqp`, and its port for TLS."""
+    [port] = free_ports(1)
+    tls = f'tls_port = {port}\ntls_certificate = "{CERTIFICATE}"\ntls_key = "{CERTIFICATE}"\n'
+    with Broker(directory, CONFIG.replace("[[", f"[amqp]\n{tls}{settings}[[", 1), **options) as broker:
+        yield broker, port
+
+
+def is_closed(connection: socket.socket) -> bool:
+    connection.setblocking(False)
+    try:
+        return connection.recv(1000) == b""
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
+@pytest.mark.xfail(strict=True, reason="handshakes under way do not count")
+def test_peers_in_the_tls_handshake_are_connections(tmp_path):
+    with tls_broker(tmp_path, "max_connections = 3\ntls_timeout_ms = 2000\n") as (broker, port), ExitStack() as stack:
+        gateway = process_of(broker, "broker.gateway")
+        before = gateway.num_fds()
+        for sent in (b"", CLIENT_HELLO_BEGINS, b""):
+            stack.enter_context(half_open(port, sent))
+        eventually(lambda: gateway.num_fds() >= before + 3, "accepted")
+        with RawPeer(broker.amqp_port) as refused:
+            refused.sasl_plain()
+            refused.open()
+            condition, text = error_of(refused.expect(CLOSE))
+            assert (condition, "3 connections" in text) == ("amqp:resource-limit-exceeded", True)
+        eventually(lambda: gateway.num_fds() < before + 3, "the end of the time for TLS")
+        serves(broker.amqp_port)
+
+
+@pytest.mark.xfail(strict=True, reason="handshakes under way do not count")
+def test_a_flood_of_unfinished_handshakes_takes_no_more_than_connections_may(tmp_path):
+    settings = "max_connections = 20\ntls_timeout_ms = 4000\n"
+    with tls_broker(tmp_path, settings, prefix=LIMITED) as (broker, port), ExitStack() as stack:
+        peer = stack.enter_context(RawPeer.connect(broker.amqp_port))
+        sender = peer.attach_sender("witness")
+        gateway = process_of(broker, "broker.gateway")
+        before = gateway.num_fds()
+        flood = [stack.enter_context(half_open(port, b"")) for _ in range(DESCRIPTORS - 100)]
+        eventually(lambda: sum(map(is_closed, flood)) > 200, "those beyond the limit are cut off", 3)
+        assert gateway.num_fds() < before + 100
+        assert broker.get("/readyz", timeout_s=10)[0] == 200
+        peer.transfer(b"", sender)
+        assert peer.expect(DISPOSITION)
+        assert metrics(broker)["peeklock_connections_refused_total",] > 200
+        assert 0 < len(events(broker, "connections refused")) < 5
+        eventually(lambda: gateway.num_fds() < before + 10, "the end of the time for TLS")
+        serves(broker.amqp_port)
+
+
+@pytest.mark.xfail(strict=True, reason="handshakes under way do not count")
+def test_a_handshake_that_ends_gives_its_place_back_however_it_ends(tmp_path):
+    trusting = ssl.create_default_context(cafile=CERTIFICATE)
+    trusting.check_hostname = False
+
+    def finishes(connection: socket.socket) -> None:
+        trusting.wrap_socket(connection).close()
+
+    def hangs_up(connection: socket.socket) -> None:
+        connection.shutdown(socket.SHUT_WR)
+
+    def resets(connection: socket.socket) -> None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        connection.close()
+
+    def speaks_amqp(connection: socket.socket) -> None:
+        connection.sendall(b"AMQP\x03\x01\x00\x00")
+
+    def waits(connection: socket.socket) -> None: ...
+
+    settings = "max_connections = 4\ntls_timeout_ms = 1000\n"
+    with tls_broker(tmp_path, settings) as (broker, port), ExitStack() as stack:
+        for end in (finishes, hangs_up, resets, speaks_amqp, waits):
+            for _ in range(5):
+                end(stack.enter_context(half_open(port, b"")))
+            eventually(lambda: metrics(broker)["peeklock_tls_handshakes",] == 0, "their end")
+            eventually(lambda: metrics(broker)["peeklock_active_connections",] == 0, "their end")
+            serves(broker.amqp_port)
+            serves(broker.amqp_port)
+
+
+# --- no descriptor is left --------------------------------------------------------------------------------------------
+
+
+def assert_idle(gateway: Any) -> None:
+    """It does not ask again and again for what it does not get."""
+    began, before = time.monotonic(), sum(gateway.cpu_times()[:2])
+    time.sleep(1.5)
+    assert sum(gateway.cpu_times()[:2]) - before < 0.3 * (time.monotonic() - began)
+
+
+@pytest.mark.xfail(strict=True, reason="the event loop asks again and again, or cuts off who comes")
+@pytest.mark.parametrize("spare", [5, -8], ids=["they are used up", "there are fewer than are in use"])
+def test_without_a_descriptor_clients_wait_and_others_go_on(tmp_path, spare):
+    with Broker(tmp_path, CONFIG, prefix=LIMITED) as broker, ExitStack() as stack:
+        peer = stack.enter_context(RawPeer.connect(broker.amqp_port))
+        sender = peer.attach_sender("witness")
+        scraper = http.client.HTTPConnection("127.0.0.1", broker.ops_port, timeout=10)
+        stack.callback(scraper.close)
+        scraper.connect()
+        gateway = process_of(broker, "broker.gateway")
+        eventually(lambda: gateway.num_fds() > 15, "what it needs")
+        gateway.rlimit(resource.RLIMIT_NOFILE, (gateway.num_fds() + spare, DESCRIPTORS))
+        waiting = [stack.enter_context(RawPeer(broker.amqp_port)) for _ in range(30)]
+        eventually(lambda: events(broker, "no file descriptor"), "a line in the log")
+        assert_idle(gateway)
+        peer.transfer(b"", sender)
+        assert peer.expect(DISPOSITION)
+        scraper.request("GET", "/metrics")
+        assert "\npeeklock_accept_failures_total 0.0" not in scraper.getresponse().read().decode()
+        gateway.rlimit(resource.RLIMIT_NOFILE, (DESCRIPTORS, DESCRIPTORS))
+        waiting[-1].sasl_plain()
+        waiting[-1].open()
+        serves(broker.amqp_port)
+        assert metrics(broker)["peeklock_accept_failures_total",] > 0
+        assert len(events(broker, "no file descriptor")) < 5
+
+
+@pytest.mark.xfail(strict=True, reason="who comes is cut off, and not counted")
+def test_a_broker_that_has_used_up_its_descriptors_serves_again_when_some_are_free(tmp_path):
+    with Broker(tmp_path, CONFIG, prefix=FEW) as broker, RawPeer.connect(broker.amqp_port) as peer:
+        sender = peer.attach_sender("witness")
+        gateway = process_of(broker, "broker.gateway")
+        with ExitStack() as stack:
+            for _ in range(80):
+                stack.enter_context(half_open(broker.ops_port, b""))
+            eventually(lambda: events(broker, "no file descriptor"), "a line in the log")
+            late = RawPeer(broker.amqp_port)
+            assert_idle(gateway)
+            peer.transfer(b"", sender)
+            assert peer.expect(DISPOSITION)
+        with late:
+            late.sasl_plain()
+            late.open()
+        assert metrics(broker)["peeklock_accept_failures_total",] > 0
