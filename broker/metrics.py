@@ -10,7 +10,6 @@ import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Container, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 # Upper bounds, each included in its bucket. One fsync is about 0.3 ms on an SSD and 10 ms on a hard disk.
@@ -18,6 +17,9 @@ WORK_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05
 # A message may wait in a backlog between its arrival and its delivery, so the bounds reach to a day.
 DELIVERY_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0, 300.0, 3600.0, 86400.0)
 GROUP_SIZES = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0)
+
+# Kept open: a process that has used up its descriptors can still be measured.
+_STATM = os.open("/proc/self/statm", os.O_RDONLY)
 
 
 class Histogram:
@@ -192,5 +194,5 @@ class Scene(NamedTuple):
 
 def process_usage() -> dict[str, float]:
     """This process's resident memory in bytes and the CPU time it has used in seconds."""
-    resident_pages = int(Path("/proc/self/statm").read_bytes().split()[1])
+    resident_pages = int(os.pread(_STATM, 200, 0).split()[1])
     return {"resident_bytes": resident_pages * os.sysconf("SC_PAGE_SIZE"), "cpu_seconds": time.process_time()}
