@@ -42,6 +42,10 @@ GATEWAY_COUNTERS = {  # attribute of GatewayMetrics: name, help
     "connections_opened": ("connections_opened", "Connections accepted."),
     "connections_closed": ("connections_closed", "Connections that ended."),
     "connections_refused": ("connections_refused", "Connections closed at once because of a limit."),
+    "accept_failures": (
+        "accept_failures",
+        "Times that a connection could not be accepted, usually because no file descriptor was left.",
+    ),
     "ops_connections_dropped": (
         "operations_connections_dropped",
         "Connections to the operations endpoint that made room for newer ones.",
@@ -140,6 +144,8 @@ def _gateway(gateway: GatewayMetrics) -> Iterator[Metric]:
         yield CounterMetricFamily(f"peeklock_{name}", text, value=getattr(gateway, attribute))
     active = gateway.connections_opened - gateway.connections_closed
     yield GaugeMetricFamily("peeklock_active_connections", "Connections open now.", value=active)
+    handshakes = "Connections in their TLS handshake now, which are not among the active ones."
+    yield GaugeMetricFamily("peeklock_tls_handshakes", handshakes, value=gateway.tls_handshakes)
     yield GaugeMetricFamily("peeklock_sessions", "AMQP sessions open now.", value=gateway.sessions)
     links = GaugeMetricFamily("peeklock_links", "Links open now, by what the client does on them.", labels=["role"])
     links.add_metric(["sender"], gateway.senders)

@@ -91,6 +91,7 @@ class GatewayMetrics:
     """One gateway's counters. Active connections are those opened less those closed."""
 
     __slots__ = (
+        "accept_failures",
         "authentication_failures",
         "bytes_in",
         "bytes_out",
@@ -107,13 +108,16 @@ class GatewayMetrics:
         "send_latency",
         "senders",
         "sessions",
+        "tls_handshakes",
         "worker_connects",
     )
 
     def __init__(self) -> None:
         self.connections_opened = 0
         self.connections_closed = 0
-        self.connections_refused = 0  # because of the limit, or because no file descriptor was left
+        self.connections_refused = 0  # because of the limit
+        self.accept_failures = 0  # times that no file descriptor was left for a new connection, which waits
+        self.tls_handshakes = 0  # in progress now
         self.ops_connections_dropped = 0  # of the operations endpoint: the oldest, when there were too many
         self.connection_failures = 0  # unforeseen exceptions; each ends the connection on which it was raised
         self.sessions = 0  # AMQP sessions open now

@@ -15,7 +15,7 @@ from typing import Concatenate, ParamSpec, Protocol, cast
 from broker.errors import BrokerError, EntityNotFound
 from broker.gateway.bound_links import MAX_LINKS_WITHOUT_RIGHTS, BoundLinks
 from broker.gateway.conditions import condition_of
-from broker.gateway.descriptors import RefusalLog
+from broker.gateway.descriptors import RepeatedWarning
 from broker.gateway.host import Overrunning, Responder, SessionHolder, Shared
 from broker.gateway.links.intake import Intake
 from broker.gateway.links.receivers import ClientReceiver
@@ -91,11 +91,11 @@ class Home(Shared, Protocol):
 
     container_id: str
     max_connections: int
-    refusals: RefusalLog
+    refusals: RepeatedWarning
     unfinished: Pool
 
-    def admit(self, connection: "ClientConnection") -> bool:
-        """Count a new connection; False if it must go at once."""
+    def admit(self, connection: "ClientConnection") -> None:
+        """It is connected, after TLS, and to be ticked and shut down."""
 
     def leave(self, connection: "ClientConnection") -> None: ...
 
@@ -158,10 +158,7 @@ class ClientConnection(asyncio.Protocol):
         self._sasl = SaslServer(self._verify_plain, subject)
         no_delay(transport)
         self._set_deadline(amqp.sasl_timeout_ms, "SASL was not finished in time")
-        if not self.gateway.admit(self):
-            self._reason = "connection limit reached"
-            self.gateway.refusals.refused(self._reason, self._peer)
-            transport.abort()
+        self.gateway.admit(self)
 
     @_contained
     def connection_lost(self, error: Exception | None) -> None:
@@ -315,7 +312,7 @@ class ClientConnection(asyncio.Protocol):
         if self.gateway.is_full:
             self.gateway.metrics.connections_refused += 1
             limit = self.gateway.max_connections
-            self.gateway.refusals.refused("connection limit reached", self._peer)
+            self.gateway.refusals.happened("connection limit reached", last_peer=self._peer)
             self.close(
                 conditions.RESOURCE_LIMIT_EXCEEDED, f"The namespace has {limit} connections, which is its limit."
             )

@@ -1,6 +1,5 @@
 """File descriptors of a gateway: raises the limit, and computes how many connections there can be."""
 
-import os
 import resource
 import time
 
@@ -10,7 +9,7 @@ from broker.settings.config import Settings
 
 # Connections over the limit get an answer that says so; beyond this number of them they are closed at once.
 REFUSED_CONNECTIONS = 200
-# For libraries, listeners, the event loop, workers, and TLS handshakes, which do not count as connections yet.
+# For libraries, listeners, the event loop and workers.
 OWN_DESCRIPTORS = 100
 LOG_SECONDS = 5.0
 
@@ -52,26 +51,18 @@ def allowed_connections(settings: Settings) -> tuple[int, int]:
     return served, refused
 
 
-def are_used_up() -> bool:
-    """True if no descriptor is left, so that the event loop closes new connections at once."""
-    try:
-        os.close(os.dup(0))
-    except OSError:
-        return True
-    return False
+class RepeatedWarning:
+    """Logs an event, at most once in some seconds, with the number of times it has happened since the last line."""
 
-
-class RefusalLog:
-    """Logs refused connections, at most once in some seconds, with the number of them since the last line."""
-
-    def __init__(self) -> None:
+    def __init__(self, event: str) -> None:
+        self._event = event
         self._count = 0
         self._silent_until_s = 0.0
 
-    def refused(self, reason: str, peer: str = "") -> None:
+    def happened(self, reason: str, **fields: str) -> None:
         self._count += 1
         now_s = time.monotonic()
         if now_s >= self._silent_until_s:
-            log.warning("connections refused", reason=reason, count=self._count, last_peer=peer)
+            log.warning(self._event, reason=reason, count=self._count, **fields)
             self._count = 0
             self._silent_until_s = now_s + LOG_SECONDS

@@ -12,12 +12,13 @@ from broker import __version__
 from broker.catalog.catalog import Definition, home_partition
 from broker.child import Instructions, announce_ready
 from broker.gateway.connection import ClientConnection
-from broker.gateway.descriptors import RefusalLog, allowed_connections, are_used_up
+from broker.gateway.descriptors import RepeatedWarning, allowed_connections
 from broker.gateway.message_ids import MessageIds
 from broker.gateway.namespace import Entity, Namespace
 from broker.gateway.router import Router
 from broker.http.ops import OpsServer, start_ops
 from broker.keys import Keyring
+from broker.listening import Listener, listen
 from broker.logging import get_logger
 from broker.metrics import GatewayMetrics, Scene
 from broker.settings.config import Amqp, ConfigurationError, Settings
@@ -34,7 +35,11 @@ DETACH_SECONDS = 1.0
 
 
 class Gateway:
-    """Everything that connections share. Also the operations endpoint's source (`broker.http.ops.OpsSource`)."""
+    """Everything that connections share.
+
+    Also what takes them from the listeners (`broker.listening.Reception`), and the operations endpoint's source
+    (`broker.http.ops.OpsSource`).
+    """
 
     def __init__(self, instructions: Instructions) -> None:
         self.settings: Settings = instructions.settings
@@ -56,9 +61,11 @@ class Gateway:
         self.unfinished = Pool(self.settings.amqp.unfinished_bytes)
         self.connections: set[ClientConnection] = set()
         self.max_connections, self._max_refused = allowed_connections(self.settings)
-        self.refusals = RefusalLog()
+        self._arriving: set[asyncio.BaseProtocol] = set()  # accepted, and usually in the TLS handshake
+        self.refusals = RepeatedWarning("connections refused")
+        self._failures = RepeatedWarning("no connection can be accepted")
         self._catalog_known = asyncio.Event()
-        self._servers: list[asyncio.Server] = []
+        self._listeners: list[Listener] = []
         self._ops: OpsServer | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._stopping = asyncio.Event()
@@ -104,30 +111,22 @@ class Gateway:
         return ports
 
     async def _serve(self, host: str, port: int, setting: str, tls: ssl.SSLContext | None) -> int:
-        handshake = self.settings.amqp.tls_timeout_ms / 1000 if tls else None
         try:
-            server = await asyncio.get_running_loop().create_server(
-                lambda: ClientConnection(self),
-                host,
-                port,
-                ssl=tls,
-                backlog=BACKLOG,
-                ssl_handshake_timeout=handshake,
-                reuse_port=self.settings.gateways > 1,  # the kernel distributes connections over the gateways
-            )
+            # With several gateways the kernel distributes connections over them.
+            sockets = await listen(host, port, backlog=BACKLOG, reuse_port=self.settings.gateways > 1)
         except OSError as error:
             raise ConfigurationError(
                 f"cannot listen on {host} port {port} for AMQP: {error.strerror or error}. "
                 f"Free the port, or set {setting} or amqp.host to another"
             ) from error
-        self._servers.append(server)
-        bound: int = server.sockets[0].getsockname()[1]
-        return bound
+        listener = Listener(self, sockets, tls, self.settings.amqp.tls_timeout_ms / 1000)
+        self._listeners.append(listener)
+        return listener.port
 
     async def _stop(self) -> None:
         log.info("gateway is stopping", connections=len(self.connections))
-        for server in self._servers:
-            server.close()
+        for listener in self._listeners:
+            listener.close()
         for connection in list(self.connections):
             connection.shut_down()
         try:
@@ -146,9 +145,6 @@ class Gateway:
         while True:
             await asyncio.sleep(TICK_SECONDS)
             now_ms = int(time.monotonic() * 1000)
-            if are_used_up():
-                self.metrics.connections_refused += 1
-                self.refusals.refused("no file descriptor is left")
             for connection in list(self.connections):
                 connection.forget_sent()
                 if connection.next_tick_ms <= now_ms:
@@ -185,14 +181,10 @@ class Gateway:
 
     # -- connections
 
-    def admit(self, connection: ClientConnection) -> bool:
-        """Count a new connection; False if it must go at once."""
+    def admit(self, connection: ClientConnection) -> None:
+        self._arriving.discard(connection)
         self.connections.add(connection)
         self.metrics.connections_opened += 1
-        if len(self.connections) > self.max_connections + self._max_refused:
-            self.metrics.connections_refused += 1
-            return False
-        return True
 
     def leave(self, connection: ClientConnection) -> None:
         self.connections.discard(connection)
@@ -201,7 +193,25 @@ class Gateway:
 
     @property
     def is_full(self) -> bool:
-        return len(self.connections) > self.max_connections
+        return len(self.connections) + len(self._arriving) > self.max_connections
+
+    # -- broker.listening.Reception
+
+    def arrives(self, peer: str) -> ClientConnection | None:
+        if len(self.connections) + len(self._arriving) >= self.max_connections + self._max_refused:
+            self.metrics.connections_refused += 1
+            self.refusals.happened("connection limit reached", last_peer=peer)
+            return None
+        connection = ClientConnection(self)
+        self._arriving.add(connection)
+        return connection
+
+    def arrived(self, protocol: asyncio.BaseProtocol) -> None:
+        self._arriving.discard(protocol)
+
+    def accept_failed(self, error: OSError) -> None:
+        self.metrics.accept_failures += 1
+        self._failures.happened(error.strerror or str(error))
 
     # -- broker.http.ops.OpsSource
 
@@ -223,6 +233,7 @@ class Gateway:
         await self.router.ask(partition, "probe")
 
     async def scene(self) -> Scene:
+        self.metrics.tls_handshakes = len(self._arriving)
         if self._number:  # only the first gateway's page shows the workers
             return Scene(
                 gateway=self.metrics, workers={}, counts=[], entities=self.namespace.names(), version=__version__

@@ -16,6 +16,7 @@ from typing import Protocol
 from aiohttp import web
 
 from broker.errors import PartitionParked
+from broker.listening import Listener, listen
 from broker.logging import get_logger
 from broker.metrics import Scene
 from broker.settings.config import ConfigurationError
@@ -23,6 +24,7 @@ from broker.settings.config import ConfigurationError
 PROBE_SECONDS = 5.0  # for one partition; with a slower disk the partition is not ready
 # Connections open at once. A new one replaces the oldest, so that nobody can block others.
 MAX_CONNECTIONS = 100
+BACKLOG = 100
 # The time within which a request must come, on a new connection and after the last answer.
 REQUEST_SECONDS = 10.0
 METRICS_SECONDS = 10.0  # Prometheus's own default time-out for a scrape
@@ -54,6 +56,9 @@ class OpsSource(Protocol):
     def ops_connection_dropped(self) -> None:
         """Count a connection that was replaced by a newer one."""
 
+    def accept_failed(self, error: OSError) -> None:
+        """Count a new connection that could not be accepted (`broker.listening.Reception`)."""
+
     async def scene(self) -> Scene:
         """All counters. A worker that does not answer within a short time is left out."""
 
@@ -61,14 +66,29 @@ class OpsSource(Protocol):
 class OpsServer:
     """A listening endpoint."""
 
-    def __init__(self, runner: web.AppRunner, server: asyncio.Server) -> None:
+    def __init__(self, runner: web.AppRunner, listener: Listener) -> None:
         self._runner = runner
-        self._server = server
-        self.port: int = server.sockets[0].getsockname()[1]
+        self._listener = listener
+        self.port = listener.port
 
     async def close(self) -> None:
-        self._server.close()
+        self._listener.close()
         await self._runner.cleanup()
+
+
+class _Reception:
+    """Takes every new connection, in the place of the oldest if there are too many."""
+
+    def __init__(self, server: web.Server, source: OpsSource) -> None:
+        self._server = server
+        self._source = source
+        self.accept_failed = source.accept_failed
+
+    def arrives(self, peer: str) -> asyncio.BaseProtocol:
+        asyncio.get_running_loop().call_soon(_make_room, self._server, self._source)
+        return self._server()
+
+    def arrived(self, protocol: asyncio.BaseProtocol) -> None: ...
 
 
 async def start_ops(source: OpsSource, host: str, port: int) -> OpsServer:
@@ -82,22 +102,16 @@ async def start_ops(source: OpsSource, host: str, port: int) -> OpsServer:
         lingering_time=1.0,
     )
     await runner.setup()
-    loop = asyncio.get_running_loop()
-
-    def connection() -> asyncio.BaseProtocol:
-        assert runner.server is not None
-        loop.call_soon(_make_room, runner.server, source)
-        return runner.server()
-
+    assert runner.server is not None
     try:
-        server = await loop.create_server(connection, host, port)
+        sockets = await listen(host, port, backlog=BACKLOG)
     except OSError as error:
         await runner.cleanup()
         raise ConfigurationError(
             f"cannot listen on {host} port {port} for operations: {error.strerror or error}. "
             "Free the port, or set ops.port (--ops-port) or ops.host to another"
         ) from error
-    return OpsServer(runner, server)
+    return OpsServer(runner, Listener(_Reception(runner.server, source), sockets))
 
 
 def _make_room(server: web.Server, source: OpsSource) -> None:

@@ -137,7 +137,9 @@ class Amqp(Frozen):
         le=DAY_MS,
         description="Time a peer may leave its output unread before its connection is closed.",
     )
-    max_connections: int = Field(6000, ge=1, le=100_000, description="Connections open at once, in one gateway.")
+    max_connections: int = Field(
+        6000, ge=1, le=100_000, description="Connections at once in one gateway, those in the TLS handshake included."
+    )
     max_sessions_per_connection: int = Field(5000, ge=1, le=65_536, description="AMQP sessions on one connection.")
     max_links_per_session: int = Field(256, ge=1, le=65_536, description="Links in one AMQP session.")
     max_links_per_connection: int = Field(5000, ge=1, le=65_536, description="Links on one connection.")

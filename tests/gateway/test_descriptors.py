@@ -3,7 +3,7 @@
 import pytest
 
 from broker.gateway import descriptors
-from broker.gateway.descriptors import OWN_DESCRIPTORS, RefusalLog, connections_for
+from broker.gateway.descriptors import OWN_DESCRIPTORS, RepeatedWarning, connections_for
 from broker.http.ops import MAX_CONNECTIONS as OPS_CONNECTIONS
 from broker.settings.config import Settings
 
@@ -30,11 +30,11 @@ def test_many_refusals_are_few_lines_that_count_them_all(monkeypatch):
     monkeypatch.setattr(
         descriptors, "log", type("Log", (), {"warning": lambda _, event, **fields: lines.append(fields)})()
     )
-    refusals = RefusalLog()
+    refusals = RepeatedWarning("connections refused")
     for _ in range(1000):
-        refusals.refused("full", "1.2.3.4:5")
+        refusals.happened("full", last_peer="1.2.3.4:5")
         now_s += 0.01
     assert len(lines) == 2
     now_s += 10
-    refusals.refused("full")
+    refusals.happened("full")
     assert sum(line["count"] for line in lines) == 1001

@@ -26,6 +26,9 @@ class Source:
     def ops_connection_dropped(self):
         pass
 
+    def accept_failed(self, error):
+        raise error
+
     def unready(self):
         return self.reason
 

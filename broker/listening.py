@@ -1,0 +1,123 @@
+"""Listening sockets whose connections are counted from the moment they are accepted.
+
+The event loop's own servers report a connection only after its TLS handshake. And while no file descriptor is free,
+those of uvloop close new connections without a report, or try to accept them all the time, with all of a CPU.
+"""
+
+import asyncio
+import socket
+import ssl
+from contextlib import ExitStack
+from typing import Protocol
+
+# Connections accepted before other events are handled.
+ACCEPTED_AT_ONCE = 16
+# The time after which a listener tries again to accept a connection that could not be accepted.
+REST_SECONDS = 0.1
+
+
+class Reception(Protocol):
+    """Takes the connections of a listener."""
+
+    def arrives(self, peer: str) -> asyncio.BaseProtocol | None:
+        """The protocol for a new connection, which counts from now on; None if there is no room, to close it."""
+
+    def arrived(self, protocol: asyncio.BaseProtocol) -> None:
+        """The TLS handshake is over: the protocol's `connection_made` was called, or the connection has failed."""
+
+    def accept_failed(self, error: OSError) -> None:
+        """A connection could not be accepted, usually because no file descriptor is free. It waits."""
+
+
+class Listener:
+    """Accepts connections until it is closed."""
+
+    def __init__(
+        self,
+        reception: Reception,
+        sockets: list[socket.socket],
+        tls: ssl.SSLContext | None = None,
+        tls_timeout_s: float | None = None,
+    ) -> None:
+        self._reception = reception
+        self._sockets = sockets
+        self._tls = tls
+        self._tls_timeout_s = tls_timeout_s if tls else None
+        self._arriving: set[asyncio.Task[None]] = set()
+        self._resting: dict[socket.socket, asyncio.TimerHandle] = {}
+        self._loop = asyncio.get_running_loop()
+        self.port: int = sockets[0].getsockname()[1]
+        for each in sockets:
+            self._listen(each)
+
+    def close(self) -> None:
+        """Accept no more connections, and end those in the TLS handshake. The others stay."""
+        for timer in self._resting.values():
+            timer.cancel()
+        for each in self._sockets:
+            self._loop.remove_reader(each)
+            each.close()
+        for task in self._arriving:
+            task.cancel()
+
+    def _listen(self, listening: socket.socket) -> None:
+        self._resting.pop(listening, None)
+        self._loop.add_reader(listening, self._accept, listening)
+
+    def _accept(self, listening: socket.socket) -> None:
+        for _ in range(ACCEPTED_AT_ONCE):
+            try:
+                accepted, address = listening.accept()
+            except (BlockingIOError, InterruptedError):
+                return
+            except ConnectionError:
+                continue  # it was reset before it was accepted
+            except OSError as error:
+                self._loop.remove_reader(listening)
+                self._resting[listening] = self._loop.call_later(REST_SECONDS, self._listen, listening)
+                self._reception.accept_failed(error)
+                return
+            protocol = self._reception.arrives(f"{address[0]}:{address[1]}")
+            if protocol is None:
+                accepted.close()
+                continue
+            accepted.setblocking(False)
+            task = self._loop.create_task(self._connect(accepted, protocol))
+            self._arriving.add(task)
+            task.add_done_callback(self._arriving.discard)
+
+    async def _connect(self, accepted: socket.socket, protocol: asyncio.BaseProtocol) -> None:
+        try:
+            await self._loop.connect_accepted_socket(
+                lambda: protocol, accepted, ssl=self._tls, ssl_handshake_timeout=self._tls_timeout_s
+            )
+        except OSError:
+            pass  # the TLS handshake has failed, or took too long
+        finally:
+            self._reception.arrived(protocol)
+
+
+async def listen(host: str, port: int, *, backlog: int, reuse_port: bool = False) -> list[socket.socket]:
+    """Sockets that listen at all addresses of the host; port 0 takes any free one. Raises OSError."""
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    with ExitStack() as opened:
+        sockets: list[socket.socket] = []
+        for family, kind, number, _, address in dict.fromkeys(found):
+            try:
+                listening = opened.enter_context(socket.socket(family, kind, number))
+            except OSError:
+                if not sockets and family == found[-1][0]:
+                    raise
+                continue  # the system may have no IPv6; the host has other addresses
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if reuse_port:
+                listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            if family == socket.AF_INET6:
+                listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)  # 0.0.0.0 is an address of its own
+            listening.bind(address)
+            listening.listen(backlog)
+            listening.setblocking(False)
+            sockets.append(listening)
+        opened.pop_all()
+        return sockets
