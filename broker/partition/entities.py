@@ -1,7 +1,7 @@
 """Creating, changing and deleting entities while the partition runs.
 
-ENTITIES belongs to `broker.catalog.catalog`: whoever changes an entity stages its definition in the same store,
-before the same commit. Here is what the change does to messages, locks and receivers.
+ENTITIES belongs to `broker.catalog.catalog`: the caller that changes an entity stages its definition in the same store,
+before the same commit. This module does what the change means for messages, locks and receivers.
 """
 
 from collections.abc import Sequence
@@ -53,9 +53,10 @@ _ALL = (b"\0", b"\xff" * 32)
 
 
 def load(core: Core, now_ms: int, known: dict[bytes, Terms] | None = None) -> None:
-    """Read the entities, and what is due first of each; messages are not looked at. Raises StoreError.
+    """Read the entities and their first timers; messages are not read. Raises StoreError.
 
-    `known` are terms by their stored definitions, and gets those that are read: all partitions store the same.
+    `known` has terms by their stored definitions. Terms that are decoded here are added to it, because all partitions
+    store the same definitions.
     """
     known = {} if known is None else known
     definitions: list[tuple[int, Terms]] = []
@@ -94,7 +95,7 @@ def load(core: Core, now_ms: int, known: dict[bytes, Terms] | None = None) -> No
 
 
 def _arm_timers(core: Core) -> None:
-    """For each timer of each queue, the first that is due. Each step goes on behind the last, whatever the keys are."""
+    """Arm the first of each timer of each queue. Each step begins after the last key, whatever the keys are."""
     store, start = core.store, _ALL[0]
     while items := store.scan(Table.DUE, start, _ALL[1], 1):
         [(key, _)] = items
@@ -107,20 +108,20 @@ def _arm_timers(core: Core) -> None:
         start = due_keys_end(key)
         if timer == Due.SCHEDULED:
             mend_times(core, queue_id)
-        # What there is now, which may be another.
+        # The first key now, which `mend_times` may have changed.
         [(key, _)] = store.scan(Table.DUE, key[:5], start, 1)
         _, _, due_ms, _ = unpack_due_key(key)
         core.timers.arm(due_ms, (queue_id, timer))
 
 
 def _of_meta(core: Core, prefix: bytes) -> list[tuple[bytes, bytes]]:
-    """The records whose keys begin so, by the rest of their keys."""
+    """The records of META whose keys begin with `prefix`, by the rest of their keys."""
     items = core.store.scan(Table.META, prefix, prefix + _ALL[1], 1 << 32)
     return [(key.removeprefix(prefix), value) for key, value in items]
 
 
 def _begin_forwarding(core: Core) -> None:
-    """What is in memory of queues that forward, and have something to forward or did when the process ended."""
+    """Open the queues that forward and have messages to forward, or had a batch under way when the process ended."""
     for key, value in _of_meta(core, FORWARDED_PREFIX):
         queue_id = int.from_bytes(key, "big")
         try:
@@ -135,7 +136,7 @@ def _begin_forwarding(core: Core) -> None:
 
 
 def _begin_publishing(core: Core, now_ms: int) -> None:
-    """Topics that have accepted messages and not published them go on."""
+    """Topics continue to publish messages that they have accepted."""
     for topic_id in core.topic_ids.values():
         queue_id = queue_id_of(topic_id)
         start, end = queue_key(queue_id, Place.AVAILABLE, 0), queue_key(queue_id, Place.AVAILABLE + 1, 0)
@@ -150,12 +151,12 @@ def put_entity(
     now_ms: int,
     rules: Sequence[dict[str, Any]] | None = None,
 ) -> None:
-    """Create it, or change its properties. Raises ServerBusy while a deleted entity of this id is being freed,
-    EntityNotFound if it was deleted because nobody used it, or if the topic of a subscription is not there,
-    InvalidArgument if one of its rules is wrong.
+    """Create the entity, or change its properties. Raises ServerBusy while the messages of a deleted entity with this
+    id are being deleted, EntityNotFound if it was deleted because nobody used it, or if the topic of a subscription
+    does not exist, InvalidArgument if one of its rules is wrong.
 
     `rules` are the rule documents of a new subscription; None is `$Default`, which takes every message. A change of the
-    lock duration drops the locks held; receivers that are no longer allowed are closed.
+    lock duration ends all locks; receivers that are no longer allowed are closed.
     """
     if entity_id in core.deleted:
         raise ServerBusy("The messages of a deleted entity with the same id are still being deleted. Please try again.")
@@ -203,7 +204,9 @@ def _deleted(name: str) -> EntityNotFound:
 
 
 def delete_entity(core: Core, entity_id: int, now_ms: int) -> dict[int, str]:
-    """It is gone at once, a topic with its subscriptions; messages are freed step by step. Raises EntityNotFound.
+    """Delete the entity at once, a topic with its subscriptions. Its messages are deleted step by step.
+
+    Raises EntityNotFound.
 
     Returns what was deleted: entity id -> name, subscriptions before their topic.
     """
@@ -217,8 +220,8 @@ def delete_entity(core: Core, entity_id: int, now_ms: int) -> dict[int, str]:
 
 
 def delete_unused(core: Core, entity_id: int, now_ms: int) -> None:
-    """Nobody has used it for its time. That it is deleted is final with this commit, whatever the catalog still says;
-    so a message sent before makes it used, and one sent after is refused.
+    """Nobody has used the entity for its interval. The deletion is final with this commit, whatever the catalog still
+    says: a message sent before keeps the entity, and a message sent after is refused.
     """
     deleted = delete_entity(core, entity_id, now_ms)
     core.auto_deletions += len(deleted)
@@ -229,7 +232,7 @@ def delete_unused(core: Core, entity_id: int, now_ms: int) -> None:
 
 
 def delete_all(core: Core, entity_ids: Sequence[int], now_ms: int) -> None:
-    """The catalog has these no more: what of them is here goes."""
+    """The catalog does not have these entities any more: delete those that are here."""
     for entity_id in entity_ids:
         if entity_id in core.terms:
             delete_entity(core, entity_id, now_ms)
@@ -274,7 +277,7 @@ def _close_receivers(core: Core, queue_id: int, error: BrokerError) -> None:
 
 
 def free(core: Core, entity_id: int, now_ms: int) -> None:
-    """The timer: free a step of what a deleted entity held, then forget it."""
+    """The timer: delete a step of the messages of a deleted entity; at the end forget the entity."""
     store, step, first, end = core.store, core.step(), queue_id_of(entity_id), queue_id_of(entity_id + 1)
     topic_id = core.deleted[entity_id]
     core.turn.work += step
@@ -284,7 +287,7 @@ def free(core: Core, entity_id: int, now_ms: int) -> None:
             try:
                 ids.append(decode_entry(value).message_id)
             except CorruptRecord:
-                quarantine(store, Table.QUEUE, key)  # its body stays: whose it was is not known
+                quarantine(store, Table.QUEUE, key)  # its body stays: we no longer know which body it referred to
         if topic_id is None:
             store.delete_many(Table.MESSAGES, map(message_key, ids))
         elif ids:
@@ -309,6 +312,6 @@ def free(core: Core, entity_id: int, now_ms: int) -> None:
 
 
 def _marks(store: Store, queue_ids: range) -> list[bytes]:
-    """Of whatever store: the queues are in none any more."""
+    """Keys of the marks of these queues, from any store: the queues are deleted."""
     items = store.scan(Table.MARKS, *_ALL, 1 << 32)
     return [key for key, _ in items if int.from_bytes(key[STORE_ID_BYTES:], "big") in queue_ids]

@@ -1,9 +1,9 @@
 """One partition: a deterministic state machine over one store, told the time.
 
-Every call stages its writes; `commit` makes them durable. Nothing may be answered before. If anything but a BrokerError
-is raised, memory and disk may disagree: the partition must be dropped and made again from the store, unless
-`has_changed` says that the command had changed nothing yet. Times are
-milliseconds since 1970 and should not go backwards.
+Every call stages its writes; `commit` makes them durable. Nothing may be answered before the commit. If anything but a
+BrokerError is raised, memory and disk may disagree: the caller must drop the partition and make it again from the
+store, unless `has_changed` says that the command had changed nothing yet. Times are milliseconds since 1970 and should
+not go backwards.
 """
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
@@ -32,8 +32,8 @@ from storage.queue_ids import entity_of
 from storage.records import Place
 from storage.store import Store, Table
 
-# Thousands of entities may be due at once, to be looked at or freed: a step of one takes up to 50 microseconds if it
-# finds nothing to do.
+# Thousands of idle or deleted entities may be due at once. A step for one of them takes up to 50 microseconds, even if
+# it finds nothing to do.
 DUE_PER_TURN = 256
 
 
@@ -55,8 +55,8 @@ class Partition:
         home: Callable[[str], int] | None = None,
         known_terms: dict[bytes, Terms] | None = None,
     ) -> None:
-        """`incarnation`: 6 random bytes, so that no lock token is ever given twice. `home` says of the name of a queue
-        or topic on which partition it lives; without it all are here. Partitions that are opened with the same
+        """`incarnation`: 6 random bytes, so that no lock token is ever used twice. `home` returns the partition that a
+        queue or topic of this name lives on; without it, all live here. Partitions that are opened with the same
         `known_terms` read each definition once.
         """
         self.id = partition_id
@@ -66,14 +66,14 @@ class Partition:
 
     @property
     def has_changed(self) -> bool:
-        """Whether the last command (send, open_receiver, settle, request, transact, request_in, discharge, take_over)
-        has changed anything, in memory or in what is staged. If it has not, whatever it raised left all as it was.
+        """True if the last command (send, open_receiver, settle, request, transact, request_in, discharge, take_over)
+        has changed anything in memory or in the staged writes. If not, the partition is as it was before the command.
         """
         return self._core.has_changed
 
     @property
     def ahead_ms(self) -> int:
-        """By how much the times it is told are ahead of the wall clock, after that was set back."""
+        """Milliseconds by which the given times are ahead of the wall clock, after that was set back."""
         return self._core.ahead_ms
 
     @ahead_ms.setter
@@ -81,7 +81,7 @@ class Partition:
         self._core.ahead_ms = ahead_ms
 
     def _begin(self, queue_id: int, now_ms: int) -> None:
-        """A command for this queue begins, which is a use of its entity whatever becomes of it."""
+        """A command for this queue begins. It is a use of the entity, even if the command fails."""
         if self._core.kept:
             idleness.use(self._core, queue_id, now_ms)
         self._core.begin_command()
@@ -100,7 +100,7 @@ class Partition:
         session: Sequence[Any] | None = None,
     ) -> None:
         """`session`: [session id, or None for any that is available; milliseconds to wait for one]. `Pumped.accepted`
-        tells of its lock. Raises EntityNotFound, EntityDisabled, NotAllowed, SessionCannotBeLocked, InvalidArgument.
+        tells the lock. Raises EntityNotFound, EntityDisabled, NotAllowed, SessionCannotBeLocked, InvalidArgument.
         """
         core = self._core
         self._begin(queue_id, now_ms)
@@ -134,7 +134,7 @@ class Partition:
         self._grant(receiver, limit, drain=False)
 
     def drain(self, receiver: Hashable, limit: int) -> None:
-        """As `grant`; the next `pump` hands out what there is, and the rest of the grant is void."""
+        """As `grant`, but the next `pump` hands out the available messages and ends the rest of the grant."""
         self._grant(receiver, limit, drain=True)
 
     def _grant(self, receiver: Hashable, limit: int, drain: bool) -> None:
@@ -143,7 +143,7 @@ class Partition:
             return
         queue = self._core.queue(found.queue_id)
         if queue.sessions is not None and found.session is None:
-            return  # it waits for a session, and gets nothing before
+            return  # it waits for a session and gets no messages before
         if drain:
             queue.line.drain(found, limit)
         else:
@@ -153,16 +153,16 @@ class Partition:
         session = found.session
         if session is not None and queue.sessions is not None:
             if not drain and not session.may_have_more:
-                return  # it wakes when a message comes
+                return  # a message wakes it
             queue.sessions.awake[session.id] = session
         self._core.turn.wake(queue)
         if queue.entity_id in self._core.kept:
-            self._core.turn.awake[queue.id] = queue  # `pump` knows the time; it is a use even if credit is taken away
+            self._core.turn.awake[queue.id] = queue  # `pump` notes the use of the entity, because it knows the time
 
     def close_receiver(self, receiver: Hashable, broken: bool, now_ms: int, unsent_from: bytes | None = None) -> None:
-        """`broken`: its connection was lost, and its locks with it. Otherwise they stay until settled or ended.
+        """`broken`: the receiver's connection was lost, so its locks end. Otherwise they stay until settled or over.
 
-        `unsent_from`: what it was handed out with this token or a later one never reached the client, and is back.
+        `unsent_from`: the deliveries from this token on never reached the client; their messages are available again.
         """
         found = self._core.receivers.get(receiver)
         if found is None:
@@ -188,7 +188,8 @@ class Partition:
     ) -> list[BrokerError | None]:
         """One result per token; None if its outcome was applied. `properties` are merged into the message's.
 
-        A token is found whoever received the message. Errors: LockLost, NotAllowed, MessageTooLarge, EntityNotFound.
+        A token is valid whichever receiver got the message. Errors: LockLost, NotAllowed, MessageTooLarge,
+        EntityNotFound.
         """
         self._begin(queue_id, now_ms)
         try:
@@ -200,28 +201,28 @@ class Partition:
     def as_told(
         self, queue_id: int, receiver: Hashable, results: list[BrokerError | None], now_ms: int
     ) -> list[BrokerError | None]:
-        """What a receiver is told of its settlements: SessionLockLost where it has lost the lock of its session."""
+        """The results as a receiver is told them: SessionLockLost if it has lost the lock of its session."""
         queue = self._core.find(queue_id)
         if queue is None or queue.sessions is None:
             return results
         return session_locks.named(self._core, receiver, results, now_ms)
 
     def restore(self, queue_id: int, entries: Sequence[Any], now_ms: int) -> None:
-        """Put back what was received and deleted, but never reached the wire. `entries`: items as in a delivery."""
+        """Put back messages that were received and deleted, but never sent. `entries`: items as in a delivery."""
         restore(self._core, queue_id, entries, now_ms)
 
     @property
     def has_work_left(self) -> bool:
-        """This turn may do more, see `Core.work_left`."""
+        """True if this turn may do more, see `Core.work_left`."""
         return not self._core.turn.work or self._core.work_left() > 0
 
     def go_on(self, underway: Underway) -> bool:
-        """With a request, as far as this turn may. True if it is done. Raises BrokerError."""
+        """Continue the request as far as this turn's work allows. True if it is done. Raises BrokerError."""
         self._core.begin_command()
         return self.has_work_left and underway.go_on()
 
     def request(self, name: str, queue_id: int, args: Sequence[Any], now_ms: int) -> Any:
-        """See broker.wire. The result, or an `Underway` that gives it in a later turn. Raises BrokerError."""
+        """See broker.wire. Returns the result, or an `Underway` that has it in a later turn. Raises BrokerError."""
         self._begin(queue_id, now_ms)
         return request(self._core, name, queue_id, args, now_ms)
 
@@ -233,9 +234,9 @@ class Partition:
         now_ms: int,
         owner: Hashable = None,
     ) -> list[list[list[str] | None] | None]:
-        """Sends and settlements of a transaction, `begins` with the first; see `transactions.transact`.
+        """Sends and settlements of a transaction; `begins` if they are its first. See `transactions.transact`.
 
-        `owner`: whose it is; the messages of one owner's transactions have a limit.
+        `owner` owns the transaction; the messages of one owner's transactions have a limit.
         """
         for operation in operations:
             self._begin(operation.queue, now_ms)
@@ -251,12 +252,12 @@ class Partition:
         now_ms: int,
         owner: Hashable = None,
     ) -> Any:
-        """As `request`, of `schedule` and `settle` as a part of a transaction. Raises BrokerError."""
+        """As `request`, for `schedule` and `settle` as a part of a transaction. Raises BrokerError."""
         self._begin(queue_id, now_ms)
         return transactions.request_in(self._core, transaction, begins, name, queue_id, args, now_ms, owner)
 
     def discharge(self, transaction: Hashable, commit: bool, now_ms: int) -> None:
-        """Do all of it or nothing. Raises TransactionRollback, TransactionTimeout: nothing of it was done."""
+        """Commit or roll back. Raises TransactionRollback, TransactionTimeout if nothing of it was done."""
         self._core.begin_command()
         transactions.discharge(self._core, transaction, commit, now_ms)
 
@@ -267,7 +268,7 @@ class Partition:
             core.begin_part()
         for due_ms, (queue_id, due) in core.timers.take_due(now_ms, DUE_PER_TURN):
             if core.turn.work and core.work_left() <= 0:
-                core.timers.arm(due_ms, (queue_id, due))  # for the next turn, in the same order
+                core.timers.arm(due_ms, (queue_id, due))  # the next turn does it, in the same order
                 continue
             if due == Due.TRANSACTIONS:
                 transactions.time_out(core, now_ms)
@@ -281,9 +282,9 @@ class Partition:
                 continue
             queue = core.find(queue_id)
             if queue is None:
-                continue  # deleted
+                continue  # the queue was deleted
             if core.kept and (queue.is_pulled or queue.counts[Place.SCHEDULED] or due == Due.PUBLISHING):
-                idleness.use(core, queue.id, now_ms)  # whatever now becomes of what uses it
+                idleness.use(core, queue.id, now_ms)  # even if what uses the entity ends with this timer
             if due == Due.LOCKS:
                 (settlement if queue.sessions is None else session_locks).end_locks(core, queue, now_ms)
             elif due == Due.SESSION_WAITS:
@@ -303,7 +304,7 @@ class Partition:
         return self._core.timers.next_ms()
 
     def pump(self, now_ms: int) -> Pumped:
-        """Forward what can be, give sessions to who waits for one, and hand ready messages to receivers with credit.
+        """Forward messages, give sessions to receivers that wait for one, and hand messages to receivers with credit.
 
         To be called after everything else of a turn.
         """
@@ -327,7 +328,7 @@ class Partition:
     def take_over(
         self, store_id: bytes, source: int, entity_id: int, entries: Sequence[Any], now_ms: int
     ) -> tuple[int, list[Any], str]:
-        """Messages that the queue `source` of another partition forwards to an entity here, see `destination`.
+        """Take over messages that the queue `source` of another partition forwards to this one; see `destination`.
 
         The answer may be given after `commit`.
         """
@@ -335,17 +336,17 @@ class Partition:
         return destination.take_over(self._core, store_id, source, entity_id, entries, now_ms)
 
     def taken_over(self, source: int, by: int, up_to: int, refused: Sequence[Any], busy: str, now_ms: int) -> None:
-        """The answer of the `take_over` of another partition, `by`, to what the queue `source` forwarded."""
+        """The partition `by` answers what the queue `source` forwarded to it: the result of its `take_over`."""
         forwarding.taken_over(self._core, source, by, up_to, refused, busy, now_ms)
 
     def unreachable(self, partitions: Collection[int], now_ms: int) -> None:
-        """What was forwarded to these partitions and not answered yet never will be."""
+        """These partitions will never answer commands that they have not answered yet."""
         forwarding.unanswered(self._core, partitions, now_ms)
 
     def commit(self) -> bool:
-        """Make all that was done durable. True if there was anything.
+        """Make all staged writes durable. True if there were any.
 
-        Raises StoreFull, StoreError: then this partition is of no further use.
+        Raises StoreFull, StoreError: then this partition must not be used any more.
         """
         self._core.end_turn()
         dirty = self._store.dirty
@@ -361,8 +362,9 @@ class Partition:
     ) -> None:
         """Create an entity or change its properties; the caller stages its definition (see `entities`).
 
-        `rules` are the rule documents of a new subscription; None is the default rule. Raises ServerBusy while the id's
-        former owner is being freed, EntityNotFound without the topic of a subscription, InvalidArgument for a rule.
+        `rules` are the rule documents of a new subscription; None is the default rule. Raises ServerBusy while the
+        messages of a deleted entity with this id are being deleted, EntityNotFound if the topic of a subscription does
+        not exist, InvalidArgument for a rule.
         """
         entities.put_entity(self._core, entity_id, description, now_ms, rules)
 
@@ -374,7 +376,7 @@ class Partition:
         entities.delete_entity(self._core, entity_id, now_ms)
 
     def delete_entities(self, entity_ids: Sequence[int], now_ms: int) -> None:
-        """Delete what of these is here; the caller has removed all of their definitions."""
+        """Delete those of these entities that are here; the caller has removed all of their definitions."""
         entities.delete_all(self._core, entity_ids, now_ms)
 
     def with_subscriptions(self, entity_ids: Iterable[int]) -> list[int]:
@@ -388,12 +390,12 @@ class Partition:
         return self._core.auto_deleted.keys()
 
     def take_auto_deleted(self) -> dict[int, str]:
-        """Those of them not yet told of, with their names. To be asked after the commit."""
+        """Those of them that were not taken yet, with their names. Call it after the commit."""
         found, self._core.newly_auto_deleted = self._core.newly_auto_deleted, {}
         return found
 
     def check(self) -> None:
-        """Assert the invariants of what is in memory, for tests. Takes time with all that is in memory."""
+        """Assert the invariants of the state in memory, for tests. Takes time in proportion to the state."""
         core = self._core
         for queue_id, queue in core.queues.items():
             assert queue.id == queue_id
@@ -402,7 +404,7 @@ class Partition:
         assert all(receiver.queue_id in core.queues for receiver in core.receivers.values())
 
     def tallies(self) -> dict[int, dict[str, Any]]:
-        """Queue id -> the names of `tally.Tally` -> number since the start, of queues in use."""
+        """For each queue in use: the counters of `tally.Tally` by name, since the start."""
         return {queue.id: queue.tally.snapshot() for queue in self._core.queues.values()}
 
     def gauges(self) -> dict[str, int]:

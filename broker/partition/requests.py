@@ -1,8 +1,8 @@
 """Requests: renew locks, browse, receive deferred messages, cancel scheduled ones, delete, count.
 
-Names, arguments and results are in `broker.wire`. Each is done wholly or not at all, if it raises a BrokerError; only
-what is found expired or unreadable on the way goes where it belongs. What looks at many messages or sessions does so
-step by step, and may be under way for several turns.
+Names, arguments and results are in `broker.wire`. A request is done wholly, or not at all if it raises a BrokerError.
+However, expired messages that it comes across are expired, and unreadable ones are quarantined, in either case. A
+request that looks at many messages or sessions does so step by step, and may be under way for several turns.
 """
 
 from collections.abc import Callable, Generator, Hashable, Sequence
@@ -53,7 +53,7 @@ from storage.records import (
 from storage.store import Table
 
 PROBE_KEY = b"probe"
-# The fields of clients' requests (amqp.md 8.4), for errors; and which argument is the list of which.
+# For errors: the fields of clients' requests (amqp.md 8.4), and the argument that has the list of each.
 LOCK_TOKENS, SEQUENCE_NUMBERS = "lock-tokens", "sequence-numbers"
 _LISTED = {
     "renew-locks": (0, LOCK_TOKENS),
@@ -66,7 +66,7 @@ _LISTED = {
 
 
 def request(core: Core, name: str, queue_id: int, args: Sequence[Any], now_ms: int) -> Any:
-    """The result; or an `Underway`, if there is more to do than a turn may. Raises BrokerError."""
+    """The result; or an `Underway`, if the request takes more work than one turn has. Raises BrokerError."""
     if name in _OF_PARTITION:
         return _OF_PARTITION[name](core, args, now_ms)
     if name not in _OF_QUEUE:
@@ -85,7 +85,7 @@ def request(core: Core, name: str, queue_id: int, args: Sequence[Any], now_ms: i
 
 
 def check_size(core: Core, name: str, args: Sequence[Any]) -> None:
-    """What is done wholly or not at all is done in one turn, and so is not much. Raises OutOfRange."""
+    """A request that is done wholly or not at all takes one turn, so its size has a limit. Raises OutOfRange."""
     listed = _LISTED.get(name)
     if listed is None:
         return
@@ -96,18 +96,18 @@ def check_size(core: Core, name: str, args: Sequence[Any]) -> None:
 
 
 def check_bytes(core: Core, field: str, count: int, size_bytes: int) -> None:
-    """As `check_size`: what is read or written for `count` messages. One alone may have any size."""
+    """As `check_size`, for the bytes read or written for `count` messages. A single message may have any size."""
     limit = core.settings.request_bytes
     if size_bytes > limit and count > 1:
         raise OutOfRange(f"The messages of '{field}' take more than {limit} bytes; ask for fewer at once.")
 
 
-# What takes a request several turns: it yields when the turn's work is done, and returns the result.
+# A request that takes several turns: the generator yields when the turn has no work left, and returns the result.
 Steps = Generator[None, None, Any]
 
 
 class Underway:
-    """A request that goes on in the turns that follow. What it did before stays done if it fails, or is dropped."""
+    """A request that continues in later turns. If it fails or is dropped, what it has done stays done."""
 
     def __init__(self, core: Core, steps: Steps) -> None:
         self._core = core
@@ -115,7 +115,7 @@ class Underway:
         self.result: Any = None
 
     def go_on(self) -> bool:
-        """Do what this turn may; True if it is done, and `result` its result. Raises BrokerError."""
+        """Do as much as this turn's work allows. True if the request is done and `result` set. Raises BrokerError."""
         try:
             next(self._steps)
         except StopIteration as end:
@@ -159,7 +159,7 @@ def _receive_deferred(core: Core, queue: Queue, args: Sequence[Any], now_ms: int
 
 
 def _receive_session_deferred(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> list[Any]:
-    """As `_receive_deferred`: messages of one session, whose lock the receiver must have and is theirs, too."""
+    """As `_receive_deferred`, for messages of one session. The receiver must have its lock, which is theirs, too."""
     receiver, session_id, numbers, receive_and_delete = args
     session = session_locks.held(queue, receiver, session_id, now_ms)
     numbers = list(dict.fromkeys(numbers))
@@ -267,7 +267,7 @@ def _schedule(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> lis
 
 
 def _cancel_scheduled(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> None:
-    """MessageNotFound if any of the numbers is not that of a message still waiting."""
+    """Raises MessageNotFound if any of the numbers is not that of a scheduled message."""
     numbers = list(dict.fromkeys(args[0]))
     cancelled: list[Held] = []
     read_bytes = 0
@@ -293,7 +293,7 @@ def _cancel_scheduled(core: Core, queue: Queue, args: Sequence[Any], now_ms: int
 
 
 def _delete_batch(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> Steps:
-    """Available messages, the oldest first; locked ones are passed over."""
+    """Delete available messages, the oldest first; locked messages are skipped."""
     count, before_ms, *rest = args
     session_id: str | None = rest[0] if rest else None
     if count < 1:
@@ -304,7 +304,7 @@ def _delete_batch(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) ->
 
 
 def _purge(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> Steps:
-    """All that is not locked goes, so many of them. To be asked again until the answer is 0."""
+    """Delete unlocked messages, up to a limit. The caller asks again until the answer is 0."""
     return _delete(core, queue.id, tuple(Place), 10 * core.settings.step, None, None)
 
 
@@ -337,7 +337,7 @@ def _delete_some(
     before_ms: int | None,
     session_id: str | None,
 ) -> tuple[int, int | None]:
-    """A step of `_delete`, from the number `start` on: how many went, and where to go on, None at the end."""
+    """A step of `_delete`, from the number `start` on. Returns how many were deleted, and the next number or None."""
     locked = queue.locks.numbers() if place == Place.AVAILABLE else queue.locks.deferred
     step = core.step()
     items = browsing.entries(core, queue, place, start, step, session_id)
@@ -386,14 +386,14 @@ def _delete_some(
 
 
 def _counts(core: Core, args: Sequence[Any], now_ms: int) -> dict[int, list[int]]:
-    """Of the queues whose ids are the arguments; of all that ever held something, without arguments."""
+    """Counts of the queues whose ids are the arguments; without arguments, of all queues that ever had messages."""
     if args:
         stored = [(queue_id, core.store.get(Table.COUNTS, entity_key(queue_id))) for queue_id in args]
     else:
         items = core.store.scan(Table.COUNTS, b"\0", b"\xff" * 5, 1 << 32)
         stored = [(int.from_bytes(key, "big"), value) for key, value in items]
     queues = core.queues
-    # Those that nobody uses are not opened: whoever asks for all would leave all of them in memory.
+    # Queues that nobody uses are not opened, because a request for all would leave all of them in memory.
     counts = {
         queue_id: _stored_count(core, queue_id, value)
         for queue_id, value in stored
@@ -404,11 +404,11 @@ def _counts(core: Core, args: Sequence[Any], now_ms: int) -> dict[int, list[int]
 
 
 def _stored_count(core: Core, queue_id: int, value: bytes | None) -> list[int]:
-    """As `_count`, of a queue that is not open; `value` is its record in COUNTS."""
+    """As `_count`, for a queue that is not open; `value` is its record in COUNTS."""
     try:
         _, available, deferred, scheduled, size_bytes = Counts() if value is None else decode_counts(value)
     except CorruptRecord:
-        return _count(core.queue(queue_id))  # counts anew
+        return _count(core.queue(queue_id))  # opening it counts its messages
     return [available, deferred, scheduled, size_bytes, 0]
 
 

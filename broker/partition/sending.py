@@ -1,4 +1,4 @@
-"""Accepting messages: all of a call or none, with consecutive sequence numbers."""
+"""Accepts messages: all of a call or none, with consecutive sequence numbers."""
 
 from collections.abc import Sequence
 
@@ -32,12 +32,12 @@ _MESSAGE_ID = int(Extra.MESSAGE_ID)
 def send(
     core: Core, queue_id: int, messages: Sequence[Incoming], now_ms: int, reserved: int | None = None
 ) -> list[int]:
-    """Their sequence numbers, 0 for a ping; a duplicate's is that of the first.
+    """Store the messages and return their sequence numbers: 0 for a ping, that of the first message for a duplicate.
 
-    A message with a scheduled time in the future waits under its number until then; ttl counts from then. With
-    `reserved`, the first of as many numbers, all are scheduled, also those whose time has come meanwhile; each has the
-    number at its place, and that of a ping or a duplicate stays unused. Raises EntityNotFound, NotAllowed,
-    EntityDisabled, QuotaExceeded.
+    A message with a scheduled time in the future waits under its number until then, and its time to live counts from
+    then. `reserved` is the first of as many numbers as there are messages. With it all messages are scheduled, even if
+    their time has come meanwhile. Each gets the number at its place; those of pings and duplicates stay unused. Raises
+    EntityNotFound, NotAllowed, EntityDisabled, QuotaExceeded.
     """
     queue = core.queue(queue_id)
     check(core, [(queue, messages)])
@@ -47,7 +47,7 @@ def send(
 def store(
     core: Core, queue: Queue, messages: Sequence[Incoming], now_ms: int, reserved: int | None = None
 ) -> list[int]:
-    """As `send`, of messages that were checked."""
+    """As `send`, for messages that were checked."""
     if queue.transfers is not None:
         return transfer_queue.store(core, queue, queue.transfers, messages, now_ms)
     if queue.terms.kind == Kind.TOPIC:

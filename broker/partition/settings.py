@@ -12,7 +12,7 @@ MIB = 1 << 20
 class PartitionSettings:
     """Counts are of messages unless the name says otherwise."""
 
-    keep_locks_of_broken_connections: bool = False  # True is the cloud's way: the lock runs out by itself
+    keep_locks_of_broken_connections: bool = False  # True as in the cloud: such a lock ends with its time
     store_watermark: float = 0.9  # of the store's capacity; above it sends are refused, so that settling always works
     min_free_bytes: int = 0  # of the store and its disk; sends are refused when less is left
     window: int = 4096  # entries of one queue's head in memory; as many returned ones on top
@@ -22,21 +22,21 @@ class PartitionSettings:
     forward_count: int = 1000  # forwarded by one queue at once
     forward_batch_bytes: int = MIB  # forwarded by one queue at once
     forward_bytes: int = 16 * MIB  # under way from this partition to others in all
-    transaction_bytes: int = 256 * MIB  # of messages in transactions that have not ended
-    connection_transaction_bytes: int = 64 * MIB  # of these, in those of one client's connection
-    # Records read or written in a turn by what can go on in the next; far fewer where the store is nearly full.
+    transaction_bytes: int = 256 * MIB  # of messages in all open transactions
+    connection_transaction_bytes: int = 64 * MIB  # of messages in open transactions of one client's connection
+    # Records that one turn reads or writes for work that the next can continue; far fewer if the store is nearly full.
     turn_work: int = 10_000
     step: int = 1000  # timers fired, or messages of a deleted entity freed, per queue and turn
     step_bytes: int = 8 * MIB  # of records read in one step
-    peek_max: int = 1000  # in one answer to `peek`; the caller asks again from where it ended
+    peek_max: int = 1000  # in one answer to `peek`; the caller then asks for the next ones
     request_items: int = 4000  # numbers, tokens or messages that one request names; settlements in one transaction
     request_bytes: int = 16 * MIB  # read or written by one request for several messages
     properties_bytes: int = 64 * 1024  # names and values set on one message by its receivers
-    seen_ids: SeenLimits = field(default_factory=SeenLimits)  # of duplicate detection
+    seen_ids: SeenLimits = field(default_factory=SeenLimits)  # for duplicate detection
 
     @classmethod
     def of(cls, settings: Any) -> "PartitionSettings":
-        """From the broker's: a `broker.settings.config.Settings`, which the state machine does not import."""
+        """Made of a `broker.settings.config.Settings`, which the state machine does not import."""
         return cls(
             keep_locks_of_broken_connections=settings.delivery.keep_locks_of_broken_connections,
             store_watermark=settings.store.send_watermark,

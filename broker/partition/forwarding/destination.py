@@ -1,8 +1,9 @@
 """Messages that other entities forward to an entity of this partition: taken over once each, or refused.
 
-Another partition sends what it forwards again whenever it is not sure, in the order of its queue's sequence numbers.
-The mark says up to which number they were taken over; it is written in the same commit as the messages. A message that
-is refused for good stays above the mark, so that nothing after it is taken until its own queue has put it elsewhere.
+Another partition sends messages again whenever it does not know whether they were taken over, in the order of its
+queue's sequence numbers. The mark is the highest number that was taken over; it is written in the same commit as the
+messages. A message that is refused for good stays above the mark, so that no message after it is taken over until its
+own queue has moved it elsewhere.
 """
 
 from collections.abc import Sequence
@@ -47,9 +48,9 @@ ENTRY = 3  # items per message in FORWARD: sequence number, message record, over
 
 
 class Verdict(NamedTuple):
-    """Of messages in their order: so many can be taken; those after them are refused for good, each with its error.
+    """The first `accepted` messages can be taken over; those after them are refused for good, each with its error.
 
-    It may end before the last: at the first that could be taken after one that is refused.
+    The verdict may end before the last message: at the first one that could be taken over after a refused one.
     """
 
     accepted: int
@@ -59,13 +60,13 @@ class Verdict(NamedTuple):
 class Refused(NamedTuple):
     """Messages that are refused for good, for the same reason; an item of the answer `Op.FORWARDED` (broker.wire)."""
 
-    name: str  # of the error
+    name: str  # class name of the error
     text: str
     numbers: list[int]  # sequence numbers
 
 
 def refusal(core: Core, entity_id: int, name: str = "") -> BrokerError | None:
-    """Why nothing can be forwarded to the entity, whatever its size; `name` is what it is known by."""
+    """The reason why nothing can be forwarded to the entity, apart from its size; `name` is its name, if known."""
     terms = core.terms.get(entity_id)
     if terms is None:
         entity = f"The entity '{name}'" if name else "The entity"
@@ -78,7 +79,7 @@ def refusal(core: Core, entity_id: int, name: str = "") -> BrokerError | None:
 
 
 def judge(core: Core, entity_ids: Sequence[int], sizes: Sequence[int]) -> Verdict:
-    """What can be forwarded, of messages for these entities, whose records have these sizes in bytes."""
+    """The verdict on messages for these entities, whose records have these sizes in bytes."""
     errors = {entity_id: refusal(core, entity_id) for entity_id in dict.fromkeys(entity_ids)}
     queues = {entity_id: core.queue(queue_id_of(entity_id)) for entity_id, error in errors.items() if error is None}
     used = {entity_id: entity_size(core, queue) for entity_id, queue in queues.items()}
@@ -103,10 +104,10 @@ def take_over(
 ) -> tuple[int, list[Refused], str]:
     """Take over what the queue `source` of the store `store_id` forwards; `entries` are flat, ENTRY items each.
 
-    It is all for the entity, or with `entity_id` 0 each overlay has its own as the destination.
+    All messages are for the entity; with `entity_id` 0 each overlay names its own destination.
 
-    Returns the sequence number up to which all of them are taken over, now or before; the next that are refused for
-    good; and why nothing more can be taken now, if so. Without entries it only tells the mark.
+    Returns the sequence number up to which messages are taken over, now or before; the next ones that are refused for
+    good; and the reason why no more can be taken over now, if there is one. Without entries it only returns the mark.
     """
     key = mark_key(store_id, source)
     mark = _mark(core, key)
@@ -114,7 +115,7 @@ def take_over(
     if not numbers:
         return mark, [], ""
     if entity_of(source) not in core.terms:
-        # What it is will be known here soon, or it is being deleted: its mark must not be made again.
+        # The entity is not known here yet, or it is being deleted: then its mark must not be made again.
         return mark, [], "The entity that forwards is not known to the destination's partition yet."
     new = next((at for at, number in enumerate(numbers) if number > mark), len(numbers))
     records: list[bytes] = list(entries[1::ENTRY][new:])
@@ -148,13 +149,13 @@ def _mark(core: Core, key: bytes) -> int:
     try:
         return decode_mark(value)
     except CorruptRecord:
-        # What is on its way may come twice. Nothing else is known to be safe, and to lose it is worse.
+        # Without the mark a message on its way may come twice, which is better than to lose it.
         quarantine(core.store, Table.MARKS, key)
         return 0
 
 
 def arrive(core: Core, queue: Queue, messages: Sequence[tuple[bytes, Overlay]], now_ms: int) -> None:
-    """Store records and overlays, which change, of messages that `judge` has accepted for the queue or topic."""
+    """Store messages that `judge` has accepted for the queue or topic: records and overlays, which this changes."""
     if queue.terms.duplicate_window_ms:
         messages = _without_duplicates(core, queue, messages, now_ms)
     if queue.terms.kind == Kind.TOPIC:
@@ -176,7 +177,7 @@ def arrive(core: Core, queue: Queue, messages: Sequence[tuple[bytes, Overlay]], 
 def _without_duplicates(
     core: Core, queue: Queue, messages: Sequence[tuple[bytes, Overlay]], now_ms: int
 ) -> list[tuple[bytes, Overlay]]:
-    """An id that a rule's action has set counts as the message's own (management.md 3.1)."""
+    """Remove duplicates. An id that a rule's action has set counts as the message's own (management.md 3.1)."""
     extras = [_extra(record, overlay) or {} for record, overlay in messages]
     if queue.sessions is not None:
         for extra, (_, overlay) in zip(extras, messages, strict=True):
@@ -189,7 +190,7 @@ def _without_duplicates(
 
 
 def _extra(record: bytes, overlay: Overlay) -> dict[int, Any] | None:
-    """What the message says of itself, with the id that was set since; None if it cannot be read."""
+    """The extra map of the message, with an id that was set since; None if the message cannot be read."""
     layout, body = message_parts(record)
     system = overlay.get(Field.SYSTEM) or {}
     try:
@@ -197,14 +198,14 @@ def _extra(record: bytes, overlay: Overlay) -> dict[int, Any] | None:
             layout, body = with_changes(layout, body, {}, {MESSAGE_ID: system[MESSAGE_ID]})
         return extra_of(layout, body)
     except ProtocolError:
-        return None  # actions have made of it what nobody could send: it is taken for new
+        return None  # actions have made a message that nobody could send: it counts as new
 
 
 def enter(core: Core, queue: Queue, messages: Sequence[tuple[int, int, int, Overlay]], now_ms: int) -> None:
-    """Append to a queue: message id, bytes and expiry of the record, which is there, and an overlay, which changes.
+    """Append stored records to a queue: message id, bytes and expiry of the record, and an overlay, which this changes.
 
-    The time to live goes on; the queue's own may end it earlier. Where sessions are required, a message of none is
-    dead-lettered.
+    The time to live continues, but the queue's own may end it earlier. If the queue requires sessions, a message
+    without one is dead-lettered.
     """
     if queue.sessions is not None:
         messages = _sort_by_session(core, queue, messages, now_ms)
@@ -235,7 +236,7 @@ def enter(core: Core, queue: Queue, messages: Sequence[tuple[int, int, int, Over
 def _sort_by_session(
     core: Core, queue: Queue, messages: Sequence[tuple[int, int, int, Overlay]], now_ms: int
 ) -> list[tuple[int, int, int, Overlay]]:
-    """Those that belong to a session, which their overlays tell; the others go to the dead-letter queue."""
+    """The messages with a session, which their overlays tell. Those without one go to the dead-letter queue."""
     target = core.queue(with_part(queue.id, Part.DEAD_LETTER))
     found: list[tuple[int, int, int, Overlay]] = []
     refused: list[tuple[int, int, Overlay | None]] = []

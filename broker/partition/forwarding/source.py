@@ -1,15 +1,15 @@
 """Forwarding: a queue, subscription or dead-letter queue whose terms say so moves its messages on, each exactly once.
 
-So does each transfer queue, whose messages say themselves where they are for (`transfer_queue`).
+A transfer queue does the same, but each of its messages names its own destination (`transfer_queue`).
 
 The queue itself is the outbox: messages come in as usual, and the available ones are taken out in the order of their
-sequence numbers. To an entity of this partition they are moved within the turn. To another partition one command at a
-time is under way for each queue, with as many as it may hold; while it is, the next gather. Its messages are deleted
-when the answer says that they were taken over. See `outbox` for what holds when an answer does not come, and
-`destination` for the other side.
+sequence numbers. Messages for an entity of this partition are moved within the turn. To another partition, each queue
+has one command under way at a time, and further messages gather meanwhile. The messages of a command are deleted when
+the answer says that they were taken over. `outbox` lists the states when no answer comes; `destination` is the other
+side.
 
-A message that is refused for good goes to the transfer dead-letter queue of its entity; after a refusal for now, or no
-answer, the queue tries again later, from the same message on.
+A message that is refused for good goes to the transfer dead-letter queue of its entity. If a retry can help, or no
+answer comes, the queue tries again later, from the same message on.
 """
 
 from collections.abc import Collection, Sequence
@@ -65,7 +65,7 @@ HOPS_TEXT = f"The maximum number of allowed hops when forwarding between queues 
 
 
 class Travelling(NamedTuple):
-    """A message out of its queue, neither available nor on its way. `overlay` is what travels with its record."""
+    """A message taken out of its queue and not sent yet. `overlay` goes with its record."""
 
     held: Held
     record: bytes
@@ -77,7 +77,7 @@ def forwards(queue: Queue) -> NotAllowed:
 
 
 def begin(core: Core, queue: Queue) -> None:
-    """The queue forwards from now on. It has neither receivers nor locks any more."""
+    """The queue forwards from now on. Its receivers are closed and its locks have ended before."""
     if queue.outbox is None:
         queue.outbox = Outbox(queue.window)
     queue.window.active = True
@@ -85,7 +85,7 @@ def begin(core: Core, queue: Queue) -> None:
 
 
 def begin_again(core: Core, queue_id: int, recorded: int | list[int]) -> None:
-    """At the start: other partitions may have taken over messages of the queue, as META says."""
+    """At the start: other partitions may have taken over messages of the queue; `recorded` is what META says."""
     queue = core.find(queue_id)
     if queue is None:
         return
@@ -98,9 +98,9 @@ def begin_again(core: Core, queue_id: int, recorded: int | list[int]) -> None:
 
 
 def pump(core: Core, now_ms: int) -> list[Forward]:
-    """Move on what can be, as much as one turn may; returns what is to be sent to other partitions.
+    """Forward messages as this turn's work allows; returns the commands to other partitions.
 
-    What was not looked at stays in `core.turn.outgoing`.
+    Queues that the turn did not get to stay in `core.turn.outgoing`.
     """
     commands: list[Forward] = []
     budget_bytes = core.settings.pump_bytes
@@ -124,11 +124,11 @@ def pump(core: Core, now_ms: int) -> list[Forward]:
 
 
 def _step(core: Core, queue: Queue, now_ms: int, commands: list[Forward]) -> int:
-    """Do the next that can be done for the queue. Returns the bytes it took."""
+    """Do the next step for the queue. Returns the bytes it took."""
     outbox = queue.outbox
     assert outbox is not None
     if outbox.awaited or outbox.retry_ms > now_ms:
-        return 0  # the answer wakes it, or the timer
+        return 0  # the answer or the timer wakes the queue
     if not outbox.synced:
         _command(core, queue, outbox, 0, [], 0, commands)
         return 0
@@ -166,7 +166,7 @@ def _step_of_lane(core: Core, queue: Queue, lane: Outbox, now_ms: int, commands:
     if lane.awaited:
         return 0
     if lane.retry_ms > now_ms:
-        _arm(core, queue, lane)  # another lane's timer may have been the one that was armed
+        _arm(core, queue, lane)  # the timer that was armed may have been another lane's
         return 0
     if not lane.synced:
         _command(core, queue, lane, 0, [], 0, commands)
@@ -182,7 +182,7 @@ def _step_of_lane(core: Core, queue: Queue, lane: Outbox, now_ms: int, commands:
         for each, destination in zip(travelling, destinations, strict=True):
             each.overlay[Field.DESTINATION] = destination
         _send(core, queue, lane, 0, travelling, used_bytes, commands)
-    if more or (here and travelling):  # some may have been put back
+    if more or (here and travelling):  # some messages may have been put back
         core.turn.wake(queue)
     return used_bytes
 
@@ -219,15 +219,15 @@ def _bind(core: Core, queue: Queue, partition: int | None) -> None:
 
 
 def _take(core: Core, queue: Queue, now_ms: int) -> tuple[list[Travelling], int, bool]:
-    """The next messages, out of the queue, ready to travel. Those that came too far already go.
+    """Take the next messages out of the queue. Those with too many hops go to the transfer dead-letter queue.
 
-    Also the bytes of all that was there, and True if there may be more.
+    Also returns the bytes of all messages that were looked at, and True if there may be more.
     """
     settings = core.settings
     count = min(queue.ready(), settings.forward_count, core.step())
     taken, used_bytes, is_cut = take(core, queue, count, settings.forward_batch_bytes, now_ms)
     travelling: list[Travelling] = []
-    without_expiry = queue.is_dead_letter  # there a time to live has ended, or is not observed
+    without_expiry = queue.is_dead_letter  # in a dead-letter queue a time to live has no effect
     for ref, record, due_ms in taken:
         number, _, _, overlay = ref
         held = unlocked(ref, len(record), due_ms, Place.AVAILABLE)
@@ -251,7 +251,7 @@ def _take(core: Core, queue: Queue, now_ms: int) -> tuple[list[Travelling], int,
 def _take_of_lane(core: Core, queue: Queue, lane: Outbox) -> tuple[list[Travelling], list[int], int, bool]:
     """As `_take`; also the entity id of each message's destination, and True if there may be more in the lane.
 
-    What is known here to have no way goes.
+    A message whose destination is known here to be impossible goes to the transfer dead-letter queue.
     """
     settings = core.settings
     count = min(settings.forward_count, core.step())
@@ -290,7 +290,7 @@ def _give_up(core: Core, queue: Queue, held: Held, reason: str, text: str) -> No
 
 
 def _return(core: Core, queue: Queue, outbox: Outbox, held: Held, now_ms: int) -> None:
-    """It could not move on now, and is available again."""
+    """The message could not be moved now: make it available again."""
     if queue.transfers is not None:
         outbox.window.put_back(ref_of(held))
     else:
@@ -303,7 +303,7 @@ def _return(core: Core, queue: Queue, outbox: Outbox, held: Held, now_ms: int) -
 def _move(
     core: Core, queue: Queue, outbox: Outbox, travelling: list[Travelling], destinations: Sequence[int], now_ms: int
 ) -> None:
-    """Move what was taken within the turn, each message to its destination: an entity id, or 0 if there is none."""
+    """Move messages within the turn, each to its destination: an entity id, or 0 if the entity does not exist."""
     verdict = judge(core, destinations, [len(record) for _, record, _ in travelling])
     accepted: dict[int, list[Travelling]] = {}
     for each, destination in zip(travelling[: verdict.accepted], destinations, strict=False):
@@ -358,7 +358,7 @@ def _command(
     size_bytes: int,
     commands: list[Forward],
 ) -> None:
-    """Without entries it asks for the mark, and what was sent before stays in question."""
+    """Send a command. Without entries it only asks for the mark, and earlier messages stay in doubt."""
     partition = outbox.partition
     assert partition is not None
     outbox.awaited = True
@@ -370,7 +370,7 @@ def _command(
 
 
 def _store_id(core: Core) -> bytes:
-    """Raises StoreError."""
+    """The id of this partition's store. Raises StoreError."""
     if core.forwarding.store_id is None:
         value = core.store.get(Table.META, STORE_ID_KEY)
         try:
@@ -381,14 +381,13 @@ def _store_id(core: Core) -> bytes:
 
 
 def taken_over(core: Core, queue_id: int, by: int, up_to: int, refused: Sequence[Any], busy: str, now_ms: int) -> None:
-    """The answer of a partition to what a queue forwarded: all up to this sequence number is taken over, the next are
-    refused.
+    """A partition answers a command: messages up to this sequence number are taken over, the next ones are refused.
 
     `refused` and `busy` are those of `destination.take_over`.
     """
     answered = _answered(core, queue_id, by)
     if answered is None:
-        return  # deleted meanwhile
+        return  # the queue was deleted meanwhile
     queue, outbox = answered
     numbers, outbox.numbers = outbox.numbers, []
     end = queue.locks.end_forward
@@ -415,7 +414,7 @@ def taken_over(core: Core, queue_id: int, by: int, up_to: int, refused: Sequence
 
 
 def _answered(core: Core, queue_id: int, partition: int) -> tuple[Queue, Outbox] | None:
-    """Who the command to this partition was for, None if there is none."""
+    """The queue and outbox whose command this partition answers; None if no answer is awaited."""
     forwarding = core.forwarding
     found = forwarding.awaited.pop((queue_id, partition), None)
     if found is None:
@@ -436,7 +435,7 @@ def _gone(core: Core, queue: Queue, messages: list[Held]) -> None:
 
 
 def _delete_taken(core: Core, queue: Queue, up_to: int) -> None:
-    """After a start: of available messages, those up to this number were taken over. Not more than one command held."""
+    """After a start: delete the available messages up to this number, which were taken over: one command at most."""
     start, end = queue_key(queue.id, Place.AVAILABLE, 0), queue_key(queue.id, Place.AVAILABLE, up_to + 1)
     found: list[Held] = []
     unreadable: list[tuple[int, int | None]] = []
@@ -461,7 +460,7 @@ def _delete_taken(core: Core, queue: Queue, up_to: int) -> None:
 
 
 def unanswered(core: Core, partitions: Collection[int], now_ms: int) -> None:
-    """Commands to these partitions are lost, or their answers: what became of them is to be asked."""
+    """Commands to these partitions, or their answers, are lost: ask for the marks."""
     for queue_id, partition in list(core.forwarding.awaited):
         if partition in partitions and (found := _answered(core, queue_id, partition)) is not None:
             queue, outbox = found

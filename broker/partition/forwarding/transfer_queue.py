@@ -1,9 +1,10 @@
-"""Transfer queues: what is sent through one entity to others, so that it can be a part of what is done to the first.
+"""Transfer queues: they hold messages sent through one entity to others, so that one transaction can do both.
 
-A transaction is done in one commit of one partition. A message that is sent in it to an entity elsewhere is stored in
-the transfer queue of an entity that is here, with the name of its destination; that is checked when it arrives there.
-From then on it is forwarded as other messages are (`source`), exactly once, whether the entity is disabled or not:
-its sender was told that it is done. What the destination refuses is in the transfer dead-letter queue.
+A transaction is done in one commit of one partition. A message that it sends to an entity of another partition is
+stored in the transfer queue of an entity of this partition, with the name of its destination. The destination checks
+the message when it arrives there. From then on it is forwarded as other messages are (`source`), exactly once, even if
+the entity is disabled, because its sender was told that it is done. A message that the destination refuses goes to the
+transfer dead-letter queue.
 """
 
 from collections.abc import Sequence
@@ -43,9 +44,9 @@ FETCH = 1024  # entries read ahead at once
 
 
 def store(core: Core, queue: Queue, transfers: Transfers, messages: Sequence[Incoming], now_ms: int) -> list[int]:
-    """As `sending.store`, in a transfer queue: each message says what its destination is.
+    """As `sending.store`, in a transfer queue: each message names its destination.
 
-    One that is scheduled waits here. The time to live counts as usual, and nothing of the entity itself shortens it.
+    A scheduled message waits here. The time to live counts as usual; the entity's own does not shorten it.
     """
     first, wall_ms = queue.next_number, core.wall_ms(now_ms)
     number = first
@@ -99,7 +100,7 @@ def store(core: Core, queue: Queue, transfers: Transfers, messages: Sequence[Inc
     queue.counts[Place.AVAILABLE] += len(refs)
     queue.counts[Place.SCHEDULED] += len(due)
     queue.size_bytes += size_bytes
-    if queue.topic_id is not None:  # what a subscription has counts for its topic
+    if queue.topic_id is not None:  # the messages of a subscription count for its topic
         topic = core.queue(queue_id_of(queue.topic_id))
         topic.size_bytes += size_bytes + COPY_BYTES * len(records)
         core.turn.touch(topic)

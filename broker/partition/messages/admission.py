@@ -1,4 +1,4 @@
-"""Whether queues and topics take what is sent to them."""
+"""Checks whether queues and topics accept the messages that are sent to them."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,10 +19,10 @@ _COUNTED = (Part.MAIN, Part.DEAD_LETTER, Part.TRANSFER_DEAD_LETTER)
 
 
 def check(core: Core, sends: Sequence[tuple[Queue, Sequence[Incoming]]]) -> None:
-    """Raises NotAllowed, EntityDisabled, QuotaExceeded if not all of it can be stored. Each queue is there once."""
+    """Raises NotAllowed, EntityDisabled, QuotaExceeded if not all of it can be stored. `sends` has each queue once."""
     sizes: list[int] = []
     copies = queues = 0
-    totals: dict[int, int] = {}  # by queue id: bytes of the entity with what comes before
+    totals: dict[int, int] = {}  # by queue id: bytes of the entity, with the sends before
     for queue, messages in sends:
         counted = queue
         if queue.transfers is None:
@@ -36,7 +36,7 @@ def check(core: Core, sends: Sequence[tuple[Queue, Sequence[Incoming]]]) -> None
             raise too_large(counted, size_bytes)
         sizes += added
         if queue.is_topic:
-            # Copies that are certain, with those of what waits there. What rules make of it waits if it must.
+            # Only copies that are certain, also of messages that wait at the topic. Copies by rules can wait for room.
             all_taking = len(core.topic(queue).for_all)
             copies += all_taking * (queue.counts[Place.AVAILABLE] + sum(map(_is_for_now, messages)))
             queues += all_taking
@@ -59,11 +59,11 @@ def _check_entity(queue: Queue, messages: Sequence[Incoming]) -> None:
 def entity_size(core: Core, queue: Queue) -> int:
     """Bytes that count for the quota of a queue or topic; `queue` is its main part.
 
-    Of a queue: the records of its messages in any place, those in its dead-letter and transfer queues too, and its
-    sessions' states. Of a topic: the record of each of its messages once, COPY_BYTES for each copy, its subscriptions'
-    states, and what is in its transfer queues.
+    For a queue these are the records of its messages in any place, also in its dead-letter and transfer queues, and its
+    sessions' states. For a topic these are the record of each of its messages once, COPY_BYTES for each copy, its
+    subscriptions' session states, and the records in its transfer queues.
     """
-    # A transfer queue with messages is open: META lists what they are for.
+    # A transfer queue with messages is always open, because META lists its lanes.
     transfers = core.queues.get(with_part(queue.id, Part.TRANSFER))
     transfer_bytes = transfers.size_bytes if transfers is not None else 0
     if queue.terms.kind != Kind.QUEUE:
@@ -85,6 +85,6 @@ def _is_for_now(message: Incoming) -> bool:
 
 
 def _has_session(message: Incoming) -> bool:
-    """Or needs none: a ping goes nowhere."""
+    """True also for a ping, which is not stored and needs no session."""
     extra = message[3]
     return extra is not None and (Extra.SESSION_ID in extra or Extra.PING in extra)

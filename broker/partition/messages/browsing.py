@@ -1,4 +1,4 @@
-"""Looking at messages without taking them: all of a queue, in whatever place, by sequence number."""
+"""Shows messages of a queue without taking them, in any place, by sequence number."""
 
 from heapq import merge
 from typing import Any
@@ -15,10 +15,10 @@ from storage.store import Table
 def peek(
     core: Core, queue: Queue, from_number: int, count: int, max_bytes: int, session_id: str | None = None
 ) -> list[Any]:
-    """Entry items (see broker.wire) of up to `count` messages from this number on, with the place for a token.
+    """Entry items (see broker.wire) of up to `count` messages from this number on, with the place in place of a token.
 
-    Locked and expired ones are shown, too; with `session_id`, those of that session. Fewer come if their records would
-    exceed `max_bytes`, but at least one.
+    Locked and expired messages are shown, too; with `session_id`, those of that session. There are fewer if their
+    records exceed `max_bytes`, but at least one.
     """
     if count < 1:
         raise InvalidArgument(f"message-count must be positive, not {count}.")

@@ -1,8 +1,8 @@
 """Duplicate detection: a queue or topic keeps the ids of messages it has accepted for the length of its window.
 
-A message whose id is known is accepted and dropped, whatever else it says; it does not lengthen the window. The id,
-together with the message's partition key where it has one, is kept as a digest, in the same commit as the message: so
-detection is exact across restarts. `storage.seen_ids` says how. A message without an id is never a duplicate.
+A message whose id is known is accepted and dropped, even if it differs otherwise; it does not lengthen the window. The
+id, together with the message's partition key where it has one, is kept as a digest, in the same commit as the message:
+so detection is exact across restarts. `storage.seen_ids` says how. A message without an id is never a duplicate.
 
 A change of the window holds for messages accepted from then on.
 """
@@ -21,17 +21,17 @@ from storage.queue_ids import queue_id_of
 from storage.records import NEVER
 from storage.seen_ids import PURGE_EVERY_MS, SeenIds, has_ids
 
-# As plain numbers, since each message is asked for them.
+# As plain numbers, because they are looked up for each message.
 _MESSAGE_ID, _PARTITION_KEY = int(Extra.MESSAGE_ID), int(Extra.PARTITION_KEY)
 _SESSION_ID, _PING = int(Extra.SESSION_ID), int(Extra.PING)
 _SHORT_STRING = 0xA1
 
-# Between steps without a send: each has a commit of its own then, which the next send would wait for.
+# The time between steps without a send: each such step has a commit of its own, for which the next send would wait.
 PAUSE_MS = 10
 
 
 def digest_of(extra: dict[int, Any]) -> bytes | None:
-    """Of an incoming message's id and partition key; None if it has no id. Ids that read alike are alike."""
+    """Digest of a message's id and partition key; None if it has no id. Ids with the same text have the same digest."""
     encoded: bytes | None = extra.get(_MESSAGE_ID)
     if encoded is None or extra.get(_PING):
         return None
@@ -49,11 +49,11 @@ def digest_of(extra: dict[int, Any]) -> bytes | None:
 def sift(
     core: Core, queue: Queue, extras: Sequence[dict[int, Any] | None], now_ms: int, reserved: int | None = None
 ) -> dict[int, int]:
-    """Which of incoming messages, by what is said of each, are duplicates: index, and the number of what it repeats.
+    """Find duplicates among incoming messages by their extra maps: index -> sequence number of the original.
 
-    The others are to be accepted, so their ids are kept. They have the queue's next numbers, in order; with `reserved`
-    each of the messages has one from there on. 0 is that of a message which has none in this queue: it came without the
-    session that is required.
+    The ids of the others are kept, because they will be accepted. They get the queue's next numbers in order; with
+    `reserved`, each message has the number at its place from there on. The number 0 stands for an original without a
+    number in this queue: it came without the session that the queue requires.
     """
     digests = [digest_of(extra) if extra else None for extra in extras]
     with_id = [digest for digest in digests if digest is not None]
@@ -100,7 +100,7 @@ def _seen_ids(core: Core, entity_id: int, now_ms: int) -> SeenIds:
 
 
 def work(core: Core, queue: Queue, now_ms: int) -> None:
-    """The timer: a step of what is to be done with the ids kept; those whose window has ended go."""
+    """The timer: do a step of the jobs of `SeenIds`, which also drop ids whose windows have ended."""
     due_ms = _seen_ids(core, queue.entity_id, now_ms).step(now_ms, core.room_bytes())
     if due_ms != NEVER:
         core.timers.arm(max(due_ms, now_ms + PAUSE_MS), (queue.id, Due.DUPLICATES))
@@ -113,7 +113,7 @@ def begin(core: Core, entity_id: int, now_ms: int) -> None:
 
 
 def forget(core: Core, entity_id: int) -> None:
-    """An entity is no longer there; what is stored of it is freed later."""
+    """The entity was deleted; its stored ids are deleted later."""
     seen_ids = core.seen_ids.pop(entity_id, None)
     if seen_ids is not None:
         seen_ids.close()

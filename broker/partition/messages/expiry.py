@@ -1,9 +1,9 @@
-"""Time to live: expired messages go when their time comes, unless they are locked, deferred or dead-lettered.
+"""Time to live: expires messages when their time has come, unless they are locked, deferred or dead-lettered.
 
-With dead-lettering on expiration they go only while a receiver pulls from the queue (DL6): until then they stay where
-they are, `expiry_paused` is set, and the next grant of credit makes the timer due. A locked message is left alone, with
-its DUE entry; it is looked at when its lock ends. So `swept`, where the next look begins, may be above such entries.
-Whatever the timer has not done, hand-out never delivers an expired message.
+To expire a message is to delete it or to dead-letter it. With dead-lettering on expiration this happens only while a
+receiver pulls from the queue (DL6). Until then the messages stay, `expiry_paused` is set, and the next grant of credit
+makes the timer due. A locked message and its DUE entry stay until its lock ends. So `swept`, where the next look
+begins, may be above such entries. Hand-out never delivers an expired message, even if the timer has not come to it.
 """
 
 from broker.partition.messages.moves import expire, expires_now, set_aside, unlocked
@@ -26,14 +26,14 @@ from storage.store import Table
 
 
 def end_of_life(from_ms: int, ttl_ms: int | None) -> int:
-    """When a message's time to live is over, or NEVER: without one, and also if that is beyond all times."""
+    """The time when a message's time to live ends; NEVER if it has none, or ends after the latest possible time."""
     if ttl_ms is None or ttl_ms > LATEST_MS - from_ms:
         return NEVER
     return from_ms + ttl_ms
 
 
 def sweep(core: Core, queue: Queue, now_ms: int) -> None:
-    """The timer: what has expired goes, a step of it."""
+    """The timer: expire a step of the messages whose time has come."""
     if not expires_now(queue):
         queue.expiry_paused = True
         return
@@ -67,9 +67,9 @@ def _expire(
     message_id: int,
     gone: list[tuple[int, Overlay | None]],
 ) -> None:
-    """What the queue is to forget is added to `gone`."""
+    """Adds messages that the queue must forget to `gone`."""
     entry = core.store.get(Table.QUEUE, queue_key(queue.id, Place.AVAILABLE, number))
-    if entry is None:  # its message was set aside, unreadable
+    if entry is None:  # its message was quarantined
         core.store.delete(Table.DUE, key)
         return
     size = core.bodies.size(message_id)
@@ -87,7 +87,7 @@ def _expire(
 
 
 def arm_next(core: Core, queue: Queue) -> None:
-    """Arm the timer for the first that expires and has not been looked at."""
+    """Arm the timer for the first message that expires and was not looked at."""
     start = max(queue.swept, due_key(queue.id, Due.EXPIRY, 0, 0))
     items = core.store.scan(Table.DUE, start, due_key(queue.id, Due.EXPIRY + 1, 0, 0), 1)
     if items:
@@ -97,7 +97,7 @@ def arm_next(core: Core, queue: Queue) -> None:
 
 
 def resume(core: Core, queue: Queue) -> None:
-    """Somebody pulls again, or the terms changed: look at all that may have expired meanwhile."""
+    """A receiver pulls again, or the terms changed: look at all messages that may have expired meanwhile."""
     if queue.expiry_paused:
         queue.expiry_paused = False
         queue.swept = b""

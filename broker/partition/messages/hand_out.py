@@ -1,4 +1,4 @@
-"""Handing ready messages to receivers with credit, in order and fairly; bounded per turn."""
+"""Hands available messages to receivers with credit, in order and fairly; bounded per turn."""
 
 from collections import deque
 from collections.abc import Hashable, Iterator, Sequence
@@ -32,15 +32,15 @@ _token_number = Struct(">Q").pack
 
 FETCH_MAX = 1024  # entries read ahead at once
 READ_MAX = 128  # messages read at once
-WEIGHT_BYTES = 512  # of a delivery beside its record, so that small messages count for their work
+WEIGHT_BYTES = 512  # counted for a delivery besides its record, so that small messages count for their work
 
 
 class Pumped(NamedTuple):
     """`deliveries`: (receiver, locked_until_ms or 0 if not locked, entry items: see broker.wire).
 
-    `drained`: (receiver, deliveries since it was opened). `closed`: receivers that the partition closed, and why.
-    `more`: there is more to do now; it was cut to bound this turn. `forwards` may leave after the commit. `accepted`:
-    (receiver, session id, locked_until_ms) of receivers that have got their session.
+    `drained`: (receiver, deliveries since it was opened). `closed`: receivers that the partition closed, and the
+    errors. `more`: there is more to do at once, which this turn was too short for. `forwards` may leave after the
+    commit. `accepted`: (receiver, session id, locked_until_ms) of receivers that have got their session.
     """
 
     deliveries: list[tuple[Hashable, int, list[Any]]]
@@ -59,7 +59,7 @@ def pump(core: Core, now_ms: int) -> Pumped:
     closed = core.turn.take_closed()
     pumped = Pumped([], [], closed, False)
     budget_bytes = core.settings.pump_bytes
-    later = []  # cut short: they come after those that got nothing
+    later = []  # queues that were cut short; they come after those that got nothing
     if awake:
         core.begin_part()
     for queue in awake.values():
@@ -83,7 +83,7 @@ def pump(core: Core, now_ms: int) -> Pumped:
 def _hand_out(
     core: Core, queue: Queue, now_ms: int, budget_bytes: int, deliveries: list[tuple[Hashable, int, list[Any]]]
 ) -> tuple[int, bool]:
-    """Bytes used, and True if it was cut short: by the budget, or because the turn has done enough."""
+    """Returns the bytes used, and True if it was cut short by the budget or because the turn has no work left."""
     line, until_ms = queue.line, now_ms + queue.terms.lock_duration_ms
     items: dict[Hashable, list[Any]] = {}
     used_bytes, cut = 0, False
@@ -114,14 +114,14 @@ def _hand_out(
 def _hand_out_sessions(
     core: Core, queue: Queue, sessions: Sessions, now_ms: int, budget_bytes: int, pumped: Pumped
 ) -> tuple[int, bool]:
-    """As `_hand_out`: to the receiver of each session that may have something, what is of this session.
+    """As `_hand_out`, for a queue with sessions: each session's receiver gets the messages of its session.
 
-    Bodies are read for many sessions at once, which may have few messages each. A session with more than its part of
-    that comes again after the others.
+    Bodies are read for many sessions at once, because each may have few messages. A session with more messages than its
+    share of a read comes again after the others.
     """
     line, used_bytes = queue.line, 0
     average_bytes = queue.size_bytes // (sum(queue.counts) or 1) + WEIGHT_BYTES
-    given_bytes: dict[str, int] = {}  # to sessions that came again
+    given_bytes: dict[str, int] = {}  # bytes given to sessions that came again
     gone_left = core.step()
     turn, sessions.awake = deque(sessions.awake.values()), {}
     while turn and used_bytes < budget_bytes and gone_left > 0 and core.work_left() > 0:
@@ -185,10 +185,10 @@ def _give(
     gone_limit: int,
     now_ms: int,
 ) -> tuple[list[Any], int, int]:
-    """Entry items for the receiver, of messages of its session with their records; and bytes.
+    """Entry items for the receiver, of messages of its session with their records; their bytes; and a third number.
 
-    What has expired or cannot be read goes its way, and is counted last; after `gone_limit` of it the rest stays. The
-    lock of the session is that of its messages.
+    Expired messages are expired and unreadable ones quarantined. The third number counts these; after `gone_limit` of
+    them the rest stays. The lock of the session is also the lock of its messages.
     """
     items: list[Any] = []
     deleted: list[Held] = []
@@ -207,7 +207,7 @@ def _give(
             continue
         size = len(record)
         due_ms = message_expires_ms(record)
-        if overlay and len(overlay) > 1:  # more than the session
+        if overlay and len(overlay) > 1:  # it has more fields than the session
             due_ms = overlay.get(Field.EXPIRES_MS, due_ms)
         used_bytes += size + WEIGHT_BYTES
         if due_ms <= now_ms:
@@ -233,14 +233,14 @@ def _give(
 
 
 def take(core: Core, queue: Queue, count: int, limit_bytes: int, now_ms: int) -> tuple[Taken, int, bool]:
-    """The next messages, neither locked nor in the window any more; the bytes read; True if it was cut short.
+    """Take the next messages out of the window, without a lock; the bytes read; True if it was cut short.
 
-    What has expired or cannot be read goes its way, a step of it. It is cut short by `limit_bytes`, by such a step, and
-    when the turn has read enough.
+    Expired messages are expired and unreadable ones quarantined, a step of them at most. The result is cut short by
+    `limit_bytes`, by such a step, and when the turn has no work left.
     """
     taken: Taken = []
     used_bytes = 0
-    gone_left = 0  # 0 before the first that goes
+    gone_left = 0  # 0 before the first expired or unreadable message
     observe_ttl = not queue.is_dead_letter
     while len(taken) < count:
         missing = count - len(taken)
@@ -274,9 +274,9 @@ def take(core: Core, queue: Queue, count: int, limit_bytes: int, now_ms: int) ->
 
 
 def next_refs(core: Core, queue: Queue, count: int, ahead: int) -> list[Ref]:
-    """The next available messages, up to `count`, taken out of the window; `ahead` will be asked for in all.
+    """Take up to `count` available messages out of the window; the caller will ask for `ahead` in all.
 
-    Fewer, though there are more, if the turn has read enough.
+    Returns fewer than there are if the turn has no work left.
     """
     window = queue.window
     refs = window.next(count)
@@ -312,7 +312,7 @@ def _fetch(core: Core, queue: Queue, limit: int) -> None:
 
 
 def next_of_session(core: Core, queue: Queue, session: Session, count: int, ahead: int) -> list[Ref]:
-    """As `next_refs`, of one session."""
+    """As `next_refs`, for one session."""
     window = session.window
     refs = window.next(count)
     while len(refs) < count and window.cursor < ALL and core.work_left() > 0:
@@ -344,7 +344,7 @@ def new_token(core: Core) -> bytes:
 
 
 def _lock(core: Core, queue: Queue, receiver: Receiver, taken: Taken, until_ms: int) -> list[Any]:
-    """Lock for the receiver; returns the entry items."""
+    """Lock the messages for the receiver; returns the entry items."""
     items: list[Any] = []
     tokens: list[bytes] = []
     prefix, numbers, owner = core.token_prefix, core.token_numbers, receiver.tokens
@@ -364,7 +364,7 @@ def _lock(core: Core, queue: Queue, receiver: Receiver, taken: Taken, until_ms: 
 
 
 def _remove(core: Core, queue: Queue, taken: Taken) -> list[Any]:
-    """Remove for good; returns the entry items."""
+    """Delete the messages (receive and delete); returns the entry items."""
     items: list[Any] = []
     gone: list[Held] = []
     for ref, record, due_ms in taken:

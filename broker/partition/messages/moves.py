@@ -1,6 +1,6 @@
-"""The ways of a message between places: out of a queue for good, back, aside, and to the dead-letter queue.
+"""Moves of a message: out of its queue for good, back to its place, to deferred, and to the dead-letter queue.
 
-The body stays where it is; what moves is the queue's entry. A message is in one place at a time, because each function
+The body stays where it is; only the queue's entry moves. A message is in one place at a time, because each function
 here takes it from one place and stages the other in the same commit.
 """
 
@@ -30,7 +30,7 @@ def unlocked(ref: Ref, size: int, due_ms: int, place: Place) -> Held:
 
 
 def discard(core: Core, queue: Queue, messages: Sequence[Held], keep_bodies: bool = False) -> None:
-    """The messages leave the queue and the store; with `keep_bodies`, which no subscription's may, only the queue."""
+    """Delete the entries and bodies; with `keep_bodies`, which is not possible for subscriptions, only the entries."""
     core.changing()
     queue_id, counts = queue.id, queue.counts
     queue_keys, message_keys, due_keys, size_bytes = [], [], [], 0
@@ -57,7 +57,7 @@ def discard(core: Core, queue: Queue, messages: Sequence[Held], keep_bodies: boo
 
 
 def put_back(core: Core, queue: Queue, held: Held, now_ms: int) -> None:
-    """A message whose lock is gone is available again at its place, or expires if its time came under the lock."""
+    """Make a message whose lock has ended available again at its place, or expire it if its time came meanwhile."""
     ref, _, due_ms, place, _, _ = held
     if place == Place.DEFERRED:
         return
@@ -77,9 +77,9 @@ def put_back(core: Core, queue: Queue, held: Held, now_ms: int) -> None:
 
 
 def put_back_failed(core: Core, queue: Queue, held: Held, properties: Properties | None, now_ms: int) -> None:
-    """A delivery failed: counted, and back to where the message was, or to the dead-letter queue if it was the last.
+    """Count a failed delivery. The message goes back to its place, or to the dead-letter queue after the last one.
 
-    Dead-letter queues have no such limit and count nothing: the count stays what it was when the message came there.
+    Dead-letter queues have no such limit and count nothing: the delivery count stays as it was when the message came.
     """
     (number, message_id, delivery_count, overlay), size, due_ms, place, _, _ = held
     overlay = with_properties(overlay, properties)
@@ -104,7 +104,7 @@ def put_back_failed(core: Core, queue: Queue, held: Held, properties: Properties
 
 
 def defer(core: Core, queue: Queue, held: Held, properties: Properties | None) -> None:
-    """Set aside under its number. What is deferred has no timer: it expires when somebody asks for it."""
+    """Defer the message under its number. A deferred message has no timer: it expires when somebody asks for it."""
     ref, _, due_ms, place, _, _ = held
     number, message_id, delivery_count, overlay = ref
     entry = encode_entry(message_id, delivery_count, with_properties(overlay, properties))
@@ -125,7 +125,7 @@ def defer(core: Core, queue: Queue, held: Held, properties: Properties | None) -
 def dead_letter(
     core: Core, queue: Queue, held: Held, properties: Properties | None, reason: str, part: Part = Part.DEAD_LETTER
 ) -> None:
-    """Move to the entity's dead-letter queue, or another `part`. `reason` is what it is counted as."""
+    """Move the message to the entity's dead-letter queue, or to another `part`. It is counted under `reason`."""
     (number, message_id, delivery_count, overlay), size, due_ms, place, _, _ = held
     store, target = core.store, core.queue(with_part(queue.id, part))
     store.delete(Table.QUEUE, queue_key(queue.id, place, number))
@@ -149,7 +149,7 @@ def dead_letter(
 
 
 def enqueue(core: Core, queue: Queue, entries: Iterable[tuple[int, int, Overlay | None]]) -> None:
-    """Append available entries (message id, delivery count, overlay) of messages that are in MESSAGES already."""
+    """Append available entries (message id, delivery count, overlay) for messages that are in MESSAGES already."""
     first = queue.next_number
     refs: list[Ref] = [(number, *entry) for number, entry in enumerate(entries, first)]
     stored = [
@@ -172,14 +172,14 @@ def enqueue(core: Core, queue: Queue, entries: Iterable[tuple[int, int, Overlay 
 
 
 def expires_now(queue: Queue) -> bool:
-    """Whether an expired message may go: to the dead-letter queue only while a receiver pulls, or it is forwarded."""
+    """True if expired messages may go now: to the dead-letter queue only while a receiver pulls or it forwards."""
     if queue.is_held_back:
         return False
     return not queue.terms.dead_letter_expired or queue.is_pulled or bool(queue.forward_to)
 
 
 def expire(core: Core, queue: Queue, held: Held) -> None:
-    """An expired message of a main queue, neither locked nor in its window, goes."""
+    """Delete or dead-letter an expired message of a main queue, which is neither locked nor in the window."""
     if queue.terms.dead_letter_expired:
         text = "The message expired and was dead lettered."
         dead_letter(core, queue, held, {REASON: TTL_EXPIRED, DESCRIPTION: text}, TTL_EXPIRED)
@@ -189,12 +189,12 @@ def expire(core: Core, queue: Queue, held: Held) -> None:
 
 
 def set_aside(core: Core, queue: Queue, place: Place, number: int, message_id: int | None) -> None:
-    """A message that cannot be read goes to QUARANTINE, body and entry, and the rest is served.
+    """Move body and entry of an unreadable message to QUARANTINE, so that the rest is served.
 
-    Without `message_id` the entry itself is the corrupt record: whose body it was is not known, and its bytes stay
-    counted as long as they stay stored. A timer it may have is found to point nowhere when it is due.
+    Without `message_id` the entry itself is the corrupt record. We no longer know which body it referred to, so the
+    body stays stored and counted. If the message has a timer, the timer finds no message when it is due.
 
-    It leaves every window that has it, and is counted once, whoever else comes across it.
+    The message is removed from every window that has it, and is counted once, even if others come across it, too.
     """
     if core.store.get(Table.QUEUE, queue_key(queue.id, place, number)) is None:
         return
@@ -203,7 +203,7 @@ def set_aside(core: Core, queue: Queue, place: Place, number: int, message_id: i
     if message_id is not None:
         size = quarantine(core.store, Table.MESSAGES, message_key(message_id))
         if queue.topic_id is not None:
-            if size is None:  # set aside already with the copy of another subscription
+            if size is None:  # it was quarantined already with the copy of another subscription
                 size = size_set_aside(core.store, Table.MESSAGES, message_key(message_id))
             release(core, queue.topic_id, [message_id], [size or 0])
         queue.size_bytes -= size or 0
@@ -217,21 +217,21 @@ def set_aside(core: Core, queue: Queue, place: Place, number: int, message_id: i
 
 
 def set_aside_unlocked(core: Core, queue: Queue, place: Place, number: int, message_id: int | None) -> None:
-    """Set aside what was come across, unless it is locked or on its way.
+    """Quarantine an unreadable message that was found, unless it is locked or on its way to another partition.
 
-    Then who has it read it before the damage, and settles it.
+    In that case it was read before it was damaged, and its receiver or destination settles it.
     """
     if not queue.locks.has(place, number):
         set_aside(core, queue, place, number, message_id)
 
 
 def with_properties(overlay: Overlay | None, properties: Properties | None) -> Overlay | None:
-    """Overlays are shared by locks and deliveries under way, so a changed one is a new one."""
+    """A new overlay with the properties. Never mutate an overlay: locks and deliveries under way share it."""
     if not properties:
         return overlay
     return {**(overlay or {}), Field.PROPERTIES: {**((overlay or {}).get(Field.PROPERTIES) or {}), **properties}}
 
 
 def overlay_expires_ms(overlay: Overlay | None) -> int | None:
-    """None if the overlay leaves the expiry as it is in the record."""
+    """The expiry in the overlay; None if the record's holds."""
     return None if overlay is None else overlay.get(Field.EXPIRES_MS)

@@ -1,4 +1,4 @@
-"""Putting back what was received and deleted, but never reached the wire: it does not count as delivered (ST4)."""
+"""Puts back messages that were received and deleted, but never sent: they do not count as delivered (ST4)."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -23,12 +23,12 @@ from storage.store import Table
 
 
 def restore(core: Core, queue_id: int, entries: Sequence[Any], now_ms: int) -> None:
-    """Each is available again under its number, its record under a new message id.
+    """Each message is available again under its number, and its record gets a new message id.
 
-    A queue that has forwarded messages of higher numbers since gives it a new number: by the old one it would be taken
-    for one that was forwarded.
+    If the queue has forwarded messages with higher numbers meanwhile, the message gets a new number. With the old
+    number the destination would take it for one that was forwarded already.
 
-    Nothing refuses this: neither quotas nor a status. What was deleted with its entity meanwhile stays deleted.
+    Quotas and the entity's status do not matter here. If the entity was deleted meanwhile, the messages stay deleted.
     """
     queue = core.find(queue_id)
     if queue is None:

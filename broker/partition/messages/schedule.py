@@ -1,6 +1,6 @@
-"""Scheduled messages: each waits under a number of its own, and gets another when its time comes.
+"""Scheduled messages: each waits under a number of its own, and gets another number when its time comes.
 
-Those of a topic then wait there to be published, as what else it has accepted does.
+Those of a topic then wait there to be published, like other messages that the topic has accepted.
 """
 
 from broker.partition.messages.expiry import end_of_life
@@ -28,10 +28,10 @@ from storage.store import Table
 
 
 def activate(core: Core, queue: Queue, now_ms: int) -> None:
-    """The timer: what is due becomes available, a step of it, in the order of its times.
+    """The timer: make a step of the due messages available, in the order of their times.
 
-    The time to live counts from now. It is the difference of the entry's expiry and the time it was scheduled for, so
-    that the body need not be read.
+    The time to live counts from now. It is the difference between the entry's expiry and the scheduled time, so the
+    body need not be read.
     """
     store, limit, wall_ms = core.store, core.step(), core.wall_ms(now_ms)
     start, end = due_key(queue.id, Due.SCHEDULED, 0, 0), due_key(queue.id, Due.SCHEDULED, wall_ms + 1, 0)
@@ -85,10 +85,10 @@ def activate(core: Core, queue: Queue, now_ms: int) -> None:
 
 
 def mend_times(core: Core, queue_id: int) -> None:
-    """At the start: scheduled times that are none, from before times had bounds.
+    """At the start: repair invalid scheduled times, which were stored before times had bounds.
 
-    Those before 1970 were stored as signed numbers, so that their keys are above all others and never due. They become
-    what the record says, or 0: either is in the past.
+    Times before 1970 were stored as signed numbers, so their keys are above all others and never due. They are replaced
+    by the time in the record, or by 0; both are in the past.
     """
     store = core.store
     start, end = due_key(queue_id, Due.SCHEDULED, NEVER + 1, 0), due_key(queue_id, Due.SCHEDULED + 1, 0, 0)
@@ -103,12 +103,12 @@ def mend_times(core: Core, queue_id: int) -> None:
 
 
 def _mend_expiry(core: Core, key: bytes, later_ms: int) -> None:
-    """The message at this key is scheduled for so much later than before, and so it expires."""
+    """The scheduled time of the message at this key moved by `later_ms`; move its expiry by the same time."""
     entry = core.store.get(Table.QUEUE, key)
     try:
         message_id, delivery_count, overlay = decode_entry(entry or b"")
     except CorruptRecord:
-        return  # it is set aside when it is due
+        return  # it is quarantined when it is due
     if overlay and Field.EXPIRES_MS in overlay:
         overlay[Field.EXPIRES_MS] = min(overlay[Field.EXPIRES_MS] + later_ms, NEVER)
         core.store.put(Table.QUEUE, key, encode_entry(message_id, delivery_count, overlay))

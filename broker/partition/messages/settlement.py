@@ -1,4 +1,4 @@
-"""Ends the locks of messages: by the receiver's outcome, when the lock's time is over, or when the receiver is lost.
+"""Ends the locks of messages: by the receiver's outcome, when the lock's time ends, or when the receiver is lost.
 
 | outcome       | the message                             | failed deliveries |
 |---------------|-----------------------------------------|-------------------|
@@ -37,9 +37,9 @@ def settle(
 ) -> list[BrokerError | None]:
     """Apply the outcome to each token's message; one result per token. A token whose result is an error stays locked.
 
-    LockLost: there is no such lock, or it ended at or before `now_ms`. NotAllowed: it is dead-lettered already, or
-    settled in a transaction that has not ended.
-    MessageTooLarge: the properties set on this message by its receivers become too large.
+    LockLost: there is no such lock, or it ended at or before `now_ms`. NotAllowed: the message is dead-lettered
+    already, or settled in an open transaction. MessageTooLarge: the properties set on this message by its receivers
+    become too large.
     """
     if outcome == Outcome.ACCEPTED and not queue.locks.staged:
         core.changing()
@@ -66,7 +66,7 @@ def settle(
 def refusal(
     core: Core, queue: Queue, token: bytes, outcome: Outcome, properties: Properties | None, now_ms: int
 ) -> BrokerError | None:
-    """Why the outcome cannot be applied, or None if it can."""
+    """The reason why the outcome cannot be applied, or None."""
     held = queue.locks.find(token, now_ms)
     if held is None:
         return LockLost(error_texts.LOCK_LOST)
@@ -84,7 +84,7 @@ def refusal(
 
 
 def written_bytes(queue: Queue, tokens: Sequence[bytes], properties: Properties | None) -> int:
-    """Of properties, by a settlement that leaves these messages in the store."""
+    """Bytes of properties that a settlement writes which leaves these messages in the store."""
     held = [queue.locks.held[token] for token in tokens if token in queue.locks.held]
     before = [(overlay or {}).get(Field.PROPERTIES) or {} for (_, _, _, overlay), *_ in held]
     added_bytes = sum(map(_size, (properties or {}).items()))
@@ -136,7 +136,7 @@ _APPLY: dict[Outcome, Callable[[Core, Queue, Held, Properties | None, int], None
 
 
 def end_locks(core: Core, queue: Queue, now_ms: int) -> None:
-    """The timer: locks that ran out, a step of them; first those that were lost before."""
+    """The timer: end a step of the locks whose time is over; first those that were lost before."""
     if queue.locks.failed:
         _put_back_failed_locks(core, queue, now_ms)
         core.timers.arm(now_ms, (queue.id, Due.LOCKS))
@@ -152,7 +152,7 @@ def end_locks(core: Core, queue: Queue, now_ms: int) -> None:
 
 
 def take_back(core: Core, queue: Queue, tokens: Iterable[bytes], unsent_from: bytes, now_ms: int) -> None:
-    """The deliveries of one receiver from this token on never reached it. Tokens rise in the order of handing out."""
+    """One receiver never got its deliveries from this token on: put them back. Tokens rise in the order of hand-out."""
     unsent = sorted(token for token in tokens if token >= unsent_from)
     queue.tally.released += len(unsent)
     for token in unsent:
@@ -160,12 +160,12 @@ def take_back(core: Core, queue: Queue, tokens: Iterable[bytes], unsent_from: by
 
 
 def fail_locks(core: Core, queue: Queue, tokens: Sequence[bytes], now_ms: int) -> None:
-    """The connection of their receiver broke: perhaps it is these messages that crash it, so it counts (ST12).
+    """The receiver's connection broke. That is a failed delivery: these messages may have crashed it (ST12).
 
-    What is too much for this turn is lost as well, and put back by the next.
+    All locks are lost at once; messages that are too many for this turn are put back by the next.
     """
     queue.tally.locks_lost += len(tokens)
-    queue.locks.fail(sorted(tokens))  # by age, so that what happens does not depend on the order of a set
+    queue.locks.fail(sorted(tokens))  # by age, so that the result does not depend on the order of a set
     _put_back_failed_locks(core, queue, now_ms)
 
 
@@ -179,7 +179,7 @@ def _put_back_failed_locks(core: Core, queue: Queue, now_ms: int) -> None:
 
 
 def drop_locks(core: Core, queue: Queue, now_ms: int) -> None:
-    """All locks are lost by a change of the entity (ST13), which is no failure of the receivers."""
+    """End all locks because the entity was changed (ST13). This is no failed delivery."""
     tokens = list(queue.locks.held)
     queue.tally.locks_lost += len(tokens)
     for token in tokens:

@@ -1,7 +1,7 @@
 """Bodies that the subscriptions of a topic share: each is stored once and freed with the last of its copies.
 
-REFS says how many queue entries refer to a message, where more than one does. A body counts once for its topic's size,
-each copy COPY_BYTES.
+REFS has the number of queue entries that refer to a message, if there are several. For the size of its topic a body
+counts once, and each copy counts COPY_BYTES.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ PAGE = 1000
 def release(core: Core, topic_id: int, message_ids: Sequence[int], sizes: Sequence[int | None]) -> None:
     """Queue entries of the topic's subscriptions, one for each of `message_ids`, are about to be deleted.
 
-    `sizes` are those of the records; None is looked up if it matters.
+    `sizes` are the sizes of the records; None is looked up if it is needed.
     """
     store = core.store
     recorded = _recorded(store, message_ids)
@@ -39,16 +39,16 @@ def release(core: Core, topic_id: int, message_ids: Sequence[int], sizes: Sequen
     if freed:
         store.delete_many(Table.MESSAGES, freed)
     topic = core.find(queue_id_of(topic_id))
-    if topic is not None:  # else it is being freed as well
+    if topic is not None:  # else the topic is being deleted as well
         topic.size_bytes -= freed_bytes + COPY_BYTES * len(message_ids)
         core.turn.touch(topic)
 
 
 def _recorded(store: Store, message_ids: Sequence[int]) -> dict[int, int]:
-    """How many entries refer to each for which that is recorded."""
+    """The recorded numbers of entries by message id; messages without a row in REFS are left out."""
     wanted = set(message_ids)
     lowest, highest = min(message_ids), max(message_ids)
-    # What was published one after the other lies one after the other: one scan is faster than many gets.
+    # Messages published one after the other have adjacent keys, and one scan is faster than many gets.
     if highest - lowest < 2 * len(message_ids):
         items = store.scan(Table.REFS, message_key(lowest), message_key(highest) + b"\0", highest - lowest + 1)
         found = [(int.from_bytes(key, "big"), value) for key, value in items]
@@ -67,7 +67,7 @@ def _recorded(store: Store, message_ids: Sequence[int]) -> dict[int, int]:
 
 
 def _counted(store: Store, message_id: int) -> int:
-    """Reads every queue entry of the partition: some seconds for a million."""
+    """Count the entries of a message by reading every queue entry of the partition: some seconds for a million."""
     count, start = 0, b"\0"
     while items := store.scan(Table.QUEUE, start, b"\xff" * 14, PAGE):
         for _, value in items:

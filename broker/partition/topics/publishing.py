@@ -1,11 +1,12 @@
 """Publishing: a topic's message is stored once, with an entry in each subscription whose rules select it.
 
 All of a send is accepted or none, in one commit. A message that no subscription selects is accepted and dropped. A
-subscription gets its messages whatever its status: disabled, it collects them.
+disabled subscription still collects its messages.
 
-One turn makes only so many copies, and only if the store has room for them. What is over waits at the topic, as
-available messages of the topic's own queue, and is published by the turns that follow; so does what comes in later,
-and what was scheduled and is due, so that order holds. A message is published to all its subscriptions in one commit.
+One turn makes a limited number of copies, and only if the store has room for them. The remaining messages wait at the
+topic, as available messages of the topic's own queue, and later turns publish them. Messages that are sent meanwhile,
+and scheduled ones that become due, wait behind them, so that the order holds. A message is published to all its
+subscriptions in one commit.
 """
 
 from collections.abc import Sequence
@@ -47,16 +48,16 @@ from storage.records import (
 )
 from storage.store import Table
 
-# A copy of a message: message id, encoded entry, overlay, time its time to live ends or NEVER, bytes of its record, and
-# the time from which a time to live counts. A plain tuple: one is made per message, and shared by all subscriptions
-# where it is the same.
+# A copy of a message: message id, encoded entry, overlay, time at which its time to live ends or NEVER, bytes of its
+# record, and the time from which a time to live counts. A plain tuple, because one is made per message. Subscriptions
+# whose copies are equal share it.
 Copy = tuple[int, bytes, Overlay | None, int, int, int]
 
-RETRY_MS = 1000  # so often it is tried again to publish what found no room
+RETRY_MS = 1000  # the time between two tries to publish messages that found no room
 
 
 class _Batch(NamedTuple):
-    """Copies for one queue, or for several alike."""
+    """Copies for one queue, or for several queues that get equal copies."""
 
     copies: list[Copy]
     entries: list[bytes]
@@ -74,7 +75,7 @@ def _batch(copies: list[Copy]) -> _Batch:
 
 
 class _FanOut:
-    """Copies of some messages of one topic, gathered and then staged together, or not at all."""
+    """Copies of some messages of one topic. They are gathered, and then staged together or not at all."""
 
     def __init__(self, core: Core, topic: Topic) -> None:
         self._core = core
@@ -89,7 +90,7 @@ class _FanOut:
         self.work = 0  # see `Turn.work`
 
     def is_full(self) -> bool:
-        """No more may be added in this turn."""
+        """True if no more may be added in this turn."""
         return self.work >= self._core.work_left()
 
     def add(
@@ -102,7 +103,7 @@ class _FanOut:
         selected: tuple[Selection, list[Failure]],
         session_id: str | None,
     ) -> bool:
-        """A message that was accepted at `since_ms`. False if no subscription takes it."""
+        """Add the copies of a message that was accepted at `since_ms`. False if no subscription takes it."""
         selection, failures = selected
         self._failures += failures
         self.work += 1 + self._topic.rule_set.tried
@@ -139,12 +140,12 @@ class _FanOut:
         return True
 
     def fits(self) -> bool:
-        """The store has room for all of it."""
+        """True if the store has room for all copies."""
         queues = len(self._selected) + (len(self._topic.for_all) if self._for_all else 0)
         return self._core.has_room((), self.copies, queues, 2 * self._entry_bytes)
 
     def _in_session(self, queue_id: int, copies: list[Copy]) -> dict[int, list[Copy]]:
-        """The copies for a subscription that requires sessions, and for its dead-letter queue those of none."""
+        """The copies for a subscription that requires sessions; those without one are for its dead-letter queue."""
         queue = self._core.queue(queue_id)
         found: dict[int, list[Copy]] = {}
         for message_id, _, overlay, expires_ms, size, since_ms in copies:
@@ -160,7 +161,7 @@ class _FanOut:
         return found
 
     def stage(self) -> bool:
-        """True if some of it will probably be read in this turn."""
+        """Stage the copies. True if some of them will probably be read in this turn."""
         core, store = self._core, self._core.store
         core.turn.work += self.work
         self._count_failures()
@@ -238,7 +239,7 @@ class _FanOut:
 
 
 def _limited(copy: Copy, limit_ms: int) -> Copy:
-    """The copy with a subscription's own, shorter time to live."""
+    """The copy with the subscription's time to live, if that is shorter."""
     message_id, _, overlay, expires_ms, size, since_ms = copy
     end_ms = end_of_life(since_ms, limit_ms)
     if end_ms >= expires_ms:
@@ -254,7 +255,7 @@ _NOTHING: tuple[Selection, list[Failure]] = ([], [])
 def publish(
     core: Core, queue: Queue, messages: Sequence[Incoming], now_ms: int, reserved: int | None = None
 ) -> list[int]:
-    """As `sending.store`, to the topic of `queue`. What is scheduled waits at the topic, under its number there."""
+    """As `sending.store`, for the topic of `queue`. Scheduled messages wait at the topic, under their numbers there."""
     topic = core.topic(queue)
     fan_out = _FanOut(core, topic)
     records: list[bytes] = []
@@ -334,9 +335,9 @@ def publish(
 
 
 def publish_forwarded(core: Core, queue: Queue, messages: Sequence[tuple[bytes, Overlay]], now_ms: int) -> None:
-    """Publish records that another entity forwards to the topic, each with its overlay, which changes.
+    """Publish records that another entity forwards to the topic. Each has its overlay, which this function changes.
 
-    What was set of them since becomes a part of the message, so that rules see it. The time to live goes on.
+    Properties in the overlay become a part of the message, so that rules see them. The time to live continues.
     """
     topic = core.topic(queue)
     fan_out = _FanOut(core, topic)
@@ -382,14 +383,14 @@ def publish_forwarded(core: Core, queue: Queue, messages: Sequence[tuple[bytes, 
     queue.size_bytes += size_bytes
 
 
-# -- what waits at the topic to be published
+# -- messages that wait at the topic to be published
 
 # A message that the topic has accepted and not published yet: its number at the topic, message id, overlay.
 Waiting = tuple[int, int, Overlay | None]
 
 
 def has_backlog(queue: Queue) -> bool:
-    """The topic has accepted messages that are still to be published, in the order of their numbers."""
+    """True if the topic has accepted messages that are not published yet. They go first, in their order."""
     return queue.counts[Place.AVAILABLE] > 0
 
 
@@ -402,7 +403,7 @@ def _stage(
     waiting: list[Waiting],
     now_ms: int,
 ) -> None:
-    """Publish what was gathered, if there is room for it, and let the rest wait."""
+    """Publish the gathered copies, if there is room for them, and let the other messages wait."""
     awaited = False
     if fan_out.copies and not fan_out.fits():
         waiting = published + waiting
@@ -426,9 +427,9 @@ def _stage(
 
 
 def publish_waiting(core: Core, queue: Queue, now_ms: int) -> None:
-    """The timer: publish a step of what waits at the topic. Without room for the first it is tried again later.
+    """The timer: publish a step of the messages that wait at the topic. Without room it tries again later.
 
-    Each is published as of the time at which the topic accepted it, or at which it was due.
+    Each is published as if at the time when the topic accepted it, or when it was due.
     """
     if not has_backlog(queue):
         return
@@ -442,7 +443,7 @@ def publish_waiting(core: Core, queue: Queue, now_ms: int) -> None:
 
 
 def _publish_some(core: Core, queue: Queue, count: int) -> bool:
-    """Publish up to `count`, as many as one turn may. False if there is no room for their copies."""
+    """Publish up to `count` messages, as this turn's work allows. False if there is no room for their copies."""
     store, topic = core.store, core.topic(queue)
     fan_out = _FanOut(core, topic)
     start, end = queue_key(queue.id, Place.AVAILABLE, 0), queue_key(queue.id, Place.AVAILABLE + 1, 0)

@@ -1,4 +1,4 @@
-"""Adding, removing and listing the rules of a subscription; they hold for what is sent afterwards."""
+"""Adds, removes and lists the rules of a subscription. A change holds for messages that are sent afterwards."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from storage.queue_ids import Part, queue_id_of
 from storage.records import rule_key
 from storage.store import Table
 
-# Of one topic (amqp.md 13.1). True and false filters are not bounded: they cost nothing.
+# The limits of one topic (amqp.md 13.1). True and false filters have no limit, because they cost nothing.
 LIMITS = {"sql": 2000, "correlation": 100_000}
 
 
@@ -36,14 +36,14 @@ def remove_rule(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> N
     topic, entity_id = _topic(core, queue), queue.entity_id
     stored = topic.rule(entity_id, args[0])
     if stored is None:
-        # A rule is an entity, too: by this text SDKs know that it is gone for good.
+        # A rule counts as an entity: by this text SDKs know that it does not exist.
         raise EntityNotFound(f"The messaging entity '{queue.terms.name}/Rules/{args[0]}' could not be found.")
     core.store.delete(Table.RULES, rule_key(entity_id, stored.rule.name))
     topic.remove_rule(entity_id, stored.rule.name)
 
 
 def enumerate_rules(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> list[Document]:
-    """In the order of their creation; one that cannot be read is left out."""
+    """The rules in the order of their creation, without unreadable ones."""
     skip, top = args
     if skip < 0 or top < 1:
         raise InvalidArgument(f"skip must not be negative and top must be positive, not {skip} and {top}.")

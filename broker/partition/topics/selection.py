@@ -1,4 +1,4 @@
-"""Which copies of a message the subscriptions of a topic get by their rules, and what differs in each."""
+"""Finds the copies of a message that the subscriptions of a topic get by their rules, and the differences of each."""
 
 import struct
 from functools import partial
@@ -15,16 +15,16 @@ from protocol.message.intake import MAX_HEADER_BYTES
 from storage.queue_ids import Part, queue_id_of
 from storage.records import NEVER, Field, Overlay
 
-# Queue id, and what differs in this copy. A queue id may come several times.
+# Queue id, and the changes of this copy. A queue id may come several times.
 Selection = list[tuple[int, Overlay | None]]
 
 
 class Failure(NamedTuple):
-    """Rules of a subscription failed on a message."""
+    """Some rules of a subscription failed on a message."""
 
     entity_id: int
     rules: int
-    reason: str | None  # for which the message is in the subscription's dead-letter queue, if it is
+    reason: str | None  # of dead-lettering in the subscription; None if it drops the message
 
 
 MAX_DESCRIPTION_CHARACTERS = 4096  # amqp.md 13.1
@@ -49,7 +49,7 @@ _CONTENT_TYPE = 6
 
 
 def view_of(layout: bytes, body: bytes, number: int, now_ms: int, expires_ms: int) -> MessageView:
-    """What rules see of a message published now; `body` are the bytes stored with `layout`."""
+    """A message published now, as rules see it; `body` are the bytes stored with `layout`."""
     annotation_bytes, properties_bytes, application_properties_bytes = _layout(layout)
     properties_at = annotation_bytes + properties_bytes
     return MessageView(
@@ -71,10 +71,11 @@ def _given(body_bytes: int, number: int, now_ms: int, expires_ms: int) -> dict[s
 def select(
     core: Core, topic: Topic, message: MessageView, now_ms: int, limit_ms: int | None
 ) -> tuple[Selection, list[Failure]]:
-    """The copies that rules make, not those of the subscriptions that take every message; and what failed.
+    """The copies that rules make (without those for subscriptions that take every message), and the failures.
 
-    `limit_ms` is the longest time to live that an action may give. A message on which rules of a subscription fail
-    has one copy in its dead-letter queue, if it wants those, beside the copies of rules that match (DL7).
+    `limit_ms` is the longest time to live that an action may set. If rules of a subscription fail on the message, its
+    dead-letter queue gets one copy, if the subscription dead-letters on filter errors, besides the copies of the rules
+    that match (DL7).
     """
     selection: Selection = []
     failures: list[Failure] = []
@@ -126,9 +127,9 @@ def _select_of(
 
 
 def _changed(rule: Rule, changes: Changes, now_ms: int, limit_ms: int | None) -> Overlay:
-    """What the action changes is for this copy alone. A changed ScheduledEnqueueTime means nothing in a subscription,
-    and a changed PartitionKey neither (management.md 3.1). Raises ActionError for changes that no sender could have
-    made, since a message's sections are bounded; else what `encode` raises for a value that AMQP does not have.
+    """The overlay with the action's changes, which are for this copy alone. In a subscription a changed
+    ScheduledEnqueueTime or PartitionKey has no effect (management.md 3.1). Raises ActionError for changes beyond the
+    limits that senders have, and the errors of `encode` for values that AMQP does not have.
     """
     set_of_user = {name: encode(value) for name, value in changes.user.items()}
     for name, encoded in set_of_user.items():
