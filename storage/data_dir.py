@@ -4,7 +4,7 @@ peeklock.json        format version and the number of partitions, fixed at creat
 lock                 held by the broker that uses the directory; contains its process id
 root-key             the key made at first start, mode 0600
 partitions/<n>/      one store each, see lmdb_store
-run/                 sockets of the running broker; of no value when it does not run
+run/                 sockets of the running broker; useless when no broker runs
 """
 
 import json
@@ -23,10 +23,10 @@ ROOT_KEY_FILE = "root-key"
 PARTITIONS = "partitions"
 RUN = "run"
 
-MOUNT_TABLE = Path("/proc/self/mountinfo")  # Linux; elsewhere there is none and nothing is refused
+MOUNT_TABLE = Path("/proc/self/mountinfo")  # on Linux; elsewhere there is none, and nothing is refused
 
-# A store is mapped memory plus POSIX locks: on these, another machine's writes are not seen, locks may not hold, and a
-# sync may return before the data is safe.
+# A store is mapped memory plus POSIX locks. On these file systems another machine's writes are not seen, locks may not
+# hold, and a sync may return before the data is safe.
 # fmt: off
 NETWORK_FILE_SYSTEMS = frozenset(
     [
@@ -44,7 +44,7 @@ class DataDirectoryError(Exception):
 
 
 class DataDirectoryLocked(DataDirectoryError):
-    """Another broker uses it; `pid` is that broker's process id, if known."""
+    """Another broker uses the directory; `pid` is its process id, if known."""
 
     def __init__(self, path: Path, pid: int | None) -> None:
         by = f"process {pid}" if pid else "another process"
@@ -73,7 +73,7 @@ class DataDirectoryUnwritable(DataDirectoryError):
 
 
 class UnknownLayout(DataDirectoryError):
-    """`peeklock.json` is of another version, or is not what this broker writes."""
+    """`peeklock.json` has another version, or a content that no broker writes."""
 
 
 class PartitionCountMismatch(DataDirectoryError):
@@ -87,7 +87,7 @@ class PartitionCountMismatch(DataDirectoryError):
 
 @dataclass(frozen=True)
 class Description:
-    """What `peeklock.json` says."""
+    """The content of `peeklock.json`."""
 
     partitions: int
     layout_version: int = LAYOUT_VERSION
@@ -125,8 +125,8 @@ def partition_path(path: Path, partition: int) -> Path:
 class DataDirectory:
     """The directory, locked for this process until `close` or the process's end.
 
-    A missing one is created with mode 0700 for `partitions` partitions; nothing is changed in one that is refused.
-    Raises DataDirectoryError in one of its kinds.
+    A missing directory is created with mode 0700 for `partitions` partitions. If the directory is refused, nothing in
+    it is changed. Raises a DataDirectoryError.
     """
 
     def __init__(self, path: Path, *, partitions: int, mount_table: Path = MOUNT_TABLE) -> None:
@@ -174,7 +174,7 @@ class DataDirectory:
             if found.partitions != self.partitions:
                 raise PartitionCountMismatch(self.path, found.partitions, self.partitions)
             return
-        # The description is written before anything else, so stores without one are not ours to count.
+        # The description is written before anything else, so the number of partitions of stores without one is unknown.
         if (self.path / PARTITIONS).exists():
             raise UnknownLayout(f"{self.path}: has {PARTITIONS}/ but no {DESCRIPTION_FILE}; restore that file")
         write_file(self.path / DESCRIPTION_FILE, Description(self.partitions).to_json())
@@ -187,7 +187,7 @@ class DataDirectory:
 
 
 def refuse_network_file_system(path: Path, mount_table: Path = MOUNT_TABLE) -> None:
-    """Raises NetworkFileSystem if `path`, or where it would be created, is on one."""
+    """Raises NetworkFileSystem if `path`, or the place where it would be created, is on a network file system."""
     try:
         lines = mount_table.read_text(errors="surrogateescape").splitlines()
     except OSError:
@@ -201,7 +201,7 @@ def refuse_network_file_system(path: Path, mount_table: Path = MOUNT_TABLE) -> N
         if not separator:
             continue
         mounted = Path(_unescape(before.split()[4]))
-        # Of equal mount points the later line counts: it is mounted over the earlier.
+        # Of equal mount points the later line counts, because it is mounted over the earlier one.
         if there.is_relative_to(mounted) and len(mounted.parts) >= best:
             best, kind, mount_point = len(mounted.parts), after.split()[0], mounted
     if kind in NETWORK_FILE_SYSTEMS:

@@ -37,12 +37,12 @@ class _Run:
 
 
 class DuplicateVerification:
-    """Tell it the entities with duplicate detection and the records set aside, then `check`."""
+    """First add the entities with duplicate detection and the quarantined records, then call `check`."""
 
     def __init__(self, report: PartitionReport) -> None:
         self._report = report
         self._entities: set[int] = set()
-        self._chunks_set_aside: set[bytes] = set()  # keys of their runs
+        self._chunks_set_aside: set[bytes] = set()  # keys of the runs of quarantined chunks
         self._filters_set_aside: set[bytes] = set()
         self._runs: dict[bytes, _Run | None] = {}  # None: its manifest cannot be read
         self._filter_of: tuple[_Run, bytes] | None = None  # the run whose chunks are being read
@@ -57,7 +57,7 @@ class DuplicateVerification:
             self._filters_set_aside.add(key[:8])
 
     def check(self, snapshot: Snapshot, deleted: Container[int]) -> None:
-        """`deleted`: entities whose records are being freed, what a run is after what is in it."""
+        """`deleted`: entities whose records are being deleted, first the chunks of a run and then its manifest."""
         checks = {
             Table.DUPLICATE_RUNS: self._manifest,
             Table.DUPLICATE_LOG: self._log,
@@ -80,7 +80,7 @@ class DuplicateVerification:
                     check(snapshot, key, value)
                 except CorruptRecord as error:
                     self._report.add(Problem.CORRUPT_RECORD, table, key, str(error))
-                    self.add_set_aside(table, key)  # what it holds is not known
+                    self.add_set_aside(table, key)  # we do not know what it holds
         for run in self._runs.values():
             if run is None or not run.manifest.complete or run.key in self._chunks_set_aside:
                 continue
@@ -119,7 +119,7 @@ class DuplicateVerification:
             self._wrong(table, key, "message ids that are not in the run's filter")
 
     def _filter(self, snapshot: Snapshot, run: _Run) -> bytes:
-        """Empty if it has none, or none that can be read."""
+        """The filter of the run; empty if it has none that can be read."""
         if run.key in self._filters_set_aside:
             return b""
         entity_id, number = unpack_run_key(run.key)

@@ -1,11 +1,11 @@
-"""Files that are there after a power cut, whole or not at all."""
+"""Writes files so that after a power cut they are complete or not there at all."""
 
 import os
 from pathlib import Path
 
 
 def write_file(path: Path, content: bytes, mode: int = 0o600) -> None:
-    """Make `path` hold `content`: readers see the old content or all of the new, and so does the next start."""
+    """Write `content` to `path`: readers see the old content or all of the new, also after a power cut."""
     partial = path.with_name(path.name + ".partial")
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
     with os.fdopen(descriptor, "wb") as file:
@@ -17,7 +17,7 @@ def write_file(path: Path, content: bytes, mode: int = 0o600) -> None:
 
 
 def sync_file(path: Path) -> None:
-    """Make a file's content durable that another means has written."""
+    """Make the content of a file durable that other code has written."""
     _sync(path, os.O_RDONLY)
 
 

@@ -1,4 +1,4 @@
-"""A lock file that is held by at most one process and ends with it, however it ends."""
+"""A lock file that at most one process holds. The lock ends with its process, however that ends."""
 
 import fcntl
 import os
@@ -14,10 +14,10 @@ class FileLocked(Exception):
 
 
 class FileLock:
-    """The exclusive lock on `path`, a file made if missing; it contains the process id of its holder.
+    """The exclusive lock on the file `path`, which is made if missing and contains the process id of the holder.
 
     The file stays when the lock is released: removing it would let two processes lock two files of the same name.
-    Raises FileLocked at once if it is held, OSError if the file cannot be made.
+    Raises FileLocked at once if another process holds the lock, OSError if the file cannot be made.
     """
 
     def __init__(self, path: Path) -> None:

@@ -10,29 +10,29 @@ FINDINGS_KEPT = 1000  # per partition; all are counted
 
 
 class Problem(StrEnum):
-    UNREADABLE_STORE = "unreadable-store"  # the file cannot be opened, or its pages make no sense
+    UNREADABLE_STORE = "unreadable-store"  # the file cannot be opened, or its pages are invalid
     DAMAGED_PAGES = "damaged-pages"  # of a table, of the list of free pages, or a root
     CORRUPT_RECORD = "corrupt-record"  # checksum or shape of a value
     MALFORMED_KEY = "malformed-key"
-    MISSING_MESSAGE = "missing-message"  # a queue entry refers to none
+    MISSING_MESSAGE = "missing-message"  # a queue entry refers to a message that is not there
     ORPHANED_MESSAGE = "orphaned-message"  # no queue entry refers to it
     TWO_PLACES = "two-places"  # a sequence number is in two places of its queue
     WRONG_COUNTS = "wrong-counts"
-    STRAY_TIMER = "stray-timer"  # of no queue entry, of one that needs none, or at another time than the entry's
+    STRAY_TIMER = "stray-timer"  # it has no queue entry, or one that needs no timer or has another time
     MISSING_TIMER = "missing-timer"  # an entry would never become available, or never expire
-    WRONG_REFERENCES = "wrong-references"  # another number of queue entries refers to a message than is recorded
-    STRAY_RULE = "stray-rule"  # of no subscription
-    STRAY_MARK = "stray-mark"  # of a queue that is not there
+    WRONG_REFERENCES = "wrong-references"  # the recorded number of entries of a message is wrong
+    STRAY_RULE = "stray-rule"  # its subscription is not there
+    STRAY_MARK = "stray-mark"  # its queue is not there
     NO_DESTINATION = "no-destination"  # a message in a transfer queue that would never move on
     MISSING_SESSION_ENTRY = "missing-session-entry"  # no receiver of its session would get the message
-    STRAY_SESSION_ENTRY = "stray-session-entry"  # of no queue entry, or of one of another session
-    WRONG_DUPLICATE = "wrong-duplicate"  # message ids that are not found, not counted, or nobody's
-    WRONG_SESSION_STATE = "wrong-session-state"  # not as long as recorded, not recorded, or recorded and not there
+    STRAY_SESSION_ENTRY = "stray-session-entry"  # its queue entry is not there, or is of another session
+    WRONG_DUPLICATE = "wrong-duplicate"  # message ids that are not found, not counted, or have no entity
+    WRONG_SESSION_STATE = "wrong-session-state"  # of another length than recorded, not recorded, or not there
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong. `table` and `key` say where, and are None and empty for the store as a whole."""
+    """One problem. `table` and `key` say where it is; they are None and empty for the store as a whole."""
 
     problem: Problem
     table: Table | None

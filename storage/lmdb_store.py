@@ -40,8 +40,8 @@ LOCK_FILE = "lock.mdb"
 OWNER_LOCK_FILE = "owner.lock"
 CHECKS_MAX = 1000  # attempts to see the root of a commit before two others have followed it
 
-MAX_READERS = 16  # ours, and a few processes that verify or back up
-FULL_DISK_BYTES = 1 << 20  # with less left, a failed write failed for want of room
+MAX_READERS = 16  # this process, and a few that verify or back up
+FULL_DISK_BYTES = 1 << 20  # if a write fails with less left than this, the disk is full
 RENEWAL_BYTES = 1 << 20  # more than a change of a few records needs
 META_PAGES = 2  # LMDB's two roots at the start of the file
 
@@ -81,12 +81,12 @@ def _free_disk_bytes(path: Path) -> int:
 
 
 def store_error(path: Path, doing: str, error: Exception) -> StoreError:
-    """What a failure of LMDB or of the system while `doing` something at `path`, which exists, means for the caller."""
+    """The error for the caller when LMDB or the system failed while `doing` something at `path`, which exists."""
     number = error.errno if isinstance(error, OSError) else getattr(error, "code", None)
     if isinstance(error, (lmdb.CorruptedError, lmdb.PageNotFoundError)):
         return StoreDamaged(f"{path}: {doing}: {error}")
     full = isinstance(error, (lmdb.MapFullError, lmdb.DiskError)) or number in (ENOSPC, EDQUOT)
-    # LMDB reports a write that was cut short as EIO, and that is how most disks get full.
+    # LMDB reports a short write as EIO, and on most full disks a write is short.
     full = full or (number == EIO and _free_disk_bytes(path) < FULL_DISK_BYTES)
     return (StoreFull if full else StoreError)(f"{path}: {doing}: {error}")
 
@@ -94,12 +94,13 @@ def store_error(path: Path, doing: str, error: Exception) -> StoreError:
 def _open_read_only(path: Path) -> Any:
     """The environment at `path`, for reading. Raises StoreError.
 
-    Where there is no lock file nobody writes (a backup, or a store never opened since), and none is made.
+    Without a lock file nobody writes to the store (a backup, or a store that was never opened since); none is made
+    then.
     """
     try:
         env = lmdb.open(
             str(path),
-            map_size=0,  # as large as the file says
+            map_size=0,  # the size is in the file
             readonly=True,
             lock=(path / LOCK_FILE).exists(),
             create=False,
@@ -111,7 +112,7 @@ def _open_read_only(path: Path) -> Any:
         raise UnknownFormat(path, f"LMDB's own file format ({error})") from error
     except (lmdb.Error, OSError) as error:
         raise StoreError(f"{path / DATA_FILE}: cannot be opened: {error}") from error
-    # A read beyond the end of a mapped file kills the process (SIGBUS), so a truncated file must not get that far.
+    # A read beyond the end of a mapped file kills the process (SIGBUS), so a truncated file is refused here.
     needed = (env.info()["last_pgno"] + 1) * env.stat()["psize"]
     found = (path / DATA_FILE).stat().st_size
     if found < needed:
@@ -126,14 +127,14 @@ def _open_tables(env: Any) -> list[Any]:
 
 
 def check_store_pages(path: Path) -> list[PageFinding]:
-    """What is wrong with the pages of the store at `path`, as of one commit, while its owner goes on. See `pages`.
+    """The damaged pages of the store at `path`, as of one commit; its owner may be running. See `pages`.
 
     Raises StoreError.
     """
     env = _open_read_only(path)
     try:
         for _ in range(CHECKS_MAX):
-            # A transaction alone reads no pages, and keeps those of its commit as they are until it ends.
+            # Beginning a transaction reads no pages, and until it ends the pages of its commit stay as they are.
             with env.begin() as transaction, suppress(RootReplaced):
                 return check_pages(path / DATA_FILE, transaction.id())
         raise StoreError(f"{path}: the broker commits so often that no commit could be checked; try again")
@@ -144,9 +145,9 @@ def check_store_pages(path: Path) -> list[PageFinding]:
 
 
 class Snapshot:
-    """One partition as it was at one commit, to read while its owner goes on.
+    """One partition as it was at one commit. Its owner may continue to write.
 
-    As long as it is open, pages freed since cannot be used again: the file grows with what is written meanwhile.
+    As long as the snapshot is open, pages that are freed cannot be used again, so the file grows with later writes.
     Raises StoreError, UnknownFormat.
     """
 
@@ -172,7 +173,7 @@ class Snapshot:
             raise
 
     def items(self, table: Table) -> Iterator[tuple[bytes, bytes]]:
-        """All items in key order. Raises StoreError where the file's pages make no sense."""
+        """All items in key order. Raises StoreError if pages of the file are invalid."""
         try:
             yield from self._txn.cursor(self._databases[table]).iternext()
         except lmdb.Error as error:
@@ -193,7 +194,7 @@ class Snapshot:
             raise store_error(target, f"copy of {self.path}", error) from error
 
     def close(self) -> None:
-        self._env.close()  # ends its transaction, too
+        self._env.close()  # this ends its transaction, too
 
     def _document(self, key: bytes) -> Any:
         value = self.get(Table.META, key)
@@ -210,10 +211,11 @@ class Snapshot:
 
 
 def renew_store_id(path: Path) -> None:
-    """Make the store at `path`, a copy that nobody has open, one of its own: messages forwarded from here are new.
+    """Give the store at `path` a new id. It is a copy that no process has open.
 
-    The store that was copied went on to give sequence numbers that this one will give again, and marks elsewhere say
-    that those were taken over. Marks here are of stores that renew their ids as well. Raises StoreError.
+    The original store continued to assign sequence numbers, which this copy will assign again. Marks in other stores
+    say that messages with these numbers were taken over. With a new id the copy's messages count as new. The marks in
+    the copy itself are of stores that get new ids as well. Raises StoreError.
     """
     size = (path / DATA_FILE).stat().st_size
     try:
@@ -238,7 +240,7 @@ def _look(path: Path, partition_id: int) -> bool:
     env = _open_read_only(path)
     try:
         if env.begin().stat()["entries"] == 0:
-            return False  # the process that made the file ended before its first commit
+            return False  # the process that created the file ended before its first commit
     finally:
         env.close()
     with Snapshot(path) as snapshot:
@@ -247,12 +249,12 @@ def _look(path: Path, partition_id: int) -> bool:
     return True
 
 
-# While there is this much behind the file's end, any record finds its pages in one piece.
+# With this much room behind the last page of the file, any record finds adjacent pages.
 ROOM_BYTES = 4 << 20
 PAGE_BYTES = 4096
-PAGE_RECORD_BYTES = 4000  # takes a page of its own
-# Each commit notes the pages that it has freed in one piece, and in another those that are still free: without room for
-# both nothing can be deleted. At most what 4 GiB of pages need.
+PAGE_RECORD_BYTES = 4000  # a record of this size takes a page of its own
+# Each commit writes one record with the pages that it has freed, and one with those that are still free. Without room
+# for both nothing can be deleted. The limit is the size of such a record for 4 GiB of pages.
 PAGE_NUMBER_BYTES = 8
 RELEASE_BYTES_MAX = 8 << 20
 _TRIAL_KEY = b"\xff" * 8  # above every message's
@@ -279,8 +281,8 @@ class LmdbStore(Store):
         self._pid = str(os.getpid())
         self._last_page_seen = 0
         self._free_pages_pinned = False
-        self._room_bytes = 0  # of the map behind the last page that was ever used
-        self._release_bytes = 0  # that LMDB needs in one piece to note all pages as free
+        self._room_bytes = 0  # the bytes of the map behind the last page that was ever used
+        self._release_bytes = 0  # adjacent bytes that LMDB needs to write a list of all pages as free
         self._env: Any = None
         self._pages: MappedPages | None = None
         self._lock = self._take_lock(create)
@@ -298,7 +300,7 @@ class LmdbStore(Store):
                 max_readers=MAX_READERS,
                 max_spare_txns=1,
             )
-            self._env.reader_check()  # frees slots of readers that were killed; they would pin old pages
+            self._env.reader_check()  # frees slots of killed readers, which would keep old pages
             self._databases = _open_tables(self._env) if known else self._create(partition_id)
             self._pages = MappedPages(path / DATA_FILE)
             self._measure()
@@ -356,7 +358,7 @@ class LmdbStore(Store):
         deleted = 0
         self.writes += 1
         try:
-            # One cursor finds a neighbour on the page it stands on, without a walk from the root.
+            # A cursor finds a neighbour on its current page without a walk from the root.
             cursor = (self._writing or self._begin()).cursor(self._databases[table])
             for key in keys:
                 if cursor.set_key(key):
@@ -422,13 +424,13 @@ class LmdbStore(Store):
             self._failed("statistics", error)
 
     def used_bytes(self) -> int:
-        """Bytes of the pages that hold something; while another process reads, also of pages it keeps from reuse.
+        """Bytes of the pages in use; while another process reads, also of pages that it keeps from being used again.
 
-        LMDB does not say how many pages are free without a walk of its list of them, but each table's own counters
-        of pages are exact: the rest is free (but for the list itself, which is small). A foreign reader keeps pages
-        freed since it began from being used again, and how many is not known either. That matters once no others are
-        left, and this shows: the file grows. From then on, until the reader has gone, all of the file counts as used,
-        so that a watermark below the capacity still leaves room for settling. About 6 us.
+        LMDB does not tell how many pages are free without a walk of its list of them. But the counters of pages in each
+        table are exact, and all other pages are free, except for the list itself, which is small. While another process
+        reads, pages that were freed since its begin cannot be used again, and their number is unknown. This matters
+        when no other free pages are left, and then the file grows. From then on, until that reader has ended, the whole
+        file counts as used, so that a watermark below the capacity still leaves room for settling. Takes about 6 us.
         """
         try:
             txn = self._transaction()
@@ -446,7 +448,7 @@ class LmdbStore(Store):
             self._failed("statistics", error)
 
     def fits(self, added_bytes: int, sizes: Iterable[int], pages: int = 0) -> bool:
-        """Tried out once the file is as large as the map: then it depends on where the free pages are."""
+        """Once the file is as large as the map, this tries the write: it depends on where the free pages are."""
         try:
             self._room_bytes -= added_bytes + pages * PAGE_BYTES
             if self._room_bytes > ROOM_BYTES:
@@ -460,7 +462,7 @@ class LmdbStore(Store):
                     trial.put(key, bytes(size), db=self._databases[Table.MESSAGES], append=True)
             except lmdb.MapFullError:
                 trial.abort()
-                # What a transaction frees can be used by the next but one: there must be a next.
+                # Pages that a transaction frees can be used by the next but one, so there must be a next one.
                 txn.put(_REFUSED_KEY, encode_document(None), db=self._databases[Table.META])
                 return False
             trial.abort()
@@ -469,7 +471,7 @@ class LmdbStore(Store):
             self._failed("trial", error)
 
     def capacity_bytes(self, spare_bytes: int = 0) -> int:
-        """The map, or what the file has and the disk has left but for `spare_bytes`, whichever is less."""
+        """The size of the map; or of the file plus the free disk space less `spare_bytes`, if that is smaller."""
         try:
             possible_bytes = (self._path / DATA_FILE).stat().st_size + _free_disk_bytes(self._path)
         except OSError as error:
@@ -482,7 +484,7 @@ class LmdbStore(Store):
             self._pages.release()
 
     def close(self) -> None:
-        self._pages = None  # the address may soon be another's
+        self._pages = None  # the addresses may soon be used for other memory
         if self._env is not None:
             self.abort()
             self._end_reading()
@@ -490,7 +492,7 @@ class LmdbStore(Store):
         self._lock.release()
 
     def _transaction(self) -> Any:
-        """The transaction to read in: the staged one, so that reads see it."""
+        """The transaction for reads: the one with the staged writes if there is one, so that reads see them."""
         if self._writing is not None:
             return self._writing
         if self._reading is None:
@@ -498,7 +500,7 @@ class LmdbStore(Store):
         return self._reading
 
     def _begin(self) -> Any:
-        # Our own reader must not outlive the start of a write: it would keep freed pages from being used again.
+        # Our own reader must end before a write begins, else it would keep freed pages from being used again.
         self._end_reading()
         self._writing = self._env.begin(write=True)
         self._measure()
@@ -511,7 +513,7 @@ class LmdbStore(Store):
 
     def _end_reading(self) -> None:
         if self._reading is not None:
-            self._reading.abort()  # LMDB keeps its slot; the next `begin` takes it at once (max_spare_txns)
+            self._reading.abort()  # LMDB keeps its slot for the next `begin` (max_spare_txns)
             self._reading = None
 
     def _foreign_reader(self) -> bool:
@@ -544,7 +546,7 @@ class LmdbStore(Store):
             raise StoreError(f"{self._path}: cannot be opened: {error}") from error
 
     def _failed(self, doing: str, error: Exception) -> NoReturn:
-        """Raise what `error` means for the caller; nothing stays staged."""
+        """Raise the error for the caller; nothing stays staged."""
         raised = store_error(self._path, doing, error)
         if isinstance(raised, StoreFull):
             self.abort()

@@ -1,8 +1,8 @@
 """Verifies, backs up and restores a data directory from outside the broker.
 
-Verify and backup read snapshots, so the broker may go on meanwhile. Each partition is copied as it was at one commit;
-the partitions of a backup are not of the same instant. A backup has the layout of a data directory, without the root
-key, which is a secret, and without what is of use only to a running broker.
+Verify and backup read snapshots, so the broker may be running. Each partition is copied as it was at one commit, but
+the partitions of a backup are not of the same instant. A backup has the layout of a data directory. It does not have
+the root key, which is a secret, nor files that only a running broker needs.
 """
 
 import shutil
@@ -125,9 +125,9 @@ def restore(source: Path, data_directory: Path) -> int:
 
 
 def _copy(source: Path, target: Path, description: Description) -> int:
-    """Copy all partitions, and last the description, which makes the copy one; all of it synced.
+    """Copy and sync all partitions, and last the description, without which the copy is no data directory.
 
-    Each store of the copy gets an id of its own, a backup's too: somebody may use it as it is.
+    Each store of the copy gets a new id, even in a backup, because somebody may use the backup as a data directory.
     """
     (target / PARTITIONS).mkdir(mode=0o700)
     copied_bytes = 0
@@ -148,7 +148,7 @@ def _copy(source: Path, target: Path, description: Description) -> int:
 
 
 def _verify_partition(path: Path, partition: int) -> PartitionReport:
-    """Pages first, by themselves, then what is on them. LMDB reads both, so each is done in a process of its own."""
+    """Verify the pages, then the records on them. LMDB takes part in both, so each has a process of its own."""
     directory = partition_path(path, partition)
     report = PartitionReport(partition)
     try:
@@ -158,7 +158,7 @@ def _verify_partition(path: Path, partition: int) -> PartitionReport:
         return report
     try:
         report = apart(_verify_contents, directory)
-    except Exception as error:  # contents without sense have many ways to show that
+    except Exception as error:  # damaged contents can raise any exception
         report.add(Problem.UNREADABLE_STORE, None, b"", _text(directory, error))
     else:
         if report.partition != partition:
@@ -190,6 +190,6 @@ def _description(path: Path) -> Description:
 def _refuse_unless_empty(path: Path) -> None:
     if not (path.exists() or path.is_symlink()):
         return
-    # A volume of its own may have the lost+found that its file system makes.
+    # If it is a volume of its own, it may have a lost+found of the file system.
     if not path.is_dir() or any(child.name != "lost+found" for child in path.iterdir()):
         raise TargetNotEmpty(path)

@@ -1,8 +1,8 @@
-"""The memory a mapped file takes in this process, and giving it back.
+"""Releases the memory that a mapped file takes in this process.
 
-Every page of a mapped file that was read counts to the process's resident set until the kernel needs the room, so a
-worker that went once through a large backlog looks as large as its file, and a container's limit or an operator's
-alert sees that. madvise(MADV_DONTNEED) on a shared, read-only mapping of a file only drops the page table's entries:
+Every page of a mapped file that was read counts to the process's resident set until the kernel needs the room. So a
+worker that has once read a large backlog seems as large as its file, and may exceed a container's limit or raise an
+alert. madvise(MADV_DONTNEED) on a shared, read-only mapping of a file only drops the page table's entries:
 the pages stay in the kernel's cache, and the next read maps them again without touching the disk. LMDB maps its file
 like that (it writes through the file, not through the map), so this is safe at any time, also in a transaction.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 
 
 class MappedPages:
-    """The mappings of the file `path` in this process, which must exist by now. Does nothing but on Linux."""
+    """The mappings of the file `path` in this process; they must exist already. Does nothing except on Linux."""
 
     def __init__(self, path: Path) -> None:
         self._ranges = _mappings(path) if sys.platform == "linux" else []
@@ -23,7 +23,7 @@ class MappedPages:
     def release(self) -> None:
         """Take the file's pages out of this process's resident set. Raises OSError.
 
-        Measured: about 1 ms per 100 MB resident, 6 us if there is nothing to give back. Reading it again is not
+        Measured: about 1 ms per 100 MB resident, 6 us if there is nothing to release. Reading the pages again is not
         noticeably slower: one minor fault maps a page and its neighbours.
         """
         for address, length in self._ranges:

@@ -6,11 +6,11 @@ from itertools import islice
 
 from storage.store import Store, StoreError, StoreFull, Table
 
-KEY_BYTES_MAX = 511  # what LMDB takes; the same here, so that a test in memory finds a key that would not fit on disk
+KEY_BYTES_MAX = 511  # as in LMDB, so that tests in memory find keys that would not fit on disk
 
 
 class MemoryStore(Store):
-    """Sorted tables. Writes happen in place; what they replaced is kept until the commit, for `abort`.
+    """Sorted tables. Writes happen in place; the values before them are kept until the commit, for `abort`.
 
     `used_bytes` counts keys and values. A commit that leaves more than `capacity_bytes` in use is aborted (StoreFull),
     unless it freed bytes: a full store can still be emptied.

@@ -1,11 +1,11 @@
-"""Whether the pages of a store's file make sense, found without LMDB: it trusts its pages, and dies of damaged ones.
+"""Checks the pages of a store's file without LMDB, which trusts its pages and crashes on damaged ones.
 
-A file of LMDB 0.9 is pages of one size. The first two are roots ("meta" pages), of which the one with the higher
-transaction id counts. It names two B+trees: of free pages, and of the tables, each of which is a tree again. Every
-other page says its own number, so that one which was written to a wrong place shows.
+A file of LMDB 0.9 consists of pages of one size. The first two are roots ("meta" pages), of which the one with the
+higher transaction id counts. It names two B+trees: the tree of free pages, and the tree of the tables, each of which is
+a tree again. Every other page has its own number in it, so a page that was written to a wrong place is found.
 
-Each page up to the last one is in exactly one place: in one tree, or in the list of free pages. All of that is read and
-compared here; what keys and values say is for `storage.verification`.
+Each page up to the last one is in exactly one place: in one tree, or in the list of free pages. This module checks all
+of that; `storage.verification` checks the keys and values.
 """
 
 import mmap
@@ -19,12 +19,12 @@ from storage.store import Table
 
 MAGIC: Final = 0xBEEFC0DE
 DATA_VERSION: Final = 1
-FINDINGS_MAX: Final = 100  # of one file; who has more knows enough
+FINDINGS_MAX: Final = 100  # for one file; more would not help
 
 _HEADER: Final = struct.Struct("<QHHHH")  # page number, unused, flags, end of the pointers, begin of the nodes
 _NODE: Final = struct.Struct(
     "<HHHH"
-)  # size or child (low), the same (high), flags or child (highest), bytes of the key
+)  # size or child (low bits), the same (high bits), flags or child (highest bits), bytes of the key
 _TREE: Final = struct.Struct("<IHHQQQQQ")
 _META: Final = struct.Struct("<IIQQ")  # magic, version, address, size of the map
 _META_END: Final = struct.Struct("<QQ")  # last page, transaction id
@@ -37,7 +37,7 @@ _DEPTH_MAX: Final = 32  # as LMDB's own cursors have
 
 
 class _Tree(NamedTuple):
-    """What a root, or the tree of tables, says of one tree."""
+    """The description of one tree, from a root or from the tree of tables."""
 
     page_bytes: int
     flags: int
@@ -57,25 +57,25 @@ class _Root(NamedTuple):
 
 
 class PageFinding(NamedTuple):
-    """What is wrong, and in which table; None: in what belongs to none."""
+    """The problem and its table; None if the page belongs to no table."""
 
     table: Table | None
     text: str
 
 
 class RootReplaced(Exception):
-    """Two commits have followed the one asked for, and its root has been written over. No damage."""
+    """The root of the commit was overwritten, because two commits have followed it. This is no damage."""
 
 
 class _Damaged(Exception):
-    """A page makes no sense; what is below it is not looked at."""
+    """A page is damaged; pages below it are not looked at."""
 
 
 def check_pages(file: Path, transaction: int | None = None) -> list[PageFinding]:
-    """All that is wrong with the pages of the store in `file`, up to FINDINGS_MAX.
+    """The problems of the pages of the store in `file`, up to FINDINGS_MAX.
 
-    While the owner of the store writes, give the id of a read transaction that is open meanwhile: its pages stay as
-    they are. Otherwise the latest commit is checked. Raises OSError, RootReplaced.
+    If a process may write to the store, pass the id of a read transaction that is open meanwhile, because its pages
+    stay as they are. Otherwise the latest commit is checked. Raises OSError, RootReplaced.
     """
     with file.open("rb") as opened:
         if not opened.seek(0, 2):
@@ -95,7 +95,7 @@ class _Check:
         self._file = file
         self.page_bytes = 0
         self._last_page = 0
-        self._owners = bytearray()  # of each page: 0 is none yet, else 1 + the number of the tree it is in
+        self._owners = bytearray()  # by page: 0 if it has no owner yet, else 1 + the number of its tree
         self._names: list[str] = []
         self.findings: list[PageFinding] = []
 
@@ -127,7 +127,7 @@ class _Check:
         self._free_pages(root.free)
 
     def _root(self, transaction: int | None) -> _Root:
-        """The root that counts; what is wrong with the other is a finding. Raises _Damaged if there is none."""
+        """The root that counts; a problem of the other one is a finding. Raises _Damaged if there is none."""
         roots: list[_Root] = []
         for page in range(_ROOT_PAGES):
             try:
@@ -163,7 +163,7 @@ class _Check:
         return _Root(free, tables, last_page, transaction)
 
     def _second_root(self) -> int:
-        """Where it is, when the first cannot be read and so does not say how large pages are."""
+        """The offset of the second root, if the first cannot be read and so the size of pages is unknown."""
         for size in sorted(_PAGE_SIZES):
             found = self._data[size + _HEADER.size : size + _HEADER.size + 4]
             if found == MAGIC.to_bytes(4, "little"):
@@ -175,7 +175,7 @@ class _Check:
         return len(self._names)
 
     def _claim(self, first: int, count: int, owner: int) -> None:
-        """These pages are in the tree `owner`, and nowhere else. Raises _Damaged."""
+        """Note that these pages are in the tree `owner`. Raises _Damaged if they are in another place, too."""
         if first + count - 1 > self._last_page:
             raise _Damaged(f"page {first + count - 1} is behind the last one, {self._last_page}")
         for page in range(first, first + count):
@@ -185,7 +185,7 @@ class _Check:
             self._owners[page] = owner
 
     def _walk(self, name: str, tree: _Tree, table: Table | None) -> Iterator[tuple[bytes, bytes]]:
-        """Items of a tree, without values that have pages of their own. Damage is a finding, and its branch is left."""
+        """Items of a tree, without values that have pages of their own. A damaged branch is a finding, and skipped."""
         walk = _Walk(self, name, tree, self._owner(name))
         yield from walk.items(lambda text: self.add(table, f"{name}: {text}"))
 
@@ -261,14 +261,14 @@ class _Check:
 
 
 class _Walk:
-    """One tree, depth first, so that its items come in the order of their keys."""
+    """A walk of one tree, depth first, so that items come in the order of their keys."""
 
     def __init__(self, check: _Check, name: str, tree: _Tree, owner: int, with_values: bool = False) -> None:
         self._check = check
         self._name = name
         self._tree = tree
         self._owner = owner
-        self._with_values = with_values  # also of those that have pages of their own; then keys are native numbers
+        self._with_values = with_values  # also values that have pages of their own; then keys are native numbers
         self._branches = self._leaves = self._overflows = self._entries = 0
         self._is_whole = True
 
@@ -297,14 +297,14 @@ class _Walk:
     def _page(
         self, number: int, depth: int, low: bytes | None, high: bytes | None
     ) -> tuple[list[tuple[int, int, bytes | None, bytes | None]], list[tuple[bytes, bytes]]]:
-        """Children to go on with, and items. Their keys are at `low` or above, and below `high`."""
+        """The children and items of a page. Their keys must be at `low` or above, and below `high`."""
         if depth > min(self._tree.depth, _DEPTH_MAX):
             raise _Damaged(f"page {number} is deeper than {self._tree.depth}")
         kind, lower = self._check.page(number, _LEAF if depth == self._tree.depth else _BRANCH, self._owner)
         nodes = self._check.nodes(number, lower, kind == _LEAF)
         keys = [self._order(key) for key, _, _, _ in nodes]
         if kind == _BRANCH:
-            keys = keys[1:]  # the first has none: it is everything below the second
+            keys = keys[1:]  # the first child has no key: it has everything below the second key
         if (
             any(before >= after for before, after in pairwise(keys))
             or (keys and low is not None and keys[0] < low)

@@ -1,8 +1,8 @@
-"""Setting aside a record that cannot be read, so that it is neither served nor lost.
+"""Puts an unreadable record into quarantine, so that it is neither served nor lost.
 
-Its bytes go to QUARANTINE as they were found, under the table's number and the key, for a person to look at; the rest
-of the partition is served. What else must change with it (counts, timers, entries that refer to a message) is the
-partition's business, in the same commit.
+Its bytes move to QUARANTINE as they were found, under the table's number and the key, so that a person can look at
+them. The rest of the partition is served. The partition changes other records that depend on this one (counts, timers,
+entries that refer to a message) in the same commit.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ def quarantine_key(table: Table, key: bytes) -> bytes:
 def quarantine(store: Store, table: Table, key: bytes) -> int | None:
     """Stage the move of the record at `key` to QUARANTINE; returns its size in bytes, or None if there is none.
 
-    What was set aside before under the same table and key is replaced.
+    An earlier record in quarantine under the same table and key is replaced.
     """
     value = store.get(table, key)
     if value is None:
@@ -30,13 +30,13 @@ def quarantine(store: Store, table: Table, key: bytes) -> int | None:
 
 
 def size_set_aside(store: Store, table: Table, key: bytes) -> int | None:
-    """Size in bytes of the record that was set aside last under this table and key, or None if there is none."""
+    """Size in bytes of the record in quarantine under this table and key, or None if there is none."""
     value = store.get(Table.QUARANTINE, quarantine_key(table, key))
     return None if value is None else len(value)
 
 
 def quarantined(store: Store, page: int = 100) -> Iterator[tuple[Table, bytes, bytes]]:
-    """(table, key, bytes as found) of each record set aside."""
+    """(table, key, bytes as found) of each record in quarantine."""
     start = b"\0"
     while items := store.scan(Table.QUARANTINE, start, _END, page):
         for key, value in items:

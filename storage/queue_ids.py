@@ -1,7 +1,7 @@
-"""Queue ids: which entity a queue is of, and which of that entity's queues it is.
+"""Queue ids: the entity that a queue belongs to, and which of the entity's queues it is.
 
-In stored keys an id has 32 bits: 29 bits of entity id, then 3 bits of `Part`. So the queues of one entity lie side by
-side in every table. Nothing else knows this layout.
+In stored keys an id has 32 bits: 29 bits of entity id, then 3 bits of `Part`. So the queues of one entity are adjacent
+in every table. Only this module knows this layout.
 """
 
 from enum import IntEnum
@@ -32,7 +32,7 @@ def entity_of(queue_id: int) -> int:
 
 
 def part_of(queue_id: int) -> int:
-    """A `Part`, or a number that is none of them: an id may come from outside."""
+    """A `Part`; or a number that is no `Part`, because ids may come from outside."""
     return queue_id & _PART_MASK
 
 

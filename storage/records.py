@@ -1,8 +1,8 @@
 """Keys and values of the store's tables, each value with a checksum that is verified when it is read.
 
-Numbers in keys are unsigned, so that the order of the bytes is the order of the numbers. A number that has no place in
-that order is refused: KeyOutOfRange for a time, struct.error for a number that the broker itself has counted. They are
-big-endian. Queue ids are those of `storage.queue_ids`.
+Numbers in keys are unsigned and big-endian, so that the order of the bytes is the order of the numbers. A number
+outside their range is refused: KeyOutOfRange for a time, struct.error for a number that the broker itself has counted.
+Queue ids are those of `storage.queue_ids`.
 """
 
 import struct
@@ -14,20 +14,20 @@ from zlib import crc32
 import msgpack
 from xxhash import xxh3_64_intdigest
 
-_pack = msgpack.Packer().pack  # `packb` makes a packer for each value
+_pack = msgpack.Packer().pack  # `packb` would make a packer for each value
 
 FORMAT_VERSION = 1
 NEVER = (1 << 63) - 1  # the time that never comes, milliseconds
 
 FORMAT_VERSION_KEY = b"format-version"  # in META, a document: FORMAT_VERSION
-PARTITION_ID_KEY = b"partition-id"  # in META, a document: whose store this is
+PARTITION_ID_KEY = b"partition-id"  # in META, a document: the partition of this store
 STORE_ID_KEY = b"store-id"  # in META, a document: STORE_ID_BYTES random bytes, which no other store and no copy has
 STORE_ID_BYTES = 8
-DELETED_ENTITY_PREFIX = b"deleted-entity-"  # in META, then the key of an entity whose messages are still being freed
+DELETED_ENTITY_PREFIX = b"deleted-entity-"  # in META, then the key of an entity whose messages are still being deleted
 AUTO_DELETED_PREFIX = b"auto-deleted-"  # in META, then the key of an entity deleted here that the catalog still has
-IDLE_PREFIX = b"idle-"  # in META, then the key of an entity: for how many milliseconds nobody had used it
-# In META, then a queue id: the partition that may have taken messages of it over; of a transfer queue, a list of those
-# that its messages are for.
+IDLE_PREFIX = b"idle-"  # in META, then the key of an entity: the milliseconds for which nobody had used it
+# In META, then a queue id: the partition that may have taken over messages of the queue; for a transfer queue, a list
+# of the partitions that its messages are for.
 FORWARDED_PREFIX = b"forwarded-"
 
 
@@ -36,7 +36,7 @@ class CorruptRecord(Exception):
 
 
 class KeyOutOfRange(Exception):
-    """A key was asked for of a number that does not fit into it. Nothing was stored; it is a mistake of the caller."""
+    """A number does not fit into a key, which is a mistake of the caller. Nothing was stored."""
 
 
 class Place(IntEnum):
@@ -48,7 +48,7 @@ class Place(IntEnum):
 
 
 class Timer(IntEnum):
-    """What is due; the second part of a DUE key."""
+    """The kind of a timer; the second part of a DUE key."""
 
     SCHEDULED = 0  # becomes available
     EXPIRY = 1  # time to live ends
@@ -65,7 +65,7 @@ class Field(IntEnum):
     SYSTEM = 6  # fields of the properties section set since: index in its list -> as in PROPERTIES
     HOPS = 7  # number of entities it was forwarded from
     SESSION = 8  # session id, of the messages in a queue or subscription that requires sessions
-    DESTINATION = 9  # of a message in a transfer queue: name in lower case of the queue or topic that it is for
+    DESTINATION = 9  # in a transfer queue: the destination's name, in lower case
 
 
 Overlay = dict[int, Any]
@@ -95,7 +95,7 @@ def unpack_due_key(key: bytes) -> tuple[int, int, int, int]:
 
 
 def due_keys_end(key: bytes) -> bytes:
-    """Above all keys of the queue and the timer that this key begins with, whatever the times in them."""
+    """A key above all keys of this key's queue and timer, also above those with invalid times."""
     return key[:5] + b"\xff" * _due.size
 
 
@@ -135,7 +135,7 @@ def session_key(queue_id: int, session_id: bytes) -> bytes:
 
 
 def session_entry_key(queue_id: int, place: int, session_id: bytes, sequence_number: int) -> bytes:
-    """The length before the id keeps the entries of one session together, in the order of their numbers."""
+    """The length comes before the id, so that entries of one session are adjacent, in the order of their numbers."""
     return _session_entry.pack(queue_id, place, len(session_id)) + session_id + _number(sequence_number)
 
 
@@ -181,7 +181,7 @@ def message_parts(record: bytes) -> tuple[bytes, bytes]:
 
 
 def message_enqueued_ms(record: bytes) -> int:
-    """Or the time that it is scheduled for, while it is. In old records that may be before 1970; then it is 0."""
+    """The enqueued time; for a scheduled message the scheduled time. Old records may say before 1970; then it is 0."""
     return max(0, int.from_bytes(record[8:16], "big", signed=True))
 
 
@@ -218,7 +218,7 @@ def decode_entry(value: bytes) -> Entry:
     return Entry(message_id, delivery_count, overlay)
 
 
-# References: how many queue entries refer to one message, crc32 of that. Absent: one does.
+# References: the number of queue entries that refer to one message, and its crc32. If it is absent, the number is 1.
 def encode_references(count: int) -> bytes:
     number = count.to_bytes(4, "big")
     return number + crc32(number).to_bytes(4, "big")
@@ -231,7 +231,7 @@ def decode_references(value: bytes) -> int:
     return int.from_bytes(value[:4], "big")
 
 
-# Mark: the highest sequence number of a queue of another store whose message was taken over, crc32 of that.
+# Mark: the highest sequence number that was taken over from a queue of another store, and its crc32.
 def encode_mark(sequence_number: int) -> bytes:
     number = sequence_number.to_bytes(8, "big")
     return number + crc32(number).to_bytes(4, "big")
@@ -245,7 +245,7 @@ def decode_mark(value: bytes) -> int:
 
 
 class SessionRow(NamedTuple):
-    """A session that has a state: when that was set, ms, and its size in bytes."""
+    """A session with a state: the time when the state was set, ms, and its size in bytes."""
 
     updated_ms: int
     state_bytes: int
@@ -278,13 +278,14 @@ def decode_state(value: bytes) -> bytes:
     return value[8:]
 
 
-# What each copy of a message in a subscription adds to the topic's size, whose bodies count once: about what an entry
-# with its key takes.
+# Bytes that each copy of a message in a subscription adds to the size of its topic: about those of an entry with its
+# key. Bodies count once.
 COPY_BYTES = 48
 
 
-# Duplicate detection. A seen row says that a message id was accepted: its digest, the end of its window ms, and the
-# message's sequence number. As bytes, rows are in the order of their digests, those of one digest by their ends.
+# Duplicate detection. A seen row stands for a message id that was accepted: its digest, the end of its window in ms,
+# and the message's sequence number. As bytes, rows sort by their digests, and rows of one digest by the ends of their
+# windows.
 DIGEST_BYTES = 16
 SEEN_BYTES = 32
 encode_seen = struct.Struct(">16sqQ").pack
@@ -299,7 +300,7 @@ unpack_filter_key = struct.Struct(">III").unpack
 
 
 def chunk_key(entity_id: int, run: int, digest: bytes) -> bytes:
-    """`digest`: the first in the chunk."""
+    """`digest` is the first digest in the chunk."""
     return run_key(entity_id, run) + digest
 
 
@@ -314,7 +315,7 @@ def decode_seen(row: bytes) -> Seen:
     return Seen(*_seen.unpack(row))
 
 
-# Seen rows, of a send in the log or of a chunk: checksum, then the rows. A piece of a filter is stored alike.
+# Seen rows of a send in the log, or of a chunk: checksum, then the rows. A piece of a filter is stored in the same way.
 def encode_rows(rows: Iterable[bytes | bytearray]) -> bytes:
     joined = b"".join(rows)
     return xxh3_64_intdigest(joined).to_bytes(8, "big") + joined
@@ -337,7 +338,7 @@ def decode_rows(value: bytes) -> list[bytes]:
 
 
 def find_seen(value: bytes, digest: bytes) -> Seen | None:
-    """What the chunk says of a digest, of several rows the last. Raises CorruptRecord."""
+    """The chunk's row of a digest, the last one if there are several. Raises CorruptRecord."""
     check_rows(value)
     low, high = 0, len(value) // SEEN_BYTES
     while low < high:
@@ -354,14 +355,14 @@ def find_seen(value: bytes, digest: bytes) -> Seen | None:
 
 
 class RunManifest(NamedTuple):
-    """What a run of seen rows is. One that is not complete is being made or freed: nobody looks into it."""
+    """The description of a run of seen rows. An incomplete run is being made or deleted, and is not searched."""
 
     complete: bool
     level: int
     ids: int
-    earliest_end_ms: int  # no row's window ends earlier
-    latest_end_ms: int  # or later
-    log_end: int  # rows of the log below are in this run, or were in those it was made of
+    earliest_end_ms: int  # the earliest end of a row's window
+    latest_end_ms: int  # the latest end of a row's window
+    log_end: int  # rows of the log below this number are in this run, or were in the runs that it was made of
     filter_bytes: int  # 0: it has no filter
 
 
@@ -381,10 +382,10 @@ def decode_manifest(value: bytes) -> RunManifest:
 
 
 class Counts(NamedTuple):
-    """What a queue holds. A locked message counts as available. Bytes are of the message records and session states.
+    """The counts of a queue. A locked message counts as available. Bytes are of message records and session states.
 
-    A topic has the number of messages published as its numbers, its scheduled messages, and as bytes all that is stored
-    for it: each body once, whatever the number of copies, COPY_BYTES for each copy, and its subscriptions' states.
+    A topic's numbers are those of the messages sent to it. Its bytes are its size: each body once, COPY_BYTES for each
+    copy, and the session states of its subscriptions.
     """
 
     next_sequence_number: int = 1

@@ -1,6 +1,6 @@
-"""The rules of subscriptions: filters and actions in the language of Service Bus, and the rules of a topic together.
+"""The rules of subscriptions: filters and actions in the language of Service Bus, and the rule set of a topic.
 
-Pure, and told everything about a message by a MessageView.
+This package is pure; a MessageView has everything that rules need to know of a message.
 """
 
 from broker.rules.actions import Action, Changes, compile_action

@@ -1,4 +1,4 @@
-"""Actions: what a rule changes on its own copy of a message (management.md 3.7)."""
+"""Actions: changes that a rule makes to its own copy of a message (management.md 3.7)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ MAX_ID_CHARACTERS: Final = 128  # amqp.md 11
 
 @dataclass(slots=True)
 class Changes:
-    """What an action does to a message, each part in the order of its statements.
+    """The changes of a message by an action, each part in the order of the statements.
 
     `user` are application properties to set, with values that `protocol.codec` encodes, under the names that the
     message has for them; `removed` are names of the message's application properties to leave out; `system` are
@@ -74,10 +74,10 @@ _Step = Callable[[Draft, Changes], None]
 
 
 class Action:
-    """Statements of management.md 3.7, compiled. Raises RuleSyntaxError, for a read-only system property too."""
+    """Statements of management.md 3.7, compiled. Raises RuleSyntaxError, also for a read-only system property."""
 
     def __init__(self, expression: str, parameters: "Parameters | None" = None) -> None:
-        # As in filters: a process that never sees an expression starts without the language.
+        # As in filters: a process that never compiles an expression need not load the language.
         from broker.rules.compiling import NODE_STEPS, Compiler
         from broker.rules.syntax import parse_action
 
@@ -89,11 +89,11 @@ class Action:
 
     @property
     def is_empty(self) -> bool:
-        """An action of a blank expression counts as none."""
+        """True if the expression is blank; such an action counts as none."""
         return not self._statements
 
     def apply(self, message: MessageView) -> Changes:
-        """What to change on the copy; a statement sees what those before it did. Raises ActionError."""
+        """The changes of the copy; a statement sees the changes of those before it. Raises ActionError."""
         changes = Changes()
         try:
             message.spend(self._cost)
@@ -125,7 +125,7 @@ def _step(statement: "Statement", compiler: "Compiler", expression: str) -> _Ste
 
 
 def _encoded(node: "Value", compiler: "Compiler") -> Callable[[Draft], Any]:
-    """The AMQP value of an expression: what is only a property keeps its type."""
+    """The AMQP value of an expression; if the expression is just a property, its type is kept."""
     from broker.rules import tree
 
     match node:
@@ -169,7 +169,7 @@ def _remove_user(name: str) -> _Step:
 
 
 def _set_system(name: str, value_of: Callable[[MessageView], Any] | None) -> _Step:
-    """`value_of` is None to clear it."""
+    """Set a system property; if `value_of` is None, clear it."""
     check = _WRITABLE[name]
 
     def set_it(draft: Draft, changes: Changes) -> None:

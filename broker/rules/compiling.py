@@ -1,7 +1,7 @@
-"""Trees to closures. A predicate's takes a message to True, False or None (unknown), a value's to a canonical value.
+"""Compiles trees to closures. That of a predicate maps a message to True, False or None (unknown), that of a value maps
+it to a canonical value.
 
-Terms of AND and OR are evaluated from left to right until the result is certain, so what stands to the right of that
-raises nothing.
+Terms of AND and OR are evaluated from left to right until the result is certain. So the remaining terms raise nothing.
 """
 
 import operator
@@ -29,13 +29,13 @@ from broker.rules.values import (
 Test = Callable[[MessageView], bool | None]
 Parameters = Mapping[str, Any]
 
-NODE_STEPS: Final = 32  # what a property, constant or operator of an expression costs; see MessageView.spend
+NODE_STEPS: Final = 32  # the cost of a property, constant or operator of an expression; see MessageView.spend
 
 _SIGNS: Final = {"-": negate, "+": unary_plus}
 
 
 class Compiler:
-    """Of one expression, given its text for the positions of errors, and its parameters (with or without their @)."""
+    """Compiles one expression. Its text gives the positions of errors; parameters may have their @ or not."""
 
     def __init__(self, expression: str, parameters: Parameters | None) -> None:
         self._expression = expression
@@ -43,8 +43,8 @@ class Compiler:
             name.lower() if name.startswith("@") else f"@{name.lower()}": canonical(value)
             for name, value in (parameters or {}).items()
         }
-        self.nodes = 0  # of what was compiled so far
-        # Whether the same message has the same result each time, and which message is of no matter.
+        self.nodes = 0  # the number of nodes compiled so far
+        # True if the result is the same for every message, and each time.
         self.is_constant = True
 
     # --- values ---
@@ -96,7 +96,7 @@ class Compiler:
         return read
 
     def property_name(self, node: tree.NamedProperty) -> Callable[[MessageView], str | None]:
-        """The name in property(name). What it returns raises FilterError if that is no string."""
+        """A function that returns the name in property(name); it raises FilterError if the name is not a string."""
         name_of = self.value(node.name)
 
         def named(message: MessageView) -> str | None:
@@ -249,7 +249,7 @@ class Compiler:
 
 
 def _among(value_of: Getter, keys: set[Any], has_null: bool, is_negated: bool) -> Test:
-    """IN constants. As in SQL, null among them makes the result unknown unless another equals the value."""
+    """IN with constants. As in SQL, null among them makes the result unknown unless another one equals the value."""
     found, not_found = not is_negated, None if has_null else is_negated
 
     def test(message: MessageView) -> bool | None:

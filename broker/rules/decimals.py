@@ -5,7 +5,7 @@ from typing import Final, NamedTuple
 
 from protocol.codec import Decimal32, Decimal64, Decimal128
 
-# Arithmetic on decimals has the digits and the range of decimal128, and raises where it has no result.
+# Arithmetic on decimals has the digits and the range of decimal128, and raises if there is no result.
 CONTEXT: Final = Context(prec=34, Emin=-6143, Emax=6144, clamp=1, traps=[InvalidOperation, DivisionByZero, Overflow])
 
 
@@ -20,7 +20,7 @@ _FORMATS: Final = {4: _Format(32, 8, 101, 7), 8: _Format(64, 10, 398, 16), 16: _
 
 
 def decode_decimal(octets: Decimal32 | Decimal64 | Decimal128) -> Decimal | float:
-    """The number; infinities and NaN are floats, since they compare like those."""
+    """The number; infinities and NaN become floats, because they compare like floats."""
     form = _FORMATS[len(octets)]
     bits = int.from_bytes(octets, "big")
     sign = bits >> (form.bits - 1)
@@ -29,18 +29,18 @@ def decode_decimal(octets: Decimal32 | Decimal64 | Decimal128) -> Decimal | floa
         return float("nan") if top & 1 else float("-inf" if sign else "inf")
     coefficient_bits = form.bits - 1 - form.exponent_bits
     implied = 0
-    if top >= 0b11000:  # two bits that announce it, then the exponent; the coefficient begins with 100
+    if top >= 0b11000:  # the second form: two bits that mark it, then the exponent; the coefficient begins with 100
         coefficient_bits -= 2
         implied = 0b100 << coefficient_bits
     exponent = bits >> coefficient_bits & ((1 << form.exponent_bits) - 1)
     coefficient = implied | bits & ((1 << coefficient_bits) - 1)
     if coefficient >= 10**form.digits:
-        coefficient = 0  # not canonical: zero (IEEE 754-2008, 3.5.2)
+        coefficient = 0  # a coefficient that is not canonical counts as zero (IEEE 754-2008, 3.5.2)
     return Decimal(f"{'-' if sign else ''}{coefficient}E{exponent - form.bias}")
 
 
 def encode_decimal(number: Decimal) -> Decimal128:
-    """Nearest decimal128 of a finite number."""
+    """The decimal128 nearest to a finite number."""
     sign, digits, exponent = CONTEXT.plus(number).as_tuple()
     assert isinstance(exponent, int)
     coefficient = int("".join(map(str, digits)) or "0")

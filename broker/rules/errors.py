@@ -1,4 +1,4 @@
-"""Typed exceptions for wrong rules, and for rules that fail on a message."""
+"""Typed exceptions for invalid rules, and for rules that fail on a message."""
 
 import re
 from typing import Final
@@ -8,13 +8,13 @@ MAX_QUOTED_CHARACTERS: Final = 40  # of a wrong expression, in a message
 
 
 class InvalidRule(ValueError):
-    """A rule that cannot be. The text is shown to the user who would create it."""
+    """The rule is invalid. The text is shown to the user who tries to create it."""
 
 
 class RuleSyntaxError(InvalidRule):
-    """An expression that is none. `line` and `column` count from 1; `found` is "" at the end of the expression.
+    """The expression is invalid. `line` and `column` count from 1; `found` is "" at the end of the expression.
 
-    `details` says in words what is wrong or was expected. The text has the form of the service's own.
+    `details` says in words what is wrong or was expected. The text has the form of Service Bus's text.
     """
 
     def __init__(self, expression: str, at: int, details: str) -> None:
@@ -30,7 +30,7 @@ class RuleSyntaxError(InvalidRule):
 
 
 class FilterError(Exception):
-    """A filter has no result for this message; that is not the result unknown. `reason` is that of its dead letter."""
+    """A filter has no result for this message (which is not the result unknown). `reason` is used to dead-letter it."""
 
     reason = "FilterException"
 
@@ -42,10 +42,10 @@ class ActionError(FilterError):
 
 
 def failure_of(kind: type[FilterError], error: Exception) -> FilterError:
-    """What a rule raised, as a failure of `kind`.
+    """The exception of a rule as a failure of `kind`.
 
-    Rules are pure, so nothing but this message and this rule has to do with it, whatever it is: a limit of a type, of
-    Python, or a mistake of ours. The text always has an encoding.
+    Rules are pure, so whatever the exception is (a limit of a type, of Python, or a bug of ours), it concerns only this
+    message and this rule. The text can always be encoded.
     """
     if isinstance(error, kind):
         return error

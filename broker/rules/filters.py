@@ -1,4 +1,4 @@
-"""Filters: whether a message is for a subscription (management.md 3.1 to 3.6)."""
+"""Filters: they decide whether a subscription takes a message (management.md 3.1 to 3.6)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ _NOT_CONSTANT: Final = object()
 
 class Filter(Protocol):
     def matches(self, message: MessageView) -> bool:
-        """Whether the filter's result is true. Whatever it raises says that it has none."""
+        """True if the filter's result is true. Any exception means that the filter has no result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +33,10 @@ class FalseFilter:
 
 
 class SqlFilter:
-    """An expression of management.md 3.3, compiled. Raises RuleSyntaxError, for a parameter without a value too."""
+    """An expression of management.md 3.3, compiled. Raises RuleSyntaxError, also for a parameter without a value."""
 
     def __init__(self, expression: str, parameters: "Parameters | None" = None) -> None:
-        # A process that never sees an expression starts without the language, and without the library of its grammar.
+        # A process that never compiles an expression need not load the language and the library of its grammar.
         from broker.rules.compiling import NODE_STEPS, Compiler
         from broker.rules.syntax import parse_filter
 
@@ -44,9 +44,9 @@ class SqlFilter:
         self.parameters = dict(parameters or {})
         compiler = Compiler(expression, parameters)
         self.evaluate = compiler.predicate(parse_filter(expression))
-        """The result for a message: None is unknown. Whatever it raises says that it has none; see RuleSet.match."""
+        """The result for a message; None is unknown. Any exception means that there is no result; see RuleSet.match."""
         self.steps = NODE_STEPS * compiler.nodes
-        """What evaluating all of it costs, but for what depends on the message; see MessageView.spend."""
+        """The cost of the whole expression, without the part that depends on the message; see MessageView.spend."""
         self._constant: Any = self._result() if compiler.is_constant else _NOT_CONSTANT
 
     def _result(self) -> Any:
@@ -57,7 +57,7 @@ class SqlFilter:
 
     @property
     def is_always_true(self) -> bool:
-        """Of an expression such as 1=1, which some clients send in place of a true filter."""
+        """True for an expression such as 1=1, which some clients send instead of a true filter."""
         return self._constant is True
 
     @property
@@ -70,7 +70,7 @@ class SqlFilter:
 
 @cache
 def load_language() -> None:
-    """Load what compiles expressions. It takes 0.1 s: call it when nobody waits."""
+    """Load the compiler of expressions. It takes 0.1 s: call this when nobody waits."""
     compile_filter("TRUE = TRUE")
 
 
@@ -95,10 +95,10 @@ _FIELDS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class CorrelationFilter:
-    """All that is set has to be equal: strings in the same case, numbers by value, names in any case.
+    """Takes messages that have all values that are set: strings in the same case, numbers by value, names in any case.
 
-    `properties` have AMQP values (a datetime does too). None as a field is not set. Raises InvalidRule if nothing is
-    set, or a value is one that nothing equals (null, NaN, a list).
+    `properties` have AMQP values (a datetime does too). A field that is None is not set. Raises InvalidRule if nothing
+    is set, or if a value equals nothing (null, NaN, a list).
     """
 
     correlation_id: str | None = None
@@ -110,7 +110,7 @@ class CorrelationFilter:
     reply_to_session_id: str | None = None
     content_type: str | None = None
     properties: Mapping[str, Any] = field(default_factory=dict)
-    # What the filter is an index entry by: the properties it looks at, and the keys of the values they must have.
+    # The filter's place in the index: the properties that it looks at, and the keys of the values that they must have.
     shape: tuple[Condition, ...] = field(init=False, compare=False, repr=False)
     key: tuple[Any, ...] = field(init=False, compare=False, repr=False)
     _getters: tuple[Getter, ...] = field(init=False, compare=False, repr=False)
@@ -142,11 +142,11 @@ class CorrelationFilter:
 
 
 def getters(shape: Any) -> tuple[Getter, ...]:
-    """Readers of the properties that a shape names."""
+    """Functions that read the properties of a shape."""
     return tuple(system_property(name) if is_system else user_property(name) for is_system, name in shape)
 
 
 def key_of(message: MessageView, read: tuple[Getter, ...]) -> tuple[Any, ...] | None:
-    """The key that a filter has which matches the message by these properties; None if one of them equals nothing."""
+    """The key of filters that match the message by these properties; None if one of its values equals nothing."""
     key = tuple([equality_key(get(message)) for get in read])
     return None if None in key else key

@@ -1,11 +1,11 @@
 """Patterns of LIKE: `%` is any run of characters, `_` one character, anything else itself; the whole text has to match.
 
-A pattern is taken apart at its runs into segments. The first stands at the begin of the text and the last at its end.
-Each of the others is taken where it first matches behind the one before: that leaves most to those after it, so there
-is no going back. A segment is characters with gaps (`_`) between them, and is found piece by piece with `str.find`:
-wherever one piece is next found, the segment cannot begin earlier. So a pattern costs about what the text is long, but
-for patterns of many pieces on a text where each is everywhere and all of them nowhere: what is searched is counted, and
-`MessageView.spend` ends it.
+A pattern is split at its runs into segments. The first segment must be at the start of the text and the last at its
+end. Each of the others is taken at its first match behind the one before. That leaves the most text to the segments
+after it, so there is no backtracking. A segment is characters with gaps (`_`) between them, and is found piece by piece
+with `str.find`: where a piece is found next, the segment cannot begin earlier. So the cost of a pattern is about the
+length of the text. The exception are patterns of many pieces, each of which is found everywhere in the text while the
+whole segment is found nowhere. Therefore searched characters are counted, and `MessageView.spend` ends the search.
 """
 
 from collections.abc import Iterator
@@ -15,23 +15,23 @@ from typing import Final, NamedTuple, Protocol
 
 from broker.rules.errors import FilterError
 
-MAX_PATTERN: Final = 1024  # characters; a pattern may come with a message
-FIND_STEPS: Final = 32  # a call costs as much as this many characters to look at
-# `str.find` may compare all of a piece at each character of a text below 2,500 characters.
+MAX_PATTERN: Final = 1024  # characters; a pattern may be a property of a message
+FIND_STEPS: Final = 32  # one call costs as much as looking at this many characters
+# In a text below 2,500 characters `str.find` may compare the whole piece at each character.
 _PIECE_CHARACTERS: Final = 8
 
-_RUN: Final = "%%"  # in place of a character of a pattern
+_RUN: Final = "%%"  # stands for a run among the characters of a pattern
 _ANY: Final = "__"
 
 
 class Budget(Protocol):
     def spend(self, steps: int) -> None:
-        """Raises FilterError if there are no more."""
+        """Raises FilterError if there are not enough left."""
 
 
 class _Segment(NamedTuple):
-    """`pieces` are strings of the segment without gaps, with their offsets in it; `literal` is all of it if it has no
-    gaps.
+    """`pieces` are the strings between gaps, with their offsets in the segment; `literal` is the whole segment if it
+    has no gaps.
     """
 
     length: int
@@ -45,7 +45,7 @@ class _Segment(NamedTuple):
         return all(text.startswith(piece, at + offset) for offset, piece in self.pieces)
 
     def end_in(self, text: str, at: int, end: int, budget: Budget) -> int:
-        """Where the segment ends that is first found from `at` on, and ends by `end`; -1 if there is none."""
+        """The end of the first match from `at` on that ends by `end`; -1 if there is none."""
         last = end - self.length
         while at <= last:
             for offset, piece in self.pieces:
@@ -90,7 +90,7 @@ class Pattern:
         return True
 
 
-@lru_cache(maxsize=1024)  # patterns of messages; those in the text of a rule are compiled with it
+@lru_cache(maxsize=1024)  # for patterns from messages; those in the text of a rule are compiled with the rule
 def like(pattern: str, escape: str | None = None) -> Pattern:
     """Raises FilterError if `escape` is not one character, or escapes nothing at the pattern's end."""
     if escape is not None and len(escape) != 1:
@@ -107,7 +107,7 @@ def like(pattern: str, escape: str | None = None) -> Pattern:
 
 
 def _characters(pattern: str, escape: str | None) -> Iterator[str]:
-    """Those of the pattern, with _ANY and _RUN for what has a meaning."""
+    """The characters of the pattern, with _ANY and _RUN for the special ones."""
     characters = iter(pattern)
     for character in characters:
         if character == escape:

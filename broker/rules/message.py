@@ -1,4 +1,4 @@
-"""A message as rules see it: its properties by lower-case name, decoded when the first rule asks."""
+"""A message as rules see it: its properties by lower-case name, decoded when the first rule needs them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
@@ -11,7 +11,7 @@ from protocol import codec
 from protocol.codec import Buffer, Described
 from protocol.errors import ProtocolError
 
-# sys. names as the service spells them. Those of the properties section (AMQP 1.0 3.2.4), with their field.
+# sys. names as Service Bus spells them. First those of the properties section (AMQP 1.0 3.2.4), with their field.
 _FIELDS: Final = {
     "MessageId": 0,
     "To": 2,
@@ -22,7 +22,7 @@ _FIELDS: Final = {
     "SessionId": 10,
     "ReplyToSessionId": 12,
 }
-# Those of a message annotation. What the broker knows better, it gives to the view.
+# Then those of message annotations. Values that the broker knows better are `given` to the view.
 _ANNOTATIONS: Final = {
     "DeadLetterSource": "x-opt-deadletter-source",
     "EnqueuedSequenceNumber": "x-opt-enqueue-sequence-number",
@@ -42,23 +42,23 @@ _NAME_OF_ANNOTATION: Final = {annotation: name.lower() for name, annotation in _
 
 Getter = Callable[["MessageView"], Any]
 
-MAX_STEPS: Final = 4_000_000  # of all rules of a topic for one message: at most some 25 ms
-_NAME_STEPS: Final = 16  # to compare a name in any case
+MAX_STEPS: Final = 4_000_000  # for all rules of a topic and one message: at most some 25 ms
+_NAME_STEPS: Final = 16  # the cost of comparing a name without regard to case
 
 
 class MessageView:
-    """A message for rules. Making one costs nothing; a section is decoded when it is first asked for, once.
+    """A message for rules. Making one costs nothing; a section is decoded once, when it is first needed.
 
     `properties` and `application_properties` are the sections as encoded, with or without their descriptors, or a
     list and a map already decoded; None if the message has none. `annotations` are the pairs of the message
     annotations map, encoded one after the other, or a map. `given` are system properties that the broker knows and
-    the message does not say (SequenceNumber: int, EnqueuedTimeUtc and ExpiresAtUtc: Timestamp, TimeToLive: Duration,
+    the message does not have (SequenceNumber: int, EnqueuedTimeUtc and ExpiresAtUtc: Timestamp, TimeToLive: Duration,
     Size: int), by their names in SYSTEM_NAMES, or a function that returns them; they win over annotations.
 
-    `steps_left` is what rules may still spend on this message, all of a topic together: a step is about the work of
-    comparing one character. The other attributes below hold canonical values (broker.rules.values) by lower-case name,
-    except `encoded`: the application properties as AMQP values by the names that they have. Each raises FilterError if
-    the section's bytes are not what they should be.
+    `steps_left` is the work that all rules of the topic together may still spend on this message. One step is about the
+    work of comparing one character. The other attributes below hold canonical values (broker.rules.values) by
+    lower-case name, except `encoded`: the application properties as AMQP values by the names that they have. Each
+    raises FilterError if the section's bytes are invalid.
     """
 
     steps_left: int
@@ -92,7 +92,7 @@ class MessageView:
         self._given = given
 
     def __getattr__(self, name: str) -> Any:
-        """Called for what is not there yet."""
+        """Called for attributes that are not set yet: decodes the section."""
         decode = _DECODERS.get(name)
         if decode is None:
             raise AttributeError(name)
@@ -117,7 +117,7 @@ class MessageView:
         return {str(name): value for name, value in section.items()}
 
     def _decode_user(self) -> dict[str, Any]:
-        """Of names that differ only in case, the first counts."""
+        """The properties by lower-case name; of names that differ only in case, the first counts."""
         section = self._application_properties
         if type(section) is bytes and section and (usual := user_properties(section)) is not None:
             return usual
@@ -133,7 +133,7 @@ class MessageView:
         fields = _section(section, "properties", ())
         count = len(fields)
         found = {name.lower(): canonical(fields[at]) for name, at in _FIELDS.items() if at < count}
-        for name in ("messageid", "correlationid"):  # texts in Service Bus, whichever type of id AMQP has them in
+        for name in ("messageid", "correlationid"):  # texts in Service Bus, whatever the AMQP type of the id is
             value = found.get(name)
             if type(value) is int or type(value) is UUID:
                 found[name] = str(value)
@@ -207,7 +207,7 @@ def system_property(name: str) -> Getter:
 
 
 class Draft(MessageView):
-    """A copy of a message that an action changes; its changes are seen by later reads, and only there."""
+    """A copy of a message that an action changes; only later reads of this copy see the changes."""
 
     __slots__ = ("_message", "original")
 
@@ -223,7 +223,7 @@ class Draft(MessageView):
         self._message.spend(steps)
 
     def spelled(self, name: str) -> list[str]:
-        """The names of the application properties that are `name` but for case, the one that counts first."""
+        """The names of application properties that equal `name` in any case; the one that counts is first."""
         lower = name.lower()
         self.spend(_NAME_STEPS * len(self.encoded))
         return [each for each in self.encoded if each.lower() == lower]
@@ -234,7 +234,7 @@ class Draft(MessageView):
         return self.encoded[names[0]] if names else None
 
     def set_user(self, name: str, value: Any) -> None:
-        """`name` as spelled in the message, or new; `value` is an AMQP value."""
+        """Set a property. `name` is as spelled in the message, or new; `value` is an AMQP value."""
         self.encoded[name] = value
         self.user[name.lower()] = canonical(value)
 

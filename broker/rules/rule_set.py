@@ -1,8 +1,8 @@
 """The rules of one topic: for a message, which subscriptions take it and by which rules.
 
-A correlation filter is found by the values it asks for, so thousands cost a look-up for each combination of
-properties that filters of the topic name (a shape). SQL filters are tried one by one; what is always true costs
-nothing but the copy.
+Correlation filters are indexed by their values. So thousands of them cost one look-up for each combination of
+properties (a shape) that filters of the topic name. SQL filters are tried one by one. A filter that is always true
+costs nothing but the copy.
 """
 
 from bisect import insort
@@ -27,12 +27,12 @@ from broker.rules.filters import (
 from broker.rules.message import MAX_STEPS, Getter, MessageView
 
 RULE_NAME: Final = "RuleName"  # application property of a copy that a rule with an action made: the rule's name
-FREE_STEPS: Final = MAX_STEPS // 4  # of expressions
+FREE_STEPS: Final = MAX_STEPS // 4  # of expressions, that are not counted
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rule:
-    """An action of a blank expression counts as none."""
+    """A filter and perhaps an action; an action with a blank expression counts as none."""
 
     name: str
     filter: Filter
@@ -45,11 +45,11 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """What one subscription does with one message.
+    """The copies of one message for one subscription.
 
-    `is_plain`: it takes one copy as published, because of rules without action. Each of `changed` makes a further copy
-    of its own, to be changed by the rule's action, with the property RULE_NAME. `errors` are the rules whose filters
-    had no result. Rules are in the order in which they were added.
+    `is_plain`: it takes one copy as published, because rules without an action match. Each rule in `changed` makes a
+    further copy, which the rule's action changes, with the property RULE_NAME. `errors` are the rules whose filters had
+    no result. Rules are in the order in which they were added.
     """
 
     subscription: Hashable
@@ -59,7 +59,7 @@ class Match:
 
 
 class _Entry:
-    """A rule in its place; `alone` is the match if nothing else of the subscription matches."""
+    """A rule with its position; `alone` is the match if no other rule of the subscription matches."""
 
     __slots__ = ("alone", "order", "rule", "subscription")
 
@@ -81,7 +81,7 @@ def _match(subscription: Hashable, entries: Iterable[_Entry], errors: dict[_Entr
 
 
 class _Shape:
-    """The correlation filters that look at the same properties, by the values they ask for."""
+    """The correlation filters that look at the same properties, by their values."""
 
     __slots__ = ("by_key", "read")
 
@@ -94,25 +94,25 @@ _order = attrgetter("order")
 
 
 class RuleSet:
-    """Subscriptions are any hashable names; matches come in the order in which those were first given a rule."""
+    """Subscriptions are any hashable names. Matches are in the order in which these got their first rules."""
 
     def __init__(self) -> None:
         self._subscriptions: dict[Hashable, dict[str, _Entry]] = {}
         self._places: dict[Hashable, int] = {}
         self._next_place = 0
         self._always: list[_Entry] = []  # by order
-        self._always_matches: tuple[Match, ...] | None = ()  # what a message gets that nothing else matches
+        self._always_matches: tuple[Match, ...] | None = ()  # the matches of a message that no other rule matches
         self._shapes: dict[tuple[Condition, ...], _Shape] = {}
         self._tried: dict[_Entry, Filter] = {}
         self._tried_steps = 0  # of all of them
 
     def __len__(self) -> int:
-        """How many rules there are."""
+        """The number of rules."""
         return sum(map(len, self._subscriptions.values()))
 
     @property
     def tried(self) -> int:
-        """How many filters are tried on each message, one after the other."""
+        """The number of filters that are tried on each message, one after the other."""
         return len(self._tried)
 
     def rules(self, subscription: Hashable) -> Iterator[Rule]:
@@ -151,16 +151,16 @@ class RuleSet:
         return entry.rule
 
     def remove_subscription(self, subscription: Hashable) -> None:
-        """With all its rules, if it has any."""
+        """Remove a subscription with all its rules, if it has any."""
         for entry in self._subscriptions.pop(subscription, {}).values():
             self._forget(entry)
         self._places.pop(subscription, None)
 
     def match(self, message: MessageView) -> Sequence[Match]:
-        """The subscriptions that take the message, or have a rule that fails on it. Raises nothing of a message.
+        """The subscriptions that take the message, or have a rule that fails on it. No message makes it raise.
 
-        Rules spend the steps that the message has for all of them (`MessageView.spend`); those that come when there are
-        no more fail. The length of expressions is counted only where it matters, in a topic that has very much of it.
+        All rules share the steps of the message (`MessageView.spend`). When there are none left, the remaining rules
+        fail. The length of expressions is counted only in a topic with very many long ones.
         """
         found: list[_Entry] = []
         errors: dict[_Entry, FilterError] = {}
@@ -221,7 +221,7 @@ def _steps(tried: Filter | None) -> int:
 
 
 def _grouped(entries: list[_Entry], errors: dict[_Entry, FilterError]) -> tuple[Match, ...]:
-    """Of entries in order, one match for each subscription."""
+    """One match for each subscription; `entries` are in order."""
     matches = []
     for subscription, group in groupby(entries, attrgetter("subscription")):
         of_one = list(group)

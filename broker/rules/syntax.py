@@ -1,4 +1,4 @@
-"""Expressions to trees, and the words for what is wrong with one."""
+"""Parses expressions to trees, and words the errors of wrong ones."""
 
 import math
 import re
@@ -32,7 +32,7 @@ def parse_filter(expression: str) -> Predicate:
 
 
 def parse_action(expression: str) -> tuple[Statement, ...]:
-    """The statements; none of a blank expression. Raises RuleSyntaxError."""
+    """The statements; a blank expression has none. Raises RuleSyntaxError."""
     if not expression.strip() and len(expression) <= MAX_CHARACTERS:
         return ()
     result = _parse(expression, "action")
@@ -71,7 +71,7 @@ def _parser() -> Lark:
 
 
 class _Mistake(Exception):
-    """The expression fits the grammar and is wrong all the same."""
+    """The expression fits the grammar, but is wrong."""
 
     def __init__(self, at: int, details: str) -> None:
         super().__init__(details)
@@ -237,11 +237,11 @@ class _Builder(Transformer[Token, Any]):
 
 
 class _Magnitude(int):
-    """9223372036854775808: no 64-bit integer, unless a minus stands before it."""
+    """9223372036854775808: only with a minus before it a 64-bit integer."""
 
 
 def _negation(children: list[Any]) -> tuple[bool, list[Any]]:
-    """Whether NOT is the second of `children`, and the others."""
+    """True if NOT is the second of `children`; and the other children."""
     if isinstance(children[1], Token) and children[1].type == "NOT":
         return True, [children[0], *children[2:]]
     return False, children
@@ -259,7 +259,7 @@ def _unquoted(token: Token) -> str:
 
 _CLOSINGS: Final = {"'": ("string", "'"), '"': ("name", '"'), "[": ("name", "]")}
 
-# Terminals that are expected together, and what to call them; the first that fit take theirs out.
+# Sets of expected terminals, and the words for them. The first set that fits takes its terminals out.
 _WORDS: Final[Sequence[tuple[frozenset[str], frozenset[str], str]]] = [
     # all of these expected: all of those are meant
     (

@@ -1,7 +1,7 @@
 """The usual encodings of the sections that rules read, decoded to canonical values in one pass.
 
-The codec takes several times as long, because it knows every type and keeps each. What is encoded otherwise than most
-clients do is left to it: the functions return None, and so they do for bytes that make no sense.
+The codec takes several times as long, because it knows and keeps every type. For unusual encodings and for invalid
+bytes the functions return None, and the caller uses the codec.
 """
 
 from struct import Struct
@@ -9,9 +9,9 @@ from typing import Any, Final
 
 from broker.rules.values import Instant
 
-# Constructor: value, of those without further bytes.
+# By constructor: the value, for constructors without further bytes.
 _CONSTANTS: Final = {0x40: None, 0x41: True, 0x42: False, 0x43: 0, 0x44: 0}
-# Constructor: bytes, and whether it is signed.
+# By constructor: the number of bytes, and True if it is signed.
 _INTEGERS: Final = {
     0x50: (1, False),  # ubyte
     0x51: (1, True),  # byte
@@ -72,7 +72,7 @@ def user_properties(section: bytes) -> dict[str, Any] | None:
 
 
 def properties_fields(section: bytes) -> list[str | None] | None:
-    """The fields of the properties section: texts, and None for null and for those that no rule reads as they are."""
+    """The fields of the properties section: texts, or None for null and for fields that rules do not read from here."""
     if section[:4] == b"\x00\x53\x73\xc0" and len(section) > 5:
         at, count = 6, section[5]
     elif section[:4] == b"\x00\x53\x73\xd0":

@@ -1,13 +1,13 @@
-"""The values that rules compute with: comparison and arithmetic of C#, on what AMQP's types mean.
+"""The values that rules compute with: comparison and arithmetic as in C#, on values of AMQP's types.
 
     None                 null, or unknown: the two differ only for EXISTS
     bool, str, bytes, UUID
-    int                  of any width; results fit 64 bits
-    float                float, double; and decimals that are no numbers
+    int                  integers of any width; results fit 64 bits
+    float                float, double, and decimal NaN and infinities
     Decimal              decimal32, decimal64, decimal128
     Instant, Duration    timestamp and the described types of .NET
 
-Clients disagree on the widths of numbers, so numbers compare by value. Anything else (lists, maps) compares with
+Clients disagree on the widths of numbers, so numbers compare by value. Other values (lists, maps) equal
 nothing. management.md 3.5, amqp.md 11.2.
 """
 
@@ -29,7 +29,7 @@ from protocol.symbols import DATETIME_OFFSET, TICKS_PER_MS, TIMESPAN
 EPOCH_TICKS: Final = 621_355_968_000_000_000  # 1970 in ticks of 100 ns since the year 1
 MIN_INT: Final = -(1 << 63)
 MAX_INT: Final = (1 << 63) - 1
-MAX_STRING: Final = 32_768  # characters of a computed string: an application property has no more bytes
+MAX_STRING: Final = 32_768  # characters of a computed string, because an application property has no more bytes
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -98,7 +98,7 @@ _CANONICAL: Final[dict[type, Callable[[Any], Any]]] = {
 
 
 def canonical(value: Any) -> Any:
-    """What rules compute with, of a decoded AMQP value (or a datetime, a timedelta)."""
+    """The canonical value of a decoded AMQP value (or a datetime, a timedelta)."""
     convert = _CANONICAL.get(type(value))
     return value if convert is None else convert(value)
 
@@ -132,7 +132,7 @@ _RANGES: Final[dict[type, tuple[int, int]]] = {
 
 
 def converted(value: Any, existing: Any) -> Any:
-    """`value`, an AMQP value, in the type of the one it takes the place of, if that loses nothing; else unchanged."""
+    """The AMQP value in the type of the existing value that it replaces, if that loses nothing; else unchanged."""
     kind = type(existing)
     plain = canonical(value)
     if type(plain) is int:
@@ -152,7 +152,7 @@ def converted(value: Any, existing: Any) -> Any:
 
 
 def _float(number: float, kind: type) -> float:
-    """In the 32 bits of a Float only if it is in their range."""
+    """The number as a Float, if it is in the range of 32 bits."""
     return kind(number) if kind is float or not math.isfinite(number) or abs(number) < 3.4e38 else float(number)
 
 
@@ -192,7 +192,7 @@ _NUMBERS: Final = frozenset((int, float, Decimal))
 
 
 def compare(comparison: Comparison, left: Any, right: Any) -> bool | None:
-    """True, False, or None for unknown: an operand is null, or an order is asked for that the types do not have.
+    """True, False, or None for unknown: an operand is null, or the types have no order.
 
     Values of types that do not compare are not equal.
     """
@@ -214,17 +214,17 @@ def compare(comparison: Comparison, left: Any, right: Any) -> bool | None:
 
 
 def _beside_double(number: Decimal, double: float = 0.0) -> Decimal | float:
-    """What a decimal compares as with a double: 0.1 is to equal 0.1, which no double is exactly.
+    """The decimal as a number to compare with a double: 0.1 must equal 0.1, which no double is exactly.
 
-    With NaN as a double, since decimals have no order with it, and `decimal` raises.
+    For a NaN it is a double, because decimals have no order with NaN, and `decimal` raises.
     """
     return number if double == double and number == number.to_integral_value() else float(number)
 
 
 def equality_key(value: Any) -> Any:
-    """Hashable, and equal for values that are `=`, decimals of more digits than a double aside.
+    """A hashable key that is equal for values that are `=`, except for decimals with more digits than a double.
 
-    None for what equals nothing: null, NaN, lists and maps.
+    None for values that equal nothing: null, NaN, lists and maps.
     """
     kind = type(value)
     if kind is str or kind is int:
@@ -326,7 +326,7 @@ def compute(symbol: str, left: Any, right: Any) -> Any:
 
 def _compute_decimals(symbol: str, left: Any, right: Any) -> Decimal | float:
     try:
-        # A double counts as what it is written as: 0.1 as 0.1.
+        # A double counts as its decimal notation: 0.1 as 0.1.
         result = _DECIMALS[symbol](
             Decimal(repr(left)) if type(left) is float else left,
             Decimal(repr(right)) if type(right) is float else right,
@@ -337,7 +337,7 @@ def _compute_decimals(symbol: str, left: Any, right: Any) -> Decimal | float:
 
 
 def negate(value: Any) -> Any:
-    """None of None. Raises FilterError."""
+    """The negative value; None for None. Raises FilterError."""
     kind = type(value)
     if value is None:
         return None
@@ -353,7 +353,7 @@ def negate(value: Any) -> Any:
 
 
 def unary_plus(value: Any) -> Any:
-    """The number or duration itself; None of None. Raises FilterError."""
+    """The number or duration itself; None for None. Raises FilterError."""
     if value is None or type(value) in _NUMBERS or type(value) is Duration:
         return value
     raise FilterError(f"+ {kind_of(value)} is not defined")
