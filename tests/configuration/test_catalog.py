@@ -14,6 +14,7 @@ from broker.catalog.catalog import (
 )
 from broker.namespace.entities import (
     AuthorizationRule,
+    Description,
     QueueDescription,
     Right,
     Status,
@@ -353,7 +354,7 @@ AUDIT = 2  # the entity id of the first subscription
 
 
 def test_a_topic_and_its_subscriptions_are_entities_of_their_own(stores):
-    declared = [topic(), subscription(), subscription("large")]
+    declared: list[Description] = [topic(), subscription(), subscription("large")]
     result = reconcile(stores, declared, T0)
     assert result == Reconciled(1, ("prices", "prices/Subscriptions/audit", "prices/Subscriptions/large"), (), ())
     for store in stores:
@@ -362,6 +363,7 @@ def test_a_topic_and_its_subscriptions_are_entities_of_their_own(stores):
 
 
 def test_a_definition_survives_its_document():
+    described: Description
     for described in (queue(), topic(max_size_mb=5), subscription(max_delivery_count=3)):
         definition = Definition(7, described, T0, T1)
         assert Definition.from_document(definition.document()) == definition
@@ -396,10 +398,10 @@ def test_declared_rules_are_brought_in_line_and_keep_their_time_of_creation(stor
 
 
 def test_the_same_rules_declared_again_change_nothing(stores):
-    declared = ([topic(), subscription()], T0, {"prices/subscriptions/audit": (sql("a"), sql("b"))})
-    reconcile(stores, *declared)
+    rules = {"prices/subscriptions/audit": (sql("a"), sql("b"))}
+    reconcile(stores, [topic(), subscription()], T0, rules)
     before = contents(stores[0])
-    assert reconcile(stores, *declared) == Reconciled(1, (), (), ())
+    assert reconcile(stores, [topic(), subscription()], T0, rules) == Reconciled(1, (), (), ())
     assert contents(stores[0]) == before
 
 
@@ -491,12 +493,13 @@ def test_messages_can_be_forwarded_to_sessions(stores, field):
 
 @pytest.mark.parametrize("field", FORWARDING_FIELDS)
 def test_a_destination_may_be_declared_in_the_same_file(stores, field):
-    declared = [queue("a", **{field: "B"}), queue("b", **{field: "prices"}), topic(), subscription(**{field: "a"})]
+    declared: list[Description] = [queue("a", **{field: "B"}), queue("b", **{field: "prices"})]
+    declared += [topic(), subscription(**{field: "a"})]
     assert len(reconcile(stores, declared, T0).created) == 4
 
 
 def test_a_topic_has_a_limit_of_sql_filters(stores):
-    declared = [topic(), subscription(), subscription("other")]
+    declared: list[Description] = [topic(), subscription(), subscription("other")]
     many = tuple(sql(f"r{number}") for number in range(2000))
     paths = ("prices/subscriptions/audit", "prices/subscriptions/other")
     reconcile(stores[:1], declared, T0, {paths[0]: many})

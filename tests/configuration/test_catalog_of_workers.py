@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from broker.catalog.catalog import catalog_version, definitions, reconcile
-from broker.namespace.entities import QueueDescription, SubscriptionDescription, TopicDescription
+from broker.namespace.entities import Description, QueueDescription, SubscriptionDescription, TopicDescription
 from broker.partition.partition import Partition
 from broker.partition.settings import PartitionSettings
 from broker.worker.deletions import Deletions
@@ -21,7 +21,7 @@ PARTITIONS = 4
 WORKERS = 2  # partition p is on worker p % WORKERS, the home on worker 0
 QUEUES = 6
 STARTS = count(1)
-ENTITIES = [
+ENTITIES: list[Description] = [
     *[QueueDescription(name=f"q{n}") for n in range(QUEUES)],
     TopicDescription(name="news"),
     SubscriptionDescription(topic="news", name="s"),
@@ -134,8 +134,9 @@ def test_a_deletion_after_one_that_was_not_heard_of_does_not_hide_it():
     for entity_id in (1, 2):
         removed = broker.deletions[0].remove([entity_id], T0)
         assert removed is not None
+        version, gone = removed
         broker.commit(0, None)
-    broker.deletions[1].follow(*removed, T0)
+    broker.deletions[1].follow(version, gone, T0)
     broker.commit(1, None)
     broker.connect(1)
     broker.check()

@@ -35,6 +35,7 @@ def rule(name, *rights, primary="primary", secondary=None) -> AuthorizationRule:
 def test_the_first_start_makes_a_random_key_that_only_the_owner_reads(tmp_path):
     settings = with_root_key(Settings(data_dir=tmp_path))
     key = settings.security.root_key
+    assert key is not None
     assert len(base64.b64decode(key, validate=True)) == 32
     assert stat.S_IMODE((tmp_path / "root-key").stat().st_mode) == 0o600
     other = tmp_path / "other"

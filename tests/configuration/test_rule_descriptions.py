@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from broker.namespace.rule_descriptions import (
-    CORRELATION_FIELDS,
     DEFAULT_RULE,
     MAX_TEXT_CHARACTERS,
     CorrelationFilter,
@@ -34,6 +33,7 @@ from protocol.codec import (
     decode_exactly,
     encode,
 )
+from protocol.symbols import CORRELATION_FIELDS
 
 NOON_MS = int(datetime(2026, 1, 31, 12, tzinfo=UTC).timestamp() * 1000)
 SOME_UUID = "6f9619ff-8b86-d011-b42d-00cf4fc964ff"

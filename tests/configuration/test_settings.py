@@ -1,7 +1,8 @@
 from pathlib import Path
 
 import pytest
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
 from broker.namespace.entities import AuthorizationRule, QueueDescription
 from broker.namespace.rule_descriptions import CorrelationFilter, RuleDescription, RuleValue, SqlAction, SqlFilter
@@ -13,14 +14,14 @@ REPOSITORY = Path(__file__).parents[2]
 UNITS = {"timeout": "_ms", "time_out": "_ms", "duration": "_ms", "size": "_bytes", "buffer": "_bytes"}
 
 
-def everything() -> list[tuple[str, object]]:
-    sections = [(model.__name__, model) for model in map(section_of, Settings.model_fields.values()) if model]
+def everything() -> list[tuple[str, FieldInfo]]:
+    models: list[tuple[str, type[BaseModel]]] = [("Settings", Settings)]
+    models += [(model.__name__, model) for model in map(section_of, Settings.model_fields.values()) if model]
     declared = (QueueDescription, DeclaredTopic, DeclaredSubscription, RuleDescription, AuthorizationRule)
-    models = [("Settings", Settings), *sections, *((model.__name__, model) for model in declared)]
-    models += [(model.__name__, model) for model in (SqlAction, RuleValue)]
+    models += [(model.__name__, model) for model in (*declared, SqlAction, RuleValue)]
     found = [(f"{name}.{field}", info) for name, model in models for field, info in model.model_fields.items()]
-    for model in (SqlFilter, CorrelationFilter):
-        found += [(f"{model.__name__}.{name}", info) for name, info in model.model_fields.items() if name != "kind"]
+    for filter_ in (SqlFilter, CorrelationFilter):
+        found += [(f"{filter_.__name__}.{name}", info) for name, info in filter_.model_fields.items() if name != "kind"]
     return found
 
 

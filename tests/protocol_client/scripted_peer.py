@@ -15,7 +15,7 @@ from protocol.engine.sasl import Identity, IdentityKind, SaslServer
 CREDIT = 100
 
 
-async def until(is_so: Callable[[], bool]) -> None:
+async def until(is_so: Callable[[], object]) -> None:
     """Let both sides work until it is so; the test's own time-out ends a vain wait."""
     while not is_so():  # noqa: ASYNC110 - nothing tells of a change in the engine
         await asyncio.sleep(0)

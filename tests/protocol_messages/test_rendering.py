@@ -152,7 +152,7 @@ def test_without_time_to_live_the_senders_times_stay_as_they_are():
 
 def test_properties_set_since_are_merged_into_the_application_properties():
     application = section(APPLICATION, {"keep": Int(1), "change": "old", "DeadLetterReason": True})
-    changes = {"change": "new", "DeadLetterReason": "why", "added": encode(UUID(int=3))}
+    changes: dict[str, str | bytes | None] = {"change": "new", "DeadLetterReason": "why", "added": encode(UUID(int=3))}
     values = sections_of(rendered(application + BODY, additions=Additions(properties=changes)))
     assert values[APPLICATION] == {"keep": 1, "change": "new", "DeadLetterReason": "why", "added": UUID(int=3)}
     assert type(values[APPLICATION]["keep"]) is Int

@@ -1,5 +1,6 @@
 """Rule operations as SDKs write and read them (amqp.md 8.4 and 9)."""
 
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -69,8 +70,9 @@ def test_each_field_of_a_correlation_filter_is_read_from_its_key():
     names = (
         "correlation-id", "message-id", "to", "reply-to", "label", "session-id", "reply-to-session-id", "content-type",
     )  # fmt: skip
+    texts: dict[str, Any] = {name.replace("-", "_"): name for name in names}
     described = added(correlation_filter={name: name for name in names}).filter
-    assert described == CorrelationFilter(**{name.replace("-", "_"): name for name in names})
+    assert described == CorrelationFilter(**texts)
 
 
 def test_the_name_may_be_in_the_description_only():

@@ -1,10 +1,11 @@
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.codec import Described, Symbol, ULong, encode
 from protocol.engine.sasl import (
-    AMQP_HEADER,
     SASL_HEADER,
     Identity,
     IdentityKind,
@@ -15,6 +16,7 @@ from protocol.engine.sasl import (
     plain_response,
 )
 from protocol.errors import ProtocolError
+from protocol.symbols import AMQP_HEADER
 
 ANONYMOUS = Identity(IdentityKind.ANONYMOUS)
 ROOT = Identity(IdentityKind.KEY, "root", frozenset({"Send", "Listen"}))
@@ -37,7 +39,7 @@ def init(mechanism: str, response: bytes | None = b"", descriptor: object = 0x41
     return (len(body) + 8).to_bytes(4, "big") + b"\x02\x01\x00\x00" + body
 
 
-def server(**arguments: object) -> SaslServer:
+def server(**arguments: Any) -> SaslServer:
     return SaslServer(verify_plain, **arguments)
 
 

@@ -249,7 +249,7 @@ def test_an_action_that_cannot_be_done(expression, text):
 def test_newid_makes_another_id_each_time():
     action = compile_action("SET a = newid(); SET b = newid(); SET sys.MessageId = newid()")
     changes = action.apply(MessageView())
-    ids = {changes.user["a"], changes.user["b"], UUID(changes.system["MessageId"])}
+    ids = {changes.user["a"], changes.user["b"], UUID(str(changes.system["MessageId"]))}
     assert len(ids) == 3
     assert {each.version for each in ids} == {4}
 

@@ -112,6 +112,7 @@ def test_a_filter_has_the_result_of_the_reference(expression, message, space):
     view = MessageView(encode([message_id, None, None, label]), encode(user))
     seen = as_the_reference_sees(user, label, message_id)
     filter_ = compile_filter(text)
+    result: bool | str | None
     try:
         result = filter_.evaluate(view)
     except FilterError:

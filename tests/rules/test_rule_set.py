@@ -285,9 +285,9 @@ def tried_one_by_one(subscriptions, message):
 
 class Topic(RuleBasedStateMachine):
     @initialize()
-    def create(self):
-        self.rules = RuleSet()
-        self.subscriptions = {}
+    def create(self) -> None:
+        self.kept = RuleSet()
+        self.subscriptions: dict[int, list[Rule]] = {}
 
     @rule(subscription=st.integers(0, 4), name=st.sampled_from("abcdef"), filter_=FILTERS, acts=st.booleans())
     def add(self, subscription, name, filter_, acts):
@@ -295,9 +295,9 @@ class Topic(RuleBasedStateMachine):
         each = Rule(name, filter_, ACTION if acts else None)
         if any(other.name == name for other in present):
             with pytest.raises(KeyError):
-                self.rules.add(subscription, each)
+                self.kept.add(subscription, each)
         else:
-            self.rules.add(subscription, each)
+            self.kept.add(subscription, each)
             present.append(each)
 
     @precondition(lambda self: any(self.subscriptions.values()))
@@ -306,24 +306,24 @@ class Topic(RuleBasedStateMachine):
         filled = [subscription for subscription, rules in self.subscriptions.items() if rules]
         subscription = data.draw(st.sampled_from(filled))
         each = data.draw(st.sampled_from(self.subscriptions[subscription]))
-        assert self.rules.remove(subscription, each.name) is each
+        assert self.kept.remove(subscription, each.name) is each
         self.subscriptions[subscription].remove(each)
 
     @rule(subscription=st.integers(0, 4))
     def remove_subscription(self, subscription):
-        self.rules.remove_subscription(subscription)
+        self.kept.remove_subscription(subscription)
         self.subscriptions.pop(subscription, None)
 
     @rule(message=MESSAGES)
     def publish(self, message):
         found = [
-            (*outcome(match), [each.name for each, _ in match.errors]) for match in self.rules.match(message)
+            (*outcome(match), [each.name for each, _ in match.errors]) for match in self.kept.match(message)
         ]  # fmt: skip
         assert found == tried_one_by_one(self.subscriptions, message)
 
     @invariant()
     def counts(self):
-        assert len(self.rules) == sum(map(len, self.subscriptions.values()))
+        assert len(self.kept) == sum(map(len, self.subscriptions.values()))
 
 
 Topic.TestCase.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from partition_contents import open_store
@@ -109,7 +110,7 @@ def rows(*ids: bytes, end_ms: int = END_MS) -> bytes:
     return encode_rows([encode_seen(digest, end_ms, 1) for digest in ids])
 
 
-def say(**changes: object) -> Callable[[LmdbStore], object]:
+def say(**changes: Any) -> Callable[[LmdbStore], object]:
     """Of the complete run."""
 
     def change(store: LmdbStore) -> None:
