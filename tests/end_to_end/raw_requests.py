@@ -16,7 +16,7 @@ class Response(NamedTuple):
 
     @property
     def status(self) -> int:
-        return int(self.properties.get("status-code", self.properties.get("statusCode")))
+        return int(self.properties.get("status-code") or self.properties["statusCode"])
 
     @property
     def description(self) -> str:

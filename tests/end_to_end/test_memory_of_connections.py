@@ -8,7 +8,8 @@ from contextlib import suppress
 import pytest
 
 from protocol.codec import Array, Described, Symbol, UInt, ULong, encode
-from protocol.engine.sasl import AMQP_HEADER, SASL_HEADER
+from protocol.engine.sasl import SASL_HEADER
+from protocol.symbols import AMQP_HEADER
 from tests.brokers import Broker
 from tests.end_to_end.health import assert_unharmed, process_ids, process_of
 from tests.end_to_end.raw_peer import (

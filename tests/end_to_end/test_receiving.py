@@ -2,6 +2,7 @@
 
 import time
 from contextlib import suppress
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -46,7 +47,7 @@ def peer(broker):
     purge(broker)
 
 
-def sections(payload: bytes) -> dict[int, object]:
+def sections(payload: bytes) -> dict[int, Any]:
     """By code; none may be there twice."""
     found = {}
     at = 0

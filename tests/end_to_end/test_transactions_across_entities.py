@@ -370,6 +370,7 @@ def test_whatever_is_killed_each_message_is_passed_on_once_or_is_where_it_was(tm
 
                 async def one() -> None:
                     received = await receiver.receive()
+                    assert received is not None
                     name = str(bytes(received.message().content()), "utf-8")
                     transaction = await coordinator.declare()
                     sends = [await sender.post(said(name), transaction) for sender in senders for _ in range(2)]

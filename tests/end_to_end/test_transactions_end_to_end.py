@@ -247,6 +247,7 @@ def test_a_process_killed_at_any_time_leaves_all_of_a_transaction_or_nothing(tmp
 
                 async def one() -> None:
                     received = await receiver.receive()
+                    assert received is not None
                     name = str(bytes(received.message().content()), "utf-8")
                     if len(committed) > answered:
                         goes_on.set()

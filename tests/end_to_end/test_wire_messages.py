@@ -228,10 +228,10 @@ def test_random_bytes_do_no_harm(broker, peer):
         peer.expect(DISPOSITION)
         if peer.next_delivery_id == 300:
             break
-    for payload in drain(broker, "orders"):
+    for stored in drain(broker, "orders"):
         at = 0
-        while at < len(payload):  # any client can decode all of it
-            section, at = decode(payload, at)
+        while at < len(stored):  # any client can decode all of it
+            section, at = decode(stored, at)
             assert 0x70 <= section.descriptor <= 0x78
 
 
@@ -333,11 +333,11 @@ def test_a_sender_that_ignores_its_credit_is_served_all_the_same(broker):
     count = 8000
     with RawPeer.connect(broker.amqp_port) as peer:
         handle = peer.attach_sender("orders")
-        frames = []
-        real, peer.send = peer.send, frames.append  # type: ignore[method-assign]
-        for _ in range(count):
-            peer.transfer(message(b"greedy"), handle)
-        peer.send = real  # type: ignore[method-assign]
+        frames: list[bytes] = []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(peer, "send", frames.append)
+            for _ in range(count):
+                peer.transfer(message(b"greedy"), handle)
         peer.send(b"".join(frames))
         expect_accepted(peer, count)
     assert len(drain(broker, "orders")) == count

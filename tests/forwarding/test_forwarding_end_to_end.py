@@ -120,9 +120,9 @@ def test_messages_pass_a_chain_of_queues_over_both_workers(broker):
         assert [each.content() for each in found] == [b"%d" % at for at in range(3000)]
         numbers = [each.annotations["x-opt-enqueue-sequence-number"] for each in found]
         assert numbers == [*range(numbers[0], numbers[0] + 3000)]
-        assert [each.sequence_number for each in found] == [
-            *range(found[0].sequence_number, found[0].sequence_number + 3000)
-        ]
+        first = found[0].sequence_number
+        assert first is not None
+        assert [each.sequence_number for each in found] == [*range(first, first + 3000)]
         counts = await connection.counts()
         assert (counts["orders"].active, counts["checked"].active, counts["billing"].active) == (0, 0, 0)
 

@@ -23,7 +23,7 @@ def test_changes_of_a_rules_action_are_shown_by_link_and_by_request() -> None:
     message = b"".join(encode(Described(0x73 + at, value)) for at, value in enumerate(sections))
     layout, body, _, _ = take_apart(message)
     record = encode_message(1_000, NEVER, layout, body)
-    overlay = {
+    overlay: dict[int, Any] = {
         Field.PROPERTIES: {"old": encode("new"), "gone": None, "RuleName": "r"},
         Field.SYSTEM: {2: None, 3: encode("label")},
     }

@@ -1,5 +1,7 @@
 """Every error has its condition, and the condition its status."""
 
+from typing import TypeVar
+
 import pytest
 
 from broker.errors import BrokerError
@@ -8,8 +10,10 @@ from protocol import conditions
 from protocol.errors import DecodeError, HeaderTooLarge, InvalidField, LimitExceeded, ProtocolError
 from protocol.nodes.management import STATUS
 
+Kind = TypeVar("Kind", BrokerError, ProtocolError)
 
-def kinds(base: type) -> set[type]:
+
+def kinds(base: type[Kind]) -> set[type[Kind]]:
     return {base} | {kind for child in base.__subclasses__() for kind in kinds(child)}
 
 
@@ -18,8 +22,11 @@ def test_every_broker_error_has_a_condition_and_a_status() -> None:
     assert all(condition in STATUS for condition in CONDITION.values())
 
 
-@pytest.mark.parametrize("kind", sorted(kinds(ProtocolError), key=lambda kind: kind.__name__))
-def test_every_protocol_error_has_a_condition(kind: type) -> None:
+PROTOCOL_ERRORS = sorted(kinds(ProtocolError), key=lambda kind: kind.__name__)
+
+
+@pytest.mark.parametrize("kind", PROTOCOL_ERRORS)
+def test_every_protocol_error_has_a_condition(kind: type[ProtocolError]) -> None:
     assert condition_of(kind.__new__(kind)).startswith(("amqp:", "com.microsoft:"))
 
 

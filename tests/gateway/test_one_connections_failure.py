@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 from uuid import UUID
 
 import pytest
@@ -30,7 +30,7 @@ class Foreseen(Exception):
     """By nobody but the tests."""
 
 
-def fail(*_: object, **__: object) -> None:
+def fail(*_: object, **__: object) -> NoReturn:
     raise Foreseen
 
 

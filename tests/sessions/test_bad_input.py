@@ -5,6 +5,7 @@ test_session_requests.
 """
 
 from contextlib import contextmanager
+from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
@@ -50,17 +51,17 @@ OUTCOMES = {
 STATUSES = [status for status in OUTCOMES if status != "released"]  # nobody can ask for that by request
 
 
-def settlement(token, status="completed", session=None):
+def settlement(token: UUID, status: str = "completed", session: object = None) -> tuple[str, dict[str, Any]]:
     body = {"disposition-status": status, "lock-tokens": Array(UUID, (token,))}
     return "update-disposition", body | ({} if session is None else {"session-id": session})
 
 
-def schedule(session="a", **given):
+def schedule(session: str | None = "a", **given: Any) -> tuple[str, dict[str, Any]]:
     item = {"message-id": "m", "message": in_session(session, b"later", **given)}
     return "schedule-message", {"messages": [item]}
 
 
-def ask(node, operation, body, state=None):
+def ask(node: Node, operation: str, body: dict[str, Any], state: object = None) -> tuple[int, str]:
     node.say(f"com.microsoft:{operation}", body, state=state)
     response = node.response()
     return response.status, response.condition
@@ -164,8 +165,8 @@ def lost_session(broker, how):
 @pytest.mark.parametrize("how", ["ran out", "detached", "another's"])
 def test_with_the_lock_of_the_session_every_operation_is_lost(peer, broker, how):
     with lost_session(broker, how) as (asker, node, tokens, number):
-        named = {"session-id": "a"}
-        deferred = {"sequence-numbers": Array(Long, (number,)), "receiver-settle-mode": UInt(1)}
+        named: dict[str, Any] = {"session-id": "a"}
+        deferred: dict[str, Any] = {"sequence-numbers": Array(Long, (number,)), "receiver-settle-mode": UInt(1)}
         for operation, body in (
             ("renew-session-lock", named),
             ("get-session-state", named),
