@@ -23,7 +23,7 @@ from broker.gateway.links.outcomes import transactional_outcome
 from broker.gateway.namespace import Entity
 from broker.gateway.nodes.management import ManagementRequests
 from broker.metrics import EntityMetrics
-from broker.namespace.entities import QueueDescription, SubscriptionDescription, TopicDescription
+from broker.namespace.entities import Description, QueueDescription, SubscriptionDescription, TopicDescription
 from broker.partition.partition import Partition
 from broker.partition.requests import Underway
 from broker.partition.settings import PartitionSettings
@@ -62,7 +62,7 @@ from storage.queue_ids import queue_id_of
 from storage.records import NEVER, STORE_ID_KEY, Field, encode_document, encode_message
 from storage.store import Table
 
-ENTITIES = {
+ENTITIES: dict[int, Description] = {
     1: QueueDescription(name="plain"),
     2: QueueDescription(name="sessions", requires_session=True),
     3: QueueDescription(name="once", requires_duplicate_detection=True, default_message_time_to_live_ms=5000),
@@ -378,7 +378,7 @@ def taken_apart(data: st.DataObject, queue_id: int) -> list[list[Any]]:
     found = []
     for message in data.draw(st.lists(messages(), max_size=3)):
         with contextlib.suppress(ProtocolError):
-            incoming = list(take_apart(message, data.draw(st.booleans())))
+            incoming: list[Any] = list(take_apart(message, data.draw(st.booleans())))
             if queue_id in [queue_id_of(entity_id, QueuePart.TRANSFER) for entity_id in ENTITIES]:
                 destination = data.draw(st.sampled_from(["plain", "news", "sessions", "elsewhere", "nowhere"]))
                 incoming[3] = {**(incoming[3] or {}), Extra.DESTINATION: destination}

@@ -649,11 +649,12 @@ class PartitionModel(RuleBasedStateMachine):
     )
     def discharge(self, commit, late_ms):
         transaction, self.transaction = self.transaction, None
+        assert transaction is not None
         self.driver.now_ms += late_ms  # and no timer came by
         found = [
             self.find(operation[0], operation[1]) for kind, *operation in transaction.operations if kind == "settle"
         ]
-        expected = None
+        expected: type[BrokerError] | None = None
         if commit and (transaction.timed_out or transaction.deadline_ms <= self.now_ms):
             expected = TransactionTimeout
         elif commit and None in found:

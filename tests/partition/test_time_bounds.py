@@ -1,6 +1,7 @@
 """Times as extreme as clients can say them, and stores that hold times which no key should have."""
 
 import struct
+from typing import Any
 
 import pytest
 from driver import ENTITY, MAIN, START_MS, Driver, define, deliveries, describe
@@ -127,7 +128,7 @@ def plant(store: Store, queue_id: int, number: int, time_ms: int, ttl_ms: int | 
     """A message scheduled in a transaction, as it was stored before times had bounds."""
     enqueued_ms = START_MS if topic else time_ms
     expires_ms = NEVER if ttl_ms is None else enqueued_ms + ttl_ms
-    overlay = {Field.EXPIRES_MS: expires_ms} if ttl_ms is not None and not topic else None
+    overlay: dict[int, Any] | None = {Field.EXPIRES_MS: expires_ms} if ttl_ms is not None and not topic else None
     layout, body, _, _ = scheduled(time_ms)
     store.append(Table.MESSAGES, [(message_key(number), encode_message(enqueued_ms, expires_ms, layout, body))])
     store.put(Table.QUEUE, queue_key(queue_id, Place.SCHEDULED, number), encode_entry(number, 0, overlay))

@@ -7,7 +7,7 @@ what is published and settled may be a transaction.
 """
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from accounts import assert_counted_rightly
 from hypothesis import strategies as st
@@ -30,6 +30,8 @@ WRITTEN = st.tuples(
     st.sampled_from([0, 0, 0, 30, 700]),
     st.sampled_from([None, None, "1", "2", "3"]),
 )
+# What is drawn of a message: color, n, time to live, the wait until it is scheduled, message id.
+Drawn = tuple[str | None, int | None, int | None, int, str | None]
 SUBSCRIPTIONS = st.sampled_from([A, B, C, D])
 RULES = {
     "all": rule_document("all"),
@@ -48,6 +50,15 @@ class Message:
     color: str | None
     n: int | None
     ttl_ms: int | None
+
+
+class Written(NamedTuple):
+    """A message, the time it is scheduled for (or 0), its id, and how it comes in."""
+
+    message: Message
+    scheduled_ms: int
+    message_id: str | None
+    made: list[Any]
 
 
 @dataclass(frozen=True)
@@ -183,8 +194,9 @@ class TopicModel(RuleBasedStateMachine):
 
     # -- what users do
 
-    def written(self, color, n, ttl_ms, wait, message_id):
-        """A message, when it is scheduled for, its id, and how it comes in."""
+    def written(
+        self, color: str | None, n: int | None, ttl_ms: int | None, wait: int, message_id: str | None
+    ) -> Written:
         self.published += 1
         message = Message(f"m{self.published}", color, n, ttl_ms)
         properties = {name: value for name, value in (("color", color), ("n", n)) if value is not None}
@@ -192,10 +204,11 @@ class TopicModel(RuleBasedStateMachine):
         made = event(message.body, ttl_ms=ttl_ms, scheduled_ms=scheduled_ms, **properties)
         if message_id is not None:
             made[3] = {**(made[3] or {}), Extra.MESSAGE_ID: encode(message_id)}
-        return message, scheduled_ms, message_id, made
+        return Written(message, scheduled_ms, message_id, made)
 
-    def take(self, message, scheduled_ms, message_id, reserved=None):
+    def take(self, written: Written, reserved: int | None = None) -> None:
         """The topic accepts it, under a number that was told, or the next."""
+        message, scheduled_ms, message_id, _ = written
         number = self.next_number if reserved is None else reserved
         if message_id is not None and self.detects_duplicates:
             if self.ids.get(message_id, (0, 0))[0] > self.now_ms:
@@ -208,11 +221,11 @@ class TopicModel(RuleBasedStateMachine):
             self.fan_out(message, None)
 
     @rule(sent=st.lists(WRITTEN, min_size=1, max_size=5))
-    def publish(self, sent):
+    def publish(self, sent: list[Drawn]) -> None:
         batch = [self.written(*each) for each in sent]
-        self.driver.publish(*[made for *_, made in batch])
-        for *each, _ in batch:
-            self.take(*each)
+        self.driver.publish(*[each.made for each in batch])
+        for each in batch:
+            self.take(each)
         self.turn()  # what was too much for one turn is published by the next
 
     @rule(
@@ -222,32 +235,33 @@ class TopicModel(RuleBasedStateMachine):
         told=st.lists(WRITTEN, max_size=2),
         commit=st.sampled_from([True, True, False]),
     )
-    def transact(self, queue_id, outcome, sent, told, commit):
+    def transact(self, queue_id: int, outcome: Outcome, sent: list[Drawn], told: list[Drawn], commit: bool) -> None:
         """Settle what a subscription has first, publish, and schedule: all of it or nothing."""
-        queue_id = self.existing(queue_id)
-        if queue_id is None:
+        existing = self.existing(queue_id)
+        if existing is None:
             return
+        queue_id = existing
         partition, subscription = self.driver.partition, self.subscriptions[queue_id]
         chosen = [copy for copy in subscription.main if not copy.deferred][:2]
         tokens = [each.token for each in self.driver.receive(2, "receiver", queue_id)]
         assert len(tokens) == len(chosen)
         batch = [self.written(*each) for each in sent]
-        later = [self.written(*each[:3], each[3] or 30, each[4]) for each in told]
+        later = [self.written(color, n, ttl, wait or 30, name) for color, n, ttl, wait, name in told]
         work = [
             SettleOperation(queue_id, False, tokens, outcome, None),
-            SendOperation(TOPIC, False, [[made for *_, made in batch]]),
+            SendOperation(TOPIC, False, [[each.made for each in batch]]),
         ]
         partition.transact("t", True, work, self.now_ms)
-        numbers = partition.request_in("t", False, "schedule", TOPIC, [[made for *_, made in later]], self.now_ms)
+        numbers = partition.request_in("t", False, "schedule", TOPIC, [[each.made for each in later]], self.now_ms)
         assert numbers == [*range(self.next_number, self.next_number + len(later))]
         self.next_number += len(later)
         partition.discharge("t", commit, self.now_ms)
         if commit:
             self.settled(subscription, subscription.main, chosen, outcome)
-            for *each, _ in batch:
-                self.take(*each)
-            for number, (*each, _) in zip(numbers, later, strict=True):
-                self.take(*each, number)
+            for each in batch:
+                self.take(each)
+            for number, each in zip(numbers, later, strict=True):
+                self.take(each, number)
         else:
             assert partition.settle(queue_id, tokens, Outcome.RELEASED, None, self.now_ms) == [None] * len(tokens)
         partition.commit()
