@@ -172,13 +172,13 @@ class Partition:
         queue = self._core.close_receiver(found)
         if queue is None:
             return
-        if unsent_from is not None:
-            settlement.take_back(self._core, queue, found.tokens, unsent_from, now_ms)
         if queue.sessions is not None:
-            session_locks.close(self._core, queue, found, broken, now_ms)
+            session_locks.close(self._core, queue, found, broken, unsent_from, now_ms)
             return
         if broken and not self._core.settings.keep_locks_of_broken_connections:
-            settlement.fail_locks(self._core, queue, list(found.tokens), now_ms)
+            settlement.lose_locks(self._core, queue, found, unsent_from, now_ms)
+        elif unsent_from is not None:
+            settlement.take_back(self._core, queue, found, unsent_from, now_ms)
         if not queue.receivers and queue.outbox is None:
             queue.window.active = False
             queue.window.reset(queue.locks.numbers())

@@ -217,15 +217,15 @@ def _take_deferred(
         raise MessageNotFound(f"There is no unlocked deferred message with the sequence number {gone[0]}.")
     items: list[Any] = []
     core.changing()
-    owner = NOBODY if session is None else session.tokens
+    holder = NOBODY if session is None else session
     for (ref, size, due_ms, place, _, _), record in found:
         token = new_token(core)
         number, _, delivery_count, overlay = ref
         items += (token, number, delivery_count, record, overlay)
         if not receive_and_delete:
-            queue.locks.add(token, (ref, size, due_ms, place, until_ms, owner))
+            queue.locks.add(token, (ref, size, due_ms, place, until_ms if session is None else NEVER, holder))
             if session is not None:
-                owner.add(token)
+                session.tokens[token] = None
     if receive_and_delete:
         discard(core, queue, [held for held, _ in found])
         queue.tally.received_and_deleted += len(found)

@@ -303,7 +303,7 @@ def _roll_back(core: Core, transaction: Transaction, now_ms: int) -> None:
         queue = core.queues.get(operation.queue_id)
         if queue is None:
             continue
-        tokens = [token for token in operation.tokens if token in queue.locks.held]
+        tokens = queue.locks.not_lost(operation.tokens)
         if queue.sessions is None:
             settlement.fail_locks(core, queue, tokens, now_ms)
             continue

@@ -99,6 +99,7 @@ class Message:
 class Lock:
     receiver: str | None  # None: its connection broke, and the lock is kept
     until_ms: int
+    unsent_from: bytes | None = None  # what has this token or a later one never reached the receiver
 
 
 @dataclass
@@ -325,10 +326,11 @@ class SessionModel(RuleBasedStateMachine):
 
     def release(self, session: str, failed: bool) -> None:
         """The lock of the session ends."""
-        del self.locks[session]
+        lock = self.locks.pop(session)
         for _, m in self.locked(MAIN):
             if m.session == session:
-                if failed:
+                assert m.token is not None
+                if failed and (lock.unsent_from is None or m.token < lock.unsent_from):
                     self.fail(MAIN, m)
                 else:
                     m.token = None

@@ -228,12 +228,18 @@ class SessionQueue(SessionModel):
         self.turn()
 
     @precondition(lambda self: any(r.queue == MAIN for r in self.receivers.values()))
-    @rule(pick=PICK, broken=st.booleans())
-    def leave_session(self, pick, broken):
+    @rule(pick=PICK, broken=st.booleans(), unsent=st.none() | st.integers(0, 4))
+    def leave_session(self, pick, broken, unsent):
+        """Perhaps so many of the deliveries, the last of them, never reached it."""
         names = [name for name, r in self.receivers.items() if r.queue == MAIN]
         name = names[pick % len(names)]
         r = self.receivers.pop(name)
-        self.driver.partition.close_receiver(name, broken, self.now_ms)
+        unsent_from = None
+        if r.session is not None and unsent is not None:
+            tokens = sorted(m.token for _, m in self.locked(MAIN) if m.session == r.session and m.token)
+            unsent_from = tokens[-unsent] if 0 < unsent <= len(tokens) else bytes(16) if unsent else None
+            self.locks[r.session].unsent_from = unsent_from
+        self.driver.partition.close_receiver(name, broken, self.now_ms, unsent_from)
         if r.session is not None:
             if broken and self.keep_locks:
                 self.locks[r.session].receiver = None

@@ -194,7 +194,7 @@ def _give(
     deleted: list[Held] = []
     gone = 0
     used_bytes = 0
-    keep, held, owner, until_ms = not receiver.receive_and_delete, queue.locks.held, session.tokens, session.until_ms
+    keep, held, tokens = not receiver.receive_and_delete, queue.locks.held, session.tokens
     prefix, place = core.token_prefix, Place.AVAILABLE
     for ref, record, token_number in zip(refs, records, core.token_numbers, strict=False):
         if gone >= gone_limit:
@@ -216,8 +216,8 @@ def _give(
             continue
         token = prefix + _token_number(token_number)
         if keep:
-            held[token] = (ref, size, due_ms, place, until_ms, owner)
-            owner.add(token)
+            held[token] = (ref, size, due_ms, place, NEVER, session)
+            tokens[token] = None
             if due_ms != NEVER:
                 queue.locks.expiring.add(number)
             # The receiver knows the session.
@@ -347,17 +347,17 @@ def _lock(core: Core, queue: Queue, receiver: Receiver, taken: Taken, until_ms: 
     """Lock the messages for the receiver; returns the entry items."""
     items: list[Any] = []
     tokens: list[bytes] = []
-    prefix, numbers, owner = core.token_prefix, core.token_numbers, receiver.tokens
+    prefix, numbers = core.token_prefix, core.token_numbers
     held, expiring, place = queue.locks.held, queue.locks.expiring, Place.AVAILABLE
     for (ref, record, due_ms), token_number in zip(taken, numbers, strict=False):  # numbers have no end
         token = prefix + _token_number(token_number)
         number, _, delivery_count, overlay = ref
         items += (token, number, delivery_count, record, overlay)
-        held[token] = (ref, len(record), due_ms, place, until_ms, owner)
+        held[token] = (ref, len(record), due_ms, place, until_ms, receiver)
         tokens.append(token)
         if due_ms != NEVER:
             expiring.add(number)
-    owner.update(tokens)
+    receiver.tokens.update(dict.fromkeys(tokens))
     core.timers.arm(until_ms, (queue.id, Due.LOCKS))
     queue.tally.outgoing += len(taken)
     return items

@@ -11,7 +11,8 @@
 The end of a lock and a broken connection count as abandoned. Dead-letter queues count no failed deliveries.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from itertools import islice
 
 from broker.errors import BrokerError, LockLost, MessageTooLarge, NotAllowed
 from broker.partition.messages.moves import (
@@ -23,7 +24,7 @@ from broker.partition.messages.moves import (
     put_back_failed,
 )
 from broker.partition.state.core import Core
-from broker.partition.state.locks import Held
+from broker.partition.state.locks import Ending, Held, Holder
 from broker.partition.state.queue import Queue
 from broker.partition.state.tally import BY_APPLICATION
 from broker.partition.state.timers import Due
@@ -137,8 +138,8 @@ _APPLY: dict[Outcome, Callable[[Core, Queue, Held, Properties | None, int], None
 
 def end_locks(core: Core, queue: Queue, now_ms: int) -> None:
     """The timer: end a step of the locks whose time is over; first those that were lost before."""
-    if queue.locks.failed:
-        _put_back_failed_locks(core, queue, now_ms)
+    if queue.locks.ending:
+        _put_back_ending(core, queue, now_ms)
         core.timers.arm(now_ms, (queue.id, Due.LOCKS))
         return
     for token in queue.locks.ended(now_ms, core.step()):
@@ -151,31 +152,62 @@ def end_locks(core: Core, queue: Queue, now_ms: int) -> None:
         core.timers.arm(next_ms, (queue.id, Due.LOCKS))
 
 
-def take_back(core: Core, queue: Queue, tokens: Iterable[bytes], unsent_from: bytes, now_ms: int) -> None:
-    """One receiver never got its deliveries from this token on: put them back. Tokens rise in the order of hand-out."""
-    unsent = sorted(token for token in tokens if token >= unsent_from)
-    queue.tally.released += len(unsent)
-    for token in unsent:
-        put_back(core, queue, queue.locks.remove(token), now_ms)
+def take_back(core: Core, queue: Queue, holder: Holder, unsent_from: bytes, now_ms: int) -> None:
+    """One receiver never got its deliveries from this token on: put them back. Its other locks go on."""
+    tokens = holder.tokens_from(unsent_from)
+    queue.tally.released += len(tokens)
+    _end(core, queue, Ending(queue.locks.set_apart(tokens), failed=False), now_ms)
+
+
+def lose_locks(core: Core, queue: Queue, holder: Holder, unsent_from: bytes | None, now_ms: int) -> None:
+    """The receiver's connection broke. That is a failed delivery: these messages may have crashed it (ST12).
+
+    Those from the token `unsent_from` on never reached it, and are only put back.
+    """
+    unsent = len(holder.tokens_from(unsent_from))
+    queue.tally.released += unsent
+    queue.tally.locks_lost += len(holder.tokens) - unsent
+    _end(core, queue, Ending(holder, True, unsent_from), now_ms)
 
 
 def fail_locks(core: Core, queue: Queue, tokens: Sequence[bytes], now_ms: int) -> None:
-    """The receiver's connection broke. That is a failed delivery: these messages may have crashed it (ST12).
+    """As `lose_locks`, of some of the locks, whoever holds them."""
+    lose_locks(core, queue, queue.locks.set_apart(sorted(tokens)), None, now_ms)
 
-    All locks are lost at once; messages that are too many for this turn are put back by the next.
+
+def _end(core: Core, queue: Queue, ending: Ending, now_ms: int) -> None:
+    """The locks are lost at once; their messages are back at once, or those that are too many in the next turns."""
+    queue.locks.ending.append(ending)
+    _put_back_ending(core, queue, now_ms)
+
+
+def _put_back_ending(core: Core, queue: Queue, now_ms: int) -> None:
+    ending = queue.locks.ending
+    while ending:
+        if not put_back_some(core, queue, ending[0], now_ms):
+            core.timers.arm(now_ms, (queue.id, Due.LOCKS))
+            return
+        ending.popleft()
+
+
+def put_back_some(core: Core, queue: Queue, ending: Ending, now_ms: int, all_of_it: bool = False) -> bool:
+    """A step of it, the oldest first, as far as the turn may. True if there is nothing left.
+
+    What was not sent comes back without a write. In a queue without sessions that costs the turn nothing, so that it is
+    all back before what is behind it is handed out; the receiver's window limits it.
     """
-    queue.tally.locks_lost += len(tokens)
-    queue.locks.fail(sorted(tokens))  # by age, so that the result does not depend on the order of a set
-    _put_back_failed_locks(core, queue, now_ms)
-
-
-def _put_back_failed_locks(core: Core, queue: Queue, now_ms: int) -> None:
-    while (token := queue.locks.take_failed()) is not None:
-        put_back_failed(core, queue, queue.locks.remove(token), None, now_ms)
-        if core.work_left() <= 0:
-            break
-    if queue.locks.failed:
-        core.timers.arm(now_ms, (queue.id, Due.LOCKS))
+    tokens, work = ending.holder.tokens, int(queue.sessions is not None)
+    while tokens:
+        for token in list(islice(tokens, core.step())):
+            if not all_of_it and core.turn.work and core.work_left() <= 0:
+                return False
+            core.turn.work += work
+            held = queue.locks.remove(token)
+            if ending.has_failed(token):
+                put_back_failed(core, queue, held, None, now_ms)
+            else:
+                put_back(core, queue, held, now_ms)
+    return True
 
 
 def drop_locks(core: Core, queue: Queue, now_ms: int) -> None:

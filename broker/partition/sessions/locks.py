@@ -2,10 +2,13 @@
 
 | what ends the lock                       | its messages that are locked                              |
 |------------------------------------------|-----------------------------------------------------------|
-| the receiver is closed                   | are back, at once                                         |
+| the receiver is closed                   | are back                                                  |
 | the receiver's connection broke          | are back, a failed delivery more (kept, it runs out)      |
 | its time ran out                         | are back, a failed delivery more; the receiver is closed  |
 | the entity's lock duration was changed   | are back; the receiver is closed                          |
+
+They are back in the same turn, or over several if they are many. Nobody gets the session before all are, so that its
+order holds; who asks for it by its name meanwhile gets it then.
 
 Who wants any session gets the one that has had available messages and no lock for the longest, and waits for one while
 there is none. A session whose lock ends with messages left is offered again, after the others: none starves. Locks of
@@ -17,11 +20,12 @@ from itertools import islice
 
 from broker.errors import BrokerError, LockLost, NotAllowed, OperationTimeout, SessionCannotBeLocked, SessionLockLost
 from broker.partition.messages.hand_out import next_of_session
-from broker.partition.messages.moves import expire, overlay_expires_ms, put_back, put_back_failed, set_aside, unlocked
+from broker.partition.messages.moves import expire, overlay_expires_ms, set_aside, unlocked
+from broker.partition.messages.settlement import put_back_some
 from broker.partition.state.core import Core
 from broker.partition.state.queue import Queue
 from broker.partition.state.receivers import ALL, Receiver, Session, encoded
-from broker.partition.state.sessions import Sessions
+from broker.partition.state.sessions import EndingSession, Sessions
 from broker.partition.state.timers import Due
 from broker.partition.state.window import Ref
 from protocol import error_texts
@@ -46,21 +50,36 @@ def accept(core: Core, queue: Queue, receiver: Receiver, session_id: str | None,
         core.turn.wake(queue)
         return
     encoded(session_id)
-    holder = sessions.locked.get(session_id)
-    if holder is not None:
-        if holder.until_ms > now_ms:
-            raise SessionCannotBeLocked(
-                f"The requested session '{session_id}' cannot be accepted. It may be locked by another receiver."
-            )
-        core.changing()
-        _lose(core, queue, holder, now_ms)
+    before, ending = sessions.locked.get(session_id), sessions.ending.get(session_id)
+    if (before is not None and before.until_ms > now_ms) or (ending is not None and _successor(core, ending)):
+        raise SessionCannotBeLocked(
+            f"The requested session '{session_id}' cannot be accepted. It may be locked by another receiver."
+        )
     core.changing()
     core.receivers[receiver.key] = queue.receivers[receiver.key] = receiver
+    if before is not None:
+        _lose(core, queue, before, now_ms)
+        ending = sessions.ending.get(session_id)
+    if ending is not None:
+        ending.successor = receiver
+        sessions.offered.discard(session_id)
+        return
+    _lock(core, queue, sessions, session_id, receiver, now_ms)
+
+
+def _successor(core: Core, ending: EndingSession) -> Receiver | None:
+    """Who gets the session next, if that is settled, and it has not left."""
+    receiver = ending.successor
+    return receiver if receiver is not None and core.receivers.get(receiver.key) is receiver else None
+
+
+def _lock(core: Core, queue: Queue, sessions: Sessions, session_id: str, receiver: Receiver, now_ms: int) -> None:
+    """`receiver` gets the session of this name, which nobody has."""
     sessions.offered.discard(session_id)
-    _lock(core, queue, Session(queue.id, session_id, receiver, now_ms + queue.terms.lock_duration_ms), receiver)
+    _give(core, queue, Session(queue.id, session_id, receiver, now_ms + queue.terms.lock_duration_ms), receiver)
 
 
-def _lock(core: Core, queue: Queue, session: Session, receiver: Receiver) -> None:
+def _give(core: Core, queue: Queue, session: Session, receiver: Receiver) -> None:
     assert queue.sessions is not None
     queue.sessions.locked[session.id] = receiver.session = session
     core.timers.arm(session.until_ms, (queue.id, Due.LOCKS))
@@ -83,7 +102,7 @@ def _offer(core: Core, queue: Queue, sessions: Sessions, now_ms: int) -> bool:
     if not sessions.waiting or not sessions.offered:
         return True
     if not sessions.offered.complete:
-        looked = sessions.offered.load(core.step(), sessions.locked.__contains__)
+        looked = sessions.offered.load(core.step(), sessions.is_taken)
         core.turn.work += looked
         if not sessions.offered.complete:
             return False
@@ -93,6 +112,10 @@ def _offer(core: Core, queue: Queue, sessions: Sessions, now_ms: int) -> bool:
     while core.work_left() > 0:
         if not sessions.waiting or (session_id := sessions.offered.take()) is None:
             return True
+        if session_id in sessions.ending:  # it is the next, and those behind it wait for that
+            sessions.offered.put_back(session_id)
+            _put_back(core, queue, sessions, session_id, now_ms)
+            continue
         receiver = next(iter(sessions.waiting.values()))
         session = Session(queue.id, session_id, receiver, until_ms)
         while steps > 0 and (refs := next_of_session(core, queue, session, 1, 1)):
@@ -101,7 +124,7 @@ def _offer(core: Core, queue: Queue, sessions: Sessions, now_ms: int) -> bool:
             if not some_expired or _is_live(core, queue, refs[0], now_ms):
                 session.window.put_back(refs[0])
                 del sessions.waiting[receiver.key]
-                _lock(core, queue, session, receiver)
+                _give(core, queue, session, receiver)
                 break
         else:
             if steps <= 0 or session.window.cursor < ALL:
@@ -166,83 +189,107 @@ def renew(core: Core, queue: Queue, session: Session, now_ms: int) -> int:
     assert queue.sessions is not None
     core.changing()
     until_ms = session.until_ms = now_ms + queue.terms.lock_duration_ms
-    locked, held = queue.sessions.locked, queue.locks.held
+    locked = queue.sessions.locked
     locked[session.id] = locked.pop(session.id)
-    for token in session.tokens:
-        ref, size, due_ms, place, _, owner = held[token]
-        held[token] = (ref, size, due_ms, place, until_ms, owner)
     core.timers.arm(until_ms, (queue.id, Due.LOCKS))
     return until_ms
 
 
-def close(core: Core, queue: Queue, receiver: Receiver, broken: bool, now_ms: int) -> None:
-    """The receiver was closed. `broken` as in `Partition.close_receiver`."""
+def close(core: Core, queue: Queue, receiver: Receiver, broken: bool, unsent_from: bytes | None, now_ms: int) -> None:
+    """The receiver was closed. `broken` and `unsent_from` as in `Partition.close_receiver`."""
     session = receiver.session
     if session is None:
         return  # it waited for one
+    session.unsent_from = unsent_from
     if broken and core.settings.keep_locks_of_broken_connections:
         session.receiver = None
         return
-    queue.tally.locks_lost += len(session.tokens) if broken else 0
-    release(core, queue, session, broken, now_ms)
+    unsent = len(session.tokens_from(unsent_from))
+    queue.tally.released += unsent
+    queue.tally.locks_lost += len(session.tokens) - unsent if broken else 0
+    _release(core, queue, session, broken, now_ms)
 
 
-def release(core: Core, queue: Queue, session: Session, failed: bool, now_ms: int) -> None:
-    """End the lock: the session is offered if there is something to receive. `failed`: that counts for its messages."""
+def _release(core: Core, queue: Queue, session: Session, failed: bool, now_ms: int) -> None:
+    """End the lock, and put its messages back; what is too much for this turn in the next. `failed`: as in `Ending`."""
     sessions = queue.sessions
     assert sessions is not None
     del sessions.locked[session.id]
     sessions.awake.pop(session.id, None)
     sessions.offered.add_again(session.id)
-    for token in sorted(session.tokens):  # by age, so that what happens does not depend on the order of a set
-        lock = queue.locks.remove(token)
-        if failed:
-            put_back_failed(core, queue, lock, None, now_ms)
-        else:
-            put_back(core, queue, lock, now_ms)
-    if not sessions.has_available(session.id):
-        sessions.offered.discard(session.id)
+    sessions.ending[session.id] = EndingSession(session, failed)
+    _put_back(core, queue, sessions, session.id, now_ms)
+
+
+def _put_back(
+    core: Core, queue: Queue, sessions: Sessions, session_id: str, now_ms: int, all_of_it: bool = False
+) -> None:
+    """A step of what a lock that has ended held. With the last of it the session can be had again."""
+    ending = sessions.ending[session_id]
+    has_work_left = all_of_it or not core.turn.work or core.work_left() > 0
+    if not has_work_left or not put_back_some(core, queue, ending, now_ms, all_of_it):
+        core.timers.arm(now_ms, (queue.id, Due.LOCKS))
+        return
+    del sessions.ending[session_id]
+    core.turn.work += 1
+    successor = _successor(core, ending)
+    if successor is not None:
+        _lock(core, queue, sessions, session_id, successor, now_ms)
+    elif sessions.has_available(session_id):
+        sessions.offered.add_again(session_id)  # or it keeps the place that it got when the lock ended
+    else:
+        sessions.offered.discard(session_id)
     core.turn.wake(queue)
 
 
 def release_all(core: Core, queue: Queue, now_ms: int) -> None:
-    """Their receivers are closed."""
+    """Their receivers are closed. All messages are back at once."""
     assert queue.sessions is not None
     for session in list(queue.sessions.locked.values()):
-        release(core, queue, session, False, now_ms)
+        _release(core, queue, session, False, now_ms)
+    for session_id in list(queue.sessions.ending):
+        _put_back(core, queue, queue.sessions, session_id, now_ms, all_of_it=True)
 
 
 def end_locks(core: Core, queue: Queue, now_ms: int) -> None:
-    """The timer: locks that ran out, a step of them, and of their messages."""
-    assert queue.sessions is not None
-    locked = queue.sessions.locked
-    for session in list(islice(locked.values(), core.step())):
+    """The timer: locks that ran out, a step of them, and of their messages; first those that ended before."""
+    sessions = queue.sessions
+    assert sessions is not None
+    for session_id in list(islice(sessions.ending, core.step())):
+        if core.work_left() <= 0:
+            break
+        _put_back(core, queue, sessions, session_id, now_ms)
+    for session in list(islice(sessions.locked.values(), core.step())):
         if session.until_ms > now_ms or core.work_left() <= 0:
             break
         core.turn.work += 1
         _lose(core, queue, session, now_ms)
-    for session in locked.values():
+    if sessions.ending:
+        core.timers.arm(now_ms, (queue.id, Due.LOCKS))
+    for session in sessions.locked.values():
         core.timers.arm(session.until_ms, (queue.id, Due.LOCKS))
         break
 
 
 def _lose(core: Core, queue: Queue, session: Session, now_ms: int) -> None:
-    queue.tally.locks_ended += len(session.tokens)
+    unsent = len(session.tokens_from(session.unsent_from))
+    queue.tally.released += unsent
+    queue.tally.locks_ended += len(session.tokens) - unsent
     queue.tally.session_locks_lost += 1
     if session.receiver is not None:
         core.close_receiver(session.receiver, SessionLockLost(error_texts.SESSION_LOCK_LOST))
-    release(core, queue, session, True, now_ms)
+    _release(core, queue, session, True, now_ms)
 
 
 def drop_locks(core: Core, queue: Queue, now_ms: int) -> None:
     """All are lost by a change of the entity (ST13), which is no failure of the receivers."""
     assert queue.sessions is not None
-    for session in list(queue.sessions.locked.values()):
+    for session in queue.sessions.locked.values():
         queue.tally.locks_lost += len(session.tokens)
         queue.tally.session_locks_lost += 1
         if session.receiver is not None:
             core.close_receiver(session.receiver, SessionLockLost(CHANGED))
-        release(core, queue, session, False, now_ms)
+    release_all(core, queue, now_ms)
 
 
 def end_waits(core: Core, queue: Queue, now_ms: int) -> None:

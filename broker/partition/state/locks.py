@@ -6,34 +6,76 @@ lock behind one that ends later is seen to end only after it.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable
-from itertools import islice
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice, takewhile
 from operator import itemgetter
 
 from broker.partition.state.window import Ref, number_of
 from storage.records import NEVER, Place
 
-# Shared by locks that no receiver owns: taken by request, so found by token only. Nothing is ever added to it.
-NOBODY: set[bytes] = set()
+LOST = 0
+
+
+class Holder:
+    """Whose locks they are: a receiver's, a session's, or nobody's in particular.
+
+    `tokens` are those of its locks, in the order in which they were given, which is that of the tokens. None of its
+    locks lasts longer than `until_ms`; LOST ends all of them at once, however many there are.
+    """
+
+    __slots__ = ("tokens", "until_ms")
+
+    def __init__(self) -> None:
+        self.tokens: dict[bytes, None] = {}  # has no values, but an order
+        self.until_ms = NEVER
+
+    def tokens_from(self, first: bytes | None) -> list[bytes]:
+        """This token and later ones; none without it."""
+        if first is None:
+            return []
+        return list(takewhile(first.__le__, reversed(self.tokens)))[::-1]
+
+
+# Shared by locks that no receiver holds: taken by request, so found by token only. It never gets any tokens.
+NOBODY = Holder()
 
 # A held message: ref, bytes of its record, time of its DUE entry or NEVER, place, end of the lock (0 if there is no
-# lock), tokens of the receiver that owns it. A plain tuple: one is made per delivery.
-Held = tuple[Ref, int, int, int, int, set[bytes]]
+# lock), its holder. A plain tuple: one is made per delivery.
+Held = tuple[Ref, int, int, int, int, Holder]
 
 # Parts of it, as those of a ref (`window`).
 ref_of: Callable[[Held], Ref] = itemgetter(0)
 size_of: Callable[[Held], int] = itemgetter(1)
 _until_ms: Callable[[Held], int] = itemgetter(4)
+_holder: Callable[[Held], Holder] = itemgetter(5)
+
+
+class Ending:
+    """The locks of one holder, which are lost, but whose messages are not all back yet.
+
+    `failed`: the deliveries count as failed; but for those with the token `unsent_from` or a later one.
+    """
+
+    __slots__ = ("failed", "holder", "unsent_from")
+
+    def __init__(self, holder: Holder, failed: bool, unsent_from: bytes | None = None) -> None:
+        holder.until_ms = LOST
+        self.holder = holder
+        self.failed = failed
+        self.unsent_from = unsent_from
+
+    def has_failed(self, token: bytes) -> bool:
+        return self.failed and (self.unsent_from is None or token < self.unsent_from)
 
 
 class Locks:
-    __slots__ = ("deferred", "expiring", "failed", "forwarded", "held", "staged")
+    __slots__ = ("deferred", "ending", "expiring", "forwarded", "held", "staged")
 
     def __init__(self) -> None:
         self.held: dict[bytes, Held] = {}
         self.forwarded: dict[int, Held] = {}  # by sequence number; available ones, until they are answered
         self.staged: set[bytes] = set()  # tokens settled in a transaction that has not ended; some may be gone
-        self.failed: deque[bytes] = deque()  # tokens lost with a connection, to be put back; some may be gone
+        self.ending: deque[Ending] = deque()  # to be put back; those of sessions are in `Sessions`
         self.deferred: set[int] = set()  # sequence numbers of locked messages in place deferred
         self.expiring: set[int] = set()  # sequence numbers of these and those that have a DUE entry
 
@@ -48,12 +90,14 @@ class Locks:
     def find(self, token: bytes, now_ms: int) -> Held | None:
         """None if there is no such lock, or it ended at or before `now_ms`."""
         held = self.held.get(token)
-        return None if held is None or _until_ms(held) <= now_ms else held
+        if held is None or _until_ms(held) <= now_ms or _holder(held).until_ms <= now_ms:
+            return None
+        return held
 
     def remove(self, token: bytes) -> Held:
         held = self.held.pop(token)
-        ref, _, due_ms, place, _, owner = held
-        owner.discard(token)
+        ref, _, due_ms, place, _, holder = held
+        holder.tokens.pop(token, None)
         if place == Place.DEFERRED:
             self.deferred.discard(number_of(ref))
         elif due_ms != NEVER:
@@ -69,12 +113,12 @@ class Locks:
             if held is None:
                 removed.append(None)
                 continue
-            ref, _, due_ms, place, until_ms, owner = held
-            if until_ms <= now_ms:
+            ref, _, due_ms, place, until_ms, holder = held
+            if until_ms <= now_ms or holder.until_ms <= now_ms:
                 removed.append(None)
                 continue
             del locks[token]
-            owner.discard(token)
+            holder.tokens.pop(token, None)
             if place:  # ref[0] is its number: the fastest way to it where few are asked for theirs
                 self.deferred.discard(ref[0])
             elif due_ms != NEVER:
@@ -83,23 +127,23 @@ class Locks:
         return removed
 
     def renew(self, token: bytes, until_ms: int) -> None:
-        ref, size, due_ms, place, _, owner = self.held.pop(token)
-        self.held[token] = (ref, size, due_ms, place, until_ms, owner)
+        ref, size, due_ms, place, _, holder = self.held.pop(token)
+        self.held[token] = (ref, size, due_ms, place, until_ms, holder)
 
-    def fail(self, tokens: Iterable[bytes]) -> None:
-        """These locks are lost at once. Their messages are not back before who takes the tokens puts them back."""
+    def not_lost(self, tokens: Iterable[bytes]) -> list[bytes]:
+        """Those of them that are held, if only because nobody has noticed that their time is over."""
+        held = self.held
+        return [token for token in tokens if token in held and _holder(held[token]).until_ms != LOST]
+
+    def set_apart(self, tokens: Sequence[bytes]) -> Holder:
+        """These locks, of which the older come first, have a holder of their own."""
+        apart = Holder()
         for token in tokens:
-            ref, size, due_ms, place, _, owner = self.held[token]
-            self.held[token] = (ref, size, due_ms, place, 0, owner)
-            self.failed.append(token)
-
-    def take_failed(self) -> bytes | None:
-        """The first token of them, or None if there is none left."""
-        while self.failed:
-            token = self.failed.popleft()
-            if token in self.held:
-                return token
-        return None
+            ref, size, due_ms, place, until_ms, holder = self.held[token]
+            holder.tokens.pop(token, None)
+            apart.tokens[token] = None
+            self.held[token] = (ref, size, due_ms, place, until_ms, apart)
+        return apart
 
     def ended(self, now_ms: int, limit: int) -> list[bytes]:
         """Tokens of up to `limit` locks that ended at or before `now_ms`."""
@@ -154,7 +198,8 @@ class Locks:
 
     def check(self) -> None:
         """Assert what the comments above say of locks."""
-        assert not NOBODY
+        assert not NOBODY.tokens
+        assert NOBODY.until_ms == NEVER
         held = self.held.values()
         in_deferred = {number_of(ref) for ref, _, _, place, _, _ in held if place == Place.DEFERRED}
         available = [number_of(ref) for ref, _, _, place, _, _ in held if place == Place.AVAILABLE]
@@ -167,4 +212,7 @@ class Locks:
         }
         expiring |= {number for number, (_, _, due_ms, _, _, _) in self.forwarded.items() if due_ms != NEVER}
         assert self.expiring == expiring
-        assert all(owner is NOBODY or token in owner for token, (_, _, _, _, _, owner) in self.held.items())
+        assert all(holder is NOBODY or token in holder.tokens for token, (_, _, _, _, _, holder) in self.held.items())
+        for ending in self.ending:
+            assert ending.holder.until_ms == LOST
+            assert ending.holder.tokens.keys() <= self.held.keys()

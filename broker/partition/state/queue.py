@@ -126,9 +126,8 @@ class Queue:
                 lane.check()
                 windows.append(lane.window)
         if self.sessions is not None:
-            for session in self.sessions.locked.values():
-                session.window.check()
-                windows.append(session.window)
+            self.sessions.check()
+            windows += [session.window for session in self.sessions.locked.values()]
         in_memory = [number for window in windows for number in window.numbers()]
         assert len(set(in_memory)) == len(in_memory), "a message is in two windows"
         assert locked.isdisjoint(in_memory), "a message can be handed out while it is locked or on its way"

@@ -3,24 +3,25 @@
 from collections.abc import Hashable
 
 from broker.errors import InvalidArgument
+from broker.partition.state.locks import Holder
 from broker.partition.state.window import Window
 from storage.records import MAX_SESSION_ID_BYTES, Place, session_entry_key
 
 ALL = 1 << 63  # cursor of a window that knows all there is of its session; above every sequence number
 
 
-class Receiver:
-    """`limit` and `delivered` count deliveries since it was opened."""
+class Receiver(Holder):
+    """`limit` and `delivered` count deliveries since it was opened. What it locks of a session is the session's."""
 
-    __slots__ = ("delivered", "key", "limit", "queue_id", "receive_and_delete", "session", "tokens")
+    __slots__ = ("delivered", "key", "limit", "queue_id", "receive_and_delete", "session")
 
     def __init__(self, key: Hashable, queue_id: int, receive_and_delete: bool) -> None:
+        super().__init__()
         self.key = key
         self.queue_id = queue_id
         self.receive_and_delete = receive_and_delete
         self.limit = 0
         self.delivered = 0
-        self.tokens: set[bytes] = set()
         self.session: Session | None = None  # whose lock it holds; all it receives is of this session
 
 
@@ -32,17 +33,21 @@ def encoded(session_id: str) -> bytes:
     return key
 
 
-class Session:
-    """One that is locked. `receiver` is None if its connection broke and the lock is kept."""
+class Session(Holder):
+    """One that is locked. `receiver` is None if its connection broke and the lock is kept.
 
-    __slots__ = ("id", "key", "prefix", "receiver", "tokens", "until_ms", "window")
+    The locks of its messages end with its own. `unsent_from`: as in `Ending`, for when the lock ends.
+    """
+
+    __slots__ = ("id", "key", "prefix", "receiver", "unsent_from", "window")
 
     def __init__(self, queue_id: int, session_id: str, receiver: Receiver, until_ms: int) -> None:
+        super().__init__()
         self.id = session_id
         self.key = encoded(session_id)
         self.prefix = session_entry_key(queue_id, Place.AVAILABLE, self.key, 0)[:-8]  # of keys of available entries
         self.receiver: Receiver | None = receiver
-        self.tokens = receiver.tokens
+        self.unsent_from: bytes | None = None
         self.until_ms = until_ms
         self.window = Window()
 

@@ -2,7 +2,8 @@
 
 A session is nothing of its own: it is there as long as messages carry its id, or it has a state. Of one that has
 available messages and no lock only the id is in memory, so 100,000 of them take 20 to 30 MB. A locked session is an
-object with the head of its messages.
+object with the head of its messages. When its lock ends it is offered again at once; but as long as it is in `ending`,
+because not all its messages are back, nobody gets it. So whoever gets it finds them all, in their order.
 
 On disk each entry of the queue is listed once more, under its session (SESSION_ENTRIES). Whoever puts, moves or deletes
 an entry of QUEUE does the same here, in the same commit; the entry's overlay names the session. A listing whose entry
@@ -14,7 +15,7 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from heapq import heappop, heappush
 from struct import Struct
 
-from broker.partition.state.locks import NOBODY, Held, Locks
+from broker.partition.state.locks import LOST, NOBODY, Ending, Held, Locks
 from broker.partition.state.offered import Offered
 from broker.partition.state.receivers import ALL, Receiver, Session
 from broker.partition.state.window import Ref, number_of
@@ -47,6 +48,17 @@ def session_of(ref: Ref) -> str:
     return session_id
 
 
+class EndingSession(Ending):
+    """`successor`: who has asked for the session meanwhile, and gets it next, if it is still open then."""
+
+    __slots__ = ("session", "successor")
+
+    def __init__(self, session: Session, failed: bool) -> None:
+        super().__init__(session, failed, session.unsent_from)
+        self.session = session
+        self.successor: Receiver | None = None
+
+
 class Sessions:
     """`window` is how many entries of one session's head are kept in memory, and as many returned ones on top."""
 
@@ -56,6 +68,7 @@ class Sessions:
         self._window = window
         self.offered = Offered(first_entries(store, queue_id))
         self.locked: dict[str, Session] = {}  # in the order in which the locks end
+        self.ending: dict[str, EndingSession] = {}  # by session id
         self.waiting: OrderedDict[Hashable, Receiver] = OrderedDict()  # for any session
         self.awake: dict[str, Session] = {}  # may have something for its receiver
         self.last_page: tuple[object, int, bytes] | None = None  # see session_requests
@@ -67,12 +80,14 @@ class Sessions:
     def enter(self, refs: Sequence[Ref]) -> None:
         """New available messages, by ascending numbers, whose entries are staged."""
         queue_id, locked, offered, awake, limit = self._queue_id, self.locked, self.offered, self.awake, self._window
+        ending = self.ending
         listed = []
         for ref in refs:
             number, session_id = ref[0], session_of(ref)
             session = locked.get(session_id)
             if session is None:
-                offered.add(session_id, number)
+                if session_id not in ending:
+                    offered.add(session_id, number)
                 listed.append((session_entry_key(queue_id, Place.AVAILABLE, session_id.encode(), number), b""))
                 continue
             listed.append((session.prefix + _packed(number), b""))
@@ -102,7 +117,7 @@ class Sessions:
                 perhaps_empty.add(session_id)
         if not offered.complete:
             for session_id in perhaps_empty:
-                if (oldest := self._oldest(session_id)) is not None:
+                if session_id not in self.ending and (oldest := self._oldest(session_id)) is not None:
                     offered.find(session_id, oldest)
         self._store.delete_many(Table.SESSION_ENTRIES, keys)
         for session_id in perhaps_empty:
@@ -139,12 +154,17 @@ class Sessions:
         session_id = session_of(ref)
         session = self.locked.get(session_id)
         if session is None:
-            self.offered.add_again(session_id)
+            if session_id not in self.ending:
+                self.offered.add_again(session_id)
             return
         session.window.put_back(ref)
         if len(session.window.returned) > self._window:
             self._reset(session, locks)
         self.awake[session.id] = session
+
+    def is_taken(self, session_id: str) -> bool:
+        """It is locked, or will have its place among those that are offered by what becomes of its lock."""
+        return session_id in self.locked or session_id in self.ending
 
     def forget(self, messages: Iterable[tuple[int, Overlay | None]]) -> None:
         """As `Queue.forget`. Without the overlay it is not known of which session a message was."""
@@ -194,6 +214,16 @@ class Sessions:
                     found.append((number, entry))
             from_number = number + 1
         return found
+
+    def check(self) -> None:
+        """Assert what holds between operations."""
+        assert self.locked.keys().isdisjoint(self.ending)
+        assert not any(map(self.offered.__contains__, self.locked)), "a session that is locked is offered"
+        for session_id, ending in self.ending.items():
+            assert ending.holder.until_ms == LOST
+            assert ending.successor is None or session_id not in self.offered, "a session that is promised is offered"
+        for session in self.locked.values():
+            session.window.check()
 
     # -- who waits
 
