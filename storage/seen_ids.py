@@ -1,16 +1,17 @@
 """The message ids that one entity has accepted and whose windows have not ended, by digest; a log-structured store.
 
-    DUPLICATE_LOG     what each send added, written with it and in order: cheap. In memory it is a dict, `recent`.
-    DUPLICATE_RUNS    when many are in the log, they are cut off and become a run, sorted: see `storage.seen_runs`.
-                      Several runs of one level become one of the next, without the ids whose windows have ended.
+    DUPLICATE_LOG     the ids of each send, appended in order, which is cheap. In memory they are a dict, `recent`.
+    DUPLICATE_RUNS    when the log has many ids, they are cut off and become a sorted run: see `storage.seen_runs`.
+                      Several runs of one level are merged into one of the next, without ids whose windows have ended.
 
-A random place of the store is read only for ids that a run's filter does not exclude, and none is written. Cutting,
-merging and freeing are jobs, done in steps beside other work. What a job makes is looked into when it is complete, in
-the same commit in which what it was made of is no longer. A job that a stop interrupts begins anew, what it has made is
-freed. A run whose last window has ended is freed without a look at its ids.
+Random places of the store are never written, and are read only for ids that a run's filter does not exclude. Cutting,
+merging and freeing are jobs, which are done in steps beside other work. One commit makes the result of a job complete,
+so that lookups search it, and ends the use of what it was made of. If the process stops before that, the job begins
+again at the next start, and its incomplete result is freed. A run whose last window has ended is freed without reading
+its ids.
 
-An id may be in several places, accepted again after its window had ended. Times do not go backwards, so that at most
-one of its windows has not ended.
+An id may be in several places, if it was accepted again after its window had ended. Times do not go backwards, so at
+most one of its windows has not ended.
 """
 
 from collections.abc import Generator, Sequence
@@ -36,22 +37,23 @@ from storage.records import (
 from storage.seen_runs import Probes, Run, RunReader, RunWriter, SeenMemory, free_run, merged
 from storage.store import Store, Table
 
-# So long after its end an id may stay: else an entity with little to do would write to disk for each by itself.
+# Ids may stay this long after their windows have ended. Else an entity with little to do would write to disk for each
+# id.
 PURGE_EVERY_MS = 1000
-# What can be set of an entity.
+# The longest window that an entity may have.
 LONGEST_WINDOW_MS = 7 * 24 * 3600 * 1000
-_STORED_BYTES = 48  # by an id in a run, at most
+_STORED_BYTES = 48  # bytes of an id in a run, at most
 _PAGE = 64  # records read at once
 
-# Jobs, the most urgent first. Others are merges, by the level of what they merge.
+# Jobs, the most urgent first. The others are merges, by the level of the runs that they merge.
 _FREE = -2
 _CUT = -1
 
-Job = Generator[int, None, None]  # yields about how many ids it has worked on since it last did
+Job = Generator[int, None, None]  # yields the approximate number of ids that it has worked on since the last yield
 
 
 class SeenIds:
-    """Nothing but what runs there are is read before an id is looked for."""
+    """The ids of one entity. Before the first lookup only the manifests of runs are read."""
 
     def __init__(self, store: Store, memory: SeenMemory, entity_id: int, now_ms: int) -> None:
         self._store = store
@@ -59,26 +61,26 @@ class SeenIds:
         self._limits = memory.limits
         self._entity_id = entity_id
         self._now_ms = now_ms
-        self._recent: dict[bytes, bytes] = {}  # digest -> row; those in the log
-        self._cut_off: dict[bytes, bytes] = {}  # as `recent`; those that a run is being made of
+        self._recent: dict[bytes, bytes] = {}  # digest -> row, for ids in the log
+        self._cut_off: dict[bytes, bytes] = {}  # as `recent`, for ids that are being made a run
         self._earliest_ms, self._latest_ms = NEVER, 0  # ends of windows in `recent`
         self._log_is_read = False
-        self._next_row = 0  # of the log, once it is read
+        self._next_row = 0  # in the log, once the log is read
         self._next_run = 1
-        self._log_start = 0  # rows of the log below are in runs
-        self._log_freed = 0  # rows of the log below have been deleted
-        self._log_ends_ms = self._first_end_ms()  # no row of the log can go before
+        self._log_start = 0  # rows of the log below this number are in runs
+        self._log_freed = 0  # rows of the log below this number are deleted
+        self._log_ends_ms = self._first_end_ms()  # no row of the log can be deleted before this time
         self._runs: list[Run] = []  # the newest first
-        self._unneeded: list[int] = []  # runs that are to be freed
+        self._unneeded: list[int] = []  # runs to be freed
         self._jobs: dict[int, Job] = {}
-        self._added = 0  # ids since the last step, while there was something to do
-        self._owed = 0  # ids to be worked on beside sends; below 0 after a job's step that was longer
+        self._added = 0  # ids added since the last step, while there was work to do
+        self._owed = 0  # ids to work on beside sends; below 0 after a longer step of a job
         self._read_manifests()
 
-    # -- what is known
+    # -- lookup
 
     def find(self, digests: Sequence[bytes], now_ms: int) -> dict[bytes, int]:
-        """Those whose windows have not ended, with the sequence numbers of their messages."""
+        """The digests whose windows have not ended, with the sequence numbers of their messages."""
         if not self._log_is_read:
             self._read_log()
         found: dict[bytes, int] = {}
@@ -98,7 +100,7 @@ class SeenIds:
         return found
 
     def add(self, digests: Sequence[bytes], numbers: Sequence[int], end_ms: int) -> None:
-        """Of messages that are accepted; `find` did not find them. `end_ms`: of their window."""
+        """Add the digests of accepted messages, which `find` did not find. `end_ms` is the end of their window."""
         if not self._log_is_read:
             self._read_log()
         rows = [encode_seen(digest, end_ms, number) for digest, number in zip(digests, numbers, strict=True)]
@@ -121,7 +123,7 @@ class SeenIds:
 
     @property
     def _is_full(self) -> bool:
-        """`recent` is to become a run. With too many in all, those with not less than others have to begin."""
+        """True if `recent` must become a run. If all entities together have too many, those above the average begin."""
         count, memory = len(self._recent), self._memory
         return count >= self._limits.run_ids or (
             memory.recent_ids > self._limits.recent_ids and count * memory.entities >= memory.recent_ids
@@ -131,13 +133,13 @@ class SeenIds:
 
     @property
     def is_busy(self) -> bool:
-        """`step` is to be called in this turn."""
+        """True if `step` must be called in this turn."""
         return bool(self._jobs) or self._is_full
 
     def step(self, now_ms: int, room_bytes: int) -> int:
-        """Do a step of what is to be done, to be called once after the start. Returns when the next is, perhaps NEVER.
+        """Do a step of the jobs. Call it once after the start. Returns the time of the next step, which may be NEVER.
 
-        Without room in the store nothing is done that takes more of it, and no merge begins that takes more than that.
+        Without room in the store only freeing is done. A merge begins only if the store has room for its result.
         """
         self._now_ms = now_ms
         self._owe()
@@ -158,10 +160,10 @@ class SeenIds:
         return min(min(ends_ms) + PURGE_EVERY_MS, NEVER)
 
     def _owe(self) -> None:
-        """Each id that comes in is worked on when it is cut off, and once for each level that it gets to.
+        """Set how many ids this step works on. An id is worked on when it is cut off, and once for each level it reaches.
 
-        Beside sends a little more than that is done, so that what is to be done never grows, and is spread over them.
-        Where none come, steps are as long as they may be.
+        With sends, each step does a little more than the sends add, so the work never grows and is spread over them.
+        Without sends, steps have their full length.
         """
         added, self._added = self._added, 0
         if added:
@@ -171,7 +173,7 @@ class SeenIds:
             self._owed = self._limits.step_ids
 
     def _plan(self, room_bytes: int) -> None:
-        """Begin what can be begun."""
+        """Begin the jobs that can begin."""
         jobs = self._jobs
         unneeded = self._unneeded or self._log_freed < self._log_start or self._log_ends_ms <= self._now_ms
         if _FREE not in jobs and unneeded:
@@ -187,7 +189,7 @@ class SeenIds:
                 jobs[level] = self._merge(sources, level + 1)
 
     def _cut(self) -> Job:
-        """Make a run of what is in the log so far."""
+        """Make a run of the ids that are in the log now."""
         assert not self._cut_off
         self._cut_off, self._recent = self._recent, {}
         earliest_ms, latest_ms, log_end = self._earliest_ms, self._latest_ms, self._next_row
@@ -248,7 +250,7 @@ class SeenIds:
         self._unneeded.append(run.number)
 
     def _free(self) -> Job:
-        """Delete what is not needed any more."""
+        """Delete records that are not needed any more."""
         store, entity_id = self._store, self._entity_id
         while self._log_freed < (end := self._log_start):
             while items := store.scan(Table.DUPLICATE_LOG, log_key(entity_id, 0), log_key(entity_id, end), _PAGE):
@@ -262,7 +264,7 @@ class SeenIds:
             del self._unneeded[0]
 
     def _end_log(self) -> int:
-        """The log's first rows go if their windows have ended: some of them. Returns the number of ids."""
+        """Delete some of the log's first rows, if their windows have ended. Returns the number of ids."""
         recent, count, keys = self._recent, 0, []
         items = self._store.scan(Table.DUPLICATE_LOG, *self._log_range(), _PAGE)
         for key, value in items:
@@ -288,18 +290,18 @@ class SeenIds:
         self._store.delete_many(Table.DUPLICATE_LOG, keys)
         return count
 
-    # -- what the store holds
+    # -- reading the store
 
     def _log_range(self) -> tuple[bytes, bytes]:
         return log_key(self._entity_id, 0), entity_key(self._entity_id + 1)
 
     def _first_end_ms(self) -> int:
-        """When the log's first row can go."""
+        """The time when the log's first row can be deleted."""
         for _, value in self._store.scan(Table.DUPLICATE_LOG, *self._log_range(), 1):
             try:
                 return decode_seen(decode_rows(value)[0]).end_ms
             except CorruptRecord:
-                return 0  # to be found there, and set aside
+                return 0  # unreadable: reading the log will find and quarantine it
         return NEVER
 
     def _read_manifests(self) -> None:
@@ -318,7 +320,7 @@ class SeenIds:
             self._runs.insert(0, Run(self._store, self._memory, self._entity_id, number, manifest))
 
     def _manifest_anew(self, key: bytes, number: int) -> RunManifest:
-        """Of a run whose manifest cannot be read. What it holds is so even if it was not complete, or not any more."""
+        """A new manifest for a run whose manifest cannot be read. Its ids are valid even if the run was incomplete."""
         quarantine(self._store, Table.DUPLICATE_RUNS, key)
         reader = RunReader(self._store, self._entity_id, number, _PAGE)
         ids = sum(len(rows) for rows in merged([reader]))
@@ -327,7 +329,7 @@ class SeenIds:
         return manifest
 
     def _read_log(self) -> None:
-        """Into `recent`."""
+        """Read the log into `recent`."""
         self._log_is_read = True
         self._memory.entities += 1
         self._next_row = max(self._log_start, 1)
@@ -338,7 +340,7 @@ class SeenIds:
                 try:
                     rows += decode_rows(value)
                 except CorruptRecord:
-                    # To drop what may be new would be to lose it.
+                    # To drop messages that may be new would be to lose them.
                     quarantine(self._store, Table.DUPLICATE_LOG, key)
             last_key, _ = items[-1]
             _, last_row = unpack_log_key(last_key)
@@ -351,7 +353,7 @@ class SeenIds:
             self._latest_ms = int.from_bytes(max(ends), "big")
 
     def close(self) -> None:
-        """Give its memory back."""
+        """Release the memory of this entity's ids."""
         for job in self._jobs.values():
             job.close()
         for run in self._runs:
@@ -366,7 +368,7 @@ def has_ids(store: Store, entity_id: int) -> bool:
 
 
 def free_ids(store: Store, entity_id: int, records: int) -> bool:
-    """Delete about so many records of an entity that is deleted; False if there are no more."""
+    """Delete about `records` records of a deleted entity; False if there are no more."""
     start, end = entity_key(entity_id), entity_key(entity_id + 1)
     tables = (Table.DUPLICATE_LOG, Table.DUPLICATE_CHUNKS, Table.DUPLICATE_FILTERS, Table.DUPLICATE_RUNS)
     for table in tables:

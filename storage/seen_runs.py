@@ -1,11 +1,12 @@
 """Runs of seen message ids: immutable, sorted by digest, made once and freed as a whole.
 
-A run is chunks of sorted rows in DUPLICATE_CHUNKS, each under its first digest, so that the one that may have a digest
-is the last that does not begin above it. A manifest in DUPLICATE_RUNS says what the run is. It is written first and
-deleted last; in between it says `complete` while all chunks are there.
+A run consists of chunks of sorted rows in DUPLICATE_CHUNKS, each under its first digest. So only the last chunk that
+does not begin above a digest may have it. A manifest in DUPLICATE_RUNS describes the run. It is written first and
+deleted last; `complete` is set while all chunks are there.
 
-Most ids that are looked up are in no run. A filter in memory, stored beside the run, says so without a look into the
-store: two bits are set for each id in one byte of it. Of the ids that are not in the run about 1 in 100 passes.
+Most ids that are looked up are in no run. A filter, which is in memory and stored with the run, excludes most of these
+without reading the store: for each id in the run, two bits of one byte of the filter are set. About 1 in 100 of the ids
+that are not in the run passes the filter.
 """
 
 import sys
@@ -34,31 +35,31 @@ from storage.records import (
 )
 from storage.store import Store, Table
 
-FILTER_BYTES_PER_ID = 3  # at least, up to twice as many
+FILTER_BYTES_PER_ID = 3  # at least; at most twice as many
 FILTER_BYTES_MIN = 32
-PIECE_BYTES = 4064  # of a filter, in one record: with its checksum a page of the store
+PIECE_BYTES = 4064  # of a filter in one record, which takes a page of the store with its checksum
 _PIECES_AT_ONCE = 64
 _PAIRS = [1 << a | 1 << b for a, b in combinations(range(8), 2)]
 _MASKS = (_PAIRS * 2)[:32]  # two bits of a byte, for five bits of a digest
-_NEXT = b"\0"  # a key and this: the next that is possible
+_NEXT = b"\0"  # appended to a key it makes the next possible key
 
 
 @dataclass(frozen=True)
 class SeenLimits:
-    run_ids: int = 65_536  # recent ids of an entity that become a run
-    fan_out: int = 4  # runs that become one
-    chunk_ids: int = 127  # in one record: with its checksum a page of the store, of which any free one will do
-    step_ids: int = 2048  # of an entity, worked on in one turn, or more where more come in
-    recent_ids: int = 262_144  # of all entities; above it they make smaller runs. 190 bytes of memory each
-    filter_bytes: int = 64 << 20  # of all entities; runs that have no room go without
+    run_ids: int = 65_536  # the number of recent ids of an entity that become a run
+    fan_out: int = 4  # the number of runs that are merged into one
+    chunk_ids: int = 127  # in one record, which takes a page with its checksum; so any free page will do
+    step_ids: int = 2048  # of an entity, worked on in one turn; more if more come in
+    recent_ids: int = 262_144  # of all entities, 190 bytes of memory each; above this they make smaller runs
+    filter_bytes: int = 64 << 20  # of all entities; runs without room have no filter in memory
 
 
 class SeenMemory:
-    """What the ids of all entities of a partition take in memory."""
+    """Counts the memory that the ids of all entities of a partition take."""
 
     def __init__(self, limits: SeenLimits) -> None:
         self.limits = limits
-        self.entities = 0  # those with recent ids in memory
+        self.entities = 0  # the number of entities with recent ids in memory
         self.recent_ids = 0
         self.filter_bytes = 0
 
@@ -74,19 +75,20 @@ class SeenMemory:
 
 
 class Probes:
-    """Digests, and where each is in filters."""
+    """Digests to look up, and their places in filters."""
 
     def __init__(self, digests: Sequence[bytes]) -> None:
         self.digests = digests
         self._words = _words(b"".join(digests), DIGEST_BYTES)
         masks = _MASKS
         self._masks = int.from_bytes(bytes([masks[word & 31] for word in self._words]) + b"\0")
-        self._read: dict[int, Callable[[bytearray], tuple[int, ...]]] = {}  # by shift: common to filters of one size
+        self._read: dict[int, Callable[[bytearray], tuple[int, ...]]] = {}  # by shift, which depends on the size
 
     def passing(self, bits: bytearray, shift: int) -> list[bytes]:
         """The digests that the filter does not exclude.
 
-        All are compared at once, as one number of a byte for each. Behind them is one that passes, and ends the search.
+        All are compared at once, as one large number with a byte for each. The byte behind them passes, to end the
+        search.
         """
         read, count = self._read.get(shift), len(self.digests)
         if read is None:
@@ -101,9 +103,9 @@ class Probes:
 
 
 def _words(rows: bytes, row_bytes: int) -> list[int]:
-    """The first eight bytes of each row, as a number: low bits say which bits of a byte, high ones which byte.
+    """The first eight bytes of each row, as a number. Its low bits choose the bits of a byte, its high bits the byte.
 
-    So rows in order go through a filter in order, which is several times as fast as to and fro.
+    So sorted rows access a filter in order, which is several times as fast as random access.
     """
     words = array("Q", rows)[:: row_bytes // 8]
     if sys.byteorder == "little":
@@ -116,7 +118,7 @@ def _shift(filter_bytes: int) -> int:
 
 
 def filter_bytes_for(ids: int) -> int:
-    """A power of two."""
+    """The size of a filter for so many ids, a power of two."""
     return max(FILTER_BYTES_MIN, 1 << (ids * FILTER_BYTES_PER_ID - 1).bit_length())
 
 
@@ -127,7 +129,7 @@ def add_to_filter(bits: bytearray, rows: Sequence[bytes]) -> None:
 
 
 def all_pass(bits: bytes, rows: Sequence[bytes]) -> bool:
-    """Whether the filter says of each of the rows that it may be in the run."""
+    """True if the filter excludes none of the rows."""
     shift, masks = _shift(len(bits)), _MASKS
     return all(
         bits[word >> shift] & masks[word & 31] == masks[word & 31] for word in _words(b"".join(rows), SEEN_BYTES)
@@ -135,7 +137,7 @@ def all_pass(bits: bytes, rows: Sequence[bytes]) -> bool:
 
 
 class Run:
-    """A complete run. `merging`: it is being made into another."""
+    """A complete run. `merging`: it is being merged into another."""
 
     def __init__(self, store: Store, memory: SeenMemory, entity_id: int, number: int, manifest: RunManifest) -> None:
         self.number = number
@@ -149,7 +151,7 @@ class Run:
         self._unread = manifest.filter_bytes > 0
 
     def find(self, sought: Probes) -> list[tuple[bytes, Seen]]:
-        """Those of the digests that are in it, whether their windows have ended or not."""
+        """The digests that are in the run, even if their windows have ended."""
         if self._unread:
             self._read_filter()
         digests = sought.digests if self._bits is None else sought.passing(self._bits, self._shift)
@@ -162,12 +164,12 @@ class Run:
             try:
                 return find_seen(value, digest)
             except CorruptRecord:
-                # To drop what may be new would be to lose it.
+                # To drop messages that may be new would be to lose them.
                 quarantine(self._store, Table.DUPLICATE_CHUNKS, key)
         return None
 
     def _read_filter(self) -> None:
-        """If there is no room for it now, or it cannot be read, the run goes without."""
+        """Read the filter. If there is no room for it now, or it is unreadable, the run has no filter."""
         self._unread = False
         bits = self._memory.room_for_filter(self.manifest.filter_bytes)
         if bits is None:
@@ -187,7 +189,7 @@ class Run:
         self._bits = bits
 
     def take_filter(self, bits: bytearray | None) -> None:
-        """The one that was made with it."""
+        """Take the filter that was made with the run."""
         self._bits, self._unread = bits, False
 
     def release(self) -> None:
@@ -196,14 +198,14 @@ class Run:
         self._bits, self._unread = None, False
 
     def retire(self) -> None:
-        """From now on it is only to be freed."""
+        """Note that the run is only to be freed from now on."""
         self.release()
         manifest = encode_manifest(self.manifest._replace(complete=False))
         self._store.put(Table.DUPLICATE_RUNS, run_key(self._entity_id, self.number), manifest)
 
 
 class RunReader:
-    """The rows of a run in order. `rows` are those that were read and not taken yet; none are left at the end."""
+    """Reads the rows of a run in order. `rows` were read and not taken yet; they are empty at the end."""
 
     def __init__(self, store: Store, entity_id: int, number: int, chunks_at_once: int) -> None:
         self._store = store
@@ -214,7 +216,7 @@ class RunReader:
         self.at_end = False
 
     def read(self) -> None:
-        """Have some rows, if there are any left."""
+        """Read some rows into `rows`, if any are left."""
         while not self.rows and not self.at_end:
             items = self._store.scan(Table.DUPLICATE_CHUNKS, self._next, self._end, self._chunks_at_once)
             for key, value in items:
@@ -226,7 +228,7 @@ class RunReader:
             self.at_end = len(items) < self._chunks_at_once
 
     def take(self, last: bytes | None) -> list[bytes]:
-        """The rows that are there, or those up to `last`."""
+        """Take the rows that were read, or those up to `last`."""
         count = len(self.rows) if last is None else bisect_right(self.rows, last)
         taken, self.rows = self.rows[:count], self.rows[count:]
         return taken
@@ -237,7 +239,7 @@ def merged(readers: Sequence[RunReader]) -> Iterator[list[bytes]]:
     while True:
         for reader in readers:
             reader.read()
-        # What a reader has not read yet is above the last row that it has read.
+        # Rows that a reader has not read yet are above the last row that it has read.
         last = min((reader.rows[-1] for reader in readers if not reader.at_end), default=None)
         rows = [row for reader in readers for row in reader.take(last)]
         if not rows:
@@ -255,12 +257,12 @@ class RunWriter:
         self._entity_id = entity_id
         self._number = number
         self._ids = 0
-        self._rest: list[bytes] = []  # less than a chunk
+        self._rest: list[bytes] = []  # fewer rows than a chunk has
         self._bits = memory.room_for_filter(filter_bytes_for(ids_max))
         self._put_manifest(RunManifest(False, 0, 0, 0, 0, 0, 0))
 
     def add(self, rows: list[bytes]) -> None:
-        """Rows that are sorted, and not below those that were added before."""
+        """Add sorted rows, none of them below those added before."""
         self._ids += len(rows)
         if self._bits is not None:
             add_to_filter(self._bits, rows)
@@ -272,7 +274,7 @@ class RunWriter:
     def finish(
         self, level: int, earliest_end_ms: int, latest_end_ms: int, log_end: int
     ) -> Generator[int, None, Run | None]:
-        """Write what is left, step by step. Returns the run, which is complete, or None if there are no ids in it."""
+        """Write the remaining rows step by step. Returns the complete run, or None if it has no ids."""
         bits, entity_id, number = self._bits or b"", self._entity_id, self._number
         if not self._ids:
             self._store.delete(Table.DUPLICATE_RUNS, run_key(entity_id, number))
@@ -292,7 +294,7 @@ class RunWriter:
         return run
 
     def release(self) -> None:
-        """Give its memory back. What was written of a run that is not complete is freed at the next start."""
+        """Release the filter's memory. The next start frees what was written of an incomplete run."""
         self._memory.give_back(self._bits)
         self._bits = None
 
@@ -307,7 +309,7 @@ class RunWriter:
 
 
 def free_run(store: Store, entity_id: int, number: int, records_at_once: int) -> Iterator[int]:
-    """Delete it step by step, its manifest last."""
+    """Delete the run step by step, its manifest last."""
     start, end = run_key(entity_id, number), run_key(entity_id, number + 1)
     for table in (Table.DUPLICATE_CHUNKS, Table.DUPLICATE_FILTERS):
         while items := store.scan(table, start, end, records_at_once):

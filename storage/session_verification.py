@@ -24,9 +24,9 @@ from storage.records import (
 )
 from storage.store import Table
 
-# Instead of the hash of a session id
+# In place of the hash of a session id:
 _UNKNOWN = 0  # the entry cannot be read
-_NO_SESSION = 1  # which the entry of a queue that requires sessions must have
+_NO_SESSION = 1  # the entry has no session id, though its queue requires sessions
 
 
 class _Entries:
@@ -39,7 +39,7 @@ class _Entries:
 
 
 class SessionVerification:
-    """Tell it the queues and their entries in the order of their keys, then `check`."""
+    """First add the queues and their entries in the order of their keys, then call `check`."""
 
     def __init__(self, report: PartitionReport) -> None:
         self._report = report
@@ -66,7 +66,7 @@ class SessionVerification:
     def check(
         self, snapshot: Snapshot, deleted: Container[int], set_aside: Mapping[int, Container[int]]
     ) -> Counter[int]:
-        """Bytes of states by queue id. `deleted` entities are passed over; `set_aside` are entries by queue id."""
+        """Bytes of states by queue id. `deleted` entities are skipped; `set_aside` are entries in quarantine."""
         for key, _ in snapshot.items(Table.SESSION_ENTRIES):
             self._report.records[Table.SESSION_ENTRIES] += 1
             try:

@@ -22,20 +22,20 @@ class Table(IntEnum):
     REFS = 8  # message id -> number of queue entries that refer to the message, if there are several
     MARKS = 9  # (store id, queue id) of messages forwarded from another store -> highest sequence number taken over
     SESSION_ENTRIES = 10  # (queue id, place, session id, sequence number) -> nothing: the entries of QUEUE by session
-    SESSIONS = 11  # (queue id, session id) -> when its state was set, bytes of the state; only those that have one
+    SESSIONS = 11  # (queue id, session id) -> time when its state was set, bytes of the state; if it has one
     SESSION_STATES = 12  # (queue id, session id) -> state
     DUPLICATE_LOG = 13  # (entity id, row) -> the message ids of one send: see `storage.seen_ids`
-    DUPLICATE_RUNS = 14  # (entity id, run) -> what a run of sorted ids is
+    DUPLICATE_RUNS = 14  # (entity id, run) -> description of a run of sorted ids
     DUPLICATE_CHUNKS = 15  # (entity id, run, first digest) -> ids of a run, sorted
     DUPLICATE_FILTERS = 16  # (entity id, run, piece) -> a piece of the run's filter
 
 
 class StoreError(Exception):
-    """The store failed to read or write: the partition must stop, and reload from what is on disk."""
+    """The store failed to read or write. The partition must stop, and be loaded again from disk."""
 
 
 class StoreDamaged(StoreError):
-    """What is on disk makes no sense: reading it again will fail again."""
+    """The data on disk are damaged: another attempt to read them will fail again."""
 
 
 class StoreFull(StoreError):
@@ -45,12 +45,12 @@ class StoreFull(StoreError):
 class Store(Protocol):
     """Ordered tables of one partition.
 
-    Writes are staged in one transaction that begins with the first of them; reads see what is staged. `commit` makes
-    all that is staged durable (synced to disk), or none of it; `abort` forgets it. One thread only. After a StoreError
-    the store is of no further use.
+    Writes are staged in one transaction that begins with the first of them; reads see staged writes. `commit` makes all
+    staged writes durable (synced to disk), or none of them; `abort` drops them. One thread only. After a StoreError the
+    store must not be used any more.
     """
 
-    writes: int  # how many calls have staged something since the store was opened, attempts to delete among them
+    writes: int  # the number of calls since the store was opened that staged a write; attempts to delete count
 
     def get(self, table: Table, key: bytes) -> bytes | None: ...
 
@@ -79,7 +79,7 @@ class Store(Protocol):
         ...
 
     def commit(self) -> None:
-        """Make what is staged durable; without staged writes nothing happens. Raises StoreFull or StoreError."""
+        """Make staged writes durable; without any, nothing happens. Raises StoreFull or StoreError."""
 
     def abort(self) -> None: ...
 
@@ -91,19 +91,19 @@ class Store(Protocol):
         """Bytes of the map in use, free pages not counted."""
 
     def fits(self, added_bytes: int, sizes: Iterable[int], pages: int = 0) -> bool:
-        """Whether records of these sizes, `added_bytes` in all, can be appended to MESSAGES on top of what is staged,
-        and as many `pages` be written beside them.
+        """True if records of these sizes, `added_bytes` in all, can be appended to MESSAGES in addition to staged
+        writes, and this number of other `pages` can be written.
 
-        A store may have free space and none in one piece.
+        A store may have free space, but no adjacent free pages.
         """
         ...
 
     def capacity_bytes(self, spare_bytes: int = 0) -> int:
-        """Bytes it may come to use, if `spare_bytes` of the disk are to stay free."""
+        """The number of bytes that the store may use, if `spare_bytes` of the disk stay free."""
         ...
 
     def release_pages(self) -> None:
-        """Give back memory that only reading took, if there is any."""
+        """Release memory that was taken by reading, if there is any."""
         return
 
     def close(self) -> None: ...

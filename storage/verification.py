@@ -61,7 +61,7 @@ class _Timed:
     def __init__(self) -> None:
         self.numbers = array("Q")
         self.message_ids = array("Q")
-        self.times_ms = array("q")  # ANY_TIME where the entry does not say
+        self.times_ms = array("q")  # ANY_TIME if the entry has no time
         self.has_timer = bytearray()
 
     def add(self, sequence_number: int, message_id: int, time_ms: int) -> None:
@@ -72,12 +72,12 @@ class _Timed:
 
 
 class _Queue:
-    """What was found of one queue: sequence numbers by place, in order; what is to have a timer."""
+    """The contents of one queue: sequence numbers by place, in order, and the entries that need timers."""
 
     def __init__(self) -> None:
         self.places: dict[Place, array[int]] = {place: array("Q") for place in Place}
         self.timed = {timer: _Timed() for timer in Timer}
-        self.timers_unknown: set[int] = set()  # numbers of entries that cannot be read, or were set aside
+        self.timers_unknown: set[int] = set()  # numbers of entries that are unreadable or in quarantine
         self.entries_set_aside: set[int] = set()
         self.set_aside = False
         self.size_bytes = 0
@@ -96,15 +96,15 @@ class _Verification:
         self._message_ids = array("Q")
         self._message_sizes = array("Q")
         self._message_expiries = array("q")
-        self._references = array("L")  # of each message: entries that refer to it
+        self._references = array("L")  # by message: the number of entries that refer to it
         self._queues: defaultdict[int, _Queue] = defaultdict(_Queue)
         self._entity_ids: set[int] = set()
         self._forwarding: list[tuple[bytes, int]] = []  # keys in META, queue ids
         self._transferring: set[int] = set()  # ids of transfer queues for which META lists partitions
-        self._deleted: set[int] = set()  # entities whose contents are being freed step by step
-        self._published: set[int] = set()  # entity ids of topics: what waits to be published has no timer
-        self._topics: dict[int, int] = {}  # entity id of a subscription, one being freed included -> of its topic
-        self._topic_bytes: Counter[int] = Counter()  # entity id -> bodies once, and copies, of its subscriptions
+        self._deleted: set[int] = set()  # entities whose contents are being deleted step by step
+        self._published: set[int] = set()  # entity ids of topics, whose waiting messages have no timers
+        self._topics: dict[int, int] = {}  # entity id of a subscription, even of one being deleted -> that of its topic
+        self._topic_bytes: Counter[int] = Counter()  # entity id -> bytes of bodies, each once, and of copies
         self._bodies_set_aside: set[int] = set()
         self._entry_set_aside = False
         self._sessions = SessionVerification(report)
@@ -125,7 +125,7 @@ class _Verification:
         self._compare_references()
 
     def _documents(self, table: Table) -> Iterator[tuple[bytes, Any]]:
-        """Keys and documents, None in place of one that cannot be read."""
+        """Keys and documents; None in place of an unreadable document."""
         for key, value in self._snapshot.items(table):
             self._report.records[table] += 1
             try:
@@ -173,7 +173,7 @@ class _Verification:
                 self._report.add(Problem.STRAY_RULE, Table.RULES, key, text)
 
     def _marks(self) -> None:
-        """What was forwarded from queues of this store, and from queues of others. Every store knows all entities."""
+        """Check the records of forwarding, for queues of this store and of others. Every store has all entities."""
         for key, queue_id in self._forwarding:
             self._check_mark_of(queue_id, Table.META, key)
         for key, value in self._snapshot.items(Table.MARKS):
@@ -193,7 +193,7 @@ class _Verification:
             self._report.add(Problem.STRAY_MARK, table, key, f"queue {queue_id}: forwarded from, and not there")
 
     def _quarantine(self) -> None:
-        """A record set aside is no problem; that its entry's timer and size may still be there, is none either."""
+        """A record in quarantine is no problem, nor that the timer and size of its entry may still be there."""
         for key, _ in self._snapshot.items(Table.QUARANTINE):
             self._report.records[Table.QUARANTINE] += 1
             self._duplicates.add_set_aside(key[0], key[1:])
@@ -257,7 +257,7 @@ class _Verification:
         expires_ms = overlay.get(Field.EXPIRES_MS)
         index = _index(self._message_ids, entry.message_id)
         if index is None and entry.message_id in self._bodies_set_aside:
-            # Other subscriptions' copies of it follow when somebody asks for them.
+            # Its copies in other subscriptions are quarantined when somebody asks for them.
             queue.timers_unknown.add(sequence_number)
             queue.set_aside = True
             return
@@ -294,7 +294,7 @@ class _Verification:
                 self._topic_bytes[topic_id] += state_bytes
 
     def _timers(self) -> None:
-        """Available messages that expire, and scheduled ones, have one timer each; no others have."""
+        """Available messages that expire, and scheduled messages, have one timer each; other messages have none."""
         for key, value in self._snapshot.items(Table.DUE):
             self._report.records[Table.DUE] += 1
             if len(key) != 21 or key[4] not in _TIMERS:
@@ -372,7 +372,7 @@ class _Verification:
             available=len(places[Place.AVAILABLE]),
             deferred=len(places[Place.DEFERRED]),
             scheduled=len(places[Place.SCHEDULED]),
-            # An entry set aside does not tell whose body stays behind, so that stays counted.
+            # An entry in quarantine does not tell which body it referred to, so that body stays stored and counted.
             size_bytes=max(counts.size_bytes, size_bytes) if self._may_count_more(queue_id) else size_bytes,
         )
         if counts != there:
@@ -391,7 +391,7 @@ class _Verification:
         )
 
     def _compare_references(self) -> None:
-        """A message to which several entries refer has a record that says how many; others need none."""
+        """A message to which several entries refer needs a row in REFS with their number; others need none."""
         several = {index for index, references in enumerate(self._references) if references > 1}
         for key, value in self._snapshot.items(Table.REFS):
             self._report.records[Table.REFS] += 1
@@ -412,7 +412,7 @@ class _Verification:
                 there = 0
             else:
                 there = self._references[index]
-                # An entry set aside is one that it still refers to.
+                # An entry in quarantine counts as one that still refers to its message.
                 wrong = recorded != there and not (self._entry_set_aside and recorded > there)
             if wrong:
                 text = f"message {message_id}: {recorded} references recorded, there are {there}"
@@ -431,6 +431,6 @@ class _Verification:
 
 
 def _index(numbers: "array[int]", number: int) -> int | None:
-    """Where `number` is in the ascending `numbers`."""
+    """The index of `number` in the ascending `numbers`; None if it is not there."""
     index = bisect_left(numbers, number)
     return index if index < len(numbers) and numbers[index] == number else None
