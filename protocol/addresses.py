@@ -8,8 +8,9 @@
     $management                         the management node of the namespace
     $cbs                                claims
 
-All of it is case-insensitive, may begin with one slash, and may be a URL with any host and port; a path that begins
-with a slash and that of a URL are percent-encoded. Entity names may contain slashes: a path is read from the right.
+Addresses are case-insensitive, may begin with one slash, and may be a URL with any host and port. A path that begins
+with a slash, and the path of a URL, are percent-encoded. Entity names may contain slashes, so a path is parsed from the
+right.
 """
 
 import re
@@ -29,7 +30,7 @@ _UNPRINTABLE: Final = re.compile(r"[\x00-\x1f\x7f]")
 
 
 class InvalidAddress(ProtocolError):
-    """Not the address of anything that could exist."""
+    """The address cannot be that of any entity or node."""
 
 
 class Node(Enum):
@@ -62,10 +63,10 @@ class Subscription:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """`path` is the entity's, spelled as it was given, and `key` the same in lower case, to look it up with.
+    """`path` is the entity's path as it was given, and `key` the same in lower case, for look-ups.
 
-    Both are empty for $cbs, and for the namespace, as an audience or with its management node. A subscription's path is
-    the whole topic/Subscriptions/name; `subscription` has its parts.
+    Both are empty for $cbs and for the namespace (as an audience, or its management node). The path of a subscription
+    is the whole topic/Subscriptions/name; `subscription` has its parts.
     """
 
     path: str
@@ -79,7 +80,7 @@ class Address:
 
     @property
     def resource(self) -> str:
-        """The path with its sub-queue's suffix, in lower case: what rights are held on."""
+        """The path with its sub-queue's suffix, in lower case; rights are held on it."""
         return self.key + _SUFFIX.get(self.part, "")
 
 
@@ -92,13 +93,13 @@ def parse(address: str) -> Address:
 
 
 def parse_audience(audience: str) -> Address:
-    """What a token is for: an address as in `parse`, or the namespace (an empty path). Raises InvalidAddress."""
+    """The audience of a token: an address as in `parse`, or the namespace (an empty path). Raises InvalidAddress."""
     if len(audience) > MAX_ADDRESS_CHARACTERS:
         raise InvalidAddress(f"The address is longer than {MAX_ADDRESS_CHARACTERS} characters.")
     path = _decoded_path(audience)
     if path.lower() == "$cbs":
         return Address("", node=Node.CBS)
-    # A slash in front lets each suffix be the whole of the path.
+    # With a slash in front, a suffix may also be the whole path.
     path = "/" + path if path else ""
     node, part = Node.ENTITY, Part.MAIN
     if path.lower().endswith("/$management"):

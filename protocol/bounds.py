@@ -1,27 +1,27 @@
-"""Bounds of the times, spans, counts and numbers that come from outside: one place says them, and keeps to them.
+"""Bounds of the times, spans, counts and numbers that come from outside: defined and applied in this one place.
 
-Clients say "ever" and "at once" by the ends of their own types, and some say nonsense. What is read from a peer is
-brought within these bounds where it is read; so behind that nothing asks whether a time is before 1970, whether a sum
-of times fits into 64 bits, or whether a count fits into an AMQP int.
+Clients use the ends of their own types for "never" and "at once", and some send nonsense. Values from a peer are
+brought within these bounds where they are read. So no other code must check whether a time is before 1970, whether a
+sum of times fits into 64 bits, or whether a count fits into an AMQP int.
 
 | what             | bounds                   | outside of them                                              |
 |------------------|--------------------------|--------------------------------------------------------------|
-| time             | 0 to `LATEST_MS`         | the nearer of them: long ago, or never                       |
-| span             | 0 to `LONGEST_MS`        | the nearer of them                                           |
-| count, page      | its least to `MAX_COUNT` | too few is refused; too many is as many as there can be      |
-| sequence number  | 0 to `MAX_NUMBER`        | refused: no message has it                                   |
+| time             | 0 to `LATEST_MS`         | becomes the nearer bound: long ago, or never                 |
+| span             | 0 to `LONGEST_MS`        | becomes the nearer bound                                     |
+| count, page      | its least to `MAX_COUNT` | too few is refused; too many becomes `MAX_COUNT`             |
+| sequence number  | 0 to `MAX_NUMBER`        | is refused: no message has it                                |
 """
 
 from typing import Final
 
-LATEST_MS: Final = 253_402_300_799_999  # end of the year 9999, the last that .NET, Python and ISO 8601 have
+LATEST_MS: Final = 253_402_300_799_999  # end of the year 9999, the last year of .NET, Python and ISO 8601
 LONGEST_MS: Final = 922_337_203_685_478  # .NET's TimeSpan.MaxValue, which means unlimited; some 29,000 years
-MAX_COUNT: Final = (1 << 31) - 1  # an AMQP int, by which answers count
-MAX_NUMBER: Final = (1 << 63) - 1  # an AMQP long, in which messages carry their sequence numbers
+MAX_COUNT: Final = (1 << 31) - 1  # the largest AMQP int; counts in answers are ints
+MAX_NUMBER: Final = (1 << 63) - 1  # the largest AMQP long; sequence numbers on messages are longs
 
 
 def time_ms(value: int) -> int:
-    """Milliseconds since 1970 as they are kept; .NET's DateTime.MinValue is -62135596800000."""
+    """The time within the bounds, milliseconds since 1970; .NET's DateTime.MinValue is -62135596800000."""
     return min(max(0, value), LATEST_MS)
 
 

@@ -10,8 +10,8 @@
     list, map, array      list, dict, Array
     described             Described
 
-What was decoded encodes to the same type again. A plain int encodes as long. Bytes from a peer raise DecodeError or
-LimitExceeded and nothing else; a value that has no AMQP encoding raises TypeError or ValueError.
+A decoded value is encoded to the same type again. A plain int is encoded as long. Bytes from a peer raise only
+DecodeError or LimitExceeded; a value without an AMQP encoding raises TypeError or ValueError.
 """
 
 import struct
@@ -25,7 +25,7 @@ from protocol.errors import DecodeError, LimitExceeded
 
 Buffer = bytes | bytearray | memoryview
 
-MAX_DEPTH = 32  # values within values; a management request needs 5
+MAX_DEPTH = 32  # nesting of values; a management request needs 5
 MAX_ITEMS = 65_536  # values in one decoded value: about 50 ms of work
 
 
@@ -54,7 +54,7 @@ class Long(int): ...
 
 
 class Timestamp(int):
-    """Milliseconds since 1970-01-01 UTC; any signed 64-bit number, the .NET limits of years 1 and 10000 included."""
+    """Milliseconds since 1970-01-01 UTC; any signed 64-bit number, including .NET's limits in the years 1 and 10000."""
 
 
 class Float(float):
@@ -62,11 +62,11 @@ class Float(float):
 
 
 class Char(str):
-    """One Unicode character (UTF-32BE, 1.6.18): no surrogate, which is half of one in UTF-16."""
+    """One Unicode character (UTF-32BE, 1.6.18), but no surrogate, which is half a character in UTF-16."""
 
 
 class Symbol(str):
-    """ASCII from a constrained domain; equal to the str of the same text."""
+    """ASCII text from a constrained domain; equal to the str with the same text."""
 
 
 class Decimal32(bytes): ...
@@ -103,7 +103,7 @@ class Array:
 
 
 def array(kind: type, items: Iterable[Any]) -> Array:
-    """Array of `items`, each made a `kind` (array(Long, [1, 2]))."""
+    """An Array of `items`, each converted to `kind`: array(Long, [1, 2])."""
     return Array(kind, tuple(item if isinstance(item, kind) else kind(item) for item in items))
 
 
@@ -114,7 +114,7 @@ _u32 = struct.Struct(">I").unpack_from
 _count8 = struct.Struct(">BB").unpack_from
 _count32 = struct.Struct(">II").unpack_from
 
-# Constructors of no width (1.2.2): array elements of these take no bytes at all.
+# Constructors without width (1.2.2): array elements with these take no bytes at all.
 _EMPTY: Final[dict[int, Any]] = {0x40: None, 0x41: True, 0x42: False, 0x43: UInt(0), 0x44: ULong(0)}
 
 _FIXED: Final[dict[int, tuple[Callable[..., tuple[Any, ...]], int, Callable[[Any], Any]]]] = {
@@ -165,14 +165,14 @@ _KIND: Final[dict[int, type]] = {
 def decode(data: Buffer, offset: int = 0, max_items: int = MAX_ITEMS) -> tuple[Any, int]:
     """The value that begins at `offset`, and the offset behind it.
 
-    Raises DecodeError if the bytes are malformed or end early, or a map has equal keys or keys without an order of
-    equality (lists, maps); LimitExceeded beyond MAX_DEPTH or `max_items`.
+    Raises DecodeError if the bytes are malformed or end early, or if a map has equal keys, or lists or maps as keys;
+    LimitExceeded beyond MAX_DEPTH or `max_items`.
     """
     return _Decoder(data, max_items).value(offset, 0)
 
 
 def decode_exactly(data: Buffer, max_items: int = MAX_ITEMS) -> Any:
-    """The one value that `data` is. Raises as `decode` does, and DecodeError if bytes follow."""
+    """The value of `data`. Raises as `decode` does, and DecodeError if bytes follow the value."""
     value, end = decode(data, 0, max_items)
     if end != len(data):
         raise DecodeError("bytes after the end of a value", end)
@@ -271,7 +271,7 @@ class _Decoder:
         start = at
         count, at, end = self._size_and_count(code == 0xE0, at)
         descriptor = None
-        if count == 0 and at == end:  # some encoders leave out the constructor of no elements
+        if count == 0 and at == end:  # some encoders leave out the constructor if there are no elements
             return Array(type(None), ()), end
         element = self._unpack(_u8, at, 1)[0]
         at += 1
@@ -291,7 +291,7 @@ class _Decoder:
         return Array(kind, tuple(items), descriptor), end
 
     def _size_and_count(self, short: bool, at: int) -> tuple[int, int, int]:
-        """Count, offset of the content, offset behind it; the count is charged to the budget of items."""
+        """Count, offset of the content, offset behind it; the count is subtracted from the remaining items."""
         size, count = self._unpack(_count8, at, 2) if short else self._unpack(_count32, at, 8)
         width = 1 if short else 4
         end = at + width + size
@@ -320,13 +320,13 @@ class _Decoder:
 
 # --- skipping ---------------------------------------------------------------------------------------------------------
 
-# Bytes of payload by the constructor's high nibble (1.2); of those from 0xA on, the bytes of their size.
+# Bytes of payload by the constructor's high nibble (1.2); from 0xA on, the bytes of the size.
 _WIDTH: Final = {4: 0, 5: 1, 6: 2, 7: 4, 8: 8, 9: 16}
 _SIZE_WIDTH: Final = {0xA: 1, 0xB: 4, 0xC: 1, 0xD: 4, 0xE: 1, 0xF: 4}
 
 
 def skip(data: Buffer, offset: int) -> int:
-    """The offset behind the value at `offset`, whose content is not looked at.
+    """The offset behind the value at `offset`. Its content is not checked.
 
     Raises DecodeError; LimitExceeded if it has more than MAX_DEPTH descriptors.
     """
@@ -367,7 +367,7 @@ _code_count32 = struct.Struct(">BII").pack
 
 
 def encode(value: Any) -> bytes:
-    """The AMQP encoding of `value`, the shortest of its type. Raises TypeError or ValueError if it has none."""
+    """The shortest AMQP encoding of `value` in its type. Raises TypeError or ValueError if it has none."""
     kind = type(value)
     write = _ENCODERS.get(kind)
     if write is None:
@@ -423,7 +423,7 @@ def _encode_map(value: dict[Any, Any]) -> bytes:
 
 def _encode_described(value: Described) -> bytes:
     descriptor = value.descriptor
-    # Numbers without an AMQP type are descriptor codes; the 00 53 xx form is the only one every client understands.
+    # A number without an AMQP type is a descriptor code. Only the form 00 53 xx is understood by every client.
     if type(descriptor) is int or isinstance(descriptor, IntEnum):
         descriptor = ULong(descriptor)
     return b"\x00" + encode(descriptor) + encode(value.value)
@@ -453,7 +453,7 @@ def _sized(octets: bytes) -> bytes:
     return len(octets).to_bytes(4, "big") + octets
 
 
-# Element constructor in arrays, and its payload: always the wide form, so that all elements share it.
+# The constructor of array elements, and their payload: always the wide form, because all elements share it.
 _ELEMENTS: Final[dict[type, tuple[int, Callable[[Any], bytes]]]] = {
     type(None): (0x40, lambda _: b""),
     bool: (0x56, lambda value: b"\x01" if value else b"\x00"),

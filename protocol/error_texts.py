@@ -1,4 +1,4 @@
-"""Texts of errors as clients know them: a sentence, then what identifies the occurrence in the logs.
+"""Texts of errors as clients know them: a sentence, then ids that identify the occurrence in the logs.
 
 Some SDKs decide by these texts. Java and JavaScript take `amqp:not-found` for a missing entity only if the text has
 "The messaging entity '...' could not be found".
@@ -23,7 +23,7 @@ def tracked(
     gateway: int = 0,
     partition: int = 0,
 ) -> str:
-    """`text` with its tracking id (G: gateway, B: backend, our partition), where it arose, and the time, UTC."""
+    """`text` with tracking id (G: gateway, B: backend, our partition), system tracker, and the time, UTC."""
     time = (_EPOCH + timedelta(milliseconds=now_ms)).strftime("%Y-%m-%dT%H:%M:%S")
     return f"{text} TrackingId:{tracking_id}_G{gateway}_B{partition}, SystemTracker:{system_tracker}, Timestamp:{time}"
 
@@ -39,14 +39,14 @@ def entity_not_found(namespace: str, name: str, kind: str = "Queue") -> str:
 
 
 def resource_not_found(uri: str) -> str:
-    """On a token for an entity that there is not: as on attach, with the entity as the client's audience names it."""
+    """For a token whose entity does not exist: as on attach, with the entity as the client's audience names it."""
     return (
         f"The messaging entity '{uri}' could not be found. To know more visit https://aka.ms/sbResourceMgrExceptions."
     )
 
 
 def token_expired(expires_s: float) -> str:
-    """`expires_s`: Unix seconds. Some clients look for these words."""
+    """`expires_s` is Unix seconds. Some clients look for these words."""
     time = (_EPOCH + timedelta(seconds=int(expires_s))).strftime("%Y-%m-%d %H:%M:%SZ")
     return f"The token is expired. Expiration time: '{time}'."
 
@@ -110,7 +110,7 @@ def timed_out(wait_ms: int) -> str:
 
 
 def _duration(ms: int) -> str:
-    """As .NET has it: [days.]hours:minutes:seconds[.fraction]"""
+    """The form of .NET: [days.]hours:minutes:seconds[.fraction]"""
     seconds, ms = divmod(ms, 1000)
     days, seconds = divmod(seconds, 86_400)
     text = f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"

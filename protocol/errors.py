@@ -1,7 +1,7 @@
 """Typed exceptions for wrong bytes from a peer.
 
-Raised where it is found; the gateway translates each kind to a condition and a scope. Our own mistakes (encoding a
-value that has no AMQP type) are TypeError and ValueError instead.
+The code that finds wrong bytes raises them. The gateway translates each class to a condition and a scope. Mistakes in
+our own code, such as encoding a value that has no AMQP type, raise TypeError or ValueError instead.
 """
 
 
@@ -10,7 +10,7 @@ class ProtocolError(Exception):
 
 
 class DecodeError(ProtocolError):
-    """Bytes that are not the AMQP they should be. `offset` counts from the start of the bytes given."""
+    """The bytes are not valid AMQP. `offset` counts from the start of the given bytes."""
 
     def __init__(self, reason: str, offset: int) -> None:
         super().__init__(f"{reason} at byte {offset}")
@@ -19,7 +19,7 @@ class DecodeError(ProtocolError):
 
 
 class LimitExceeded(ProtocolError):
-    """Well formed, but more than is allowed. `limit` names what is limited, `maximum` is the most allowed."""
+    """The bytes are well formed, but exceed a limit. `limit` is its name, `maximum` its value."""
 
     def __init__(self, limit: str, maximum: int, unit: str = "") -> None:
         super().__init__(f"the {limit} exceeds the limit of {maximum}{unit and ' '}{unit}")
@@ -28,11 +28,11 @@ class LimitExceeded(ProtocolError):
 
 
 class HeaderTooLarge(LimitExceeded):
-    """Everything of a message but its body is larger than allowed, or one application property is."""
+    """A message without its body, or one application property, is larger than allowed."""
 
 
 class InvalidField(ProtocolError):
-    """A part of a message is well formed and not allowed to be what it is. `field` names the part."""
+    """A part of a message is well formed, but its type or value is not allowed. `field` names the part."""
 
     def __init__(self, field: str, reason: str) -> None:
         super().__init__(f"{field}: {reason}")

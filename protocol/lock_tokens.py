@@ -1,6 +1,6 @@
-"""One lock token, three forms: inside the broker, on transfers, in $management.
+"""The three forms of a lock token: inside the broker, on transfers, in $management.
 
-Inside the broker a token is 16 opaque bytes, and these are the delivery tag as they are: nothing is converted where
+Inside the broker a token is 16 opaque bytes. These bytes are also the delivery tag, so nothing is converted when
 messages are sent and settled. Clients read the tag as a GUID in the byte order of .NET (first group of four and the
 next two groups of two reversed), and name that GUID in $management as an AMQP uuid, big-endian.
 """
@@ -8,11 +8,11 @@ next two groups of two reversed), and name that GUID in $management as an AMQP u
 from uuid import UUID
 
 TOKEN_BYTES = 16
-COMMON_BYTES = 8  # with which all tokens of a partition begin as long as its worker runs
+COMMON_BYTES = 8  # the first bytes of all tokens of a partition, as long as its worker runs
 
 
 def uuid_of(token: bytes) -> UUID:
-    """The token, or delivery tag, of 16 bytes as the GUID that clients know it by."""
+    """The GUID by which clients know a token (or delivery tag) of 16 bytes."""
     return UUID(bytes_le=token)
 
 

@@ -1,4 +1,4 @@
-"""How a receiver's attach asks for a session, and how the answer says which it got (amqp.md 7.1 to 7.3)."""
+"""Reads from a receiver's attach which session it asks for, and makes the answer (amqp.md 7.1 to 7.3)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,14 +10,14 @@ from protocol.message.fields import check_session_id
 from protocol.symbols import LOCKED_UNTIL_UTC, SESSION_FILTER, TICKS_PER_MS, TIMEOUT
 
 DEFAULT_WAIT_MS: Final = 65_000
-MAX_WAIT_MS: Final = (1 << 32) - 1  # what clients can ask for, in a uint
+MAX_WAIT_MS: Final = (1 << 32) - 1  # the longest wait that clients can ask for, in a uint
 
 _TICKS_OF_1970: Final = 621_355_968_000_000_000  # .NET ticks, 100 ns since the year 1
 
 
 @dataclass(frozen=True)
 class SessionRequest:
-    """`session_id` is None for any that is available; then the client wants to wait for `wait_ms`."""
+    """`session_id` is None for any available session; then the client waits up to `wait_ms`."""
 
     session_id: str | None
     wait_ms: int
@@ -25,7 +25,7 @@ class SessionRequest:
 
 
 def read(filters: Mapping[Any, Any], properties: Mapping[Any, Any]) -> SessionRequest | None:
-    """What a source's filters and an attach's properties ask for; None if it is no session.
+    """The request for a session in a source's filters and an attach's properties; None if there is none.
 
     Raises InvalidField for a filter that is neither a string nor null, LimitExceeded for an id that is too long.
     """
@@ -43,16 +43,16 @@ def read(filters: Mapping[Any, Any], properties: Mapping[Any, Any]) -> SessionRe
 
 
 def _wait_ms(value: Any) -> int:
-    """Clients encode it as any number."""
+    """The time to wait, which clients encode as any type of number."""
     if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
         return DEFAULT_WAIT_MS
     return int(min(max(value, 0), MAX_WAIT_MS))
 
 
 def accepted_filters(request: SessionRequest, session_id: str) -> dict[Any, Any]:
-    """The filters of the answer: the session's own id, described if it was asked for so.
+    """The filters of the answer: the id of the session, as a described value if the request had one.
 
-    Some clients cannot decode a described value, another fails the connection at one that is not.
+    Some clients cannot decode a described value; another one closes the connection if the value is not described.
     """
     asked = request.filters[SESSION_FILTER]
     value = Described(asked.descriptor, session_id) if isinstance(asked, Described) else session_id

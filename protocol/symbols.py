@@ -1,7 +1,7 @@
 """The names that Service Bus gave to annotations, properties, filters and the like, and AMQP's numbers of types.
 
-Error conditions are in `protocol.conditions`. Annotation and attach property keys are symbols, application property
-keys are strings; on the wire that matters.
+Error conditions are in `protocol.conditions`. Keys of annotations and of attach properties are symbols, and keys of
+application properties are strings, which are different types on the wire.
 """
 
 from collections.abc import Mapping
@@ -111,17 +111,17 @@ PARTITION_ID: Final = Symbol("x-opt-partition-id")  # short
 
 # Delivery annotation of messages embedded in answers of $management
 LOCK_TOKEN: Final = Symbol("x-opt-lock-token")  # uuid
-# Never on the wire: where a stored message has the delivery annotations that its sender gave it.
+# Never on the wire: the key under which a stored message has its sender's delivery annotations.
 STORED_DELIVERY_ANNOTATIONS: Final = Symbol("x-opt-peeklock-delivery-annotations")
 
 # Application properties of a dead-lettered message
 DEAD_LETTER_REASON: Final = "DeadLetterReason"
 DEAD_LETTER_ERROR_DESCRIPTION: Final = "DeadLetterErrorDescription"
 
-# Content type of a message that is swallowed
+# Content type of a ping, which is accepted and not stored
 PING_CONTENT_TYPE: Final = "application/vnd.ms-servicebus-ping"
 
-# Filter of a receiver's source: which session it wants
+# Filter of a receiver's source: the session that it asks for
 SESSION_FILTER: Final = Symbol("com.microsoft:session-filter")  # string or null, in some clients described
 
 # Link properties
@@ -134,7 +134,7 @@ TICKS_PER_MS: Final = 10_000
 TIMESPAN: Final = Symbol("com.microsoft:timespan")  # a duration
 DATETIME_OFFSET: Final = Symbol("com.microsoft:datetime-offset")  # since the year 1
 
-# Fields of a message that a correlation filter compares, as we name them
+# Our names of the message fields that a correlation filter compares
 CORRELATION_FIELDS: Final = (
     "correlation_id",
     "message_id",

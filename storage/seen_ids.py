@@ -160,7 +160,7 @@ class SeenIds:
         return min(min(ends_ms) + PURGE_EVERY_MS, NEVER)
 
     def _owe(self) -> None:
-        """Set how many ids this step works on. An id is worked on when it is cut off, and once for each level it reaches.
+        """Set how many ids this step works on. Each id is worked on when cut off, and once per level that it reaches.
 
         With sends, each step does a little more than the sends add, so the work never grows and is spread over them.
         Without sends, steps have their full length.

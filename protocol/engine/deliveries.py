@@ -1,4 +1,4 @@
-"""Deliveries: their tags, the outcomes that either side gives them, and the transactions they are a part of.
+"""Deliveries: their tags, the outcomes of both sides, and their transactions.
 
 A delivery is valid until it is settled or its link has ended.
 """
@@ -27,10 +27,10 @@ ACCEPTED: int = lib.PN_ACCEPTED
 REJECTED: int = lib.PN_REJECTED
 RELEASED: int = lib.PN_RELEASED
 MODIFIED: int = lib.PN_MODIFIED
-DECLARED = 0x33  # outcomes and states of transactions (4.5.5, 4.5.8), of which proton has no names
+DECLARED = 0x33  # outcomes and states of transactions (4.5.5, 4.5.8), for which proton has no names
 TRANSACTIONAL = 0x34
 
-# The deliveries of one transaction have mostly the same few states. Longer ones are not kept.
+# The deliveries of one transaction mostly have the same few states. Longer states are not cached.
 _SHORT_STATE_BYTES = 128
 
 
@@ -40,7 +40,7 @@ def tag_of(delivery: Delivery) -> bytes:
 
 
 def is_settled(delivery: Delivery) -> bool:
-    """The peer has settled it."""
+    """True if the peer has settled the delivery."""
     return bool(lib.pn_delivery_settled(delivery))
 
 
@@ -48,7 +48,7 @@ def is_settled(delivery: Delivery) -> bool:
 
 
 def settle(delivery: Delivery, state: int) -> None:
-    """Settle with an outcome that has no fields to tell: accepted, released, modified, or rejected without error."""
+    """Settle with an outcome without fields: accepted, released, modified, or rejected without error."""
     lib.pn_delivery_update(delivery, state)
     lib.pn_delivery_settle(delivery)
 
@@ -61,17 +61,17 @@ def reject(delivery: Delivery, name: str, description: str) -> None:
 
 
 def forget(delivery: Delivery) -> None:
-    """Settle what the peer has settled; nothing goes out."""
+    """Settle a delivery that the peer has settled; nothing is sent."""
     lib.pn_delivery_settle(delivery)
 
 
 def describe_rejected(delivery: Delivery, name: str, description: str, info: dict[Any, Any]) -> None:
-    """What `rejected` will say when it is settled with or offered (3.4.2)."""
+    """Set the fields of `rejected`, for settling with it or offering it later (3.4.2)."""
     set_condition(lib.pn_disposition_condition(lib.pn_delivery_local(delivery)), name, description, info)
 
 
 def describe_modified(delivery: Delivery, failed: bool, undeliverable_here: bool, annotations: dict[Any, Any]) -> None:
-    """What `modified` will say when it is settled with or offered (3.4.5)."""
+    """Set the fields of `modified`, for settling with it or offering it later (3.4.5)."""
     disposition = lib.pn_delivery_local(delivery)
     lib.pn_disposition_set_failed(disposition, failed)
     lib.pn_disposition_set_undeliverable(disposition, undeliverable_here)
@@ -100,7 +100,7 @@ def modification(delivery: Delivery) -> tuple[bool, dict[Any, Any]]:
 
 
 def transaction_of(delivery: Delivery) -> bytes | None:
-    """The id of the transaction that a message received is a part of, empty if it says none; else None."""
+    """The transaction id in a received message's transactional-state, which may be empty; None without such a state."""
     if lib.pn_delivery_remote_state(delivery) != TRANSACTIONAL:
         return None
     return transactional_state(delivery)[0]
@@ -126,7 +126,7 @@ def _read_state(fields: bytes) -> tuple[bytes, Described | None]:
 
 
 def settle_in(transaction: bytes, delivery: Delivery, outcome: int) -> None:
-    """Settle with the outcome, which has no fields to tell, as a part of the transaction."""
+    """Settle with an outcome without fields, as a part of the transaction."""
     data = lib.pn_disposition_data(lib.pn_delivery_local(delivery))
     encoded = _state_in(transaction, outcome)
     lib.pn_data_clear(data)
@@ -141,7 +141,7 @@ def _state_in(transaction: bytes, outcome: int) -> bytes:
 
 
 def describe_in(transaction: bytes, delivery: Delivery, outcome: Described) -> None:
-    """What `TRANSACTIONAL` will say when it is settled with or offered."""
+    """Set the fields of `TRANSACTIONAL`, for settling with it or offering it later."""
     set_value(lib.pn_disposition_data(lib.pn_delivery_local(delivery)), [transaction, outcome])
 
 

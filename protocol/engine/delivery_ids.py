@@ -1,13 +1,13 @@
-"""Ids of the deliveries that come in on one session: those that the peer uses, and those that proton knows (2.6.12).
+"""Translates the ids of deliveries that come in on one session: the peer's ids to proton's and back (2.6.12).
 
-Proton counts deliveries and closes the connection when an id is not the next one. Some clients repeat an id or leave
-one out: pyamqp, when threads or tasks share a link. Such a delivery gets the next id all the same, and what is said of
-it is translated, in both directions. The peer may use one id for several deliveries at a time.
+Proton counts deliveries and closes the connection when an id is not the next one. Some clients repeat or skip an id:
+pyamqp does that when threads or tasks share a link. Such a delivery gets the next id for proton, and dispositions of it
+are translated in both directions. The peer may use one id for several deliveries at a time.
 
-The difference between the two changes rarely. A *run* is a series of deliveries, consecutive as proton counts, with
-the same difference. Without any run nothing is translated, and who feeds proton may count `next_id` up by himself. A
-run is forgotten when all of its deliveries are settled. Ids are serial numbers of 32 bits; within this class proton's
-go on beyond.
+The difference between the two ids changes rarely. A *run* is a series of deliveries with the same difference, whose
+proton ids are consecutive. Without any run nothing is translated, and the caller may count `next_id` up itself. A run
+is forgotten when all of its deliveries are settled. Ids are serial numbers of 32 bits; inside this class proton's ids
+do not wrap around.
 """
 
 from bisect import bisect_right
@@ -17,14 +17,14 @@ from protocol.errors import LimitExceeded
 
 _MASK: Final = (1 << 32) - 1
 _HALF: Final = 1 << 31
-MAX_RUNS: Final = 8192  # 300 tasks that share a link have made 300
-MAX_SEARCHED_RUNS: Final = 64  # what the peer settles is looked for in each run
+MAX_RUNS: Final = 8192  # 300 tasks that shared a link made 300 runs
+MAX_SEARCHED_RUNS: Final = 64  # each run is searched for ids that the peer settles
 
 Range = tuple[int, int]  # the first and the last id
 
 
 class _Run:
-    """`shift` is what proton's ids are ahead of the peer's; `unsettled` how many deliveries neither side settled."""
+    """`shift` is proton's id less the peer's; `unsettled` the number of deliveries that neither side has settled."""
 
     __slots__ = ("first", "shift", "unsettled")
 
@@ -39,18 +39,18 @@ def _first(run: _Run) -> int:
 
 
 class DeliveryIds:
-    """`next_id` is the id that proton gives to the next delivery; None before the first, whose id it takes."""
+    """`next_id` is proton's id of the next delivery. It is None before the first one, whose id proton takes."""
 
     __slots__ = ("_runs", "_shifted", "next_id")
 
     def __init__(self) -> None:
         self.next_id: int | None = None
-        self._runs: list[_Run] = []  # none, or one at least with a shift; what is before them needs no translation
-        self._shifted = 0  # of them, how many have a shift
+        self._runs: list[_Run] = []  # empty, or at least one has a shift; earlier deliveries need no translation
+        self._shifted = 0  # the number of runs with a shift
 
     @property
     def last_id(self) -> int:
-        """Proton's id of the delivery that was taken last."""
+        """Proton's id of the last delivery that was taken."""
         assert self.next_id is not None
         return (self.next_id - 1) & _MASK
 
@@ -59,7 +59,7 @@ class DeliveryIds:
         return bool(self._runs)
 
     def take(self, peers_id: int | None, settled: bool) -> int:
-        """Proton's id of a new delivery that the peer calls `peers_id`, or does not number. `settled` by the peer.
+        """Proton's id of a new delivery. `peers_id` is the peer's id, if it has one; `settled`: the peer settled it.
 
         Raises LimitExceeded if the difference changes again and again while nothing is settled.
         """
@@ -93,13 +93,13 @@ class DeliveryIds:
             self._runs.clear()
 
     def settled(self, first: int, last: int) -> None:
-        """Deliveries of these ids of proton's, unsettled until now, are settled."""
+        """The deliveries with these proton ids were unsettled and are settled now."""
         for index, _, count in reversed(self._parts(first, last)):
             if index < 0:
                 continue
             run = self._runs[index]
             run.unsettled = max(0, run.unsettled - count)
-            if not run.unsettled and index < len(self._runs) - 1:  # the last goes on with the next delivery
+            if not run.unsettled and index < len(self._runs) - 1:  # the last run continues with the next delivery
                 self._forget(index)
                 if not self._runs:
                     break
@@ -107,7 +107,7 @@ class DeliveryIds:
     # -- translation
 
     def peers(self, first: int, last: int) -> list[Range]:
-        """The peer's ids of deliveries that proton calls `first` to `last`."""
+        """The peer's ids of the deliveries with proton's ids `first` to `last`."""
         ranges = []
         for index, start, count in self._parts(first, last):
             begin = start - (self._runs[index].shift if index >= 0 else 0)
@@ -115,7 +115,7 @@ class DeliveryIds:
         return ranges
 
     def protons(self, first: int, last: int) -> list[Range]:
-        """Proton's ids of deliveries that the peer calls `first` to `last`. Raises LimitExceeded."""
+        """Proton's ids of the deliveries with the peer's ids `first` to `last`. Raises LimitExceeded."""
         if len(self._runs) > MAX_SEARCHED_RUNS:
             raise LimitExceeded("number of unsettled deliveries whose ids do not follow one another", MAX_SEARCHED_RUNS)
         count = ((last - first) & _MASK) + 1
@@ -134,12 +134,12 @@ class DeliveryIds:
         return [(start & _MASK, end & _MASK) for start, end in ranges]
 
     def _end(self, index: int) -> int:
-        """Behind the last id of a run; -1 is what is before the first."""
+        """The id behind the last one of a run; index -1 is the deliveries before the first run."""
         assert self.next_id is not None
         return self._runs[index + 1].first if index + 1 < len(self._runs) else self.next_id
 
     def _parts(self, first: int, last: int) -> list[tuple[int, int, int]]:
-        """Proton's ids `first` to `last` by their runs: index of the run or -1, first id and number of ids."""
+        """Split proton's ids `first` to `last` by runs: index of the run or -1, first id and number of ids."""
         assert self.next_id is not None
         start = self.next_id - ((self.next_id - first) & _MASK)
         end = min(start + ((last - first) & _MASK) + 1, self.next_id)

@@ -1,7 +1,7 @@
 """One AMQP connection without I/O, either side of it: bytes in, calls on a handler, bytes out.
 
-What proton does not do is added here: flows that want an answer (`flow_answers`), message formats and the order and
-form of what comes in (`incoming`), performatives at full width for peers that need them (`outgoing`).
+It adds what proton does not do: answers to flows (`flow_answers`), message formats and checks of incoming frames
+(`incoming`), performatives at full width for peers that need them (`outgoing`).
 """
 
 from typing import Protocol
@@ -44,7 +44,7 @@ _LIFECYCLE = frozenset(
 
 
 class Handler(Protocol):
-    """What a connection tells its owner. Payloads and strings are copies, deliveries are valid until settled."""
+    """The events of a connection. Payloads and strings are copies; deliveries are valid until settled."""
 
     def on_open(self, container_id: str, hostname: str) -> None: ...
 
@@ -53,39 +53,39 @@ class Handler(Protocol):
     def on_session_end(self, session: Session) -> None: ...
 
     def on_attach(self, link: Link) -> None:
-        """The peer's attach: answer with `accept` or `refuse`, at once or later. For own links: it is attached now."""
+        """The peer attaches: answer by `accept` or `refuse`, at once or later. Or a link of our own is attached."""
 
     def on_detach(self, link: Link, closed: bool, condition: str, description: str) -> None:
-        """The peer's detach, already answered; the link is of no further use."""
+        """The peer has detached the link, which is answered already; the link cannot be used any more."""
 
     def on_flow(self, link: Link) -> None:
-        """Credit or drain of a link on which we send has changed, or a link on which we receive is drained."""
+        """Credit or drain of a sending link has changed, or a receiving link is drained."""
 
     def on_message(self, link: Link, delivery: Delivery, payload: bytes, batch: bool, settled: bool) -> None: ...
 
     def on_oversized(self, link: Link, delivery: Delivery, size_bytes: int, settled: bool) -> None:
-        """A message over the link's limit was received whole and thrown away; it waits for its outcome."""
+        """A message beyond the link's limit was received to its end and thrown away; it waits for its outcome."""
 
     def on_crowded(self, link: Link, delivery: Delivery, settled: bool) -> None:
         """A message was thrown away because too much was unfinished; it waits for its outcome."""
 
     def on_aborted(self, link: Link) -> None:
-        """The peer gave a delivery up before it was complete (2.6.14); its credit is used all the same."""
+        """The peer aborted a delivery before it was complete (2.6.14). It has used credit."""
 
     def on_outcome(self, link: Link, delivery: Delivery, token: bytes, state: int, settled: bool) -> None:
-        """The peer's outcome for what we sent; `state` is 0 when it settled without one. `settled` by the peer.
+        """The peer's outcome for our delivery; `state` is 0 if it settled without one. `settled`: the peer settled it.
 
-        On a link on which we receive: its answer to what was offered.
+        On a receiving link this is the answer to an offered outcome.
         """
 
     def on_close(self, condition: str, description: str) -> None:
-        """The peer's close, already answered."""
+        """The peer has closed the connection, which is answered already."""
 
 
 class Engine:
-    """One connection. Feed it with `push`, write what `pull` gives, call `tick` in time.
+    """One connection. Feed it with `push`, write what `pull` returns, call `tick` in time.
 
-    Implements `protocol.engine.links.LinkEngine`. `offered` are deliveries received that wait for the peer's answer.
+    Implements `protocol.engine.links.LinkEngine`. `offered` are received deliveries that wait for the peer's answer.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Engine:
         self.links: dict[Pointer, Link] = {}
         self.sessions: dict[Pointer, Session] = {}
         self.used_up: list[Link] = []
-        self._batches: set[tuple[int, int]] = set()  # channel and handle of links whose next delivery is one
+        self._batches: set[tuple[int, int]] = set()  # channel and handle of links whose next delivery is a batch
         self.output = OutputWalk(self._walk.translated)
         self._flow_answers = FlowAnswers(self.output)
         self._header_taken = False
@@ -119,7 +119,7 @@ class Engine:
             lib.pn_transport_set_server(transport)
         lib.pn_transport_set_max_frame(transport, max_frame_size)
         lib.pn_transport_set_channel_max(transport, channel_max)
-        # Proton advertises half of what it enforces, so that a peer's heartbeat may be late.
+        # Proton advertises half of the time that it enforces, so that a peer's heartbeat may be late.
         lib.pn_transport_set_idle_timeout(transport, 2 * idle_time_out_ms)
         connection = self._connection = lib.pn_connection()
         lib.pn_connection_set_container(connection, container_id.encode())
@@ -130,16 +130,17 @@ class Engine:
         lib.pn_transport_bind(transport, connection)
 
     def limit_state(self, maximum_bytes: int) -> None:
-        """Let the peer's open, sessions and links take so much memory, estimated high; beyond it `push` raises."""
+        """Limit the estimated memory of the peer's open, sessions and links; beyond the limit `push` raises."""
         self._walk.kept.maximum = maximum_bytes
 
     # -- bytes
 
     def push(self, data: bytes) -> None:
-        """Take what the peer sent and call the handler for what is in it.
+        """Take bytes from the peer and call the handler for their events.
 
-        Raises ProtocolError for what is not as AMQP has it, after all that came before it: close with it (`close`, or
-        with `refusal` before the peer's open); whatever is pushed after it is thrown away.
+        Raises ProtocolError for invalid bytes, after the events of all bytes before them. Then close the connection
+        with this error (by `close`, or by `refusal` before the peer's open). Bytes that are pushed later are thrown
+        away.
         """
         whole = self._walk.feed(data)
         view = ffi.from_buffer(whole)
@@ -150,7 +151,7 @@ class Engine:
             while offset < stop:
                 taken = lib.pn_transport_push(transport, view + offset, stop - offset)
                 if taken <= 0:
-                    # The engine found a fault, queued a close that names it, and reads no more.
+                    # Proton found a fault, has queued a close that names it, and reads no more.
                     self._dispatch()
                     return
                 offset += taken
@@ -164,10 +165,10 @@ class Engine:
             raise self._walk.error
 
     def pull(self) -> bytes:
-        """What is to be written now, whole frames; empty if nothing is."""
+        """The output to write now, in whole frames; empty if there is none."""
         output = self._take_output()
         if self.used_up:
-            # Proton writes flows before transfers; this one tells of them.
+            # Proton writes flows before transfers, but these flows count the transfers, so they come after them.
             self.used_up = self._flow_answers.answer_used_up(self.used_up)
             output += self._take_output()
         return output
@@ -185,7 +186,7 @@ class Engine:
             pending = lib.pn_transport_pending(transport)
         self._flow_answers.saying.clear()
         self._header_taken = True
-        # Taking output makes events of no interest, such as one for each link that a delivery has left on.
+        # Taking output makes events that nobody needs, such as one for each link on which a delivery was written.
         drop = lib.pn_collector_pop
         while drop(self._collector):
             pass
@@ -207,11 +208,11 @@ class Engine:
 
     @property
     def finished(self) -> bool:
-        """Nothing will be written any more: the socket can be closed."""
+        """True if nothing will be written any more, so that the socket can be closed."""
         return bool(lib.pn_transport_pending(self._transport) < 0)
 
     def tick(self, now_ms: int) -> int:
-        """Heartbeats and the peer's silence: call at `now_ms` at the latest that it returned; 0 is never."""
+        """Send heartbeats, check the peer's silence. Call it again at the returned time at the latest; 0 is never."""
         deadline = int(lib.pn_transport_tick(self._transport, now_ms))
         self._dispatch()
         return deadline
@@ -227,7 +228,7 @@ class Engine:
         self.output.is_due = True
 
     def close(self, condition: str | None = None, description: str = "") -> None:
-        """Close the connection from our side; what was not opened yet is opened first (2.4.6)."""
+        """Close the connection from our side; if it is not open yet, open it first (2.4.6)."""
         lib.pn_connection_open(self._connection)
         if condition:
             set_condition(lib.pn_connection_condition(self._connection), condition, description)
@@ -235,15 +236,15 @@ class Engine:
         self.output.is_due = True
 
     def refusal(self, condition: str, description: str) -> bytes:
-        """All that is to be written to a peer that has not sent its open: proton says no close before that."""
+        """The whole output for a peer that has not sent its open, because proton sends no close before that."""
         return refusal(self._container_id, condition, description, self._header_taken)
 
     def fault(self) -> tuple[str, str]:
-        """Condition and text of what proton found wrong with the peer's frames; empty if nothing."""
+        """Condition and text of a fault that proton found in the peer's frames; empty if there is none."""
         return condition_of(lib.pn_transport_condition(self._transport))
 
     def free(self) -> None:
-        """Give the C objects back. The last call."""
+        """Free the C objects. This must be the last call."""
         if self._freed:
             return
         self._freed = True
@@ -257,14 +258,14 @@ class Engine:
         lib.pn_transport_unbind(self._transport)
         lib.pn_collector_release(self._collector)
         lib.pn_connection_release(self._connection)
-        lib.pn_decref(self._connection)  # released is not yet given back
+        lib.pn_decref(self._connection)  # releasing it does not free it
         lib.pn_decref(self._transport)
         lib.pn_collector_free(self._collector)
 
-    # -- settling what was received
+    # -- settling received deliveries
 
     def offer(self, link: Link, delivery: Delivery, state: int) -> None:
-        """Tell the outcome of what was received and let the peer settle first; `on_outcome` has its answer (2.6.12)."""
+        """Send the outcome of a received delivery, but let the peer settle first; then comes `on_outcome` (2.6.12)."""
         lib.pn_delivery_update(delivery, state)
         self.offered[delivery] = link
 
@@ -287,7 +288,7 @@ class Engine:
         receive_and_delete: bool = False,
         credit: int = 0,
     ) -> Link:
-        """Attach an own link; `on_attach` tells when the peer has answered."""
+        """Attach a link of our own; `on_attach` is called when the peer has answered."""
         make = lib.pn_sender if sender else lib.pn_receiver
         pointer = make(session.pointer, name.encode())
         for terminus, address in ((lib.pn_link_source(pointer), source), (lib.pn_link_target(pointer), target)):
@@ -301,7 +302,7 @@ class Engine:
         return link
 
     def attach_coordinator(self, session: Session, name: str) -> Link:
-        """Attach an own link to the peer's coordinator of transactions (4.5.1)."""
+        """Attach a link of our own to the peer's coordinator of transactions (4.5.1)."""
         pointer = lib.pn_sender(session.pointer, name.encode())
         lib.pn_terminus_set_address(lib.pn_link_source(pointer), name.encode())
         lib.pn_terminus_set_type(lib.pn_link_target(pointer), lib.PN_COORDINATOR)
@@ -322,7 +323,7 @@ class Engine:
         try:
             self._dispatch_events()
         except BaseException:
-            lib.pn_collector_pop(self._collector)  # or it would be met again
+            lib.pn_collector_pop(self._collector)  # else it would be handled again
             raise
 
     def _dispatch_events(self) -> None:
@@ -363,7 +364,7 @@ class Engine:
             if delivery in self.offered:
                 self._answered(delivery)
             elif link is not None and link.is_sender and not lib.pn_delivery_updated(delivery):
-                # The engine may tell so late that nothing is being pushed.
+                # Proton may report this when nothing is being pushed.
                 self._walk.fail(IllegalState("A transfer came on a link to its sender."))
             return
         pending = lib.pn_delivery_pending(delivery)
@@ -414,7 +415,7 @@ class Engine:
     def _lifecycle(self, kind: int, event: Pointer) -> None:
         handler = self._handler
         if kind == lib.PN_TRANSPORT_ERROR:
-            self.output.is_due = True  # the engine has found a fault, and is about to close
+            self.output.is_due = True  # proton has found a fault and is about to close
         elif kind == lib.PN_LINK_REMOTE_OPEN:
             pointer = lib.pn_event_link(event)
             link = self.links.get(pointer)
@@ -438,7 +439,7 @@ class Engine:
                 self.sessions[pointer].channel = channel
                 if answered is not None:
                     self.output.channels[answered] = channel
-                return  # ours, answered
+                return  # the answer to our own begin
             session = self.sessions[pointer] = Session(self, pointer)
             session.channel = channel
             lib.pn_session_open(pointer)
@@ -494,7 +495,7 @@ class Engine:
         self.output.is_due = True
 
     def _forget_deliveries(self, link: Link) -> None:
-        """Proton frees a link's deliveries with it, and settles them in doing so."""
+        """Forget the deliveries of a link: proton frees and settles them with it."""
         link.forget_part(self.unfinished)
         if link.is_sender:
             for delivery in [delivery for delivery, (owner, _) in self.sent.items() if owner is link]:

@@ -1,7 +1,7 @@
 """Answers to flows that proton leaves unanswered: `echo`, and a drain that finds no credit to give back (2.6.7, 2.7.4).
 
-Proton answers a drain that uses up credit. For the others it is made to say the session's flow, by a change of the
-session's window, and what is written then gets the fields of the link (`protocol.engine.outgoing`).
+Proton answers a drain that uses up credit. For the other flows, a change of the session's window makes proton write a
+flow of the session, to which `protocol.engine.outgoing` adds the fields of the link.
 """
 
 from collections.abc import Collection, Iterable
@@ -11,21 +11,21 @@ from protocol.engine.links import Link, Session
 from protocol.engine.outgoing import OutputWalk
 from protocol.engine.proton import lib
 
-# What arrives is taken out of the engine at once, so a session's window can stay wide open; a change from one of these
-# to the other makes proton say so once more. They are bytes, of which proton keeps 31 bits and tells the whole frames:
-# they differ by the largest frame there can be.
+# Arriving messages are taken out of the engine at once, so a session's window can stay wide open. A change from one of
+# these windows to the other makes proton write a flow. They are bytes, of which proton keeps 31 bits and tells the peer
+# the number of whole frames; so they differ by the largest possible frame.
 _OPEN_WINDOWS = (0x7FFF_0000, 0x7FEF_0000)
 
 
 class FlowAnswers:
-    """`saying` are the sessions whose flow is among the next output; to be cleared when that is taken."""
+    """`saying` are the sessions whose flow is in the next output; the caller clears it when it takes the output."""
 
     def __init__(self, output: OutputWalk) -> None:
         self._output = output
         self.saying: set[Session] = set()
 
     def answer(self, flows: Iterable[Flow], links: Iterable[Link], sessions: Collection[Session]) -> None:
-        """Have `flows` answered, of these links and sessions."""
+        """Answer these flows of these links and sessions."""
         by_handle = {link.channel_handle: link for link in links}
         for flow in flows:
             if flow.handle is None:
@@ -39,7 +39,7 @@ class FlowAnswers:
 
     def _answer(self, flow: Flow, link: Link) -> None:
         if not link.is_sender:
-            if not flow.drain:  # with it the peer answers ours, and asks nothing
+            if not flow.drain:  # this flow is the peer's answer to our drain and needs no answer
                 link.grant(0)
                 self._say(link.session)
             return
@@ -51,7 +51,7 @@ class FlowAnswers:
         self._tell(link, (flow.limit - credit) & 0xFFFFFFFF, max(credit, 0), flow.drain)
 
     def answer_used_up(self, links: Iterable[Link]) -> list[Link]:
-        """Answer drains whose credit went into deliveries, of which proton says nothing, once those are written.
+        """Answer drains whose credit was used up by deliveries, once these are written; proton does not answer them.
 
         Returns the links whose deliveries still wait for the session's window.
         """

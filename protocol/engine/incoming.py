@@ -1,13 +1,13 @@
-"""Walks a connection's incoming frames: for what proton's engine does not tell, and for what it must not see.
+"""Walks a connection's incoming frames before proton: finds what proton does not tell, and refuses what may harm it.
 
-Three things matter to a broker and are not in proton's interface: the message format of a transfer (a batch or not),
-the channel and handle behind an attach, and flows that want an answer (`echo` or drain). And proton passes over what
-it does not understand without a word, and dies of some of it: so the walk enforces the form of frames, and reads
-every performative (`performatives`) but those that make up the traffic: dispositions in their usual short form, of
-which proton keeps nothing but numbers, and transfers that look like one that was read.
+A broker needs three things that proton's interface does not have: the message format of a transfer (a batch or not),
+the channel and handle of an attach, and flows that need an answer (`echo` or drain). Also, proton silently skips what
+it does not understand, and some frames crash it. So the walk enforces the form of frames, and reads every performative
+(`performatives`), with two exceptions that make up the traffic: dispositions in their usual short form, of which proton
+keeps only numbers, and transfers that look like one that was read before.
 
-Proton insists on delivery-ids in order. A transfer with another gets the next, and dispositions are translated
-(`delivery_ids`).
+Proton insists on consecutive delivery-ids. A transfer with another id gets the next one, and dispositions are
+translated (`delivery_ids`).
 """
 
 import struct
@@ -36,37 +36,37 @@ from protocol.errors import DecodeError, InvalidField, ProtocolError
 from protocol.symbols import AMQP_HEADER, BATCH_FORMAT, HEARTBEAT
 
 _HEARTBEAT_BYTES = 8
-# What frames usually begin with: data offset 2, type AMQP; then a descriptor that is a small ulong.
+# The usual beginning of frames: data offset 2, type AMQP; then a descriptor that is a small ulong.
 _USUAL_FORM, _SMALL_ULONG = 0x0200, 0x0053
-# The end of an accepted disposition with everything in it is at 33; an array of more than 255 elements, the least that
-# does harm, would make it longer than this.
+# An accepted disposition with all fields ends at 33. An array of more than 255 elements, the smallest harmful one,
+# would make it longer than this.
 _SHORT_DISPOSITION_BYTES = 40
-# Its role, and the constructor of `first`.
+# The bytes of its role, and of the constructor of `first`.
 _SHORT_DISPOSITION = frozenset(bytes((role, first)) for role in (0x41, 0x42) for first in (0x43, 0x52, 0x70))
-_DESCRIPTOR_BYTES = 69  # more than any descriptor that is known takes, with what is before it
-_USUAL_TRANSFERS = 64  # as many forms are remembered; a link has a few, since sizes of ids and tags differ
+_DESCRIPTOR_BYTES = 69  # more than any known descriptor takes, with the bytes before it
+_USUAL_TRANSFERS = 64  # the number of remembered forms; a link has a few, because sizes of ids and tags differ
 _NULL = b"\x40"
-_ABORTED = 9  # its place among a transfer's fields
-_MAX_CREDIT = 0x7FFF_FFFF  # proton counts in signed numbers: all the credit there is would be less than none
-_LEAST_BYTES = 12  # of a frame with a performative, whose list may be empty
+_ABORTED = 9  # the index of this field in a transfer
+_MAX_CREDIT = 0x7FFF_FFFF  # proton uses signed numbers, in which the largest credit would be negative
+_LEAST_BYTES = 12  # the smallest frame with a performative, whose list is empty
 _frame_size = struct.Struct(">I").unpack_from
 _head = struct.Struct(">IHHHB").unpack_from  # size, offset and type, channel, descriptor's constructor, code
 
 
 class FramingError(ProtocolError):
-    """The bytes do not form frames, or a frame is larger than was agreed (2.3.1)."""
+    """The bytes are not frames, or a frame is larger than was agreed (2.3.1)."""
 
 
 class IllegalState(ProtocolError):
-    """A performative that is well formed and not due: open twice, begin on a channel in use."""
+    """A well-formed performative that is not allowed now: a second open, a begin on a channel in use."""
 
 
 class HandleInUse(ProtocolError):
-    """An attach with a handle that is attached (2.7.3)."""
+    """An attach with a handle that is in use (2.7.3)."""
 
 
 class Flow(NamedTuple):
-    """A flow that wants an answer. `handle` is the peer's, None for the session's own flow (2.7.4)."""
+    """A flow that needs an answer. `handle` is the peer's; None for a flow of the session (2.7.4)."""
 
     channel: int
     handle: int | None
@@ -75,10 +75,10 @@ class Flow(NamedTuple):
 
 
 class _UsualTransfer(NamedTuple):
-    """The form of a transfer that was read: it was a whole delivery, and no batch.
+    """The form of a transfer that was read, which was a whole delivery and no batch.
 
-    `fields` takes a frame apart: its size, what is up to the delivery-id, the id, the tag's head, and what follows the
-    tag. `head`, `tag_head` and `rest` must be equal, and the frame not shorter than `least_bytes`.
+    `fields` splits a frame: its size, the bytes up to the delivery-id, the id, the tag's head, and the bytes behind the
+    tag. A transfer has this form if its `head`, `tag_head` and `rest` are equal and it has at least `least_bytes`.
     """
 
     fields: Callable[[bytes, int], tuple[Any, ...]]
@@ -93,8 +93,8 @@ _NO_TRANSFER = _UsualTransfer(struct.Struct("").unpack_from, b"", b"", b"", 1 <<
 
 
 class _Session:
-    """What the peer uses on a channel: handles, and of deliveries that more transfers are to come of, by handle, their
-    id (None if it said none) and whether proton gave it another.
+    """The handles that the peer uses on a channel, and its incomplete deliveries. These are by handle: the delivery's
+    id (None if it has none), and True if proton has another id.
     """
 
     __slots__ = ("handles", "ids", "unfinished")
@@ -106,25 +106,25 @@ class _Session:
 
 
 class FrameWalk:
-    """State of one connection's input.
+    """The state of one connection's input.
 
-    `begun` has the channel of each begin in order of arrival, and the one of ours that it answers, or None; `attached`
-    (channel, handle) of each attach, `flows` what wants an answer; who uses them takes them out. `translated` has the
-    ids of sessions, by the peer's channel, whose dispositions must be translated.
+    `begun` has the channel of each begin in order of arrival, with the channel of ours that it answers, or None;
+    `attached` has (channel, handle) of each attach; `flows` are the flows that need an answer. The user of these takes
+    items out. `translated` has the ids of sessions, by the peer's channel, whose dispositions must be translated.
 
-    `stops` are offsets in what `feed` returned: the engine must have handled what is before one when it gets what
-    follows. Some are behind frames that end a link or session, whose names and numbers may be taken anew right after.
-    At others a batch begins on the link of the channel and handle that are told.
+    `stops` are offsets in the result of `feed`: the engine must handle the bytes before an offset before it gets those
+    behind. Some are behind frames that end a link or session, because its names and numbers may be used again at once.
+    At the others a batch begins on the link with the given channel and handle.
 
-    `error` is what was wrong behind the bytes that `feed` returned: FramingError, DecodeError, LimitExceeded,
-    InvalidField, IllegalState, HandleInUse or StateTooLarge. After it, and after the peer's close, nothing more is
-    taken. `kept` is what the engine keeps of what the peer has opened.
+    `error` is the error behind the bytes that `feed` returned: FramingError, DecodeError, LimitExceeded, InvalidField,
+    IllegalState, HandleInUse or StateTooLarge. After an error, and after the peer's close, no more bytes are taken.
+    `kept` estimates what the engine keeps of what the peer has opened.
     """
 
     def __init__(self, max_frame_size: int) -> None:
         self._max_frame_size = max_frame_size
-        self._partial = b""  # the beginning of a frame that cannot be looked at yet
-        self._rest = 0  # bytes still to come of a transfer that was looked at
+        self._partial = b""  # the beginning of a frame that is not complete enough to be read
+        self._rest = 0  # bytes still to come of a transfer that was read
         self._header_seen = False
         self.begun: deque[tuple[int, int | None]] = deque()
         self.attached: deque[tuple[int, int]] = deque()
@@ -136,15 +136,15 @@ class FrameWalk:
         self._closed = False
         self.kept = StateBytes()
         self._sessions: dict[int, _Session] = {}  # by channel
-        self._ended: set[int] = set()  # channels whose session the peer has ended; pyamqp then detaches its links
-        self._usual: dict[bytes, _UsualTransfer] = {}  # by bytes 6 to 15: channel, descriptor, and how the list begins
-        self._last = _NO_TRANSFER  # of `_usual`
-        self._changed: list[bytes] = []  # what `feed` will return of its data up to `_copied`
+        self._ended: set[int] = set()  # channels whose session the peer has ended; pyamqp detaches links after that
+        self._usual: dict[bytes, _UsualTransfer] = {}  # by bytes 6 to 15: channel, descriptor, and begin of the list
+        self._last = _NO_TRANSFER  # the one of `_usual` that matched last
+        self._changed: list[bytes] = []  # the changed data up to `_copied`, for the result of `feed`
         self._copied = 0
-        self._grown = 0  # the bytes of `_changed` beyond those that they stand for
+        self._grown = 0  # the length of `_changed` less that of the data it replaces
 
     def feed(self, data: bytes) -> bytes:
-        """What of the bytes that came so far can be given to the engine; the rest is kept."""
+        """Take bytes; returns those that can be given to the engine now. The rest is kept."""
         self.stops.clear()
         if self._closed:
             return b""
@@ -194,7 +194,7 @@ class FrameWalk:
                         break
                     if not self._transfer(data, at, end, next_at, channel):
                         break
-                    self._rest = next_at - end  # the payload can go on to the engine as it comes
+                    self._rest = next_at - end  # the rest of the payload can go to the engine as it comes
                     return self._given(data, end)
                 if descriptor != _SMALL_ULONG or form != _USUAL_FORM:
                     data = _in_usual_form(data, at, next_at)
@@ -240,13 +240,13 @@ class FrameWalk:
         return self._given(data, at)
 
     def _change(self, data: bytes, at: int, next_at: int, instead: bytes) -> None:
-        """Have `feed` return other bytes in place of those from `at` to `next_at`."""
+        """Let `feed` return `instead` in place of the bytes from `at` to `next_at`."""
         self._changed += (data[self._copied : at], instead)
         self._copied = next_at
         self._grown += len(instead) - (next_at - at)
 
     def _given(self, data: bytes, end: int) -> bytes:
-        """What `feed` returns: `data` up to `end`, as changed."""
+        """The result of `feed`: `data` up to `end`, with the changes."""
         if not self._changed:
             return data if end == len(data) else data[:end]
         given = b"".join((*self._changed, data[self._copied : end]))
@@ -255,12 +255,12 @@ class FrameWalk:
         return given
 
     def fail(self, error: ProtocolError) -> None:
-        """Something else is wrong with what was fed."""
+        """Note an error that was found elsewhere in the bytes that were fed."""
         self._closed = True
         self.error = self.error or error
 
     def _rare(self, code: int, frame: memoryview, at: int, channel: int) -> None:
-        """A performative that begins or ends something. Raises ProtocolError."""
+        """Read a performative that begins or ends something. Raises ProtocolError."""
         fields = checked(frame, at, code)
         kept = self.kept
         size = len(frame) - at + 11
@@ -286,12 +286,12 @@ class FrameWalk:
             self.translated.pop(channel, None)
             self._forget_usual()
         elif session is None:
-            pass  # there is no such session, and the engine says so
+            pass  # there is no such session; the engine reports that
         elif code == ATTACH:
             if fields[1] in session.handles:
                 raise HandleInUse(f"Handle {fields[1]} on channel {channel} is attached already.")
             if "\0" in fields[0]:
-                raise InvalidField("attach.name", "must not contain a null character")  # where proton would end it
+                raise InvalidField("attach.name", "must not contain a null character")  # proton would end it there
             kept.attach(channel, fields[1], size, fields)
             session.handles.add(fields[1])
             self.attached.append((channel, int(fields[1])))
@@ -301,7 +301,7 @@ class FrameWalk:
             session.unfinished.pop(fields[0], None)
 
     def _transfer(self, data: bytes, at: int, end: int, next_at: int, channel: int) -> bool:
-        """Read a transfer that is here up to `end`; False if its performative goes on behind that.
+        """Read a transfer whose bytes up to `end` are here; False if its performative continues behind `end`.
 
         Raises DecodeError, LimitExceeded, InvalidField and StateTooLarge.
         """
@@ -316,7 +316,7 @@ class FrameWalk:
         handle, peers_id, _, message_format, settled, more, *_ = fields
         session = self._sessions.get(channel)
         if session is None or handle not in session.handles:
-            return True  # there is no such link, and the engine says so
+            return True  # there is no such link; the engine reports that
         goes_on = bool(more) and not fields[_ABORTED]
         if handle in session.unfinished:
             first_id, is_other = session.unfinished[handle]
@@ -342,7 +342,7 @@ class FrameWalk:
         if is_other:
             own = UInt(session.ids.last_id)
             if not self._say_id(data, at, list_end, next_at, codec.encode(own)):
-                # The frame is full: a part without payload says the id.
+                # The frame is full, so an extra transfer without payload carries the id.
                 fields[1], fields[5] = own, True
                 self._change(data, at, at, frame_of(channel, TRANSFER, fields))
                 self._say_id(data, at, list_end, next_at, _NULL)
@@ -351,7 +351,7 @@ class FrameWalk:
         return True
 
     def _say_id(self, data: bytes, at: int, list_end: int, next_at: int, encoded: bytes) -> bool:
-        """Have a transfer go on with this delivery-id; False if the frame or its list would become too large."""
+        """Replace the delivery-id of a transfer; False if the frame or its list would become too large."""
         count_at, width = (at + 13, 1) if data[at + 11] == 0xC0 else (at + 16, 4)
         id_at = codec.skip(data, count_at + width)
         id_end = codec.skip(data, id_at)
@@ -365,7 +365,7 @@ class FrameWalk:
         return True
 
     def _remember(self, data: bytes, at: int, list_end: int, ids: DeliveryIds) -> None:
-        """The next transfers like this one need not be read."""
+        """Remember the form of this transfer, so that similar ones need not be read."""
         id_at = codec.skip(data, at + (14 if data[at + 11] == 0xC0 else 20))
         width = {0x52: "B", 0x70: "I"}.get(data[id_at])
         if width is None:
@@ -386,7 +386,7 @@ class FrameWalk:
         self._last = _NO_TRANSFER
 
     def _disposition(self, data: bytes, at: int, next_at: int, channel: int) -> None:
-        """Translate what the peer says of its deliveries. Raises LimitExceeded."""
+        """Translate the peer's disposition of its deliveries. Raises LimitExceeded."""
         fields = checked(memoryview(data)[:next_at], at + 11, DISPOSITION)
         role, first, last, settled = fields[:4]
         if role:
@@ -401,7 +401,7 @@ class FrameWalk:
         self._change(data, at, next_at, b"".join(frames))
 
     def _flow(self, frame: memoryview, at: int, channel: int) -> bytes | None:
-        """Note a flow that wants an answer; the frame to take instead if it has more credit than proton can hold."""
+        """Note a flow that needs an answer. Returns a frame in its place if it has more credit than proton can hold."""
         fields = checked(frame, at, FLOW)
         _, _, _, _, handle, delivery_count, credit, _, drain, echo, *_ = fields
         clamped = None
@@ -415,7 +415,7 @@ class FrameWalk:
 
 
 def _end_of_list(data: bytes, at: int, end: int) -> int:
-    """The offset behind the list at `at`, as it claims. Raises DecodeError if it is none that a transfer can have."""
+    """The offset behind the list at `at`, by its size. Raises DecodeError if a transfer cannot have such a list."""
     constructor = data[at] if at < end else 0
     if constructor == 0xC0 and at + 2 <= end:
         return at + 2 + data[at + 1]
@@ -433,7 +433,7 @@ def frame_of(channel: int, code: int, fields: list[Any]) -> bytes:
 
 
 def _in_usual_form(data: bytes, at: int, end: int) -> bytes:
-    """`data` with its frame from `at` to `end` without an extended header, and with a small ulong for a descriptor.
+    """`data` with its frame from `at` to `end` in the usual form: no extended header, a small ulong as the descriptor.
 
     Raises FramingError, DecodeError and LimitExceeded.
     """

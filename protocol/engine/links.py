@@ -1,4 +1,4 @@
-"""Sessions and links: what is said on them, but for what deliveries say (`protocol.engine.deliveries`)."""
+"""Sessions and links; deliveries are in `protocol.engine.deliveries`."""
 
 from typing import Any, Protocol
 
@@ -30,10 +30,10 @@ _tag.start = _tag_bytes
 
 
 class LinkEngine(Protocol):
-    """What sessions and links use of their engine.
+    """The engine as its sessions and links use it.
 
-    `sent` are deliveries that wait for the peer's outcome, with the tag of each; `used_up` links whose credit
-    deliveries used up during a drain, of which the peer is still to be told.
+    `sent` are deliveries that wait for the peer's outcome, with their tags. `used_up` are links whose credit was used
+    up by deliveries during a drain, and whose peer is not told yet.
     """
 
     output: OutputWalk
@@ -44,7 +44,7 @@ class LinkEngine(Protocol):
 
 
 class Session:
-    """One AMQP session. `context` is the owner's."""
+    """One AMQP session. `context` belongs to the engine's owner."""
 
     __slots__ = ("channel", "context", "engine", "links", "pointer")
 
@@ -57,7 +57,7 @@ class Session:
 
     @property
     def outgoing_bytes(self) -> int:
-        """Of deliveries that wait for the peer to open its window."""
+        """Bytes of deliveries that wait for the peer to open its window."""
         return int(lib.pn_session_outgoing_bytes(self.pointer))
 
     def end(self, condition: str | None = None, description: str = "") -> None:
@@ -68,9 +68,9 @@ class Session:
 
 
 class Link:
-    """One end of a link; `is_sender` is our role. `context` is the owner's.
+    """One end of a link; `is_sender` is our role. `context` belongs to the engine's owner.
 
-    `address` is the peer's word for the node: the target's on a link we receive from, else the source's; None if null.
+    `address` is the peer's name of the node: that of the target if we receive, else of the source; None if null.
     """
 
     __slots__ = (
@@ -102,29 +102,29 @@ class Link:
         self.is_sender = bool(lib.pn_link_is_sender(pointer))
         self.address: str | None = None
         self.channel_handle: tuple[int, int] = (0, 0)  # of the peer's end
-        self.own_handle: tuple[int, int] | None = None  # channel and handle of ours, once its attach is written
+        self.own_handle: tuple[int, int] | None = None  # channel and handle of our end, once its attach is written
         self.max_message_bytes = 0
         self.partial: bytes | bytearray = b""
         self.oversized_bytes = 0
         self.part_bytes = 0  # the largest part of the delivery that has begun; 0 if none has
-        self.is_kept = True  # else there was no room for it
-        self.answered = False  # the peer's attach was; own links need no answer
+        self.is_kept = True  # False if there was no room for the delivery
+        self.answered = False  # True if the peer's attach was answered; links of our own need no answer
         self.closed = False
         self.draining = False  # we have asked for our credit back
-        self.drain_limit: int | None = None  # the delivery-count at which a drain that found credit has used it up
+        self.drain_limit: int | None = None  # the delivery-count at which a drain has used up the credit that it found
         self.context: Any = None
 
-    # -- what the peer's attach said
+    # -- the peer's attach
 
     @property
     def is_refused(self) -> bool:
-        """The peer attached without the terminus that is its own: its detach, with the reason, follows (2.6.3)."""
+        """True if the peer attached without its own terminus: its detach follows, with the reason (2.6.3)."""
         terminus = lib.pn_link_remote_target if self.is_sender else lib.pn_link_remote_source
         return bool(lib.pn_terminus_get_type(terminus(self.pointer)) == lib.PN_UNSPECIFIED)
 
     @property
     def settles_second(self) -> bool:
-        """On a link on which we receive: the peer settles once it has our outcome, which then waits for its answer."""
+        """On a receiving link: True if the peer settles only after our outcome, which then waits for its answer."""
         return bool(lib.pn_link_remote_rcv_settle_mode(self.pointer) == _SECOND)
 
     @property
@@ -137,18 +137,18 @@ class Link:
 
     @property
     def is_coordinator(self) -> bool:
-        """The target is a transaction coordinator (4.5.1)."""
+        """True if the target is a transaction coordinator (4.5.1)."""
         return bool(lib.pn_terminus_get_type(lib.pn_link_remote_target(self.pointer)) == lib.PN_COORDINATOR)
 
     @property
     def is_dynamic(self) -> bool:
-        """The peer asks for a node to be created (3.5.3)."""
+        """True if the peer asks to create a node (3.5.3)."""
         terminus = lib.pn_link_remote_source if self.is_sender else lib.pn_link_remote_target
         return bool(lib.pn_terminus_is_dynamic(terminus(self.pointer)))
 
     @property
     def settled_by_sender(self) -> bool:
-        """The peer asked for snd-settle-mode settled: on a link we send on, receive-and-delete."""
+        """True if the peer asked for snd-settle-mode settled; on a sending link this is receive-and-delete."""
         return bool(lib.pn_link_remote_snd_settle_mode(self.pointer) == _SETTLED_BY_SENDER)
 
     @property
@@ -161,7 +161,7 @@ class Link:
     def source_filter(self) -> dict[Any, Any]:
         return map_of(lib.pn_terminus_filter(lib.pn_link_remote_source(self.pointer)))
 
-    # -- answering it
+    # -- answering the attach
 
     def accept(
         self,
@@ -171,9 +171,9 @@ class Link:
         filters: dict[Any, Any] | None = None,
         properties: dict[Any, Any] | None = None,
     ) -> None:
-        """Answer the attach: termini and settle modes as received, then grant `credit` if we receive.
+        """Answer the attach with the received termini and settle modes; then grant `credit` if we receive.
 
-        `filters` are those of the source, if they are others than received.
+        `filters` replace those of the received source.
         """
         pointer = self.pointer
         self.answered = True
@@ -195,12 +195,12 @@ class Link:
         self.engine.output.is_due = True
 
     def refuse(self, condition: str, description: str) -> None:
-        """Answer with an attach without a terminus, then a detach that says why (2.6.3)."""
+        """Answer with an attach without a terminus, then a detach with the reason (2.6.3)."""
         assert not self.answered
         self.detach(condition, description)
 
     def detach(self, condition: str | None = None, description: str = "") -> None:
-        """Close the link from our side; an attach not answered yet is refused."""
+        """Close the link from our side; if the attach is not answered yet, refuse it."""
         if self.closed:
             return
         if not self.answered:
@@ -213,7 +213,7 @@ class Link:
         self.engine.output.is_due = True
 
     def answer_without_terminus(self) -> None:
-        """Say that there is no link (2.6.3); a detach is to follow."""
+        """Answer the attach without a terminus, so that there is no link (2.6.3). A detach must follow."""
         self.answered = True
         for terminus in (lib.pn_link_source(self.pointer), lib.pn_link_target(self.pointer)):
             lib.pn_terminus_set_type(terminus, lib.PN_UNSPECIFIED)
@@ -223,7 +223,7 @@ class Link:
 
     @property
     def credit(self) -> int:
-        """Credit the sender holds: ours to give when we receive, ours to use when we send. Negative: overrun."""
+        """The credit that the sender has: the peer if we receive, else we. Negative if the sender has overrun it."""
         return int(lib.pn_link_credit(self.pointer))
 
     def grant(self, credit: int) -> None:
@@ -231,14 +231,14 @@ class Link:
         lib.pn_link_flow(self.pointer, credit)
 
     def ask_drain(self) -> None:
-        """Have the sender use up its credit now; `on_flow` tells when that is 0, unless messages use it up (2.6.7)."""
+        """Ask the sender to use up its credit. `on_flow` is called when it is 0, unless messages use it up (2.6.7)."""
         self.draining = True
         lib.pn_link_drain(self.pointer, 0)
 
     def read_part(self, pending: int, unfinished: Unfinished) -> None:
-        """Read on in a delivery of several transfers; beyond the link's limit only its size is kept.
+        """Read the next part of a delivery of several transfers; beyond the link's limit only its size is kept.
 
-        Nothing is kept of what finds no room in `unfinished`, or comes on a link that has been closed.
+        If it finds no room in `unfinished`, or the link is closed, nothing of it is kept.
         """
         if pending > self.part_bytes:
             grown, self.part_bytes = pending - self.part_bytes, pending
@@ -266,7 +266,7 @@ class Link:
         self.partial = parts
 
     def forget_part(self, unfinished: Unfinished) -> None:
-        """The delivery that had begun is at its end, or will have none."""
+        """The delivery that had begun is complete, or never will be."""
         unfinished.give_back(len(self.partial))
         unfinished.buffer(-self.part_bytes)
         self.partial, self.part_bytes, self.is_kept = b"", 0, True
@@ -279,11 +279,11 @@ class Link:
 
     @property
     def queued(self) -> int:
-        """The last so many deliveries are not wholly among the output: the session's window is closed."""
+        """The number of last deliveries not completely in the output, because the session's window is closed."""
         return int(lib.pn_link_queued(self.pointer))
 
     def drained(self) -> None:
-        """Use up the credit that is left, and tell the peer, also when deliveries have used it up (2.6.7)."""
+        """Use up the remaining credit and tell the peer, even if deliveries have used it up (2.6.7)."""
         if self.credit > 0:
             self.drain_limit = None
             lib.pn_link_drained(self.pointer)
@@ -293,9 +293,9 @@ class Link:
     def send(
         self, tag: bytes, prefix: bytes, body: bytes, offset: int, settled: bool, transaction: bytes | None = None
     ) -> Delivery:
-        """One delivery of `prefix` and `body[offset:]`; needs credit. `tag` has 1 to 32 bytes.
+        """Send one delivery of `prefix` and `body[offset:]`, which needs credit. `tag` has 1 to 32 bytes.
 
-        `transaction`: the id of the one it is a part of.
+        `transaction` is the id of the transaction that the delivery is a part of.
         """
         pointer = self.pointer
         size = _tag.size = len(tag)

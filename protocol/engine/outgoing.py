@@ -1,8 +1,8 @@
-"""Walks a connection's outgoing frames: for what proton does not tell, and for what it cannot say.
+"""Walks a connection's outgoing frames: finds what proton does not tell, and corrects what it writes.
 
-It gives a link's end a handle and does not tell which; it says flows of a session where the peer waits for a link's; it
-settles what was not settled when its link ends; it may know deliveries by other ids than the peer (`delivery_ids`); and
-it leaves out fields that some peers look for (`padding`). All of that is rare: most of what is written goes out unread.
+Proton gives a link's end a handle and does not tell it. It writes flows of a session where the peer waits for those of
+a link. It settles unsettled deliveries when their link ends. It may have other ids of deliveries than the peer
+(`delivery_ids`). It leaves out fields that some peers need (`padding`). All of that is rare: most output is not walked.
 """
 
 from collections import deque
@@ -18,12 +18,12 @@ from protocol.engine.performatives import ATTACH, BEGIN, CLOSE, DISPOSITION, FLO
 from protocol.symbols import AMQP_HEADER
 
 _LIST8 = 0xC0
-_SESSION_FLOW_FIELDS, _LINK_FLOW_FIELDS = 4, 9  # as proton writes the first, and we the second
+_SESSION_FLOW_FIELDS, _LINK_FLOW_FIELDS = 4, 9  # proton writes the first, we the second
 _AVAILABLE_AND_DRAIN = {drain: codec.encode(UInt(0)) + codec.encode(drain) for drain in (False, True)}
 
 
 class OwnEnd(Protocol):
-    """Our end of a link whose attach is among the next output. `own_handle` is set to its channel and handle."""
+    """Our end of a link whose attach is in the next output. `own_handle` is set to its channel and handle."""
 
     name: str
     is_sender: bool
@@ -31,15 +31,15 @@ class OwnEnd(Protocol):
 
 
 class OutputWalk:
-    """State of one connection's output.
+    """The state of one connection's output.
 
-    `is_due`: the next output must be walked; to be set when proton is made to say something else than transfers, flows
-    and dispositions. `attaching` has the ends whose attach is to come. `is_abandoned`: unsettled deliveries ended with
-    their link, and proton is about to say that they are settled. `answering` has the peer's channels of begins that it
-    is about to answer, in order.
+    `is_due`: the next output must be walked. Set it when proton will write anything but transfers, flows and
+    dispositions. `attaching` has the ends whose attach is not written yet. `is_abandoned`: unsettled deliveries ended
+    with their link, and proton is about to write that they are settled. `answering` has the peer's channels of begins
+    that proton is about to answer, in order.
 
-    `channels` has the peer's channel by ours. `translated` is that of `FrameWalk`: dispositions of what these sessions
-    received must be translated, and while there are any, everything is walked.
+    `channels` has the peer's channel by ours. `translated` is that of `FrameWalk`: dispositions of deliveries that
+    these sessions received must be translated. While there are any, all output is walked.
     """
 
     def __init__(self, translated: dict[int, DeliveryIds]) -> None:
@@ -49,27 +49,27 @@ class OutputWalk:
         self.answering: deque[int] = deque()
         self.channels: dict[int, int] = {}
         self._translated = translated
-        self._answers: list[tuple[int, bytes]] = []  # channel, and what a flow of its session is to say beyond
+        self._answers: list[tuple[int, bytes]] = []  # channel, and a link's fields for a flow of its session
         self._widths = CONTROL
 
     def pad_everything(self) -> None:
-        """The peer reads all performatives by position."""
+        """Pad all performatives, because the peer reads fields by position."""
         self._widths = EVERYTHING
         self.is_due = True
 
     def tell_link(self, own_handle: tuple[int, int], delivery_count: int, credit: int, drain: bool) -> None:
-        """Have a flow tell of the link (2.7.4). The engine must be about to say one of its session."""
+        """Let a flow tell of the link (2.7.4). Proton must be about to write a flow of its session."""
         channel, handle = own_handle
         fields = b"".join(codec.encode(UInt(field)) for field in (handle, delivery_count, credit))
         self._answers.append((channel, fields + _AVAILABLE_AND_DRAIN[drain]))
         self.is_due = True
 
     def walk(self, output: bytes) -> bytes:
-        """`output` as the peer is to have it: whole frames, with the protocol header before them or not."""
+        """`output` with corrections for the peer: whole frames, perhaps with the protocol header before them."""
         if self.attaching or self._answers or self.is_abandoned or self.answering or self._translated:
             output = self._walk_frames(output)
             self.is_abandoned = False
-        # A flow that was not among this output is still to come.
+        # Flows that are not in this output will be in a later one.
         self.is_due = bool(self._answers) or self._widths is EVERYTHING
         return pad(output, self._widths)
 
@@ -88,7 +88,7 @@ class OutputWalk:
                 frames.append(self._answer(frame))
                 continue
             elif code == DISPOSITION and self.is_abandoned and _settles_without_state(frame):
-                continue  # a link's end settles nothing: its locks last (2.6.6)
+                continue  # the end of a link settles nothing: locks stay (2.6.6)
             elif code == DISPOSITION and self._translated:
                 frames += self._by_peers_ids(frame)
                 continue
@@ -107,7 +107,7 @@ class OutputWalk:
                 break
 
     def _answer(self, begin: bytes) -> bytes:
-        """The answer to a begin, which says which: proton does not if the session has ended since."""
+        """The answer to a begin, with the peer's channel: proton leaves it out if the session has ended since."""
         fields = codec.decode(begin, 8)[0].value
         channel, peers_channel = int.from_bytes(begin[6:8], "big"), self.answering.popleft()
         self.channels[channel] = peers_channel
@@ -116,7 +116,7 @@ class OutputWalk:
         return frame_of(channel, BEGIN, [UShort(peers_channel), *fields[1:]])
 
     def _by_peers_ids(self, disposition: bytes) -> list[bytes]:
-        """In place of a disposition of what was received: as many as it takes with the ids that the peer used."""
+        """Dispositions with the peer's ids, in place of one disposition of received deliveries."""
         channel = int.from_bytes(disposition[6:8], "big")
         peers_channel = self.channels.get(channel, -1)
         ids = self._translated.get(peers_channel)
@@ -135,7 +135,7 @@ class OutputWalk:
         return frames
 
     def _completed(self, flow: bytes) -> list[bytes]:
-        """In place of a session's flow: one for each link of the session that is to be told of, or itself."""
+        """A flow for each link that must be told of, in place of the session's flow; or that flow itself."""
         channel = int.from_bytes(flow[6:8], "big")
         told = [fields for at_channel, fields in self._answers if at_channel == channel]
         self._answers = [answer for answer in self._answers if answer[0] != channel]
@@ -150,15 +150,15 @@ class OutputWalk:
 
 
 def _settles_without_state(disposition: bytes) -> bool:
-    """Of what we sent: we settle it with a state only."""
+    """True for a disposition of our own deliveries without a state: we settle these only with a state."""
     role, _, _, _, state = (*codec.decode(disposition, 8)[0].value, None, None, None, None)[:5]
     return role is False and state is None
 
 
 def transfers_from(outputs: Iterable[bytes], start: int) -> dict[tuple[int, int], int]:
-    """How many deliveries begin at `start` or after it, by channel and handle of our end of their links.
+    """The number of deliveries that begin at `start` or behind it, by channel and handle of our end of their links.
 
-    `outputs` follow one another, and each is whole frames.
+    `outputs` are consecutive, and each consists of whole frames.
     """
     counts: dict[tuple[int, int], int] = {}
     begun: dict[tuple[int, int], int] = {}  # the delivery-id of the last transfer
@@ -175,7 +175,7 @@ def transfers_from(outputs: Iterable[bytes], start: int) -> dict[tuple[int, int]
                 if begun.get((channel, handle)) != delivery_id and position + at >= start:
                     counts[channel, handle] = counts.get((channel, handle), 0) + 1
                 begun[channel, handle] = delivery_id
-            elif code == ATTACH:  # the handle was another link's before
+            elif code == ATTACH:  # an earlier link had this handle
                 counts.pop((channel, codec.decode(frame, 8)[0].value[1]), None)
             at += size
         position += len(output)
@@ -183,9 +183,9 @@ def transfers_from(outputs: Iterable[bytes], start: int) -> dict[tuple[int, int]
 
 
 def refusal(container_id: str, condition: str, description: str, has_header: bool) -> bytes:
-    """An open and a close: all that is to be written to a peer that has not sent its open (2.4.6).
+    """An open and a close: the whole output for a peer that has not sent its open (2.4.6).
 
-    `has_header`: it has got the protocol header already.
+    `has_header`: the peer has got the protocol header already.
     """
     error = codec.Described(0x1D, [Symbol(condition), description, {}])
     frames = frame_of(0, OPEN, [container_id]) + frame_of(0, CLOSE, [error])

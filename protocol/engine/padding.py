@@ -1,8 +1,8 @@
 """Outgoing performatives at their full width, for peers that read fields by position.
 
 A list may leave out its trailing nulls (AMQP 1.0, 1.4), and Proton leaves out all of them, in nested lists too. The
-engine of azure-servicebus up to 7.14.3 (`_pyamqp`) reads what it receives by position and dies of an IndexError. What
-its source asks of each performative:
+engine of azure-servicebus up to 7.14.3 (`_pyamqp`) reads received fields by position and fails with an IndexError. By
+its source it needs in each performative:
 
     open 10          field 9 is read; max-frame-size must not be null
     begin 8          field 7 is read
@@ -14,14 +14,14 @@ its source asks of each performative:
     detach 3         field 2 is read
     end 1, close 1   an empty list encoded as 0x45 is not understood as the body of a frame
 
-7.15.0 fills up all of these itself. Neither version fills up an error inside of `rejected` (the answer to a send: the
-IndexError is swallowed and the send hangs until its timeout) or of `close`: these lists must have their three elements.
-Where we write errors that costs nothing: an error always gets a description and an info map, which may be empty (Proton
-writes an empty map, and leaves out one that was not put). Faults that Proton finds itself have no info, so the errors
-of detach, end and close are completed here.
+7.15.0 adds all of these fields itself. Neither version adds missing fields of an error inside of `rejected` (the answer
+to a send: the IndexError is swallowed and the send hangs until its timeout) or of `close`: these lists must have their
+three elements. Where we write errors that costs nothing: an error always gets a description and an info map, which may
+be empty (Proton writes an empty map, and leaves out one that was not put). Faults that Proton finds itself have no
+info, so the errors of detach, end and close are completed here.
 
-`CONTROL` is for every peer: it pads what is rare and leaves transfers and dispositions alone. `EVERYTHING` is for
-peers of which `reads_by_position` is true. Padding makes a frame up to 20 bytes longer and may thereby exceed the
+`CONTROL` is for every peer: it pads rare performatives and does not change transfers and dispositions. `EVERYTHING` is
+for peers for which `reads_by_position` is true. Padding makes a frame up to 20 bytes longer and may thereby exceed the
 max-frame-size of the peer, which Proton fills with the transfers of large messages; these clients do not check it.
 """
 
@@ -34,8 +34,8 @@ from protocol.symbols import HEARTBEAT
 
 _FIELDS: Final = {0x10: 10, 0x11: 8, 0x12: 14, 0x13: 11, 0x14: 11, 0x15: 6, 0x16: 3, 0x17: 1, 0x18: 1}
 _FREQUENT: Final = (0x14, 0x15)
-_ERROR_AT: Final = {0x16: 2, 0x17: 0, 0x18: 0}  # place of the error among the fields
-_ERROR_END: Final[tuple[Any, ...]] = ("", {})  # description and info, where an error has none
+_ERROR_AT: Final = {0x16: 2, 0x17: 0, 0x18: 0}  # the index of the error among the fields
+_ERROR_END: Final[tuple[Any, ...]] = ("", {})  # description and info, for an error without them
 
 # Width by performative code, 0 to leave it as it is.
 EVERYTHING: Final = bytes(_FIELDS.get(code, 0) for code in range(256))
@@ -49,14 +49,14 @@ _PROTOCOL_HEADER = int.from_bytes(b"AMQP", "big")
 
 
 def reads_by_position(open_properties: Mapping[Any, Any]) -> bool:
-    """Whether the peer that sent these open properties is a Python SDK of Azure, of whatever version."""
+    """True if the peer that sent these open properties is a Python SDK of Azure, of any version."""
     return str(open_properties.get("product", "")).startswith("azsdk-python")
 
 
 def pad(frames: bytes, widths: bytes = CONTROL) -> bytes:
     """Whole `frames` (a protocol header may be before them) with the performatives of `widths` at full width.
 
-    The same object if none was short. Raises ValueError if the bytes end within a frame.
+    Returns the same object if none was short. Raises ValueError if the bytes end within a frame.
     """
     pieces = []
     copied = at = 0
@@ -77,7 +77,7 @@ def pad(frames: bytes, widths: bytes = CONTROL) -> bytes:
                 pieces.append(frame)
                 copied = end
         at = end
-    # What is shorter than any frame with a body is a heartbeat or a protocol header.
+    # Bytes shorter than any frame with a body are a heartbeat or a protocol header.
     if at != length and frames[at:] != HEARTBEAT and (length - at != 8 or frames[at : at + 4] != b"AMQP"):
         raise ValueError(f"the last {length - at} bytes are not whole frames")
     if not pieces:
@@ -87,7 +87,7 @@ def pad(frames: bytes, widths: bytes = CONTROL) -> bytes:
 
 
 def _with_whole_error(frame: bytes) -> bytes | None:
-    """A detach, end or close, padded, whose error lacks description or info; None if nothing is lacking."""
+    """The detach, end or close padded, if its error lacks description or info; else None."""
     performative, _ = codec.decode(frame, _FRAME_HEADER_BYTES)
     fields = performative.value
     index = _ERROR_AT[performative.descriptor]
@@ -100,7 +100,7 @@ def _with_whole_error(frame: bytes) -> bytes | None:
 
 
 def _padded(data: bytes, at: int, end: int, width: int) -> bytes | None:
-    """The frame from `at` to `end` with its list filled up to `width` fields, or None if there is nothing to do."""
+    """The frame from `at` to `end` with nulls up to `width` fields, or None if it has them."""
     if data[at + 4] != 2 or data[at + 8 : at + 10] != b"\x00\x53":
         return None
     constructor = data[at + 11]

@@ -1,9 +1,8 @@
 """Checks the fields of performatives (AMQP 1.0, 2.7) before the engine sees them.
 
-Proton reads what it can and passes over the rest: a field of a wrong type counts as absent, a handle even as 0. It
-keeps some fields as the bytes they were and copies them into its answer, where an array that claims 2^31 elements
-kills the process. So what does not look like something that was read is decoded first, under the limits of
-`protocol.codec`.
+Proton reads what it can and skips the rest: a field of a wrong type counts as absent, a handle even as 0. It keeps some
+fields as encoded bytes and copies them into its answer; there an array that claims 2^31 elements crashes the process.
+So a performative is decoded first, under the limits of `protocol.codec`, unless it looks like one that was read before.
 """
 
 from collections.abc import Mapping
@@ -22,7 +21,7 @@ CODE_OF: Final[Mapping[str, int]] = {name: code for name, code in DESCRIPTOR_OF.
 
 
 class _Field(NamedTuple):
-    """`kinds` are the types of `protocol.codec`; `composites` the codes of what a described list may be."""
+    """`kinds` are types of `protocol.codec`; `composites` are the allowed codes of a described list."""
 
     name: str
     kinds: tuple[type, ...]
@@ -34,7 +33,7 @@ def _fields(*fields: tuple[Any, ...]) -> tuple[_Field, ...]:
     return tuple(_Field(*field) for field in fields)
 
 
-_TEXT = (str, Symbol)  # some clients write one for the other
+_TEXT = (str, Symbol)  # some clients write one in place of the other
 _MULTIPLE = (*_TEXT, Array, list)  # a field that may hold several symbols (1.4)
 _UINT, _FLAG, _MAP = (UInt,), (bool,), (dict,)
 _COMPOSITE = (Described,)
@@ -138,7 +137,7 @@ _NAME: Final[Mapping[int, str]] = {code: name.split(":")[1] for name, code in DE
 
 
 def checked(frame: memoryview, at: int, code: int) -> list[Any]:
-    """The fields of performative `code`, whose list begins at `at` and ends with the frame; nulls to its full width.
+    """The fields of performative `code`, whose list begins at `at` and ends with the frame; padded with None.
 
     Raises DecodeError and LimitExceeded; InvalidField if a field is of a wrong type, or missing.
     """

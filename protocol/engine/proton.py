@@ -1,7 +1,8 @@
-"""Proton's C library, and its values as ours: texts, errors, encoded data.
+"""Proton's C library, and conversions of its texts, errors and encoded data.
 
-The only module that imports `cproton_ffi`, which is internal to python-qpid-proton: pinned to one minor version.
-Proton's Python classes cost ten times the engine they wrap, so the engine's modules call the functions of `lib`.
+Only this module imports `cproton_ffi`, which is internal to python-qpid-proton and therefore pinned to one minor
+version. Proton's Python classes cost ten times as much as the engine they wrap, so the engine's modules call functions
+of `lib`.
 """
 
 from typing import Any
@@ -36,9 +37,9 @@ def condition_of(pointer: Pointer) -> tuple[str, str]:
 
 
 def set_condition(pointer: Pointer, name: str, description: str, info: dict[Any, Any] | None = None) -> None:
-    """An error always carries an info map, so that its list has all three elements on the wire.
+    """Set an error. It always gets an info map, so that its list has three elements on the wire.
 
-    Proton would leave out the last, and azure-servicebus would hang.
+    Without a map proton leaves out the third element, and azure-servicebus hangs.
     """
     lib.pn_condition_set_name(pointer, name.encode())
     lib.pn_condition_set_description(pointer, description.encode())
@@ -48,7 +49,7 @@ def set_condition(pointer: Pointer, name: str, description: str, info: dict[Any,
 def value_of(data: Pointer) -> Any:
     """The value in proton's tree, decoded by our own codec; None if there is none.
 
-    Raises ProtocolError (via the codec's limits) if the peer nested too deep.
+    Raises ProtocolError (by the codec's limits) if the peer's value is nested too deep.
     """
     if data == ffi.NULL:
         return None
@@ -62,7 +63,7 @@ def value_of(data: Pointer) -> Any:
 
 
 def map_of(data: Pointer) -> dict[Any, Any]:
-    """The map in proton's tree, empty if there is none or something else. Raises ProtocolError as `value_of` does."""
+    """The map in proton's tree; empty if there is no map. Raises ProtocolError as `value_of` does."""
     found = value_of(data)
     return found if isinstance(found, dict) else {}
 

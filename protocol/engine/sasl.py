@@ -1,7 +1,7 @@
 """The SASL layer below an AMQP connection, for both sides: bytes in, bytes out (AMQP 1.0 5.3).
 
-Mechanisms that need one message only: the server never sends a challenge. What a peer pipelines behind the layer is in
-`rest`, beginning with its AMQP protocol header.
+It has only mechanisms that need one message, so the server never sends a challenge. Bytes that the peer pipelines
+behind the layer are in `rest`, which begins with the AMQP protocol header.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,10 +18,10 @@ SASL_HEADER: Final = b"AMQP\x03\x01\x00\x00"
 ANONYMOUS: Final = "ANONYMOUS"
 PLAIN: Final = "PLAIN"
 EXTERNAL: Final = "EXTERNAL"
-CLAIMS: Final = "MSSBCBS"  # anonymous, with claims to follow; the only one that .NET knows
+CLAIMS: Final = "MSSBCBS"  # anonymous, followed by claims; the only mechanism that .NET knows
 MECHANISMS: Final = (CLAIMS, PLAIN, ANONYMOUS, EXTERNAL)
 
-# 5.3.1 says 512; a key name and a key of 256 characters each, not all of them ASCII, are more.
+# 5.3.1 says 512, but a key name and a key of 256 characters each may need more.
 MAX_FRAME_BYTES = 4096
 
 _MECHANISMS, _INIT, _OUTCOME = Descriptor.SASL_MECHANISMS, Descriptor.SASL_INIT, Descriptor.SASL_OUTCOME
@@ -34,7 +34,7 @@ class SaslError(ProtocolError):
 
 
 class SaslRefused(SaslError):
-    """The server does not let the client in. `code` is its outcome's, or None if it does not offer the mechanism."""
+    """The server refuses the client. `code` is that of its outcome, or None if it does not offer the mechanism."""
 
     def __init__(self, reason: str, code: int | None = None) -> None:
         super().__init__(reason)
@@ -63,8 +63,9 @@ VerifyPlain = Callable[[str, str], Identity | None]
 class SaslServer:
     """The server's side.
 
-    Feed it what arrives until `finished`; then `identity` says who the client is, and None that it is refused: write
-    what `feed` returned and close. `rest` is what arrived behind the layer. Holds at most one frame of the peer.
+    Feed it arriving bytes until `finished`. Then `identity` says who the client is; if it is None the client is
+    refused: write what `feed` returned and close. `rest` has the bytes behind the layer. It keeps at most one frame of
+    the peer.
     """
 
     def __init__(
@@ -86,14 +87,14 @@ class SaslServer:
         self._greeted = False
 
     def feed(self, data: bytes) -> bytes:
-        """Take what arrived, and return what to write. Raises SaslError, or DecodeError or LimitExceeded."""
+        """Take arriving bytes, and return the bytes to write. Raises SaslError, DecodeError or LimitExceeded."""
         assert not self.finished, "the SASL layer is finished"
         self._buffer += data
         answer = b""
         if not self._greeted:
             header = self._buffer[:8]
             if not AMQP_HEADER.startswith(header) and not SASL_HEADER.startswith(header):
-                # 2.2: a header that is not supported is answered with one that is.
+                # 2.2: the answer to an unsupported header is a supported one.
                 self._finish(None)
                 return SASL_HEADER
             if len(header) < 8:
@@ -109,7 +110,7 @@ class SaslServer:
         if body is None:
             return answer
         self._finish(self._authenticate(_decode_body(body, _INIT)))
-        # Two fields although the second is null: azure-servicebus prints both of a refusal.
+        # Two fields although the second is null, because azure-servicebus prints both when it is refused.
         return answer + _encode_frame(_OUTCOME, [UByte(_OK if self.identity else _AUTH), None])
 
     def _finish(self, identity: Identity | None) -> None:
@@ -136,7 +137,7 @@ class SaslServer:
 
 
 class SaslClient:
-    """The client's side: write `start()`, then feed it what arrives until `finished`. `rest` as of SaslServer."""
+    """The client's side: write `start()`, then feed it arriving bytes until `finished`. `rest` is as in SaslServer."""
 
     def __init__(
         self,
@@ -159,7 +160,7 @@ class SaslClient:
         return SASL_HEADER
 
     def feed(self, data: bytes) -> bytes:
-        """Take what arrived, and return what to write. Raises SaslRefused; or SaslError, DecodeError, LimitExceeded."""
+        """Take arriving bytes, return those to write. Raises SaslRefused, SaslError, DecodeError, LimitExceeded."""
         assert not self.finished, "the SASL layer is finished"
         self._buffer += data
         if not self._greeted:
@@ -187,7 +188,7 @@ class SaslClient:
 
     def _check_offer(self, fields: list[Any]) -> None:
         offered = fields[0] if fields else None
-        if isinstance(offered, str):  # one alone may stand without its array (1.4)
+        if isinstance(offered, str):  # a single symbol may come without an array (1.4)
             offered = [offered]
         if not isinstance(offered, list | Array):
             raise SaslError("sasl-mechanisms names no mechanism")
@@ -225,7 +226,7 @@ def _encode_frame(code: int, fields: list[Any]) -> bytes:
 
 
 def _take_frame(data: bytes, max_bytes: int) -> tuple[bytes | None, bytes]:
-    """The body of the first frame, or None while it is incomplete, and what is left. Raises SaslError."""
+    """The body of the first frame, or None while it is incomplete; and the remaining bytes. Raises SaslError."""
     if len(data) < 8:
         return None, data
     size = int.from_bytes(data[:4], "big")

@@ -1,8 +1,8 @@
-"""What an engine keeps of a peer's open, sessions and links: an upper estimate of its bytes in memory, and its bound.
+"""Estimates the memory that an engine keeps of a peer's open, sessions and links, never too low, and limits it.
 
-Proton keeps what a performative says until its session or link has ended: text as it came, up to three times (as the
-peer's terminus, as ours, in the answer), and 72 bytes for each value of a filter or of properties, however short it is
-on the wire, twice again. So the estimate counts bytes and values.
+Proton keeps the content of a performative until its session or link has ended. It keeps text up to three times (as the
+peer's terminus, as ours, in the answer). For each value of a filter or of properties, however short it is on the wire,
+it keeps 72 bytes, twice. So the estimate counts bytes and values.
 """
 
 from collections.abc import Mapping
@@ -15,8 +15,8 @@ SESSION_BYTES: Final = 8192
 LINK_BYTES: Final = 4096
 COPIES: Final = 4
 USUAL_DISPOSITION_BYTES: Final = 256
-MAX_DISPOSITION_BYTES: Final = 16 << 20  # its size for each delivery
-MAX_TRANSFER_LIST_BYTES: Final = 1024  # a transfer's fields: kept, unlike its payload, until the delivery is settled
+MAX_DISPOSITION_BYTES: Final = 16 << 20  # the size of a state, counted for each delivery that it is for
+MAX_TRANSFER_LIST_BYTES: Final = 1024  # unlike its payload, a transfer's fields are kept until it is settled
 OUTCOMES: Final = frozenset(
     (
         *(0x24, 0x25, 0x26, 0x27, 0x33, 0x34),
@@ -28,11 +28,11 @@ VALUE_BYTES: Final = 150  # measured: 143 for a value of a source's filter, whic
 
 
 class StateTooLarge(ProtocolError):
-    """A peer would make the connection keep more than it may."""
+    """The peer would make the connection keep more than its limit."""
 
 
 class StateBytes:
-    """The sum of what is kept, by channel and handle."""
+    """The sum of kept bytes, by channel and handle."""
 
     def __init__(self) -> None:
         self.maximum: int | None = None
@@ -41,7 +41,7 @@ class StateBytes:
         self.total = 0
 
     def open(self, size: int, fields: list[Any]) -> None:
-        """The peer has opened the connection by a frame of `size` bytes. Raises StateTooLarge, as the others do."""
+        """The peer has opened the connection by a frame of `size` bytes. Raises StateTooLarge, as other methods do."""
         self._add(_kept(size, fields))
 
     def begin(self, channel: int, size: int, fields: list[Any]) -> None:
@@ -67,9 +67,9 @@ class StateBytes:
 
 
 def check_disposition(size: int, fields: list[Any]) -> None:
-    """A disposition of `size` bytes may be kept by every delivery that it is for. Raises StateTooLarge, InvalidField.
+    """Every delivery may keep its own copy of a disposition of `size` bytes. Raises StateTooLarge, InvalidField.
 
-    A delivery is settled soon after its outcome, and only then its state is given back; what is no outcome may stay.
+    The state is freed when the delivery is settled, which is soon after an outcome. Other states may stay.
     """
     if size <= USUAL_DISPOSITION_BYTES:
         return
@@ -87,7 +87,7 @@ def _kept(size: int, fields: list[Any]) -> int:
 
 
 def _values_in(value: Any) -> int:
-    """How many values this is, itself included."""
+    """The number of values in this value, itself included."""
     if isinstance(value, list):
         return 1 + sum(map(_values_in, value))
     if isinstance(value, Mapping):

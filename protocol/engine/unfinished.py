@@ -1,8 +1,8 @@
-"""Bytes of deliveries that have begun and not ended: how many a connection may have, and all that share a pool.
+"""Limits the bytes of deliveries that have begun and not ended, for a connection and for all that share a pool.
 
-A connection may hold as much as its own maximum, and never more than what is free in the pool: so whoever takes much
-leaves room for the others, however many they are. What finds no room is not kept; its delivery is received to its end,
-thrown away, and refused. Nobody waits for others, so nobody waits for ever.
+A connection may hold up to its own maximum, but never more than what is free in the pool. So a connection that takes
+much leaves room for the others, however many there are. A delivery that finds no room is received to its end, thrown
+away, and refused. No connection waits for others, so none waits for ever.
 """
 
 from typing import Final
@@ -15,7 +15,7 @@ MAX_BUFFER_BYTES: Final = 64 << 20
 
 
 class Pool:
-    """What all connections that share it may hold together."""
+    """The bytes that all connections which share the pool may hold together."""
 
     def __init__(self, maximum_bytes: int) -> None:
         self.maximum_bytes = maximum_bytes
@@ -32,7 +32,7 @@ class Unfinished:
         self._buffer_bytes = 0
 
     def take(self, size: int) -> bool:
-        """Hold `size` bytes more, if there is room for them."""
+        """Hold `size` more bytes, if there is room for them."""
         free = self._pool.maximum_bytes - self._pool.held_bytes
         if self._held_bytes + size > min(self.maximum_bytes, free):
             return False
@@ -45,7 +45,7 @@ class Unfinished:
         self._pool.held_bytes -= size
 
     def buffer(self, more_bytes: int) -> None:
-        """A buffer has grown by so many bytes, or is gone if they are negative. Raises StateTooLarge."""
+        """A buffer has grown by `more_bytes`; if they are negative it was freed. Raises StateTooLarge."""
         self._buffer_bytes += more_bytes
         if more_bytes > 0 and self._buffer_bytes > min(MAX_BUFFER_BYTES, 2 * self.maximum_bytes):
             raise StateTooLarge("The connection has begun more messages than it may have unfinished.")
