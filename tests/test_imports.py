@@ -64,6 +64,7 @@ MAY_IMPORT = {
         "protocol.symbols",
     },
     "broker.metrics": set(),
+    "broker.listening": set(),
     "broker.settings": {"broker", "storage", "protocol.symbols"},
     "broker.settings.config": {"broker.namespace.entities", "broker.namespace.rule_descriptions"},
     "pipeline": {"protocol", "pipeline"},
