@@ -9,7 +9,7 @@
             print(received.message().content())
             await receiver.accept(received)
 
-Errors are in `protocol.client.errors`. A connection that is lost stays lost: whoever wants to go on connects again.
+Errors are in `protocol.client.errors`. A lost connection stays lost; the caller connects again.
 """
 
 import asyncio
@@ -41,9 +41,9 @@ from protocol.errors import ProtocolError
 DEFAULT_TIMEOUT_SECONDS = 60.0
 CLOSE_SECONDS = 2.0
 IDLE_TIME_OUT_MS = 60_000
-# Output that may wait for the socket before senders do.
+# Output that may wait for the socket; beyond it senders wait.
 OUTPUT_HIGH_BYTES = 1 << 20
-# Brokers allow some hundred links in a session; the next ones get a session more.
+# Brokers allow some hundred links in a session; further links get another session.
 MAX_LINKS_PER_SESSION = 200
 MAX_COUNTS_PER_REQUEST = 1000
 
@@ -59,11 +59,11 @@ async def connect(
     timeout_s: float = DEFAULT_TIMEOUT_SECONDS,
     idle_time_out_ms: int = IDLE_TIME_OUT_MS,
 ) -> "Connection":
-    """Connect, authenticate and open. `hostname` is what the peer is told if not `host`.
+    """Connect, authenticate and open. `hostname` is sent to the peer in place of `host`.
 
-    `timeout_s` is for this, and for each answer of the peer later on that has no time-out of its own. The peer is cut
-    off when it is silent for `idle_time_out_ms`. Tokens of a shared access key are put when a link needs one, not here.
-    Raises ConnectionLost, or AuthenticationFailed.
+    `timeout_s` is for this, and for later answers of the peer that have no time-out of their own. If the peer is silent
+    for `idle_time_out_ms`, the connection is closed. Tokens of a shared access key are put when a link needs one, not
+    here. Raises ConnectionLost, or AuthenticationFailed.
     """
     hostname = hostname or host
     connection = Connection(credentials, hostname, container_id or uuid.uuid4().hex, timeout_s, idle_time_out_ms)
@@ -91,9 +91,9 @@ async def connect_to(
     container_id: str | None = None,
     timeout_s: float = DEFAULT_TIMEOUT_SECONDS,
 ) -> "Connection":
-    """Connect to what a connection string says. `tls` is for one that wants TLS; unset verifies as the system does.
+    """Connect as a connection string says. `tls` is used if it needs TLS; by default the system's authorities count.
 
-    Raises InvalidConnectionString, and as `connect`.
+    Raises InvalidConnectionString, and the errors of `connect`.
     """
     if isinstance(connection_string, str):
         connection_string = ConnectionString.parse(connection_string)
@@ -122,7 +122,7 @@ class Connection(asyncio.Protocol):
         self.timeout_s = timeout_s
         self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._is_write_paused = False
-        self._unwritten_bytes = 0  # of messages, in the engine
+        self._unwritten_bytes = 0  # bytes of messages in the engine
         self._container_id = container_id
         self._idle_time_out_ms = idle_time_out_ms
         self._sasl: SaslClient | None = _sasl(credentials, hostname)
@@ -148,7 +148,7 @@ class Connection(asyncio.Protocol):
     # -- links
 
     async def sender(self, address: str, *, max_in_flight: int = 1000) -> Sender:
-        """Attach a sender; at most `max_in_flight` of its messages wait for their outcome at once.
+        """Attach a sender. At most `max_in_flight` of its messages wait for their outcome at once.
 
         Raises LinkDetached with the peer's reason, AuthenticationFailed, ConnectionLost or TimeoutError.
         """
@@ -156,7 +156,7 @@ class Connection(asyncio.Protocol):
         return await self._attach_sender(address, address, max_in_flight)
 
     async def receiver(self, address: str, *, credit: int = 100, receive_and_delete: bool = False) -> Receiver:
-        """Attach a receiver that may have `credit` messages ahead of those taken; raises as `sender`."""
+        """Attach a receiver, which may have `credit` messages that are not taken yet; raises as `sender`."""
         await self._authorize(address)
         receiver = Receiver(self, address, credit, receive_and_delete)
         await self._attach(receiver, source=address, target=self._next_name(), receive_and_delete=receive_and_delete)
@@ -175,7 +175,7 @@ class Connection(asyncio.Protocol):
         return Management(await self.requests(f"{entity}/$management" if entity else "$management"), self.timeout_s)
 
     async def requests(self, node: str) -> Requests:
-        """The links to `node`, which are made once; raises as `sender`."""
+        """The links to `node`, attached at the first call; raises as `sender`."""
         async with self._requests_lock:
             requests = self._requests.get(node)
             if requests is None or requests.closed:
@@ -187,7 +187,7 @@ class Connection(asyncio.Protocol):
             return requests
 
     async def counts(self) -> dict[str, QueueCounts]:
-        """All entities of a Peeklock namespace that hold messages, by name in order.
+        """The counts of all entities of a Peeklock namespace that hold messages, in the order of their names.
 
         Needs the right Manage; raises RequestFailed, and as `sender`.
         """
@@ -232,7 +232,7 @@ class Connection(asyncio.Protocol):
         except TimeoutError:
             raise TimeoutError(f"no answer to the attach of a link to {end.address}") from None
         finally:
-            # Whoever gave up waiting has no use for a link that comes late.
+            # The caller has stopped waiting and cannot use a link that is attached late.
             if not end.attached.done() or end.attached.cancelled():
                 end.link.detach()
                 self.flush_soon()
@@ -256,13 +256,13 @@ class Connection(asyncio.Protocol):
         return self._failure is not None
 
     async def wait_closed(self) -> ClientError:
-        """Wait until the connection has ended, and say why."""
+        """Wait until the connection has ended; returns the reason."""
         await self._lost.wait()
         assert self._failure is not None
         return self._failure.again()
 
     async def close(self) -> None:
-        """Close in order; what waits on links fails with LinkClosed."""
+        """Close the connection; calls that wait on links fail with LinkClosed."""
         if self._failure is None:
             self._failure = LinkClosed("", "the connection was closed")
             for link in self.engine.links.values():
@@ -279,7 +279,7 @@ class Connection(asyncio.Protocol):
             await self._lost.wait()
 
     def abort(self) -> None:
-        """End it without a word, as if it had broken."""
+        """End the connection without a close, as if it had broken."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -290,12 +290,12 @@ class Connection(asyncio.Protocol):
     # -- asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but its base class
+        transport = cast(asyncio.Transport, transport)  # uvloop's has all methods, but not the base class
         self._transport = transport
         transport.set_write_buffer_limits(high=OUTPUT_HIGH_BYTES)
         connection = transport.get_extra_info("socket")
         if connection is not None and connection.family in (socket.AF_INET, socket.AF_INET6):
-            # Output is gathered by turns of the loop already: Nagle's algorithm would only add its delay.
+            # Turns of the loop gather output already; Nagle's algorithm would only delay it.
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         assert self._sasl is not None
         transport.write(self._sasl.start())
@@ -353,7 +353,7 @@ class Connection(asyncio.Protocol):
                     link.context.on_resumed()
 
     def _negotiate(self, data: bytes) -> bytes:
-        """The SASL layer: what is left belongs to AMQP."""
+        """Feed the SASL layer; returns the rest, which belongs to AMQP."""
         sasl = self._sasl
         assert sasl is not None
         assert self._transport is not None
@@ -385,11 +385,11 @@ class Connection(asyncio.Protocol):
 
     @property
     def is_congested(self) -> bool:
-        """More is waiting for the socket than should: messages have to wait."""
+        """True if too much output waits for the socket, so that messages must wait."""
         return self._is_write_paused or self._unwritten_bytes > OUTPUT_HIGH_BYTES
 
     def flush_soon(self, message_bytes: int = 0) -> None:
-        """Write what all have said in this turn of the loop, at once."""
+        """Write the output of all links of this turn of the loop, at once."""
         self._unwritten_bytes += message_bytes
         if not self._flush_scheduled:
             self._flush_scheduled = True
@@ -403,7 +403,7 @@ class Connection(asyncio.Protocol):
             self._resume_senders()
 
     def flush(self) -> None:
-        """Write what is to be said now."""
+        """Write the output now."""
         transport = self._transport
         if transport is None or self._sasl is not None or self._is_write_paused:
             return
@@ -418,7 +418,7 @@ class Connection(asyncio.Protocol):
             transport.close()
 
     def _tick(self) -> None:
-        """Heartbeats, and the peer's silence."""
+        """Send heartbeats, and check the peer's silence."""
         loop = asyncio.get_running_loop()
         now_ms = int(loop.time() * 1000)
         deadline_ms = self.engine.tick(now_ms)
@@ -431,7 +431,7 @@ class Connection(asyncio.Protocol):
     def on_open(self, container_id: str, hostname: str) -> None:
         if not self.opened.done():
             self.opened.set_result(None)
-        self._timer = asyncio.get_running_loop().call_soon(self._tick)  # not here: the engine is at work
+        self._timer = asyncio.get_running_loop().call_soon(self._tick)  # not here, inside the engine
 
     def on_session(self, session: Session) -> None: ...
 

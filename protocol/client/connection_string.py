@@ -13,17 +13,17 @@ AMQPS_PORT: Final = 5671
 
 
 class InvalidConnectionString(ValueError):
-    """The text names what is wrong, and no key."""
+    """The text names the mistake, and has no key."""
 
 
 @dataclass(frozen=True, slots=True)
 class Anonymous:
-    """No one; for brokers that ask for nothing."""
+    """No credentials, for brokers that need none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plain:
-    """SASL PLAIN; Service Bus takes a key's name and the key."""
+    """Credentials of SASL PLAIN: for Service Bus the name of a key and the key."""
 
     name: str
     password: str = field(repr=False)
@@ -31,7 +31,7 @@ class Plain:
 
 @dataclass(frozen=True, slots=True)
 class SharedAccessKey:
-    """A key that tokens for $cbs are made of, each of which lives for `lifetime_s`."""
+    """A key for making tokens for $cbs, each of which is valid for `lifetime_s`."""
 
     name: str
     key: str = field(repr=False)
@@ -40,7 +40,7 @@ class SharedAccessKey:
 
 @dataclass(frozen=True, slots=True)
 class SharedAccessSignature:
-    """A token that was made elsewhere; it cannot be refreshed."""
+    """A token that was made elsewhere and cannot be refreshed."""
 
     token: str = field(repr=False)
 
@@ -60,7 +60,7 @@ class ConnectionString:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Raises InvalidConnectionString. Names are read in any case, and those that are not known are passed over."""
+        """Raises InvalidConnectionString. Names may be in any case; unknown ones are ignored."""
         values: dict[str, str] = {}
         for part in text.strip().split(";"):
             name, equals, value = part.strip().partition("=")

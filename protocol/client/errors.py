@@ -12,20 +12,20 @@ class ClientError(Exception):
         self.description = description
 
     def again(self) -> Self:
-        """The same error for one more who waits: an exception raised in several tasks would mix their tracebacks."""
+        """A copy of the error for another task: one exception raised in several tasks would mix their tracebacks."""
         return type(self)(self.condition, self.description)
 
 
 class ConnectionLost(ClientError):
-    """The connection could not be made, or it ended. What was not answered may or may not have been done."""
+    """The connection could not be made, or it ended. Unanswered operations may or may not have been done."""
 
 
 class AuthenticationFailed(ClientError):
-    """The peer does not know us, or refuses our token."""
+    """The peer refuses our credentials or our token."""
 
 
 class LinkDetached(ClientError):
-    """The peer did not attach the link, or has ended it. What was not answered may or may not have been done."""
+    """The peer did not attach the link, or has ended it. Unanswered operations may or may not have been done."""
 
 
 class LinkClosed(LinkDetached):
@@ -33,15 +33,15 @@ class LinkClosed(LinkDetached):
 
 
 class MessageRefused(ClientError):
-    """The peer did not take the message: `rejected`, with its reason (3.4.2)."""
+    """The peer did not accept the message: `rejected`, with the reason (3.4.2)."""
 
 
 class MessageReturned(ClientError):
-    """The peer did not take the message, and does not call it wrong: `released` or `modified`. A retry may help."""
+    """The peer did not accept the message, but it is not wrong: `released` or `modified`. A retry may help."""
 
 
 class SettlementRefused(ClientError):
-    """The outcome of a received message did not take place; mostly because its lock was lost."""
+    """The outcome of a received message was not applied; mostly because its lock was lost."""
 
 
 class RequestFailed(ClientError):

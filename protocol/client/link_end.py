@@ -1,6 +1,6 @@
 """The common part of a client's links, and the interface through which they use their connection.
 
-Everything that waits is woken when the link or its connection ends, with the reason.
+When the link or its connection ends, everything that waits on the link fails with the reason.
 """
 
 import asyncio
@@ -13,30 +13,30 @@ from protocol.engine.links import Link
 
 
 class LinkConnection(Protocol):
-    """A client's connection, to its links."""
+    """A client's connection as its links see it."""
 
     engine: Engine
     timeout_s: float
 
     @property
     def is_congested(self) -> bool:
-        """More waits to be written than should."""
+        """True if too much output waits to be written."""
 
     def flush(self) -> None: ...
 
     def flush_soon(self, message_bytes: int = 0) -> None:
-        """Write with what else comes in this turn of the loop; `message_bytes` are new."""
+        """Write with the other output of this turn of the loop; `message_bytes` were added."""
 
 
 class LinkEnd:
-    """What all links of a client have in common. `link` is there once it is attached."""
+    """The common part of all links of a client. `link` is set when it is attached."""
 
     link: Link
 
     def __init__(self, connection: LinkConnection, address: str) -> None:
         self.connection = connection
         self.address = address
-        self.error: ClientError | None = None  # why the link ended
+        self.error: ClientError | None = None  # the reason why the link ended
         self.attached: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.detached = asyncio.Event()
 
@@ -45,7 +45,7 @@ class LinkEnd:
         return self.error is not None
 
     async def close(self) -> None:
-        """Detach, and wait for the peer's answer. What waits on the link ends with LinkClosed."""
+        """Detach, and wait for the peer's answer. Calls that wait on the link fail with LinkClosed."""
         if self.error is None:
             self.prepare_close()
             self.link.detach()
@@ -61,23 +61,23 @@ class LinkEnd:
         await self.close()
 
     def check(self) -> None:
-        """Raises why the link ended, if it has."""
+        """Raises the reason why the link ended, if it has."""
         if self.error is not None:
             raise self.error.again()
 
-    # -- what the connection tells
+    # -- called by the connection
 
     def on_attached(self) -> None:
         if not self.attached.done():
             self.attached.set_result(None)
 
     def on_detached(self, error: ClientError) -> None:
-        """The link is gone, and with it all its deliveries."""
+        """The link and all its deliveries are gone."""
         self.fail(error)
         self.detached.set()
 
     def fail(self, error: ClientError) -> None:
-        """Wake all who wait; of the errors of a link the first one counts."""
+        """Wake all tasks that wait. The first error of a link counts."""
         if self.error is not None:
             return
         self.error = error
@@ -89,7 +89,7 @@ class LinkEnd:
         raise NotImplementedError
 
     def prepare_close(self) -> None:
-        """Say what is to be said before the link is closed from our side."""
+        """Do what must be done before we close the link."""
 
     def on_flow(self) -> None: ...
 
@@ -100,7 +100,7 @@ class LinkEnd:
         raise AssertionError("nothing is received on this link")
 
     def on_aborted(self) -> None:
-        """The peer gave up a delivery that it had begun, and that has used credit."""
+        """The peer aborted a delivery, which has used credit."""
 
     def on_outcome(self, delivery: Delivery, tag: bytes, state: int, settled: bool) -> None:
         raise AssertionError("no outcomes on this link")

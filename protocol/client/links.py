@@ -54,20 +54,20 @@ class Sender(LinkEnd):
 
     @property
     def in_flight(self) -> int:
-        """Messages sent whose outcome is not known yet."""
+        """The number of sent messages whose outcome is not known yet."""
         return len(self._in_flight)
 
     async def send(self, message: bytes, transaction: bytes | None = None) -> None:
-        """Send, and wait until the peer has accepted; with `transaction` as a part of that.
+        """Send, and wait until the peer has accepted; with `transaction`, as a part of it.
 
         Raises MessageRefused or MessageReturned; LinkDetached or ConnectionLost if the outcome will never be known.
         """
         await (await self.post(message, transaction))
 
     async def post(self, message: bytes, transaction: bytes | None = None) -> "asyncio.Future[None]":
-        """Send as soon as there is room, which is bounded, without waiting for the outcome: that is the future's.
+        """Send as soon as there is room, without waiting for the outcome, which the future gets.
 
-        For pipelining. A future that is dropped reports its failure to the event loop's log only.
+        For pipelining. If the future is dropped, only the event loop's log reports a failure.
         """
         self.check()
         if not self._waiting and self._has_room:
@@ -77,9 +77,9 @@ class Sender(LinkEnd):
         return await handed
 
     async def send_all(self, messages: Iterable[bytes] | AsyncIterable[bytes]) -> int:
-        """Send pipelined and wait for all outcomes; the count of messages, all accepted.
+        """Send pipelined and wait for all outcomes; returns the number of messages, all of which were accepted.
 
-        On the first failure nothing more is sent, and once all outcomes are known it is raised.
+        After the first failure nothing more is sent. It is raised when all outcomes are known.
         """
         count = 0
         failure: BaseException | None = None
@@ -163,7 +163,7 @@ async def _each(messages: Iterable[bytes] | AsyncIterable[bytes]) -> AsyncIterat
 
 
 class Received:
-    """A message received. `payload` is the AMQP message as encoded; `settled` once an outcome was told."""
+    """A received message. `payload` is the encoded AMQP message; `settled` is True after an outcome was sent."""
 
     __slots__ = ("_delivery", "payload", "tag")
 
@@ -178,7 +178,7 @@ class Received:
 
     @property
     def lock_token(self) -> UUID:
-        """What $management knows the lock by. Raises ValueError if the peer is no Service Bus."""
+        """The token of the lock for $management. Raises ValueError if the peer is no Service Bus."""
         return uuid_of(self.tag)
 
     def message(self) -> Message:
@@ -196,8 +196,8 @@ class Received:
 class Receiver(LinkEnd):
     """A link on which we receive, with peek-lock or receive-and-delete.
 
-    The peer may have `credit` messages on their way or waiting here to be taken; with a credit of 0 it has what
-    `grant` and `fetch` give. `accept`, `release`, `modify` and `reject` return a future that is done when the peer has
+    Up to `credit` messages may be on their way or wait here to be taken; with a credit of 0 only those that `grant` and
+    `fetch` allow. `accept`, `release`, `modify` and `reject` return a future that is done when the peer has
     confirmed: await it at once, or settle many and await all. It fails with SettlementRefused.
     """
 
@@ -213,7 +213,7 @@ class Receiver(LinkEnd):
     # -- receiving
 
     async def receive(self, timeout_s: float | None = None) -> Received | None:
-        """The next message; None if none came in `timeout_s`. Raises why the link ended."""
+        """The next message; None if none came in `timeout_s`. Raises the reason if the link ended."""
         if not self._buffer and not await self._wait(lambda: bool(self._buffer), timeout_s):
             return None
         received = self._buffer.popleft()
@@ -221,9 +221,9 @@ class Receiver(LinkEnd):
         return received
 
     async def fetch(self, count: int, timeout_s: float = 0.0) -> list[Received]:
-        """Up to `count` messages: all that the peer has, once there is one, else none after `timeout_s`.
+        """Up to `count` messages: waits up to `timeout_s` for the first, then takes all that the peer has.
 
-        Ends the credit window: nothing comes between one fetch and the next.
+        Ends the credit window: no messages come between two fetches.
         """
         self.check()
         self._window = 0
@@ -237,9 +237,9 @@ class Receiver(LinkEnd):
         return [self._buffer.popleft() for _ in range(min(count, len(self._buffer)))]
 
     async def drain(self) -> None:
-        """Have the peer send what it has for the credit it holds, and give back the rest; ends the credit window.
+        """Let the peer send messages for its credit and give back the rest; ends the credit window.
 
-        What came is there to be received without waiting. Raises TimeoutError, or why the link ended.
+        The messages can then be received without waiting. Raises TimeoutError, or the reason if the link ended.
         """
         self.check()
         self._window = 0
@@ -250,7 +250,7 @@ class Receiver(LinkEnd):
                 raise TimeoutError(f"{self.address} does not answer a drain")
 
     def grant(self, credit: int) -> None:
-        """Let the peer send `credit` messages more, apart from the credit window."""
+        """Let the peer send `credit` more messages, besides the credit window."""
         self.check()
         self.link.grant(credit)
         self.connection.flush_soon()
@@ -259,7 +259,7 @@ class Receiver(LinkEnd):
         return self
 
     async def __anext__(self) -> Received:
-        """Ends when the link is closed from our side. Raises why else it ended."""
+        """Ends when we close the link. Raises the reason if it ended otherwise."""
         try:
             received = await self.receive()
         except LinkClosed:
@@ -279,7 +279,7 @@ class Receiver(LinkEnd):
         return True
 
     def _pulse(self) -> None:
-        """Wake all who wait to look again."""
+        """Wake all tasks that wait, so that they check again."""
         self._changed.set()
         self._changed.clear()
 
@@ -294,9 +294,9 @@ class Receiver(LinkEnd):
     # -- settling
 
     def accept(self, received: Received, transaction: bytes | None = None) -> "asyncio.Future[None]":
-        """Complete: the message is done with; with `transaction`, when that is committed.
+        """Complete the message; with `transaction`, when that is committed.
 
-        Raises ValueError if it is settled, or why the link ended.
+        Raises ValueError if the message is settled, or the reason if the link ended.
         """
         if transaction is None:
             return self._settle(received, ACCEPTED)
@@ -307,7 +307,7 @@ class Receiver(LinkEnd):
         return self._settle(received, TRANSACTIONAL, describe)
 
     def release(self, received: Received) -> "asyncio.Future[None]":
-        """Give it back, which does not count as a failed delivery. Raises as `accept` does."""
+        """Give the message back, which does not count as a failed delivery. Raises as `accept` does."""
         return self._settle(received, RELEASED)
 
     def modify(
@@ -317,7 +317,7 @@ class Receiver(LinkEnd):
         undeliverable_here: bool = False,
         properties: Mapping[str, Any] | None = None,
     ) -> "asyncio.Future[None]":
-        """Abandon: it comes again with one delivery more; with `undeliverable_here` it is deferred.
+        """Abandon the message: it comes again with one more delivery. With `undeliverable_here` it is deferred.
 
         `properties` are set on the message. Raises as `accept` does.
         """
@@ -371,7 +371,7 @@ class Receiver(LinkEnd):
         self.connection.flush_soon()
         return answer
 
-    # -- what the connection tells
+    # -- called by the connection
 
     def on_attached(self) -> None:
         self._settles_second = self.link.settles_second
@@ -381,7 +381,7 @@ class Receiver(LinkEnd):
     def on_message(self, delivery: Delivery, payload: bytes, settled: bool) -> None:
         tag = tag_of(delivery)
         if self.error is not None and not settled:
-            return  # too late; its lock ends with the link
+            return  # too late: the lock ends with the link
         if settled:
             forget(delivery)
         self._buffer.append(Received(payload, tag, None if settled else delivery))
@@ -398,7 +398,7 @@ class Receiver(LinkEnd):
         told, answer = self._answers.pop(delivery, (0, None))  # none: the link was closed from our side meanwhile
         condition, description, _ = rejection(delivery) if state == REJECTED else ("", "", {})
         if answer is not None and not answer.done():
-            # Settled without a state leaves ours; an error is a refusal although what was asked for is `rejected` too.
+            # If the peer settles without a state, ours holds. An error is a refusal, even if we sent `rejected`.
             if state == 0 or (state == told and not condition):
                 answer.set_result(None)
             else:
@@ -406,7 +406,7 @@ class Receiver(LinkEnd):
         forget(delivery)
 
     def wake(self, error: ClientError) -> None:
-        """Messages under lock are of no use any more; what was received and deleted can still be taken."""
+        """Drop locked messages, which are of no use any more; received and deleted ones can still be taken."""
         self._buffer = deque(received for received in self._buffer if received.settled)
         answers, self._answers = self._answers, {}
         for _, answer in answers.values():
@@ -414,6 +414,6 @@ class Receiver(LinkEnd):
         self._pulse()
 
     def prepare_close(self) -> None:
-        """What nobody has taken goes back at once, for other receivers."""
+        """Give messages that were not taken back at once, for other receivers."""
         while self._buffer and not self._buffer[0].settled:
             settle(self._buffer.popleft().take_delivery(), RELEASED)

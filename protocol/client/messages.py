@@ -1,6 +1,6 @@
-"""A message as a client makes and reads it (AMQP 1.0 3.2). Its body stays encoded, so that passing on changes nothing.
+"""A message as a client makes and reads it (AMQP 1.0 3.2). Its body stays encoded, so that forwarding changes nothing.
 
-Application properties and annotations hold Python values that `protocol.codec` encodes; what was decoded encodes to
+Application properties and annotations hold Python values that `protocol.codec` encodes; decoded values are encoded to
 the same AMQP types again.
 """
 
@@ -48,7 +48,7 @@ class Message:
 
     @classmethod
     def decode(cls, message: Buffer) -> Self:
-        """Delivery annotations are left out: they were for this hop. Raises DecodeError or LimitExceeded."""
+        """Decode a message without delivery annotations, which were for this hop. Raises DecodeError, LimitExceeded."""
         result = cls(durable=False)
         at = 0
         while at < len(message):
@@ -73,7 +73,7 @@ class Message:
         )
 
     def content(self) -> Any:
-        """The body decoded: bytes of data sections, the items of sequences, or the value. Raises DecodeError."""
+        """The decoded body: bytes of data sections, items of sequences, or the value. Raises DecodeError."""
         data: list[bytes] = []
         items: list[Any] = []
         at = 0
@@ -91,7 +91,7 @@ class Message:
 
     @property
     def sequence_number(self) -> int | None:
-        """The broker's, on a message that was received or peeked."""
+        """The broker's sequence number, on a message that was received or peeked."""
         return self.annotations.get(SEQUENCE_NUMBER)
 
     def _take(self, code: int, value: Any, at: int) -> None:
@@ -120,7 +120,7 @@ def value_section(value: Any) -> bytes:
     return encode(Described(Descriptor.AMQP_VALUE.value, value))
 
 
-# Fields in the order of their lists, with the type of each that Python has none for.
+# Fields in the order of their lists, with their AMQP types if Python has no such type.
 _NAMES: Final = tuple(each.name for each in fields(Message))
 _HEADER: Final = dict.fromkeys(_NAMES[1:6], None) | {"priority": UByte, "ttl_ms": UInt, "delivery_count": UInt}
 _PROPERTIES: Final = dict.fromkeys(_NAMES[6:19], None) | {
@@ -144,7 +144,7 @@ def _list(code: Descriptor, types: dict[str, Any], message: Message) -> bytes:
 
 
 def _symbol(key: Any) -> Any:
-    """Keys of annotations are symbols (3.2.10); a plain string means one."""
+    """The key as a symbol, as keys of annotations are (3.2.10)."""
     return Symbol(key) if type(key) is str else key
 
 
@@ -153,7 +153,7 @@ def _map(code: Descriptor, values: dict[Any, Any]) -> bytes:
 
 
 def _descriptor(message: Buffer, at: int) -> tuple[int, int]:
-    """The code of the section that begins at `at`, and where its value begins. Raises DecodeError."""
+    """The code of the section that begins at `at`, and the offset of its value. Raises DecodeError."""
     if message[at] != 0:
         raise DecodeError("a value where a section of a message is due", at)
     descriptor, end = decode(message, at + 1)

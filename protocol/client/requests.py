@@ -1,4 +1,4 @@
-"""Requests to a node and their responses, matched by correlation id; and what $cbs and $management are asked."""
+"""Requests to a node and their responses, matched by correlation id; requests to $cbs and $management."""
 
 import asyncio
 import time
@@ -22,7 +22,7 @@ from protocol.nodes.request_message import text
 
 RESPONSE_CREDIT = 100
 MAX_REQUESTS = 100
-# A token is put again when this share of its life is over.
+# A token is renewed when this share of its lifetime is over.
 REFRESH_AT = 0.8
 RETRY_SECONDS = 5.0
 
@@ -62,7 +62,7 @@ class ResponseLink(LinkEnd):
             if waiting is not None and not waiting.done():
                 waiting.set_result(Response(message.application_properties, message.content()))
         except ProtocolError:
-            return  # nobody can be told whose answer it was: the request runs into its time-out
+            return  # we do not know whose answer it was: its request will time out
 
     def on_aborted(self) -> None:
         self._refill()
@@ -78,7 +78,7 @@ class ResponseLink(LinkEnd):
 
 
 class Requests:
-    """A pair of links to one node. Any number of requests may be under way; MAX_REQUESTS are on the wire at once."""
+    """A pair of links to one node. Any number of requests may wait; MAX_REQUESTS are on the wire at once."""
 
     def __init__(self, sender: Sender, responses: ResponseLink, reply_to: str) -> None:
         self._sender = sender
@@ -91,7 +91,7 @@ class Requests:
         return self._sender.closed or self._responses.closed
 
     async def request(self, properties: Mapping[str, Any], body: Any, timeout_s: float | None) -> Response:
-        """Ask, and wait for the answer. Raises TimeoutError; MessageRefused, LinkDetached or ConnectionLost."""
+        """Send a request, wait for its answer. Raises TimeoutError, MessageRefused, LinkDetached or ConnectionLost."""
         self._count += 1
         message_id = f"{self._reply_to}:{self._count}"
         message = Message(
@@ -115,7 +115,7 @@ class Requests:
 
 
 class RequestConnection(Protocol):
-    """A client's connection, to its claims."""
+    """A client's connection as its claims see it."""
 
     hostname: str
     timeout_s: float
@@ -125,17 +125,17 @@ class RequestConnection(Protocol):
 
 
 class Claims:
-    """The tokens of a connection: put for what is used first, and again before they expire (amqp.md 2)."""
+    """The tokens of a connection: put at the first use of an entity, and again before they expire (amqp.md 2)."""
 
     def __init__(self, connection: RequestConnection, credentials: SharedAccessKey | SharedAccessSignature) -> None:
         self._connection = connection
         self._credentials = credentials
-        self._refresh_at: dict[str, float] = {}  # by audience, as the loop's clock has it
+        self._refresh_at: dict[str, float] = {}  # by audience, on the clock of the event loop
         self._putting = asyncio.Lock()
         self._refreshing: asyncio.Task[None] | None = None
 
     async def ensure(self, address: str) -> None:
-        """Have a token for the entity that `address` belongs to.
+        """Make sure that there is a token for the entity of `address`.
 
         Raises AuthenticationFailed, or LinkDetached if there is no such entity.
         """
@@ -159,7 +159,7 @@ class Claims:
         if not isinstance(status, int) or not 200 <= status < 300:
             description = text(response.properties.get("status-description"))
             description = description or f"token refused: status {status}"
-            if status == cbs.NOT_FOUND:  # as an attach without a token would have been
+            if status == cbs.NOT_FOUND:  # as an attach without a token would be answered
                 raise LinkDetached(conditions.NOT_FOUND, description)
             raise AuthenticationFailed(conditions.UNAUTHORIZED_ACCESS, description)
         self._refresh_at[audience] = asyncio.get_running_loop().time() + REFRESH_AT * life_s
@@ -179,15 +179,15 @@ class Claims:
                 try:
                     await self._put(audience)
                 except (ClientError, TimeoutError):
-                    # The links that need it are detached when the old token ends, with the reason.
+                    # When the old token ends, the peer detaches the links that need it, with the reason.
                     self._refresh_at[audience] = loop.time() + RETRY_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
 class QueueCounts:
-    """Messages of an entity by state. `active` are those available, locked or deferred.
+    """Messages of an entity by state. `active` messages are available, locked or deferred.
 
-    `transfer` are those that wait to be moved to another entity. `dead_lettered` are in its dead-letter queue,
+    `transfer` messages wait to be moved to another entity. `dead_lettered` are in its dead-letter queue,
     `transfer_dead_lettered` in its transfer dead-letter queue; the bytes of all are in `size_bytes`.
     """
 
@@ -229,18 +229,18 @@ class Management:
         return answer.body if isinstance(answer.body, dict) else {}
 
     async def peek(self, count: int = 1, from_sequence_number: int = 0) -> list[bytes]:
-        """Messages as encoded, in any state, in the order of their sequence numbers; maybe fewer than asked for."""
+        """Encoded messages in any state, in the order of their sequence numbers; perhaps fewer than asked for."""
         body = {"from-sequence-number": Long(from_sequence_number), "message-count": Int(count)}
         answer = await self.request("com.microsoft:peek-message", body)
         return [item["message"] for item in answer.get("messages", [])]
 
     async def renew_locks(self, lock_tokens: Sequence[UUID]) -> list[int]:
-        """Until when each is locked now, in Unix milliseconds."""
+        """The new ends of the locks, in Unix milliseconds."""
         answer = await self.request("com.microsoft:renew-lock", {"lock-tokens": array(UUID, lock_tokens)})
         return [int(until) for until in answer["expirations"]]
 
     async def schedule(self, messages: Sequence[Message]) -> list[int]:
-        """Sequence numbers; when each is due is in its annotation x-opt-scheduled-enqueue-time."""
+        """Schedule messages by their annotation x-opt-scheduled-enqueue-time; returns their sequence numbers."""
         items = [{"message-id": message.message_id, "message": message.encode()} for message in messages]
         answer = await self.request("com.microsoft:schedule-message", {"messages": items})
         return [int(number) for number in answer["sequence-numbers"]]
@@ -250,7 +250,7 @@ class Management:
         await self.request("com.microsoft:cancel-scheduled-message", body)
 
     async def purge(self) -> int:
-        """Delete all messages that are not locked, however long it takes; their count. Needs the right Manage."""
+        """Delete all unlocked messages, however long it takes; returns their number. Needs the right Manage."""
         return int((await self.request("peeklock:purge", timeout_s=float("inf")))["message-count"])
 
     async def counts(self) -> QueueCounts:
@@ -258,5 +258,5 @@ class Management:
 
 
 def queue_counts(values: Mapping[str, int]) -> QueueCounts:
-    """What the broker answers, by names with hyphens."""
+    """The counts in the broker's answer, whose names have hyphens."""
     return QueueCounts(**{name: int(values[name.replace("_", "-")]) for name in QueueCounts.__slots__})

@@ -10,7 +10,7 @@ from protocol.symbols import Descriptor
 
 
 class Coordinator(LinkEnd):
-    """Begins and ends transactions. What is neither committed nor rolled back ends with the link."""
+    """Begins and ends transactions. Open transactions are rolled back when the link ends."""
 
     def __init__(self, connection: LinkConnection) -> None:
         super().__init__(connection, "the coordinator")
@@ -18,11 +18,11 @@ class Coordinator(LinkEnd):
         self._answers: dict[bytes, asyncio.Future[bytes]] = {}
 
     async def declare(self) -> bytes:
-        """Begin a transaction; its id. Raises MessageRefused, or why the link ended."""
+        """Begin a transaction and return its id. Raises MessageRefused, or the reason if the link ended."""
         return await self._ask(Descriptor.DECLARE, [None])
 
     async def commit(self, transaction: bytes) -> None:
-        """Do all that is a part of it. Raises MessageRefused if it was rolled back instead, or why the link ended."""
+        """Commit the transaction. Raises MessageRefused if it was rolled back, or the reason if the link ended."""
         await self._ask(Descriptor.DISCHARGE, [transaction, False])
 
     async def roll_back(self, transaction: bytes) -> None:

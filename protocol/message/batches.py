@@ -1,7 +1,7 @@
 """Several messages in one transfer: message format 0x80013700.
 
 The payload is a message (the envelope) whose body is data sections, each one encoded message. The envelope's own
-properties repeat those of the first message as a hint for routing, and mean nothing here.
+properties repeat those of the first message as a hint for routing, and are ignored here.
 """
 
 from typing import Final
@@ -10,15 +10,15 @@ from protocol.errors import DecodeError, LimitExceeded
 from protocol.message.sections import scan
 from protocol.symbols import Descriptor
 
-MAX_BATCH_MESSAGES: Final = 16_384  # the smallest messages that clients send fill 1 MiB with about as many
-_ENVELOPE_SECTIONS: Final = 16  # beside the data sections
+MAX_BATCH_MESSAGES: Final = 16_384  # about as many of the smallest messages that clients send fill 1 MiB
+_ENVELOPE_SECTIONS: Final = 16  # besides the data sections
 
 
 def unpack_batch(payload: bytes, max_messages: int = MAX_BATCH_MESSAGES) -> list[bytes]:
-    """The encoded messages in order, none of them looked into.
+    """The encoded messages in order; they are not checked.
 
-    Raises DecodeError for a malformed envelope, one without messages or one with another kind of body, LimitExceeded
-    for more than `max_messages`.
+    Raises DecodeError for a malformed envelope, an envelope without messages or with another kind of body, and
+    LimitExceeded for more than `max_messages`.
     """
     messages: list[bytes] = []
     for section in scan(payload, max_messages + _ENVELOPE_SECTIONS):

@@ -1,11 +1,11 @@
-"""What the fields of header, annotations, properties and application properties must be (AMQP 1.0, 3.2).
+"""Checks the fields of header, annotations, properties and application properties (AMQP 1.0, 3.2).
 
-A receiver that cannot decode one of these sections would lose its connection to every delivery of the message, so
-their form and the types of their values are checked when the message comes in. The check of a section notes in the
-extra map what the broker needs of it.
+A receiver that cannot decode one of these sections would lose its connection at every delivery of the message. So the
+form and the types of values are checked when the message comes in. The check of a section puts the values that the
+broker needs into the extra map.
 
 The functions take a section's content as the whole `message`, where the content begins and ends (`at`, `end`), and
-the `count` of values it claims. They raise DecodeError, InvalidField, LimitExceeded or HeaderTooLarge; where the
+the `count` of values in its encoding. They raise DecodeError, InvalidField, LimitExceeded or HeaderTooLarge; if the
 message ends within the content also IndexError or struct.error.
 """
 
@@ -34,9 +34,9 @@ from protocol.symbols import (
 )
 
 MAX_ID_CHARACTERS: Final = 128  # message-id, session id, partition keys
-MAX_PROPERTY_BYTES: Final = 32 * 1024  # one application property, key and value as encoded
+MAX_PROPERTY_BYTES: Final = 32 * 1024  # one application property: encoded key and value
 
-# Keys of the extra map, the same numbers as in the language between gateways and workers.
+# Keys of the extra map, the same numbers as in the messages between gateways and workers (`broker.wire.Extra`).
 EXTRA_SCHEDULED_MS: Final = 1
 EXTRA_SESSION_ID: Final = 2
 EXTRA_PARTITION_KEY: Final = 3
@@ -48,7 +48,7 @@ Extra = dict[int, Any]
 UINT_MAX: Final = (1 << 32) - 1
 
 
-@lru_cache(maxsize=256)  # a sender's headers are mostly the same bytes
+@lru_cache(maxsize=256)  # the headers of a sender mostly have the same bytes
 def header(value: bytes) -> tuple[int, int, int | None]:
     """Flags, priority and ttl in milliseconds of a header's encoded list."""
     fields = decode_exactly(value)
@@ -62,8 +62,8 @@ def header(value: bytes) -> tuple[int, int, int | None]:
     return flags, int(priority or 0), None if ttl_ms is None else int(ttl_ms)
 
 
-# Constructors that the properties section's fields may have (3.2.4), null apart. Content type and encoding are
-# symbols; some clients send strings.
+# Allowed constructors of the fields of the properties section (3.2.4), besides null. Content type and encoding are
+# symbols, but some clients send strings.
 _ID: Final = frozenset((0x44, 0x53, 0x80, 0x98, 0xA0, 0xB0, 0xA1, 0xB1))
 _STRING: Final = frozenset((0xA1, 0xB1))
 _SYMBOL: Final = frozenset((0xA3, 0xB3, 0xA1, 0xB1))
@@ -88,7 +88,7 @@ _PING: Final = PING_CONTENT_TYPE.encode()
 
 
 def properties(message: bytes, at: int, end: int, count: int, extra: Extra, want_message_id: bool) -> None:
-    """Check the properties section's fields, and note those that the broker needs."""
+    """Check the fields of the properties section, and put those that the broker needs into `extra`."""
     if count > len(_PROPERTY_CONSTRUCTORS):
         raise DecodeError("properties of more than thirteen fields", at)
     for index in range(count):
@@ -127,7 +127,7 @@ def properties(message: bytes, at: int, end: int, count: int, extra: Extra, want
         raise DecodeError("properties whose size and content differ", end)
 
 
-# Bytes of a value with its constructor, for those of fixed width that a property may have.
+# Bytes of a value with its constructor, for the fixed-width values that a property may have.
 _FIXED_WIDTH: Final = {
     **dict.fromkeys((0x40, 0x41, 0x42, 0x43, 0x44), 1),
     **dict.fromkeys((0x50, 0x51, 0x52, 0x53, 0x54, 0x55), 2),
@@ -182,7 +182,7 @@ def application_properties(message: bytes, at: int, end: int, count: int) -> Non
 
 
 def _check_simple(message: bytes, at: int, key: bytes) -> int:
-    """The offset behind the property's value at `at`, which is decoded to be sure of it."""
+    """The offset behind the property's value at `at`, which is decoded to check it."""
     constructor = message[at]
     if constructor == 0:
         _, constructor_at = decode(message, at + 1)
@@ -208,7 +208,7 @@ _STRING_OF_BINARY: Final = {0xA0: b"\xa1", 0xB0: b"\xb1"}
 
 
 def _key(message: bytes, at: int, name: str) -> tuple[str, bytes | None]:
-    """The key, a string; and a string's constructor if it is a binary of UTF-8, as the Python SDK sends it again."""
+    """The key, a string; and the constructor to replace if it is a binary of UTF-8, as the Python SDK resends keys."""
     constructor = message[at]
     if constructor in (0xA0, 0xA1):
         value = message[at + 2 : at + 2 + message[at + 1]]
@@ -257,9 +257,9 @@ _DELIVERY_ANNOTATIONS: Final[dict[bytes, Any]] = {LOCK_TOKEN.encode(): _BROKERS}
 def annotations(
     message: bytes, at: int, end: int, count: int, extra: Extra, names: Mapping[bytes, Any] = _ANNOTATIONS
 ) -> tuple[bytes | None, int]:
-    """The pairs to store, or None if they are as they were sent; and the count of their keys and values.
+    """The pairs to store, or None if they are stored as they were sent; and the count of their keys and values.
 
-    Pairs that only a broker sets are left out, and keys of partitions are strings.
+    Pairs that only a broker sets are left out, and partition keys become strings.
     """
     if count & 1:
         raise DecodeError("annotations with an odd number of values", at)
@@ -306,12 +306,12 @@ def annotations(
 
 
 def delivery_annotations(message: bytes, at: int, end: int, count: int) -> tuple[bytes | None, int]:
-    """Of delivery annotations what `annotations` gives; the broker itself needs none of them."""
+    """As `annotations`, for delivery annotations, of which the broker itself needs none."""
     return annotations(message, at, end, count, {}, _DELIVERY_ANNOTATIONS)
 
 
 def _check_value(message: bytes, at: int) -> int:
-    """The offset behind the value at `at`, which may be of any type; decoded to be sure of it unless it is short."""
+    """The offset behind the value at `at`, which may be of any type. It is decoded to check it, unless it is short."""
     constructor = message[at]
     if constructor == 0xA1:
         end = at + 2 + message[at + 1]
@@ -333,8 +333,8 @@ def _check_text(value: bytes, constructor: int, at: int) -> None:
 
 
 def check_session_id(session_id: str) -> None:
-    """Raises LimitExceeded for more than 128 characters: those of UTF-16, in which Service Bus counts, so that 384
-    bytes of UTF-8 are the most.
+    """Raises LimitExceeded for more than 128 characters. Service Bus counts characters of UTF-16, so the maximum is 384
+    bytes of UTF-8.
     """
     if len(session_id.encode("utf-16-le")) > 2 * MAX_ID_CHARACTERS:
         raise LimitExceeded("session id", MAX_ID_CHARACTERS, "characters")

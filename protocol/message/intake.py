@@ -1,13 +1,13 @@
-"""Takes a sender's message in: checked, and brought into the form in which it is stored (see `layout`).
+"""Checks a sender's message and converts it to the form in which it is stored (see `layout`).
 
-- Of the header, durable and priority go into the layout and the time to live is handed on; the rest is the sender's
-  business with its own hop.
+- Durable and priority of the header go into the layout, and the time to live is returned. The rest of the header
+  concerns only the hop from the sender, and is dropped.
 - Annotations that only a broker may set are left out.
-- The bare message is bit for bit what was sent. Only a message whose sections stand in no usual order, or have
-  descriptors in a form that some clients cannot read (anything but 00 53 xx), is put into the usual form, and one
-  without message-id gets one where the taker wants it.
+- The bare message stays bit for bit as it was sent, with two exceptions. A message whose sections are in an unusual
+  order, or have descriptors that some clients cannot read (anything but 00 53 xx), is put into the usual form. And a
+  message without message-id gets one, if the caller gives a `new_id`.
 
-Bodies are not looked into.
+Bodies are not decoded.
 """
 
 import struct
@@ -32,20 +32,20 @@ Incoming = tuple[bytes, bytes, int | None, fields.Extra | None]  # layout, store
 
 
 def take_apart(message: bytes, want_message_id: bool = False, new_id: NewId | None = None) -> Incoming:
-    """Layout, bytes to store, time to live in milliseconds, and what else the broker needs of one encoded message.
+    """Layout, bytes to store, time to live in milliseconds, and the extra map of one encoded message.
 
-    The extra map has only what the message has: scheduled enqueue time (ms), session id and partition key (str),
-    True for a ping, and with `want_message_id` the message-id as an encoded AMQP value. Without any it is None.
-    `new_id` makes the message-id, an encoded string, of a message without one; if it is None such a message stays so.
+    The extra map has, if the message has them: scheduled enqueue time (ms), session id and partition key (str), True
+    for a ping, and with `want_message_id` the message-id as an encoded AMQP value. It is None if it would be empty.
+    `new_id` makes a message-id, an encoded string, for a message without one; if it is None, the message gets none.
 
     Raises DecodeError for a malformed message, LimitExceeded for an id or key of more than 128 characters,
-    HeaderTooLarge for more than 64 KiB beside the body or an application property of more than 32 KiB, InvalidField
-    for an annotation or property that is not of its type or contradicts another.
+    HeaderTooLarge for more than 64 KiB without the body or an application property of more than 32 KiB, InvalidField
+    for an annotation or property that has a wrong type or contradicts another one.
     """
     try:
         incoming = _take_apart_usual(message, want_message_id, new_id)
     except (ProtocolError, IndexError, struct.error):
-        incoming = None  # the general way finds the same mistake, and names it
+        incoming = None  # the general way finds the same mistake and names it
     if incoming is not None:
         return incoming
     try:
@@ -57,8 +57,8 @@ def take_apart(message: bytes, want_message_id: bool = False, new_id: NewId | No
 def extra_of(layout: bytes, stored: bytes) -> fields.Extra | None:
     """The extra map, with the message-id, of a message whose layout and stored bytes `take_apart` made.
 
-    Without its annotations, if the session id was changed since and is not its partition key any more. Raises
-    ProtocolError for what was changed in other ways so that it could not be sent.
+    If the session id was changed since and differs from the partition key, annotations are ignored. Raises
+    ProtocolError if other changes made a message that could not be sent.
     """
     parts = unpack_layout(layout)
     annotations = _ANNOTATIONS_BEGIN.pack(0x005372D1, 4 + parts.annotation_bytes, parts.annotation_values)
@@ -70,14 +70,14 @@ def extra_of(layout: bytes, stored: bytes) -> fields.Extra | None:
 
 # --- the usual way ----------------------------------------------------------------------------------------------------
 
-# A section's descriptor and the constructor of its value in one number, then two bytes that most often are the
-# value's size and count.
+# A section's descriptor and the constructor of its value as one number, then two bytes that usually are the size and
+# count of the value.
 _begin = struct.Struct(">IBB").unpack_from
 _size_and_count = struct.Struct(">II").unpack_from
 
 
 def _take_apart_usual(message: bytes, want_message_id: bool, new_id: NewId | None = None) -> Incoming | None:
-    """`take_apart` of a message whose sections are in order and end with one data section or value; else None."""
+    """`take_apart` for a message whose sections are in order and end with one data section or value; else None."""
     length = len(message)
     flags = priority = annotation_values = annotation_bytes = properties_bytes = application_properties_bytes = 0
     ttl_ms: int | None = None
@@ -163,7 +163,7 @@ def _take_apart_usual(message: bytes, want_message_id: bool, new_id: NewId | Non
             stored = b"".join((message[pairs_at:bare] if pairs is None else pairs, properties, rest))
         properties_bytes = len(properties)
     elif pairs is None:
-        stored = message[pairs_at:]  # the pairs stand right before the bare message
+        stored = message[pairs_at:]  # the pairs are right before the bare message
     else:
         stored = b"".join((pairs, memoryview(message)[bare:]))
     return (
@@ -255,7 +255,7 @@ _STORED_DELIVERY_ANNOTATIONS: Final = encode(STORED_DELIVERY_ANNOTATIONS) + b"\x
 
 
 def _delivery_annotations_pair(message: bytes, at: int, end: int, count: int) -> bytes:
-    """The annotation pair in which those that a sender may set are stored; no bytes if there are none."""
+    """The annotation pair that stores the sender's delivery annotations; no bytes if there are none."""
     kept, values = fields.delivery_annotations(message, at, end, count)
     if not values:
         return b""
@@ -264,7 +264,7 @@ def _delivery_annotations_pair(message: bytes, at: int, end: int, count: int) ->
 
 
 def _longer_ttl(properties: bytes) -> int:
-    """The true time to live of a message whose ttl is at the most a header can say: .NET puts it in two times."""
+    """The true time to live of a message whose header has the maximum: .NET gives it as two times in the properties."""
     values = [*decode_exactly(properties), *[None] * 13]
     absolute_expiry_time, creation_time = values[8], values[9]
     if absolute_expiry_time is None or creation_time is None:
@@ -278,7 +278,7 @@ _ONE_FIELD: Final = {length: b"\x00\x53\x73\xc0" + bytes((1 + length, 1)) for le
 
 
 def _with_message_id(section: bytes, message_id: bytes) -> bytes:
-    """A properties section without message-id, or no section (no bytes), with one; it is an encoded short string."""
+    """Add a message-id, an encoded short string, to a properties section without one, or to no section (no bytes)."""
     if len(section) <= 4:
         return _ONE_FIELD[len(message_id)] + message_id
     if section[3] == 0xC0:
@@ -287,7 +287,7 @@ def _with_message_id(section: bytes, message_id: bytes) -> bytes:
         count, rest = int.from_bytes(section[8:12], "big"), section[13:]
     if count == 0:
         return _ONE_FIELD[len(message_id)] + message_id
-    length = len(message_id) + len(rest)  # the null that stood first is left out
+    length = len(message_id) + len(rest)  # the null in its place is left out
     if length < 255:
         return b"".join((b"\x00\x53\x73\xc0", bytes((1 + length, count)), message_id, rest))
     return b"".join((b"\x00\x53\x73\xd0", struct.pack(">II", 4 + length, count), message_id, rest))

@@ -1,10 +1,9 @@
 """The form in which a message is stored: `annotation pairs ‖ bare message`, and a layout that says where the parts are.
 
-- The pairs of the message annotations map follow one another as they were encoded. Delivery annotations, which Service
-  Bus shows to receivers as well, are the first of these pairs, under a key that no client can use; few messages have
-  any.
+- The pairs of the message annotations map are stored as they were encoded. Delivery annotations, which Service Bus
+  shows to receivers as well, are the first of these pairs, under a key that no client can use. Few messages have them.
 - The bare message is properties, application properties, body and footer, each with a descriptor of the form 00 53 xx.
-- The layout also has what is kept of the header: whether the message is durable, and its priority.
+- The layout also has the flag durable and the priority of the header.
 """
 
 import struct
@@ -13,7 +12,7 @@ from typing import Final, NamedTuple
 # Flags
 DURABLE: Final = 1
 HAS_PRIORITY: Final = 2
-HAS_DELIVERY_ANNOTATIONS: Final = 4  # the sender's are the value of the first annotation pair, a map of 32-bit size
+HAS_DELIVERY_ANNOTATIONS: Final = 4  # the first annotation pair has those of the sender, a map of 32-bit size
 
 
 class Layout(NamedTuple):

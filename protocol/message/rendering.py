@@ -1,11 +1,11 @@
 """Renders a stored message for a receiver.
 
-The broker writes a fresh header, the lock token and its own message annotations; the stored bytes follow. These begin
-with the sender's annotation pairs, so that they continue the map of annotations and then go on to the bare message:
-most messages are a prefix and the stored bytes as they are. What must change in properties or application properties
-is put into the prefix too, and of the stored bytes only what comes after it is sent.
+The broker writes a new header, the lock token and its own message annotations; the stored bytes follow. These begin
+with the sender's annotation pairs, which continue the map of annotations, and then have the bare message. So most
+deliveries are a prefix and the unchanged stored bytes. Changed properties or application properties are put into the
+prefix too, and only the stored bytes behind them are sent.
 
-Header and properties are always there, even if empty, because some clients take them for granted.
+Header and properties are always sent, even if they are empty, because some clients rely on them.
 """
 
 import struct
@@ -24,16 +24,16 @@ from protocol.symbols import (
     SEQUENCE_NUMBER,
 )
 
-MAX_TTL_MS: Final = (1 << 32) - 1  # the most that a header can say; the true one is in the properties' times
-MAX_EXPIRY_MS: Final = 253_402_243_199_000  # 9999-12-31T07:59:59Z: what clients with local dates can still show
+MAX_TTL_MS: Final = (1 << 32) - 1  # the maximum of a header; the true time to live is in the properties' times
+MAX_EXPIRY_MS: Final = 253_402_243_199_000  # 9999-12-31T07:59:59Z: the latest that clients with local dates can show
 
 
 class Additions(NamedTuple):
-    """Parts that few messages have; None is left out.
+    """Parts that few messages have; parts that are None are left out.
 
-    `properties` are application properties set since, by name: a str, bytes of one encoded AMQP value, or None for one
-    that was removed. `system` are fields of the properties section set since, by their index in its list, alike.
-    `message_state` is 0 active, 1 deferred, 2 scheduled.
+    `properties` are application properties that were set later, by name: a str, bytes of one encoded AMQP value, or
+    None for a removed one. `system` are fields of the properties section that were set later, by index, in the same
+    form. `message_state` is 0 active, 1 deferred, 2 scheduled.
     """
 
     enqueue_sequence_number: int | None = None
@@ -55,11 +55,11 @@ def render(
     additions: Additions | None = None,
     lock_token: bytes | None = None,
 ) -> tuple[bytes, int]:
-    """A prefix, and the offset in `record` from which on the rest of it follows.
+    """A prefix, and the offset in `record` from which the rest is sent.
 
     `record[start:]` are the bytes stored with `layout`. `delivery_count` counts earlier failed deliveries. `ttl_ms` is
-    the effective time to live, counted from `enqueued_ms`. `lock_token`, an AMQP uuid's 16 bytes, and the end of the
-    lock come together.
+    the effective time to live, counted from `enqueued_ms`. `lock_token`, the 16 bytes of an AMQP uuid, and the end
+    of the lock are given together.
     """
     flags, priority, values, pairs_bytes, properties_bytes, _ = _unpack_layout(layout)
     if additions is not None or flags >= HAS_DELIVERY_ANNOTATIONS:
@@ -124,7 +124,7 @@ def render_embedded(
     lock_token: bytes | None = None,
     omit_body: bool = False,
 ) -> bytes:
-    """The whole message, as answers of $management carry it; `omit_body` leaves out body and footer."""
+    """The whole message for answers of $management; `omit_body` leaves out body and footer."""
     prefix, offset = render(
         layout,
         record,
@@ -147,7 +147,7 @@ def render_embedded(
 def with_changes(
     layout: bytes, body: bytes, properties: Mapping[str, str | bytes | None], system: Mapping[int, bytes | None]
 ) -> tuple[bytes, bytes]:
-    """Layout and stored bytes of a message of which what was set since is a part; see `Additions`."""
+    """Layout and stored bytes of a message into which later changes were merged; see `Additions`."""
     parts = unpack_layout(layout)
     properties_at = parts.annotation_bytes
     application_properties_at = properties_at + parts.properties_bytes
@@ -168,7 +168,7 @@ _unpack_layout = LAYOUT.unpack
 
 
 def _header_begin(flags: int, priority: int, ttl: bytes) -> bytes:
-    """A header as far as the ttl field's constructor."""
+    """A header up to the constructor of the ttl field."""
     fields = (b"\x41" if flags & DURABLE else b"\x42") + (bytes((0x50, priority)) if flags & HAS_PRIORITY else b"\x40")
     to_come = _HEADER_END_BYTES + (4 if ttl == b"\x70" else 0)
     return b"\x00\x53\x70\xc0" + bytes((1 + len(fields) + len(ttl) + to_come, 5)) + fields + ttl
@@ -195,7 +195,7 @@ _NO_PROPERTIES: Final = b"\x00\x53\x73\x45"
 
 _plain = struct.Struct(f">I4sII{len(_SEQUENCE_NUMBER)}sq{len(_ENQUEUED_TIME)}sq")
 _pack_plain = _plain.pack
-_PLAIN_BYTES: Final = _plain.size - 4 - 4 - 4  # what the map's size counts: neither itself nor what is before it
+_PLAIN_BYTES: Final = _plain.size - 4 - 4 - 4  # the map's size counts neither itself nor the bytes before it
 _LOCK_TOKEN: Final = b"\x00\x53\x71\xc1" + bytes((1 + len(encode(LOCK_TOKEN)) + 17, 2)) + encode(LOCK_TOKEN) + b"\x98"
 _LOCKED_BYTES: Final = _PLAIN_BYTES + len(_LOCKED_UNTIL) + 8
 _pack_locked = struct.Struct(f">I{len(_LOCK_TOKEN)}s16s{_plain.format[2:]}{len(_LOCKED_UNTIL)}sq").pack
@@ -248,7 +248,7 @@ _NO_ADDITIONS: Final = Additions()
 
 
 def _delivery_annotations(stored: bytes, lock_token: bytes | None) -> bytes:
-    """The section of delivery annotations: ours, and the sender's from the pair in which they are stored."""
+    """The section of delivery annotations: ours, and the sender's from the pair that stores them."""
     pairs_at = skip(stored, 0) + 9
     values, pairs = int.from_bytes(stored[pairs_at - 4 : pairs_at], "big"), stored[pairs_at:]
     if lock_token is not None:
@@ -299,7 +299,7 @@ def _values(section: bytes) -> tuple[int, int]:
 
 
 def _with_times(properties: bytes, enqueued_ms: int, ttl_ms: int) -> bytes:
-    """The properties section (empty: none) with creation-time, and absolute-expiry-time, that say the ttl."""
+    """The properties section (empty: none) with creation-time and absolute-expiry-time for the ttl."""
     times = _times(0x83, min(enqueued_ms + ttl_ms, MAX_EXPIRY_MS), 0x83, enqueued_ms)
     count, at = _values(properties) if properties else (0, 0)
     if count <= _EXPIRY_FIELD:
@@ -318,7 +318,7 @@ def _with_times(properties: bytes, enqueued_ms: int, ttl_ms: int) -> bytes:
 
 
 def _with_fields(properties: bytes, changes: Mapping[int, bytes | None]) -> bytes:
-    """The properties section (empty: none) with these fields in place of those at their index."""
+    """The properties section (empty: none) with these fields replaced, by index."""
     count, at = _values(properties) if properties else (0, 0)
     fields = []
     for _ in range(count):
@@ -333,7 +333,7 @@ def _with_fields(properties: bytes, changes: Mapping[int, bytes | None]) -> byte
 
 
 def _merged(application_properties: bytes, changes: Mapping[str, str | bytes | None]) -> bytes:
-    """The section (empty: none) with these properties added, in place of those of their names, or removed."""
+    """The section (empty: none) with these properties added, replaced or removed, by name."""
     added = {encode(name): encode(value) if isinstance(value, str) else value for name, value in changes.items()}
     pairs = []
     if application_properties:
@@ -342,7 +342,7 @@ def _merged(application_properties: bytes, changes: Mapping[str, str | bytes | N
             value_at = skip(application_properties, at)
             end = skip(application_properties, value_at)
             name = application_properties[at:value_at]
-            if name[0] == 0xB1:  # not every encoder takes the short form
+            if name[0] == 0xB1:  # not every encoder uses the short form
                 name = encode(name[5:].decode())
             if name not in added:
                 pairs.append(application_properties[at:end])

@@ -1,6 +1,6 @@
-"""What sections a message has (AMQP 1.0, 3.2), and where each begins and ends.
+"""Finds the sections of a message (AMQP 1.0, 3.2): where each begins and ends.
 
-A section is a described value. What is in it is not looked into: see `fields`.
+A section is a described value. Its content is checked in `fields`.
 """
 
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from protocol.codec import Symbol, ULong, decode, skip
 from protocol.errors import DecodeError, LimitExceeded
 from protocol.symbols import DESCRIPTOR_OF, Descriptor
 
-MAX_SECTIONS: Final = 10_000  # of one message; about 20 ms of work
+MAX_SECTIONS: Final = 10_000  # in one message; about 20 ms of work
 
 _SECTIONS: Final = frozenset(range(Descriptor.HEADER, Descriptor.FOOTER + 1))
 _KINDS: Final[dict[Any, Descriptor]] = {
@@ -46,7 +46,7 @@ class Section(NamedTuple):
 
 
 def scan(message: bytes, max_sections: int = MAX_SECTIONS) -> Iterator[Section]:
-    """The sections of a message in the order they are in. Raises DecodeError and LimitExceeded.
+    """The sections of a message in their order. Raises DecodeError and LimitExceeded.
 
     Descriptors may be any encoding of the code or the symbol; the values' types are checked, their content is not.
     """
@@ -70,7 +70,7 @@ def scan(message: bytes, max_sections: int = MAX_SECTIONS) -> Iterator[Section]:
 
 
 def content_of(message: bytes, section: Section) -> tuple[int, int, int]:
-    """Where the values of a list or map begin and end, and how many the section says there are."""
+    """The begin and end of the values of a section's list or map, and their number by its encoding."""
     at, end = section.value, section.end
     constructor = message[at]
     if constructor == 0x45:

@@ -1,7 +1,7 @@
-"""The $cbs node: clients put tokens, one per audience, and read whether they were taken.
+"""The $cbs node: clients put tokens, one per audience, and read whether they were accepted.
 
-Spelling differs from $management: `status-code` and `status-description`, and no condition. Python takes the mere
-presence of an `error-condition` for a failure.
+Names differ from $management: `status-code` and `status-description`, and no condition. Python takes an
+`error-condition` for a failure, even if it is empty.
 """
 
 import re
@@ -22,15 +22,15 @@ _JWT: Final = re.compile(r"[\w-]+\.[\w-]+\.[\w-]*", re.ASCII)
 
 
 class BadCbsRequest(ProtocolError):
-    """Not a put-token request; answered with 400."""
+    """The request is no put-token request; answered with 400."""
 
 
 class EntityMissing(ProtocolError):
-    """The audience names an entity that there is not; answered with 404."""
+    """The audience names an entity that does not exist; answered with 404."""
 
 
 class UnsupportedToken(ProtocolError):
-    """A token of a kind that is not taken here; answered with 401."""
+    """The token is of a kind that the broker does not accept; answered with 401."""
 
 
 _STATUS: Final[dict[type[ProtocolError], int]] = {BadCbsRequest: BAD_REQUEST, EntityMissing: NOT_FOUND}
@@ -38,17 +38,17 @@ _STATUS: Final[dict[type[ProtocolError], int]] = {BadCbsRequest: BAD_REQUEST, En
 
 @dataclass(frozen=True, slots=True)
 class PutToken:
-    """`audience` is what the client wants the token for, as it spelled it; `token` a shared access signature."""
+    """`audience` is the resource that the token is for, as the client spelled it; `token` a shared access signature."""
 
     audience: str
     token: str
 
 
 def parse_put_token(request: Request) -> PutToken:
-    """The token in `request`: its kind is seen in its text, since Python declares `jwt` whatever it sends.
+    """The token in `request`. Its text tells its kind, because Python always declares `jwt`.
 
-    The request's `expiration` does not matter: a token says itself when it ends. Raises BadCbsRequest,
-    UnsupportedToken, or MalformedToken for a body that is no token at all.
+    The request's `expiration` does not matter, because a token has its own expiry. Raises BadCbsRequest,
+    UnsupportedToken, or MalformedToken for a body that is no token.
     """
     operation = text(request.properties.get("operation"))
     if operation != "put-token":
@@ -73,7 +73,7 @@ def encode_accepted(request: Request) -> bytes:
 
 
 def encode_refused(request: Request, error: ProtocolError, description: str | None = None) -> bytes:
-    """The answer to a request that failed with `error`; `description` stands for its text, with tracking."""
+    """The answer to a request that failed with `error`; `description` replaces its text, with tracking."""
     status = next((status for kind, status in _STATUS.items() if isinstance(error, kind)), UNAUTHORIZED)
     return _encode(request, status, description or str(error))
 

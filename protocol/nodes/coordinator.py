@@ -13,7 +13,7 @@ class Declare(NamedTuple):
 
 
 class Discharge(NamedTuple):
-    """End one (4.5.3)."""
+    """End a transaction (4.5.3)."""
 
     transaction: bytes
     fail: bool
@@ -27,7 +27,7 @@ class TransactionalOutcome(NamedTuple):
 
 
 def parse(message: bytes) -> Declare | Discharge:
-    """What a message to a coordinator asks for. Raises DecodeError, LimitExceeded or InvalidField."""
+    """The declare or discharge in a message to a coordinator. Raises DecodeError, LimitExceeded or InvalidField."""
     body = parse_request(message).body
     code, fields = _described(body)
     if code == Descriptor.DECLARE:
@@ -45,7 +45,7 @@ def parse(message: bytes) -> Declare | Discharge:
 
 
 def outcome_of(value: Described | None) -> TransactionalOutcome | None:
-    """The outcome in a transactional-state (4.5.8); None if it has none that there is (3.4)."""
+    """The outcome in a transactional-state (4.5.8); None if it has no known outcome (3.4)."""
     code, fields = _described(value)
     if code is None or not Descriptor.ACCEPTED <= code <= Descriptor.MODIFIED:
         return None

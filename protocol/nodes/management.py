@@ -1,10 +1,10 @@
 """The $management node of an entity: requests as typed arguments, responses with the exact types that SDKs assert.
 
-Requests are read generously: any integer type, list or array, string or symbol or binary; unknown keys are ignored.
-Responses are written strictly: an int status, a symbol condition, arrays, a map as the body whatever happened.
+Requests are read leniently: any integer type, list or array, string or symbol or binary; unknown keys are ignored.
+Responses are written strictly: an int status, a symbol condition, arrays, and always a map as the body.
 
     call = management.parse(request)        # ManagementError: answer with encode_failure
-    call.arguments                          # RenewLocks, PeekMessages, ...: which one says what is asked for
+    call.arguments                          # RenewLocks, PeekMessages, ...: the class is the operation
     management.encode_success(request, ...) # or encode_peeked, encode_deferred, ...
 """
 
@@ -43,7 +43,7 @@ from protocol.nodes.session_operations import (
 OK: Final = 200
 NO_CONTENT: Final = 204
 
-# The status that goes with each condition (8.5); any other condition is an internal error to the client, 500.
+# The status for each condition (8.5); any other condition is an internal error, 500.
 STATUS: Final[Mapping[str, int]] = {
     conditions.ARGUMENT_ERROR: 400,
     conditions.ARGUMENT_OUT_OF_RANGE: 400,
@@ -96,7 +96,7 @@ class PeekMessages:
 
 @dataclass(frozen=True, slots=True)
 class ScheduledMessage:
-    """`message` is a complete encoded message; the rest repeats what is in it, as the client put it."""
+    """`message` is a complete encoded message; the other fields repeat its content, as the client set them."""
 
     message: bytes
     message_id: Any
@@ -143,7 +143,7 @@ class UpdateDisposition:
 
 @dataclass(frozen=True, slots=True)
 class DeleteMessages:
-    """Deletes those enqueued before `enqueued_before_ms`, at most `message_count`."""
+    """Deletes messages enqueued before `enqueued_before_ms`, at most `message_count`."""
 
     message_count: int
     enqueued_before_ms: int
@@ -152,17 +152,17 @@ class DeleteMessages:
 
 @dataclass(frozen=True, slots=True)
 class Purge:
-    """Deletes all messages that are not locked. Ours, as Service Bus has no such operation."""
+    """Deletes all messages that are not locked. An operation of Peeklock: Service Bus has none."""
 
 
 @dataclass(frozen=True, slots=True)
 class GetCounts:
-    """Counts of the messages of the entity. Ours."""
+    """Counts of the messages of the entity. An operation of Peeklock."""
 
 
 @dataclass(frozen=True, slots=True)
 class ListCounts:
-    """Counts of the messages of the `count` entities that follow the name `after`. Ours, of the namespace's node."""
+    """Counts of the messages of the `count` entities after the name `after`. Peeklock's, on the namespace's node."""
 
     after: str
     count: int
@@ -191,7 +191,7 @@ Arguments = (
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A request that is understood. `associated_link_name` is the data link it belongs to, if the client said so."""
+    """A valid request. `associated_link_name` is the data link it belongs to, if the client named one."""
 
     operation: str
     arguments: Arguments
@@ -234,7 +234,7 @@ def _renew_locks(fields: Fields) -> RenewLocks:
 
 def _peek_messages(fields: Fields) -> PeekMessages:
     return PeekMessages(
-        # Numbers begin at 1; some clients begin to peek at the least that a long holds.
+        # Numbers begin at 1, but some clients begin to peek at the smallest long.
         max(0, fields.integer("from-sequence-number", -(1 << 63), bounds.MAX_NUMBER)),
         fields.count("message-count", 1),
         fields.optional_string("session-id"),
@@ -278,7 +278,7 @@ def _update_disposition(fields: Fields) -> UpdateDisposition:
     return UpdateDisposition(
         disposition,
         fields.lock_tokens(),
-        # Python sends an empty string for none.
+        # Python sends an empty string if there is none.
         fields.optional_string("deadletter-reason") or None,
         fields.optional_string("deadletter-description") or None,
         _properties_to_modify(fields.value("properties-to-modify")),
@@ -399,7 +399,8 @@ def encode_peeked(request: Request, messages: Sequence[bytes], max_bytes: int = 
 def encode_deferred(request: Request, messages: Iterable[tuple[UUID | None, bytes]], max_bytes: int = 0) -> bytes:
     """200 to receive-by-sequence-number: lock token (None if received and deleted) and encoded message of each.
 
-    More than `max_bytes` (0: no limit) is a failure, 403, and the messages stay locked until their locks expire.
+    An answer of more than `max_bytes` (0: no limit) is a failure, 403; the messages then stay locked until their locks
+    end.
     """
     items = [
         {"message": message} if token is None else {"lock-token": token, "message": message}
@@ -448,7 +449,7 @@ def encode_limited(request: Request, body: Mapping[str, Any], max_bytes: int) ->
 
 
 def encode_no_content(request: Request, condition: Symbol | None = None) -> bytes:
-    """204: nothing there, which is no error."""
+    """204: there is nothing, which is no error."""
     return _encode(request, NO_CONTENT, "No Content", None, condition)
 
 
@@ -456,12 +457,12 @@ def encode_failure(request: Request, condition: Symbol, description: str) -> byt
     return _encode(request, STATUS.get(condition, 500), description, None, condition)
 
 
-# The list of messages may need the wide form of its size and count, and so may the map around it.
+# The list of messages, and the map around it, may need the wide form of size and count.
 _COUNTS_BYTES: Final = 16
 
 
 def _fitting(items: Sequence[Mapping[str, Any]], max_bytes: int) -> int:
-    """How many of `items` encode to no more than `max_bytes`."""
+    """The number of first `items` whose encoding has no more than `max_bytes`."""
     for count, item in enumerate(items):
         max_bytes -= len(encode(item))
         if max_bytes < 0:
@@ -475,5 +476,5 @@ def _encode(
     properties: dict[str, Any] = {"statusCode": Int(status), "statusDescription": description}
     if condition is not None:
         properties["errorCondition"] = Symbol(condition)
-    # Python and Go look into the body before they look at the status.
+    # Python and Go read the body before the status.
     return encode_response(request, properties, dict(body or {}))

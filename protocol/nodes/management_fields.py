@@ -1,4 +1,4 @@
-"""Arguments of management requests, read generously, and the errors that name what is wrong with one."""
+"""Reads arguments of management requests leniently; errors name the wrong argument."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,7 +11,7 @@ from protocol.nodes.request_message import text
 
 
 class ManagementError(ProtocolError):
-    """A request that cannot be done as it stands; `condition` is the one to answer with."""
+    """The request is invalid; `condition` is the condition of the answer."""
 
     condition: Symbol = conditions.ARGUMENT_ERROR
 
@@ -53,7 +53,7 @@ class Fields:
         return value
 
     def count(self, name: str, minimum: int) -> int:
-        """Of more than can be counted, as many as can be."""
+        """A count; a larger one than MAX_COUNT becomes MAX_COUNT."""
         return min(self.integer(name, minimum), bounds.MAX_COUNT)
 
     def time_ms(self, name: str) -> int:
@@ -67,7 +67,7 @@ class Fields:
         return result
 
     def string(self, name: str) -> str:
-        """Not empty."""
+        """A string that is not empty."""
         value = self.optional_string(name)
         if not value:
             raise ArgumentError(f"'{name}' is {'missing' if value is None else 'empty'}.")

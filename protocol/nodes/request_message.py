@@ -1,8 +1,8 @@
-"""Requests to $cbs and $management, and their responses, as messages: what both nodes share.
+"""Requests to $cbs and $management, and their responses, as messages.
 
 A request is a message with an operation in its application properties and an argument in its amqp-value. The response
-carries the request's message-id as its correlation-id, with the AMQP type that it had: Python sends a uuid, Java a
-ulong, others a string, and each looks for its own.
+carries the request's message-id as its correlation-id, with the same AMQP type: Python sends a uuid, Java a ulong,
+others a string, and each expects its own type.
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ class Request:
 
 
 def parse(message: Buffer) -> Request:
-    """Take a request apart, its sections in any order. Raises DecodeError, LimitExceeded or InvalidField."""
+    """Parse a request, whose sections may be in any order. Raises DecodeError, LimitExceeded or InvalidField."""
     sections: dict[int, Any] = {}
     offset = 0
     while offset < len(message):
@@ -57,7 +57,7 @@ def parse(message: Buffer) -> Request:
 
 
 def text(value: Any) -> str | None:
-    """A string that may have come as binary, as Python sends its operations; None if it is neither."""
+    """The text of a string, or of a binary, as Python sends its operations; None for other types."""
     if isinstance(value, bytes):
         try:
             return value.decode()

@@ -1,7 +1,7 @@
-"""Rules on the wire: the operations of a subscription's $management node, read from and written as SDKs have them.
+"""Rules on the wire: the operations of a subscription's $management node on rules, in the form that SDKs use.
 
-A request describes a rule by a map, a response by described lists. JavaScript finds a filter's and an action's kind by
-the number of its descriptor, so there is always an action, which may be the empty one (amqp.md 8.4 and 9).
+A request describes a rule by a map, a response by described lists. JavaScript finds the kind of a filter or an action
+by the number of its descriptor. So there is always an action, which may be the empty one (amqp.md 8.4 and 9).
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ _TRUE_FILTER: Final = ULong(0x0000001370000007)
 _FALSE_FILTER: Final = ULong(0x0000001370000008)
 _CORRELATION_FILTER: Final = ULong(0x0000001370000009)
 
-_COMPATIBILITY_LEVEL: Final = Int(20)  # the only one that there is
+_COMPATIBILITY_LEVEL: Final = Int(20)  # the only one
 _DEFAULT_PAGE: Final = 100
 
 
@@ -43,7 +43,7 @@ class CorrelationFilter:
     properties: Mapping[str, Any] = field(default_factory=dict)
 
 
-# In the order of the described list.
+# The order is that of the described list.
 FIELDS: Final = (
     "correlation_id",
     "message_id",
@@ -58,7 +58,7 @@ FIELDS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """`filter` is True or False for the filters of that name; `action` is an expression, None if there is none."""
+    """`filter` is True or False for a true or false filter; `action` is an expression, or None."""
 
     name: str
     filter: bool | SqlFilter | CorrelationFilter = True

@@ -1,12 +1,13 @@
-"""Shared access signatures: tokens in which a key's holder states a resource and a time.
+"""Shared access signatures: tokens by which the holder of a key grants a resource until a time.
 
     SharedAccessSignature sr=<enc(resource)>&sig=<enc(base64 signature)>&se=<unix seconds>&skn=<enc(key name)>
 
 The signature is HMAC-SHA-256 over the `sr` text exactly as it stands in the token, a line feed, and `se`; its key is
-the shared access key's text, not what that text would be as base64.
+the text of the shared access key, not its bytes decoded from base64.
 
-A resource is a URI, whose scheme and host do not count. Some signers leave the scheme out (`host/queue`, or `host` for
-the namespace); that must not be mistaken for a path, nor a path for a host, which would stand for the whole namespace.
+A resource is a URI whose scheme and host are ignored. Some signers leave out the scheme (`host/queue`, or `host` for
+the namespace). Such a host must not be mistaken for a path, nor a path for a host, which would mean the whole
+namespace.
 """
 
 import base64
@@ -38,7 +39,7 @@ _EXPIRY: Final = re.compile(r"[0-9]{1,15}")
 
 
 class TokenError(ProtocolError):
-    """A token that grants nothing. The text begins with the kind's name, as clients know it."""
+    """The token grants nothing. The text begins with the name of the error, as clients know it."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"{type(self).__name__}: {reason}")
@@ -65,19 +66,19 @@ class KeyRule(NamedTuple):
     rights: frozenset[str]
 
 
-# Whether what stands first in a URI without a scheme is a host, perhaps with a port, and not of an entity's path.
+# True if the first segment of a URI without a scheme is a host, perhaps with a port, and no part of an entity's path.
 IsHost = Callable[[str], bool]
 
-# (key name, audience path) -> the rule that has that name at the path or above it, up to the namespace.
+# (key name, audience path) -> the rule with that name at the path or above it, up to the namespace.
 KeyLookup = Callable[[str, str], KeyRule | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a verified token grants: `rights` at `path` until `expires_s` (Unix seconds).
+    """The grant of a verified token: `rights` at `path` until `expires_s` (Unix seconds).
 
-    `path` is the audience's, never the wider resource of the token: a rule of one entity may sign any resource, and
-    grants nothing outside of that entity all the same.
+    `path` is that of the audience, never the wider resource of the token. A rule of one entity may sign any resource,
+    but it grants nothing outside of that entity.
     """
 
     path: str
@@ -87,11 +88,11 @@ class Claim:
 
 
 class Token(NamedTuple):
-    """A token taken apart; nothing of it is verified."""
+    """The parts of a token, not verified."""
 
-    resource: str  # as it stands in the token, still encoded
+    resource: str  # as in the token, still encoded
     signature: bytes
-    expires: str  # Unix seconds, as it stands in the token
+    expires: str  # Unix seconds, as in the token
     key_name: str
 
 
@@ -120,16 +121,16 @@ def parse(token: str) -> Token:
 
 
 def looks_like_host(name: str) -> bool:
-    """It is `localhost`, has dots or a port, or is an IP address: a name alone could as well be an entity's."""
+    """True for `localhost`, a name with dots or a port, or an IP address. A plain name may also be an entity's."""
     return _HOST.fullmatch(name) is not None
 
 
 def verify(token: str, audience: str, lookup: KeyLookup, now_s: float, is_host: IsHost = looks_like_host) -> Claim:
-    """What `token` grants at `audience`, a URI or a path. Raises a TokenError."""
+    """The grant of `token` at `audience`, a URI or a path. Raises a TokenError."""
     path = resource_path(audience, is_host)
     parsed = parse(token)
     rule = lookup(parsed.key_name, path)
-    # A name that is not there takes as long to refuse as a wrong key.
+    # Refusing an unknown name takes as long as refusing a wrong key.
     matches = [
         hmac.compare_digest(_sign(parsed.resource, parsed.expires, key), parsed.signature)
         for key in (rule.keys if rule else ("",))
@@ -152,10 +153,10 @@ def generate(resource: str, key_name: str, key: str, expires_s: int) -> str:
 
 
 def resource_path(uri: str, is_host: IsHost = looks_like_host) -> str:
-    """The path that `uri` names, for comparing: decoded, in lower case, without slashes around it or `/$management`.
+    """The path in `uri`, for comparison: decoded, in lower case, without slashes around it or `/$management`.
 
-    Scheme, host and port do not count; the namespace itself is the empty path. Without a scheme, `is_host` says whether
-    a host stands first.
+    Scheme, host and port are ignored; the namespace itself is the empty path. Without a scheme, `is_host` decides
+    whether the first segment is a host.
     """
     origin = _ORIGIN.match(uri)
     path = uri[origin.end() :] if origin else uri
@@ -167,7 +168,7 @@ def resource_path(uri: str, is_host: IsHost = looks_like_host) -> str:
 
 
 def covers(scope: str, path: str) -> bool:
-    """Whether `path` is `scope` or below it; both as `resource_path` makes them."""
+    """True if `path` is `scope` or below it; both are results of `resource_path`."""
     return not scope or path == scope or path.startswith(scope + "/")
 
 

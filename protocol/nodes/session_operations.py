@@ -1,7 +1,4 @@
-"""Sessions on the wire: the operations of a $management node on sessions, read from and written as SDKs have them.
-
-amqp.md 8.4.
-"""
+"""Sessions on the wire: the operations of a $management node on sessions, in the form that SDKs use (amqp.md 8.4)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,9 +32,9 @@ class SetSessionState:
 
 @dataclass(frozen=True, slots=True)
 class GetMessageSessions:
-    """Those whose state was set after `updated_after_ms`; None: those with active messages or a state.
+    """Sessions whose state was set after `updated_after_ms`; None: sessions with active messages or a state.
 
-    Clients mean the latter by the end of .NET's time, which they round in two ways.
+    For the latter, clients send the end of .NET's time, which they round in two ways.
     """
 
     updated_after_ms: int | None
@@ -68,7 +65,7 @@ def read_get_message_sessions(fields: Fields) -> GetMessageSessions:
 
 
 def _session_id(fields: Fields) -> str:
-    """The empty one is a session, too."""
+    """The session id, which may be empty."""
     session_id = fields.optional_string("session-id")
     if session_id is None:
         raise ArgumentError("'session-id' is missing.")
