@@ -1,13 +1,14 @@
 """Transactions: sends and settlements that are done all at once, or not at all.
 
-What a transaction asks for is checked when it comes, so that the client hears at once what cannot be done, and kept in
-memory. Nothing is changed by it, but that a message it settles can be settled by nobody else; its lock runs on. At the
-discharge all is checked once more and then done in the order it came, in one turn: so in one commit of the store. What
-stands in the way then (a lock that was lost, an entity that is full or gone) rolls all of it back.
+Operations of a transaction are checked when they arrive, so that the client hears at once what cannot be done, and kept
+in memory. They change nothing yet, except that nobody else can settle a message that the transaction settles; the time
+of its lock continues. The discharge checks all operations once more and then does them in order, in one turn, so in one
+commit of the store. If an operation cannot be done then (a lock was lost, an entity is full or deleted), the whole
+transaction is rolled back.
 
-A transaction that is rolled back leaves messages locked as they were, for whoever holds them to settle again. Those
-whose deliveries the client has settled for good would lie there until the lock ends: they are back at once, and count
-as a failed delivery.
+After a rollback messages stay locked as before, so that their receivers can settle them again. If the client has
+settled a delivery for good, it cannot do that. Such a message is available again at once, and counts as a failed
+delivery.
 """
 
 from collections.abc import Hashable, Sequence
@@ -32,7 +33,7 @@ from broker.partition.state.queue import Queue
 from broker.partition.state.timers import Due
 from broker.wire import Extra, Operation, Outcome, SendOperation, SettleOperation
 
-TIME_OUT_MS = 120_000  # from its first operation
+TIME_OUT_MS = 120_000  # after its first operation
 MAX_MESSAGES = 100  # sent in one transaction
 
 Errors = list[list[str] | None]
@@ -41,10 +42,10 @@ Errors = list[list[str] | None]
 def transact(
     core: Core, key: Hashable, begins: bool, operations: Sequence[Operation], now_ms: int, owner: Hashable
 ) -> list[Errors | None]:
-    """Do sends and settlements as a part of the transaction: see `broker.wire` for their items.
+    """Add sends and settlements to the transaction: see `broker.wire` for their items.
 
-    For each operation None, or for each delivery in it None or [error name, text]. Raises TransactionRollback,
-    TransactionTimeout if nothing can be done in it any more.
+    Returns for each operation None, or a list with None or [error name, text] for each delivery. Raises
+    TransactionRollback, TransactionTimeout if nothing can be added any more.
     """
     transaction = _find(core, key, begins, now_ms, owner)
     results: list[Errors | None] = []
@@ -74,7 +75,7 @@ def request_in(
     now_ms: int,
     owner: Hashable,
 ) -> list[int] | None:
-    """`schedule` and `settle`, all or nothing each; see `broker.wire`. Raises BrokerError."""
+    """Add a request `schedule` or `settle`, wholly or not at all; see `broker.wire`. Raises BrokerError."""
     transaction = _find(core, key, begins, now_ms, owner)
     if name == "schedule":
         return _schedule(core, transaction, core.queue(queue_id), args[0])
@@ -131,7 +132,7 @@ def _send(core: Core, transaction: Transaction, queue_id: int, messages: Sequenc
 
 
 def _schedule(core: Core, transaction: Transaction, queue: Queue, messages: Sequence[Any]) -> list[int]:
-    """Numbers are given now, since the client is told them; those of a rollback are left out."""
+    """Reserve the sequence numbers, because the client is told them now. After a rollback they stay unused."""
     _admit(core, transaction, queue, messages)
     first = queue.next_number
     queue.next_number = first + len(messages)
@@ -140,7 +141,7 @@ def _schedule(core: Core, transaction: Transaction, queue: Queue, messages: Sequ
 
 
 def _admit(core: Core, transaction: Transaction, queue: Queue, messages: Sequence[Any]) -> None:
-    """Take note of messages that can be sent in the transaction as it is now. Raises BrokerError."""
+    """Check messages and count them as a part of the transaction. Raises BrokerError."""
     check(core, [(queue, messages)])
     if transaction.message_count + len(messages) > MAX_MESSAGES:
         raise QuotaExceeded(f"Cannot send more than {MAX_MESSAGES} messages in a single transaction.")
@@ -155,7 +156,7 @@ def _admit(core: Core, transaction: Transaction, queue: Queue, messages: Sequenc
     for _, _, _, extra in messages:
         # On an entity that is not partitioned a session id is no key: one transaction may send to several sessions.
         if not extra or Extra.DESTINATION in extra:
-            continue  # the key is the destination's affair
+            continue  # the destination checks the key
         if Extra.PARTITION_KEY in extra and Extra.SESSION_ID not in extra:
             if key is not None and key != extra[Extra.PARTITION_KEY]:
                 raise NotAllowed("All messages of a transaction must have the same partition key.")
@@ -196,7 +197,7 @@ def _check_settlements(
     outcome: Outcome,
     properties: Properties | None,
 ) -> None:
-    """The discharge does all of them in one turn. Raises QuotaExceeded."""
+    """Check the limits of settlements, because the discharge does all of them in one turn. Raises QuotaExceeded."""
     count, size_bytes = core.settings.request_items, core.settings.request_bytes
     if transaction.settled_count + len(tokens) > count:
         raise QuotaExceeded(f"Cannot settle more than {count} messages in a single transaction.")
@@ -228,7 +229,7 @@ def _stage(
 
 
 def discharge(core: Core, key: Hashable, commit: bool, now_ms: int) -> None:
-    """Raises TransactionRollback, TransactionTimeout if it was to be committed, and nothing of it was done."""
+    """Commit or roll back. Raises TransactionRollback, TransactionTimeout if a commit did nothing."""
     transactions = core.transactions
     core.changing()
     transaction = transactions.open.pop(key, None)
@@ -259,7 +260,7 @@ def discharge(core: Core, key: Hashable, commit: bool, now_ms: int) -> None:
 
 
 def _obstacle(core: Core, transaction: Transaction, now_ms: int) -> TransactionRollback | None:
-    """Why not all of it can be done now."""
+    """The reason why the transaction cannot be committed now; None if it can."""
     messages: dict[int, list[Any]] = {}
     try:
         for operation in transaction.operations:
@@ -307,7 +308,7 @@ def _roll_back(core: Core, transaction: Transaction, now_ms: int) -> None:
         if queue.sessions is None:
             settlement.fail_locks(core, queue, tokens, now_ms)
             continue
-        queue.tally.locks_lost += len(tokens)  # no later than now, or the session's order would suffer
+        queue.tally.locks_lost += len(tokens)  # now at the latest, to keep the order of the session
         for token in tokens:
             put_back_failed(core, queue, queue.locks.remove(token), None, now_ms)
     core.transactions.release(transaction)
@@ -315,7 +316,7 @@ def _roll_back(core: Core, transaction: Transaction, now_ms: int) -> None:
 
 
 def time_out(core: Core, now_ms: int) -> None:
-    """The timer: transactions that took too long are rolled back; who goes on with one is told."""
+    """The timer: roll back transactions that took too long. A later operation of one gets the error."""
     transactions = core.transactions
     while transactions.open:
         key, transaction = next(iter(transactions.open.items()))

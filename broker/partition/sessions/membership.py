@@ -1,4 +1,4 @@
-"""Finds the session of a message that was published or forwarded, so that no sender chose the entity with sessions."""
+"""Finds the session of a published or forwarded message, whose sender did not choose the entity with sessions."""
 
 import struct
 from typing import Any
@@ -17,7 +17,7 @@ _layout = struct.Struct(">4xII4x").unpack  # bytes of annotations and of propert
 
 
 def session_id_in(record: bytes) -> str | None:
-    """What the stored message itself says."""
+    """The session id in the stored message; None if it has none."""
     layout, body = message_parts(record)
     annotation_bytes, properties_bytes = _layout(layout)
     if not properties_bytes:
@@ -30,7 +30,7 @@ def session_id_in(record: bytes) -> str | None:
 
 
 def session_id_of(overlay: Overlay | None, said: str | None) -> str | None:
-    """What a message that says so itself belongs to, with what was set since."""
+    """The session of a message, by its own session id `said` and later changes in the overlay."""
     changed: dict[int, bytes | None] = (overlay or {}).get(Field.SYSTEM) or {}
     if GROUP_ID not in changed:
         return said
@@ -43,7 +43,7 @@ def _valid(value: Any) -> str | None:
 
 
 def without_session(queue: Queue, overlay: Overlay | None) -> Overlay:
-    """What is said of a message of no session in the dead-letter queue of `queue`, which requires sessions (DL4)."""
+    """The overlay of a message without a session in the dead-letter queue of `queue`, which requires sessions (DL4)."""
     queue.tally.dead_lettered[SESSION_ID_IS_NULL] = queue.tally.dead_lettered.get(SESSION_ID_IS_NULL, 0) + 1
     overlay = overlay or {}
     properties = overlay.get(Field.PROPERTIES) or {}

@@ -1,6 +1,6 @@
 """Requests about sessions. Names, arguments and results are in `broker.wire`.
 
-A `receiver` among the arguments is the one whose session it is: who does not hold the lock gets SessionLockLost.
+A `receiver` among the arguments must hold the lock of the session; otherwise the request fails with SessionLockLost.
 """
 
 from collections.abc import Generator, Iterator, Sequence
@@ -36,7 +36,7 @@ def set_session_state(core: Core, queue: Queue, args: Sequence[Any], now_ms: int
 def get_message_sessions(
     core: Core, queue: Queue, args: Sequence[Any], now_ms: int
 ) -> Generator[None, None, list[str]]:
-    """A page of session ids, in an order of their own: shorter ones first."""
+    """A page of session ids. Shorter ids come first."""
     updated_after_ms, skip, top = args
     sessions = sessions_of(queue)
     if not 0 <= skip <= MAX_COUNT or not 1 <= top <= MAX_COUNT:
@@ -47,7 +47,7 @@ def get_message_sessions(
 def _page(
     core: Core, queue: Queue, sessions: Sessions, updated_after_ms: int | None, skip: int, top: int
 ) -> Generator[None, None, list[str]]:
-    # Who has read a page asks for the next: it begins where that ended, instead of counting from the start.
+    # After a page clients ask for the next one. It begins where the last one ended, instead of counting from the start.
     after, passed = None, 0
     if sessions.last_page is not None and sessions.last_page[:2] == (updated_after_ms, skip):
         after, passed = sessions.last_page[2], skip
@@ -68,7 +68,7 @@ def _page(
 
 
 def _session_ids(core: Core, queue: Queue, updated_after_ms: int | None, after: bytes | None) -> Iterator[bytes | None]:
-    """In their order; None for each that was looked at and is not asked for."""
+    """Session ids in their order; None for each session that was read and does not match."""
     with_state = sessions_with_state(core.store, queue.id, after)
     if updated_after_ms is not None:
         return (session_id if row.updated_ms > updated_after_ms else None for session_id, row in with_state)
@@ -78,7 +78,7 @@ def _session_ids(core: Core, queue: Queue, updated_after_ms: int | None, after: 
 
 
 def sessions_of(queue: Queue) -> Sessions:
-    """Raises NotAllowed."""
+    """The sessions of the queue. Raises NotAllowed if it has none."""
     if queue.sessions is None:
         raise NotAllowed(f"'{queue.terms.name}' does not require sessions.")
     return queue.sessions

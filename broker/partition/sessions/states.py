@@ -1,7 +1,7 @@
 """States of sessions: opaque bytes that outlive the sessions' messages, and count towards the size of the entity.
 
-What is known of a state is in SESSIONS, the state itself in SESSION_STATES under the same key, so that states, which
-may be large, are read only when they are asked for.
+The time and size of a state are in SESSIONS, and the state itself in SESSION_STATES under the same key. So states,
+which may be large, are read only when clients ask for them.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ from storage.store import Store, Table
 
 
 def get_state(core: Core, queue: Queue, session_id: str) -> bytes | None:
-    """Raises InternalError for one that cannot be read: it is set aside, and is there no more when asked for again."""
+    """The state. If it cannot be read, it goes to quarantine: raises InternalError; the next call finds no state."""
     key = session_key(queue.id, encoded(session_id))
     value = core.store.get(Table.SESSION_STATES, key)
     if value is None:
@@ -42,9 +42,9 @@ def get_state(core: Core, queue: Queue, session_id: str) -> bytes | None:
 
 
 def set_state(core: Core, queue: Queue, session_id: str, state: bytes | None, now_ms: int) -> None:
-    """None clears it, and so does an empty one: Go has no other way to say it, and reads none after that.
+    """Set the state. None clears it, and so does an empty state: Go has no other way, and then reads no state.
 
-    Raises QuotaExceeded if it grows beyond what the entity or the store may hold.
+    Raises QuotaExceeded if the state grows beyond what the entity or the store may hold.
     """
     store, key = core.store, session_key(queue.id, encoded(session_id))
     growth = len(state or b"") - _size(store, key)
@@ -70,7 +70,7 @@ def _size(store: Store, key: bytes) -> int:
         return 0
     try:
         return decode_session(value).state_bytes
-    except CorruptRecord:  # it is about to be replaced
+    except CorruptRecord:  # it will be replaced
         return max(0, len(store.get(Table.SESSION_STATES, key) or b"") - 8)
 
 
@@ -84,7 +84,7 @@ def _grow(core: Core, queue: Queue, growth: int) -> None:
 
 
 def free_states(core: Core, topic_id: int | None, rows: Sequence[tuple[bytes, bytes]]) -> None:
-    """Delete states of an entity that is being freed, by their rows in SESSIONS. `topic_id`: of a subscription."""
+    """Delete states of a deleted entity, by their rows in SESSIONS. `topic_id` is set for a subscription."""
     store, keys = core.store, [key for key, _ in rows]
     topic = core.find(queue_id_of(topic_id)) if topic_id is not None else None
     if topic is not None:

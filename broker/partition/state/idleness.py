@@ -1,15 +1,16 @@
 """Entities that are deleted when nobody has used them for a while: AutoDeleteOnIdle (management.md 8).
 
-A use is whatever a client asks of the entity or of its dead-letter queue: to send, receive, settle, browse, schedule, a
-change of its rules or properties; and a message that another entity forwards to it. A receiver uses it as long as it
-has credit, and so do messages that are scheduled, or wait to be moved on to where they were sent through it. Of a
-topic, uses of its subscriptions are uses, too; but what it publishes is no use of a subscription. An entity that
-forwards is never idle.
+An entity is used by every request of a client to it or to its dead-letter queue (to send, receive, settle, browse,
+schedule, change rules or properties) and by a message that another entity forwards to it. A receiver uses it as long as
+the receiver has credit. Scheduled messages use it, and so do messages in its transfer queue. A use of a subscription is
+a use of its topic, but a message that the topic publishes is no use of the subscription. An entity that forwards is
+never idle.
 
-Time counts only while the partition runs: nobody can use what is not served. So what is kept is no moment but for how
-long an entity was idle when it was last looked at: STEPS times in its interval, and at its end. META has what a look
-found, if it was a step at least. A use deletes that in its own commit. So nothing is written about an entity in use; a
-restart forgets two steps at most, and never finds an entity idle for longer than it was.
+Time counts only while the partition runs, because nobody can use an entity that is not served. So the partition does
+not keep a moment, but the duration for which the entity was idle at the last look. It looks STEPS times in an interval,
+and at its end. If the duration is at least a step, the look writes it to META; a use deletes it in its own commit. So
+nothing is written about an entity in use. A restart forgets two steps at most, and never finds an entity idle for
+longer than it was.
 """
 
 from collections.abc import Iterable
@@ -23,11 +24,11 @@ from storage.records import CorruptRecord, Place, decode_document, encode_docume
 from storage.store import Table
 
 STEPS = 10
-GRID_MS = 1000  # many entities are looked at in the same turn, and written about in the same commit
+GRID_MS = 1000  # so that one turn looks at many entities, and one commit writes about them
 
 
 def load(core: Core, now_ms: int) -> None:
-    """At the start: all that have an interval, as META knows them."""
+    """At the start: watch all entities with an interval, with the durations in META."""
     for entity_id in core.terms:
         if limit_ms := _limit_ms(core, entity_id):
             idle = Idle(entity_id, limit_ms, now_ms)
@@ -38,7 +39,7 @@ def load(core: Core, now_ms: int) -> None:
 
 
 def _limit_ms(core: Core, entity_id: int) -> int:
-    """0 if it has none, or lives on another partition: only there it is known who uses it."""
+    """The interval; 0 if the entity has none or lives on another partition, which alone knows who uses it."""
     terms = core.terms[entity_id]
     if not terms.idle_limit_ms:
         return 0
@@ -57,7 +58,7 @@ def _recorded_ms(core: Core, entity_id: int) -> int:
 
 
 def change(core: Core, entity_id: int, now_ms: int) -> None:
-    """The entity is new or has other terms, which is a use."""
+    """The entity is new or its terms have changed, which is a use."""
     before, limit_ms = core.idle.get(entity_id), _limit_ms(core, entity_id)
     forget(core, entity_id)
     if limit_ms:
@@ -69,7 +70,7 @@ def change(core: Core, entity_id: int, now_ms: int) -> None:
 
 
 def forget(core: Core, entity_id: int) -> None:
-    """The entity is deleted, or has other terms."""
+    """The entity is deleted, or its terms have changed: do not watch it any more."""
     core.kept.pop(entity_id, None)
     idle = core.idle.pop(entity_id, None)
     if idle is not None and idle.recorded:
@@ -82,7 +83,7 @@ def _watch(core: Core, idle: Idle) -> None:
 
 
 def _connect(core: Core, entity_ids: Iterable[int]) -> None:
-    """Note what a use of each of these keeps: itself, and the topic of a subscription."""
+    """Note which idle times a use of each of these resets: its own, and that of a subscription's topic."""
     for entity_id in entity_ids:
         terms = core.terms[entity_id]
         topic_id = core.topic_ids[terms.topic] if terms.kind == Kind.SUBSCRIPTION else 0
@@ -94,7 +95,7 @@ def _connect(core: Core, entity_ids: Iterable[int]) -> None:
 
 
 def use(core: Core, queue_id: int, now_ms: int) -> None:
-    """Somebody uses the entity that the queue is of. As long as `core.kept` is empty nobody needs to tell."""
+    """Somebody uses the entity of the queue. As long as `core.kept` is empty, callers may skip this."""
     for idle in core.kept.get(entity_of(queue_id), ()):
         idle.idle_ms = 0
         idle.looked_ms = now_ms
@@ -104,14 +105,14 @@ def use(core: Core, queue_id: int, now_ms: int) -> None:
 
 
 def has_ended(core: Core, entity_id: int, now_ms: int) -> bool:
-    """The timer: look at the entity. True if its time is over."""
+    """The timer: look at the entity. True if its interval has passed without a use."""
     idle = core.idle.get(entity_id)
     if idle is None:
-        return False  # deleted, or it has no interval any more
+        return False  # the entity is deleted, or has no interval any more
     if _is_in_use(core, entity_id):
         use(core, queue_id_of(entity_id), now_ms)
     else:
-        # A machine that slept, or a clock that was set, is no idleness.
+        # The sleep of a machine, or a change of its clock, does not count as idleness.
         idle.idle_ms += min(max(0, now_ms - idle.looked_ms), 2 * _step_ms(idle))
         idle.looked_ms = now_ms
         if idle.idle_ms >= idle.limit_ms:
@@ -124,8 +125,8 @@ def has_ended(core: Core, entity_id: int, now_ms: int) -> bool:
 
 
 def _is_in_use(core: Core, entity_id: int) -> bool:
-    """By a message that is scheduled, or to be transferred; or by a receiver that has credit."""
-    transfers = core.queues.get(queue_id_of(entity_id, Part.TRANSFER))  # one with messages is open
+    """True if a scheduled message, a message in the transfer queue or a receiver with credit uses the entity."""
+    transfers = core.queues.get(queue_id_of(entity_id, Part.TRANSFER))  # a transfer queue with messages is always open
     if _has_scheduled(core, queue_id_of(entity_id)) or (transfers is not None and any(transfers.counts)):
         return True
     entity_ids = (entity_id, *core.subscription_ids.get(entity_id, ()))

@@ -1,8 +1,8 @@
-"""The memory of one transfer queue: a lane for each partition to which it sends messages.
+"""The state of one transfer queue in memory: a lane for each partition to which it sends messages.
 
-They are in one queue, in the order of their numbers, and those for one partition are not to wait for those for another.
-So each partition has an outbox whose window passes over what is for others. META lists the partitions, each before the
-first message for it.
+The messages are in one queue, in the order of their numbers. Messages for one partition must not wait for those for
+another. So each partition has an outbox, whose window skips messages for others. META lists the partitions; each is
+added before the first message for it.
 """
 
 from collections.abc import Callable, Iterable
@@ -16,14 +16,14 @@ class Transfers:
     __slots__ = ("_home", "destinations", "lanes", "next_partition")
 
     def __init__(self, home: Callable[[str], int]) -> None:
-        """`home` says of a destination's name on which partition it lives."""
+        """`home` returns the partition that a destination of this name lives on."""
         self._home = home
         self.lanes: dict[int, Outbox] = {}  # by partition
         self.destinations: dict[str, int] = {}  # entity ids by name, as last looked up
-        self.next_partition: int | None = None  # whose lane the last turn did not get to
+        self.next_partition: int | None = None  # the partition of the lane that the last turn did not get to
 
     def add(self, partition: int, cursor: int) -> Outbox:
-        """A lane for what comes; nothing below the number `cursor` is for this partition."""
+        """Add a lane; no message with a number below `cursor` is for its partition."""
         window = Window()
         window.active = True
         window.cursor = cursor
@@ -32,7 +32,7 @@ class Transfers:
         return lane
 
     def in_turn(self) -> list[Outbox]:
-        """The lanes, first the one that the last turn did not get to."""
+        """The lanes, beginning with the one that the last turn did not get to."""
         partitions = [*self.lanes]
         at = partitions.index(self.next_partition) if self.next_partition in self.lanes else 0
         self.next_partition = None
@@ -43,7 +43,7 @@ class Transfers:
         return [ref for ref in refs if self._home(destination_of(ref)) == partition]
 
     def extend(self, refs: list[Ref], first: int, end: int, limit: int) -> None:
-        """As `Window.extend`: new messages, and the numbers they have."""
+        """As `Window.extend`, for new messages of all lanes."""
         by_partition: dict[int, list[Ref]] = {partition: [] for partition in self.lanes}
         for ref in refs:
             by_partition[self._home(destination_of(ref))].append(ref)
@@ -52,7 +52,7 @@ class Transfers:
 
 
 def destination_of(ref: Ref) -> str:
-    """The name, in lower case, of the queue or topic that a message in a transfer queue is for."""
+    """The name, in lower case, of the destination of a message in a transfer queue."""
     _, _, _, overlay = ref
     assert overlay is not None
     name: str = overlay[Field.DESTINATION]

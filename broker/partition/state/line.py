@@ -1,7 +1,7 @@
 """The order in which the receivers of one queue get messages.
 
-Those with credit stand in line. Messages are dealt out in rounds: one to each, from the front of the line; whoever
-got a message while others did not goes to its end.
+Receivers with credit stand in line. Messages are given out in rounds: one to each receiver, from the front of the line.
+A receiver that got a message while others did not goes to the end of the line.
 """
 
 from collections import OrderedDict
@@ -34,13 +34,13 @@ class Line:
         self.draining.pop(receiver.key, None)
 
     def end_drain(self, receiver: Receiver) -> None:
-        """It drains: what it was granted and did not get is void."""
+        """The receiver drains: the rest of its grant ends."""
         del self.draining[receiver.key]
         receiver.limit = receiver.delivered
         self.waiting.pop(receiver.key, None)
 
     def next_round(self, ready: int) -> tuple[list[Receiver], int]:
-        """Whose turn it is when up to `ready` messages (at least 1) can be had, and how many are due to each."""
+        """The receivers that get up to `ready` messages (at least 1) now, and the number of messages for each."""
         count = min(len(self.waiting), ready)
         group = list(islice(self.waiting.values(), count))
         return group, min(min(receiver.limit - receiver.delivered for receiver in group), ready // count)
@@ -55,7 +55,7 @@ class Line:
                 del self.waiting[receiver.key]
 
     def take_drained(self) -> list[Receiver]:
-        """Those that drain: what they were granted is void, and they are no longer in line."""
+        """The receivers that drain: the rest of their grants ends, and they leave the line."""
         drained = list(self.draining.values())
         for receiver in drained:
             self.end_drain(receiver)

@@ -1,4 +1,4 @@
-"""Transactions of one partition that have not ended: what is to be done when they are committed."""
+"""The open transactions of one partition, with the operations to do when they are committed."""
 
 from collections import Counter
 from collections.abc import Hashable, Sequence
@@ -11,7 +11,7 @@ from broker.wire import Outcome
 class Send(NamedTuple):
     queue_id: int
     messages: Sequence[Any]
-    reserved: int | None  # the first of their sequence numbers, where the client was told them
+    reserved: int | None  # the first of their sequence numbers, if the client was told these
 
 
 class Settle(NamedTuple):
@@ -19,7 +19,7 @@ class Settle(NamedTuple):
     tokens: Sequence[bytes]
     outcome: Outcome
     properties: dict[str, Any] | None
-    quiet: bool  # the client does not know these deliveries any more
+    quiet: bool  # the client has settled these deliveries and has forgotten them
 
 
 class Transaction:
@@ -39,33 +39,33 @@ class Transaction:
         self.owner = owner
         self.deadline_ms = deadline_ms
         self.operations: list[Send | Settle] = []
-        self.message_count = 0  # sent in it
+        self.message_count = 0  # messages sent in the transaction
         self.message_bytes = 0
-        self.settled_count = 0  # messages
-        self.settled_bytes = 0  # of properties that this writes
-        self.key: str | None = None  # the partition key that its messages have in common
-        self.failure: BrokerError | None = None  # it cannot be committed any more
+        self.settled_count = 0  # messages settled in the transaction
+        self.settled_bytes = 0  # bytes of properties that these settlements write
+        self.key: str | None = None  # the common partition key of its messages
+        self.failure: BrokerError | None = None  # why it cannot be committed any more
 
 
 class Transactions:
-    """By the key that the caller chose, the oldest first. Those in `timed_out` are rolled back, and not discharged."""
+    """By the caller's key, the oldest first. Transactions in `timed_out` are rolled back, but not discharged yet."""
 
     def __init__(self) -> None:
         self.open: dict[Hashable, Transaction] = {}
         self.timed_out: set[Hashable] = set()
         self.message_bytes = 0
-        self.owner_bytes: Counter[Hashable] = Counter()  # of these, by the owner of their transaction
+        self.owner_bytes: Counter[Hashable] = Counter()  # bytes of messages, by the owner of the transaction
         self.committed = 0
         self.rolled_back = 0
 
     def grow(self, transaction: Transaction, added_bytes: int) -> None:
-        """Messages become a part of it."""
+        """Count messages that join the transaction."""
         transaction.message_bytes += added_bytes
         self.message_bytes += added_bytes
         self.owner_bytes[transaction.owner] += added_bytes
 
     def release(self, transaction: Transaction) -> None:
-        """It has ended."""
+        """The transaction has ended: do not count its messages any more."""
         self.message_bytes -= transaction.message_bytes
         self.owner_bytes[transaction.owner] -= transaction.message_bytes
         if not self.owner_bytes[transaction.owner]:

@@ -1,20 +1,20 @@
-"""Which messages of a queue another partition may have taken over, and which the queue still owns.
+"""Keeps track of the messages of a queue that another partition may have taken over, and of those it still owns.
 
-The other partition takes messages over and writes, in the same commit, up to which sequence number it has: its mark.
-Here they are deleted when its answer has come. In between a crash or a lost connection leaves open which were taken,
-and whoever is asked first is that partition: only its mark tells.
+The other partition takes messages over and writes its mark in the same commit: the highest sequence number that it has.
+This partition deletes the messages when the answer comes. If a crash or a lost connection comes in between, only the
+mark tells which messages were taken over. So the first step afterwards is to ask the other partition for its mark.
 
 | `synced` | `partition` | `awaited` | messages of the queue                                                 |
 |----------|-------------|-----------|-----------------------------------------------------------------------|
-| True     | None        | False     | none has been taken over: all are the queue's own                     |
-| True     | set         | False     | the same; marks are there, below all numbers that are left            |
-| True     | set         | True      | those in `numbers` may be taken over, the others are the queue's own  |
-| False    | set         | any       | some may be taken over, those with the lowest numbers: all are held back |
+| True     | None        | False     | none was taken over: the queue owns all                               |
+| True     | set         | False     | the same; the partition has a mark, below all numbers of the queue    |
+| True     | set         | True      | those in `numbers` may be taken over; the queue owns the others       |
+| False    | set         | any       | those with the lowest numbers may be taken over: all are held back    |
 
-`partition` is recorded in META before the first message leaves for it, and deleted, or another is recorded, only when
-synced. So whatever is changed meanwhile, and whatever crashes, the one that may have taken messages is always asked.
+`partition` is recorded in META before the first message leaves for it. It is deleted or replaced only when `synced`. So
+after any change and any crash, the partition that may have taken messages over is asked.
 
-A transfer queue has an outbox for each partition, see `lanes`: the same holds of the messages for that partition.
+A transfer queue has an outbox for each partition, see `lanes`. The same holds for the messages for that partition.
 """
 
 from itertools import pairwise
@@ -41,21 +41,21 @@ class Outbox:
     )
 
     def __init__(self, window: Window, partition: int | None = None) -> None:
-        """`window`: of the messages to be forwarded. `partition`: as recorded; without that, nothing is elsewhere."""
+        """`window`: of the messages to forward. `partition`: as in META; None if no messages may be elsewhere."""
         self.window = window
         self.partition = partition
         self.synced = partition is None
-        self.awaited = False  # a command is under way to `partition`, and will be answered or lost
-        self.sent_bytes = 0  # in that command
-        self.numbers: list[int] = []  # sequence numbers of what was sent and is not answered, or not known to be taken
-        self.taken = 0  # in a transfer queue: what is up to this number was taken over before the start, and is to go
-        self.highest = 0  # sequence number that was taken out to be forwarded since the start
+        self.awaited = False  # a command to `partition` is under way, and will be answered or lost
+        self.sent_bytes = 0  # bytes of messages in that command
+        self.numbers: list[int] = []  # sequence numbers of messages sent without an answer, or in doubt
+        self.taken = 0  # in a transfer queue: up to this number, taken over before the start; to delete
+        self.highest = 0  # the highest sequence number that was taken out since the start
         self.destination = ("", 0)  # name in lower case and entity id, as last looked up
-        self.failures = 0  # one after the other
-        self.retry_ms = 0  # nothing is tried before
+        self.failures = 0  # consecutive ones
+        self.retry_ms = 0  # the earliest time of the next try
 
     def fail(self, now_ms: int) -> int:
-        """It did not work, and may later. Returns when to try again."""
+        """An attempt failed, and a later one may succeed. Returns the time of the next try."""
         delay_ms = min(BACK_OFF_MS << min(self.failures, 16), BACK_OFF_MAX_MS)
         self.failures += 1
         self.retry_ms = now_ms + delay_ms

@@ -42,7 +42,7 @@ class Queue:
         self.entity_id = entity_of(queue_id)
         self.part = part_of(queue_id)
         self.terms = terms
-        self.topic_id = topic_id  # of a subscription: the topic whose subscriptions it shares bodies with
+        self.topic_id = topic_id  # for a subscription: its topic, whose subscriptions share bodies
         self.next_number = counts.next_sequence_number
         self.counts = [counts.available, counts.deferred, counts.scheduled]  # by Place
         self.size_bytes = counts.size_bytes
@@ -50,16 +50,16 @@ class Queue:
         self.locks = Locks()
         self.line = Line()
         self.receivers: dict[object, Receiver] = {}
-        self.outbox: Outbox | None = None  # of a queue that forwards, or did since the start
-        self.transfers: Transfers | None = None  # of a transfer queue
-        self.sessions: Sessions | None = None  # of the main part of an entity that requires sessions
+        self.outbox: Outbox | None = None  # for a queue that forwards, or has forwarded since the start
+        self.transfers: Transfers | None = None  # for a transfer queue
+        self.sessions: Sessions | None = None  # for the main part of an entity that requires sessions
         self.tally = Tally()
-        self.swept = b""  # DUE keys below it have been looked at by expiry; those left belong to locked messages
-        self.expiry_paused = False  # something may have expired, but nobody pulls: see expiry
+        self.swept = b""  # expiry has looked at DUE keys below this; those that are left belong to locked messages
+        self.expiry_paused = False  # messages may have expired, but no receiver pulls: see expiry
 
     @property
     def is_dead_letter(self) -> bool:
-        """Or a transfer queue, or a transfer dead-letter queue: no time to live is observed there."""
+        """True also for the transfer and transfer dead-letter queue: in all of these a time to live has no effect."""
         return self.part != Part.MAIN
 
     @property
@@ -68,34 +68,34 @@ class Queue:
 
     @property
     def forward_to(self) -> str:
-        """The name, in lower case, of where messages move on to; empty if they stay."""
+        """The name, in lower case, of the entity that messages are forwarded to; empty if they stay."""
         return self.terms.forwards_to(self.part)
 
     @property
     def is_held_back(self) -> bool:
-        """Messages may have been taken over by another partition, and it is not known which."""
+        """True if another partition may have taken messages over, and we do not know which."""
         return self.outbox is not None and not self.outbox.synced
 
     @property
     def is_pulled(self) -> bool:
-        """A receiver has credit, or waits for a session."""
+        """True if a receiver has credit, or waits for a session."""
         return bool(self.line.waiting) or (self.sessions is not None and bool(self.sessions.waiting))
 
     @property
     def is_awaited(self) -> bool:
-        """What comes in will probably be read in the same turn."""
+        """True if incoming messages will probably be read in the same turn."""
         return bool(self.line.waiting) or self.outbox is not None
 
     def ready(self) -> int:
-        """Available and not locked, some perhaps expired or unreadable: never less than can be handed out."""
+        """The number of available, unlocked messages. Some may be expired or unreadable, so fewer may be handed out."""
         if self.is_held_back:
             return 0
         return self.counts[Place.AVAILABLE] - self.locks.available_locked()
 
     def forget(self, messages: Sequence[tuple[int, Overlay | None]]) -> None:
-        """Available messages, (sequence number, overlay), leave the store: no window has them any longer.
+        """Available messages, (sequence number, overlay), leave the store: remove them from all windows.
 
-        None in place of the overlay of one whose entry cannot be read.
+        The overlay is None if the entry cannot be read.
         """
         if self.sessions is not None:
             self.sessions.forget(messages)
@@ -111,7 +111,7 @@ class Queue:
         return Counts(self.next_number, available, deferred, scheduled, self.size_bytes)
 
     def check(self) -> None:
-        """Assert what holds of a queue in memory between operations. Takes time with what is in memory."""
+        """Assert the invariants of a queue in memory between operations. Takes time in proportion to its state."""
         assert min(*self.counts, self.size_bytes) >= 0, "a count is negative"
         assert self.counts[Place.DEFERRED] >= len(self.locks.deferred)
         assert self.counts[Place.AVAILABLE] >= self.locks.available_locked(), "more is locked than there is"

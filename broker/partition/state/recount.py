@@ -18,13 +18,13 @@ from storage.store import Store, Table
 
 PAGE = 1000
 
-# The highest number still in the queue is a lower bound of what was given: messages above it may have come and gone.
-# A gap harms nobody; a number given twice might.
+# The highest number in the queue is only a lower bound of the numbers that were assigned, because messages above it may
+# have come and gone. A gap does no harm, but a number that is assigned twice may.
 NUMBER_GAP = 1 << 32
 
 
 def recount(store: Store, queue_id: int) -> Counts:
-    """Reads every message of the queue: some seconds for a million."""
+    """Count by reading every message of the queue: some seconds for a million."""
     highest, size_bytes = 0, 0
     held = dict.fromkeys(Place, 0)
     for place in Place:
@@ -52,7 +52,7 @@ def recount(store: Store, queue_id: int) -> Counts:
 
 
 def recount_copies(store: Store, entity_ids: Iterable[int]) -> int:
-    """What the copies in these subscriptions of one topic count for: each body once, and COPY_BYTES for each copy."""
+    """Bytes of the copies in these subscriptions of one topic: each body once, and COPY_BYTES for each copy."""
     size_bytes = 0
     seen: set[int] = set()
     for entity_id in entity_ids:

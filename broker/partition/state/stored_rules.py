@@ -1,4 +1,4 @@
-"""Rule documents (see broker.namespace.rule_descriptions) as table RULES holds them, and what they compile to."""
+"""Rule documents (see broker.namespace.rule_descriptions) as table RULES holds them, and the compiled rules."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
@@ -30,21 +30,21 @@ _ENTITY_KEY_BYTES = 4
 
 
 class StoredRule(NamedTuple):
-    """`document` is None if the rule cannot be read: then it fails on each message."""
+    """A rule. `document` is None if it cannot be read; such a rule fails on each message."""
 
     document: Document | None
     rule: Rule
 
     @property
     def takes_all(self) -> bool:
-        """Takes every message, unchanged."""
+        """True if the rule takes every message unchanged."""
         wanted = self.rule.filter
         always = isinstance(wanted, TrueFilter) or (isinstance(wanted, SqlFilter) and wanted.is_always_true)
         return always and not self.rule.changes_copy
 
     @property
     def kind(self) -> str:
-        """Of the filter."""
+        """The kind of the filter."""
         return "" if self.document is None else self.document["filter"]["kind"]
 
 
@@ -54,12 +54,12 @@ class _Unreadable(Filter):
 
 
 def default_rule(now_ms: int) -> Document:
-    """What a new subscription has."""
+    """The rule of a new subscription."""
     return {"name": "$Default", "created_ms": now_ms, "filter": {"kind": "true"}, "action": None}
 
 
 def compiled(document: Document) -> StoredRule:
-    """Raises InvalidArgument, with the position in a wrong expression."""
+    """Compile a rule. Raises InvalidArgument, with the position in a wrong expression."""
     action = document["action"]
     try:
         return StoredRule(
@@ -93,14 +93,14 @@ def _values(encoded: Mapping[str, bytes]) -> dict[str, Any]:
 
 
 def read_rules(store: Store, entity_id: int) -> list[StoredRule]:
-    """Those of a subscription, in the order of their creation. A record that cannot be read is set aside."""
+    """The rules of a subscription, in the order of their creation. Unreadable records go to quarantine."""
     found: list[StoredRule] = []
     for key, value in store.scan(Table.RULES, entity_key(entity_id), entity_key(entity_id + 1), 1 << 32):
         try:
             found.append(compiled(decode_document(value)))
         except (CorruptRecord, InvalidArgument, KeyError, TypeError):
             quarantine(store, Table.RULES, key)
-            # Its name stays taken, by a rule that fails: no message is lost because a filter was.
+            # A rule that always fails keeps the name, so that no message is lost because its filter was lost.
             store.put(Table.RULES, key, encode_document(None))
             found.append(StoredRule(None, Rule(key[_ENTITY_KEY_BYTES:].decode(errors="replace"), _Unreadable())))
     return sorted(found, key=lambda stored: stored.document["created_ms"] if stored.document else 0)

@@ -2,16 +2,17 @@
 
 from copy import copy
 
-# Reasons for dead-lettering, as they are counted.
+# The reasons under which dead-lettering is counted.
 MAX_DELIVERY_COUNT_EXCEEDED = "MaxDeliveryCountExceeded"
 TTL_EXPIRED = "TTLExpiredException"
 BY_APPLICATION = "Application"
 
 
 class Tally:
-    """What happened in a queue since the partition was opened. Messages, unless the name says otherwise.
+    """Counts of messages in a queue since the partition was opened (unless the name says something else).
 
-    Each way to leave `incoming + restored + moved in` is counted once, so that every message can be accounted for.
+    Messages enter by `incoming + restored + moved in`. Each message that leaves is counted once, so that none is
+    unaccounted for.
     """
 
     __slots__ = (
@@ -47,29 +48,29 @@ class Tally:
         self.incoming = 0
         self.moved_in = 0  # dead-lettered from the main queue
         self.forwarded = 0  # to another entity
-        self.restored = 0  # received and deleted, but never put on the wire
+        self.restored = 0  # received and deleted, but never sent
         self.outgoing = 0  # deliveries, by link and by request
         self.completed = 0
         self.received_and_deleted = 0
         self.abandoned = 0
         self.released = 0
         self.deferred = 0
-        self.dead_lettered: dict[str, int] = {}  # by reason; `BY_APPLICATION`: by a receiver
+        self.dead_lettered: dict[str, int] = {}  # by reason; `BY_APPLICATION` stands for a receiver
         self.expired = 0  # dropped, not dead-lettered
         self.deleted = 0  # by delete-batch and purge
-        self.cancelled = 0  # scheduled ones
+        self.cancelled = 0  # scheduled messages
         self.activated = 0
-        self.locks_ended = 0  # ran out
-        self.locks_lost = 0  # with a broken connection, or by a change of the entity
+        self.locks_ended = 0  # by their time
+        self.locks_lost = 0  # because of a broken connection, or a change of the entity
         self.renewed = 0
         self.settlements_too_late = 0
         self.duplicates = 0  # accepted and dropped, in `incoming` as well
         self.pings = 0  # accepted and dropped, in `incoming` as well
         self.quarantined = 0  # records that could not be read
         self.sessions_accepted = 0  # sessions
-        self.session_locks_lost = 0  # sessions whose lock ran out, or was lost by a change of the entity
+        self.session_locks_lost = 0  # sessions whose lock ended by its time, or by a change of the entity
         self.unmatched = 0  # at a topic: no subscription took them
-        self.rules_failed = 0  # filters and actions that failed on a message, whatever became of it
+        self.rules_failed = 0  # filters and actions that failed on a message
 
     def snapshot(self) -> dict[str, int | dict[str, int]]:
         return {
@@ -78,7 +79,7 @@ class Tally:
 
 
 class Totals:
-    """The counters of a whole partition. Only grows, whatever becomes of the queues."""
+    """The counters of a whole partition. They only grow, even if queues are deleted."""
 
     def __init__(self) -> None:
         self.expired = 0  # dropped or dead-lettered

@@ -16,14 +16,14 @@ from storage.queue_ids import Part
 
 class Kind(IntEnum):
     QUEUE = 0
-    TOPIC = 1  # sent to, never received from: of its own it has only scheduled messages
-    SUBSCRIPTION = 2  # received from; what it gets its topic sends
+    TOPIC = 1  # clients send to it and never receive from it
+    SUBSCRIPTION = 2  # clients receive from it; its messages come from its topic
 
 
 class Terms(NamedTuple):
     """Kept for each entity, so it is small: 10,000 descriptions would fill tens of megabytes.
 
-    `name` is the address. Of a topic, what is said of receiving means nothing; of a subscription, the size.
+    `name` is the address. Fields about receiving have no meaning for a topic, nor has the size for a subscription.
     """
 
     name: str
@@ -34,13 +34,13 @@ class Terms(NamedTuple):
     size_bytes_max: int
     status: Status
     kind: Kind = Kind.QUEUE
-    topic: str = ""  # of a subscription: the topic's name in lower case
-    dead_letter_failed: bool = False  # of a subscription: messages on which a rule fails
-    forward_to: str = ""  # name of a queue or topic in lower case; empty: messages stay to be received
+    topic: str = ""  # for a subscription: the topic's name in lower case
+    dead_letter_failed: bool = False  # for a subscription: dead-letter messages on which a rule fails
+    forward_to: str = ""  # name of a queue or topic in lower case; empty if messages stay
     forward_dead_lettered_to: str = ""
-    duplicate_window_ms: int = 0  # of a queue or topic with duplicate detection
+    duplicate_window_ms: int = 0  # for a queue or topic with duplicate detection
     requires_session: bool = False
-    idle_limit_ms: int = 0  # unused for so long, it is deleted; 0: never
+    idle_limit_ms: int = 0  # the entity is deleted after this time without a use; 0: never
 
     @classmethod
     def of(cls, description: Description) -> "Terms":
@@ -93,7 +93,7 @@ class Terms(NamedTuple):
 
     @classmethod
     def of_definition(cls, document: dict[str, Any]) -> "Terms":
-        """Of a stored definition: the description's fields, and some of the catalog's. Raises ValueError."""
+        """The terms in a stored definition: the description's fields, and some of the catalog. Raises ValueError."""
         kind = DESCRIPTIONS.get(document["kind"])
         if kind is None:
             raise ValueError(f"kind {document['kind']!r} is unknown")
@@ -101,7 +101,7 @@ class Terms(NamedTuple):
         return cls.of(kind.model_validate({name: value for name, value in document.items() if name in known}))
 
     def forwards_to(self, part: int) -> str:
-        """The name, in lower case, of where this part's messages move on to; empty if they stay."""
+        """The name, in lower case, of the entity that this part forwards messages to; empty if they stay."""
         if part == Part.MAIN:
             return self.forward_to
         return self.forward_dead_lettered_to if part == Part.DEAD_LETTER else ""
@@ -123,5 +123,5 @@ def _duplicate_window_ms(description: QueueDescription | TopicDescription) -> in
 
 
 def _idle_limit_ms(description: QueueDescription | SubscriptionDescription) -> int:
-    """What forwards is never deleted: its interval is unlimited (management.md 1.6)."""
+    """The interval; an entity that forwards is never deleted, so it has none (management.md 1.6)."""
     return 0 if description.forward_to else description.auto_delete_on_idle_ms or 0

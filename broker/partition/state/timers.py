@@ -1,7 +1,8 @@
-"""Timers: when something is next due on each queue.
+"""Timers: the next times when something is due on each queue.
 
-A thing is (queue id, what). It has at most one timer: the earliest it was armed with. Firing early is harmless, so a
-timer whose reason has gone is left alone; whoever is called looks at what is really due and arms the next.
+A thing is (queue id, kind). It has at most one timer, the earliest that was armed. A timer that fires too early is
+harmless, so a timer that is not needed any more stays. The code that a timer calls checks what is really due and arms
+the next timer.
 """
 
 from enum import IntEnum
@@ -9,7 +10,7 @@ from heapq import heapify, heappop, heappush
 
 
 class Due(IntEnum):
-    """What is due on a queue. The first two are `storage.records.Timer`, which are on disk."""
+    """The kinds of timers of a queue. The first two are `storage.records.Timer`, which are on disk."""
 
     SCHEDULED = 0
     EXPIRY = 1
@@ -18,7 +19,7 @@ class Due(IntEnum):
     FORWARDING = 4
     DUPLICATES = 5
     SESSION_WAITS = 6
-    TRANSACTIONS = 7  # of the partition: its queue id is 0
+    TRANSACTIONS = 7  # for the partition; its queue id is 0
     IDLE = 8
     PUBLISHING = 9  # messages that wait at a topic
 
@@ -32,13 +33,13 @@ class Timers:
         self._armed: dict[Thing, int] = {}
 
     def arm(self, time_ms: int, thing: Thing) -> None:
-        """Have `thing` due at `time_ms`, if it is not due earlier anyway."""
+        """Make `thing` due at `time_ms`, unless it is due earlier."""
         armed_ms = self._armed.get(thing)
         if armed_ms is not None and armed_ms <= time_ms:
             return
         self._armed[thing] = time_ms
         heappush(self._heap, (time_ms, thing))
-        # Re-armed earlier and earlier, a thing leaves stale items behind; they must not outgrow the real ones.
+        # Arming a thing earlier again leaves a stale item behind. Stale items must not outnumber the others.
         if len(self._heap) > 2 * len(self._armed) + 64:
             self._heap = [(time_ms, thing) for thing, time_ms in self._armed.items()]
             heapify(self._heap)

@@ -1,7 +1,7 @@
 """The subscriptions of one topic and their rules, compiled.
 
-Most subscriptions take every message as it is; what they take needs no look at the message, so they are kept apart
-from the rules that must be tried.
+Most subscriptions take every message as it is, without a look at the message. So they are kept apart from the rules
+that must be tried.
 """
 
 from bisect import bisect_left, insort
@@ -13,26 +13,26 @@ from broker.rules import RuleSet
 
 
 class Topic:
-    """Subscriptions are known by their entity ids.
+    """Subscriptions are identified by their entity ids.
 
-    Invariant: the rules of a subscription are all in `rule_set`, unless each takes every message unchanged: then the
-    subscription is in `for_all` if it has a rule at all.
+    Invariant: if each rule of a subscription takes every message unchanged, the subscription is in `for_all` (if it has
+    a rule). Otherwise all its rules are in `rule_set`.
     """
 
     def __init__(self) -> None:
         self.for_all: list[int] = []
         self.rule_set = RuleSet()
-        self.has_rules = False  # in rule_set
+        self.has_rules = False  # True if rule_set has rules
         self.filters: Counter[str] = Counter()  # by kind, of all subscriptions
         self._rules: dict[int, dict[str, StoredRule]] = {}  # by entity id and name in lower case
         self._selective: Counter[int] = Counter()  # entity id -> rules that do not take every message unchanged
 
     def rules(self, entity_id: int) -> list[StoredRule]:
-        """In the order in which they were added."""
+        """The rules in the order in which they were added."""
         return list(self._rules[entity_id].values())
 
     def rule(self, entity_id: int, name: str) -> StoredRule | None:
-        """Names do not differ in case."""
+        """The rule of this name; names are compared without regard to case."""
         return self._rules[entity_id].get(name.lower())
 
     def add_subscription(self, entity_id: int, rules: Iterable[StoredRule]) -> None:
@@ -49,7 +49,7 @@ class Topic:
         self.has_rules = bool(self._selective)
 
     def add_rule(self, entity_id: int, stored: StoredRule) -> None:
-        """The subscription has none of this name."""
+        """Add a rule; the subscription has none of this name."""
         rules = self._rules[entity_id]
         if not stored.takes_all:
             if not self._selective[entity_id]:

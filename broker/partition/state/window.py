@@ -5,7 +5,7 @@ Sequence numbers below `cursor` have been fetched from the store. Of these, an a
 - `returned`: handed out before and back again, a heap;
 - the queue's locks.
 Numbers from `cursor` on are in the store only, except that those in `skip` are locked: after `reset` the head is
-fetched again, and what is locked must be passed over. `gone` are numbers that were removed while in `entries` or
+fetched again, and locked messages must be skipped. `gone` are numbers that were removed while in `entries` or
 `returned`.
 """
 
@@ -20,7 +20,7 @@ from storage.records import Overlay
 # A message in a queue: sequence number, message id, delivery count, overlay. A plain tuple: one is made per message.
 Ref = tuple[int, int, int, Overlay | None]
 
-# Parts of a ref. Where one is wanted of many, `map` with these is faster than to unpack each.
+# Getters of parts of a ref. To get one part of many refs, `map` with these is faster than unpacking each.
 number_of: Callable[[Ref], int] = itemgetter(0)
 message_id_of: Callable[[Ref], int] = itemgetter(1)
 
@@ -29,7 +29,7 @@ class Window:
     __slots__ = ("active", "cursor", "entries", "gone", "head", "returned", "skip")
 
     def __init__(self) -> None:
-        self.active = False  # True while somebody receives: only then new messages are kept
+        self.active = False  # True while there are receivers; only then new messages are kept
         self.entries: list[Ref] = []
         self.head = 0
         self.cursor = 0
@@ -38,7 +38,7 @@ class Window:
         self.skip: set[int] = set()
 
     def next(self, count: int) -> list[Ref]:
-        """Up to `count` of the lowest in memory, removed from it. Fewer does not mean that the store has no more."""
+        """Take up to `count` of the lowest messages in memory. If there are fewer, the store may still have more."""
         if not self.returned and not self.gone:
             taken = self.entries[self.head : self.head + count]
             self.head += len(taken)
@@ -67,17 +67,17 @@ class Window:
         return taken
 
     def fill(self, refs: list[Ref], cursor: int) -> None:
-        """Add what was fetched from the store, from the old cursor to below the new one."""
+        """Add messages that were fetched from the store, from the old cursor to below the new one."""
         self._compact()
         self.entries += refs
         self.cursor = cursor
-        if self.skip:  # those that were deleted while they were locked were not met
+        if self.skip:  # those below the cursor that were not met were deleted while locked
             self.skip = {number for number in self.skip if number >= cursor}
 
     def extend(self, refs: list[Ref], first: int, end: int, limit: int) -> None:
-        """Take note of new messages at the queue's end, which had the numbers from `first` to below `end`.
+        """Add new messages at the queue's end, which have the numbers from `first` to below `end`.
 
-        Without a receiver, room, or all that comes before them, they are left to be fetched later.
+        If there is no receiver or no room, or earlier messages are not in memory, they are fetched later instead.
         """
         if self.active and self.cursor == first and len(self.entries) - self.head + len(refs) <= limit:
             self.fill(refs, end)
@@ -90,7 +90,7 @@ class Window:
             self.skip.discard(number)
 
     def remove(self, numbers: Iterable[int]) -> None:
-        """These messages left the store; those that are in memory are forgotten."""
+        """These messages left the store: forget those that are in memory."""
         returned = set(map(number_of, self.returned))
         for number in numbers:
             at = bisect_left(self.entries, number, self.head, key=number_of)
@@ -98,16 +98,16 @@ class Window:
                 self.gone.add(number)
 
     def reset(self, locked: set[int]) -> None:
-        """Forget what is in memory, to be fetched again from the start; `locked` are available messages under lock."""
+        """Forget all messages, so that they are fetched again from the start; `locked` are those under lock."""
         self.entries, self.head, self.cursor = [], 0, 0
         self.returned, self.gone, self.skip = [], set(), locked
 
     def numbers(self) -> set[int]:
-        """Sequence numbers of the messages that are in memory. Takes time with their number."""
+        """Sequence numbers of the messages in memory. Takes time in proportion to their number."""
         return {*map(number_of, self.entries[self.head :]), *map(number_of, self.returned)} - self.gone
 
     def check(self) -> None:
-        """Assert what the module says of a window."""
+        """Assert what the module's docstring says of a window."""
         assert 0 <= self.head <= len(self.entries)
         fetched = [*map(number_of, self.entries[self.head :])]
         returned = [*map(number_of, self.returned)]
@@ -120,7 +120,7 @@ class Window:
         assert all(number >= self.cursor for number in self.skip), "what was to be skipped has been passed"
 
     def _compact(self) -> None:
-        # A queue that is never quite empty would otherwise keep every entry it has handed out.
+        # Otherwise a queue that is never empty would keep every entry that it has handed out.
         if self.head > 512:
             del self.entries[: self.head]
             self.head = 0
