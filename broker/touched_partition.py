@@ -1,7 +1,7 @@
-"""A small file that names the partition a worker is working on.
+"""Names the partition that a process is working on, for its supervisor: in a small file, or in shared memory.
 
 A damaged page of a store can kill the process that reads it, by a signal that gives the process no chance to report.
-Then the supervisor reads this file to learn whose store the worker was reading.
+Then the supervisor learns here whose store the process was reading.
 """
 
 import mmap
@@ -20,12 +20,17 @@ def touched_file(worker: int) -> str:
 
 
 class TouchedPartition:
-    """Writes the file at `path`, which is created again."""
+    """Writes the file at `path`, which is created again. Without one, memory that processes forked from here share."""
 
-    def __init__(self, path: Path) -> None:
-        path.write_bytes(_NONE.to_bytes(_BYTES, "big"))
-        with path.open("r+b") as file:
-            self._page = mmap.mmap(file.fileno(), _BYTES)
+    def __init__(self, path: Path | None = None) -> None:
+        none = _NONE.to_bytes(_BYTES, "big")
+        if path is None:
+            self._page = mmap.mmap(-1, _BYTES)
+            self._page[:] = none
+        else:
+            path.write_bytes(none)
+            with path.open("r+b") as file:
+                self._page = mmap.mmap(file.fileno(), _BYTES)
         self._last = _NONE
 
     def set(self, partition: int) -> None:
@@ -33,11 +38,19 @@ class TouchedPartition:
             self._last = partition
             self._page[:] = partition.to_bytes(_BYTES, "big")
 
+    def get(self) -> int | None:
+        """The partition that was set last, by any of the processes that share it; None if none was."""
+        return _partition(self._page[:])
+
 
 def touched_partition(path: Path) -> int | None:
-    """The partition that the worker worked on last; None if it had not begun."""
+    """The partition that the process worked on last; None if it had not begun."""
     try:
-        found = int.from_bytes(path.read_bytes(), "big")
+        return _partition(path.read_bytes())
     except OSError:
         return None
+
+
+def _partition(page: bytes) -> int | None:
+    found = int.from_bytes(page, "big")
     return None if found == _NONE else found

@@ -45,6 +45,18 @@ FULL_DISK_BYTES = 1 << 20  # if a write fails with less left than this, the disk
 RENEWAL_BYTES = 1 << 20  # more than a change of a few records needs
 META_PAGES = 2  # LMDB's two roots at the start of the file
 
+# What LMDB says of pages that make no sense, as far as it finds that by itself. A transaction that it ends for another
+# reason is never used again here, and so a bad one is its answer to what it has read.
+_DAMAGE = (
+    lmdb.CorruptedError,
+    lmdb.PageNotFoundError,
+    lmdb.NotFoundError,  # of a table: none is ever removed
+    lmdb.InvalidError,
+    lmdb.IncompatibleError,
+    lmdb.CursorFullError,
+    lmdb.BadTxnError,
+)
+
 _NAMES = [table.name.lower().encode() for table in Table]
 
 
@@ -83,7 +95,7 @@ def _free_disk_bytes(path: Path) -> int:
 def store_error(path: Path, doing: str, error: Exception) -> StoreError:
     """The error for the caller when LMDB or the system failed while `doing` something at `path`, which exists."""
     number = error.errno if isinstance(error, OSError) else getattr(error, "code", None)
-    if isinstance(error, (lmdb.CorruptedError, lmdb.PageNotFoundError)):
+    if isinstance(error, _DAMAGE):
         return StoreDamaged(f"{path}: {doing}: {error}")
     full = isinstance(error, (lmdb.MapFullError, lmdb.DiskError)) or number in (ENOSPC, EDQUOT)
     # LMDB reports a short write as EIO, and on most full disks a write is short.
@@ -111,19 +123,19 @@ def _open_read_only(path: Path) -> Any:
     except lmdb.VersionMismatchError as error:
         raise UnknownFormat(path, f"LMDB's own file format ({error})") from error
     except (lmdb.Error, OSError) as error:
-        raise StoreError(f"{path / DATA_FILE}: cannot be opened: {error}") from error
+        raise store_error(path / DATA_FILE, "cannot be opened", error) from error
     # A read beyond the end of a mapped file kills the process (SIGBUS), so a truncated file is refused here.
     needed = (env.info()["last_pgno"] + 1) * env.stat()["psize"]
     found = (path / DATA_FILE).stat().st_size
     if found < needed:
         env.close()
-        raise StoreError(f"{path / DATA_FILE}: truncated: {found} bytes of {needed}")
+        raise StoreDamaged(f"{path / DATA_FILE}: truncated: {found} bytes of {needed}")
     return env
 
 
-def _open_tables(env: Any) -> list[Any]:
+def _open_tables(env: Any, transaction: Any = None) -> list[Any]:
     """Handles of all tables, in the order of Table. Raises lmdb.NotFoundError if one is missing."""
-    return [env.open_db(name, create=False) for name in _NAMES]
+    return [env.open_db(name, txn=transaction, create=False) for name in _NAMES]
 
 
 def check_store_pages(path: Path) -> list[PageFinding]:
@@ -156,18 +168,16 @@ class Snapshot:
         self._env = _open_read_only(path)
         self.partition_id: int
         try:
-            self._databases = _open_tables(self._env)
             self._txn = self._env.begin()
+            self._databases = [self._meta()]
             found = self._document(FORMAT_VERSION_KEY)
             if found != FORMAT_VERSION:
                 raise UnknownFormat(path, found)
             self.partition_id = self._document(PARTITION_ID_KEY)
-        except lmdb.NotFoundError as error:
-            self.close()
-            raise UnknownFormat(path, None) from error
+            self._databases = _open_tables(self._env, self._txn)
         except (lmdb.Error, OSError) as error:
             self.close()
-            raise StoreError(f"{path}: {error}") from error
+            raise store_error(path, "open", error) from error
         except BaseException:
             self.close()
             raise
@@ -196,12 +206,21 @@ class Snapshot:
     def close(self) -> None:
         self._env.close()  # this ends its transaction, too
 
+    def _meta(self) -> Any:
+        """The handle of META. Raises lmdb.Error, UnknownFormat."""
+        try:
+            return self._env.open_db(_NAMES[Table.META], txn=self._txn, create=False)
+        except lmdb.NotFoundError as error:
+            raise UnknownFormat(self.path, None) from error  # a file of another program
+
     def _document(self, key: bytes) -> Any:
         value = self.get(Table.META, key)
+        if value is None:
+            raise StoreDamaged(f"{self.path}: META has no {key.decode()}")
         try:
-            return None if value is None else decode_document(value)
+            return decode_document(value)
         except CorruptRecord as error:
-            raise StoreError(f"{self.path}: META {key.decode()}: {error}") from error
+            raise StoreDamaged(f"{self.path}: META {key.decode()}: {error}") from error
 
     def __enter__(self) -> Self:
         return self

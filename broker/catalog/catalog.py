@@ -37,8 +37,9 @@ from storage.records import (
     entity_key,
     rule_key,
 )
-from storage.store import Store, StoreError, Table
+from storage.store import Store, StoreDamaged, Table
 
+HOME = 0  # the partition that has the catalog first
 NEXT_ENTITY_ID_KEY = b"next-entity-id"
 CATALOG_VERSION_KEY = b"catalog-version"
 FIRST_ENTITY_ID = 1
@@ -346,7 +347,7 @@ def _definition(key: bytes, value: bytes) -> Definition:
     try:
         return Definition.from_document(decode_document(value))
     except (CorruptRecord, ValueError) as error:
-        raise StoreError(f"entity {int.from_bytes(key, 'big')}: {error}") from error
+        raise StoreDamaged(f"entity {int.from_bytes(key, 'big')}: {error}") from error
 
 
 def _differ(name: str, one: Description, other: Description) -> bool:
@@ -360,7 +361,7 @@ def _number(store: Store, key: bytes, default: int) -> int:
     try:
         return int(decode_document(value))
     except (CorruptRecord, ValueError, TypeError) as error:
-        raise StoreError(f"META {key.decode()}: {error}") from error
+        raise StoreDamaged(f"META {key.decode()}: {error}") from error
 
 
 def _immutable(name: str, stored: Description, wanted: Description) -> str:

@@ -1,4 +1,4 @@
-"""Which partitions of a worker are out of service, because their stores have killed it again and again."""
+"""Which partitions of a worker are out of service, because their stores are damaged."""
 
 import time
 from collections import defaultdict
@@ -32,8 +32,14 @@ class Parking:
         recent = [at for at in self._crashes[partition] if now - at < WITHIN_SECONDS]
         self._crashes[partition] = [*recent, now]
         if len(self._crashes[partition]) >= CRASHES:
-            self.parked = (*self.parked, partition)
-            log.error(
-                "partition parked: its store is damaged; run `peeklock verify`, restore a backup, and start again",
-                partition=partition,
-            )
+            self.park(partition, "reading it has ended the worker again and again")
+
+    def park(self, partition: int, reason: str) -> None:
+        """The worker is to be started without it; `reason` says how its store is known to be damaged."""
+        self.parked = (*self.parked, partition)
+        log.error(
+            "partition parked: its store is damaged; run `peeklock verify`, restore a backup with `peeklock restore`, "
+            "and start again",
+            partition=partition,
+            reason=reason,
+        )

@@ -20,6 +20,7 @@ from broker.child import DAMAGED_STORE, PERMANENT_FAULT, Instructions
 from broker.logging import get_logger
 from broker.settings.config import ConfigurationError
 from broker.supervisor import interpreters
+from storage.apart import CRASH_SIGNALS
 
 FIRST_DELAY_SECONDS = 0.1
 LONGEST_DELAY_SECONDS = 5.0
@@ -28,7 +29,6 @@ STARTS_BEFORE_GIVING_UP = 3  # before the broker has ever served; afterwards it 
 ANSWER_MAX_BYTES = 64 << 10
 LOOK_SECONDS = 1.0  # between two looks for stalled processes
 
-CRASH_SIGNALS = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS)  # what LMDB dies of on damaged pages
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 log = get_logger("supervisor")

@@ -2,23 +2,22 @@
 
 import os
 import sys
-import time
 from errno import ENOMEM
 from pathlib import Path
 from typing import Any, NoReturn
 
 from broker import __version__
-from broker.catalog.catalog import reconcile
 from broker.child import PERMANENT_FAULT, Instructions
 from broker.keys import EMULATOR_KEY, ROOT_KEY_NAME, connection_string, makes_root_key, with_root_key
 from broker.logging import configure_logging, get_logger
 from broker.settings.config import ConfigurationError, Settings
+from broker.supervisor.definitions import bring_in_line
 from broker.supervisor.parking import Parking
 from broker.supervisor.processes import Processes, Role
 from broker.touched_partition import touched_file
 from storage.data_dir import ROOT_KEY_FILE, RUN, DataDirectory, DataDirectoryError
-from storage.lmdb_store import LmdbStore, StoreInUse, UnknownFormat, WrongPartition
-from storage.store import StoreError, StoreFull
+from storage.lmdb_store import StoreInUse, UnknownFormat, WrongPartition
+from storage.store import StoreDamaged, StoreError, StoreFull
 
 log = get_logger("supervisor")
 
@@ -32,15 +31,17 @@ def run(settings: Settings) -> int:
             makes_key = makes_root_key(settings)
             given, settings = settings, _with_key(settings)
             key = shown_key(given, settings, is_new=makes_key)
+            parkings = [Parking(settings.data_dir / touched_file(worker)) for worker in range(settings.worker_count)]
             processes = Processes(
-                _roles(settings),
+                _roles(settings, parkings),
                 directory.path,
                 settings.shutdown_timeout_ms / 1000,
                 settings.worker_stall_timeout_ms / 1000,
             )
             processes.load()
             try:
-                _reconcile(settings, directory)
+                for partition, damage in _reconcile(settings).items():
+                    parkings[partition % len(parkings)].park(partition, damage)
             except BaseException:
                 processes.discard()
                 raise
@@ -79,26 +80,19 @@ def _with_key(settings: Settings) -> Settings:
         ) from error
 
 
-def _reconcile(settings: Settings, directory: DataDirectory) -> None:
-    """Make missing stores, and bring the entities in line with those declared. All stores are closed again."""
-    stores: list[LmdbStore] = []
+def _reconcile(settings: Settings) -> dict[int, str]:
+    """Bring the definitions in line. Returns the partitions whose stores are damaged, and how."""
     try:
-        for partition in range(settings.partitions):
-            path = directory.partition_path(partition)
-            size = settings.store.map_size_bytes
-            stores.append(LmdbStore(path, partition_id=partition, map_size_bytes=size, create=True))
-        result = reconcile(stores, settings.entities, int(time.time() * 1000), settings.rules)
+        result, damaged = bring_in_line(settings)
     except StoreError as error:
         _refuse(error)
-    finally:
-        for store in stores:
-            store.close()
     for deleted in result.deleted:
         log.info("entity deleted: nobody used it", entity=deleted)
     for created in result.created:
         log.info("entity created", entity=created)
     for update in result.updated:
         log.info("entity updated", entity=update.path, properties=update.properties)
+    return damaged
 
 
 def _refuse(error: StoreError) -> NoReturn:
@@ -111,6 +105,11 @@ def _refuse(error: StoreError) -> NoReturn:
             fix = "Free space on the disk, or set store.map_size_bytes higher"
         case WrongPartition():
             fix = "Put the partitions' directories back under their own numbers"
+        case StoreDamaged():
+            fix = (
+                "The files were left as they are. Look into them with: peeklock verify, and restore a backup with: "
+                "peeklock restore"
+            )
         case _ if os.strerror(ENOMEM) in str(error):
             fix = "Set store.map_size_bytes lower: it is address space, which is limited here (ulimit -v)"
         case _:
@@ -118,7 +117,7 @@ def _refuse(error: StoreError) -> NoReturn:
     raise ConfigurationError(f"{error}. {fix}") from error
 
 
-def _roles(settings: Settings) -> list[list[Role]]:
+def _roles(settings: Settings, parkings: list[Parking]) -> list[list[Role]]:
     """Gateways before workers: clients are told before what they work on ends."""
     for_children = settings.model_copy(update={"queues": (), "topics": ()})
     workers = settings.worker_count
@@ -139,7 +138,7 @@ def _roles(settings: Settings) -> list[list[Role]]:
         return Role("gateway" if number == 0 else f"gateway-{number}", "broker.gateway", instructions)
 
     def worker(number: int) -> Role:
-        parking = Parking(settings.data_dir / touched_file(number))
+        parking = parkings[number]
 
         def instructions(restarts: int) -> Instructions:
             return Instructions(

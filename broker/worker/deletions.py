@@ -15,15 +15,13 @@ A user's deletion begins at the home: it changes the catalog first, and the enti
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
-from broker.catalog.catalog import catalog_version, remove
+from broker.catalog.catalog import HOME, catalog_version, remove
 from broker.logging import get_logger
 from broker.partition.partition import Partition
 from storage.records import entity_key
 from storage.store import Store, Table
 
 log = get_logger("worker")
-
-HOME = 0  # the partition that has the namespace's catalog first
 
 
 class Deletions:

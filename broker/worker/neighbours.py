@@ -13,10 +13,11 @@ import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from broker import wire
+from broker.catalog.catalog import HOME
 from broker.logging import get_logger
 from broker.partition.partition import Partition
 from broker.wire import Catalog, Deleted, Forward, Forwarded, Hello, Remove
-from broker.worker.deletions import HOME, Deletions
+from broker.worker.deletions import Deletions
 from broker.worker.peer import Peer
 
 REDIAL_MS = 100

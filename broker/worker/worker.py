@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from broker import wire
-from broker.catalog.catalog import catalog_version, home_partition
+from broker.catalog.catalog import HOME, catalog_version, home_partition
 from broker.child import DAMAGED_STORE, Pulse, announce_ready, fail, read_instructions
 from broker.errors import BrokerError, InternalError
 from broker.logging import configure_logging, get_logger
@@ -56,7 +56,7 @@ from broker.wire import (
     unpack_operations,
 )
 from broker.worker.clock import Clock
-from broker.worker.deletions import HOME, Deletions
+from broker.worker.deletions import Deletions
 from broker.worker.neighbours import Neighbours
 from broker.worker.parked import ParkedPartition
 from broker.worker.peer import Peer

@@ -82,9 +82,12 @@ def test_a_partition_that_kills_its_worker_is_parked_and_the_others_are_served(t
             assert "out of service" in text
 
 
-@pytest.mark.xfail(strict=True, reason="the supervisor reads the stores itself, and dies of what it reads")
-def test_a_partition_that_is_damaged_at_the_start_is_parked_until_its_store_is_mended(tmp_path: Path) -> None:
-    with Broker(tmp_path, CONFIG.format(other=OTHER)) as broker:
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_partition_that_is_damaged_at_the_start_is_parked_until_its_store_is_mended(
+    tmp_path: Path, workers: int
+) -> None:
+    config = CONFIG.format(other=OTHER).replace("workers = 1", f"workers = {workers}")
+    with Broker(tmp_path, config) as broker:
         send(broker, "orders", 3)
         send(broker, OTHER, 3)
         broker.stop()
@@ -109,7 +112,7 @@ def test_a_partition_that_is_damaged_at_the_start_is_parked_until_its_store_is_m
             assert [body_of(peer.expect(TRANSFER).payload)[:8] for _ in range(3)] == [
                 b"number %d" % n for n in range(3)
             ]
-        broker.config_file.write_text(CONFIG.format(other=OTHER) + '[[queues]]\nname = "orders-2"\n')
+        broker.config_file.write_text(config + '[[queues]]\nname = "orders-2"\n')
         broker.restart()
         send(broker, OTHER, 2)
         assert parked(broker)
@@ -128,7 +131,6 @@ def test_a_partition_that_is_damaged_at_the_start_is_parked_until_its_store_is_m
         send(broker, "orders-2", 1)
 
 
-@pytest.mark.xfail(strict=True, reason="the supervisor reads the stores itself, and dies of what it reads")
 def test_a_home_that_is_damaged_at_the_start_is_told_and_nothing_is_served(tmp_path: Path) -> None:
     with Broker(tmp_path, CONFIG.format(other=OTHER)) as broker:
         broker.stop()

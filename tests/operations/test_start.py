@@ -160,7 +160,6 @@ def test_a_store_of_an_unknown_format_is_named_and_left_untouched(data_dir):
         pytest.param(lambda content: bytes(8192) + content[8192:], id="both roots zeroed"),
     ],
 )
-@pytest.mark.xfail(strict=True, reason="the supervisor reads the stores itself, and dies of what it reads")
 @pytest.mark.parametrize("partition", [0, 1])
 def test_a_damaged_store_is_named_with_the_way_back(data_dir, partition, damage):
     file = data_file(data_dir, partition)
@@ -196,7 +195,6 @@ def filled_dir(tmp_path):
 
 @pytest.mark.parametrize("how", [zeros, lone_branch])
 @pytest.mark.parametrize("table", ["META", "ENTITIES", "RULES"])
-@pytest.mark.xfail(strict=True, reason="the supervisor reads the stores itself, and dies of what it reads")
 @pytest.mark.parametrize("partition", [0, 1])
 def test_damaged_definitions_never_end_the_start_without_a_word(filled_dir, partition, table, how):
     file = data_file(filled_dir, partition)
@@ -205,14 +203,12 @@ def test_damaged_definitions_never_end_the_start_without_a_word(filled_dir, part
     assert file.read_bytes() == damaged
 
 
-@pytest.mark.xfail(strict=True, reason="the supervisor reads the stores itself, and dies of what it reads")
 @pytest.mark.parametrize("partition", [0, 1])
 def test_damage_that_only_a_change_meets_never_ends_the_start_without_a_word(filled_dir, partition):
     damage(data_file(filled_dir, partition), FREE_PAGES, wild_pointer)
     told_of_damage(filled_dir, partition, queues=[{"name": "new"}])
 
 
-@pytest.mark.xfail(strict=True, reason="the supervisor reads the stores itself, and dies of what it reads")
 def test_several_damaged_partitions_are_left_out(tmp_path):
     path = tmp_path / "data"
     queues = [{"name": "orders"}]
