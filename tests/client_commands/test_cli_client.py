@@ -72,7 +72,7 @@ def test_many_are_sent_with_ids_of_their_own_and_received_at_most_so_many(peeklo
     assert len(lines(peeklock("receive", "received", "--count", 240))) == 10
 
 
-def test_what_is_kept_can_be_received_again(peeklock):
+def test_kept_messages_can_be_received_again(peeklock):
     peeklock("send", "kept", "--body", "x", "--count", 150)
     kept = lines(peeklock("receive", "kept", "--keep", "--count", 200))
     assert len(kept) == 150

@@ -156,7 +156,7 @@ def test_names_are_one_in_any_case_and_keep_their_first_spelling(stores):
     assert [item.description.name for item in definitions(stores[0])] == ["Orders"]
 
 
-def test_what_is_not_declared_stays(stores):
+def test_entities_that_are_not_declared_stay(stores):
     reconcile(stores, [queue("a"), queue("b")], T0)
     reconcile(stores, [queue("c")], T1)
     assert [(item.entity_id, item.description.name) for item in definitions(stores[2])] == [
@@ -274,7 +274,7 @@ NAMES = st.sampled_from(["a", "A", "b", "c/d"])
         max_size=6,
     )
 )
-def test_whatever_crashes_happen_a_last_start_has_all_partitions_alike(starts):
+def test_after_any_crashes_a_last_start_makes_all_partitions_equal(starts):
     stores = [Crashing() for _ in range(PARTITIONS)]
     begun: dict[str, set[int]] = {}
     for declared, crash in starts:

@@ -112,7 +112,7 @@ def message_count(store: Store) -> int:
     return len(store.scan(Table.MESSAGES, b"\0", b"\xff" * 9, 100))
 
 
-def test_what_is_declared_is_made_anew_and_empty(stores):
+def test_a_deleted_entity_that_is_declared_is_created_again_empty(stores):
     declared = [queue(), queue("bills")]
     reconcile(stores, declared, T0)
     end_ms = use_and_leave(stores, "orders", 1)
@@ -127,14 +127,14 @@ def test_what_is_declared_is_made_anew_and_empty(stores):
     assert reconcile(stores, declared, end_ms) == Reconciled(2, (), (), ())
 
 
-def test_what_is_not_declared_stays_deleted(stores):
+def test_a_deleted_entity_that_is_not_declared_stays_deleted(stores):
     reconcile(stores, [queue(), queue("bills")], T0)
     end_ms = use_and_leave(stores, "orders", 1)
     assert reconcile(stores, [], end_ms) == Reconciled(2, (), (), (), ("orders",))
     assert [names(store) for store in stores] == [{2: "bills"}] * PARTITIONS
 
 
-def test_what_it_held_is_freed_even_if_the_broker_ended_at_once(stores):
+def test_contents_of_a_deleted_entity_are_freed_even_if_the_broker_ended_at_once(stores):
     reconcile(stores, [queue()], T0)
     home = home_of(stores)
     partition = start(stores, "orders", T0)
@@ -241,7 +241,7 @@ def test_a_partition_that_is_behind_frees_what_the_catalog_has_no_more(stores):
     assert message_count(home) == 0
 
 
-def test_what_is_removed_is_no_longer_defined():
+def test_removed_entities_are_no_longer_defined():
     store = MemoryStore()
     reconcile([store], [queue(), queue("bills")], T0)
     remove(store, [1, 77], 9)

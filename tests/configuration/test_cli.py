@@ -104,7 +104,7 @@ def test_several_wrong_settings_are_a_list(peeklock, served):
         (OSError("odd"), 1, "odd"),
     ],
 )
-def test_what_fails_in_serving_is_one_message(peeklock, monkeypatch, error, code, text):
+def test_a_failure_of_serve_is_one_message(peeklock, monkeypatch, error, code, text):
     def run(settings):
         raise error
 

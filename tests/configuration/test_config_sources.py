@@ -119,7 +119,7 @@ def test_a_byte_order_mark_is_no_part_of_the_file(toml):
     assert load(toml("\ufeffpartitions = 2")).settings.partitions == 2
 
 
-def test_what_kubernetes_sets_for_a_service_of_our_name_is_not_ours():
+def test_variables_of_a_kubernetes_service_of_our_name_are_ignored():
     load(
         environment={
             "PEEKLOCK_SERVICE_HOST": "10.0.0.1",
@@ -322,7 +322,7 @@ AT_RULE = "topics[0].subscriptions[0].rules[0]"
         ),
     ],
 )
-def test_what_is_wrong_with_topics_and_forwarding_is_named_by_its_path(toml, text, problem):
+def test_errors_of_topics_and_forwarding_are_named_by_their_paths(toml, text, problem):
     path = toml(text)
     [found] = problems(path)
     assert found.startswith(f"{path}: {problem}")

@@ -32,7 +32,7 @@ def test_a_duration_is_read_to_the_millisecond(text, duration_ms):
     "text",
     ["", "P", "PT", "P1", "1H", "PT1H2", "P1DT", "T1H", "PT-5S", "-PT5S", "pt5s", "00:01:00", "PT1S1M", "PT٣S", "P1Y"],
 )
-def test_what_is_no_duration_is_refused_with_an_example(text):
+def test_an_invalid_duration_is_refused_with_an_example(text):
     with pytest.raises(ValueError, match="such as PT30S"):
         parse_duration(text)
 

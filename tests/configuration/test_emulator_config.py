@@ -142,7 +142,7 @@ def test_rules_of_a_file_with_every_property_are_read_in_full():
 @pytest.mark.parametrize(
     "properties", [None, {}, {"ForwardTo": "", "LockDuration": "", "MaxDeliveryCount": None}], ids=str
 )
-def test_what_is_absent_or_empty_has_the_emulators_default(config, properties):
+def test_absent_and_empty_properties_have_the_emulators_default(config, properties):
     [queue] = load(config(with_queue(properties))).settings.queues
     assert queue == QueueDescription(
         name="q",
@@ -351,7 +351,7 @@ AT_RULE = f"{AT_SUBSCRIPTION}.Rules[0].Properties"
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_is_wrong_with_a_topic_is_named_by_its_path(config, document, expected):
+def test_errors_of_a_topic_are_named_by_their_paths(config, document, expected):
     [found, *_] = problems(config(document))
     assert found.startswith(expected)
 

@@ -68,7 +68,7 @@ def test_console_output_to_a_file_has_no_colours():
     assert "\x1b" not in stream.getvalue()
 
 
-def test_what_is_below_the_level_is_not_written():
+def test_events_below_the_level_are_not_written():
     stream = logged(level="warning")
     log = structlog.get_logger()
     log.debug("a")
@@ -135,7 +135,7 @@ def test_names_counts_and_lock_tokens_are_no_secrets():
     assert fields.items() <= line(stream).items()
 
 
-def test_what_libraries_log_has_the_same_form():
+def test_logs_of_libraries_have_the_same_form():
     stream = logged()
     logging.getLogger("asyncio").error("never awaited: %s", "task")
     logging.getLogger("asyncio").info("not of interest")

@@ -138,7 +138,7 @@ def test_a_wrong_value_is_refused_with_what_it_must_be(written, text):
     ],
     ids=repr,
 )
-def test_what_clients_send_is_read_as_a_value(amqp, type_, value):
+def test_values_of_clients_are_read(amqp, type_, value):
     found = RuleValue.of_amqp(amqp)
     assert (found.type, found.value, type(found.value)) == (type_, value, type(value))
 
@@ -148,7 +148,7 @@ def test_what_clients_send_is_read_as_a_value(amqp, type_, value):
     [None, b"x", [1], {"a": 1}, ULong(2**63), float("nan"), Described(Symbol("x"), 1), "x" * (MAX_TEXT_CHARACTERS + 1)],
     ids=lambda value: repr(value)[:20],
 )
-def test_what_no_value_can_be_is_refused(amqp):
+def test_impossible_values_are_refused(amqp):
     with pytest.raises(ValueError, match="must be"):
         RuleValue.of_amqp(amqp)
 

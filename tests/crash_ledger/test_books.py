@@ -52,7 +52,7 @@ def test_a_chain_with_no_message_or_two_is_told(chains, left):
     assert any("messages" in breach for breach in chains.breaches)
 
 
-def test_what_was_rolled_back_must_not_come(chains):
+def test_rolled_back_messages_must_not_come(chains):
     moves = take(chains, 1, start(0), ending=Ending.UNDONE)
     chains.delivered(moves[0])
     assert "rolled back" in chains.breaches[0]
@@ -90,7 +90,7 @@ def test_a_session_in_order_is_sound(order):
     assert order.breaches == []
 
 
-def test_what_was_never_answered_may_come_late_or_not_at_all(order):
+def test_unanswered_messages_may_come_late_or_not_at_all(order):
     accept(order, 2, 4)
     receive(order, 2, 4, 1)
     order.close()

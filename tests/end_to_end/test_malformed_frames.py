@@ -112,7 +112,7 @@ HOSTILE = {
         pytest.param(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", id="HTTP"),
     ],
 )
-def test_what_is_no_frame_is_a_framing_error(peer, data):
+def test_bytes_that_are_no_frame_are_a_framing_error(peer, data):
     peer.send(data)
     assert closed_with(peer)[0] == "amqp:connection:framing-error"
 
@@ -456,7 +456,7 @@ def test_a_session_may_begin_and_end_many_times_in_one_segment(peer):
     peer.attach_sender("orders", channel=1)
 
 
-def test_what_follows_a_close_is_not_obeyed(peer):
+def test_frames_after_a_close_are_ignored(peer):
     peer.send(performative(0, CLOSE, []) + attach_bytes("late", 0))
     assert [frame.code for frame in peer.wait_closed()] == [CLOSE]
 
@@ -520,7 +520,7 @@ def test_a_second_sasl_header_is_no_amqp(broker):
         pytest.param(b"AMQP\x02\x01\x00\x00", id="AMQP over TLS"),
     ],
 )
-def test_what_speaks_another_protocol_gets_the_header_of_ours_and_is_closed(broker, data):
+def test_a_peer_with_another_protocol_gets_our_header_and_is_closed(broker, data):
     with RawPeer(broker.amqp_port) as peer:
         peer.send(data)
         assert peer.socket.recv(100) == SASL_HEADER

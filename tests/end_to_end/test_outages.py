@@ -90,7 +90,7 @@ def is_ready(broker: Broker) -> bool:
         return False
 
 
-def test_what_a_killed_worker_left_unanswered_is_answered_and_the_links_go_on(broker):
+def test_operations_that_a_killed_worker_left_are_answered_and_links_work_on(broker):
     with RawPeer.connect(broker.amqp_port) as peer:
         sender = peer.attach_sender("orders")
         for number in range(3):

@@ -462,7 +462,7 @@ def test_a_link_without_any_terminus_is_refused(peer):
     assert peer.refusal()[0] == "com.microsoft:argument-error"
 
 
-def test_what_is_sent_on_a_refused_link_is_not_answered_and_does_not_pile_up(broker, peer):
+def test_messages_on_a_refused_link_are_not_answered_and_do_not_pile_up(broker, peer):
     gateway = process_of(broker, "broker.gateway")
     handle = peer.attach(sender=True, address="nothing")
     before = gateway.memory_info().rss

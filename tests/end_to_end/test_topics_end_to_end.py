@@ -197,7 +197,7 @@ def test_a_subscription_has_a_dead_letter_queue(broker, suffix):
         ("sender", "closed", "com.microsoft:entity-disabled", "its status is SendDisabled"),
     ],
 )
-def test_what_cannot_be_attached_to_is_refused(broker, kind, address, condition, text):
+def test_attaches_that_cannot_be_served_are_refused(broker, kind, address, condition, text):
     async def test(connection: Connection) -> LinkDetached:
         attach = connection.sender if kind == "sender" else connection.receiver
         with pytest.raises(LinkDetached) as raised:
@@ -252,7 +252,7 @@ ENUMERATE = {"skip": Int(0), "top": Int(1)}
         ("witness", "add-rule", {"rule-name": "x", "rule-description": {}}),
     ],
 )
-def test_what_an_entity_does_not_offer_is_not_allowed(broker, address, operation, body):
+def test_operations_that_an_entity_does_not_offer_are_not_allowed(broker, address, operation, body):
     error = failure(broker, address, operation, body)
     assert (error.status, error.condition) == (400, "amqp:not-allowed")
 

@@ -120,7 +120,7 @@ async def fill(broker: Broker, *texts: str) -> None:
 
 
 @pytest.mark.parametrize("sends_first", [False, True])
-def test_what_is_received_here_and_sent_to_others_is_one_act(run, crossing_broker, sends_first):
+def test_receiving_from_one_entity_and_sending_to_others_is_one_transaction(run, crossing_broker, sends_first):
     async def story(connection):
         await fill(crossing_broker, "old")
         coordinator = await connection.coordinator()
@@ -177,7 +177,7 @@ def test_without_a_receiver_the_first_that_is_sent_to_takes_it_for_the_others(ru
     run(story)
 
 
-def test_what_is_received_from_two_partitions_is_not_settled_in_one(run, crossing_broker):
+def test_messages_of_two_partitions_cannot_be_settled_in_one_transaction(run, crossing_broker):
     async def story(connection):
         await fill(crossing_broker, "here")
         await (await connection.sender(FAR)).send(said("far"))
@@ -306,7 +306,7 @@ def test_both_entities_must_be_allowed_to_be_sent_to_as_long_as_the_link_is_ther
         assert "ExpiredToken: The token is expired." in description
 
 
-def test_what_a_disabled_destination_refuses_is_in_the_transfer_dead_letter_queue(crossing_broker):
+def test_messages_that_a_disabled_destination_refuses_go_to_the_transfer_dead_letter_queue(crossing_broker):
     with RawPeer.connect(crossing_broker.amqp_port) as peer:
         handle = attach_through(peer, HERE, CLOSED)
         peer.transfer(message(b"refused"), handle)
@@ -325,7 +325,7 @@ def workers(broker: Broker) -> list:
     return [each for each in broker.processes() if "broker.worker" in each.cmdline()]
 
 
-def test_what_waits_for_another_worker_is_counted_until_it_is_there(tmp_path):
+def test_messages_for_another_worker_are_counted_until_they_arrive(tmp_path):
     with Broker(tmp_path, CONFIG) as broker:
 
         async def story() -> None:
@@ -354,7 +354,7 @@ def worker_of(broker: Broker, partition: int) -> int:
     return sorted(each.pid for each in workers(broker))[partition % 2]
 
 
-def test_whatever_is_killed_each_message_is_passed_on_once_or_is_where_it_was(tmp_path):
+def test_over_kills_each_message_is_passed_on_once_or_stays(tmp_path):
     """Each transaction takes one message and sends two to each of four queues, while processes are killed."""
     chance = random.Random(7)
     with Broker(tmp_path, CONFIG) as broker:

@@ -156,7 +156,7 @@ def test_a_commit_that_was_never_sent_is_rolled_back(broker, peer):
     assert coordinator.discharge(transaction) == "amqp:transaction:rollback"
 
 
-def test_what_was_never_sent_to_a_worker_was_not_done(broker, peer):
+def test_commands_that_were_never_sent_to_a_worker_were_not_done(broker, peer):
     sender = peer.attach_sender("orders")
     peer.attach_receiver("orders", credit=1)
     delivery_id, _ = receive(peer, sender)

@@ -70,7 +70,7 @@ def is_over(broker: Broker) -> None:
 
 
 @pytest.mark.parametrize("how", ["reset", "stalled"])
-def test_what_waits_for_a_client_that_does_not_read_is_back_when_its_connection_breaks(broker, queue, how):
+def test_messages_for_a_client_that_does_not_read_are_back_when_its_connection_breaks(broker, queue, how):
     fill(broker, queue, MESSAGES, 60_000)
     with RawPeer.connect(broker.amqp_port, receive_buffer_bytes=RECEIVE_BUFFER_BYTES) as peer:
         peer.attach_receiver(queue, credit=MESSAGES)
@@ -83,7 +83,7 @@ def test_what_waits_for_a_client_that_does_not_read_is_back_when_its_connection_
 
 
 @pytest.mark.parametrize("how", ["reset", "close"])
-def test_what_waits_for_the_sessions_window_is_back_when_the_connection_ends(broker, queue, how):
+def test_messages_that_wait_for_the_sessions_window_are_back_when_the_connection_ends(broker, queue, how):
     fill(broker, queue, 10)
     peer, _ = receiving(broker, queue)
     if how == "reset":
@@ -100,7 +100,7 @@ def test_what_waits_for_the_sessions_window_is_back_when_the_connection_ends(bro
         other.nothing_more(TRANSFER)
 
 
-def test_what_waits_for_the_sessions_window_is_back_when_the_link_ends(broker, queue):
+def test_messages_that_wait_for_the_sessions_window_are_back_when_the_link_ends(broker, queue):
     fill(broker, queue, 10)
     peer, handle = receiving(broker, queue)
     peer.detach(handle)
@@ -111,7 +111,7 @@ def test_what_waits_for_the_sessions_window_is_back_when_the_link_ends(broker, q
 
 
 @pytest.mark.parametrize("how", ["reset", "close", "detach"])
-def test_what_was_deleted_and_waits_for_the_sessions_window_is_put_back(broker, queue, how):
+def test_received_and_deleted_messages_that_wait_for_the_sessions_window_are_put_back(broker, queue, how):
     fill(broker, queue, 10)
     peer, handle = receiving(broker, queue, settled=True)
     if how == "reset":
@@ -124,7 +124,7 @@ def test_what_was_deleted_and_waits_for_the_sessions_window_is_put_back(broker, 
     peer.socket.close()
 
 
-def test_what_was_deleted_and_never_left_is_put_back(broker, queue):
+def test_received_and_deleted_messages_that_never_left_are_put_back(broker, queue):
     fill(broker, queue, MESSAGES, 60_000)
     with RawPeer.connect(broker.amqp_port, receive_buffer_bytes=RECEIVE_BUFFER_BYTES) as peer:
         peer.attach_receiver(queue, credit=MESSAGES, settled=True)

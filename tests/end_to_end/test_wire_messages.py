@@ -160,7 +160,7 @@ TEXT = "y" * 33_000
         (message(header=[True, 700]), "", ""),
     ],
 )
-def test_what_is_too_large_or_of_a_wrong_type_is_refused_by_name(peer, payload, condition, names):
+def test_fields_too_large_or_of_a_wrong_type_are_refused_by_name(peer, payload, condition, names):
     if len(payload) > 60_000:
         send_in_parts(peer, payload)
         found, description = error_of(peer.expect(DISPOSITION))

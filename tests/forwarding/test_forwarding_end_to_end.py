@@ -169,7 +169,7 @@ def test_dead_lettered_messages_are_forwarded_with_their_reason_and_source(broke
     run(broker, test)
 
 
-def test_what_cannot_be_forwarded_is_in_the_transfer_dead_letter_queue(broker):
+def test_messages_that_cannot_be_forwarded_go_to_the_transfer_dead_letter_queue(broker):
     async def test(connection: Connection) -> None:
         await send(connection, "to-closed", Message.of(b"1"), Message.of(b"2"))
         async with await connection.receiver("To-Closed/$Transfer/$DeadLetterQueue") as receiver:

@@ -88,7 +88,7 @@ def record(number: int) -> bytes:
     return encode_message(1000, NEVER, layout, body)
 
 
-def test_what_is_taken_over_is_answered_with_its_last_number(connect):
+def test_messages_taken_over_are_answered_with_the_last_number(connect):
     assert home_partition("destination", 1) == 0
     worker, store_id = connect(), next(STORE_IDS)
     worker.forward(store_id, 3, 5, 9)
@@ -97,7 +97,7 @@ def test_what_is_taken_over_is_answered_with_its_last_number(connect):
     assert worker.next() == [Op.FORWARDED, 7, SOURCE, 0, 9, [], ""]
 
 
-def test_what_an_older_connection_still_holds_is_not_taken(connect):
+def test_commands_of_an_older_connection_are_ignored(connect):
     older, newer, store_id = connect(), connect(), next(STORE_IDS)
     older.forward(store_id, 1)
     assert older.next()[4] == 1

@@ -21,7 +21,7 @@ def test_a_broker_takes_no_harm(tmp_path):
     assert fuzz_broker(SEED, 5, tmp_path) > 100
 
 
-def test_what_it_mutates_is_a_session_that_is_right():
+def test_the_session_to_mutate_is_valid():
     """Else it would be refused at its first frame, and nothing behind it be looked at."""
     server = Server()
     server.engine.push(b"".join(session("orders")))

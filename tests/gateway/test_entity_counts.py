@@ -38,12 +38,12 @@ def test_every_state_has_its_count():
     }
 
 
-def test_what_an_entity_forwards_is_in_transfer_and_not_active():
+def test_messages_of_an_entity_that_forwards_are_in_transfer_and_not_active():
     found = of(FORWARDS, main=[5, 2, 3, 100, 0], transfer=[1, 0, 0, 10, 0])
     assert found == {"active": 2, "deferred": 2, "scheduled": 3, "transfer": 6, "size-bytes": 110}
 
 
-def test_what_its_dead_letter_queue_forwards_is_still_dead_lettered():
+def test_messages_that_the_dead_letter_queue_forwards_count_as_dead_lettered():
     description = QueueDescription(name="orders", forward_dead_lettered_messages_to="billing")
     found = of(description, main=[1, 0, 0, 5, 0], dead_letter=[6, 0, 0, 10, 0])
     assert found == {"active": 1, "dead-lettered": 6, "size-bytes": 15}

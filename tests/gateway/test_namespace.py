@@ -50,7 +50,7 @@ def test_entities_are_found_by_any_spelling_of_their_paths(namespace, address, e
         ("news", "could not be found."),
     ],
 )
-def test_what_is_missing_is_said_in_words_that_sdks_know(namespace, address, text):
+def test_the_error_of_a_missing_entity_has_words_that_sdks_know(namespace, address, text):
     with pytest.raises(EntityNotFound) as raised:
         namespace.find(parse(address))
     assert text in str(raised.value)
@@ -110,7 +110,7 @@ def test_a_status_disables_a_direction(status, sends, receives):
                 require()
 
 
-def test_what_forwards_is_not_received_from():
+def test_nobody_receives_from_an_entity_that_forwards():
     main = QueueDescription(name="q", forward_to="b")
     dead = SubscriptionDescription(topic="t", name="s", forward_dead_lettered_messages_to="b")
     for description, forwarding, others in (

@@ -318,7 +318,7 @@ async def test_the_end_of_a_connection(scene: Scene) -> None:
     await scene.expect_contained()
 
 
-async def test_what_was_to_be_received_and_deleted_goes_back(scene: Scene) -> None:
+async def test_messages_to_be_received_and_deleted_go_back(scene: Scene) -> None:
     """Neither it nor what comes behind it ever reached the client."""
     scene.begin()
     client = scene.victim

@@ -8,7 +8,7 @@ def test_values_keep_their_amqp_type() -> None:
     assert encode_properties({Symbol("n"): Int(5), "s": "x"}) == {"n": encode(Int(5)), "s": encode("x")}
 
 
-def test_what_cannot_be_an_application_property_is_left_out() -> None:
+def test_values_that_cannot_be_application_properties_are_left_out() -> None:
     assert encode_properties({"list": [1], "map": {}, 5: "number as key"}) is None
 
 

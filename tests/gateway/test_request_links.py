@@ -47,7 +47,7 @@ def test_no_more_are_done_at_once_than_there_is_credit(requests: Requests) -> No
     assert len(requests.answers) == REQUEST_CREDIT + 3
 
 
-def test_what_was_postponed_on_a_link_that_ended_is_waited_for_no_more(requests: Requests) -> None:
+def test_postponed_requests_of_a_link_that_ended_are_not_waited_for(requests: Requests) -> None:
     ask(requests, (OVERRUN + 1) * REQUEST_CREDIT)
     requests.post()
     assert requests.is_overrun

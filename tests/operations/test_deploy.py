@@ -75,7 +75,7 @@ def test_the_health_check_fails_while_nobody_listens():
     assert done.returncode != 0
 
 
-def test_what_the_image_copies_is_there_and_not_ignored():
+def test_files_that_the_image_copies_exist_and_are_not_ignored():
     rules = (ROOT / ".dockerignore").read_text().split()
     copied = [
         source

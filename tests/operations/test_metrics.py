@@ -110,7 +110,7 @@ def test_counts_of_all_partitions_and_parts_add_up_by_entity():
     assert not [key for key in shown if ("entity", "99") in key]
 
 
-def test_what_an_entity_forwards_is_in_transfer_and_not_active():
+def test_messages_of_an_entity_that_forwards_are_in_transfer_and_not_active():
     counts = [{QUEUE << 3 | MAIN: [5, 1, 2, 100, 0], QUEUE << 3 | TRANSFER: [2, 0, 0, 6, 0]}]
     shown = samples(scene(counts=counts, entities={QUEUE: "orders"}, forwarding={QUEUE}))
     assert shown["peeklock_active_messages", ("entity", "orders")] == 1

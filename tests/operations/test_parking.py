@@ -38,7 +38,7 @@ def test_every_command_is_refused(parked: ParkedPartition) -> None:
     assert not parked.commit()
 
 
-def test_what_needs_no_answer_is_passed_over(parked: ParkedPartition) -> None:
+def test_commands_without_an_answer_are_ignored(parked: ParkedPartition) -> None:
     parked.grant("x", 10)
     parked.drain("x", 10)
     parked.close_receiver("x", True, 0)

@@ -136,7 +136,7 @@ def test_a_scheduled_message_is_due_when_the_wall_clock_is_set_right_again(clock
     assert queue.held() == [1, 0, 0, 0]
 
 
-def test_what_is_deleted_up_to_now_is_what_was_sent_by_now(clocks):
+def test_deleting_up_to_now_deletes_messages_sent_by_now(clocks):
     queue = clocks.driver
     queue.send("before")
     clocks.set(-HOUR_MS)

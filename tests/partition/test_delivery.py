@@ -101,7 +101,7 @@ def test_turns_go_on_with_one_message_at_a_time(queue):
     assert order == list("xyzxyz")
 
 
-def test_who_has_more_credit_gets_what_others_cannot_take(queue):
+def test_a_receiver_with_more_credit_gets_messages_that_others_cannot_take(queue):
     queue.open("x")
     queue.open("y")
     queue.grant(1, "x")
@@ -216,7 +216,7 @@ def test_receive_and_delete_removes_what_it_delivers(queue):
         assert queue.store.last_key(table) is None
 
 
-def test_what_was_deleted_but_never_put_on_the_wire_comes_back_at_its_place(queue):
+def test_messages_deleted_but_never_sent_come_back_at_their_places(queue):
     queue.send("a", "b", "c")
     queue.open("r", receive_and_delete=True)
     queue.partition.grant("r", 2)
@@ -306,7 +306,7 @@ def test_settled_messages_leave_nothing_behind_in_memory():
     assert core.bodies._fresh == {}
 
 
-def test_what_was_just_sent_is_held_in_memory_only_for_the_turn(queue):
+def test_new_messages_are_held_in_memory_only_for_the_turn(queue):
     queue.open()
     queue.grant(1)
     queue.partition.send(MAIN, [message("a"), message("b")], queue.now_ms)
@@ -328,7 +328,7 @@ def test_a_backlog_is_not_held_in_memory():
     assert window.entries == []
 
 
-def test_what_is_sent_while_a_backlog_is_received_comes_after_it():
+def test_messages_sent_while_a_backlog_is_received_come_after_it():
     queue = Driver(settings=PartitionSettings(window=4))
     queue.send(*["m"] * 100)
     got = numbers(queue.receive(3))
@@ -338,7 +338,7 @@ def test_what_is_sent_while_a_backlog_is_received_comes_after_it():
     assert got + numbers(queue.receive(5)) == list(range(1, 104))
 
 
-def test_what_a_turn_had_no_room_for_comes_in_the_next():
+def test_messages_without_room_in_a_turn_come_in_the_next():
     queue = Driver(settings=PartitionSettings(pump_bytes_per_receiver=5000))
     queue.send(*[message(bytes(3000 if n % 5 == 2 else 1)) for n in range(40)])
     assert numbers(queue.receive(100)) == list(range(1, 41))

@@ -62,7 +62,7 @@ def test_messages_without_id_are_never_duplicates(queue):
     assert stored(queue) == (0, 0)
 
 
-def test_what_is_gone_is_still_known(queue):
+def test_the_id_of_a_deleted_message_is_still_known(queue):
     queue.send(named("1"))
     queue.settle(Outcome.ACCEPTED, queue.receive_one())
     queue.send(named("1"))
@@ -119,7 +119,7 @@ def test_it_is_known_after_a_restart(queue):
     assert stored(queue) == (0, 0)
 
 
-def test_what_was_not_committed_is_not_known(queue):
+def test_the_id_of_an_uncommitted_message_is_not_known(queue):
     queue.partition.send(MAIN, [named("1")], queue.now_ms)
     queue.store.abort()
     queue.restart()
@@ -127,7 +127,7 @@ def test_what_was_not_committed_is_not_known(queue):
     assert len(queue.bodies()) == 1
 
 
-def test_what_was_refused_is_not_known(queue):
+def test_the_id_of_a_refused_message_is_not_known(queue):
     queue.change(max_size_mb=1)
     with pytest.raises(QuotaExceeded):
         queue.send(named("1", "x" * (1 << 20)))

@@ -65,7 +65,7 @@ def test_a_receiver_at_the_destination_gets_it_in_the_same_turn(net):
 
 
 @pytest.mark.parametrize("home", PLACES)
-def test_what_was_there_before_moves_on_when_forwarding_is_set(net, home):
+def test_earlier_messages_move_on_when_forwarding_is_set(net, home):
     a, b = net.queue("a", HERE), net.queue("b", home)
     net.send(a, "1", "2")
     net.crash(HERE)  # nothing of the queue is in memory
@@ -112,7 +112,7 @@ def test_a_batch_is_bounded_by_count_and_by_bytes(net):
     assert len(net.bodies(b)) == 9
 
 
-def test_what_is_under_way_to_all_partitions_is_bounded(net):
+def test_bytes_under_way_to_all_partitions_are_bounded(net):
     net = Partitions(2, PartitionSettings(forward_bytes=2000))
     target = net.queue("target", THERE)
     for at in range(5):
@@ -244,7 +244,7 @@ def test_dead_lettered_again_at_the_destination_it_has_the_last_source_and_reaso
 
 
 @pytest.mark.parametrize(("part", "field"), [(0, "forward_to"), (1, "forward_dead_lettered_messages_to")])
-def test_what_forwards_has_no_receivers(net, part, field):
+def test_an_entity_that_forwards_has_no_receivers(net, part, field):
     net.queue("b", HERE)
     a = net.queue("a", HERE, **{field: "b"})
     with pytest.raises(NotAllowed, match="auto-forwarding enabled: 'a' forwards to 'b'"):
@@ -485,7 +485,7 @@ def test_a_crash_of_either_side_doubles_and_loses_nothing(net, crashed, delivere
     assert (net.bodies(a), net.bodies(b)) == ([], ["1", "2", "3"])
 
 
-def test_what_was_sent_again_is_known_by_its_number(net):
+def test_a_message_sent_again_is_known_by_its_number(net):
     """The mark holds by itself: here the destination takes the same command twice."""
     a, b = chain(net, HERE, THERE)
     net.send(a, "1", "2")
@@ -613,7 +613,7 @@ def test_purging_what_forwards_leaves_what_is_under_way(net):
     assert (net.bodies(a), net.bodies(b)) == ([], ["1", "2"])
 
 
-def test_what_is_put_back_after_higher_numbers_were_forwarded_gets_a_new_number(net):
+def test_a_message_put_back_after_higher_numbers_were_forwarded_gets_a_new_number(net):
     """A gateway gives back what it could not deliver. The old number is below the mark: it would be taken for gone."""
     a, b = net.queue("a", HERE), net.queue("b", THERE)
     net.send(a, "1", "2")

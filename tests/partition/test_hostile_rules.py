@@ -115,7 +115,7 @@ ACTIONS = st.none() | st.builds("SET {} = {}".format, TARGETS, SUMS)
 @given(FILTERS, ACTIONS, st.dictionaries(st.sampled_from("abc"), VALUES), VALUES, st.booleans(), st.booleans())
 @example("a < b", None, POISON, None, True, False)
 @example("@v < b", None, POISON, math.nan, True, False)
-def test_whatever_rules_and_messages_say_all_of_it_is_accounted_for(sql, action, properties, value, later, sessions):
+def test_every_message_is_accounted_for_with_any_rules(sql, action, properties, value, later, sessions):
     topic = TopicDriver(B)
     try:
         topic.subscribe(A, rule("r", sql=sql, action=action, v=value), requires_session=sessions)

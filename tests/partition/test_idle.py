@@ -39,7 +39,7 @@ def assert_goes_after(driver: Driver, ms: int, queue_id: int = MAIN) -> None:
     assert not is_there(driver, queue_id)
 
 
-def test_what_nobody_used_for_its_interval_is_deleted(queue):
+def test_an_entity_that_nobody_used_for_its_interval_is_deleted(queue):
     queue.send("a")
     queue.receive_one()
     queue.close()
@@ -126,7 +126,7 @@ def test_a_use_keeps_it_for_another_interval(queue, use):
     assert_goes_after(queue, INTERVAL_MS)
 
 
-def test_what_the_broker_itself_does_is_no_use(queue):
+def test_work_of_the_broker_itself_is_no_use(queue):
     queue.change(max_delivery_count=1, dead_lettering_on_message_expiration=True, lock_duration_ms=5000)
     queue.open()
     queue.send("a", message("b", ttl_ms=100_000))
@@ -260,7 +260,7 @@ def test_a_scheduled_message_keeps_the_topic():
     assert_goes_after(driver, INTERVAL_MS, TOPIC)
 
 
-def test_what_is_published_is_no_use_of_a_subscription():
+def test_a_published_message_is_no_use_of_a_subscription():
     driver = TopicDriver(B)
     driver.subscribe(A, auto_delete_on_idle_ms=INTERVAL_MS)
     for _ in range(3):
@@ -296,7 +296,7 @@ def test_a_use_of_a_subscription_keeps_it(use):
 
 
 @pytest.mark.parametrize("partition", [0, 1])
-def test_what_is_forwarded_to_it_is_a_use(partition):
+def test_a_message_forwarded_to_an_entity_is_a_use(partition):
     net = Partitions(2)
     target = net.queue("target", partition, auto_delete_on_idle_ms=INTERVAL_MS)
     source = net.queue("source", 0, forward_to="target", auto_delete_on_idle_ms=INTERVAL_MS)
@@ -311,7 +311,7 @@ def test_what_is_forwarded_to_it_is_a_use(partition):
     assert not net.partitions[partition].request("counts", 0, [target], net.now_ms)
 
 
-def test_what_was_sent_through_it_and_has_not_arrived_keeps_it():
+def test_messages_sent_through_an_entity_keep_it_until_they_arrive():
     net = Partitions(2)
     through = net.queue("through", 0, auto_delete_on_idle_ms=INTERVAL_MS)
     target = net.queue("target", 1)
@@ -328,7 +328,7 @@ def test_what_was_sent_through_it_and_has_not_arrived_keeps_it():
     assert not net.partitions[0].request("counts", 0, [through], net.now_ms)
 
 
-def test_what_forwards_is_never_deleted():
+def test_an_entity_that_forwards_is_never_deleted():
     net = Partitions(1)
     net.queue("target", 0)
     source = net.queue("source", 0, forward_to="target", auto_delete_on_idle_ms=INTERVAL_MS)

@@ -61,7 +61,7 @@ def test_a_subscription_has_sessions_of_its_own(news):
         news.open("z", A)
 
 
-def test_what_is_published_while_a_session_is_received_is_received(news):
+def test_messages_published_while_a_session_is_received_are_received(news):
     news.subscribe(A, requires_session=True)
     assert receive(news, A, "x", "a") == ("a", [])
     news.grant(5, "x")
@@ -278,7 +278,7 @@ def test_an_action_may_part_the_session_from_the_partition_key_before_duplicates
     ("action", "arrived"),
     [("SET sys.SessionId = 'b'", ["m"]), ("SET b = big; SET c = big", ["m", "m"])],  # its id cannot be read any more
 )
-def test_what_actions_have_made_of_a_message_comes_through_a_second_topic(action, arrived):
+def test_a_message_changed_by_actions_comes_through_a_second_topic(action, arrived):
     """There it becomes a part of the message: one that nobody could send so."""
     net = Partitions(2)
     target = net.queue("target", THERE, requires_duplicate_detection=True)

@@ -141,7 +141,7 @@ def test_at_the_end_of_a_wait_a_session_that_is_there_is_given(queue, wait_ms):
     assert [*queue.closed] == ["y"]
 
 
-def test_who_waits_again_waits_anew(queue):
+def test_a_receiver_that_waits_again_waits_from_the_start(queue):
     queue.accept("x", wait_ms=1000)
     queue.close("x")
     queue.accept("x", wait_ms=3000)
@@ -242,7 +242,7 @@ def test_a_longer_session_than_fits_into_memory_keeps_its_order():
     assert queue.bodies_for("r") == ["00", *[f"{at:02}" for at in range(5, 13)]]
 
 
-def test_what_comes_in_while_a_session_is_received_is_received(queue):
+def test_messages_that_come_while_a_session_is_received_are_received(queue):
     queue.accept("r", "a")
     queue.grant(100)
     queue.put("a", "1")
@@ -597,7 +597,7 @@ def test_a_scheduled_message_comes_while_its_session_is_received(queue):
     assert [d.body for d in queue.pump()["r"]] == [b"later"]
 
 
-def test_what_is_received_and_deleted_is_gone(queue):
+def test_received_and_deleted_messages_are_gone(queue):
     queue.put("a", "1", "2")
     queue.accept("r", "a", receive_and_delete=True)
     assert queue.bodies_for("r", 1) == ["1"]
@@ -606,7 +606,7 @@ def test_what_is_received_and_deleted_is_gone(queue):
     assert queue.accept("s") == "a"
 
 
-def test_what_was_received_and_deleted_but_never_sent_is_in_its_session_again(queue):
+def test_messages_received_and_deleted_but_never_sent_are_in_their_session_again(queue):
     queue.put("a", "1", "2")
     queue.accept("r", "a", receive_and_delete=True)
     queue.grant(1)

@@ -301,7 +301,7 @@ def test_what_never_reached_the_receiver_is_back_and_counts_as_nothing(broken, k
     assert (queue.settle(Outcome.ACCEPTED, a) == [None]) is not bool(failed)
 
 
-def test_what_was_handed_out_while_its_connection_broke_is_back(queue):
+def test_messages_handed_out_while_the_connection_broke_are_back(queue):
     """The gateway did not know of it: it names the first token after the last it has got."""
     queue.send("a", "b")
     [a] = queue.receive(1)

@@ -221,7 +221,7 @@ def test_a_locked_message_does_not_stop_others_from_expiring():
     assert queue.partition.next_timer_ms() == START_MS + LOCK_MS
 
 
-def test_what_expires_in_the_window_is_not_delivered_and_costs_no_credit(queue):
+def test_messages_that_expire_in_the_window_are_not_delivered_and_cost_no_credit(queue):
     queue.send(*[message(body, ttl_ms=TTL_MS if body in "bd" else None) for body in "abcde"])
     queue.receive_one()
     queue.wait(TTL_MS)

@@ -95,7 +95,7 @@ WAYS = ["sent", "scheduled", "sent in a transaction", "scheduled in a transactio
 @pytest.mark.parametrize("of", ["queue", "topic"])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("time_ms", PAST)
-def test_what_is_scheduled_for_the_past_is_there_at_once(of, way, time_ms):
+def test_a_message_scheduled_for_the_past_is_available_at_once(of, way, time_ms):
     partition, to, at = driver(of)
     ask(partition, way, to, scheduled(time_ms), scheduled(time_ms, ttl_ms=5000))
     settle_down(partition)
@@ -109,7 +109,7 @@ def test_what_is_scheduled_for_the_past_is_there_at_once(of, way, time_ms):
 @pytest.mark.parametrize("of", ["queue", "topic"])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("time_ms", FUTURE)
-def test_what_is_scheduled_for_the_end_of_time_waits_and_can_be_cancelled(of, way, time_ms):
+def test_a_message_scheduled_for_the_end_of_time_waits_and_can_be_cancelled(of, way, time_ms):
     partition, to, _ = driver(of)
     ask(partition, way, to, scheduled(time_ms), scheduled(time_ms, ttl_ms=5000))
     settle_down(partition)
@@ -198,7 +198,7 @@ def test_a_timer_whose_key_cannot_be_read_is_set_aside_at_the_start(key):
 
 
 @pytest.mark.parametrize("of", ["queue", "topic"])
-def test_what_a_transaction_schedules_for_the_past_comes_in_the_order_of_its_times(of):
+def test_messages_that_a_transaction_schedules_for_the_past_come_in_the_order_of_their_times(of):
     partition, to, at = driver(of)
     times = [START_MS - 1, START_MS - 3, YEAR_1, START_MS - 2]
     ask(partition, WAYS[-1], to, *map(scheduled, times))
@@ -208,7 +208,7 @@ def test_what_a_transaction_schedules_for_the_past_comes_in_the_order_of_its_tim
 
 @pytest.mark.parametrize("time_ms", [*PAST, *FUTURE])
 @pytest.mark.parametrize("way", ["sent", "sent in a transaction"])
-def test_what_is_sent_through_an_entity_is_moved_on_at_once_or_waits(way, time_ms):
+def test_a_message_sent_through_an_entity_moves_on_at_once_or_waits(way, time_ms):
     queue = Driver(store=BoundedStore())
     transfer = queue_id_of(ENTITY, Part.TRANSFER)
     messages = [scheduled(time_ms), scheduled(time_ms, ttl_ms=5000)]

@@ -60,7 +60,7 @@ def test_a_subscription_gets_what_one_of_its_rules_selects_and_once_only():
     assert_sound(topic)
 
 
-def test_what_takes_every_message_and_what_selects_live_side_by_side():
+def test_subscriptions_with_and_without_selecting_rules_work_side_by_side():
     topic = TopicDriver(B)
     topic.subscribe(A, TAKES_RED)
     topic.publish("plain", event("red", color="red"))
@@ -159,7 +159,7 @@ def test_a_changed_copy_of_a_scheduled_message_keeps_its_number_and_time():
     assert changes(copy)[0] == {"a": 1, "RuleName": "r"}
 
 
-def test_what_receivers_set_is_added_to_what_the_action_set():
+def test_properties_set_by_receivers_are_added_to_those_of_the_action():
     topic = with_rules(rule("r", action="SET a = 1; REMOVE b"))
     topic.publish(event("m", b=2))
     topic.settle(Outcome.ABANDONED, topic.receive_one("r", A), properties={"c": "3"}, queue=A)
@@ -210,7 +210,7 @@ def test_an_action_that_fails_dead_letters_the_message_unchanged_and_other_rules
     assert_sound(topic)
 
 
-def test_what_fails_is_dead_lettered_without_a_time_to_live():
+def test_messages_on_which_rules_fail_are_dead_lettered_without_a_time_to_live():
     topic = with_rules(rule("div", sql="1 / amount > 0"), default_message_time_to_live_ms=1_000)
     topic.publish(event("m", amount=0, ttl_ms=500))
     topic.wait(10_000)

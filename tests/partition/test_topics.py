@@ -80,7 +80,7 @@ def test_without_a_matching_subscription_a_message_is_accepted_and_dropped():
     assert (tally["incoming"], tally["unmatched"]) == (2, 2)
 
 
-def test_what_was_published_is_there_after_a_restart(topic):
+def test_published_messages_are_there_after_a_restart(topic):
     topic.publish("a", "b")
     topic.settle(Outcome.ACCEPTED, topic.receive_one("a", A), queue=A)
     topic.restart()

@@ -68,7 +68,7 @@ def refused(kind: type[BrokerError], result: Any) -> bool:
     return [name for name, _ in result] == [kind.__name__]
 
 
-def test_what_is_sent_is_there_at_the_commit_and_not_before(queue):
+def test_sent_messages_are_there_at_the_commit_and_not_before(queue):
     assert queue.send_in("a", "b") is None
     assert queue.send_in("c") is None
     assert queue.bodies() == []
@@ -86,7 +86,7 @@ def test_a_waiting_receiver_gets_it_after_the_commit(queue):
     assert [delivery.body for delivery in queue.pump()["r"]] == [b"a"]
 
 
-def test_what_is_rolled_back_was_never_sent(queue):
+def test_rolled_back_messages_were_never_sent(queue):
     queue.send_in("a")
     queue.discharge(commit=False)
     assert queue.bodies() == []
@@ -188,7 +188,7 @@ def test_locks_lost_with_the_connection_roll_all_back(queue):
     assert queue.receive_one("again").delivery_count == 1
 
 
-def test_what_cannot_be_done_is_refused_at_once_and_the_rest_goes_on(queue):
+def test_an_impossible_operation_is_refused_at_once_and_the_others_go_on(queue):
     queue.send("a")
     received = queue.receive_one()
     queue.settle(Outcome.ACCEPTED, received)
@@ -212,7 +212,7 @@ def test_of_several_each_has_its_own_answer(queue):
     assert queue.bodies() == ["a", "c"]
 
 
-def test_what_fails_and_nobody_hears_of_it_rolls_all_back(queue):
+def test_an_error_that_nobody_is_told_rolls_all_back(queue):
     queue.send_in("a")
     queue.send_in("b", queue=DEAD, quiet=True)
     with pytest.raises(TransactionRollback):

@@ -60,7 +60,7 @@ def reasons(net, queue: int) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("home", PLACES)
-def test_what_is_received_here_and_sent_elsewhere_is_done_at_once(net, home):
+def test_receiving_here_and_sending_elsewhere_is_done_in_one_commit(net, home):
     a, b = net.queue("a", HERE), net.queue("b", home)
     net.send(a, "old")
     received = net.receive(a, receive_and_delete=False)
@@ -135,7 +135,7 @@ def test_each_destination_gets_its_own_in_order(net):
         assert net.bodies(queue) == [f"{name}{number}" for number in range(5)]
 
 
-def test_what_is_for_several_entities_of_one_partition_goes_together(net):
+def test_messages_for_several_entities_of_one_partition_go_together(net):
     a = net.queue("a", HERE)
     for name in "bc":
         net.queue(name, THERE)
@@ -341,7 +341,7 @@ def test_a_destination_that_is_full(net, home):
 
 
 @pytest.mark.parametrize("home", PLACES)
-def test_what_comes_after_a_refusal_in_the_same_turn_moves_on(net, home):
+def test_messages_after_a_refused_one_in_the_same_turn_move_on(net, home):
     a, b, c = net.queue("a", HERE), net.queue("b", home, max_size_mb=1), net.queue("c", home)
     net.send(b, "x" * ((1 << 20) - 100))
     net.send(transfer(a), *[via(name, name) for name in "bcbc"])
@@ -403,7 +403,7 @@ def test_a_crash_of_either_side_doubles_and_loses_nothing(net, crashed, delivere
     assert (net.bodies(transfer(a)), net.bodies(b), net.bodies(c)) == ([], ["1", "2", "3"], ["x"])
 
 
-def test_what_was_taken_over_before_a_crash_is_not_sent_to_another(net):
+def test_messages_taken_over_before_a_crash_are_not_sent_to_another_entity(net):
     """The destination is gone when the source starts again: what it had taken is not given up."""
     a, b = net.queue("a", HERE), net.queue("b", THERE)
     send(net, a, "b", "1")
@@ -495,7 +495,7 @@ def test_an_entity_that_is_deleted_takes_along_what_waits_in_it(net):
 
 @pytest.mark.parametrize("table", [Table.QUEUE, Table.MESSAGES])
 @pytest.mark.parametrize("home", PLACES)
-def test_what_cannot_be_read_is_set_aside_and_the_rest_moves_on(table, home):
+def test_unreadable_messages_are_quarantined_and_the_others_move_on(table, home):
     net = Partitions(2)
     a, b = net.queue("a", HERE), net.queue("b", home)
     net.partitions[HERE].send(transfer(a), [via("b", "1"), via("b", "2")], net.now_ms)
@@ -509,7 +509,7 @@ def test_what_cannot_be_read_is_set_aside_and_the_rest_moves_on(table, home):
     assert net.counts(transfer(a))[0] == 0
 
 
-def test_what_moved_is_counted_as_forwarded(net):
+def test_moved_messages_are_counted_as_forwarded(net):
     a, _ = net.queue("a", HERE), net.queue("b", THERE)
     send(net, a, "b", "1", "2")
     send(net, a, "gone", "3")

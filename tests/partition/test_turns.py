@@ -29,7 +29,7 @@ def turns(queue: Driver) -> list[tuple[int, bool]]:
 @pytest.mark.parametrize("sessions", [False, True])
 @pytest.mark.parametrize("dead_letter", [False, True])
 @pytest.mark.parametrize("restarts", [False, True])
-def test_what_has_expired_is_moved_in_steps_when_it_is_to_be_handed_out(sessions, dead_letter, restarts):
+def test_expired_messages_found_by_hand_out_are_moved_in_steps(sessions, dead_letter, restarts):
     store = CountingStore()
     driver = SessionDriver if sessions else Driver
     queue = driver(store=store, settings=BOUNDS, dead_lettering_on_message_expiration=dead_letter)
@@ -66,7 +66,7 @@ def test_a_session_whose_messages_have_expired_is_looked_at_in_steps():
     assert max(count for count, _ in moved) <= STEP
 
 
-def test_what_cannot_be_read_is_set_aside_in_steps():
+def test_unreadable_messages_are_quarantined_in_steps():
     queue = Driver(store=CountingStore(), settings=BOUNDS)
     queue.send(*["m"] * EXPIRED, "last")
     for number in range(1, EXPIRED + 1):
@@ -114,7 +114,7 @@ def test_many_queues_share_what_a_turn_may_do():
     assert [queue.held(queue_id)[3] for queue_id in queues] == [1] * 40
 
 
-def test_what_has_expired_in_a_queue_that_forwards_is_moved_in_steps():
+def test_expired_messages_of_a_queue_that_forwards_are_moved_in_steps():
     store = CountingStore()
     net = Partitions(2, PartitionSettings(step=STEP, turn_work=50), stores={0: store})
     net.queue("b", 1)

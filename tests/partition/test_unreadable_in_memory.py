@@ -54,7 +54,7 @@ def check(net: Partitions, *queue_ids: int) -> None:
 
 
 @pytest.mark.parametrize("table", [Table.MESSAGES, Table.QUEUE])
-def test_what_browsing_sets_aside_of_a_transfer_queue_leaves_its_lane(table):
+def test_a_message_of_a_transfer_queue_that_browsing_quarantines_leaves_its_lane(table):
     net, through, queues = lanes(forward_count=1)
     net.send(through, *[via("b", str(n)) for n in range(4)], via("c", "4"))
     damage(net.stores[HERE], table, message_key(3) if table == Table.MESSAGES else queue_key(through, 0, 3))

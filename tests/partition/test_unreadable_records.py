@@ -118,7 +118,7 @@ def test_a_corrupt_entry_is_not_activated(queue):
 
 
 @pytest.mark.parametrize("damaged", ["body", "entry", "no body"])
-def test_what_cannot_be_read_expires_from_no_count_twice(queue, damaged):
+def test_an_unreadable_message_is_subtracted_from_the_counts_once(queue, damaged):
     queue.send(*[message(body, ttl_ms=100) for body in "ab"])
     if damaged == "body":
         damage_body(queue, 1)

@@ -86,7 +86,7 @@ async def test_a_message_is_settled_once(peer):
             receiver.release(received)
 
 
-async def test_what_the_peer_has_settled_itself_cannot_be_settled(peer):
+async def test_a_delivery_that_the_peer_has_settled_cannot_be_settled(peer):
     async with peer, await peer.connect() as connection:
         receiver = await connection.receiver("q")
         delivery = peer.send("q", message())
@@ -306,7 +306,7 @@ async def test_a_detach_is_told_to_who_waits_and_ends_the_locks(peer):
             receiver.accept(taken)
 
 
-async def test_what_was_received_and_deleted_can_be_taken_after_the_end(peer):
+async def test_received_and_deleted_messages_can_be_taken_after_the_end(peer):
     async with peer, await peer.connect() as connection:
         receiver = await connection.receiver("q", receive_and_delete=True)
         peer.send("q", message(), settled=True)

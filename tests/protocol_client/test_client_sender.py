@@ -36,7 +36,7 @@ async def test_a_rejection_is_an_error_with_its_reason(peer):
 
 
 @pytest.mark.parametrize(("state", "text"), [(RELEASED, "released"), (MODIFIED, "modified"), (0, "without an outcome")])
-async def test_what_is_neither_accepted_nor_rejected_was_returned(peer, state, text):
+async def test_a_message_neither_accepted_nor_rejected_was_returned(peer, state, text):
     def answer(link, delivery):
         if state:
             settle(delivery, state)

@@ -69,7 +69,7 @@ def test_without_a_key_it_is_nobody():
         (f"Endpoint=sb://h;{KEY};sharedaccesskey=secret", "twice"),
     ],
 )
-def test_what_is_wrong_is_said_without_the_key(text, problem):
+def test_errors_are_told_without_the_key(text, problem):
     with pytest.raises(InvalidConnectionString, match=problem) as caught:
         ConnectionString.parse(text)
     assert "secret" not in str(caught.value)

@@ -79,7 +79,7 @@ EVERYTHING = Message(
 )
 
 
-def test_what_was_decoded_encodes_to_the_same_bytes():
+def test_decoded_messages_encode_to_the_same_bytes():
     encoded = EVERYTHING.encode()
     assert Message.decode(encoded) == EVERYTHING
     assert Message.decode(encoded).encode() == encoded
@@ -134,7 +134,7 @@ def test_a_message_without_a_body_gets_an_empty_one():
         encode(Described(0x73, ["a"]))[:-1],
     ],
 )
-def test_what_is_no_message_is_a_decode_error(message):
+def test_bytes_that_are_no_message_are_a_decode_error(message):
     with pytest.raises(DecodeError):
         Message.decode(message)
 

@@ -13,7 +13,7 @@ MODIFIED = Described(ULong(0x27), [True])
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_what_has_ended_is_given_back(seed):
+def test_state_that_has_ended_is_subtracted(seed):
     """After any order of beginnings and ends, the same is counted as if only what is left had ever begun."""
     random = Random(seed)
     kept = StateBytes()

@@ -60,7 +60,7 @@ def pool():
     return Pool(1_000_000)
 
 
-def test_what_finds_no_room_is_told_at_its_end_and_the_rest_is_whole(pool):
+def test_a_delivery_without_room_is_told_at_its_end_and_the_others_are_whole(pool):
     peer = Peer(pool, 12_000)
     peer.attach(1, 2, 3)
     for handle in (1, 2, 3):

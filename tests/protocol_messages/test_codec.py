@@ -104,7 +104,7 @@ values = st.recursive(
 
 @settings(max_examples=200, deadline=None)
 @given(values, st.binary(max_size=3), st.binary(max_size=3))
-def test_what_is_encoded_decodes_to_the_same_value_and_type(value, before, after):
+def test_encoded_values_decode_to_the_same_value_and_type(value, before, after):
     encoded = encode(value)
     data = before + encoded + after
     end = len(before) + len(encoded)

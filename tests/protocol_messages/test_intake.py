@@ -191,7 +191,7 @@ def test_a_binary_partition_key_has_the_limits_of_one_that_is_a_string(name):
         take_apart(section(ANNOTATIONS, {Symbol("x-opt-partition-key"): b"k"}) + properties(group_id="s"))
 
 
-def test_what_the_broker_needs_of_the_properties_is_noted():
+def test_properties_that_the_broker_needs_are_noted():
     message = properties(message_id="id", group_id="s", content_type=Symbol("application/vnd.ms-servicebus-ping"))
     assert take_apart(message)[3] == {Extra.SESSION_ID: "s", Extra.PING: True}
     assert take_apart(message, want_message_id=True)[3] == {
@@ -600,7 +600,7 @@ def outcome(take, message):
 
 @settings(max_examples=300, deadline=None)
 @given(messages())
-def test_what_is_taken_apart_is_what_was_put_in(generated):
+def test_a_message_is_taken_apart_to_what_was_put_in(generated):
     (header, notes, fields, properties_section, application_section, body), message = generated
     header_fields: list[Any] = [*header, None, None, None]
     durable, priority, ttl_ms = header_fields[:3]

@@ -112,7 +112,7 @@ def test_other_paths_are_not_subscriptions(text):
         "q" * (MAX_ADDRESS_CHARACTERS + 1),
     ],
 )
-def test_what_can_name_nothing_is_refused(text):
+def test_addresses_that_can_name_nothing_are_refused(text):
     with pytest.raises(InvalidAddress):
         parse(text)
 

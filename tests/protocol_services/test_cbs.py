@@ -89,7 +89,7 @@ def test_the_kind_of_a_token_is_seen_in_its_text(arguments):
         ({"name": ULong(1)}, BadCbsRequest, "'name'"),
     ],
 )
-def test_what_is_not_taken_says_why(arguments, error, text):
+def test_refused_tokens_tell_the_reason(arguments, error, text):
     with pytest.raises(error, match=text):
         put(**arguments)
 

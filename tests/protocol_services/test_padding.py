@@ -56,7 +56,7 @@ def test_frames_between_are_kept_in_order():
 
 
 @pytest.mark.parametrize("stream", [b"", HEADER, HEARTBEAT, HEADER + HEARTBEAT, HEARTBEAT * 3, TRANSFER])
-def test_what_has_nothing_to_pad_is_not_copied(stream):
+def test_frames_with_nothing_to_pad_are_not_copied(stream):
     assert pad(stream) is stream
 
 

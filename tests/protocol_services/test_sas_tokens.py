@@ -130,7 +130,7 @@ def altered(token: str, name: str, value: str) -> str:
         ("sr", "sb://host/queue"),
     ],
 )
-def test_whatever_is_altered_breaks_the_signature(name, value):
+def test_any_change_breaks_the_signature(name, value):
     token = altered(generate("sb://host/queue", "root", PRIMARY, NOW + 60), name, value)
     with pytest.raises(InvalidSignature, match=r"^InvalidSignature: The token has an invalid signature\.$"):
         verify(token, "sb://host/queue", lookup, NOW)
@@ -185,7 +185,7 @@ def test_hostile_tokens_raise_token_errors_only(token, audience):
 
 @settings(max_examples=100, deadline=None)
 @given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=40), st.text("abc/%+ é", max_size=30))
-def test_what_is_generated_verifies(key, path):
+def test_generated_tokens_verify(key, path):
     resource = "sb://host/" + quote(path)
     token = generate(resource, "any", key, NOW + 1)
     claim = verify(token, resource, lambda name, _: KeyRule((key,), RIGHTS) if name == "any" else None, NOW)

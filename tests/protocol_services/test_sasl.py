@@ -68,7 +68,7 @@ def test_a_client_is_greeted_and_let_in_byte_by_byte():
         ("PLAIN", b"root\0root\0s3cret", ROOT),
     ],
 )
-def test_what_is_pipelined_behind_the_layer_is_left_over(mechanism, response, identity):
+def test_bytes_pipelined_behind_the_layer_are_left_over(mechanism, response, identity):
     sasl = server()
     behind = AMQP_HEADER + b"open and begin"
     assert sasl.feed(SASL_HEADER + init(mechanism, response) + behind) == SASL_HEADER + MECHANISMS + OK

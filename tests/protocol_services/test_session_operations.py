@@ -77,7 +77,7 @@ def test_requests_are_understood(operation, body, arguments):
         ("renew-session-lock", {"session-id": "x" * 129}, LimitExceeded, "128 characters"),
     ],
 )
-def test_what_is_wrong_with_a_request_is_named(operation, body, error, text):
+def test_errors_of_a_request_name_the_field(operation, body, error, text):
     with pytest.raises(error, match=text):
         parsed(operation, body)
 

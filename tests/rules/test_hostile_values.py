@@ -171,7 +171,7 @@ class Raising:
 @pytest.mark.parametrize(
     "error", [ZeroDivisionError("by zero"), RecursionError("deep"), MemoryError(), AssertionError(), KeyError("\ud800")]
 )
-def test_whatever_a_filter_raises_is_its_failure_on_that_message_and_others_still_match(error):
+def test_any_exception_of_a_filter_is_its_failure_on_that_message_and_others_still_match(error):
     rules = RuleSet()
     rules.add("bad", Rule("r", Raising(error)))
     rules.add("good", Rule("r", compile_filter("a = 1")))
@@ -190,7 +190,7 @@ class RaisingView(MessageView):
         raise OverflowError("too large")
 
 
-def test_whatever_an_action_raises_is_its_failure_on_that_message():
+def test_any_exception_of_an_action_is_its_failure_on_that_message():
     with pytest.raises(ActionError, match="OverflowError: too large"):
         Action("SET a = b").apply(RaisingView())
 

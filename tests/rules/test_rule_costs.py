@@ -64,7 +64,7 @@ def test_a_hundred_patterns_of_single_characters_all_have_a_result():
         "property(p) = 1",
     ],
 )
-def test_what_costs_more_than_the_topic_has_for_a_message_is_a_filter_error(expensive):
+def test_rules_that_exceed_the_steps_of_a_message_are_a_filter_error(expensive):
     rules = topic_with("color = 'red'", *[expensive] * 2_000, "color LIKE 'r%'")
     text = "a____________" + "a" * 9_000 + "c_____d_____b"
     view = MessageView(None, {"p": text, "q": "%" + "_a" * 500 + "%c", "color": "red"})

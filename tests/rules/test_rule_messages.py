@@ -53,7 +53,7 @@ def test_ids_are_texts(message_id, text):
     assert compile_filter(f"sys.MessageId = '{text}' AND sys.CorrelationId = '{text}'").matches(message)
 
 
-def test_what_the_broker_knows_wins_over_annotations():
+def test_values_that_the_broker_knows_win_over_annotations():
     annotations = encode(Symbol("x-opt-sequence-number")) + encode(Long(1)) + encode(Symbol("x-opt-other")) + encode(2)
     assert compile_filter("sys.SequenceNumber = 1").matches(MessageView(None, None, annotations))
     given = {"SequenceNumber": 9, "TimeToLive": Duration.from_ms(5)}

@@ -71,7 +71,7 @@ def test_usual_application_properties_are_those_of_the_codec(properties: dict[st
 
 
 @given(st.dictionaries(NAMES, USUAL | OTHERS, max_size=10))
-def test_whatever_the_application_properties_are_rules_see_the_same(properties: dict[str, Any]) -> None:
+def test_rules_see_the_same_values_for_any_application_properties(properties: dict[str, Any]) -> None:
     view = MessageView(application_properties=encode(Described(APPLICATION_PROPERTIES, properties)))
     assert view.user == by_codec(properties)
 
@@ -93,7 +93,7 @@ def test_ids_that_are_no_texts_are_left_to_the_codec() -> None:
 
 
 @pytest.mark.parametrize("decode", [user_properties, properties_fields])
-def test_what_makes_no_sense_is_left_to_the_codec(decode: Any) -> None:
+def test_invalid_bytes_are_left_to_the_codec(decode: Any) -> None:
     code = APPLICATION_PROPERTIES if decode is user_properties else PROPERTIES
     value = {"a": "text", "b": 5.0, "c": Long(1 << 40)} if decode is user_properties else ["id", None, "to"]
     section = encode(Described(code, value))
@@ -107,7 +107,7 @@ def test_what_makes_no_sense_is_left_to_the_codec(decode: Any) -> None:
         _ = view.user if decode is user_properties else view.system_properties
 
 
-def test_what_only_the_broker_knows_is_asked_for_when_a_rule_wants_it() -> None:
+def test_values_that_only_the_broker_knows_are_made_when_a_rule_needs_them() -> None:
     asked = []
     view = MessageView(given=lambda: asked.append(1) or {"Size": 5})  # type: ignore[func-returns-value]
     assert (view.user, asked) == ({}, [])

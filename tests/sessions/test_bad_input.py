@@ -262,7 +262,7 @@ def test_a_request_that_waits_for_its_disposition_is_refused_by_it(peer, ended):
     assert answer_of(peer.expect(DISPOSITION)) == UNKNOWN
 
 
-def test_what_makes_no_sense_to_a_coordinator_is_refused(peer):
+def test_invalid_messages_to_a_coordinator_are_refused(peer):
     coordinator = Coordinator(peer)
     for kind, *fields in ((0x99, None), (0x32, "text"), (0x32, b"x" * 16, "text"), (DECLARE, b"global")):
         coordinator.say(kind, *fields)

@@ -109,7 +109,7 @@ def test_a_wait_that_was_in_vain_is_refused_with_a_time_out(peer):
     assert "within the allotted timeout of 00:00:00.3000000." in text
 
 
-def test_who_waits_can_detach_and_the_session_goes_to_the_next(peer, broker):
+def test_a_waiting_receiver_can_detach_and_the_session_goes_to_the_next(peer, broker):
     first = ask(peer, "orders")
     ask(peer, "orders")
     peer.detach(first)

@@ -130,7 +130,7 @@ def test_settling_by_request_takes_part(story, status, commits):
 
 
 @pytest.mark.parametrize("commits", [True, False])
-def test_what_is_scheduled_in_a_transaction_comes_if_it_is_committed(story, commits):
+def test_a_message_scheduled_in_a_transaction_comes_if_it_is_committed(story, commits):
     number = story.schedule(b"soon", -1)  # its time has come at the commit
     later = story.schedule(b"later", 3600)
     assert later == number + 1
@@ -177,7 +177,7 @@ def test_a_session_and_a_plain_queue_take_part_together(story):
 
 
 @pytest.mark.parametrize("end", ["coordinator", "session", "close", "break"])
-def test_what_ends_before_the_discharge_leaves_nothing(broker, peer, end):
+def test_a_link_that_ends_before_the_discharge_leaves_nothing(broker, peer, end):
     with RawPeer.connect(broker.amqp_port) as other:
         story = Story(other)
         story.send(b"never")

@@ -167,7 +167,7 @@ PIECE = filter_key(ENTITY, COMPLETE, 0)
         (set_aside(FILTERS, PIECE), {}),
     ],
 )
-def test_what_is_wrong_with_ids_is_found(
+def test_damage_of_stored_ids_is_found(
     change: Callable[[LmdbStore], object], found: dict[Problem, int], tmp_path: Path
 ) -> None:
     assert problems(make(tmp_path, change)) == found

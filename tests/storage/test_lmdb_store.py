@@ -52,7 +52,7 @@ def append(store: LmdbStore, first: int, count: int, body: bytes = bytes(1000)) 
 # ---- durability
 
 
-def test_what_was_committed_is_there_after_reopening_and_nothing_else(tmp_path: Path) -> None:
+def test_committed_records_are_there_after_reopening_and_nothing_else(tmp_path: Path) -> None:
     with open_store(tmp_path / "0") as store:
         append(store, 1, 3)
         store.commit()

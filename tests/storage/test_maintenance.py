@@ -227,7 +227,7 @@ def test_the_expiry_of_an_entry_is_that_of_its_overlay_if_it_has_one(tmp_path: P
     assert "it should be at 6000 ms" in stray.text
 
 
-def test_what_is_dead_lettered_does_not_expire_and_needs_no_timer(tmp_path: Path) -> None:
+def test_dead_lettered_messages_do_not_expire_and_need_no_timer(tmp_path: Path) -> None:
     make_data_directory(tmp_path)
     with open_store(partition_path(tmp_path, 0)) as store:
         record = encode_message(1, 5_000, LAYOUT, b"body")
@@ -324,7 +324,7 @@ def test_verify_changes_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "task", [verify, lambda path: backup(path, path / "t"), lambda path: restore(path, path / "t")]
 )
-def test_what_is_not_a_data_directory_is_refused(tmp_path: Path, task: Callable[[Path], object]) -> None:
+def test_a_directory_that_is_no_data_directory_is_refused(tmp_path: Path, task: Callable[[Path], object]) -> None:
     with pytest.raises(NotADataDirectory, match=r"has no peeklock\.json"):
         task(tmp_path)
     (tmp_path / "peeklock.json").write_text('{"layout-version": 7}')

@@ -28,7 +28,7 @@ OTHER = 8
 # -- how they are kept
 
 
-def test_what_is_recent_becomes_runs_and_runs_become_larger_ones():
+def test_recent_ids_become_runs_and_runs_become_larger_ones():
     ids = Ids()
     many = digests(64)
     for at in range(0, 64, 4):
@@ -90,7 +90,7 @@ def test_a_run_goes_unread_when_its_last_window_has_ended():
     assert not any(ids.records(table) for table in (*TABLES, Table.QUARANTINE))
 
 
-def test_what_few_sends_added_goes_when_its_window_has_ended():
+def test_ids_of_few_sends_are_deleted_when_their_window_has_ended():
     ids = Ids()
     first, second = digests(2)
     ids.add(first, window_ms=10)
@@ -169,7 +169,7 @@ def test_a_step_does_more_where_more_comes_in():
     assert len(ids.ids._runs) <= 12
 
 
-def test_what_is_begun_is_finished_though_no_more_than_one_id_came_in_since():
+def test_jobs_are_finished_even_if_only_one_more_id_came_in():
     ids = Ids(SeenLimits(run_ids=1000, step_ids=300))
     ids.add(*digests(1000))
     ids.step()

@@ -36,7 +36,7 @@ def test_a_missing_key_is_none(store: Store) -> None:
     assert store.get(Table.QUEUE, key(1)) is None
 
 
-def test_what_is_staged_is_read(store: Store) -> None:
+def test_staged_writes_are_read(store: Store) -> None:
     store.put(Table.QUEUE, key(1), b"old")
     store.commit()
     store.put(Table.QUEUE, key(1), b"new")
