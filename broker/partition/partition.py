@@ -353,6 +353,10 @@ class Partition:
         self._store.commit()
         return dirty
 
+    def forget_room(self) -> None:
+        """Measure the store again when it matters. To be called each second, because others write to the disk, too."""
+        self._core.room.forget()
+
     def put_entity(
         self,
         entity_id: int,

@@ -1,5 +1,6 @@
 """One connection on a worker's unix socket, a gateway's or another worker's: frames in, frames out (broker.wire)."""
 
+import select
 import socket
 from collections import deque
 
@@ -28,6 +29,7 @@ class Peer:
         self._output: deque[memoryview] = deque()
         self._output_bytes = 0
         self._packer = msgpack.Packer(autoreset=True)
+        self._awaited = select.EPOLLIN
 
     def read(self) -> list[Message] | None:
         """Whole messages that have arrived; None when the other side is gone."""
@@ -91,6 +93,12 @@ class Peer:
                     output[0] = first[sent:]
                     sent = 0
         return True
+
+    def await_events(self, poll: select.epoll, events: int) -> None:
+        """From now on `poll`, which reported EPOLLIN when the socket was registered, reports these."""
+        if events != self._awaited:
+            self._awaited = events
+            poll.modify(self.socket, events)
 
     @property
     def has_output(self) -> bool:

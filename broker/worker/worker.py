@@ -167,6 +167,8 @@ class Worker:
             if started >= self._beat_at:
                 self._beat()
                 self._beat_at = started + BEAT_SECONDS
+                for partition in self._partitions.values():
+                    partition.forget_room()
             self._read_clock()
             unfinished, self._unfinished = self._unfinished, {}
             for descriptor, event in events:
@@ -325,7 +327,7 @@ class Worker:
             self._drop(peer)
             return
         interest = 0 if peer.is_behind else select.EPOLLIN
-        self._poll.modify(peer.socket, interest | select.EPOLLOUT if peer.has_output else interest)
+        peer.await_events(self._poll, interest | select.EPOLLOUT if peer.has_output else interest)
 
     def _drop(self, peer: Caller) -> None:
         """A caller is gone. If it is a gateway, the connections of all its receivers are gone with it."""

@@ -101,7 +101,7 @@ def _seen_ids(core: Core, entity_id: int, now_ms: int) -> SeenIds:
 
 def work(core: Core, queue: Queue, now_ms: int) -> None:
     """The timer: do a step of the jobs of `SeenIds`, which also drop ids whose windows have ended."""
-    due_ms = _seen_ids(core, queue.entity_id, now_ms).step(now_ms, core.room_bytes())
+    due_ms = _seen_ids(core, queue.entity_id, now_ms).step(now_ms, core.room.free_bytes())
     if due_ms != NEVER:
         core.timers.arm(max(due_ms, now_ms + PAUSE_MS), (queue.id, Due.DUPLICATES))
 

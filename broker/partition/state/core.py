@@ -12,6 +12,7 @@ from broker.partition.state.outbox import Outbox
 from broker.partition.state.queue import Queue
 from broker.partition.state.receivers import Receiver
 from broker.partition.state.recount import recount, recount_copies
+from broker.partition.state.room import PAGE_BYTES, Room
 from broker.partition.state.sessions import Sessions
 from broker.partition.state.stored_rules import read_rules
 from broker.partition.state.tally import Totals
@@ -28,17 +29,10 @@ from storage.seen_runs import SeenMemory
 from storage.store import Store, Table
 
 PARTS = (Part.MAIN, Part.DEAD_LETTER, Part.TRANSFER_DEAD_LETTER, Part.TRANSFER)
-# So much of a store, but not more than a part of it, stays free: what frees space needs room until it is committed.
-RESERVE_BYTES = 16 << 20
-RESERVE_PART = 4
 # What a copy of a message takes: its entry, key, timer and reference, on pages that are half full; and the pages of a
 # queue that change with its first.
 COPY_ROOM_BYTES = 192
 PAGES_PER_QUEUE = 3
-PAGE_BYTES = 4096
-# A record that is changed takes up to four pages, and those it had before are not free before the next turn but one.
-WORK_BYTES = 8 * PAGE_BYTES
-LEAST_WORK = 128  # of a turn, however full the store is
 # The wall clock, once it was set back, catches up little by little, or all at once when it is set again.
 LOOK_AGAIN_MS = 5000
 PARTS_OF_A_TURN = 5  # what comes in, timers, forwarding, offering sessions, handing out
@@ -98,6 +92,7 @@ class Core:
         self.queues: dict[int, Queue] = {}  # those in use since the start, by queue id
         self.receivers: dict[Hashable, Receiver] = {}
         self.turn = Turn()
+        self.room = Room(store, settings)
         self.forwarding = Forwarding()
         self.transactions = Transactions()
         self.seen_ids: dict[int, SeenIds] = {}  # of entities with duplicate detection, by entity id
@@ -238,28 +233,8 @@ class Core:
         return queue
 
     def store_is_full(self) -> bool:
-        """Above the watermark, as of the first send of this turn."""
-        return self.room_bytes() < 0
-
-    def room_bytes(self) -> int:
-        """What the store can take up to its watermark, as of when it was first asked for in this turn.
-
-        A part of the store stays free whatever the watermark: what frees space needs room, too.
-        """
-        turn = self.turn
-        if turn.room_bytes is None:
-            self._measure()
-            assert turn.room_bytes is not None
-        return turn.room_bytes
-
-    def _measure(self) -> None:
-        turn, settings, capacity = self.turn, self.settings, self.store.capacity_bytes
-        whole, used = capacity(), self.store.used_bytes()
-        reserve = min(RESERVE_BYTES, whole // RESERVE_PART)
-        limit = min(int(settings.store_watermark * whole), whole - reserve, capacity(settings.min_free_bytes))
-        turn.room_bytes = limit - used
-        turn.work_limit = min(settings.turn_work, max(LEAST_WORK, (whole - used) // WORK_BYTES))
-        turn.part_limit = max(1, turn.work_limit // PARTS_OF_A_TURN)
+        """Above the watermark, as of the begin of this turn."""
+        return self.room.free_bytes() < 0
 
     def work_left(self) -> int:
         """How many records this turn may still read or write; less than one, and the rest is for the next turn.
@@ -269,8 +244,8 @@ class Core:
         """
         turn = self.turn
         if turn.work_limit is None:
-            self._measure()
-            assert turn.work_limit is not None
+            turn.work_limit = self.room.work_limit()
+            turn.part_limit = max(1, turn.work_limit // PARTS_OF_A_TURN)
         return turn.work_limit - turn.work
 
     def worked(self, size_bytes: int) -> None:
@@ -298,10 +273,12 @@ class Core:
         So can as many copies in as many queues, whose overlays take so many bytes in all.
         """
         copies_bytes = copies * COPY_ROOM_BYTES + overlay_bytes
-        if self.room_bytes() < copies_bytes:
+        if self.room.free_bytes() < copies_bytes:
             return False
         pages = queues * PAGES_PER_QUEUE + -(-copies_bytes // PAGE_BYTES)
-        return self.store.fits(sum(sizes), sizes, pages)
+        added_bytes = sum(sizes)
+        self.room.take(added_bytes + pages * PAGE_BYTES)
+        return self.store.fits(added_bytes, sizes, pages)
 
     def end_turn(self) -> None:
         """Stage the counts. What was remembered of the turn is forgotten."""
@@ -311,5 +288,6 @@ class Core:
             self.store.put_many(Table.COUNTS, counts)
             turn.touched.clear()
         self.bodies.turn_ended()
-        turn.room_bytes = turn.work_limit = None
+        self.room.end_turn(turn.work)
+        turn.work_limit = None
         turn.work = 0

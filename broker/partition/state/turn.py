@@ -20,7 +20,6 @@ class Turn:
         "offering",
         "outgoing",
         "part_limit",
-        "room_bytes",
         "touched",
         "work",
         "work_limit",
@@ -33,7 +32,6 @@ class Turn:
         self.offering: dict[int, Queue] = {}  # may have a session for a receiver that waits for one
         self.accepted: list[Receiver] = []  # those that have got a session
         self.closed: list[tuple[Hashable, BrokerError]] = []  # receivers detached by the broker, and why
-        self.room_bytes: int | None = None  # see `Core.room_bytes`; None: not asked for in this turn
         self.work = 0  # records read or written so far, about: what bounds a turn, see `Core.work_left`
         self.work_limit: int | None = None  # None: not asked for in this turn
         self.part_limit = 0  # of the work of one part of the turn, see `Core.begin_part`

@@ -1,0 +1,68 @@
+"""How much a partition's store can take up to its watermark."""
+
+from broker.partition.settings import PartitionSettings
+from storage.store import Store
+
+PAGE_BYTES = 4096
+# So much of a store, but not more than a part of it, stays free: what frees space needs room until it is committed.
+RESERVE_BYTES = 16 << 20
+RESERVE_PART = 4
+# A record that is changed takes up to four pages, and those it had before are not free before the next turn but one.
+WORK_BYTES = 8 * PAGE_BYTES
+LEAST_WORK = 128  # of a turn, however full the store is
+SURE_BYTES = 64 << 20
+
+
+class Room:
+    """Measures the store rarely, since that takes 80 us: a whole small turn takes no longer.
+
+    Between two measurements the most that the partition may have written is taken off. While less than SURE_BYTES are
+    left, it measures in every turn.
+    """
+
+    __slots__ = ("_free_bytes", "_is_known", "_settings", "_store", "_taken_bytes", "_whole_bytes")
+
+    def __init__(self, store: Store, settings: PartitionSettings) -> None:
+        self._store = store
+        self._settings = settings
+        self._is_known = False
+        self._free_bytes = 0  # up to the watermark; negative above it
+        self._whole_bytes = 0  # in the whole store
+        self._taken_bytes = 0  # by records of this turn, at most
+
+    def free_bytes(self) -> int:
+        """What the store can take up to its watermark, as of the begin of this turn at the latest."""
+        if not self._is_known:
+            self._measure()
+        return self._free_bytes
+
+    def work_limit(self) -> int:
+        """How many records a turn may change, for all of them to find room."""
+        if not self._is_known:
+            self._measure()
+        return min(self._settings.turn_work, max(LEAST_WORK, self._whole_bytes // WORK_BYTES))
+
+    def take(self, size_bytes: int) -> None:
+        """Records of this size are stored in this turn."""
+        self._taken_bytes += size_bytes
+
+    def end_turn(self, work: int) -> None:
+        """So many records were changed."""
+        taken = self._taken_bytes + work * WORK_BYTES
+        self._taken_bytes = 0
+        self._free_bytes -= taken
+        self._whole_bytes -= taken
+        self._is_known = self._is_known and self._free_bytes > SURE_BYTES
+
+    def forget(self) -> None:
+        """Measure again when somebody asks: others, too, write to the disk."""
+        self._is_known = False
+
+    def _measure(self) -> None:
+        settings, capacity = self._settings, self._store.capacity_bytes
+        whole, used = capacity(), self._store.used_bytes()
+        reserve = min(RESERVE_BYTES, whole // RESERVE_PART)
+        limit = min(int(settings.store_watermark * whole), whole - reserve, capacity(settings.min_free_bytes))
+        self._free_bytes = limit - used
+        self._whole_bytes = whole - used
+        self._is_known = True
