@@ -38,7 +38,9 @@ class Clock:
         ahead_ms = self.now_ms + passed_ms - wall_ms
         if ahead_ms <= (0 if self.ahead_ms else TOLERANCE_MS):
             self._behind_ms = 0
-            self.now_ms, self.ahead_ms = max(self.now_ms, wall_ms), 0
+            self.ahead_ms = 0
+            if wall_ms > self.now_ms:
+                self.now_ms = wall_ms
             return self.now_ms
         left_out_ms, self._behind_ms = divmod(self._behind_ms + passed_ms, SLOWNESS)
         left_out_ms = min(left_out_ms, ahead_ms)

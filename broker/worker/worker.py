@@ -160,9 +160,10 @@ class Worker:
         if HOME in self._partitions:
             self._neighbours.remove(self._deletions.align(self._now_ms), self._now_ms)
         more = bool(self._touched)
+        started = time.perf_counter()
         while not self._stopping:
             at_once = more or self._neighbours.inbox or not all(map(_is_behind, self._unfinished.values()))
-            events = self._poll.poll(0 if at_once else self._timeout_seconds())
+            events = self._poll.poll(0 if at_once else self._timeout_seconds(started))
             started = time.perf_counter()
             if started >= self._beat_at:
                 self._beat()
@@ -200,14 +201,15 @@ class Worker:
         if abs(clock.ahead_ms - was_ahead_ms) >= SET_BACK_MS:
             log.warning("the system's clock was set", seconds=(was_ahead_ms - clock.ahead_ms) / 1000)
 
-    def _timeout_seconds(self) -> float:
+    def _timeout_seconds(self, read_at: float) -> float:
+        """Until the next timer. The clock was read at `read_at` of time.perf_counter."""
         timers = [partition.next_timer_ms() for partition in self._partitions.values()]
         own = (self._release_ms, self._neighbours.dial_home_ms)
         due = min((due for due in (*timers, *own) if due is not None), default=None)
         if due is None:
             return BEAT_SECONDS
-        self._read_clock()
-        return min(max(0, due - self._now_ms) / 1000, BEAT_SECONDS)
+        left = (due - self._now_ms) / 1000 - (time.perf_counter() - read_at)
+        return min(max(0.0, left), BEAT_SECONDS)
 
     def _finish_turn(self, started: float, more: bool) -> bool:
         """Timers, hand-out, commit, answers. True if a partition could hand out more at once."""
