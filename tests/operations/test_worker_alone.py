@@ -1,5 +1,9 @@
-"""One worker, without the rest of a broker: a command that fails by a mistake in the code, a clock that is set back."""
+"""One worker, without the rest of a broker: a command that fails by a mistake in the code, a clock that is set back, no
+file descriptor.
+"""
 
+import errno
+import select
 import socket
 import subprocess
 import sys
@@ -7,12 +11,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgpack
+import psutil
 import pytest
 
 from broker.wire import Op, Outcome
+from broker.worker.neighbours import REDIAL_MS, Neighbours
 from protocol.codec import Described, encode
 from protocol.message.intake import take_apart
 from storage.lmdb_store import Snapshot
@@ -182,3 +189,47 @@ def test_a_turn_takes_so_much_of_what_a_gateway_sent_at_once(worker):
         while count < 30_000:
             count += gateway.expect(Op.SENT)[2]
         assert gateway.ask("metrics")["commits"] - before >= 3
+
+
+# --- no file descriptor is left ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.xfail(strict=True, reason="the worker ends")
+def test_a_worker_without_a_descriptor_serves_who_is_there_and_others_when_it_has_one(worker, tmp_path):
+    with worker() as (process, dial):
+        gateway = dial()
+        measured = psutil.Process(process.pid)
+        limit = measured.rlimit(psutil.RLIMIT_NOFILE)
+        measured.rlimit(psutil.RLIMIT_NOFILE, (measured.num_fds(), limit[1]))
+        with socket.socket(socket.AF_UNIX) as late:
+            late.connect(str(tmp_path / "s"))
+            began, before = time.monotonic(), sum(measured.cpu_times()[:2])
+            while time.monotonic() - began < 1:
+                gateway.say([Op.SEND, 0, 1, QUEUE, [sent()]])
+                gateway.expect(Op.SENT)
+                time.sleep(0.1)
+            assert sum(measured.cpu_times()[:2]) - before < 0.5
+            measured.rlimit(psutil.RLIMIT_NOFILE, limit)
+            late.settimeout(PATIENCE_S)
+            assert late.recv(4)
+        assert dial()
+        assert process.poll() is None
+    assert 0 < (tmp_path / "log").read_text().count("no connection can be accepted") < 3
+
+
+@pytest.mark.xfail(strict=True, reason="the worker ends")
+def test_a_worker_without_a_descriptor_for_another_tries_again(monkeypatch):
+    def no_socket(*_: object) -> socket.socket:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    monkeypatch.setattr("broker.worker.neighbours.socket.socket", no_socket)
+    told: list[tuple[list[int], int]] = []
+    partition: Any = SimpleNamespace(unreachable=lambda there, now_ms: told.append(([*there], now_ms)))
+    deletions: Any = None
+    with select.epoll() as poll:
+        neighbours = Neighbours(["a", "b"], {1: partition, 3: partition}, 4, poll, lambda _: None, deletions)
+        neighbours.dial_home(1000)
+        assert neighbours.dial_home_ms == 1000 + REDIAL_MS
+        forward: Any = SimpleNamespace(partition=2)
+        neighbours.send([forward], 2000)
+    assert told == [([0, 2], 2000)] * 2
