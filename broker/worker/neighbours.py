@@ -132,12 +132,14 @@ class Neighbours:
         self._touch(partition)
 
     def _dial(self, worker: int, now_ms: int, quiet: bool = False) -> Peer | None:
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        link = Peer(connection)
+        connection: socket.socket | None = None
         try:
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            link = Peer(connection)
             connection.connect(self._sockets[worker])
-        except OSError as error:  # the worker is not running, or its listen backlog is full
-            connection.close()
+        except OSError as error:  # the worker is not running, its listen backlog is full, or there is no descriptor
+            if connection is not None:
+                connection.close()
             if worker == self._home:
                 self.dial_home_ms = now_ms + REDIAL_MS
             if worker not in self._unreachable and not quiet:

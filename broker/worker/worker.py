@@ -72,6 +72,8 @@ log = get_logger("worker")
 RELEASE_AFTER_MS = 250
 # The time between two signs of life to the supervisor, also while there is nothing to do.
 BEAT_SECONDS = 1.0
+# The time after which the worker tries again to accept a connection that could not be accepted.
+ACCEPT_AGAIN_MS = 100
 SET_BACK_MS = 1000  # the smallest change of the system's clock that is logged
 
 INTERNAL_ERROR = "The service was unable to process the request; nothing of it was done. The broker's log says why."
@@ -127,6 +129,8 @@ class Worker:
         self._beat_at = 0.0  # by time.perf_counter
         self._now_ms = clock.now_ms
         self._release_ms: int | None = None  # when to release the pages of the stores
+        self._accept_ms: int | None = None  # when to accept connections again, if that was not possible
+        self._cannot_accept = False  # so that it is logged once
         self._metrics = WorkerMetrics()
         self._poll = select.epoll()
         self._deletions = Deletions(partitions, stores, self._touch)
@@ -187,6 +191,9 @@ class Worker:
                     self._take_commands(peer)
             if self._neighbours.inbox:
                 self._take_inbox()
+            if self._accept_ms is not None and self._accept_ms <= self._now_ms:
+                self._accept_ms = None
+                self._poll.register(self._listener, select.EPOLLIN)
             if (dial_ms := self._neighbours.dial_home_ms) is not None and dial_ms <= self._now_ms:
                 self._neighbours.dial_home(self._now_ms)
             more = self._finish_turn(started, more)
@@ -204,7 +211,7 @@ class Worker:
     def _timeout_seconds(self, read_at: float) -> float:
         """Until the next timer. The clock was read at `read_at` of time.perf_counter."""
         timers = [partition.next_timer_ms() for partition in self._partitions.values()]
-        own = (self._release_ms, self._neighbours.dial_home_ms)
+        own = (self._release_ms, self._accept_ms, self._neighbours.dial_home_ms)
         due = min((due for due in (*timers, *own) if due is not None), default=None)
         if due is None:
             return BEAT_SECONDS
@@ -283,7 +290,16 @@ class Worker:
     # -- callers come and go
 
     def _accept(self) -> None:
-        connection, _ = self._listener.accept()
+        try:
+            connection, _ = self._listener.accept()
+        except OSError as error:  # usually no file descriptor is free; the connection waits
+            if not self._cannot_accept:
+                log.warning("no connection can be accepted", reason=error.strerror)
+            self._cannot_accept = True
+            self._poll.unregister(self._listener)
+            self._accept_ms = self._now_ms + ACCEPT_AGAIN_MS
+            return
+        self._cannot_accept = False
         self._callers += 1
         peer = self._peers[connection.fileno()] = Caller(connection, self._callers)
         self._poll.register(connection, select.EPOLLIN)

@@ -194,7 +194,6 @@ def test_a_turn_takes_so_much_of_what_a_gateway_sent_at_once(worker):
 # --- no file descriptor is left ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.xfail(strict=True, reason="the worker ends")
 def test_a_worker_without_a_descriptor_serves_who_is_there_and_others_when_it_has_one(worker, tmp_path):
     with worker() as (process, dial):
         gateway = dial()
@@ -217,7 +216,6 @@ def test_a_worker_without_a_descriptor_serves_who_is_there_and_others_when_it_ha
     assert 0 < (tmp_path / "log").read_text().count("no connection can be accepted") < 3
 
 
-@pytest.mark.xfail(strict=True, reason="the worker ends")
 def test_a_worker_without_a_descriptor_for_another_tries_again(monkeypatch):
     def no_socket(*_: object) -> socket.socket:
         raise OSError(errno.EMFILE, "too many open files")
