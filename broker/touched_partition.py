@@ -20,7 +20,7 @@ def touched_file(worker: int) -> str:
 
 
 class TouchedPartition:
-    """Writes the file at `path`, which is created again. Without one, memory that processes forked from here share."""
+    """Writes the file at `path`, which is created again; without `path`, memory shared with forked processes."""
 
     def __init__(self, path: Path | None = None) -> None:
         none = _NONE.to_bytes(_BYTES, "big")
@@ -39,7 +39,7 @@ class TouchedPartition:
             self._page[:] = partition.to_bytes(_BYTES, "big")
 
     def get(self) -> int | None:
-        """The partition that was set last, by any of the processes that share it; None if none was."""
+        """The partition that any of the sharing processes set last; None if none was set."""
         return _partition(self._page[:])
 
 

@@ -1,4 +1,4 @@
-"""Calls a function in a process of its own, because what it reads may kill the process: damaged pages do."""
+"""Calls a function in a process of its own, because damaged pages that it reads may kill the process."""
 
 import ctypes
 import multiprocessing
@@ -12,16 +12,16 @@ from typing import Any, ParamSpec, TypeVar
 P = ParamSpec("P")
 T = TypeVar("T")
 
-CRASH_SIGNALS = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS)  # what LMDB dies of on damaged pages
+CRASH_SIGNALS = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS)  # by these, damaged pages kill a process
 
-_FORK = multiprocessing.get_context("fork")  # a copy of this process: nothing is imported again
+_FORK = multiprocessing.get_context("fork")  # a copy of this process, so that nothing is imported again
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
 class ProcessDied(Exception):
     """The process ended before it had a result; the text says how.
 
-    `crashed`: by a signal that damaged pages of a store bring about, and not by somebody's.
+    `crashed`: a signal that damaged pages cause has killed it, and not one that somebody sent.
     """
 
     def __init__(self, code: int) -> None:
@@ -30,9 +30,9 @@ class ProcessDied(Exception):
 
 
 def apart(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-    """What `function` returns, which must be picklable, or what it raises. Raises ProcessDied.
+    """Return what `function` returns, which must be picklable, or raise what it raises. Raises ProcessDied.
 
-    The process ends with the caller's: it may hold locks that it has from there. Call it while there is one thread.
+    The process ends with the caller's, because it may hold locks that it inherited. Call it while there is one thread.
     """
     reader, writer = _FORK.Pipe(duplex=False)
     process = _FORK.Process(target=_answer, args=(os.getpid(), writer, function, args, kwargs))
@@ -43,7 +43,7 @@ def apart(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
     except EOFError:
         process.join()
         raise ProcessDied(process.exitcode or 0) from None
-    except BaseException:  # Ctrl-C: nobody waits for the result any more
+    except BaseException:  # on Ctrl-C nobody waits for the result any more
         process.kill()
         raise
     finally:
@@ -57,13 +57,13 @@ def apart(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
 
 
 def _answer(caller: int, writer: Connection, function: Callable[..., Any], args: Any, kwargs: Any) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a Ctrl-C ends it without a word; the caller has one
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends this process silently; the caller handles it
     if hasattr(libc := ctypes.CDLL(None), "prctl"):  # Linux
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != caller:  # it died before prctl was called
+    if os.getppid() != caller:  # the caller died before prctl was called
         os._exit(1)
     try:
         writer.send((function(*args, **kwargs), None))
     except Exception as error:
-        error.add_note(traceback.format_exc())  # the caller's own says nothing of what happened here
+        error.add_note(traceback.format_exc())  # the caller's traceback does not show what happened here
         writer.send((None, error))

@@ -45,12 +45,12 @@ FULL_DISK_BYTES = 1 << 20  # if a write fails with less left than this, the disk
 RENEWAL_BYTES = 1 << 20  # more than a change of a few records needs
 META_PAGES = 2  # LMDB's two roots at the start of the file
 
-# What LMDB says of pages that make no sense, as far as it finds that by itself. A transaction that it ends for another
-# reason is never used again here, and so a bad one is its answer to what it has read.
+# The errors by which LMDB reports damaged pages, as far as it finds the damage. BadTxnError is one of them, because a
+# transaction that has ended for another reason is never used again here.
 _DAMAGE = (
     lmdb.CorruptedError,
     lmdb.PageNotFoundError,
-    lmdb.NotFoundError,  # of a table: none is ever removed
+    lmdb.NotFoundError,  # for a table: none is ever removed
     lmdb.InvalidError,
     lmdb.IncompatibleError,
     lmdb.CursorFullError,

@@ -1,11 +1,11 @@
-"""Brings the definitions in all stores in line with those declared, before any process of the broker opens the stores.
+"""Updates the definitions in all stores to the declared ones, before any process of the broker opens the stores.
 
-LMDB kills the process that reads some damaged pages, and so this is done in a process of its own. It notes which
-partition's store it is at work on; when it dies, or finds damage, that partition is left out and the next process does
-the same for the others. What was committed already that one finds done. Left out, a partition keeps what it has: as
-definitions are compared and no steps are replayed, the next start with a sound store brings it in line.
+Some damaged pages kill the process that reads them by LMDB, so this is done in a process of its own. It notes the
+partition whose store it is working on. When it dies or finds damage, that partition is left out, and another process
+does the same for the others; it finds the committed changes done. A partition that is left out keeps its definitions.
+Because definitions are compared and no steps are replayed, the next start with a sound store updates them.
 
-Only the home cannot be left out: without it nobody knows what there is.
+Only the home cannot be left out, because without its catalog nobody knows which entities exist.
 """
 
 import time
@@ -22,17 +22,17 @@ from storage.store import Store, StoreDamaged
 
 
 class InLine(NamedTuple):
-    """What was changed, and of the partitions that were left out what is wrong with their stores."""
+    """The changes, and for each partition that was left out the damage of its store."""
 
     reconciled: Reconciled
     damaged: dict[int, str]
 
 
 def bring_in_line(settings: Settings) -> InLine:
-    """Make missing stores, and reconcile the entities. All stores are closed again.
+    """Make missing stores and reconcile the entities. All stores are closed again.
 
-    The data directory exists, and is locked. Raises ConfigurationError, CannotReconcile; StoreError, which is
-    StoreDamaged if the home is.
+    The data directory must exist and be locked. Raises ConfigurationError, CannotReconcile, StoreError; StoreDamaged if
+    the home's store is damaged.
     """
     damaged: dict[int, str] = {}
     while True:
@@ -78,7 +78,7 @@ def _opened(settings: Settings, partition: int) -> LmdbStore:
 
 
 class _Watched:
-    """A store whose partition is noted before anything is done with it."""
+    """A store. Each access first notes its partition."""
 
     def __init__(self, store: Store, partition: int, touching: TouchedPartition) -> None:
         self._store = store

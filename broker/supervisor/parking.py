@@ -1,4 +1,4 @@
-"""Which partitions of a worker are out of service, because their stores are damaged."""
+"""Decides which partitions of a worker are out of service because their stores are damaged."""
 
 import time
 from collections import defaultdict
@@ -8,14 +8,14 @@ from pathlib import Path
 from broker.logging import get_logger
 from broker.touched_partition import touched_partition
 
-CRASHES = 2  # at the same partition, not further apart than this: one may be anything
+CRASHES = 2  # at the same partition within this time; a single one may have any cause
 WITHIN_SECONDS = 3600.0
 
 log = get_logger("supervisor")
 
 
 class Parking:
-    """`touched` is the worker's file of `broker.touched_partition`. What is parked stays so until the broker's end."""
+    """`touched` is the worker's file of `broker.touched_partition`. Partitions stay parked until the broker ends."""
 
     def __init__(self, touched: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._touched = touched
@@ -24,7 +24,7 @@ class Parking:
         self.parked: tuple[int, ...] = ()
 
     def crashed(self) -> None:
-        """What the worker read has ended it."""
+        """The worker was killed by data that it read."""
         partition = touched_partition(self._touched)
         if partition is None or partition in self.parked:
             return
@@ -35,7 +35,7 @@ class Parking:
             self.park(partition, "reading it has ended the worker again and again")
 
     def park(self, partition: int, reason: str) -> None:
-        """The worker is to be started without it; `reason` says how its store is known to be damaged."""
+        """Start the worker without this partition from now on; `reason` tells the damage of its store."""
         self.parked = (*self.parked, partition)
         log.error(
             "partition parked: its store is damaged; run `peeklock verify`, restore a backup with `peeklock restore`, "

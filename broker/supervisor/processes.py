@@ -1,7 +1,7 @@
-"""Keeps a broker's processes running: starts them, starts those again that end, and ends all of them in order.
+"""Keeps a broker's processes running: starts them, restarts those that end, and in the end stops all in order.
 
-A plain loop over signals and the children's one line of output (`broker.child`); it holds no data, so that it has
-nothing to lose. States of a child: started, ready (it has said so), ended (waits for its next start).
+This is a plain loop over signals and the children's line of output (`broker.child`). It holds no data, so it has
+nothing to lose. The states of a child: started, ready (it has said so), ended (it waits for its next start).
 """
 
 import json
@@ -24,10 +24,10 @@ from storage.apart import CRASH_SIGNALS
 
 FIRST_DELAY_SECONDS = 0.1
 LONGEST_DELAY_SECONDS = 5.0
-STEADY_SECONDS = 30.0  # a process that lived this long was not at fault from the start
-STARTS_BEFORE_GIVING_UP = 3  # before the broker has ever served; afterwards it never gives up
+STEADY_SECONDS = 30.0  # a process that ran this long was able to serve
+STARTS_BEFORE_GIVING_UP = 3  # before the broker has served; after that it never gives up
 ANSWER_MAX_BYTES = 64 << 10
-LOOK_SECONDS = 1.0  # between two looks for stalled processes
+LOOK_SECONDS = 1.0  # between two checks for stalled processes
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -35,7 +35,7 @@ log = get_logger("supervisor")
 
 
 class Backoff:
-    """How long to wait before a process is started again: longer each time, unless it had lived well."""
+    """The time to wait before a process is restarted: longer each time, unless it had run for long."""
 
     def __init__(self) -> None:
         self._delay_seconds = FIRST_DELAY_SECONDS
@@ -51,16 +51,16 @@ class Backoff:
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """One process that is to run: `python -m module`, with `instructions` for the given number of restarts.
+    """One process to run: `python -m module`, with `instructions` for the given number of restarts.
 
-    `has_pulse`: it gives a sign of life each second (`broker.child.Pulse`).
+    `has_pulse`: the process gives a sign of life each second (`broker.child.Pulse`).
     """
 
     name: str
     module: str
     instructions: Callable[[int], Instructions]
     has_pulse: bool = False
-    crashed: Callable[[], None] | None = None  # told when what it read has ended the process
+    crashed: Callable[[], None] | None = None  # called when data that the process read has killed it
 
 
 class _Child:
@@ -68,12 +68,12 @@ class _Child:
         self.role = role
         self.process: interpreters.Interpreter | None = None
         self.answer: dict[str, Any] | None = None
-        self.start_at = 0.0  # monotonic seconds; of meaning while there is no process
+        self.start_at = 0.0  # monotonic seconds; used while there is no process
         self.started_at = 0.0
         self.starts = 0
         self.backoff = Backoff()
         self._output = b""
-        self.silent_seconds = 0.0  # since it was heard last, as far as we were there to hear it
+        self.silent_seconds = 0.0  # since its last sign of life, counted only while we ran
 
     @property
     def ready(self) -> bool:
@@ -97,7 +97,7 @@ class _Child:
         assert self.process.stdin is not None
         instructions = replace(self.role.instructions(self.starts), directory=str(directory))
         self.starts += 1
-        with suppress(BrokenPipeError):  # it has ended; its exit status is on the way
+        with suppress(BrokenPipeError):  # it has ended; its exit status will come
             self.process.stdin.write(instructions.to_json().encode() + b"\n")
             self.process.stdin.close()
 
@@ -109,7 +109,7 @@ class _Child:
             return True
         *lines, self._output = (self._output + output).split(b"\n")
         self.silent_seconds = 0.0
-        for line in filter(None, lines):  # an empty one is a worker's pulse
+        for line in filter(None, lines):  # an empty line is a worker's pulse
             try:
                 self.answer = json.loads(line)
             except ValueError:
@@ -127,10 +127,10 @@ class _Child:
 
 
 class Processes:
-    """The processes of `groups`, which are ended group by group in this order.
+    """The processes of `groups`, which are stopped group by group in this order.
 
-    `stop_seconds` is the time each group has to end after SIGTERM. A process whose role has a pulse is replaced when it
-    has not been heard for `stall_seconds`.
+    `stop_seconds` is the time that each group has to end after SIGTERM. A process whose role has a pulse is replaced
+    when it gave no sign of life for `stall_seconds`.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class Processes:
         self._directory = directory
         self._stop_seconds = stop_seconds
         self._stall_seconds = stall_seconds
-        self._looked_at = 0.0  # for stalled processes; monotonic seconds
+        self._looked_at = 0.0  # when stalled processes were checked; monotonic seconds
         self._selector = selectors.DefaultSelector()
         self._wake, self._waker = socket.socketpair()  # the interpreter writes each signal's number to the second
         self._waker.setblocking(False)
@@ -149,12 +149,12 @@ class Processes:
         self._has_served = False
 
     def load(self) -> None:
-        """Start the processes before what they need is ready: they load their modules meanwhile. Then call `run`."""
+        """Start the processes, so that they load their modules while the stores are prepared. Then call `run`."""
         for child in self._children:
             child.load()
 
     def discard(self) -> None:
-        """End what `load` has started, when it will not be run after all."""
+        """End the processes that `load` has started, if `run` will not be called."""
         self._kill(self._children)
         self._close()
 
@@ -200,9 +200,9 @@ class Processes:
                     self._start(child)
 
     def _kill_stalled(self) -> None:
-        """What is stopped, or in a turn without an end, is ended, and started again as whatever ends.
+        """Kill processes that are stopped or in an endless turn; they are restarted like others that end.
 
-        Time in which we did not run ourselves does not count: the others may not have run either.
+        Time in which the supervisor itself did not run does not count, because the others may not have run either.
         """
         now = time.monotonic()
         passed = min(now - self._looked_at, 2 * LOOK_SECONDS)
@@ -231,7 +231,7 @@ class Processes:
             log.info("process ready", process=child.role.name, pid=child.process.pid, seconds=seconds)
 
     def _wait(self, until: float | None) -> None:
-        """Until a signal, output of a child, or `until` on the monotonic clock."""
+        """Wait for a signal, output of a child, or `until` on the monotonic clock."""
         timeout = None if until is None else max(0.0, until - time.monotonic())
         for key, _ in self._selector.select(timeout):
             key.data()
@@ -240,12 +240,12 @@ class Processes:
         self._stop_signals += sum(number in STOP_SIGNALS for number in self._wake.recv(4096))
 
     def _take_ended(self) -> list[tuple[_Child, int]]:
-        """Children that have ended since, with their exit codes (minus the signal that killed them)."""
+        """Children that have ended, with their exit codes; negative for the signal that killed them."""
         ended = []
         for child in self._children:
             if child.process is not None and (code := child.process.poll()) is not None:
                 if child.descriptor in self._selector.get_map():
-                    child.read()  # its last words
+                    child.read()  # its last output
                     self._selector.unregister(child.descriptor)
                 child.ended()
                 ended.append((child, code))
@@ -271,7 +271,7 @@ class Processes:
         child.start_at = time.monotonic() + delay
 
     def _stop(self) -> bool:
-        """End all, group by group. False if something had to be killed."""
+        """Stop all processes, group by group. False if some had to be killed."""
         log.info("stopping")
         in_time = True
         for group in self._groups:

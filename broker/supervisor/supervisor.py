@@ -1,4 +1,4 @@
-"""Brings a broker up: its directory, its key, its entities; then its processes, which it keeps running to the end."""
+"""Starts a broker: prepares its directory, key and entities, then starts its processes and keeps them running."""
 
 import os
 import sys
@@ -23,10 +23,10 @@ log = get_logger("supervisor")
 
 
 def run(settings: Settings) -> int:
-    """Serve until SIGTERM, SIGINT or SIGHUP; returns the exit code. What it cannot start with it says on stderr."""
+    """Serve until SIGTERM, SIGINT or SIGHUP; returns the exit code. If it cannot start, it says why on stderr."""
     configure_logging(settings.log)
     try:
-        # Held to the end: a second broker on the same directory is refused.
+        # It is locked to the end, so that a second broker on the same directory is refused.
         with _opened(settings := _with_absolute_paths(settings)) as directory:
             makes_key = makes_root_key(settings)
             given, settings = settings, _with_key(settings)
@@ -52,7 +52,7 @@ def run(settings: Settings) -> int:
 
 
 def _with_absolute_paths(settings: Settings) -> Settings:
-    """Paths as the user meant them: children run in the data directory."""
+    """Make paths absolute, because children run in the data directory."""
     amqp = {
         name: path.absolute()
         for name in ("tls_certificate", "tls_key", "tls_client_ca")
@@ -81,7 +81,7 @@ def _with_key(settings: Settings) -> Settings:
 
 
 def _reconcile(settings: Settings) -> dict[int, str]:
-    """Bring the definitions in line. Returns the partitions whose stores are damaged, and how."""
+    """Update the stored definitions. Returns the damage by partition, for partitions with damaged stores."""
     try:
         result, damaged = bring_in_line(settings)
     except StoreError as error:
@@ -118,7 +118,7 @@ def _refuse(error: StoreError) -> NoReturn:
 
 
 def _roles(settings: Settings, parkings: list[Parking]) -> list[list[Role]]:
-    """Gateways before workers: clients are told before what they work on ends."""
+    """Groups of processes in the order of their stop: gateways first, so that clients are told before workers end."""
     for_children = settings.model_copy(update={"queues": (), "topics": ()})
     workers = settings.worker_count
     sockets = tuple(f"{RUN}/worker-{worker}.sock" for worker in range(workers))
@@ -164,10 +164,10 @@ def _announce(settings: Settings, answers: dict[str, dict[str, Any]], key: str) 
 
 
 def shown_key(given: Settings, settings: Settings, *, is_new: bool) -> str:
-    """What the start text has for a key; `given` are the settings before the root key was added to them.
+    """The key in the start text, or where it is; `given` are the settings before the root key was added to them.
 
-    Output ends in collected logs. So only a key that this start has made is shown, once, and the emulator's, which is
-    no secret; of any other the text says where it is.
+    Output is often collected in logs. So the text shows only a key that this start has made, and the emulator's, which
+    is no secret. For any other key it says where the key is.
     """
     key = settings.security.root_key
     assert key is not None
@@ -179,7 +179,7 @@ def shown_key(given: Settings, settings: Settings, *, is_new: bool) -> str:
 
 
 def start_text(settings: Settings, answer: dict[str, Any], key: str) -> str:
-    """What the user sees once the broker serves; `answer` is the gateway's, with the ports that it got."""
+    """The text for the user when the broker serves; `answer` is the gateway's, with its ports."""
     plain, tls, ops = (answer.get(name) for name in ("amqp_port", "amqps_port", "ops_port"))
     lines = [f"Peeklock {__version__} is ready.", ""]
     if plain is not None:

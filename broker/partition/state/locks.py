@@ -1,8 +1,8 @@
 """The locks of one queue by token, and its messages on their way to another partition, which count as locked.
 
-A queue's lock duration is constant (when it changes, all locks are dropped), so the order of insertion is the order
-in which locks end; a renewal inserts anew. Time passed in must not go backwards by more than a user would forgive: a
-lock behind one that ends later is seen to end only after it.
+A queue's lock duration is constant (when it changes, all locks are dropped), so locks end in the order of insertion; a
+renewal inserts the lock again. Times must not go backwards much, because a lock behind one that ends later is found to
+have ended only after that one.
 """
 
 from collections import deque
@@ -17,33 +17,34 @@ LOST = 0
 
 
 class Holder:
-    """Whose locks they are: a receiver's, a session's, or nobody's in particular.
+    """The holder of locks: a receiver, a session, or nobody in particular.
 
-    `tokens` are those of its locks, in the order in which they were given, which is that of the tokens. None of its
+    `tokens` are the tokens of its locks, in ascending order, which is the order in which they were made. None of its
     locks lasts longer than `until_ms`; LOST ends all of them at once, however many there are.
     """
 
     __slots__ = ("tokens", "until_ms")
 
     def __init__(self) -> None:
-        self.tokens: dict[bytes, None] = {}  # has no values, but an order
+        self.tokens: dict[bytes, None] = {}  # a dict only for its order
         self.until_ms = NEVER
 
     def tokens_from(self, first: bytes | None) -> list[bytes]:
-        """This token and later ones; none without it."""
+        """This token and later ones; empty if `first` is None."""
         if first is None:
             return []
         return list(takewhile(first.__le__, reversed(self.tokens)))[::-1]
 
 
-# Shared by locks that no receiver holds: taken by request, so found by token only. It never gets any tokens.
+# The holder of locks that requests took: no receiver holds them, so they are found only by token. Its `tokens` stay
+# empty.
 NOBODY = Holder()
 
 # A held message: ref, bytes of its record, time of its DUE entry or NEVER, place, end of the lock (0 if there is no
 # lock), its holder. A plain tuple: one is made per delivery.
 Held = tuple[Ref, int, int, int, int, Holder]
 
-# Parts of it, as those of a ref (`window`).
+# Getters of its parts, as those of a ref (`window`).
 ref_of: Callable[[Held], Ref] = itemgetter(0)
 size_of: Callable[[Held], int] = itemgetter(1)
 _until_ms: Callable[[Held], int] = itemgetter(4)
@@ -51,9 +52,9 @@ _holder: Callable[[Held], Holder] = itemgetter(5)
 
 
 class Ending:
-    """The locks of one holder, which are lost, but whose messages are not all back yet.
+    """The lost locks of one holder whose messages are not all back yet.
 
-    `failed`: the deliveries count as failed; but for those with the token `unsent_from` or a later one.
+    `failed`: the deliveries count as failed, except those with the token `unsent_from` or a later one.
     """
 
     __slots__ = ("failed", "holder", "unsent_from")
@@ -73,11 +74,11 @@ class Locks:
 
     def __init__(self) -> None:
         self.held: dict[bytes, Held] = {}
-        self.forwarded: dict[int, Held] = {}  # by sequence number; available ones, until they are answered
-        self.staged: set[bytes] = set()  # tokens settled in a transaction that has not ended; some may be gone
-        self.ending: deque[Ending] = deque()  # to be put back; those of sessions are in `Sessions`
+        self.forwarded: dict[int, Held] = {}  # by sequence number: available messages, until they are answered
+        self.staged: set[bytes] = set()  # tokens settled in an open transaction; some locks may have ended
+        self.ending: deque[Ending] = deque()  # their messages are to be put back; those of sessions are in `Sessions`
         self.deferred: set[int] = set()  # sequence numbers of locked messages in place deferred
-        self.expiring: set[int] = set()  # sequence numbers of these and those that have a DUE entry
+        self.expiring: set[int] = set()  # sequence numbers of these, and of those that have a DUE entry
 
     def add(self, token: bytes, held: Held) -> None:
         self.held[token] = held
@@ -105,7 +106,7 @@ class Locks:
         return held
 
     def remove_all(self, tokens: Iterable[bytes], now_ms: int) -> list[Held | None]:
-        """One item per token, None where `find` would say so. The hot path of settlement."""
+        """One item per token, None where `find` would return None. This is the hot path of settlement."""
         locks = self.held
         removed: list[Held | None] = []
         for token in tokens:
@@ -131,12 +132,12 @@ class Locks:
         self.held[token] = (ref, size, due_ms, place, until_ms, holder)
 
     def not_lost(self, tokens: Iterable[bytes]) -> list[bytes]:
-        """Those of them that are held, if only because nobody has noticed that their time is over."""
+        """Those of the tokens that are held. The time of some may be over unnoticed."""
         held = self.held
         return [token for token in tokens if token in held and _holder(held[token]).until_ms != LOST]
 
     def set_apart(self, tokens: Sequence[bytes]) -> Holder:
-        """These locks, of which the older come first, have a holder of their own."""
+        """Give these locks, the oldest first, a holder of their own."""
         apart = Holder()
         for token in tokens:
             ref, size, due_ms, place, until_ms, holder = self.held[token]
@@ -160,7 +161,7 @@ class Locks:
         return None
 
     def forward(self, held: Held) -> None:
-        """An available message is on its way."""
+        """Note that an available message is on its way to another partition."""
         (number, _, _, _), _, due_ms, _, _, _ = held
         self.forwarded[number] = held
         if due_ms != NEVER:
@@ -172,7 +173,7 @@ class Locks:
         return held
 
     def has(self, place: Place, number: int) -> bool:
-        """Whether the message of this number in this place is one of these. May take time with the number of locks."""
+        """True if the message of this number in this place is held. May take time with the number of locks."""
         if place == Place.DEFERRED:
             return number in self.deferred
         return place == Place.AVAILABLE and (
@@ -184,15 +185,15 @@ class Locks:
         )
 
     def count(self) -> int:
-        """Messages that are locked or on their way."""
+        """The number of messages that are locked or on their way."""
         return len(self.held) + len(self.forwarded)
 
     def available_locked(self) -> int:
-        """Of these, the number in place available."""
+        """The number of these in place available."""
         return len(self.held) - len(self.deferred) + len(self.forwarded)
 
     def numbers(self) -> set[int]:
-        """Sequence numbers of these. Takes time with the number of locks."""
+        """Sequence numbers of these. Takes time in proportion to the number of locks."""
         held = self.held.values()
         return {*self.forwarded, *(number_of(ref) for ref, _, _, place, _, _ in held if place == Place.AVAILABLE)}
 

@@ -7,11 +7,11 @@ from broker.partition.state.locks import Holder
 from broker.partition.state.window import Window
 from storage.records import MAX_SESSION_ID_BYTES, Place, session_entry_key
 
-ALL = 1 << 63  # cursor of a window that knows all there is of its session; above every sequence number
+ALL = 1 << 63  # above every sequence number: cursor of a window with all messages of its session
 
 
 class Receiver(Holder):
-    """`limit` and `delivered` count deliveries since it was opened. What it locks of a session is the session's."""
+    """`limit` and `delivered` count deliveries since it was opened. Locks of a session's messages are the session's."""
 
     __slots__ = ("delivered", "key", "limit", "queue_id", "receive_and_delete", "session")
 
@@ -22,11 +22,11 @@ class Receiver(Holder):
         self.receive_and_delete = receive_and_delete
         self.limit = 0
         self.delivered = 0
-        self.session: Session | None = None  # whose lock it holds; all it receives is of this session
+        self.session: Session | None = None  # it holds the lock of this session, and receives only its messages
 
 
 def encoded(session_id: str) -> bytes:
-    """As it is in keys. Raises InvalidArgument if it is longer than the id of a session can be."""
+    """The session id as in keys. Raises InvalidArgument if it is too long."""
     key = session_id.encode()
     if len(key) > MAX_SESSION_ID_BYTES:
         raise InvalidArgument(f"The session id has {len(key)} bytes; 128 characters are the limit.")
@@ -34,7 +34,7 @@ def encoded(session_id: str) -> bytes:
 
 
 class Session(Holder):
-    """One that is locked. `receiver` is None if its connection broke and the lock is kept.
+    """A locked session. `receiver` is None if its connection broke and the lock is kept.
 
     The locks of its messages end with its own. `unsent_from`: as in `Ending`, for when the lock ends.
     """
@@ -53,6 +53,6 @@ class Session(Holder):
 
     @property
     def may_have_more(self) -> bool:
-        """Messages that are not handed out; perhaps they turn out to be expired or unreadable."""
+        """True if the session may have messages that are not handed out. These may be expired or unreadable."""
         window = self.window
         return window.cursor < ALL or window.head < len(window.entries) or bool(window.returned)
