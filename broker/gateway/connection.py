@@ -208,7 +208,7 @@ class ClientConnection(asyncio.Protocol):
         """The client does not read: hand out nothing more, do not read from it, close the connection in the end."""
         self.is_stalled = True
         if self._sasl is None:
-            self._links.ask_again()  # they take back what they were granted
+            self._links.ask_again()  # they take back the credit that they gave to partitions
         self.flush()
         timeout_s = self.gateway.settings.amqp.write_stall_timeout_ms / 1000
         self._stall = asyncio.get_running_loop().call_later(timeout_s, self._abort, "the client does not read")
