@@ -1,18 +1,18 @@
 """Locks of sessions: one receiver at a time holds a session, and only it gets the session's messages.
 
-| what ends the lock                       | its messages that are locked                              |
+| the lock ends because                    | its locked messages                                       |
 |------------------------------------------|-----------------------------------------------------------|
 | the receiver is closed                   | are back                                                  |
-| the receiver's connection broke          | are back, a failed delivery more (kept, it runs out)      |
-| its time ran out                         | are back, a failed delivery more; the receiver is closed  |
+| the receiver's connection broke          | are back, a failed delivery more (a kept lock ends later) |
+| its time is over                         | are back, a failed delivery more; the receiver is closed  |
 | the entity's lock duration was changed   | are back; the receiver is closed                          |
 
-They are back in the same turn, or over several if they are many. Nobody gets the session before all are, so that its
-order holds; who asks for it by its name meanwhile gets it then.
+Messages are back in the same turn, or over several turns if they are many. Nobody gets the session before all are back,
+so that their order holds. A receiver that asks for it by name meanwhile gets it then.
 
-Who wants any session gets the one that has had available messages and no lock for the longest, and waits for one while
-there is none. A session whose lock ends with messages left is offered again, after the others: none starves. Locks of
-messages end with that of their session, and are renewed with it.
+A receiver that asks for any session gets the one that has had available messages and no lock for the longest time; if
+there is none, it waits. A session whose lock ends with messages left is offered again after the others, so none
+starves. The locks of messages end with the lock of their session, and are renewed with it.
 """
 
 from collections.abc import Hashable
@@ -36,9 +36,10 @@ CHANGED = "The lock duration of the messaging entity was changed, and all its lo
 
 
 def accept(core: Core, queue: Queue, receiver: Receiver, session_id: str | None, timeout_ms: int, now_ms: int) -> None:
-    """Lock the session for the receiver, or any session, for which it waits until `timeout_ms` have passed.
+    """Lock this session for the receiver, or any session, for which it waits up to `timeout_ms`.
 
-    It is told by `Pumped.accepted`, or closed with OperationTimeout. Raises SessionCannotBeLocked, InvalidArgument.
+    The receiver is told by `Pumped.accepted`, or closed with OperationTimeout. Raises SessionCannotBeLocked,
+    InvalidArgument.
     """
     sessions = queue.sessions
     assert sessions is not None
@@ -68,13 +69,13 @@ def accept(core: Core, queue: Queue, receiver: Receiver, session_id: str | None,
 
 
 def _successor(core: Core, ending: EndingSession) -> Receiver | None:
-    """Who gets the session next, if that is settled, and it has not left."""
+    """The receiver that has asked for the session and gets it next, if it is still open."""
     receiver = ending.successor
     return receiver if receiver is not None and core.receivers.get(receiver.key) is receiver else None
 
 
 def _lock(core: Core, queue: Queue, sessions: Sessions, session_id: str, receiver: Receiver, now_ms: int) -> None:
-    """`receiver` gets the session of this name, which nobody has."""
+    """Give `receiver` the session of this name, which has no lock."""
     sessions.offered.discard(session_id)
     _give(core, queue, Session(queue.id, session_id, receiver, now_ms + queue.terms.lock_duration_ms), receiver)
 
@@ -88,7 +89,7 @@ def _give(core: Core, queue: Queue, session: Session, receiver: Receiver) -> Non
 
 
 def offer(core: Core, now_ms: int) -> None:
-    """Give sessions to those that wait for any; a step of it. To be called before messages are handed out."""
+    """Give sessions to receivers that wait for any, a step of it. Call it before messages are handed out."""
     offering = core.turn.take_offering()
     core.begin_part()
     for queue in offering.values():
@@ -98,7 +99,7 @@ def offer(core: Core, now_ms: int) -> None:
 
 
 def _offer(core: Core, queue: Queue, sessions: Sessions, now_ms: int) -> bool:
-    """False if there is more to do than a step. Sessions whose messages have all expired, unnoticed, are not given."""
+    """False if there is more to do than a step. Sessions whose messages have all expired unnoticed are not given."""
     if not sessions.waiting or not sessions.offered:
         return True
     if not sessions.offered.complete:
@@ -112,7 +113,7 @@ def _offer(core: Core, queue: Queue, sessions: Sessions, now_ms: int) -> bool:
     while core.work_left() > 0:
         if not sessions.waiting or (session_id := sessions.offered.take()) is None:
             return True
-        if session_id in sessions.ending:  # it is the next, and those behind it wait for that
+        if session_id in sessions.ending:  # it is the next, so those behind it wait for it
             sessions.offered.put_back(session_id)
             _put_back(core, queue, sessions, session_id, now_ms)
             continue
@@ -135,7 +136,7 @@ def _offer(core: Core, queue: Queue, sessions: Sessions, now_ms: int) -> bool:
 
 
 def take_accepted(core: Core) -> list[tuple[Hashable, str, int]]:
-    """Who has got a session since this was asked last, which, and until when."""
+    """The receivers that have got a session since the last call, the session ids, and the ends of the locks."""
     accepted = core.turn.take_accepted()
     return [
         (receiver.key, receiver.session.id, core.wall_ms(receiver.session.until_ms))
@@ -150,7 +151,7 @@ def _some_expired(core: Core, queue: Queue, now_ms: int) -> bool:
 
 
 def _is_live(core: Core, queue: Queue, ref: Ref, now_ms: int) -> bool:
-    """An available message, taken out of its window, can be received; else it has gone its way."""
+    """True if this available message, taken out of its window, can be received. Else it was expired or quarantined."""
     number, message_id, _, overlay = ref
     record = core.bodies.read_one(message_id)
     if record is None:
@@ -174,7 +175,7 @@ def held(queue: Queue, receiver: Hashable, session_id: str, now_ms: int) -> Sess
 
 
 def named(core: Core, receiver: Hashable, results: list[BrokerError | None], now_ms: int) -> list[BrokerError | None]:
-    """Results of a receiver's settlements: where a lock was lost with that of the session, the error says so."""
+    """Results of a receiver's settlements, with SessionLockLost where a lock was lost with that of the session."""
     if not any(isinstance(result, LockLost) for result in results):
         return results
     opened = core.receivers.get(receiver)
@@ -185,7 +186,7 @@ def named(core: Core, receiver: Hashable, results: list[BrokerError | None], now
 
 
 def renew(core: Core, queue: Queue, session: Session, now_ms: int) -> int:
-    """The new end of the lock, and of those of its messages."""
+    """Renew the lock and those of its messages; returns their new end."""
     assert queue.sessions is not None
     core.changing()
     until_ms = session.until_ms = now_ms + queue.terms.lock_duration_ms
@@ -199,7 +200,7 @@ def close(core: Core, queue: Queue, receiver: Receiver, broken: bool, unsent_fro
     """The receiver was closed. `broken` and `unsent_from` as in `Partition.close_receiver`."""
     session = receiver.session
     if session is None:
-        return  # it waited for one
+        return  # it waited for a session
     session.unsent_from = unsent_from
     if broken and core.settings.keep_locks_of_broken_connections:
         session.receiver = None
@@ -211,7 +212,7 @@ def close(core: Core, queue: Queue, receiver: Receiver, broken: bool, unsent_fro
 
 
 def _release(core: Core, queue: Queue, session: Session, failed: bool, now_ms: int) -> None:
-    """End the lock, and put its messages back; what is too much for this turn in the next. `failed`: as in `Ending`."""
+    """End the lock and put its messages back, in later turns if they are many. `failed`: as in `Ending`."""
     sessions = queue.sessions
     assert sessions is not None
     del sessions.locked[session.id]
@@ -224,7 +225,7 @@ def _release(core: Core, queue: Queue, session: Session, failed: bool, now_ms: i
 def _put_back(
     core: Core, queue: Queue, sessions: Sessions, session_id: str, now_ms: int, all_of_it: bool = False
 ) -> None:
-    """A step of what a lock that has ended held. With the last of it the session can be had again."""
+    """Put back a step of the messages of an ended lock. After the last of them, the session can be given again."""
     ending = sessions.ending[session_id]
     has_work_left = all_of_it or not core.turn.work or core.work_left() > 0
     if not has_work_left or not put_back_some(core, queue, ending, now_ms, all_of_it):
@@ -236,14 +237,14 @@ def _put_back(
     if successor is not None:
         _lock(core, queue, sessions, session_id, successor, now_ms)
     elif sessions.has_available(session_id):
-        sessions.offered.add_again(session_id)  # or it keeps the place that it got when the lock ended
+        sessions.offered.add_again(session_id)  # does nothing if it has the place that it got when the lock ended
     else:
         sessions.offered.discard(session_id)
     core.turn.wake(queue)
 
 
 def release_all(core: Core, queue: Queue, now_ms: int) -> None:
-    """Their receivers are closed. All messages are back at once."""
+    """The receivers of all locked sessions are closed: put all messages back at once."""
     assert queue.sessions is not None
     for session in list(queue.sessions.locked.values()):
         _release(core, queue, session, False, now_ms)
@@ -252,7 +253,7 @@ def release_all(core: Core, queue: Queue, now_ms: int) -> None:
 
 
 def end_locks(core: Core, queue: Queue, now_ms: int) -> None:
-    """The timer: locks that ran out, a step of them, and of their messages; first those that ended before."""
+    """The timer: end locks whose time is over and put messages back, a step of both; earlier locks come first."""
     sessions = queue.sessions
     assert sessions is not None
     for session_id in list(islice(sessions.ending, core.step())):
@@ -282,7 +283,7 @@ def _lose(core: Core, queue: Queue, session: Session, now_ms: int) -> None:
 
 
 def drop_locks(core: Core, queue: Queue, now_ms: int) -> None:
-    """All are lost by a change of the entity (ST13), which is no failure of the receivers."""
+    """End all locks because the entity was changed (ST13). This is no failed delivery."""
     assert queue.sessions is not None
     for session in queue.sessions.locked.values():
         queue.tally.locks_lost += len(session.tokens)
@@ -293,9 +294,10 @@ def drop_locks(core: Core, queue: Queue, now_ms: int) -> None:
 
 
 def end_waits(core: Core, queue: Queue, now_ms: int) -> None:
-    """The timer: who has waited for a session as long as wanted.
+    """The timer: end the waits of receivers whose time is over.
 
-    What is there now is theirs first: a turn fires its timers before it offers sessions, and some wait for no time.
+    First they get sessions that are available now, because a turn fires its timers before it offers sessions, and some
+    receivers do not wait at all.
     """
     assert queue.sessions is not None
     if not _offer(core, queue, queue.sessions, now_ms):

@@ -29,13 +29,14 @@ from storage.seen_runs import SeenMemory
 from storage.store import Store, Table
 
 PARTS = (Part.MAIN, Part.DEAD_LETTER, Part.TRANSFER_DEAD_LETTER, Part.TRANSFER)
-# What a copy of a message takes: its entry, key, timer and reference, on pages that are half full; and the pages of a
-# queue that change with its first.
+# The room for a copy of a message (its entry, key, timer and reference, on half-full pages), and the pages of a queue
+# that change with its first copy.
 COPY_ROOM_BYTES = 192
 PAGES_PER_QUEUE = 3
-# The wall clock, once it was set back, catches up little by little, or all at once when it is set again.
+# After the wall clock was set back, it catches up slowly; but if it is set again, at once. So look again after this
+# time.
 LOOK_AGAIN_MS = 5000
-PARTS_OF_A_TURN = 5  # what comes in, timers, forwarding, offering sessions, handing out
+PARTS_OF_A_TURN = 5  # commands, timers, forwarding, offering sessions, handing out
 _TOPIC_PARTS = (Part.MAIN, Part.TRANSFER_DEAD_LETTER, Part.TRANSFER)
 
 
@@ -43,14 +44,14 @@ class Forwarding:
     """Messages on their way to other partitions."""
 
     def __init__(self) -> None:
-        self.store_id: bytes | None = None  # once it is known
-        self.awaited: dict[tuple[int, int], tuple[Queue, Outbox]] = {}  # under way, by queue id and partition
-        self.bytes = 0  # of records in these commands
-        self.waiting: dict[int, Queue] = {}  # those that are to go on when there are fewer bytes
+        self.store_id: bytes | None = None  # set when it was read
+        self.awaited: dict[tuple[int, int], tuple[Queue, Outbox]] = {}  # commands under way, by queue id and partition
+        self.bytes = 0  # bytes of records in these commands
+        self.waiting: dict[int, Queue] = {}  # queues that continue when there are fewer bytes
 
 
 class Idle:
-    """An entity: how long nobody had used it at `looked_ms`, and whether META has anything of that. See `idleness`."""
+    """The idle time of an entity as of `looked_ms`, and whether META has a record of it. See `idleness`."""
 
     __slots__ = ("entity_id", "idle_ms", "limit_ms", "looked_ms", "recorded")
 
@@ -75,63 +76,63 @@ class Core:
     ) -> None:
         self.store = store
         self.partition_id = partition_id
-        self.home = home  # name of a queue or topic -> the partition it lives on
+        self.home = home  # name of a queue or topic -> the partition that it lives on
         self.settings = settings
         self.bodies = Bodies(store)
         self.timers = Timers()
         self.terms: dict[int, Terms] = {}  # by entity id
         self.topic_ids: dict[str, int] = {}  # topic's name in lower case -> entity id
         self.subscription_ids: dict[int, set[int]] = {}  # topic -> its subscriptions, entity ids
-        self.deleted: dict[int, int | None] = {}  # entities whose messages are still being freed -> their topic
-        self.idle: dict[int, Idle] = {}  # those that are deleted when nobody uses them, by entity id
-        self.kept: dict[int, tuple[Idle, ...]] = {}  # entity id -> which of these a use of it keeps
-        self.auto_deleted: dict[int, str] = {}  # entities deleted because of that, and still in the catalog -> name
-        self.newly_auto_deleted: dict[int, str] = {}  # of these, those that nobody was told of yet
-        self.auto_deletions = 0  # entities, since the start
-        self.topics: dict[int, Topic] = {}  # those published to since the start, by entity id
-        self.queues: dict[int, Queue] = {}  # those in use since the start, by queue id
+        self.deleted: dict[int, int | None] = {}  # entities whose messages are still being deleted -> their topic
+        self.idle: dict[int, Idle] = {}  # entities that are deleted when nobody uses them, by entity id
+        self.kept: dict[int, tuple[Idle, ...]] = {}  # entity id -> the idle times that a use of it resets
+        self.auto_deleted: dict[int, str] = {}  # entities deleted as unused, and still in the catalog -> name
+        self.newly_auto_deleted: dict[int, str] = {}  # those of them that were not taken yet
+        self.auto_deletions = 0  # the number of such entities since the start
+        self.topics: dict[int, Topic] = {}  # topics that were published to since the start, by entity id
+        self.queues: dict[int, Queue] = {}  # queues that were used since the start, by queue id
         self.receivers: dict[Hashable, Receiver] = {}
         self.turn = Turn()
         self.room = Room(store, settings)
         self.forwarding = Forwarding()
         self.transactions = Transactions()
-        self.seen_ids: dict[int, SeenIds] = {}  # of entities with duplicate detection, by entity id
+        self.seen_ids: dict[int, SeenIds] = {}  # for entities with duplicate detection, by entity id
         self.seen_memory = SeenMemory(settings.seen_ids)
         self.token_prefix = partition_id.to_bytes(2, "big") + incarnation
         self.token_numbers = count_from(1)
-        self.past = Totals()  # of queues since deleted
-        self.ahead_ms = 0  # of the wall clock: see `wall_ms`
-        self.changes = 0  # of what is in memory: see `changing`
+        self.past = Totals()  # counters of queues that were deleted
+        self.ahead_ms = 0  # milliseconds ahead of the wall clock: see `wall_ms`
+        self.changes = 0  # the number of changes in memory: see `changing`
         self._changes_before = 0
 
     def wall_ms(self, time_ms: int) -> int:
-        """The wall clock's time at a time of the partition, which is ahead of it after that was set back.
+        """The time of the wall clock at a time of the partition, which is ahead after the wall clock was set back.
 
-        Scheduled times are the wall clock's, and so are the ends of locks that clients are told.
+        Scheduled times, and the ends of locks that clients are told, are times of the wall clock.
         """
         return time_ms - self.ahead_ms
 
     def arm_scheduled(self, queue_id: int, scheduled_ms: int, now_ms: int) -> None:
-        """A message is scheduled for this time of the wall clock."""
+        """Arm the timer for a message that is scheduled for this time of the wall clock."""
         due_ms = scheduled_ms
         if scheduled_ms <= now_ms:
             due_ms = min(scheduled_ms + self.ahead_ms, now_ms + LOOK_AGAIN_MS)
         self.timers.arm(due_ms, (queue_id, Due.SCHEDULED))
 
     def begin_command(self) -> None:
-        """A command of a caller begins: what was changed before is not its doing."""
+        """A command of a caller begins: it did not make the changes before this."""
         self._changes_before = self.store.writes + self.changes
 
     def changing(self) -> None:
-        """To be called before a command changes anything in memory, unless it has staged a write by then.
+        """Call this before a command changes anything in memory, unless it has staged a write before.
 
-        What it only remembers of the store, and counters for metrics, are no changes.
+        Cached contents of the store, and counters for metrics, do not count as changes.
         """
         self.changes += 1
 
     @property
     def has_changed(self) -> bool:
-        """Since the last command began, in memory or in what is staged."""
+        """True if memory or staged writes have changed since the last command began."""
         return self.store.writes + self.changes != self._changes_before
 
     def find(self, queue_id: int) -> Queue | None:
@@ -139,7 +140,7 @@ class Core:
         return queue if queue is not None else self._open(queue_id)
 
     def queue(self, queue_id: int) -> Queue:
-        """Raises EntityNotFound."""
+        """The queue, which is opened if needed. Raises EntityNotFound."""
         queue = self.queues.get(queue_id) or self._open(queue_id)
         if queue is None:
             raise EntityNotFound("The messaging entity could not be found.")
@@ -161,9 +162,9 @@ class Core:
         return queue
 
     def define(self, entity_id: int, terms: Terms) -> None:
-        """An entity that is new, or has other terms. Raises EntityNotFound if there is no such topic."""
+        """Set the terms of an entity, which may be new. Raises EntityNotFound if its topic does not exist."""
         if terms.kind == Kind.TOPIC:
-            load_language()  # here, when the partition is opened: a rule that is added later must not hold up a turn
+            load_language()  # when the partition is opened, so that a rule that is added later delays no turn
             self.topic_ids[terms.name.lower()] = entity_id
             self.subscription_ids.setdefault(entity_id, set())
         elif terms.kind == Kind.SUBSCRIPTION:
@@ -174,7 +175,7 @@ class Core:
         self.terms[entity_id] = terms
 
     def forget(self, entity_id: int) -> int | None:
-        """An entity is no longer there. Returns the topic of a subscription."""
+        """Remove the terms of an entity. Returns the topic of a subscription."""
         terms = self.terms.pop(entity_id)
         if terms.kind == Kind.TOPIC:
             del self.topic_ids[terms.name.lower()]
@@ -186,7 +187,7 @@ class Core:
         return None
 
     def topic(self, queue: Queue) -> Topic:
-        """The subscriptions and rules of the topic that `queue` is of."""
+        """The subscriptions and rules of the topic of `queue`."""
         topic_id = queue.entity_id
         topic = self.topics.get(topic_id)
         if topic is None:
@@ -214,13 +215,13 @@ class Core:
             return counts
 
     def arm_expiry(self, queue: Queue, time_ms: int) -> None:
-        """A DUE entry at `time_ms` was made."""
+        """Arm the timer for a DUE entry that was made at `time_ms`."""
         if due_key(queue.id, Due.EXPIRY, time_ms, 0) < queue.swept:
             queue.swept = b""
         self.timers.arm(time_ms, (queue.id, Due.EXPIRY))
 
     def close_receiver(self, receiver: Receiver, error: BrokerError | None = None) -> Queue | None:
-        """Take it out of everything but its locks. `error`: the broker's reason, to be told to the receiver."""
+        """Remove the receiver from everything but its locks. The receiver is told `error`, the broker's reason."""
         del self.receivers[receiver.key]
         if error is not None:
             self.turn.closed.append((receiver.key, error))
@@ -233,14 +234,14 @@ class Core:
         return queue
 
     def store_is_full(self) -> bool:
-        """Above the watermark, as of the begin of this turn."""
+        """True if the store is above the watermark, as of the begin of this turn."""
         return self.room.free_bytes() < 0
 
     def work_left(self) -> int:
-        """How many records this turn may still read or write; less than one, and the rest is for the next turn.
+        """The number of records that this turn may still read or write. Below 1, the rest is for the next turn.
 
-        Whatever goes on step by step asks for this, and adds to `Turn.work`. Each record changed takes some pages until
-        the next commit but one, so turns are the smaller the less room the store has.
+        Work that is done step by step asks for this, and adds to `Turn.work`. Each changed record takes some pages
+        until the next commit but one, so turns are smaller when the store has less room.
         """
         turn = self.turn
         if turn.work_limit is None:
@@ -249,28 +250,28 @@ class Core:
         return turn.work_limit - turn.work
 
     def worked(self, size_bytes: int) -> None:
-        """A record of this size was written: a large one counts for several."""
+        """Count a record of this size that was written; a large one counts as several."""
         settings = self.settings
         self.turn.work += 1 + size_bytes * settings.turn_work // settings.step_bytes
 
     def end_of_work(self) -> None:
-        """So many bytes were read that all else is for the next turn."""
+        """End the work of this turn, because enough bytes were read."""
         self.turn.work += max(0, self.work_left())
 
     def begin_part(self) -> None:
-        """A part of a turn begins: it gets its share, however much the others have done."""
+        """A part of a turn begins: it gets its share, even if the other parts have used up the work."""
         turn = self.turn
         if self.work_left() < turn.part_limit:
             turn.work_limit = turn.work + turn.part_limit
 
     def step(self) -> int:
-        """How many messages one step may take now: one at least."""
+        """The number of messages that one step may take now, at least 1."""
         return max(1, min(self.settings.step, self.work_left()))
 
     def has_room(self, sizes: Sequence[int], copies: int = 0, queues: int = 0, overlay_bytes: int = 0) -> bool:
-        """Records of these sizes can be stored, and much else can still happen after that.
+        """True if records of these sizes can be stored, and there is still room for other work after that.
 
-        So can as many copies in as many queues, whose overlays take so many bytes in all.
+        The same must hold for `copies` in `queues`, whose overlays take `overlay_bytes` in all.
         """
         copies_bytes = copies * COPY_ROOM_BYTES + overlay_bytes
         if self.room.free_bytes() < copies_bytes:
@@ -281,7 +282,7 @@ class Core:
         return self.store.fits(added_bytes, sizes, pages)
 
     def end_turn(self) -> None:
-        """Stage the counts. What was remembered of the turn is forgotten."""
+        """Stage the counts, and reset the state of the turn."""
         turn = self.turn
         if turn.touched:
             counts = [(entity_key(queue.id), encode_counts(queue.stored_counts())) for queue in turn.touched.values()]

@@ -1,12 +1,12 @@
-"""Which sessions of a queue are offered: they have available messages and no lock.
+"""The sessions of a queue that are offered: they have available messages and no lock.
 
-First come those that were available at the start, in the order of the oldest messages they had then; behind them those
-that became available since, in the order in which they did. To find the first takes a look at each session on disk, so
-it is done step by step, when somebody wants any session; until it is `complete`, which of them is next is not known.
+Sessions that were available at the start come first, in the order of the oldest messages that they had then. Sessions
+that became available later follow, in that order. To find the first group, each session on disk must be read. This is
+done step by step when a receiver asks for any session; until it is `complete`, we do not know which session is next.
 
-What happens to sessions meanwhile is noted, so that the order does not depend on when they are looked at. A session
-that is neither noted nor locked has been available since the start, if it is available at all. One that gets a message
-may have been, too: it counts as new until an older message of it is found.
+Changes of sessions meanwhile are noted, so that the order does not depend on when a session is read. A session that is
+neither noted nor locked has been available since the start, if it is available at all. A session that gets a message
+may have been available before; it counts as new until an older message of it is found.
 """
 
 from collections import OrderedDict
@@ -17,14 +17,14 @@ FRONT = -1  # below all sequence numbers
 
 
 class Offered:
-    """Ids of sessions. A session is in `_heads` or in `_later`, or in neither."""
+    """The ids of offered sessions, each in `_heads` or in `_later`."""
 
     def __init__(self, found: Iterator[tuple[bytes, int]]) -> None:
-        """`found`: (encoded session id, lowest sequence number) of those on disk; read by `load`."""
+        """`found` has (encoded session id, lowest sequence number) of the sessions on disk; `load` reads it."""
         self._found: Iterator[tuple[bytes, int]] | None = found
-        self._heads: dict[str, int] = {}  # available at the start, with the number of the oldest message then
-        self._heap: list[tuple[int, str]] = []  # of these; has items that are true no more, too
-        # With the number of the message by which a session came here; None if it was not available right before.
+        self._heads: dict[str, int] = {}  # available at the start -> number of the oldest message then
+        self._heap: list[tuple[int, str]] = []  # items of `_heads`, and stale ones
+        # The value is the number of the message by which the session came; None if it was not available right before.
         self._later: OrderedDict[str, int | None] = OrderedDict()
 
     @property
@@ -32,7 +32,7 @@ class Offered:
         return self._found is None
 
     def load(self, count: int, is_locked: Callable[[str], bool]) -> int:
-        """Look at up to `count` sessions on disk. Returns how many there were; fewer, and it is complete."""
+        """Read up to `count` sessions on disk and return their number. If there are fewer, it is complete."""
         if self._found is None:
             return 0
         looked = 0
@@ -46,7 +46,7 @@ class Offered:
         return looked
 
     def find(self, session_id: str, number: int) -> None:
-        """A session that is not locked has this message, the oldest of those available."""
+        """An unlocked session has this message, the oldest available one."""
         if session_id in self._heads:
             return
         if session_id in self._later:
@@ -57,21 +57,21 @@ class Offered:
         self._put(session_id, number)
 
     def add(self, session_id: str, number: int) -> None:
-        """A session that is not locked gets this message: it is offered, after the others, unless it is already."""
+        """An unlocked session gets this message: offer it after the others, unless it is offered already."""
         if session_id not in self:
             self._later[session_id] = None if self.complete else number
 
     def add_again(self, session_id: str) -> None:
-        """A session that was locked is offered, after the others, unless it is already."""
+        """A session was locked: offer it after the others, unless it is offered already."""
         if session_id not in self._heads:
             self._later[session_id] = None
 
     def put_back(self, session_id: str) -> None:
-        """It was taken, and is the next again."""
+        """A session was taken: make it the next again."""
         self._put(session_id, FRONT)
 
     def take(self) -> str | None:
-        """The next, which is no longer offered. To be asked when it is complete."""
+        """Take the next session, which is then no longer offered. Call it only when it is complete."""
         while self._heap:
             number, session_id = heappop(self._heap)
             if self._heads.get(session_id) == number:
@@ -87,7 +87,7 @@ class Offered:
         return session_id in self._heads or session_id in self._later
 
     def __bool__(self) -> bool:
-        """There are some, or may be."""
+        """True if there are offered sessions, or may be."""
         return bool(self._heads or self._later or self._found is not None)
 
     def _put(self, session_id: str, number: int) -> None:

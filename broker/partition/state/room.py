@@ -1,22 +1,22 @@
-"""How much a partition's store can take up to its watermark."""
+"""Computes the room that a partition's store has up to its watermark."""
 
 from broker.partition.settings import PartitionSettings
 from storage.store import Store
 
 PAGE_BYTES = 4096
-# So much of a store, but not more than a part of it, stays free: what frees space needs room until it is committed.
+# This much of a store, but at most a part of it, stays free, because freeing space needs room until the commit.
 RESERVE_BYTES = 16 << 20
 RESERVE_PART = 4
-# A record that is changed takes up to four pages, and those it had before are not free before the next turn but one.
+# A changed record takes up to four pages, and its earlier pages are not free before the next turn but one.
 WORK_BYTES = 8 * PAGE_BYTES
-LEAST_WORK = 128  # of a turn, however full the store is
+LEAST_WORK = 128  # the least work of a turn, even if the store is full
 SURE_BYTES = 64 << 20
 
 
 class Room:
-    """Measures the store rarely, since that takes 80 us: a whole small turn takes no longer.
+    """Measures the store rarely, because that takes 80 us, as long as a whole small turn.
 
-    Between two measurements the most that the partition may have written is taken off. While less than SURE_BYTES are
+    Between two measurements it subtracts the most that the partition may have written. While less than SURE_BYTES are
     left, it measures in every turn.
     """
 
@@ -26,28 +26,28 @@ class Room:
         self._store = store
         self._settings = settings
         self._is_known = False
-        self._free_bytes = 0  # up to the watermark; negative above it
-        self._whole_bytes = 0  # in the whole store
-        self._taken_bytes = 0  # by records of this turn, at most
+        self._free_bytes = 0  # bytes up to the watermark; negative above it
+        self._whole_bytes = 0  # free bytes in the whole store
+        self._taken_bytes = 0  # the most that records of this turn take
 
     def free_bytes(self) -> int:
-        """What the store can take up to its watermark, as of the begin of this turn at the latest."""
+        """The bytes that the store can take up to its watermark, as of the begin of this turn at the latest."""
         if not self._is_known:
             self._measure()
         return self._free_bytes
 
     def work_limit(self) -> int:
-        """How many records a turn may change, for all of them to find room."""
+        """The number of records that a turn may change so that all find room."""
         if not self._is_known:
             self._measure()
         return min(self._settings.turn_work, max(LEAST_WORK, self._whole_bytes // WORK_BYTES))
 
     def take(self, size_bytes: int) -> None:
-        """Records of this size are stored in this turn."""
+        """Count records of this size that are stored in this turn."""
         self._taken_bytes += size_bytes
 
     def end_turn(self, work: int) -> None:
-        """So many records were changed."""
+        """End the turn, in which `work` records were changed."""
         taken = self._taken_bytes + work * WORK_BYTES
         self._taken_bytes = 0
         self._free_bytes -= taken
@@ -55,7 +55,7 @@ class Room:
         self._is_known = self._is_known and self._free_bytes > SURE_BYTES
 
     def forget(self) -> None:
-        """Measure again when somebody asks: others, too, write to the disk."""
+        """Measure again at the next call, because others write to the disk, too."""
         self._is_known = False
 
     def _measure(self) -> None:

@@ -1,13 +1,13 @@
-"""The sessions of one queue or subscription: which are offered, which are locked, and who waits for one.
+"""The sessions of one queue or subscription: offered ones, locked ones, and receivers that wait for one.
 
-A session is nothing of its own: it is there as long as messages carry its id, or it has a state. Of one that has
-available messages and no lock only the id is in memory, so 100,000 of them take 20 to 30 MB. A locked session is an
-object with the head of its messages. When its lock ends it is offered again at once; but as long as it is in `ending`,
-because not all its messages are back, nobody gets it. So whoever gets it finds them all, in their order.
+A session exists as long as messages have its id, or it has a state. For a session with available messages and no lock,
+only the id is in memory, so 100,000 of them take 20 to 30 MB. A locked session is an object with the head of its
+messages. When its lock ends, it is offered again at once. But while it is in `ending`, because not all its messages are
+back, nobody gets it. So its next receiver finds all of them, in their order.
 
-On disk each entry of the queue is listed once more, under its session (SESSION_ENTRIES). Whoever puts, moves or deletes
-an entry of QUEUE does the same here, in the same commit; the entry's overlay names the session. A listing whose entry
-was set aside unreadable may stay behind, and goes when somebody comes across it.
+On disk each entry of the queue is listed once more under its session (SESSION_ENTRIES). Code that puts, moves or
+deletes an entry of QUEUE does the same here, in the same commit; the entry's overlay names the session. If an
+unreadable entry went to quarantine, its listing may stay, and is deleted when it is found.
 """
 
 from collections import OrderedDict
@@ -42,14 +42,14 @@ _packed = Struct(">Q").pack
 
 def session_of(ref: Ref) -> str:
     """The session of a message of a queue that requires sessions."""
-    overlay = ref[3]  # unpacking takes longer, and this is done for each message
+    overlay = ref[3]  # faster than unpacking, because this is done for each message
     assert overlay is not None
     session_id: str = overlay[Field.SESSION]
     return session_id
 
 
 class EndingSession(Ending):
-    """`successor`: who has asked for the session meanwhile, and gets it next, if it is still open then."""
+    """`successor`: the receiver that has asked for the session meanwhile, and gets it next if it is still open."""
 
     __slots__ = ("session", "successor")
 
@@ -60,7 +60,7 @@ class EndingSession(Ending):
 
 
 class Sessions:
-    """`window` is how many entries of one session's head are kept in memory, and as many returned ones on top."""
+    """`window` is the number of entries of one session's head in memory; there may be as many returned ones besides."""
 
     def __init__(self, store: Store, queue_id: int, window: int) -> None:
         self._store = store
@@ -69,16 +69,16 @@ class Sessions:
         self.offered = Offered(first_entries(store, queue_id))
         self.locked: dict[str, Session] = {}  # in the order in which the locks end
         self.ending: dict[str, EndingSession] = {}  # by session id
-        self.waiting: OrderedDict[Hashable, Receiver] = OrderedDict()  # for any session
-        self.awake: dict[str, Session] = {}  # may have something for its receiver
-        self.last_page: tuple[object, int, bytes] | None = None  # see session_requests
-        self._deadlines: list[tuple[int, int, Receiver]] = []  # of some that wait no more, too
+        self.waiting: OrderedDict[Hashable, Receiver] = OrderedDict()  # receivers that wait for any session
+        self.awake: dict[str, Session] = {}  # sessions that may have messages for their receivers
+        self.last_page: tuple[object, int, bytes] | None = None  # see `broker.partition.sessions.requests`
+        self._deadlines: list[tuple[int, int, Receiver]] = []  # also of some that do not wait any more
         self._waits = 0
 
-    # -- what happens to messages
+    # -- messages
 
     def enter(self, refs: Sequence[Ref]) -> None:
-        """New available messages, by ascending numbers, whose entries are staged."""
+        """Add new available messages, by ascending numbers, whose entries are staged."""
         queue_id, locked, offered, awake, limit = self._queue_id, self.locked, self.offered, self.awake, self._window
         ending = self.ending
         listed = []
@@ -99,13 +99,13 @@ class Sessions:
                 elif len(window.entries) - window.head < limit:
                     window.fill([ref], ALL)
                 else:
-                    window.cursor = number  # from here on they are fetched later
+                    window.cursor = number  # messages from here on are fetched later
         self._store.put_many(Table.SESSION_ENTRIES, listed)
 
     def leave(self, messages: Iterable[Held]) -> None:
         """The entries of these messages are deleted."""
         queue_id, locked, offered = self._queue_id, self.locked, self.offered
-        keys, perhaps_empty = [], set()  # sessions that are not locked
+        keys, perhaps_empty = [], set()  # unlocked sessions
         for ref, _, _, place, _, _ in messages:
             number, session_id = ref[0], session_of(ref)
             session = locked.get(session_id)
@@ -125,7 +125,7 @@ class Sessions:
                 offered.discard(session_id)
 
     def has_available(self, session_id: str) -> bool:
-        """Locked messages count, too."""
+        """True if the session has available messages; locked ones count, too."""
         return self._oldest(session_id) is not None
 
     def _oldest(self, session_id: str) -> int | None:
@@ -136,12 +136,12 @@ class Sessions:
         return None
 
     def put(self, place: Place, ref: Ref) -> None:
-        """An entry was put there that is not available."""
+        """List an entry that was put into a place other than available."""
         key = session_entry_key(self._queue_id, place, session_of(ref).encode(), number_of(ref))
         self._store.put(Table.SESSION_ENTRIES, key, b"")
 
     def drop(self, place: Place, number: int) -> None:
-        """An entry, still there, is about to be set aside."""
+        """Remove the listing of an entry that is about to be quarantined."""
         entry = self._store.get(Table.QUEUE, queue_key(self._queue_id, place, number))
         try:
             ref = (number, *decode_entry(entry or b""))
@@ -150,7 +150,7 @@ class Sessions:
         self.leave([(ref, 0, 0, place, 0, NOBODY)])
 
     def put_back(self, ref: Ref, locks: Locks) -> None:
-        """An available message that was handed out is to be had again."""
+        """A message that was handed out is available again."""
         session_id = session_of(ref)
         session = self.locked.get(session_id)
         if session is None:
@@ -163,11 +163,11 @@ class Sessions:
         self.awake[session.id] = session
 
     def is_taken(self, session_id: str) -> bool:
-        """It is locked, or will have its place among those that are offered by what becomes of its lock."""
+        """True if the session is locked, or its place among the offered ones depends on the end of its lock."""
         return session_id in self.locked or session_id in self.ending
 
     def forget(self, messages: Iterable[tuple[int, Overlay | None]]) -> None:
-        """As `Queue.forget`. Without the overlay it is not known of which session a message was."""
+        """As `Queue.forget`. Without the overlay we do not know the session of a message."""
         numbers: dict[str, list[int]] = {}  # by session
         unknown: list[int] = []
         for number, overlay in messages:
@@ -183,7 +183,7 @@ class Sessions:
         session.window.reset({number_of(ref) for ref, _, _, place, _, _ in held if place == Place.AVAILABLE})
 
     def fetch(self, session: Session, limit: int) -> list[tuple[int, bytes]]:
-        """The next entries behind the window's end, (sequence number, queue entry), which the caller fills in."""
+        """The next entries behind the window's end, (sequence number, queue entry), which the caller adds."""
         limit = min(limit, self._window)
         found = self.entries(Place.AVAILABLE, session.key, session.window.cursor, limit)
         session.window.cursor = ALL
@@ -216,7 +216,7 @@ class Sessions:
         return found
 
     def check(self) -> None:
-        """Assert what holds between operations."""
+        """Assert the invariants between operations."""
         assert self.locked.keys().isdisjoint(self.ending)
         assert not any(map(self.offered.__contains__, self.locked)), "a session that is locked is offered"
         for session_id, ending in self.ending.items():
@@ -225,7 +225,7 @@ class Sessions:
         for session in self.locked.values():
             session.window.check()
 
-    # -- who waits
+    # -- waiting receivers
 
     def wait(self, receiver: Receiver, deadline_ms: int) -> None:
         self.waiting[receiver.key] = receiver
@@ -233,11 +233,11 @@ class Sessions:
         heappush(self._deadlines, (deadline_ms, self._waits, receiver))
 
     def overdue(self, now_ms: int) -> list[Receiver]:
-        """Those that have waited as long as they wanted; they wait no more."""
+        """Remove and return the receivers whose time to wait has ended."""
         found = []
         while self._deadlines:
             deadline_ms, _, receiver = self._deadlines[0]
-            waits = self.waiting.get(receiver.key) is receiver  # and not another that has its key now
+            waits = self.waiting.get(receiver.key) is receiver  # and not another receiver that has its key now
             if waits and deadline_ms > now_ms:
                 break
             heappop(self._deadlines)
@@ -256,7 +256,7 @@ class Sessions:
 def first_entries(store: Store, queue_id: int, after: bytes | None = None) -> Iterator[tuple[bytes, int]]:
     """(encoded session id, lowest sequence number) of each session with available messages, in the order of keys.
 
-    `after` is the session to begin behind. One seek for each session, whatever its length.
+    Begins behind the session `after`. Takes one seek for each session, however many messages it has.
     """
     start = session_entry_key(queue_id, Place.AVAILABLE, after or b"", 0)
     if after is not None:
@@ -270,14 +270,14 @@ def first_entries(store: Store, queue_id: int, after: bytes | None = None) -> It
 
 
 def _behind(key: bytes) -> bytes:
-    """Above all entries of the session that this one is of, and below those of the next."""
+    """A key above all entries of this entry's session, and below those of the next session."""
     return key[:-8] + b"\xff" * 9
 
 
 def sessions_with_state(store: Store, queue_id: int, after: bytes | None = None) -> Iterator[tuple[bytes, SessionRow]]:
-    """(encoded session id, what is known of its state) in the order of keys; `after` is the session to begin behind.
+    """(encoded session id, its row in SESSIONS) in the order of keys, beginning behind the session `after`.
 
-    One that cannot be read counts as set long ago.
+    A state whose row cannot be read counts as set long ago.
     """
     start = entity_key(queue_id) if after is None else session_key(queue_id, after) + b"\0"
     while items := store.scan(Table.SESSIONS, start, entity_key(queue_id + 1), PAGE):
@@ -293,5 +293,5 @@ def sessions_with_state(store: Store, queue_id: int, after: bytes | None = None)
 
 
 def states_bytes(store: Store, queue_id: int) -> int:
-    """Of all states of a queue."""
+    """The bytes of all states of a queue."""
     return sum(row.state_bytes for _, row in sessions_with_state(store, queue_id))

@@ -1,4 +1,4 @@
-"""Work that the operations of one turn leave for its end: queues to look at, answers to give, counts to write."""
+"""Work that the operations of one turn leave for its end: queues to serve, answers to give, counts to write."""
 
 from collections.abc import Hashable
 
@@ -10,7 +10,7 @@ from broker.partition.state.receivers import Receiver
 class Turn:
     """Work lists of one partition. Queues are by queue id, in the order in which they were added.
 
-    What a turn does not get to in `awake`, `outgoing` and `offering` stays for the next one.
+    Queues in `awake`, `outgoing` and `offering` that a turn does not get to stay for the next one.
     """
 
     __slots__ = (
@@ -26,21 +26,21 @@ class Turn:
     )
 
     def __init__(self) -> None:
-        self.touched: dict[int, Queue] = {}  # their counts are to be written
-        self.awake: dict[int, Queue] = {}  # may have something for their receivers
-        self.outgoing: dict[int, Queue] = {}  # may have something to forward
-        self.offering: dict[int, Queue] = {}  # may have a session for a receiver that waits for one
-        self.accepted: list[Receiver] = []  # those that have got a session
-        self.closed: list[tuple[Hashable, BrokerError]] = []  # receivers detached by the broker, and why
-        self.work = 0  # records read or written so far, about: what bounds a turn, see `Core.work_left`
-        self.work_limit: int | None = None  # None: not asked for in this turn
-        self.part_limit = 0  # of the work of one part of the turn, see `Core.begin_part`
+        self.touched: dict[int, Queue] = {}  # queues whose counts must be written
+        self.awake: dict[int, Queue] = {}  # queues that may have messages for their receivers
+        self.outgoing: dict[int, Queue] = {}  # queues that may have messages to forward
+        self.offering: dict[int, Queue] = {}  # queues that may have a session for a waiting receiver
+        self.accepted: list[Receiver] = []  # receivers that have got a session
+        self.closed: list[tuple[Hashable, BrokerError]] = []  # receivers closed by the broker, and the errors
+        self.work = 0  # the approximate number of records read or written; it bounds a turn, see `Core.work_left`
+        self.work_limit: int | None = None  # None: not computed in this turn yet
+        self.part_limit = 0  # the share of one part of the turn, see `Core.begin_part`
 
     def touch(self, queue: Queue) -> None:
         self.touched[queue.id] = queue
 
     def wake(self, queue: Queue) -> None:
-        """The queue may have got something to hand out."""
+        """Note that the queue may have messages to hand out or forward, or sessions to offer."""
         if queue.line.waiting or queue.line.draining:
             self.awake[queue.id] = queue
         if queue.outbox is not None or queue.transfers is not None:
@@ -69,6 +69,6 @@ class Turn:
         return taken
 
     def forget(self, queue_id: int) -> None:
-        """The queue is deleted."""
+        """The queue is deleted: remove it from all lists."""
         for queues in (self.touched, self.awake, self.outgoing, self.offering):
             queues.pop(queue_id, None)
