@@ -25,6 +25,7 @@ STORE_ID_KEY = b"store-id"  # in META, a document: STORE_ID_BYTES random bytes, 
 STORE_ID_BYTES = 8
 DELETED_ENTITY_PREFIX = b"deleted-entity-"  # in META, then the key of an entity whose messages are still being deleted
 AUTO_DELETED_PREFIX = b"auto-deleted-"  # in META, then the key of an entity deleted here that the catalog still has
+STAGED_PREFIX = b"staged-"  # in META, then the key of a message that is stored, and that no entry refers to yet
 IDLE_PREFIX = b"idle-"  # in META, then the key of an entity: the milliseconds for which nobody had used it
 # In META, then a queue id: the partition that may have taken over messages of the queue; for a transfer queue, a list
 # of the partitions that its messages are for.
@@ -117,6 +118,10 @@ def deleted_entity_key(entity_id: int) -> bytes:
 
 def auto_deleted_key(entity_id: int) -> bytes:
     return AUTO_DELETED_PREFIX + entity_key(entity_id)
+
+
+def staged_key(message_id: int) -> bytes:
+    return STAGED_PREFIX + message_key(message_id)
 
 
 def idle_key(entity_id: int) -> bytes:

@@ -18,6 +18,7 @@ from storage.records import (
     DELETED_ENTITY_PREFIX,
     FORWARDED_PREFIX,
     NEVER,
+    STAGED_PREFIX,
     STORE_ID_BYTES,
     CorruptRecord,
     Counts,
@@ -96,6 +97,7 @@ class _Verification:
         self._message_ids = array("Q")
         self._message_sizes = array("Q")
         self._message_expiries = array("q")
+        self._staged: set[int] = set()  # ids of messages to which no entry refers yet
         self._references = array("L")  # by message: the number of entries that refer to it
         self._queues: defaultdict[int, _Queue] = defaultdict(_Queue)
         self._entity_ids: set[int] = set()
@@ -142,6 +144,8 @@ class _Verification:
                 self._deleted.add(entity_id)
                 if isinstance(document, dict) and document["topic_id"] is not None:
                     self._topics[entity_id] = document["topic_id"]
+            elif key.startswith(STAGED_PREFIX):
+                self._staged.add(int.from_bytes(key.removeprefix(STAGED_PREFIX), "big"))
             elif key.startswith(FORWARDED_PREFIX):
                 queue_id = int.from_bytes(key.removeprefix(FORWARDED_PREFIX), "big")
                 self._forwarding.append((key, queue_id))
@@ -422,9 +426,12 @@ class _Verification:
             text = f"message {self._message_ids[index]}: no references recorded, there are {there}"
             self._report.add(Problem.WRONG_REFERENCES, Table.REFS, key, text)
         for message_id, references in zip(self._message_ids, self._references, strict=True):
-            if not references:
-                key = message_key(message_id)
+            key = message_key(message_id)
+            if not references and message_id not in self._staged:
                 self._report.add(Problem.ORPHANED_MESSAGE, Table.MESSAGES, key, f"message {message_id} is in no queue")
+            elif references and message_id in self._staged:
+                text = f"message {message_id} is in a queue, and META says that it is in none"
+                self._report.add(Problem.WRONG_REFERENCES, Table.MESSAGES, key, text)
 
     def _malformed(self, table: Table, key: bytes) -> None:
         self._report.add(Problem.MALFORMED_KEY, table, key, f"{table.name}: key {key.hex()}")

@@ -91,6 +91,8 @@ def load(core: Core, now_ms: int, known: dict[bytes, Terms] | None = None) -> No
         if terms.duplicate_window_ms:
             duplicates.begin(core, entity_id, now_ms)
     idleness.load(core, now_ms)
+    if core.bodies.has_dropped:
+        core.timers.arm(now_ms, (0, Due.TRANSACTIONS))
     _arm_timers(core)
 
 

@@ -6,6 +6,7 @@ from broker.partition.forwarding import transfer_queue
 from broker.partition.messages.admission import Incoming, check
 from broker.partition.messages.duplicates import sift
 from broker.partition.messages.expiry import end_of_life
+from broker.partition.state.bodies import staged_id, with_times
 from broker.partition.state.core import Core
 from broker.partition.state.queue import Queue
 from broker.partition.state.terms import Kind
@@ -14,6 +15,7 @@ from broker.partition.state.window import Ref
 from broker.partition.topics.publishing import publish
 from broker.wire import Extra
 from storage.records import (
+    MESSAGE_HEADER_BYTES,
     NEVER,
     Field,
     Overlay,
@@ -54,8 +56,9 @@ def store(
         return publish(core, queue, messages, now_ms, reserved)
     queue_id, wall_ms = queue.id, core.wall_ms(now_ms)
     first = number = queue.next_number if reserved is None else reserved
-    message_id = core.bodies.next_id
+    next_id = core.bodies.next_id
     records: list[bytes] = []
+    adopted: list[int] = []
     entries: list[tuple[bytes, bytes]] = []
     refs: list[Ref] = []
     due: list[tuple[bytes, bytes]] = []
@@ -70,7 +73,7 @@ def store(
     for layout, body, ttl_ms, extra in messages:
         if default_ttl_ms is not None and (ttl_ms is None or ttl_ms > default_ttl_ms):
             ttl_ms = default_ttl_ms
-        scheduled_ms = 0
+        scheduled_ms = staged = 0
         overlay: Overlay | None = None
         if repeats and (known := repeats.get(len(numbers))) is not None:
             numbers.append(known)
@@ -83,11 +86,15 @@ def store(
                 number += reserved is not None
                 continue
             scheduled_ms = extra.get(Extra.SCHEDULED_MS) or 0
+            staged = staged_id(extra)
             if sessions is not None:
                 overlay = {Field.SESSION: extra[Extra.SESSION_ID]}
+        message_id = staged or next_id
         if scheduled_ms <= wall_ms and reserved is None:
             place, timer, enqueued_ms = Place.AVAILABLE, Due.EXPIRY, now_ms
             due_ms = expires_ms = NEVER if ttl_ms is None else end_of_life(now_ms, ttl_ms)
+            if staged:
+                overlay = with_times(overlay, now_ms, expires_ms)
             refs.append((number, message_id, 0, overlay))
         else:
             place, timer, enqueued_ms, due_ms = Place.SCHEDULED, Due.SCHEDULED, scheduled_ms, scheduled_ms
@@ -101,19 +108,25 @@ def store(
             due.append((due_key(queue_id, timer, due_ms, number), message_key(message_id)))
             if due_ms < earliest[timer]:
                 earliest[timer] = due_ms
-        record = encode_message(enqueued_ms, expires_ms, layout, body)
-        records.append(record)
-        size_bytes += len(record)
+        if staged:
+            adopted.append(staged)
+            size_bytes += MESSAGE_HEADER_BYTES + len(body)
+        else:
+            record = encode_message(enqueued_ms, expires_ms, layout, body)
+            records.append(record)
+            size_bytes += len(record)
+            next_id += 1
         entries.append((queue_key(queue_id, place, number), encode_entry(message_id, 0, overlay)))
         numbers.append(number)
         number += 1
-        message_id += 1
 
     queue.tally.incoming += len(messages)
-    if not records:
+    if not entries:
         return numbers
     core.changing()
     core.bodies.append(records, keep=queue.is_awaited)
+    if adopted:
+        core.bodies.adopt(adopted)
     core.store.put_many(Table.QUEUE, entries)
     core.turn.work += len(entries)
     queue.next_number = max(queue.next_number, number)

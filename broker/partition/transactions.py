@@ -27,11 +27,13 @@ from broker.partition.messages import settlement
 from broker.partition.messages.admission import check
 from broker.partition.messages.moves import Properties, put_back_failed
 from broker.partition.sessions import locks as session_locks
+from broker.partition.state.bodies import STAGED
 from broker.partition.state.core import Core
 from broker.partition.state.open_transactions import Send, Settle, Transaction
 from broker.partition.state.queue import Queue
 from broker.partition.state.timers import Due
 from broker.wire import Extra, Operation, Outcome, SendOperation, SettleOperation
+from storage.records import NEVER, encode_message
 
 TIME_OUT_MS = 120_000  # after its first operation
 MAX_MESSAGES = 100  # sent in one transaction
@@ -52,7 +54,7 @@ def transact(
     for operation in operations:
         errors: list[BrokerError | None]
         if isinstance(operation, SendOperation):
-            errors = [_send(core, transaction, operation.queue, messages) for messages in operation.deliveries]
+            errors = [_send(core, transaction, operation.queue, messages, now_ms) for messages in operation.deliveries]
         else:
             errors = _settle(core, transaction, operation, now_ms)
         failed = next((error for error in errors if error is not None), None)
@@ -116,12 +118,15 @@ def _check_known(core: Core, key: Hashable) -> None:
         raise TransactionTimeout(f"The transaction was rolled back: it took more than {TIME_OUT_MS // 1000} seconds.")
 
 
-def _send(core: Core, transaction: Transaction, queue_id: int, messages: Sequence[Any]) -> BrokerError | None:
+def _send(
+    core: Core, transaction: Transaction, queue_id: int, messages: Sequence[Any], now_ms: int
+) -> BrokerError | None:
     try:
         queue = core.queue(queue_id)
         _admit(core, transaction, queue, messages)
     except BrokerError as error:
         return error
+    messages = _with_records_stored(core, transaction, messages, now_ms)
     last = transaction.operations[-1] if transaction.operations else None
     if isinstance(last, Send) and last.queue_id == queue_id and last.reserved is None:
         assert isinstance(last.messages, list)
@@ -134,6 +139,7 @@ def _send(core: Core, transaction: Transaction, queue_id: int, messages: Sequenc
 def _schedule(core: Core, transaction: Transaction, queue: Queue, messages: Sequence[Any]) -> list[int]:
     """Reserve the sequence numbers, because the client is told them now. After a rollback they stay unused."""
     _admit(core, transaction, queue, messages)
+    messages = _with_records_stored(core, transaction, messages, 0)
     first = queue.next_number
     queue.next_number = first + len(messages)
     transaction.operations.append(Send(queue.id, messages, first))
@@ -165,6 +171,26 @@ def _admit(core: Core, transaction: Transaction, queue: Queue, messages: Sequenc
     transaction.key = key
     transaction.message_count += len(messages)
     core.transactions.grow(transaction, added_bytes)
+
+
+def _with_records_stored(core: Core, transaction: Transaction, messages: Sequence[Any], otherwise_ms: int) -> list[Any]:
+    """Admitted messages. Those beyond `commit_bytes` are stored now, and their entries with the commit.
+
+    Each record says when its message is scheduled for, or `otherwise_ms`; when it is enqueued its entry says.
+    """
+    found: list[Any] = []
+    for layout, body, ttl_ms, extra in messages:
+        extra = extra or {}
+        if extra.get(Extra.PING) or transaction.unstaged_bytes + len(body) <= core.settings.commit_bytes:
+            transaction.unstaged_bytes += len(body)
+        else:
+            record = encode_message(extra.get(Extra.SCHEDULED_MS) or otherwise_ms, NEVER, layout, body)
+            message_id = core.bodies.stage(record)
+            core.worked(len(record))
+            transaction.staged.append(message_id)
+            extra = {**extra, STAGED: message_id}
+        found.append((layout, body, ttl_ms, extra))
+    return found
 
 
 def _settle(core: Core, transaction: Transaction, operation: SettleOperation, now_ms: int) -> list[BrokerError | None]:
@@ -251,7 +277,7 @@ def discharge(core: Core, key: Hashable, commit: bool, now_ms: int) -> None:
             failure = _obstacle(core, transaction, now_ms)
         if failure is None:
             _apply(core, transaction, now_ms)
-            transactions.release(transaction)
+            _end(core, transaction, now_ms)
             transactions.committed += 1
             return
     _roll_back(core, transaction, now_ms)
@@ -311,13 +337,28 @@ def _roll_back(core: Core, transaction: Transaction, now_ms: int) -> None:
         queue.tally.locks_lost += len(tokens)  # now at the latest, to keep the order of the session
         for token in tokens:
             put_back_failed(core, queue, queue.locks.remove(token), None, now_ms)
-    core.transactions.release(transaction)
+    _end(core, transaction, now_ms)
     core.transactions.rolled_back += 1
+
+
+def _end(core: Core, transaction: Transaction, now_ms: int) -> None:
+    core.transactions.release(transaction)
+    core.bodies.drop(transaction.staged)  # of a commit: duplicates, and what no subscription takes
+    free_records(core, now_ms)
+
+
+def free_records(core: Core, now_ms: int) -> None:
+    """Those that were stored for transactions that did not make use of them; what is too much in the next turns."""
+    while core.bodies.has_dropped and (not core.turn.work or core.work_left() > 0):
+        core.turn.work += 2 * core.bodies.free_some(core.step())
+    if core.bodies.has_dropped:
+        core.timers.arm(now_ms, (0, Due.TRANSACTIONS))
 
 
 def time_out(core: Core, now_ms: int) -> None:
     """The timer: roll back transactions that took too long. A later operation of one gets the error."""
     transactions = core.transactions
+    free_records(core, now_ms)
     while transactions.open:
         key, transaction = next(iter(transactions.open.items()))
         if transaction.deadline_ms > now_ms:

@@ -14,6 +14,7 @@ from storage.lmdb_store import LmdbStore, Snapshot
 from storage.queue_ids import Part
 from storage.records import (
     NEVER,
+    STAGED_PREFIX,
     STORE_ID_KEY,
     Counts,
     Field,
@@ -82,9 +83,9 @@ def contents(store: Store) -> dict[Table, list[tuple[bytes, bytes]]]:
 
 
 def assert_consistent(state: dict[Table, list[tuple[bytes, bytes]]]) -> None:
-    """Each body in exactly one queue, each timer of a message, each count true."""
+    """Each body in exactly one queue, or of an open transaction; each timer of a message, each count true."""
     bodies = dict(state[Table.MESSAGES])
-    used: list[bytes] = []
+    used = [key.removeprefix(STAGED_PREFIX) for key, _ in state[Table.META] if key.startswith(STAGED_PREFIX)]
     counted: dict[int, list[int]] = {}
     timers = set()
     for key, value in state[Table.QUEUE]:
@@ -297,6 +298,22 @@ def a_transaction(queue: Driver) -> Scenario:
     partition.commit()
 
 
+def a_transaction_with_large_messages(queue: Driver) -> Scenario:
+    """They are stored as they come. Another transaction like it is rolled back, and one does not end."""
+    yield
+    partition, now_ms = queue.partition, queue.now_ms
+    large = bytes(COMMIT_BYTES + 1)
+    for key in "tuv":
+        for given in ({}, {"ttl_ms": 50}, {"scheduled_ms": now_ms + 50}):
+            partition.transact(key, True, [SendOperation(MAIN, False, [[message(large, **given)]])], now_ms)
+            partition.commit()
+        partition.request_in(key, False, "schedule", MAIN, [[message(large, scheduled_ms=now_ms + 60)]], now_ms)
+        partition.commit()
+    for key in "tu":
+        partition.discharge(key, key == "t", now_ms)
+        partition.commit()
+
+
 def a_transaction_that_is_rolled_back(queue: Driver) -> Scenario:
     queue.send("a")
     received = queue.receive_one()
@@ -365,6 +382,7 @@ SCENARIOS = [
     sending,
     sending_duplicates,
     a_transaction,
+    a_transaction_with_large_messages,
     a_transaction_that_is_rolled_back,
     a_transaction_that_sends_to_others,
     ids_that_become_runs,
@@ -392,6 +410,9 @@ SCENARIOS = [
 ]
 
 
+COMMIT_BYTES = 100  # of messages that the commit of a transaction writes
+
+
 def open_store(path, create=False):
     return LmdbStore(path, partition_id=5, map_size_bytes=1 << 26, create=create)
 
@@ -400,7 +421,7 @@ def run(scenario, path, stop_at):
     """Run it on a new store until the step; returns the stopping store, and the state it began with."""
     disk = open_store(path, create=True)
     store = StoppingStore(disk)
-    queue = Driver(store, PartitionSettings(step=2, seen_ids=FEW_IDS))
+    queue = Driver(store, PartitionSettings(step=2, seen_ids=FEW_IDS, commit_bytes=COMMIT_BYTES))
     story = scenario(queue)
     next(story)
     assert not disk.dirty

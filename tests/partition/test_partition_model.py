@@ -106,17 +106,30 @@ class PartitionModel(RuleBasedStateMachine):
         window=st.sampled_from([2, 5, 100]),
         step=st.sampled_from([2, 100]),
         turn_work=st.sampled_from([4, 10_000]),
+        commit_bytes=st.sampled_from([0, 1 << 20]),
         pump_bytes=st.sampled_from([1500, 1 << 20]),
         keep_locks=st.booleans(),
         detects_duplicates=st.booleans(),
     )
-    def start(self, dead_letter_expired, limit, window, step, turn_work, pump_bytes, keep_locks, detects_duplicates):
+    def start(
+        self,
+        dead_letter_expired,
+        limit,
+        window,
+        step,
+        turn_work,
+        commit_bytes,
+        pump_bytes,
+        keep_locks,
+        detects_duplicates,
+    ):
         self.driver = Driver(
             store=CountingStore(),
             settings=PartitionSettings(
                 window=window,
                 step=step,
                 turn_work=turn_work,
+                commit_bytes=commit_bytes,
                 pump_bytes=pump_bytes,
                 pump_bytes_per_receiver=pump_bytes // 2,
                 keep_locks_of_broken_connections=keep_locks,

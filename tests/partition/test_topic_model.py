@@ -92,10 +92,11 @@ class TopicModel(RuleBasedStateMachine):
         ttl_ms=st.sampled_from([None, 3_000]),
         detects_duplicates=st.booleans(),
         turn_work=st.sampled_from([1, 5, 10_000]),
+        commit_bytes=st.sampled_from([0, 1 << 20]),
     )
-    def start(self, step, window, ttl_ms, detects_duplicates, turn_work):
+    def start(self, step, window, ttl_ms, detects_duplicates, turn_work, commit_bytes):
         self.driver = TopicDriver(
-            settings=PartitionSettings(step=step, window=window, turn_work=turn_work),
+            settings=PartitionSettings(step=step, window=window, turn_work=turn_work, commit_bytes=commit_bytes),
             default_message_time_to_live_ms=ttl_ms,
             requires_duplicate_detection=detects_duplicates,
             duplicate_detection_history_time_window_ms=WINDOW_MS,

@@ -29,8 +29,9 @@ class TransferringModel(RuleBasedStateMachine):
         total_bytes=st.sampled_from([100, 1 << 24]),
         window=st.sampled_from([2, 4096]),
         turn_work=st.sampled_from([6, 10_000]),
+        commit_bytes=st.sampled_from([0, 1 << 20]),
     )
-    def start(self, count, batch_bytes, total_bytes, window, turn_work):
+    def start(self, count, batch_bytes, total_bytes, window, turn_work, commit_bytes):
         settings = PartitionSettings(
             forward_count=count,
             forward_batch_bytes=batch_bytes,
@@ -38,6 +39,7 @@ class TransferringModel(RuleBasedStateMachine):
             window=window,
             step=3,
             turn_work=turn_work,
+            commit_bytes=commit_bytes,
         )
         self.net = Partitions(3, settings, {number: CountingStore() for number in range(3)})
         homes = {**SOURCES, **DESTINATIONS}

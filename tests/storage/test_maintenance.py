@@ -50,6 +50,7 @@ from storage.records import (
     mark_key,
     message_key,
     queue_key,
+    staged_key,
 )
 from storage.store import Table
 
@@ -150,6 +151,10 @@ DAMAGES: dict[str, tuple[Callable[[LmdbStore], object], dict[Problem, int]]] = {
     "message in no queue": (
         lambda store: put_message(store, 99),
         {Problem.ORPHANED_MESSAGE: 1},
+    ),
+    "message in a queue and staged": (
+        lambda store: store.put(Table.META, staged_key(1), encode_document(None)),
+        {Problem.WRONG_REFERENCES: 1},
     ),
     "entry twice": (
         lambda store: store.put(Table.QUEUE, queue_key(QUEUE_ID, Place.DEFERRED, 1), encode_entry(1)),

@@ -13,6 +13,7 @@ from broker.partition.messages.admission import Incoming
 from broker.partition.messages.expiry import end_of_life
 from broker.partition.messages.hand_out import READ_MAX, WEIGHT_BYTES
 from broker.partition.messages.moves import set_aside, set_aside_unlocked
+from broker.partition.state.bodies import staged_id, with_times
 from broker.partition.state.core import Core
 from broker.partition.state.lanes import Transfers
 from broker.partition.state.outbox import Outbox
@@ -23,6 +24,7 @@ from broker.wire import Extra
 from storage.queue_ids import queue_id_of
 from storage.records import (
     COPY_BYTES,
+    MESSAGE_HEADER_BYTES,
     NEVER,
     CorruptRecord,
     Field,
@@ -50,8 +52,9 @@ def store(core: Core, queue: Queue, transfers: Transfers, messages: Sequence[Inc
     """
     first, wall_ms = queue.next_number, core.wall_ms(now_ms)
     number = first
-    message_id = core.bodies.next_id
+    next_id = core.bodies.next_id
     records: list[bytes] = []
+    adopted: list[int] = []
     entries: list[tuple[bytes, bytes]] = []
     due: list[tuple[bytes, bytes]] = []
     refs: list[Ref] = []
@@ -69,6 +72,8 @@ def store(core: Core, queue: Queue, transfers: Transfers, messages: Sequence[Inc
             transfers.add(partition, first)
             core.store.put(Table.META, forwarded_key(queue.id), encode_document(sorted(transfers.lanes)))
         overlay: Overlay = {Field.DESTINATION: name}
+        staged = staged_id(extra)
+        message_id = staged or next_id
         scheduled_ms = extra.get(Extra.SCHEDULED_MS) or 0
         enqueued_ms = scheduled_ms if scheduled_ms > wall_ms else now_ms
         expires_ms = end_of_life(enqueued_ms, ttl_ms)
@@ -80,20 +85,25 @@ def store(core: Core, queue: Queue, transfers: Transfers, messages: Sequence[Inc
             due.append((due_key(queue.id, Due.SCHEDULED, scheduled_ms, number), message_key(message_id)))
             earliest_ms = min(earliest_ms, scheduled_ms)
         else:
+            if staged:
+                overlay = with_times(overlay, enqueued_ms, expires_ms)
             refs.append((number, message_id, 0, overlay))
-        record = encode_message(enqueued_ms, expires_ms, layout, body)
-        records.append(record)
-        size_bytes += len(record)
+        if staged:
+            adopted.append(staged)
+        else:
+            records.append(encode_message(enqueued_ms, expires_ms, layout, body))
+            next_id += 1
+        size_bytes += MESSAGE_HEADER_BYTES + len(body)
         entries.append((queue_key(queue.id, place, number), encode_entry(message_id, 0, overlay)))
         numbers.append(number)
         number += 1
-        message_id += 1
 
     queue.tally.incoming += len(messages)
-    if not records:
+    if not entries:
         return numbers
     core.changing()
     core.bodies.append(records, keep=True)
+    core.bodies.adopt(adopted)
     core.store.put_many(Table.QUEUE, entries)
     core.turn.work += len(entries)
     queue.next_number = number
@@ -102,7 +112,7 @@ def store(core: Core, queue: Queue, transfers: Transfers, messages: Sequence[Inc
     queue.size_bytes += size_bytes
     if queue.topic_id is not None:  # the messages of a subscription count for its topic
         topic = core.queue(queue_id_of(queue.topic_id))
-        topic.size_bytes += size_bytes + COPY_BYTES * len(records)
+        topic.size_bytes += size_bytes + COPY_BYTES * len(entries)
         core.turn.touch(topic)
     transfers.extend(refs, first, number, core.settings.window)
     core.turn.touch(queue)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from broker.errors import EntityDisabled, NotAllowed, QuotaExceeded
+from broker.partition.state.bodies import staged_id
 from broker.partition.state.core import Core
 from broker.partition.state.queue import Queue
 from broker.partition.state.terms import Kind
@@ -34,6 +35,8 @@ def check(core: Core, sends: Sequence[tuple[Queue, Sequence[Incoming]]]) -> None
         total = totals[counted.id] = size_bytes + sum(added)
         if total > counted.terms.size_bytes_max:
             raise too_large(counted, size_bytes)
+        if core.bodies.staged:
+            added = [size for size, (_, _, _, extra) in zip(added, messages, strict=True) if not staged_id(extra)]
         sizes += added
         if queue.is_topic:
             # Only copies that are certain, also of messages that wait at the topic. Copies by rules can wait for room.

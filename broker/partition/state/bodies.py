@@ -1,15 +1,34 @@
 """Message records of a partition: their ids, and reading many of them."""
 
-from storage.records import CorruptRecord, check_message, message_key, unpack_message_key
+from collections import deque
+from typing import Any
+
+from storage.records import (
+    NEVER,
+    STAGED_PREFIX,
+    CorruptRecord,
+    Field,
+    Overlay,
+    check_message,
+    encode_document,
+    message_key,
+    staged_key,
+    unpack_message_key,
+)
 from storage.store import Store, Table
 
 FRESH_BYTES_MAX = 16 << 20
+# In an incoming message's `extra`, beside the keys of `wire.Extra`: the id of its record, if that is staged.
+STAGED = 0
 
 
 class Bodies:
     """Records are never changed, so what was just written can be handed out without reading it back.
 
     `fresh` are records written in this turn to queues that somebody waits on.
+
+    A record may be staged: stored before any entry refers to it, so that the commit with the entries need not write it.
+    META lists staged records. What is staged when the partition starts is of nobody any more.
     """
 
     def __init__(self, store: Store) -> None:
@@ -19,6 +38,9 @@ class Bodies:
         self.next_id: int = unpack_message_key(last)[0] + 1 if last else 1
         self._fresh: dict[int, bytes] = {}
         self._fresh_bytes = 0
+        self.staged: set[int] = set()  # message ids
+        listed = store.scan(Table.META, STAGED_PREFIX, STAGED_PREFIX + b"\xff" * 9, 1 << 32)
+        self._dropped: deque[int] = deque(int.from_bytes(key.removeprefix(STAGED_PREFIX), "big") for key, _ in listed)
 
     def append(self, records: list[bytes], keep: bool) -> None:
         """Stage records under the ids from `next_id` on. `keep`: they will probably be read in this turn."""
@@ -28,6 +50,36 @@ class Bodies:
         if keep and self._fresh_bytes < FRESH_BYTES_MAX:
             self._fresh.update(zip(range(first, end), records, strict=True))
             self._fresh_bytes += sum(map(len, records))
+
+    def stage(self, record: bytes) -> int:
+        """Store it for later; returns the message id."""
+        message_id = self.next_id
+        self.append([record], keep=False)
+        self._store.put(Table.META, staged_key(message_id), encode_document(None))
+        self.staged.add(message_id)
+        return message_id
+
+    def adopt(self, message_ids: list[int]) -> None:
+        """Entries that are staged in the store refer to these records, which were staged."""
+        self.staged.difference_update(message_ids)
+        self._store.delete_many(Table.META, map(staged_key, message_ids))
+
+    def drop(self, message_ids: list[int]) -> None:
+        """Of these, what is still staged is to be freed by `free_some`."""
+        self._dropped.extend([message_id for message_id in message_ids if message_id in self.staged])
+        self.staged.difference_update(message_ids)
+
+    def free_some(self, count: int) -> int:
+        """Free up to so many records that were dropped, or were staged at the start. Returns how many."""
+        freed = [self._dropped.popleft() for _ in range(min(count, len(self._dropped)))]
+        if freed:
+            self._store.delete_many(Table.MESSAGES, map(message_key, freed))
+            self._store.delete_many(Table.META, map(staged_key, freed))
+        return len(freed)
+
+    @property
+    def has_dropped(self) -> bool:
+        return bool(self._dropped)
 
     def turn_ended(self) -> None:
         if self._fresh:
@@ -66,3 +118,16 @@ class Bodies:
         """Bytes of a record, which is not verified; None if it is missing."""
         record = self._store.get(Table.MESSAGES, message_key(message_id))
         return None if record is None else len(record)
+
+
+def staged_id(extra: dict[int, Any] | None) -> int:
+    """The message id of an incoming message's record if that is staged, or 0."""
+    return extra.get(STAGED, 0) if extra else 0
+
+
+def with_times(overlay: Overlay | None, enqueued_ms: int, expires_ms: int) -> Overlay:
+    """Of a message whose record was staged before it was known when it is enqueued, and says that it never expires."""
+    overlay = {**(overlay or {}), Field.ENQUEUED_MS: enqueued_ms}
+    if expires_ms != NEVER:
+        overlay[Field.EXPIRES_MS] = expires_ms
+    return overlay

@@ -33,6 +33,8 @@ class Transaction:
         "owner",
         "settled_bytes",
         "settled_count",
+        "staged",
+        "unstaged_bytes",
     )
 
     def __init__(self, deadline_ms: int, owner: Hashable) -> None:
@@ -41,6 +43,8 @@ class Transaction:
         self.operations: list[Send | Settle] = []
         self.message_count = 0  # messages sent in the transaction
         self.message_bytes = 0
+        self.unstaged_bytes = 0  # of these, bytes that only memory has
+        self.staged: list[int] = []  # ids of the messages whose records are stored already
         self.settled_count = 0  # messages settled in the transaction
         self.settled_bytes = 0  # bytes of properties that these settlements write
         self.key: str | None = None  # the common partition key of its messages

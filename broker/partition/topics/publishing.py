@@ -18,6 +18,7 @@ from broker.partition.messages.duplicates import sift
 from broker.partition.messages.expiry import end_of_life
 from broker.partition.messages.moves import set_aside
 from broker.partition.sessions.membership import session_id_in, session_id_of, without_session
+from broker.partition.state.bodies import staged_id, with_times
 from broker.partition.state.core import Core
 from broker.partition.state.queue import Queue
 from broker.partition.state.timers import Due
@@ -263,7 +264,8 @@ def publish(
     due: list[tuple[bytes, bytes]] = []
     numbers: list[int] = []
     first = number = queue.next_number if reserved is None else reserved
-    message_id = core.bodies.next_id
+    next_id = core.bodies.next_id
+    adopted: list[int] = []
     waiting: list[Waiting] = []
     published: list[Waiting] = []
     waits = has_backlog(queue)
@@ -275,7 +277,7 @@ def publish(
     for layout, body, ttl_ms, extra in messages:
         if default_ttl_ms is not None and (ttl_ms is None or ttl_ms > default_ttl_ms):
             ttl_ms = default_ttl_ms
-        scheduled_ms, session_id = 0, None
+        scheduled_ms, session_id, staged = 0, None, staged_id(extra)
         if extra:
             if extra.get(Extra.PING):
                 queue.tally.pings += 1
@@ -292,30 +294,35 @@ def publish(
         enqueued_ms = scheduled_ms if is_scheduled else now_ms
         expires_ms = end_of_life(enqueued_ms, ttl_ms)
         size = MESSAGE_HEADER_BYTES + len(body)
+        message_id = staged or next_id
+        overlay: Overlay | None = with_times(None, now_ms, expires_ms) if staged and not is_scheduled else None
         if is_scheduled:
-            overlay: Overlay | None = None if expires_ms == NEVER else {Field.EXPIRES_MS: expires_ms}
+            overlay = None if expires_ms == NEVER else {Field.EXPIRES_MS: expires_ms}
             scheduled.append((queue_key(queue.id, Place.SCHEDULED, number), encode_entry(message_id, 0, overlay)))
             due.append((due_key(queue.id, Due.SCHEDULED, enqueued_ms, number), message_key(message_id)))
             earliest_ms = min(earliest_ms, enqueued_ms)
         elif waits or fan_out.is_full():
             waits = True
-            waiting.append((number, message_id, None))
+            waiting.append((number, message_id, overlay))
         else:
             selected = _NOTHING
             if has_rules:
                 view = view_of(layout, body, number, now_ms, expires_ms)
                 selected = select(core, topic, view, now_ms, default_ttl_ms)
-            if not fan_out.add(message_id, size, now_ms, expires_ms, None, selected, session_id):
+            if not fan_out.add(message_id, size, now_ms, expires_ms, overlay, selected, session_id):
                 queue.tally.unmatched += 1
                 numbers.append(number)
                 number += 1
                 continue
-            published.append((number, message_id, None))
+            published.append((number, message_id, overlay))
         numbers.append(number)
         number += 1
-        records.append(encode_message(enqueued_ms, expires_ms, layout, body))
+        if staged:
+            adopted.append(staged)
+        else:
+            records.append(encode_message(enqueued_ms, expires_ms, layout, body))
+            next_id += 1
         size_bytes += size
-        message_id += 1
 
     queue.tally.incoming += len(messages)
     if number == first:
@@ -324,6 +331,7 @@ def publish(
     queue.next_number = max(queue.next_number, number)
     core.turn.touch(queue)
     _stage(core, queue, fan_out, records, published, waiting, now_ms)
+    core.bodies.adopt(adopted)
     queue.size_bytes += size_bytes
     if scheduled:
         core.store.put_many(Table.QUEUE, scheduled)
