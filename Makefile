@@ -6,10 +6,10 @@
 #   make bench     the broker beside RabbitMQ                      bench/README.md says what it needs
 #   make model     the model tests, each with many examples       EXAMPLES=20000
 #   make structure  modules by folder, longest functions, circles of imports
-#   make dead-code  what nothing uses; make coverage  what no test runs   ARGS="tests/partition"
-#   make soak, make fuzz                                           ARGS="--help" tells the rest
+#   make dead-code  unused code; make coverage  code that no test runs    ARGS="tests/partition"
+#   make soak, make fuzz                                           ARGS="--help" lists the options
 #   make install   only make .venv, with the command peeklock in it
-#   make clean     remove what these made, data of brokers excepted
+#   make clean     remove what these made, but no data of brokers
 
 PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3.13 python3.14 python3,$(shell command -v $(name))))
 VENV := .venv

@@ -1,4 +1,4 @@
-"""How the rows of features are measured: of ours alone, since the peer has other notions of them, or none."""
+"""Measures the rows of features, for Peeklock alone: the peer has different features, or none."""
 
 import time
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from bench.servers import PeeklockWithFeatures
 MB = 1_000_000
 PER_SESSION = 10
 RECEIVERS = 200
-ACCEPTS_PER_S = 400  # by all receivers: each takes a session, its messages, and works for the rest of half a second
+ACCEPTS_PER_S = 400  # by all receivers: each takes a session and its messages, and works for the rest of half a second
 ACTIVE_SESSIONS = 1000
 IN_TRANSACTION = 10  # sends, and completions
 TRANSACTIONS_AT_ONCE = 16
@@ -88,7 +88,7 @@ def duplicates(bench: Recorder, server: PeeklockWithFeatures) -> None:
     sent: dict[str, list[float]] = {"plain": [], "send": []}
     for _ in range(2):
         for key, address in (("plain", server.address(1)), ("send", "ids")):
-            server.settle()  # ids of before are being merged
+            server.settle()  # earlier ids are still being merged
             figures = bench.run_at(server, tool, "send", address, *body, "--seconds", str(plan.seconds))
             sent[key].append(figures.messages_per_s)
     plain, detected = mean(sent["plain"]), mean(sent["send"])

@@ -1,7 +1,7 @@
-"""How each group of rows is measured.
+"""Measures each group of rows.
 
-Brokers take turns within every run, the one that is not measured is stopped by signal (SIGSTOP), and a broker's turn
-ends when its background work has: otherwise the next one's figures would pay for it.
+Brokers take turns within every run. The broker that is not measured is stopped by a signal (SIGSTOP). The turn of a
+broker ends when its background work has ended, because otherwise that work would count for the next broker.
 """
 
 import subprocess
@@ -28,7 +28,7 @@ Maker = Callable[[Path], Server]
 
 @dataclass(kw_only=True)
 class Bench(Recorder):
-    """All groups. Ours is the first of the makers."""
+    """Measures all groups. The first of the makers is Peeklock's."""
 
     makers: Sequence[Maker]
     say: Callable[[str], None]
@@ -102,7 +102,7 @@ class Bench(Recorder):
         self.add(server, "backlog-rss", grown.rss / MB)
 
     def _first_message(self, server: Server, timeout_s: float = 180.0) -> float:
-        """Seconds from the start of the process until a client has a message. One attempt after the other."""
+        """Seconds from the start of the process until a client has a message; the client tries again and again."""
         began = time.monotonic()
         server.spawn()
         while True:

@@ -1,4 +1,4 @@
-"""What the processes of one broker use together: memory and CPU, read from /proc."""
+"""The memory and CPU that the processes of one broker use together, read from /proc."""
 
 import re
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ class Memory:
 
     @property
     def used(self) -> int:
-        """What the broker keeps from others: every page once, without the store's page cache."""
+        """Memory that others cannot use: every page once, without the store's page cache."""
         return self.pss - self.store_cache
 
     def __sub__(self, other: "Memory") -> "Memory":

@@ -1,4 +1,4 @@
-"""What all measurements share: how large they are, and runs of a load tool, whose figures are kept by row."""
+"""The common part of all measurements: their sizes, and runs of a load tool, whose figures are kept by row."""
 
 import time
 from collections import defaultdict
@@ -10,12 +10,12 @@ from bench.processes import cpu_s, machine_cpu_s
 from bench.rows import KIB, SIZES
 from bench.servers import Server
 
-BUSY_CORES = 0.3  # more than this used by others makes a run's figures doubtful
+BUSY_CORES = 0.3  # if others use more than this, the figures of a run are doubtful
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Sizes of the measurements; the defaults are those the targets speak of."""
+    """Sizes of the measurements; the targets are for the defaults."""
 
     runs: int = 3
     seconds: float = 5.0
@@ -32,7 +32,7 @@ class Plan:
 
     @classmethod
     def tiny(cls) -> "Plan":
-        """Everything once, in seconds: shows that the measurements work, says nothing about the broker."""
+        """Everything once, in seconds: this shows that the measurements work, but tells nothing of the broker."""
         return cls(
             runs=1,
             seconds=0.2,

@@ -1,4 +1,4 @@
-"""What is measured, and what was promised: each row of the table, its unit and its target."""
+"""The rows of the table, each with its unit and its target."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ class Target:
     at_least: bool = False
 
     def met(self, ours: float, ratio: float | None) -> bool | None:
-        """None when it needs a peer and there is none."""
+        """True if the target is met; None if it needs a peer and there is none."""
         value = ratio if self.of_ratio else ours
         if value is None:
             return None

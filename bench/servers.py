@@ -57,7 +57,7 @@ class Server(ABC):
 
     @abstractmethod
     def _command(self) -> tuple[list[str], dict[str, str]]:
-        """What to execute, and the environment added."""
+        """The command, and additions to the environment."""
 
     @abstractmethod
     def _is_ready(self) -> bool: ...
@@ -104,7 +104,7 @@ class Server(ABC):
             process.resume()
 
     def settle(self, timeout_s: float = 10.0) -> None:
-        """Wait until it is idle: what it does in the background for one run shall not be paid by another."""
+        """Wait until it is idle, so that its background work for one run does not count for another."""
         until = time.monotonic() + timeout_s
         while time.monotonic() < until:
             before = cpu_s(self.processes())
@@ -182,7 +182,7 @@ class Peeklock(Server):
 
 
 class PeeklockWithFeatures(Peeklock):
-    """With the topics, chains of queues, queues with sessions and with duplicate detection of `bench.features`."""
+    """Peeklock with the topics, queue chains, session queues and duplicate detection of `bench.features`."""
 
     def _entities(self) -> list[str]:
         queues = [
@@ -247,7 +247,7 @@ class RabbitMQ(Server):
         return f"/amq/queue/qq{number}"
 
     def _environment(self) -> dict[str, str]:
-        """Its files in our directory, its ports ours; nothing of a system-wide installation is used."""
+        """The environment with files in our directory and our ports; nothing of a system-wide installation is used."""
         return {
             "HOME": str(self.directory),
             "ERL_EPMD_PORT": str(self._epmd_port),

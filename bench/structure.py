@@ -67,7 +67,7 @@ def graph(modules: dict[str, Module]) -> dict[str, set[str]]:
 
 
 def between_neighbours(edges: dict[str, set[str]]) -> dict[str, set[str]]:
-    """What stands side by side in some folder, modules and folders, and imports each other's contents."""
+    """Modules and folders that are side by side in a folder and import each other's contents."""
     found: dict[str, set[str]] = defaultdict(set)
     for name, targets in edges.items():
         for target in targets:

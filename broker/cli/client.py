@@ -33,7 +33,7 @@ CONNECT_SECONDS = 10.0
 app = typer.Typer()
 
 QueueArgument = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue's name.")]
-DeadLetterOption = Annotated[bool, typer.Option("--dead-letter", help="Its dead-letter queue instead.")]
+DeadLetterOption = Annotated[bool, typer.Option("--dead-letter", help="Use the queue's dead-letter queue.")]
 ConnectionStringOption = Annotated[
     str | None,
     typer.Option(
@@ -41,7 +41,7 @@ ConnectionStringOption = Annotated[
         envvar=CONNECTION_STRING_VARIABLE,
         show_envvar=True,
         metavar="TEXT",
-        help="Where the broker is, and a key. `peeklock connection-string` prints one.",
+        help="The broker's address and a key. `peeklock connection-string` prints it.",
     ),
 ]
 PropertyHelp = "as NAME=TEXT, or NAME:=JSON for a number or a boolean; may be repeated."
@@ -52,10 +52,13 @@ T = TypeVar("T")
 @app.command()
 def send(
     queue: QueueArgument,
-    body: Annotated[str, typer.Option("--body", metavar="TEXT", help="The body; - reads it from standard input.")],
-    count: Annotated[int, typer.Option("--count", min=1, metavar="N", help="Send it so many times.")] = 1,
+    body: Annotated[
+        str, typer.Option("--body", metavar="TEXT", help="The body; - reads the body from standard input.")
+    ],
+    count: Annotated[int, typer.Option("--count", min=1, metavar="N", help="Send the message N times.")] = 1,
     message_id: Annotated[
-        str | None, typer.Option("--message-id", metavar="ID", help="Of all of them; by default each has a new one.")
+        str | None,
+        typer.Option("--message-id", metavar="ID", help="The id of all messages; by default each has a new id."),
     ] = None,
     subject: Annotated[str | None, typer.Option("--subject", metavar="TEXT")] = None,
     properties: Annotated[
@@ -83,8 +86,8 @@ def send(
 @app.command()
 def receive(
     queue: QueueArgument,
-    count: Annotated[int, typer.Option("--count", min=1, metavar="N", help="At most so many.")] = 1,
-    keep: Annotated[bool, typer.Option("--keep", help="Give them back instead of completing them.")] = False,
+    count: Annotated[int, typer.Option("--count", min=1, metavar="N", help="At most N messages.")] = 1,
+    keep: Annotated[bool, typer.Option("--keep", help="Give the messages back instead of completing them.")] = False,
     dead_letter: DeadLetterOption = False,
     wait: Annotated[
         float, typer.Option("--wait", min=0, metavar="SECONDS", help="How long to wait for a first message.")
@@ -120,8 +123,8 @@ def receive(
 @app.command()
 def peek(
     queue: QueueArgument,
-    count: Annotated[int, typer.Option("--count", min=1, metavar="N", help="At most so many.")] = 10,
-    start: Annotated[int, typer.Option("--from", min=0, metavar="NUMBER", help="The least sequence number.")] = 0,
+    count: Annotated[int, typer.Option("--count", min=1, metavar="N", help="At most N messages.")] = 10,
+    start: Annotated[int, typer.Option("--from", min=0, metavar="NUMBER", help="The lowest sequence number.")] = 0,
     dead_letter: DeadLetterOption = False,
     connection_string: ConnectionStringOption = None,
 ) -> None:
@@ -145,7 +148,7 @@ def peek(
 def purge(
     queue: QueueArgument,
     dead_letter: DeadLetterOption = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     connection_string: ConnectionStringOption = None,
 ) -> None:
     """Delete all messages that are not locked, deferred and scheduled ones as well. Needs the right Manage."""
@@ -182,13 +185,15 @@ def queues(connection_string: ConnectionStringOption = None) -> None:
 def resend(
     queue: QueueArgument,
     count: Annotated[
-        int | None, typer.Option("--count", min=1, metavar="N", help="At most so many; else all that are there now.")
+        int | None,
+        typer.Option("--count", min=1, metavar="N", help="At most N messages; by default all that are there now."),
     ] = None,
     changes: Annotated[
         list[str] | None, typer.Option("--set", metavar="PAIR", help=f"Set an application property, {PropertyHelp}")
     ] = None,
     removals: Annotated[
-        list[str] | None, typer.Option("--unset", metavar="NAME", help="Remove one; may be repeated.")
+        list[str] | None,
+        typer.Option("--unset", metavar="NAME", help="Remove an application property; may be repeated."),
     ] = None,
     connection_string: ConnectionStringOption = None,
 ) -> None:

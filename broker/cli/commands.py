@@ -139,7 +139,7 @@ def print_connection_string(
     key_name: Annotated[
         str, typer.Option("--key-name", metavar="NAME", help="An authorization rule of the namespace.")
     ] = "RootManageSharedAccessKey",
-    tls: Annotated[bool, typer.Option("--tls", help="For the TLS port.")] = False,
+    tls: Annotated[bool, typer.Option("--tls", help="Make the string for the TLS port.")] = False,
 ) -> None:
     """Print what clients need to connect. It holds a key: treat it as one."""
     from broker.keys import connection_string
