@@ -22,7 +22,7 @@ class PartitionSettings:
     forward_count: int = 1000  # forwarded by one queue at once
     forward_batch_bytes: int = MIB  # forwarded by one queue at once
     forward_bytes: int = 16 * MIB  # under way from this partition to others in all
-    commit_bytes: int = MIB  # of messages that the commit of a transaction writes; others are stored as they come
+    commit_bytes: int = MIB  # of messages that the commit of a transaction writes; others are stored when they come
     transaction_bytes: int = 256 * MIB  # of messages in all open transactions
     connection_transaction_bytes: int = 64 * MIB  # of messages in open transactions of one client's connection
     # Records that one turn reads or writes for work that the next can continue; far fewer if the store is nearly full.

@@ -174,9 +174,9 @@ def _admit(core: Core, transaction: Transaction, queue: Queue, messages: Sequenc
 
 
 def _with_records_stored(core: Core, transaction: Transaction, messages: Sequence[Any], otherwise_ms: int) -> list[Any]:
-    """Admitted messages. Those beyond `commit_bytes` are stored now, and their entries with the commit.
+    """Admitted messages. Those beyond `commit_bytes` are stored now; the commit writes their entries.
 
-    Each record says when its message is scheduled for, or `otherwise_ms`; when it is enqueued its entry says.
+    A record has the scheduled time of its message, or `otherwise_ms`; its entry gets the time when it is enqueued.
     """
     found: list[Any] = []
     for layout, body, ttl_ms, extra in messages:
@@ -343,12 +343,12 @@ def _roll_back(core: Core, transaction: Transaction, now_ms: int) -> None:
 
 def _end(core: Core, transaction: Transaction, now_ms: int) -> None:
     core.transactions.release(transaction)
-    core.bodies.drop(transaction.staged)  # of a commit: duplicates, and what no subscription takes
+    core.bodies.drop(transaction.staged)  # after a commit: duplicates, and messages that no subscription takes
     free_records(core, now_ms)
 
 
 def free_records(core: Core, now_ms: int) -> None:
-    """Those that were stored for transactions that did not make use of them; what is too much in the next turns."""
+    """Delete records that transactions have staged and not used; the next turns continue if they are many."""
     while core.bodies.has_dropped and (not core.turn.work or core.work_left() > 0):
         core.turn.work += 2 * core.bodies.free_some(core.step())
     if core.bodies.has_dropped:

@@ -1,4 +1,4 @@
-"""Message records of a partition: their ids, and reading many of them."""
+"""The message records of a partition: assigns their ids, stores them, and reads many at once."""
 
 from collections import deque
 from typing import Any
@@ -18,23 +18,23 @@ from storage.records import (
 from storage.store import Store, Table
 
 FRESH_BYTES_MAX = 16 << 20
-# In an incoming message's `extra`, beside the keys of `wire.Extra`: the id of its record, if that is staged.
+# A key of an incoming message's `extra` besides those of `wire.Extra`: the id of its record, if that is staged.
 STAGED = 0
 
 
 class Bodies:
-    """Records are never changed, so what was just written can be handed out without reading it back.
+    """Records are never changed, so a record that was just written can be handed out without reading it.
 
-    `fresh` are records written in this turn to queues that somebody waits on.
+    `fresh` are records that were written in this turn to queues with waiting receivers.
 
     A record may be staged: stored before any entry refers to it, so that the commit with the entries need not write it.
-    META lists staged records. What is staged when the partition starts is of nobody any more.
+    META lists staged records. Records that are staged when the partition starts belong to no transaction any more.
     """
 
     def __init__(self, store: Store) -> None:
         self._store = store
         last = store.last_key(Table.MESSAGES)
-        # An id may be used again after a restart if the message that had it is gone: no entry refers to it then.
+        # After a restart the id of a deleted message may be used again, because no entry refers to it any more.
         self.next_id: int = unpack_message_key(last)[0] + 1 if last else 1
         self._fresh: dict[int, bytes] = {}
         self._fresh_bytes = 0
@@ -52,7 +52,7 @@ class Bodies:
             self._fresh_bytes += sum(map(len, records))
 
     def stage(self, record: bytes) -> int:
-        """Store it for later; returns the message id."""
+        """Store a record before its entries; returns the message id."""
         message_id = self.next_id
         self.append([record], keep=False)
         self._store.put(Table.META, staged_key(message_id), encode_document(None))
@@ -60,17 +60,17 @@ class Bodies:
         return message_id
 
     def adopt(self, message_ids: list[int]) -> None:
-        """Entries that are staged in the store refer to these records, which were staged."""
+        """Take these records off the list of staged ones, because entries refer to them now."""
         self.staged.difference_update(message_ids)
         self._store.delete_many(Table.META, map(staged_key, message_ids))
 
     def drop(self, message_ids: list[int]) -> None:
-        """Of these, what is still staged is to be freed by `free_some`."""
+        """Let `free_some` delete those of these records that are still staged."""
         self._dropped.extend([message_id for message_id in message_ids if message_id in self.staged])
         self.staged.difference_update(message_ids)
 
     def free_some(self, count: int) -> int:
-        """Free up to so many records that were dropped, or were staged at the start. Returns how many."""
+        """Delete up to `count` records that were dropped, or were staged at the start. Returns their number."""
         freed = [self._dropped.popleft() for _ in range(min(count, len(self._dropped)))]
         if freed:
             self._store.delete_many(Table.MESSAGES, map(message_key, freed))
@@ -87,12 +87,12 @@ class Bodies:
             self._fresh_bytes = 0
 
     def read(self, ids: list[int]) -> list[bytes | None]:
-        """The records, verified; None in place of one that is missing or corrupt."""
+        """The verified records; None in place of a missing or corrupt one."""
         fresh = self._fresh
         if fresh and (ids[0] in fresh or ids[-1] in fresh):
             return [fresh.get(message_id) or self.read_one(message_id) for message_id in ids]
         first, count = ids[0], len(ids)
-        # Messages that came one after the other lie one after the other: one scan is several times faster than gets.
+        # Messages that came one after the other have adjacent keys, and one scan is several times faster than gets.
         if count > 1 and ids == list(range(first, first + count)):
             items = self._store.scan(Table.MESSAGES, message_key(first), message_key(first + count), count)
             if len(items) == count:
@@ -115,18 +115,18 @@ class Bodies:
         return record
 
     def size(self, message_id: int) -> int | None:
-        """Bytes of a record, which is not verified; None if it is missing."""
+        """The size of a record in bytes, without a check of the record; None if it is missing."""
         record = self._store.get(Table.MESSAGES, message_key(message_id))
         return None if record is None else len(record)
 
 
 def staged_id(extra: dict[int, Any] | None) -> int:
-    """The message id of an incoming message's record if that is staged, or 0."""
+    """The message id of an incoming message's staged record; 0 if it is not staged."""
     return extra.get(STAGED, 0) if extra else 0
 
 
 def with_times(overlay: Overlay | None, enqueued_ms: int, expires_ms: int) -> Overlay:
-    """Of a message whose record was staged before it was known when it is enqueued, and says that it never expires."""
+    """The overlay with the times that a staged record lacks: when it is enqueued, and when it expires."""
     overlay = {**(overlay or {}), Field.ENQUEUED_MS: enqueued_ms}
     if expires_ms != NEVER:
         overlay[Field.EXPIRES_MS] = expires_ms
