@@ -225,7 +225,7 @@ def test_a_change_of_what_is_declared_is_a_use(stores):
     assert home_of(stores, "news").get(Table.META, idle_key(4)) is not None
 
 
-def test_a_partition_that_is_behind_frees_what_the_catalog_has_no_more(stores):
+def test_a_partition_that_is_behind_frees_entities_that_the_catalog_has_no_more(stores):
     """Its worker was down when the home took the entity out."""
     reconcile(stores, [queue(), queue("bills")], T0)
     home = home_of(stores)

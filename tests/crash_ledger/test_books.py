@@ -27,7 +27,7 @@ def test_a_committed_transaction_has_moved_each_of_its_chains(chains):
 
 
 @pytest.mark.parametrize("done", [True, False])
-def test_one_whose_end_is_not_known_may_be_done_or_not(chains, done):
+def test_a_transaction_with_an_unknown_end_may_be_done_or_not(chains, done):
     moves = take(chains, 1, start(0), start(1), ending=Ending.UNKNOWN)
     chains.close([*(moves if done else [start(0), start(1)]), start(2)])
     assert chains.breaches == []

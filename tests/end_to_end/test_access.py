@@ -602,7 +602,7 @@ def test_nobody_sends_to_a_dead_letter_queue(broker, suffix):
         assert (response.status, response.condition) == (400, "amqp:not-allowed")
 
 
-def test_a_queue_with_sessions_has_no_receiver_without_and_a_queue_without_none_with(broker):
+def test_a_queue_with_sessions_has_only_receivers_of_sessions_and_another_has_none(broker):
     with RawPeer.connect(broker.amqp_port) as peer:
         peer.attach(sender=False, address="sessions")
         condition, description = peer.refusal()

@@ -254,7 +254,7 @@ def test_a_broker_killed_before_the_catalog_knows_makes_what_is_declared_anew(br
 
 
 @pytest.mark.parametrize(("entity_id", "address"), [(QUEUE, "replies"), (3, "news/Subscriptions/stays")])
-def test_all_links_to_what_the_home_deletes_end(broker, entity_id, address):
+def test_all_links_to_entities_that_the_home_deletes_end(broker, entity_id, address):
     """As a user's deletion will be: the home is told, and everybody follows."""
     before = process_ids(broker)
     with Worker(broker) as other, RawPeer.connect(broker.amqp_port) as peer:

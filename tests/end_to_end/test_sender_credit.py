@@ -174,7 +174,7 @@ def is_served(sender: Sender, address: str) -> bool:
 
 
 @pytest.mark.parametrize(("address", "way"), CASES)
-def test_deliveries_that_come_to_nothing_give_their_credit_back(peer: RawPeer, address: str, way: str) -> None:
+def test_deliveries_that_fail_give_their_credit_back(peer: RawPeer, address: str, way: str) -> None:
     sender = Sender(peer, address)
     for _ in range(COUNT):
         ways_on(address)[way](sender)
@@ -182,7 +182,7 @@ def test_deliveries_that_come_to_nothing_give_their_credit_back(peer: RawPeer, a
 
 
 @pytest.mark.parametrize("address", LINKS)
-def test_deliveries_that_come_to_nothing_in_every_way_give_their_credit_back(peer: RawPeer, address: str) -> None:
+def test_deliveries_that_fail_in_any_way_give_their_credit_back(peer: RawPeer, address: str) -> None:
     sender = Sender(peer, address)
     ways = [*ways_on(address).values()]
     chance = random.Random(4)

@@ -197,7 +197,7 @@ def test_messages_of_two_partitions_cannot_be_settled_in_one_transaction(run, cr
     run(story)
 
 
-def test_sent_to_the_partition_that_it_works_on_it_goes_directly(run, crossing_broker):
+def test_a_message_to_the_transactions_own_partition_goes_directly(run, crossing_broker):
     async def story(connection):
         await fill(crossing_broker, "here")
         await (await connection.sender(FAR)).send(said("far"))

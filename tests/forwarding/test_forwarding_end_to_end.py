@@ -145,7 +145,7 @@ def test_a_receiver_that_waits_at_the_end_gets_each_at_once(broker):
 
 
 @pytest.mark.parametrize("address", ["orders", "Checked", "failing/$DeadLetterQueue", "news/Subscriptions/red"])
-def test_a_receiver_on_what_forwards_is_refused(broker, address):
+def test_a_receiver_on_an_entity_that_forwards_is_refused(broker, address):
     async def test(connection: Connection) -> None:
         with pytest.raises(LinkDetached, match="auto-forwarding") as refused:
             await connection.receiver(address)

@@ -19,7 +19,7 @@ def test_connections_never_need_more_descriptors_than_there_are(available, most)
         assert served + refused + OWN_DESCRIPTORS + OPS_CONNECTIONS + 1 <= available
 
 
-def test_enough_descriptors_are_enough_for_what_is_set():
+def test_enough_descriptors_allow_all_connections_that_are_set():
     assert connections_for(Settings.model_validate({"workers": 1}), 6501) == (6000, 200)
 
 

@@ -63,7 +63,7 @@ def test_clocks_that_tick_at_different_moments_are_never_apart(steps, wall_us, m
 
 
 @given(STEPS)
-def test_it_never_goes_back_stands_not_still_for_long_and_is_never_behind(steps):
+def test_it_never_goes_back_never_stands_still_for_long_and_is_never_behind(steps):
     clock = Clock(START_MS, 0)
     wall_ms, monotonic_ms = START_MS, 0
     for passed_ms, set_by_ms in steps:

@@ -136,7 +136,7 @@ def test_deals_exceed_no_limit_and_leave_nothing_that_somebody_has_credit_for(gr
         assert sum(got.values()) == min(total, sum(given_credit.values()))
 
 
-def test_draining_hands_out_what_there_is_and_voids_the_rest(queue):
+def test_draining_hands_out_the_available_messages_and_voids_the_rest(queue):
     queue.send("a", "b")
     queue.open()
     queue.partition.drain("r", 5)

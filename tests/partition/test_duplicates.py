@@ -141,7 +141,7 @@ def test_the_partition_key_is_a_part_of_the_id(queue):
 
 
 @pytest.mark.parametrize("other", [ULong(7), "7", b"7"])
-def test_ids_that_read_alike_are_alike(queue, other):
+def test_ids_with_the_same_text_have_the_same_digest(queue, other):
     queue.send(named("7"), named(other))
     assert len(queue.bodies()) == 1
 

@@ -33,7 +33,7 @@ def numbers(received: Sequence[Delivery]) -> list[int]:
 
 
 @pytest.mark.parametrize("broken", [False, True])
-def test_who_asks_for_the_session_gets_it_when_all_its_messages_are_back(broken):
+def test_a_receiver_of_the_session_gets_it_when_all_its_messages_are_back(broken):
     queue, _ = ending(broken)
     queue.ask("next", "s")
     accepted, _ = queue.turn()
@@ -47,7 +47,7 @@ def test_who_asks_for_the_session_gets_it_when_all_its_messages_are_back(broken)
     assert {delivery.delivery_count for delivery in received} == {int(broken)}
 
 
-def test_who_asks_for_any_session_does_not_get_one_whose_messages_are_not_back():
+def test_a_receiver_of_any_session_does_not_get_one_whose_messages_are_not_back():
     queue, _ = ending()
     queue.put("s", "late")
     queue.ask("any")
@@ -69,7 +69,7 @@ def test_the_session_is_the_next_after_those_that_were_available_when_its_lock_e
     assert [queue.accept(number) for number in range(3)] == ["before", "s", "behind"]
 
 
-def test_who_waits_for_no_time_gets_the_session_whose_messages_are_not_back():
+def test_a_receiver_that_does_not_wait_gets_the_session_whose_messages_are_not_back():
     queue, _ = ending()
     queue.ask("any", wait_ms=0)
     queue.wait(0)
@@ -95,7 +95,7 @@ def test_the_session_is_offered_if_who_waits_for_it_has_left():
     assert queue.accept("any") == "s"
 
 
-def test_who_waits_for_the_session_is_closed_with_the_others_when_the_queue_is_disabled():
+def test_a_receiver_that_waits_for_the_session_is_closed_when_the_queue_is_disabled():
     queue, _ = ending()
     queue.ask("next", "s")
     queue.change(status="ReceiveDisabled")
@@ -119,7 +119,7 @@ def test_no_lock_of_the_session_can_be_used():
 
 @pytest.mark.parametrize("broken", [False, True])
 @pytest.mark.parametrize("commit", [False, True])
-def test_what_was_settled_in_a_transaction_comes_back_once(broken, commit):
+def test_messages_settled_in_a_transaction_come_back_once(broken, commit):
     queue = SessionDriver(settings=SETTINGS)
     for _ in range(0, COUNT, 10):
         queue.put("s", *["m"] * 10)

@@ -351,7 +351,7 @@ def test_to_an_entity_deleted_while_messages_were_under_way(net):
 
 
 @pytest.mark.parametrize("home", PLACES)
-def test_to_an_entity_that_is_full_what_fits_is_taken_in_order(net, home):
+def test_a_full_entity_takes_messages_that_fit_in_order(net, home):
     a, b = net.queue("a", HERE, max_size_mb=50), net.queue("b", home, max_size_mb=1)
     sizes = [500_000, 400_000, 300_000, 200_000, 100_000]
     net.send(a, *[message(bytes([65 + at]) * size) for at, size in enumerate(sizes)])
@@ -548,7 +548,7 @@ def test_a_command_of_a_lost_connection_must_not_be_read_after_one_of_the_next(n
 
 
 @pytest.mark.parametrize("crash", [False, True])
-def test_sent_elsewhere_while_an_answer_is_missing_it_arrives_once(net, crash):
+def test_a_message_redirected_while_an_answer_is_missing_arrives_once(net, crash):
     net = Partitions(3)
     a, b, c = net.queue("a", 0), net.queue("b", 1), net.queue("c", 2)
     net.queue("a", 0, forward_to="b")
@@ -564,7 +564,7 @@ def test_sent_elsewhere_while_an_answer_is_missing_it_arrives_once(net, crash):
     assert (net.bodies(b), net.bodies(c)) == (["1"], ["2"])
 
 
-def test_received_while_it_is_not_known_what_was_taken_over_it_waits(net):
+def test_a_receive_waits_while_we_do_not_know_what_was_taken_over(net):
     a, b = chain(net, HERE, THERE)
     net.send(a, "1")
     net.deliver(HERE, THERE, net.connections[HERE, THERE][0])
@@ -588,7 +588,7 @@ def test_received_while_it_is_not_known_what_was_taken_over_it_waits(net):
     partition.close_receiver("r", False, net.now_ms)
 
 
-def test_it_does_not_expire_while_it_is_not_known_whether_it_was_taken_over(net):
+def test_a_message_does_not_expire_while_we_do_not_know_whether_it_was_taken_over(net):
     a, b = chain(net, HERE, THERE, dead_lettering_on_message_expiration=True)
     net.send(a, message("1", ttl_ms=50), message("2", ttl_ms=50))
     net.deliver(HERE, THERE, net.connections[HERE, THERE][0])
@@ -602,7 +602,7 @@ def test_it_does_not_expire_while_it_is_not_known_whether_it_was_taken_over(net)
     assert net.counts(b) == [0, 0, 0, 0, 0]
 
 
-def test_purging_what_forwards_leaves_what_is_under_way(net):
+def test_purging_an_entity_that_forwards_leaves_messages_under_way(net):
     a, b = chain(net, HERE, THERE)
     net.send(a, "1", "2")
     net.send(a, "3")
@@ -730,7 +730,7 @@ def test_to_a_topic_without_a_matching_subscription_it_is_accepted_and_dropped(n
 
 @pytest.mark.parametrize("home", PLACES)
 @pytest.mark.parametrize("kind", ["queue", "topic"])
-def test_to_an_entity_with_duplicate_detection_what_it_has_seen_is_dropped(net, home, kind):
+def test_an_entity_with_duplicate_detection_drops_forwarded_messages_that_it_has_seen(net, home, kind):
     if kind == "queue":
         target = kept = net.queue("b", home, requires_duplicate_detection=True)
     else:

@@ -395,7 +395,7 @@ def test_the_time_that_a_broker_is_down_is_no_idleness(queue):
     assert not is_there(queue)
 
 
-def test_restarts_put_it_off_but_not_for_ever(queue):
+def test_restarts_delay_the_deletion_of_an_idle_entity_but_not_for_ever(queue):
     for _ in range(20):
         queue.wait(3 * STEP_MS)
         queue.restart()

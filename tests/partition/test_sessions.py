@@ -150,7 +150,7 @@ def test_a_receiver_that_waits_again_waits_from_the_start(queue):
     assert queue.closed == {}
 
 
-def test_who_has_gone_waits_no_more(queue):
+def test_a_receiver_that_has_left_does_not_wait_any_more(queue):
     queue.accept("x")
     queue.accept("y")
     queue.close("x", broken=True)
@@ -263,7 +263,7 @@ def test_credit_of_one_session_waits_while_another_has_messages(queue):
     assert [*queue.pump()] == ["s"]
 
 
-def test_a_drain_takes_what_there_is_and_voids_the_rest(queue):
+def test_a_drain_takes_the_available_messages_and_voids_the_rest(queue):
     queue.put("a", "1")
     queue.accept("r", "a")
     queue.partition.drain("r", 5)

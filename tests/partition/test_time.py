@@ -110,7 +110,7 @@ def test_a_receiver_without_credit_does_not_pull():
     assert (queue.bodies(), queue.bodies(DEAD)) == ([], ["a"])
 
 
-def test_grants_make_what_expired_long_ago_go_though_others_are_before_it():
+def test_grants_expire_messages_that_expired_long_ago_behind_others():
     queue = dead_lettering()
     queue.send(*"abc", message("d", ttl_ms=TTL_MS))
     queue.wait(TTL_MS)

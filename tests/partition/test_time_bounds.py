@@ -136,7 +136,7 @@ def plant(store: Store, queue_id: int, number: int, time_ms: int, ttl_ms: int | 
 
 
 @pytest.mark.parametrize("of", ["queue", "topic"])
-def test_a_store_with_timers_before_1970_comes_up_and_what_they_are_of_is_there(tmp_path, of, monkeypatch):
+def test_a_store_with_timers_before_1970_opens_and_their_messages_are_there(tmp_path, of, monkeypatch):
     path = tmp_path / "store"
     queue_id, at = (TOPIC, A) if of == "topic" else (MAIN, MAIN)
     with LmdbStore(path, partition_id=5, map_size_bytes=1 << 24, create=True) as store:

@@ -248,7 +248,7 @@ def test_a_ping_goes_nowhere(net):
     assert net.bodies(b) == ["1"]
 
 
-def test_nothing_of_the_entity_itself_is_held_against_it(net):
+def test_messages_sent_through_an_entity_ignore_its_own_rules(net):
     a = net.queue(
         "a", HERE, requires_session=True, requires_duplicate_detection=True, default_message_time_to_live_ms=1000
     )

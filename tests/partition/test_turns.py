@@ -147,7 +147,7 @@ def test_a_head_that_is_locked_is_passed_over_in_steps():
     assert max(read) < 1_000 + 1_024
 
 
-def test_a_lane_reads_past_what_is_for_others_in_steps():
+def test_a_lane_reads_past_messages_for_other_lanes_in_steps():
     store = CountingStore()
     net = Partitions(3, PartitionSettings(turn_work=1_000), stores={0: store})
     a, b, c = net.queue("a", 0), net.queue("b", 1), net.queue("c", 2)

@@ -58,7 +58,7 @@ def test_a_corrupt_entry_is_set_aside(queue):
     assert queue.held() == [2, 0, 0, 2]
 
 
-def test_credit_is_not_spent_on_what_cannot_be_read(queue):
+def test_credit_is_not_spent_on_unreadable_messages(queue):
     queue.open()
     queue.send("a", "b")
     damage_body(queue, 1)
@@ -66,7 +66,7 @@ def test_credit_is_not_spent_on_what_cannot_be_read(queue):
     assert [d.body for d in queue.pump()["r"]] == [b"b"]
 
 
-def test_browsing_passes_over_what_cannot_be_read(queue):
+def test_browsing_skips_unreadable_messages(queue):
     queue.send("a", "b", "c", "d", "e")
     queue.settle(Outcome.DEFERRED, queue.receive_one())
     queue.receive_one()
@@ -134,7 +134,7 @@ def test_an_unreadable_message_is_subtracted_from_the_counts_once(queue, damaged
 
 
 @pytest.mark.parametrize("request_", [("delete-batch", 10, START_MS + 1), ("purge",)])
-def test_deleting_sets_aside_what_cannot_be_read(queue, request_):
+def test_deleting_quarantines_unreadable_messages(queue, request_):
     queue.send("a", "b", "c")
     damage_body(queue, 1)
     damage_entry(queue, 2)

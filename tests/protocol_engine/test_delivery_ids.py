@@ -76,7 +76,7 @@ def test_runs_are_bounded() -> None:
     st.lists(st.tuples(st.integers(-3, 3).map(lambda jump: jump if abs(jump) < 3 else 0), st.booleans()), max_size=25),
     st.data(),
 )
-def test_translations_are_what_a_table_says(start: int, jumps: list[tuple[int, bool]], data: Any) -> None:
+def test_translations_of_ids_follow_a_table(start: int, jumps: list[tuple[int, bool]], data: Any) -> None:
     ids = DeliveryIds()
     of_proton: dict[int, int] = {}  # unsettled ones
     expected = peers = start

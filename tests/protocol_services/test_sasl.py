@@ -116,7 +116,7 @@ def test_wrong_credentials_are_refused_with_outcome_1_and_nothing_is_left_over(m
     assert (sasl.finished, sasl.identity, sasl.rest) == (True, None, b"")
 
 
-def test_external_is_who_tls_says_and_not_what_the_client_claims():
+def test_external_is_the_subject_that_tls_verified_and_not_the_clients_claim():
     sasl = server(external="CN=client")
     sasl.feed(SASL_HEADER + init("EXTERNAL", b"admin"))
     assert sasl.identity == Identity(IdentityKind.EXTERNAL, "CN=client")

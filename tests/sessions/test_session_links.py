@@ -122,7 +122,7 @@ def test_a_waiting_receiver_can_detach_and_the_session_goes_to_the_next(peer, br
 
 
 @pytest.mark.parametrize("end", ["session", "close", "break"])
-def test_who_has_gone_waits_no_more(peer, broker, end):
+def test_a_receiver_that_has_left_does_not_wait_any_more(peer, broker, end):
     with RawPeer.connect(broker.amqp_port) as other:
         ask(other, "orders")
         other.nothing_more(ATTACH, 0.1)

@@ -242,7 +242,7 @@ def test_in_a_full_store_ids_go_but_no_run_is_made():
     assert ids.levels() == [0]
 
 
-def test_a_merge_begins_if_there_is_room_for_what_it_makes():
+def test_a_merge_begins_if_there_is_room_for_its_result():
     ids = Ids()
     for seed in range(2):
         ids.add(*digests(4, seed))
@@ -317,7 +317,7 @@ def test_a_million_ids_take_little_memory(tmp_path):
     assert 1_000_000 < int(output) < 50_000_000
 
 
-def test_a_filter_says_no_to_almost_all_that_is_not_there():
+def test_a_filter_excludes_almost_all_digests_that_are_not_in_it():
     ids = Ids(SeenLimits(run_ids=10_000), CountingStore())
     ids.add(*digests(10_000))
     ids.work()
