@@ -13,6 +13,7 @@ from storage.durable import write_file
 from storage.lmdb_store import DATA_FILE
 from storage.records import Counts, Place, message_key, queue_key
 from storage.store import Table
+from tests.damaged_stores import damage, lone_branch
 
 PAGE = 4096
 LEAF = 0x02
@@ -90,3 +91,30 @@ def test_a_page_that_is_free_and_in_use_is_found(tmp_path: Path, store_file: Pat
     struct.pack_into("<Q", data, at, in_use)
     store_file.write_bytes(data)
     assert verify(tmp_path)[0] == 1
+
+
+def peeklock(*arguments: str) -> tuple[int, str]:
+    """Run a command: its exit code, and what it says on standard error."""
+    command = [sys.executable, "-m", "broker.cli", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    return done.returncode, done.stderr
+
+
+@pytest.mark.xfail(strict=True, reason="it dies with the process that reads the store")
+def test_a_backup_of_a_damaged_store_fails_with_a_message_and_leaves_nothing(tmp_path: Path, store_file: Path) -> None:
+    damage(store_file, "META", lone_branch)
+    code, text = peeklock("backup", str(tmp_path / "backup"), "--data-dir", str(tmp_path))
+    assert code == 1
+    assert f"peeklock: {store_file.parent}" in text
+    assert not (tmp_path / "backup").exists()
+    assert not (tmp_path / "backup.partial").exists()
+
+
+@pytest.mark.xfail(strict=True, reason="it dies with the process that reads the store")
+def test_a_check_of_the_configuration_tells_of_a_damaged_store(tmp_path: Path, store_file: Path) -> None:
+    damage(store_file, "META", lone_branch)
+    config = tmp_path / "peeklock.toml"
+    config.write_text(f"partitions = 1\ndata_dir = '{tmp_path}'\n")
+    code, text = peeklock("config", "check", "--config", str(config))
+    assert code == 1
+    assert f"peeklock: {store_file.parent}" in text
