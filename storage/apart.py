@@ -7,7 +7,10 @@ import signal
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
+
+from storage.store import StoreDamaged, StoreError
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -54,6 +57,19 @@ def apart(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         raise error
     found: T = result
     return found
+
+
+def read_apart(path: Path, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    """As `apart`, for a function that reads the store at `path`. If its process dies, raises StoreError.
+
+    That is StoreDamaged if the process died of what it read.
+    """
+    try:
+        return apart(function, *args, **kwargs)
+    except ProcessDied as error:
+        raise (StoreDamaged if error.crashed else StoreError)(
+            f"{path}: the process that read it died of {error}"
+        ) from error
 
 
 def _answer(caller: int, writer: Connection, function: Callable[..., Any], args: Any, kwargs: Any) -> None:

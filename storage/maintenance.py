@@ -9,7 +9,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from storage.apart import ProcessDied, apart
+from storage.apart import ProcessDied, apart, read_apart
 from storage.data_dir import (
     DESCRIPTION_FILE,
     LOCK_FILE,
@@ -134,9 +134,8 @@ def _copy(source: Path, target: Path, description: Description) -> int:
     for partition in range(description.partitions):
         directory = partition_path(target, partition)
         directory.mkdir(mode=0o700)
-        with Snapshot(partition_path(source, partition)) as snapshot:
-            snapshot.copy(directory)
-        renew_store_id(directory)
+        original = partition_path(source, partition)
+        read_apart(original, _copy_store, original, directory)
         file = directory / DATA_FILE
         file.chmod(0o600)
         sync_file(file)
@@ -145,6 +144,12 @@ def _copy(source: Path, target: Path, description: Description) -> int:
     sync_directory(target / PARTITIONS)
     write_file(target / DESCRIPTION_FILE, description.to_json())
     return copied_bytes
+
+
+def _copy_store(source: Path, target: Path) -> None:
+    with Snapshot(source) as snapshot:
+        snapshot.copy(target)
+    renew_store_id(target)
 
 
 def _verify_partition(path: Path, partition: int) -> PartitionReport:

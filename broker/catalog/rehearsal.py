@@ -5,10 +5,12 @@ If there is a data directory, its definitions are copied into memory and reconci
 """
 
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 from broker.catalog.catalog import CannotReconcile, reconcile
 from broker.namespace.entities import MAX_HOPS, Description, SubscriptionDescription
 from broker.settings.config import Settings
+from storage.apart import read_apart
 from storage.data_dir import PartitionCountMismatch, partition_path, read_description
 from storage.lmdb_store import DATA_FILE, Snapshot
 from storage.memory import MemoryStore
@@ -35,13 +37,16 @@ def _partitions(settings: Settings) -> int:
 
 
 def _copy(settings: Settings, partition: int) -> MemoryStore:
-    store = MemoryStore()
     path = partition_path(settings.data_dir, partition)
-    if (path / DATA_FILE).exists():
-        with Snapshot(path) as snapshot:
-            for table in _COPIED:
-                store.put_many(table, list(snapshot.items(table)))
-        store.commit()
+    return read_apart(path, _read, path) if (path / DATA_FILE).exists() else MemoryStore()
+
+
+def _read(path: Path) -> MemoryStore:
+    store = MemoryStore()
+    with Snapshot(path) as snapshot:
+        for table in _COPIED:
+            store.put_many(table, list(snapshot.items(table)))
+    store.commit()
     return store
 
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, cast
 
 from broker.catalog.catalog import HOME, Reconciled, reconcile
 from broker.settings.config import ConfigurationError, Settings
+from broker.supervisor.parking import home_is_damaged
 from broker.touched_partition import TouchedPartition
 from storage.apart import ProcessDied, apart
 from storage.data_dir import partition_path
@@ -31,8 +32,8 @@ class InLine(NamedTuple):
 def bring_in_line(settings: Settings) -> InLine:
     """Make missing stores and reconcile the entities. All stores are closed again.
 
-    The data directory must exist and be locked. Raises ConfigurationError, CannotReconcile, StoreError; StoreDamaged if
-    the home's store is damaged.
+    The data directory must exist and be locked. Raises ConfigurationError, also if the home's store is damaged,
+    CannotReconcile, and StoreError for what is no damage.
     """
     damaged: dict[int, str] = {}
     while True:
@@ -51,7 +52,7 @@ def bring_in_line(settings: Settings) -> InLine:
         path = partition_path(settings.data_dir, partition)
         text = text if str(path) in text else f"{path}: {text}"
         if partition == HOME:
-            raise StoreDamaged(f"the store of partition {HOME} is damaged, which has the definitions: {text}")
+            raise ConfigurationError(home_is_damaged(text))
         damaged[partition] = text
 
 

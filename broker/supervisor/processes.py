@@ -53,14 +53,16 @@ class Backoff:
 class Role:
     """One process to run: `python -m module`, with `instructions` for the given number of restarts.
 
-    `has_pulse`: the process gives a sign of life each second (`broker.child.Pulse`).
+    `has_pulse`: the process gives a sign of life each second (`broker.child.Pulse`). `crashed` is called when data that
+    the process read has killed it, with whether the broker was ready before. It returns True if it knows the cause and
+    the process will soon start without it; then the crash does not count for giving up.
     """
 
     name: str
     module: str
     instructions: Callable[[int], Instructions]
     has_pulse: bool = False
-    crashed: Callable[[], None] | None = None  # called when data that the process read has killed it
+    crashed: Callable[[bool], bool] | None = None
 
 
 class _Child:
@@ -71,6 +73,7 @@ class _Child:
         self.start_at = 0.0  # monotonic seconds; used while there is no process
         self.started_at = 0.0
         self.starts = 0
+        self.excused = 0  # ends of starts that a damaged store was to blame for
         self.backoff = Backoff()
         self._output = b""
         self.silent_seconds = 0.0  # since its last sign of life, counted only while we ran
@@ -256,14 +259,14 @@ class Processes:
         how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         delay = child.backoff.after(lived)
         if child.role.crashed is not None and (-code in CRASH_SIGNALS or code == DAMAGED_STORE):
-            child.role.crashed()
+            child.excused += child.role.crashed(self._has_served)
         if code == PERMANENT_FAULT:
             message = child.answer["message"] if child.answer and not child.answer["ready"] else how
             if not self._has_served:
                 raise ConfigurationError(message)
             log.error("process cannot serve", process=child.role.name, reason=message)
             delay = LONGEST_DELAY_SECONDS
-        elif not self._has_served and child.starts >= STARTS_BEFORE_GIVING_UP:
+        elif not self._has_served and child.starts - child.excused >= STARTS_BEFORE_GIVING_UP:
             raise ConfigurationError(
                 f"{child.role.name} ended {child.starts} times while it started ({how}): see the log above"
             )

@@ -17,7 +17,7 @@ from broker.supervisor.processes import Processes, Role
 from broker.touched_partition import touched_file
 from storage.data_dir import ROOT_KEY_FILE, RUN, DataDirectory, DataDirectoryError
 from storage.lmdb_store import StoreInUse, UnknownFormat, WrongPartition
-from storage.store import StoreDamaged, StoreError, StoreFull
+from storage.store import StoreError, StoreFull
 
 log = get_logger("supervisor")
 
@@ -105,11 +105,6 @@ def _refuse(error: StoreError) -> NoReturn:
             fix = "Free space on the disk, or set store.map_size_bytes higher"
         case WrongPartition():
             fix = "Put the partitions' directories back under their own numbers"
-        case StoreDamaged():
-            fix = (
-                "The files were left as they are. Look into them with: peeklock verify, and restore a backup with: "
-                "peeklock restore"
-            )
         case _ if os.strerror(ENOMEM) in str(error):
             fix = "Set store.map_size_bytes lower: it is address space, which is limited here (ulimit -v)"
         case _:

@@ -141,7 +141,6 @@ def test_a_home_that_is_damaged_at_the_start_is_told_and_nothing_is_served(tmp_p
         assert file.read_bytes() == damaged
 
 
-@pytest.mark.xfail(strict=True, reason="the third crash of a worker at the start is the last")
 def test_several_partitions_that_kill_their_worker_at_the_start_are_parked(tmp_path: Path) -> None:
     names = {home_partition(name, 4): name for name in map("queue-{}".format, range(99))}
     config = "partitions = 4\nworkers = 1\n" + "".join(f'[[queues]]\nname = "{name}"\n' for name in names.values())
@@ -158,7 +157,6 @@ def test_several_partitions_that_kill_their_worker_at_the_start_are_parked(tmp_p
         send(broker, names[0], 1)
 
 
-@pytest.mark.xfail(strict=True, reason="the gateway waits for the catalog for ever")
 def test_a_home_that_kills_its_worker_at_the_start_is_told_and_nothing_is_served(tmp_path: Path) -> None:
     with Broker(tmp_path, CONFIG.format(other=OTHER)) as broker:
         send(broker, OTHER, 3)

@@ -6,6 +6,7 @@ import pytest
 
 from broker.errors import PartitionParked
 from broker.partition.settings import PartitionSettings
+from broker.settings.config import ConfigurationError
 from broker.supervisor.parking import WITHIN_SECONDS, Parking
 from broker.touched_partition import TouchedPartition
 from broker.wire import Outcome, SendOperation
@@ -61,23 +62,38 @@ class Clock:
 def test_a_partition_is_parked_by_its_second_crash_in_an_hour(tmp_path: Path) -> None:
     clock, path = Clock(), tmp_path / "touched"
     parking = Parking(path, clock)
-    parking.crashed()  # before there was a file
+
+    def crashed() -> bool:
+        return parking.crashed(has_served=False)
+
+    assert not crashed(), "there is no file yet"
     touching = TouchedPartition(path)
-    parking.crashed()  # before it touched any
+    assert not crashed(), "it has touched none"
     assert parking.parked == ()
     touching.set(5)
-    parking.crashed()
+    assert crashed()
     touching.set(7)
-    parking.crashed()
+    crashed()
     assert parking.parked == ()
     touching.set(5)
     clock.now += WITHIN_SECONDS + 1
-    parking.crashed()
+    crashed()
     assert parking.parked == ()
     clock.now += WITHIN_SECONDS - 1
-    parking.crashed()
+    crashed()
     assert list(parking.parked) == [5]
     touching.set(7)
     for _ in range(2):
-        parking.crashed()
+        crashed()
     assert list(parking.parked) == [5, 7]
+    assert not crashed(), "it was not opened"
+
+
+def test_the_home_is_parked_only_once_the_broker_has_served(tmp_path: Path) -> None:
+    parking = Parking(tmp_path / "touched")
+    TouchedPartition(tmp_path / "touched").set(0)
+    assert parking.crashed(has_served=False)
+    with pytest.raises(ConfigurationError, match="partition 0 is damaged"):
+        parking.crashed(has_served=False)
+    assert parking.crashed(has_served=True)
+    assert parking.parked == (0,)
