@@ -13,6 +13,7 @@ from session_model import INBOX, Lock, Orders, Receiver, Sent, SessionModel, Tra
 from turns import CountingStore
 
 from broker.errors import (
+    BrokerError,
     EntityDisabled,
     MessageNotFound,
     NotAllowed,
@@ -528,7 +529,7 @@ class SessionQueue(SessionModel):
         transaction = self.transactions.pop(key)
         self.driver.now_ms += late_ms  # and no timer came by
         lost = any(self.find(queue, each) is None for queue, tokens, *_ in transaction.settlements() for each in tokens)
-        expected = None
+        expected: type[BrokerError] | None = None
         if transaction.timed_out:
             expected = TransactionTimeout
         elif transaction.failed:

@@ -17,7 +17,7 @@ from broker.errors import (
 )
 from broker.partition.settings import PartitionSettings
 from broker.partition.transactions import MAX_MESSAGES, TIME_OUT_MS
-from broker.wire import Outcome, SendOperation, SettleOperation
+from broker.wire import Operation, Outcome, SendOperation, SettleOperation
 from protocol.codec import encode
 from storage.memory import MemoryStore
 
@@ -30,7 +30,7 @@ class TransactionDriver(Driver):
 
     begins = True
 
-    def transact(self, *operations: list[Any], key: str = T) -> list[Any]:
+    def transact(self, *operations: Operation, key: str = T) -> list[Any]:
         results = self.partition.transact(key, self.begins, operations, self.now_ms)
         self.partition.commit()
         return results
