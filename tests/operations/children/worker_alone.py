@@ -39,7 +39,7 @@ def main() -> None:
     time.time = lambda: wall() - (3600 if set_back.exists() else 0)
     requests._OF_QUEUE |= {"peek": fail_before, "purge": fail_after}
     new = not Path(directory).exists()
-    store = LmdbStore(Path(directory), partition_id=0, map_size_bytes=1 << 24, create=new)
+    store = LmdbStore(Path(directory), partition_id=0, map_size_bytes=1 << 30, create=new)
     if new:
         document = {"kind": "queue", "entity_id": 1, "created_ms": 0, "updated_ms": 0}
         document |= QueueDescription(name="orders", lock_duration_ms=5000).model_dump(mode="json")
