@@ -313,6 +313,11 @@ class Worker:
         return wire.catalog(catalog_version(store), [decode_document(value) for _, value in definitions])
 
     def _serve(self, peer: Caller, event: int) -> None:
+        if event & select.EPOLLOUT:
+            was_behind = peer.is_behind
+            self._write(peer)
+            if was_behind and not peer.is_behind and not peer.unread:
+                event |= select.EPOLLIN  # to hear it before this turn hands out so much that it is behind again
         if event & (select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR) and not peer.is_behind:
             messages = peer.read()
             if messages is None:
@@ -320,8 +325,6 @@ class Worker:
                 return
             peer.unread.extend(messages)  # type: ignore[arg-type] # callers send nothing else
             self._take_commands(peer)
-        if event & select.EPOLLOUT:
-            self._write(peer)
 
     def _take_commands(self, peer: Caller) -> None:
         """Do the caller's commands as far as this turn's work allows. The rest waits for the next, behind others."""

@@ -235,7 +235,6 @@ def test_a_worker_without_a_descriptor_for_another_tries_again(monkeypatch):
     assert told == [([0, 2], 2000)] * 2
 
 
-@pytest.mark.xfail(strict=True, reason="a gateway that catches up is given more before it is heard")
 def test_commands_are_read_between_the_deliveries_of_a_large_backlog(worker):
     """The worker stops reading from a gateway that has 64 MiB unread. When it goes on, it reads before it hands out."""
     count, at_once = 20, 2
