@@ -116,7 +116,7 @@ def _open_read_only(path: Path) -> Any:
             readonly=True,
             lock=(path / LOCK_FILE).exists(),
             create=False,
-            readahead=False,
+            readahead=True,
             max_dbs=len(Table),
             max_readers=MAX_READERS,
         )
@@ -314,7 +314,7 @@ class LmdbStore(Store):
                 map_size=map_size_bytes,
                 mode=0o600,
                 create=not known,
-                readahead=False,  # messages are read in the order of the queue, not of the file
+                readahead=True,  # messages are read in about the order in which they were written
                 max_dbs=len(_NAMES),
                 max_readers=MAX_READERS,
                 max_spare_txns=1,
