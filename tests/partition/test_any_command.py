@@ -232,9 +232,18 @@ def bodies(draw: st.DrawFn, operation: str, tokens: list[Any]) -> dict[str, Any]
     as_array = draw(st.booleans())
     for name in ("lock-tokens", "sequence-numbers"):
         items = body.get(name)
-        if as_array and isinstance(items, list) and items and len({type(item) for item in items}) == 1:
-            body[name] = Array(type(items[0]), tuple(items))
+        if as_array and isinstance(items, list) and items:
+            body[name] = in_array(items)
     return body
+
+
+def in_array(items: list[Any]) -> list[Any] | Array:
+    """An array of these, if they are of one type that an array can have."""
+    descriptor, values = None, items
+    if all(isinstance(item, Described) for item in items):
+        descriptor, values = items[0].descriptor, [item.value for item in items]
+    kinds = {type(value) for value in values}
+    return Array(kinds.pop(), tuple(values), descriptor) if len(kinds) == 1 and Described not in kinds else items
 
 
 # -- the partition, and what stands between it and the client
