@@ -208,7 +208,7 @@ class Processes:
         Time in which the supervisor itself did not run does not count, because the others may not have run either.
         """
         now = time.monotonic()
-        passed = min(now - self._looked_at, 2 * LOOK_SECONDS)
+        passed = min(now - self._looked_at, LOOK_SECONDS)
         self._looked_at = now
         for child in self._children:
             if not child.role.has_pulse or not child.ready or child.process is None:

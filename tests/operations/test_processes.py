@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -55,10 +56,15 @@ class Stubs:
 
     def wait_ready(self):
         """The children's answers."""
-        for line in self.process.stdout:
-            if line.startswith("READY "):
-                return json.loads(line.removeprefix("READY "))
-        raise AssertionError("ended before it was ready")
+        timer = threading.Timer(PATIENCE_S, self.process.kill)
+        timer.start()
+        try:
+            for line in self.process.stdout:
+                if line.startswith("READY "):
+                    return json.loads(line.removeprefix("READY "))
+            raise AssertionError("ended before it was ready, or was not in time")
+        finally:
+            timer.cancel()
 
     def wait(self):
         """(exit code, what it printed since)."""
