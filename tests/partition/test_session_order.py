@@ -137,10 +137,15 @@ class Model:
 
     def close(self, session, broken=False):
         if session in self.locked:
-            self.queue.close(session, broken)
+            self.end(session, broken)
             self.locked.discard(session)
             if self.messages[session]:
                 self.order.append(session)
+
+    def end(self, receiver, broken=False):
+        """The receiver goes, and turns follow in which the messages of its session are put back."""
+        self.queue.close(receiver, broken)
+        self.queue.wait(0)
 
     def break_connection(self, session):
         self.close(session, broken=True)
@@ -162,7 +167,7 @@ class Model:
         if self.order:
             self.queue.ask("impatient", wait_ms=1000)
             [*accepted] = self.queue.partition.pump(self.queue.now_ms).accepted
-            self.queue.close("impatient")
+            self.end("impatient")
             assert [given for _, given, _ in accepted] in ([], self.order[:1])
             if accepted:
                 self.order.append(self.order.pop(0))
