@@ -28,11 +28,16 @@ def role(worker: int | None) -> Role:
     return Role("gateway" if worker is None else f"worker-{worker}", "stub_child", instructions)
 
 
+def say(line: str) -> None:
+    """In a line of its own and in one write, since the children write to the same pipe."""
+    os.write(1, f"\n{line}\n".encode())
+
+
 processes = Processes([[role(None)], [role(0), role(1)]], directory, stop_seconds=float(sys.argv[2]))
 try:
-    code = processes.run(lambda answers: print("READY", json.dumps(answers), flush=True))
+    code = processes.run(lambda answers: say(f"READY {json.dumps(answers)}"))
 except ConfigurationError as error:
-    print("ERROR", error, flush=True)
+    say(f"ERROR {error}")
     code = 78
-print("END", flush=True)
+say("END")
 sys.exit(code)
