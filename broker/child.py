@@ -16,20 +16,18 @@ A child must not outlive its supervisor, because the next supervisor needs the p
 the child when its supervisor dies.
 """
 
-import ctypes
 import json
 import os
-import signal
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from broker.settings.config import Settings
+from storage.parent import die_with_parent
 
 PERMANENT_FAULT = 78  # EX_CONFIG of sysexits.h: another start without a change would fail again
 DAMAGED_STORE = 65  # EX_DATAERR: the content of a store makes no sense
-_PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,12 +88,12 @@ def read_instructions() -> Instructions:
 
     Exits quietly if the supervisor ends before it has written the line.
     """
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent()
     line = sys.stdin.readline()
     if not line:
         sys.exit(1)
     instructions = Instructions.from_json(line)
-    if os.getppid() != instructions.supervisor:  # it died before prctl was called
+    if os.getppid() != instructions.supervisor:  # it died before that
         sys.exit(1)
     os.chdir(instructions.directory)
     return instructions

@@ -1,6 +1,5 @@
 """Calls a function in a process of its own, because damaged pages that it reads may kill the process."""
 
-import ctypes
 import multiprocessing
 import os
 import signal
@@ -10,6 +9,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
+from storage.parent import die_with_parent
 from storage.store import StoreDamaged, StoreError
 
 P = ParamSpec("P")
@@ -18,7 +18,6 @@ T = TypeVar("T")
 CRASH_SIGNALS = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS)  # by these, damaged pages kill a process
 
 _FORK = multiprocessing.get_context("fork")  # a copy of this process, so that nothing is imported again
-_PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
 class ProcessDied(Exception):
@@ -74,9 +73,8 @@ def read_apart(path: Path, function: Callable[P, T], /, *args: P.args, **kwargs:
 
 def _answer(caller: int, writer: Connection, function: Callable[..., Any], args: Any, kwargs: Any) -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends this process silently; the caller handles it
-    if hasattr(libc := ctypes.CDLL(None), "prctl"):  # Linux
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != caller:  # the caller died before prctl was called
+    die_with_parent()
+    if os.getppid() != caller:  # it died before that
         os._exit(1)
     try:
         writer.send((function(*args, **kwargs), None))

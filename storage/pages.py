@@ -186,13 +186,13 @@ class _Check:
 
     def _walk(self, name: str, tree: _Tree, table: Table | None) -> Iterator[tuple[bytes, bytes]]:
         """Items of a tree, without values that have pages of their own. A damaged branch is a finding, and skipped."""
-        walk = _Walk(self, name, tree, self._owner(name))
+        walk = _Walk(self, tree, self._owner(name))
         yield from walk.items(lambda text: self.add(table, f"{name}: {text}"))
 
     def _free_pages(self, tree: _Tree) -> None:
         listed = self._owner("the list of free pages")
         name = "the tree of free pages"
-        walk = _Walk(self, name, tree, self._owner(name), with_values=True)
+        walk = _Walk(self, tree, self._owner(name), with_values=True)
         for key, value in walk.items(lambda text: self.add(None, f"{name}: {text}")):
             count = int.from_bytes(value[:8], "little")
             if len(key) != 8 or len(value) < 8 * (count + 1):
@@ -263,9 +263,8 @@ class _Check:
 class _Walk:
     """A walk of one tree, depth first, so that items come in the order of their keys."""
 
-    def __init__(self, check: _Check, name: str, tree: _Tree, owner: int, with_values: bool = False) -> None:
+    def __init__(self, check: _Check, tree: _Tree, owner: int, with_values: bool = False) -> None:
         self._check = check
-        self._name = name
         self._tree = tree
         self._owner = owner
         self._with_values = with_values  # also values that have pages of their own; then keys are native numbers

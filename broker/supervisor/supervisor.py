@@ -83,16 +83,16 @@ def _with_key(settings: Settings) -> Settings:
 def _reconcile(settings: Settings) -> dict[int, str]:
     """Update the stored definitions. Returns the damage by partition, for partitions with damaged stores."""
     try:
-        result, damaged = bring_in_line(settings)
+        found = bring_in_line(settings)
     except StoreError as error:
         _refuse(error)
-    for deleted in result.deleted:
+    for deleted in found.reconciled.deleted:
         log.info("entity deleted: nobody used it", entity=deleted)
-    for created in result.created:
+    for created in found.reconciled.created:
         log.info("entity created", entity=created)
-    for update in result.updated:
+    for update in found.reconciled.updated:
         log.info("entity updated", entity=update.path, properties=update.properties)
-    return damaged
+    return found.damaged
 
 
 def _refuse(error: StoreError) -> NoReturn:
