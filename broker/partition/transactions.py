@@ -157,7 +157,8 @@ def _admit(core: Core, transaction: Transaction, queue: Queue, messages: Sequenc
         limit = core.settings.connection_transaction_bytes
         raise QuotaExceeded(f"The messages of the connection's open transactions exceed {limit} bytes.")
     if core.transactions.message_bytes + added_bytes > core.settings.transaction_bytes:
-        raise QuotaExceeded("The messages of all open transactions are too large together; wait until some have ended.")
+        limit = core.settings.transaction_bytes
+        raise QuotaExceeded(f"The messages of all open transactions exceed {limit} bytes; wait until some have ended.")
     key = transaction.key
     for _, _, _, extra in messages:
         # On an entity that is not partitioned a session id is no key: one transaction may send to several sessions.

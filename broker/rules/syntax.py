@@ -300,7 +300,7 @@ def _details(expression: str, at: int, error: UnexpectedInput) -> str:
         if not re.match(rf"(?:[^{re.escape(closing)}]|{re.escape(closing * 2)})*{re.escape(closing)}",
                         expression[at + 1 :]):  # fmt: skip
             return f"the {kind} that begins here has no closing {closing}"
-    expected: set[str] = error.interactive_parser.accepts()  # type: ignore[no-untyped-call]
+    expected: set[str] = error.interactive_parser.accepts()  # type: ignore[no-untyped-call] # lark's
     details = "expected " + _listed(frozenset(expected))
     word = re.match(r"\w+", expression[at:])
     if word and word[0].upper() in RESERVED and "NAME" in expected:

@@ -275,9 +275,10 @@ class Worker:
             self._release_ms = self._now_ms + RELEASE_AFTER_MS
 
     def _answer_pumped(self, pumped: Pumped) -> None:
+        # The partition hands back the keys of receivers that it was given: (caller, channel). It takes any as a key.
         peer: Caller
         channel: int
-        for (peer, channel), session_id, locked_until_ms in pumped.accepted:  # type: ignore[misc] # our own keys
+        for (peer, channel), session_id, locked_until_ms in pumped.accepted:  # type: ignore[misc]
             peer.answers.append(wire.opened(channel, session_id, locked_until_ms))
         for (peer, channel), locked_until_ms, entries in pumped.deliveries:  # type: ignore[misc]
             peer.answers.append(wire.deliver(channel, locked_until_ms, entries))

@@ -13,6 +13,7 @@ The end of a lock and a broken connection count as abandoned. Dead-letter queues
 
 from collections.abc import Callable, Sequence
 from itertools import islice
+from typing import cast
 
 from broker.errors import BrokerError, LockLost, MessageTooLarge, NotAllowed
 from broker.partition.messages.moves import (
@@ -46,7 +47,7 @@ def settle(
         core.changing()
         removed = queue.locks.remove_all(tokens, now_ms)
         if None not in removed:
-            return _complete(core, queue, removed)  # type: ignore[arg-type]
+            return _complete(core, queue, cast(list[Held], removed))
         _complete(core, queue, [held for held in removed if held is not None])
         queue.tally.settlements_too_late += removed.count(None)
         lost = LockLost(error_texts.LOCK_LOST)

@@ -96,7 +96,7 @@ def _select_of(
     selection: Selection,
     failed: list[Failure],
 ) -> None:
-    entity_id: int = match.subscription  # type: ignore[assignment]
+    entity_id: int = match.subscription  # type: ignore[assignment] # as in `select`
     failures: list[tuple[Rule, FilterError]] = list(match.errors)
     if match.is_plain:
         selection.append((queue_id_of(entity_id), None))
@@ -144,7 +144,8 @@ def _changed(rule: Rule, changes: Changes, now_ms: int, limit_ms: int | None) ->
         if field is not None:
             system[field] = None if value is None else _encoded(field, value)
         elif lower == "timetolive":
-            ttl_ms = _shorter(None if value is None else value.ticks // 10_000, limit_ms)  # type: ignore[union-attr]
+            assert value is None or isinstance(value, Duration)  # as `actions` has checked
+            ttl_ms = _shorter(None if value is None else value.ticks // 10_000, limit_ms)
             overlay[Field.EXPIRES_MS] = NEVER if ttl_ms is None else min(now_ms + ttl_ms, NEVER)
     size_bytes = sum(map(len, set_of_user.values())) + sum(len(value or b"") for value in system.values())
     if size_bytes > MAX_HEADER_BYTES:
