@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import psutil
@@ -36,6 +37,15 @@ class Memory:
             self.store_cache - other.store_cache,
             self.anonymous - other.anonymous,
         )
+
+
+def role(command: Sequence[str]) -> str:
+    """What to call a process: the module that its Python runs, for `broker.cli` the supervisor, or else its program."""
+    for option, module in pairwise(command):
+        if option == "-m":
+            name = module.removesuffix(".__main__").rpartition(".")[2]
+            return "supervisor" if name == "cli" else name
+    return Path(command[0]).name if command else "ended"
 
 
 def tree(root_pid: int) -> list[psutil.Process]:

@@ -14,9 +14,10 @@ from rich.table import Table
 
 from bench import load
 from bench.measure import Bench, Maker
+from bench.rabbitmq import RabbitMQ
 from bench.recording import Plan
 from bench.rows import GROUPS, Verdict, verdicts
-from bench.servers import Peeklock, RabbitMQ, ServerFailed, ServerMissing
+from bench.servers import Peeklock, ServerFailed, ServerMissing
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:

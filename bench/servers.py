@@ -1,4 +1,4 @@
-"""The brokers under measurement, each started on a fresh data directory with ports of its own on loopback."""
+"""A broker under measurement, on a fresh data directory with ports of its own on loopback; and Peeklock as one."""
 
 import contextlib
 import os
@@ -21,7 +21,6 @@ from bench.processes import Memory, cpu_s, memory_of, tree
 ROOT = Path(__file__).parent.parent
 QUEUES = 16
 START_TIMEOUT_S = 60.0
-RABBITMQ_PLACES = ("/usr/lib/rabbitmq/lib", "/usr/local/lib/rabbitmq/lib")
 
 
 class ServerMissing(Exception):
@@ -39,11 +38,18 @@ def free_port() -> int:
         return port
 
 
+def is_listening(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
 class Server(ABC):
     """A broker's process tree. Between `pause` and `resume` it gets no CPU, so that it cannot disturb another's run."""
 
     name: str
     endpoint: Endpoint
+    root = ROOT  # where it is started
+    start_timeout_s = START_TIMEOUT_S
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -62,6 +68,9 @@ class Server(ABC):
     @abstractmethod
     def _is_ready(self) -> bool: ...
 
+    def prepare(self) -> None:  # noqa: B027 - most have nothing to prepare
+        """Whatever must be done once before the first start, and does not count as part of it. Raises ServerFailed."""
+
     def spawn(self) -> None:
         """Start without waiting until it is ready."""
         self.data_dir.mkdir(parents=True, exist_ok=True)
@@ -69,7 +78,7 @@ class Server(ABC):
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 command,
-                cwd=ROOT,
+                cwd=self.root,
                 env=os.environ | environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -79,11 +88,12 @@ class Server(ABC):
 
     def start(self) -> float:
         """Start and return the seconds until it was ready. Raises ServerFailed."""
+        self.prepare()
         began = time.monotonic()
         self.spawn()
         while not self._is_ready():
             assert self._process is not None
-            if self._process.poll() is not None or time.monotonic() - began > START_TIMEOUT_S:
+            if self._process.poll() is not None or time.monotonic() - began > self.start_timeout_s:
                 self.kill()
                 raise ServerFailed(f"{self.name} did not start:\n{self.log.read_text(errors='replace')[-3000:]}")
             time.sleep(0.005)
@@ -96,12 +106,18 @@ class Server(ABC):
         return memory_of(self.processes(), self.data_dir)
 
     def pause(self) -> None:
-        for process in self.processes():
-            process.suspend()
+        """Stop every process of the tree, those too that one of them starts meanwhile."""
+        stopped: set[int] = set()
+        while running := [process for process in self.processes() if process.pid not in stopped]:
+            for process in running:
+                stopped.add(process.pid)
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.suspend()
 
     def resume(self) -> None:
         for process in reversed(self.processes()):
-            process.resume()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.resume()
 
     def settle(self, timeout_s: float = 10.0) -> None:
         """Wait until it is idle, so that its background work for one run does not count for another."""
@@ -144,12 +160,17 @@ class Server(ABC):
 
 
 class Peeklock(Server):
-    """This broker with default settings, but for the sizes its queues may grow to."""
+    """This broker with default settings, but for the sizes its queues may grow to.
+
+    `root` is the checkout whose broker runs: this one, or another commit's, with its own `.venv` if it has one.
+    """
 
     name = "Peeklock"
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, root: Path = ROOT, name: str = name) -> None:
         super().__init__(directory)
+        self.root = root
+        self.name = name
         self.endpoint = Endpoint(free_port(), "RootManageSharedAccessKey", "SAS_KEY_VALUE")
         self.ops_port = free_port()
 
@@ -158,11 +179,18 @@ class Peeklock(Server):
 
     def _command(self) -> tuple[list[str], dict[str, str]]:
         config = self.directory / "peeklock.toml"
-        config.write_text("\n".join(self._entities()))
-        command = [sys.executable, "-m", "broker.cli", "serve", "--config", str(config), "--emulator"]
+        config.write_text("\n".join([*self._settings(), *self._entities()]))
+        command = [self._interpreter(), "-m", "broker.cli", "serve", "--config", str(config), "--emulator"]
         command += ["--data-dir", str(self.data_dir)]
         command += ["--amqp-port", str(self.endpoint.port), "--ops-port", str(self.ops_port)]
-        return command, {}
+        return command, {"PYTHONPATH": str(self.root)}
+
+    def _interpreter(self) -> str:
+        own = self.root / ".venv" / "bin" / "python"
+        return str(own) if self.root != ROOT and own.exists() else sys.executable
+
+    def _settings(self) -> list[str]:
+        return []
 
     def _entities(self) -> list[str]:
         return [f'[[queues]]\nname = "q{n}"\nmax_size_mb = 20480\n' for n in range(1, QUEUES + 1)]
@@ -216,97 +244,3 @@ def _chain(*names: str) -> list[str]:
         f'[[queues]]\nname = "{name}"\nmax_size_mb = 20480\n' + (f'forward_to = "{to}"\n' if to else "")
         for name, to in zip(names, (*names[1:], ""), strict=True)
     ]
-
-
-class RabbitMQ(Server):
-    """Debian's rabbitmq-server with its AMQP 1.0 plugin and quorum queues of a single member."""
-
-    name = "RabbitMQ quorum"
-
-    def __init__(self, directory: Path) -> None:
-        super().__init__(directory)
-        self._scripts = self.find_scripts()
-        self.endpoint = Endpoint(free_port(), "guest", "guest")
-        self._distribution_port = free_port()
-        self._epmd_port = free_port()
-        self._epmd: subprocess.Popen[bytes] | None = None
-        self._declared = False
-
-    @staticmethod
-    def find_scripts() -> Path:
-        for place in RABBITMQ_PLACES:
-            for scripts in sorted(Path(place).glob("rabbitmq_server-*/sbin"), reverse=True):
-                if (scripts / "rabbitmq-server").exists() and shutil.which("epmd"):
-                    return scripts
-        raise ServerMissing(
-            "rabbitmq-server not found: install it (apt-get install rabbitmq-server; its service need not run), "
-            "or measure without a peer (--no-peer)"
-        )
-
-    def address(self, number: int) -> str:
-        return f"/amq/queue/qq{number}"
-
-    def _environment(self) -> dict[str, str]:
-        """The environment with files in our directory and our ports; nothing of a system-wide installation is used."""
-        return {
-            "HOME": str(self.directory),
-            "ERL_EPMD_PORT": str(self._epmd_port),
-            "ERL_EPMD_ADDRESS": "127.0.0.1",
-            "RABBITMQ_NODENAME": "bench@localhost",
-            "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
-            "RABBITMQ_NODE_PORT": str(self.endpoint.port),
-            "RABBITMQ_DIST_PORT": str(self._distribution_port),
-            "RABBITMQ_MNESIA_BASE": str(self.data_dir),
-            "RABBITMQ_LOG_BASE": str(self.directory / "log"),
-            "RABBITMQ_CONFIG_FILE": str(self.directory / "rabbitmq"),
-            "RABBITMQ_ENABLED_PLUGINS_FILE": str(self.directory / "enabled_plugins"),
-            "RABBITMQ_PID_FILE": str(self.directory / "pid"),
-        }
-
-    def _command(self) -> tuple[list[str], dict[str, str]]:
-        (self.directory / "enabled_plugins").write_text("[rabbitmq_amqp1_0].\n")
-        (self.directory / "rabbitmq.conf").write_text(f"listeners.tcp.1 = 127.0.0.1:{self.endpoint.port}\n")
-        if self._epmd is None:  # started here, in the foreground, or it would stay behind as a daemon
-            self._epmd = subprocess.Popen(
-                ["epmd", "-address", "127.0.0.1", "-port", str(self._epmd_port)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-            )
-        return [str(self._scripts / "rabbitmq-server")], self._environment()
-
-    def _is_ready(self) -> bool:
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", self.endpoint.port)):
-                return False
-        return True
-
-    def start(self) -> float:
-        seconds = super().start()
-        if not self._declared:
-            self._declare()
-            self._declared = True
-        return seconds
-
-    def _declare(self) -> None:
-        declare = (
-            '[rabbit_amqqueue:declare({resource,<<"/">>,queue,list_to_binary("qq"++integer_to_list(I))},'
-            ' true, false, [{<<"x-queue-type">>,longstr,<<"quorum">>}], none, <<"bench">>)'
-            f" || I <- lists:seq(1,{QUEUES})], ok."
-        )
-        done = subprocess.run(
-            [str(self._scripts / "rabbitmqctl"), "eval", declare],
-            env=os.environ | self._environment(),
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-        if done.returncode:
-            raise ServerFailed(f"rabbitmqctl could not declare the queues: {done.stdout}{done.stderr}")
-
-    def close(self) -> None:
-        super().close()
-        if self._epmd is not None:
-            self._epmd.kill()
-            self._epmd.wait()
-            self._epmd = None

@@ -6,8 +6,9 @@ import sys
 from pathlib import Path
 
 import psutil
+import pytest
 
-from bench.processes import memory_of, tree
+from bench.processes import memory_of, role, tree
 
 MIB = 1 << 20
 HOLD = """
@@ -62,3 +63,17 @@ def test_a_process_that_has_ended_has_no_tree_and_no_memory(tmp_path):
     process.wait()
     assert tree(process.pid) == []
     assert memory_of([gone], tmp_path).rss == 0
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        ("python -m broker.cli serve --config x", "supervisor"),
+        ("/a/python -P -m broker.worker", "worker"),
+        ("valgrind --tool=none /a/python -P -m broker.gateway", "gateway"),
+        ("python -m storage.log.checkpointer.__main__", "checkpointer"),
+        ("/usr/lib/erlang/erts-13/bin/beam.smp -W w -- -root /x", "beam.smp"),
+    ],
+)
+def test_a_process_is_named_after_its_module_or_its_program(command, name):
+    assert role(command.split()) == name
