@@ -53,7 +53,7 @@ class Compiler:
         self.nodes += 1
         match node:
             case tree.Literal() | tree.Parameter():
-                constant = self._constant(node)
+                constant = self.constant(node)
                 return lambda message: constant
             case Property():
                 return self._property(node)
@@ -69,7 +69,8 @@ class Compiler:
                 return self._arithmetic(node)
         raise AssertionError(node)
 
-    def _constant(self, node: tree.Literal | tree.Parameter) -> Any:
+    def constant(self, node: tree.Literal | tree.Parameter) -> Any:
+        """Its value. Raises RuleSyntaxError for a parameter that has none."""
         if isinstance(node, tree.Literal):
             return node.value
         try:
@@ -151,7 +152,7 @@ class Compiler:
         if not isinstance(node.right, tree.Literal | tree.Parameter):
             right = self.value(node.right)
             return lambda message: compare(comparison, left(message), right(message))
-        constant = self._constant(node.right)
+        constant = self.constant(node.right)
         kind = type(constant)
         if kind not in ORDERED:
             return lambda message: compare(comparison, left(message), constant)
@@ -207,7 +208,7 @@ class Compiler:
 
     def _constant_string(self, node: Value, what: str) -> str | None:
         assert isinstance(node, tree.Literal | tree.Parameter)
-        constant = self._constant(node)
+        constant = self.constant(node)
         if constant is not None and not isinstance(constant, str):
             raise self._mistake(node, f"{what} is a string, not {kind_of(constant)}")
         return constant
@@ -215,7 +216,7 @@ class Compiler:
     def _in(self, node: tree.In) -> Test:
         value_of, is_negated = self.value(node.value), node.is_negated
         if all(map(self._is_literal, node.items)):
-            constants = [self._constant(item) for item in node.items if isinstance(item, tree.Literal | tree.Parameter)]
+            constants = [self.constant(item) for item in node.items if isinstance(item, tree.Literal | tree.Parameter)]
             keys = {equality_key(constant) for constant in constants if constant is not None}
             if None not in keys:
                 return _among(value_of, keys, None in constants, is_negated)

@@ -6,7 +6,8 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from broker.rules.errors import InvalidRule
-from broker.rules.message import Getter, MessageView, system_property, user_property
+from broker.rules.guards import Condition, Guard, guards_of, sections
+from broker.rules.message import Getter, MessageView, section_of, system_property, user_property
 from broker.rules.values import canonical, equality_key, kind_of
 
 if TYPE_CHECKING:
@@ -43,10 +44,16 @@ class SqlFilter:
         self.expression = expression
         self.parameters = dict(parameters or {})
         compiler = Compiler(expression, parameters)
-        self.evaluate = compiler.predicate(parse_filter(expression))
+        predicate = parse_filter(expression)
+        self.evaluate = compiler.predicate(predicate)
         """The result for a message; None is unknown. Any exception means that there is no result; see RuleSet.match."""
         self.steps = NODE_STEPS * compiler.nodes
         """The cost of the whole expression, without the part that depends on the message; see MessageView.spend."""
+        self.guards = guards_of(predicate, compiler.constant)
+        """Equalities of which a message must have one, or the filter need not be tried; None if it must be."""
+        looked_at = {section_of(*condition) for guard in self.guards or () for condition in guard.shape}
+        self.other_sections = sections(predicate) - looked_at
+        """The sections that the filter reads and its guards do not. If one is invalid, the filter must be tried."""
         self._constant: Any = self._result() if compiler.is_constant else _NOT_CONSTANT
 
     def _result(self) -> Any:
@@ -79,8 +86,6 @@ def compile_filter(expression: str, parameters: "Parameters | None" = None) -> S
     return SqlFilter(expression, parameters)
 
 
-Condition = tuple[bool, str]  # of the system or the user, and the lower-case name of a property
-
 _FIELDS: Final = {
     "correlation_id": "CorrelationId",
     "message_id": "MessageId",
@@ -110,9 +115,7 @@ class CorrelationFilter:
     reply_to_session_id: str | None = None
     content_type: str | None = None
     properties: Mapping[str, Any] = field(default_factory=dict)
-    # The filter's place in the index: the properties that it looks at, and the keys of the values that they must have.
-    shape: tuple[Condition, ...] = field(init=False, compare=False, repr=False)
-    key: tuple[Any, ...] = field(init=False, compare=False, repr=False)
+    guard: Guard = field(init=False, compare=False, repr=False)  # it holds if and only if the filter matches
     _getters: tuple[Getter, ...] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -132,16 +135,14 @@ class CorrelationFilter:
                 raise InvalidRule(f"the correlation filter has a value for {name} that no value equals: {value!r}")
         if not conditions:
             raise InvalidRule("a correlation filter needs at least one condition")
-        ordered = sorted(conditions)
-        object.__setattr__(self, "shape", tuple(ordered))
-        object.__setattr__(self, "key", tuple(conditions[condition] for condition in ordered))
-        object.__setattr__(self, "_getters", getters(ordered))
+        object.__setattr__(self, "guard", Guard.of(conditions))
+        object.__setattr__(self, "_getters", getters(self.guard.shape))
 
     def matches(self, message: MessageView) -> bool:
-        return key_of(message, self._getters) == self.key
+        return key_of(message, self._getters) == self.guard.key
 
 
-def getters(shape: Any) -> tuple[Getter, ...]:
+def getters(shape: tuple[Condition, ...]) -> tuple[Getter, ...]:
     """Functions that read the properties of a shape."""
     return tuple(system_property(name) if is_system else user_property(name) for is_system, name in shape)
 

@@ -56,12 +56,14 @@ class MessageView:
     Size: int), by their names in SYSTEM_NAMES, or a function that returns them; they win over annotations.
 
     `steps_left` is the work that all rules of the topic together may still spend on this message. One step is about the
-    work of comparing one character. The other attributes below hold canonical values (broker.rules.values) by
+    work of comparing one character. `tried` is the number of filters that `RuleSet.match` has tried on the message, one
+    after the other. The other attributes below hold canonical values (broker.rules.values) by
     lower-case name, except `encoded`: the application properties as AMQP values by the names that they have. Each
     raises FilterError if the section's bytes are invalid.
     """
 
     steps_left: int
+    tried: int
     user: dict[str, Any]
     encoded: dict[str, Any]
     system_properties: dict[str, Any]  # of the properties section
@@ -76,6 +78,7 @@ class MessageView:
         "other_system",
         "steps_left",
         "system_properties",
+        "tried",
         "user",
     )
 
@@ -90,6 +93,7 @@ class MessageView:
         self._application_properties = application_properties
         self._annotations = annotations
         self._given = given
+        self.tried = 0
 
     def __getattr__(self, name: str) -> Any:
         """Called for attributes that are not set yet: decodes the section."""
@@ -204,6 +208,13 @@ def system_property(name: str) -> Getter:
     if lower in IN_PROPERTIES:
         return lambda message: message.system_properties.get(lower)
     return lambda message: message.other_system.get(lower)
+
+
+def section_of(is_system: bool, lower: str) -> str:
+    """The attribute of a MessageView from which the property of this lower-case name is read."""
+    if not is_system:
+        return "user"
+    return "system_properties" if lower in IN_PROPERTIES else "other_system"
 
 
 class Draft(MessageView):

@@ -1,8 +1,9 @@
 """The rules of one topic: for a message, which subscriptions take it and by which rules.
 
-Correlation filters are indexed by their values. So thousands of them cost one look-up for each combination of
-properties (a shape) that filters of the topic name. SQL filters are tried one by one. A filter that is always true
-costs nothing but the copy.
+Filters are indexed by the values that properties must have: correlation filters by all their conditions, SQL filters
+by their guards (`broker.rules.guards`). So thousands of them cost one look-up for each combination of properties (a
+shape) that filters of the topic name. SQL filters are tried if one of their guards holds, those without guards always.
+A filter that is always true costs nothing but the copy.
 """
 
 from bisect import insort
@@ -15,7 +16,6 @@ from typing import Final
 from broker.rules.actions import Action
 from broker.rules.errors import FilterError, failure_of
 from broker.rules.filters import (
-    Condition,
     CorrelationFilter,
     FalseFilter,
     Filter,
@@ -24,6 +24,7 @@ from broker.rules.filters import (
     getters,
     key_of,
 )
+from broker.rules.guards import Condition, Guard
 from broker.rules.message import MAX_STEPS, Getter, MessageView
 
 RULE_NAME: Final = "RuleName"  # application property of a copy that a rule with an action made: the rule's name
@@ -59,14 +60,18 @@ class Match:
 
 
 class _Entry:
-    """A rule with its position; `alone` is the match if no other rule of the subscription matches."""
+    """A rule with its position; `alone` is the match if no other rule of the subscription matches.
 
-    __slots__ = ("alone", "order", "rule", "subscription")
+    `trial` is the filter that must be tried, None if it is enough to find the entry in the index.
+    """
+
+    __slots__ = ("alone", "order", "rule", "subscription", "trial")
 
     def __init__(self, subscription: Hashable, order: tuple[int, int], rule: Rule) -> None:
         self.subscription = subscription
         self.order = order
         self.rule = rule
+        self.trial = None if isinstance(rule.filter, CorrelationFilter) else rule.filter
         self.alone = _match(subscription, [self], {})
 
 
@@ -81,11 +86,11 @@ def _match(subscription: Hashable, entries: Iterable[_Entry], errors: dict[_Entr
 
 
 class _Shape:
-    """The correlation filters that look at the same properties, by their values."""
+    """The filters with guards that look at the same properties, by the values of these."""
 
     __slots__ = ("by_key", "read")
 
-    def __init__(self, conditions: Sequence[Condition]) -> None:
+    def __init__(self, conditions: tuple[Condition, ...]) -> None:
         self.read: tuple[Getter, ...] = getters(conditions)
         self.by_key: dict[tuple[object, ...], dict[_Entry, None]] = {}
 
@@ -103,8 +108,9 @@ class RuleSet:
         self._always: list[_Entry] = []  # by order
         self._always_matches: tuple[Match, ...] | None = ()  # the matches of a message that no other rule matches
         self._shapes: dict[tuple[Condition, ...], _Shape] = {}
-        self._tried: dict[_Entry, Filter] = {}
-        self._tried_steps = 0  # of all of them
+        self._unguarded: dict[_Entry, None] = {}  # they are tried on each message
+        self._readers: dict[str, dict[_Entry, None]] = {}  # by section: to be tried if that cannot be decoded
+        self._steps = 0  # of all filters that may be tried on one message
 
     def __len__(self) -> int:
         """The number of rules."""
@@ -112,8 +118,8 @@ class RuleSet:
 
     @property
     def tried(self) -> int:
-        """The number of filters that are tried on each message, one after the other."""
-        return len(self._tried)
+        """The number of filters that are tried on each message; `MessageView.tried` counts all that were."""
+        return len(self._unguarded)
 
     def rules(self, subscription: Hashable) -> Iterator[Rule]:
         """In the order in which they were added."""
@@ -129,19 +135,28 @@ class RuleSet:
             place = self._places[subscription] = self._next()
         entry = rules[rule.name] = _Entry(subscription, (place, self._next()), rule)
         match rule.filter:
-            case CorrelationFilter() as wanted:
-                shape = self._shapes.get(wanted.shape)
-                if shape is None:
-                    shape = self._shapes[wanted.shape] = _Shape(wanted.shape)
-                shape.by_key.setdefault(wanted.key, {})[entry] = None
+            case CorrelationFilter(guard=guard):
+                self._index(entry, guard)
             case TrueFilter() | SqlFilter(is_always_true=True):
                 insort(self._always, entry, key=_order)
                 self._always_matches = None
             case FalseFilter() | SqlFilter(is_never_true=True):
                 pass
+            case SqlFilter(guards=list() as guards) as guarded:
+                for guard in guards:
+                    self._index(entry, guard)
+                for section in guarded.other_sections:
+                    self._readers.setdefault(section, {})[entry] = None
+                self._steps += guarded.steps
             case _:
-                self._tried[entry] = rule.filter
-                self._tried_steps += _steps(rule.filter)
+                self._unguarded[entry] = None
+                self._steps += _steps(rule.filter)
+
+    def _index(self, entry: _Entry, guard: Guard) -> None:
+        shape = self._shapes.get(guard.shape)
+        if shape is None:
+            shape = self._shapes[guard.shape] = _Shape(guard.shape)
+        shape.by_key.setdefault(guard.key, {})[entry] = None
 
     def remove(self, subscription: Hashable, name: str) -> Rule:
         """Raises KeyError if the subscription has no such rule."""
@@ -164,30 +179,48 @@ class RuleSet:
         """
         found: list[_Entry] = []
         errors: dict[_Entry, FilterError] = {}
+        trials: list[_Entry] = []
         for shape in self._shapes.values():
             try:
                 entries = shape.by_key.get(key_of(message, shape.read) or ())
             except Exception as error:
                 reason = failure_of(FilterError, error)
-                errors.update((entry, reason) for entries in shape.by_key.values() for entry in entries)
+                for entries in shape.by_key.values():
+                    errors.update((entry, reason) for entry in entries if entry.trial is None)
+                    trials += [entry for entry in entries if entry.trial is not None]
                 continue
             if entries:
-                found += entries
-        is_long = self._tried_steps > FREE_STEPS
-        for entry, tried in self._tried.items():
+                for entry in entries:
+                    (found if entry.trial is None else trials).append(entry)
+        for section, readers in self._readers.items():
             try:
-                if is_long:
-                    message.spend(_steps(tried))
-                if tried.matches(message):
-                    found.append(entry)
-            except Exception as error:
-                errors[entry] = failure_of(FilterError, error)
+                getattr(message, section)
+            except Exception:
+                trials += readers
+        self._try(message, trials, found, errors)
         if not found and not errors:
             return self._matches_of_always()
         found += self._always
         found += errors
         found.sort(key=_order)
         return _grouped(found, errors)
+
+    def _try(
+        self, message: MessageView, trials: list[_Entry], found: list[_Entry], errors: dict[_Entry, FilterError]
+    ) -> None:
+        """Try the filters of these entries and of those without guards; add to `found` and `errors`."""
+        is_long = self._steps > FREE_STEPS
+        entries = {**dict.fromkeys(trials), **self._unguarded} if trials else self._unguarded
+        message.tried += len(entries)
+        for entry in entries:
+            assert entry.trial is not None
+            try:
+                if is_long:
+                    message.spend(_steps(entry.trial))
+                if entry.trial.matches(message):
+                    found.append(entry)
+            except Exception as error:
+                errors[entry] = failure_of(FilterError, error)
 
     def _matches_of_always(self) -> tuple[Match, ...]:
         matches = self._always_matches
@@ -197,26 +230,39 @@ class RuleSet:
 
     def _forget(self, entry: _Entry) -> None:
         match entry.rule.filter:
-            case CorrelationFilter() as wanted:
-                by_key = self._shapes[wanted.shape].by_key
-                del by_key[wanted.key][entry]
-                if not by_key[wanted.key]:
-                    del by_key[wanted.key]
-                if not by_key:
-                    del self._shapes[wanted.shape]
+            case CorrelationFilter(guard=guard):
+                self._drop(entry, guard)
             case TrueFilter() | SqlFilter(is_always_true=True):
                 self._always.remove(entry)
                 self._always_matches = None
+            case FalseFilter() | SqlFilter(is_never_true=True):
+                pass
+            case SqlFilter(guards=list() as guards) as guarded:
+                for guard in guards:
+                    self._drop(entry, guard)
+                for section in guarded.other_sections:
+                    del self._readers[section][entry]
+                    if not self._readers[section]:
+                        del self._readers[section]
+                self._steps -= guarded.steps
             case _:
-                tried = self._tried.pop(entry, None)
-                self._tried_steps -= _steps(tried)
+                del self._unguarded[entry]
+                self._steps -= _steps(entry.rule.filter)
+
+    def _drop(self, entry: _Entry, guard: Guard) -> None:
+        by_key = self._shapes[guard.shape].by_key
+        del by_key[guard.key][entry]
+        if not by_key[guard.key]:
+            del by_key[guard.key]
+        if not by_key:
+            del self._shapes[guard.shape]
 
     def _next(self) -> int:
         self._next_place += 1
         return self._next_place
 
 
-def _steps(tried: Filter | None) -> int:
+def _steps(tried: Filter) -> int:
     return tried.steps if isinstance(tried, SqlFilter) else 0
 
 

@@ -5,7 +5,7 @@ import rule_reference as reference
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from broker.rules import FilterError, MessageView, RuleSyntaxError, compile_action, compile_filter
+from broker.rules import FilterError, MessageView, Rule, RuleSet, RuleSyntaxError, compile_action, compile_filter
 from broker.rules.syntax import MAX_CHARACTERS
 from protocol.codec import Float, Int, Long, Short, Symbol, UInt, encode
 
@@ -118,6 +118,10 @@ def test_a_filter_has_the_result_of_the_reference(expression, message, space):
     except FilterError:
         result = "error"
     assert result is expected(lambda: reference.evaluate(expression, seen)), text
+    rules = RuleSet()
+    rules.add(1, Rule("r", filter_))
+    found = [(match.is_plain, bool(match.errors)) for match in rules.match(view)]
+    assert found == ([(result is True, result == "error")] if result in (True, "error") else [])
     if filter_.is_always_true or filter_.is_never_true:
         assert filter_.is_always_true is (result is True)
 

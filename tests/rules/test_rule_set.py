@@ -219,7 +219,11 @@ def test_removing_rules():
 
 def test_removing_a_subscription_leaves_nothing_of_it():
     rules = topic(
-        *((at % 10, f"rule {at}", CorrelationFilter(label=f"{at}")) for at in range(100)), (1, "t", TrueFilter())
+        *((at % 10, f"rule {at}", CorrelationFilter(label=f"{at}")) for at in range(100)),
+        *((at % 10, f"guarded {at}", f"color = '{at}' AND sys.To > 'a' OR size = {at}") for at in range(100)),
+        *((at % 10, f"unguarded {at}", f"size > {at}") for at in range(100)),
+        (1, "t", TrueFilter()),
+        (1, "never", "color = NULL"),
     )
     for subscription in range(10):
         rules.remove_subscription(subscription)
@@ -228,7 +232,8 @@ def test_removing_a_subscription_leaves_nothing_of_it():
         )
     rules.remove_subscription("never there")
     assert len(rules) == 0
-    assert (rules._shapes, rules._always, rules._tried, rules._places) == ({}, [], {}, {})
+    assert (rules._shapes, rules._always, rules._places) == ({}, [], {})
+    assert (rules.tried, rules._readers, rules._steps) == (0, {}, 0)
 
 
 def test_a_subscription_keeps_its_place_while_its_rules_change():
@@ -242,7 +247,21 @@ def test_a_subscription_keeps_its_place_while_its_rules_change():
 
 TEXTS = st.sampled_from(["a", "A", "b", ""])
 VALUES = TEXTS | st.sampled_from([0, 1, Int(1), 1.0, True, False, 0.5, UUID(int=1), Timestamp(1), Symbol("a")])
-EXPRESSIONS = ["x = 'a'", "1 = 1", "1 = 0", "y / x = 1", "sys.To LIKE '%a%'", "x IS NULL"]
+EXPRESSIONS = [
+    "x = 'a'",
+    "1 = 1",
+    "1 = 0",
+    "y / x = 1",
+    "sys.To LIKE '%a%'",
+    "x IS NULL",
+    "x = 1 OR y > 0 AND sys.Label = 'a'",
+    "sys.Label = 'a' AND x = 'b' AND y IN (1, 'a', 0.5)",
+    "sys.To = 'a' AND y <> 'a'",
+    "x IN ('a', 1, TRUE, NULL)",
+    "y = NULL OR sys.To IN ('', 'b')",
+    "sys.Label > 'A' AND (x = 'a' OR 1.0 = y)",
+    "x = 'a' AND x = 'b'",
+]
 FILTERS = (
     st.builds(TrueFilter)
     | st.builds(FalseFilter)
@@ -255,11 +274,11 @@ FILTERS = (
     .filter(lambda each: not {"x", "X"} <= each[2].keys())
     .map(lambda each: CorrelationFilter(label=each[0], to=each[1], properties=each[2]))
 )  # fmt: skip
+INVALID = st.just(b"\xff")  # a section
 MESSAGES = st.builds(
-    lambda label, to, user: MessageView([None, None, to, label], user),
-    st.none() | TEXTS,
-    st.none() | TEXTS,
-    st.dictionaries(st.sampled_from("xyX"), VALUES | st.none(), max_size=3),
+    MessageView,
+    st.builds(lambda label, to: [None, None, to, label], st.none() | TEXTS, st.none() | TEXTS) | INVALID,
+    st.dictionaries(st.sampled_from("xyX"), VALUES | st.none(), max_size=3) | INVALID,
 )
 
 

@@ -23,7 +23,7 @@ from broker.partition.state.core import Core
 from broker.partition.state.queue import Queue
 from broker.partition.state.timers import Due
 from broker.partition.state.topic import Topic
-from broker.partition.topics.selection import Failure, Selection, select, view_of
+from broker.partition.topics.selection import Failure, Selected, select, view_of
 from broker.wire import Extra
 from protocol.message.rendering import with_changes
 from storage.queue_ids import Part, entity_of, part_of, queue_id_of, with_part
@@ -101,13 +101,13 @@ class _FanOut:
         since_ms: int,
         expires_ms: int,
         overlay: Overlay | None,
-        selected: tuple[Selection, list[Failure]],
+        selected: Selected,
         session_id: str | None,
     ) -> bool:
         """Add the copies of a message that was accepted at `since_ms`. False if no subscription takes it."""
-        selection, failures = selected
+        selection, failures, tried = selected
         self._failures += failures
-        self.work += 1 + self._topic.rule_set.tried
+        self.work += 1 + tried
         count = len(selection) + len(self._topic.for_all)
         if not count:
             return False
@@ -250,7 +250,7 @@ def _limited(copy: Copy, limit_ms: int) -> Copy:
     return message_id, encode_entry(message_id, 0, overlay), overlay, expires_ms, size, since_ms
 
 
-_NOTHING: tuple[Selection, list[Failure]] = ([], [])
+_NOTHING = Selected([], [], 0)
 
 
 def publish(

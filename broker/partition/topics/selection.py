@@ -27,6 +27,14 @@ class Failure(NamedTuple):
     reason: str | None  # of dead-lettering in the subscription; None if it drops the message
 
 
+class Selected(NamedTuple):
+    """What `select` finds for one message. `tried` is the number of filters that were tried on it."""
+
+    selection: Selection
+    failures: list[Failure]
+    tried: int
+
+
 MAX_DESCRIPTION_CHARACTERS = 4096  # amqp.md 13.1
 
 _layout = struct.Struct(
@@ -68,9 +76,7 @@ def _given(body_bytes: int, number: int, now_ms: int, expires_ms: int) -> dict[s
     return given
 
 
-def select(
-    core: Core, topic: Topic, message: MessageView, now_ms: int, limit_ms: int | None
-) -> tuple[Selection, list[Failure]]:
+def select(core: Core, topic: Topic, message: MessageView, now_ms: int, limit_ms: int | None) -> Selected:
     """The copies that rules make (without those for subscriptions that take every message), and the failures.
 
     `limit_ms` is the longest time to live that an action may set. If rules of a subscription fail on the message, its
@@ -84,7 +90,7 @@ def select(
             selection.append((queue_id_of(match.subscription), None))  # type: ignore[arg-type] # an entity id
         else:
             _select_of(core, match, message, now_ms, limit_ms, selection, failures)
-    return selection, failures
+    return Selected(selection, failures, message.tried)
 
 
 def _select_of(
