@@ -344,10 +344,12 @@ class ClientConnection(asyncio.Protocol):
         if link.context is not None:
             link.context.on_flow()
 
-    def on_message(self, link: Link, delivery: Delivery, payload: bytes, batch: bool, settled: bool) -> None:
+    def on_message(
+        self, link: Link, delivery: Delivery, payload: bytes, batch: bool, settled: bool, state: int
+    ) -> None:
         bound: Intake | None = link.context
         if bound is not None:
-            bound.on_message(delivery, payload, batch, settled)
+            bound.on_message(delivery, payload, batch, settled, state)
             self.active.add(bound)
         else:
             forget(delivery)  # the client sent it before it knew that the link is refused or gone

@@ -454,7 +454,9 @@ class Connection(asyncio.Protocol):
         if isinstance(link.context, LinkEnd):
             link.context.on_flow()
 
-    def on_message(self, link: Link, delivery: Delivery, payload: bytes, batch: bool, settled: bool) -> None:
+    def on_message(
+        self, link: Link, delivery: Delivery, payload: bytes, batch: bool, settled: bool, state: int
+    ) -> None:
         if isinstance(link.context, LinkEnd):
             link.context.on_message(delivery, payload, settled)
 

@@ -30,6 +30,8 @@ MODIFIED: int = lib.PN_MODIFIED
 DECLARED = 0x33  # outcomes and states of transactions (4.5.5, 4.5.8), for which proton has no names
 TRANSACTIONAL = 0x34
 
+_update, _settle = lib.pn_delivery_update, lib.pn_delivery_settle
+
 # The deliveries of one transaction mostly have the same few states. Longer states are not cached.
 _SHORT_STATE_BYTES = 128
 
@@ -49,8 +51,8 @@ def is_settled(delivery: Delivery) -> bool:
 
 def settle(delivery: Delivery, state: int) -> None:
     """Settle with an outcome without fields: accepted, released, modified, or rejected without error."""
-    lib.pn_delivery_update(delivery, state)
-    lib.pn_delivery_settle(delivery)
+    _update(delivery, state)
+    _settle(delivery)
 
 
 def reject(delivery: Delivery, name: str, description: str) -> None:
@@ -62,7 +64,7 @@ def reject(delivery: Delivery, name: str, description: str) -> None:
 
 def forget(delivery: Delivery) -> None:
     """Settle a delivery that the peer has settled; nothing is sent."""
-    lib.pn_delivery_settle(delivery)
+    _settle(delivery)
 
 
 def describe_rejected(delivery: Delivery, name: str, description: str, info: dict[Any, Any]) -> None:

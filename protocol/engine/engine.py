@@ -27,6 +27,17 @@ from protocol.engine.proton import (
 from protocol.engine.state_bytes import StateTooLarge
 from protocol.engine.unfinished import UNBOUNDED, Pool, Unfinished
 
+# Bound once: these are called for each read, event or message, and finding a function in `lib` takes a quarter of the
+# time of calling it.
+_push, _peek, _pop = lib.pn_transport_push, lib.pn_transport_peek, lib.pn_transport_pop
+_first_event, _pop_event, _kind_of = lib.pn_collector_peek, lib.pn_collector_pop, lib.pn_event_type
+_delivery_of, _link_of = lib.pn_event_delivery, lib.pn_delivery_link
+_receive, _advance = lib.pn_link_recv, lib.pn_link_advance
+_is_settled, _remote_state = lib.pn_delivery_settled, lib.pn_delivery_remote_state
+
+# The smallest size of proton's output buffer. If there is less output, it is all that there is.
+_OUTPUT_BUFFER_BYTES = 8 << 10
+
 _DELIVERY: int = lib.PN_DELIVERY
 _LINK_FLOW: int = lib.PN_LINK_FLOW
 _LIFECYCLE = frozenset(
@@ -61,7 +72,10 @@ class Handler(Protocol):
     def on_flow(self, link: Link) -> None:
         """Credit or drain of a sending link has changed, or a receiving link is drained."""
 
-    def on_message(self, link: Link, delivery: Delivery, payload: bytes, batch: bool, settled: bool) -> None: ...
+    def on_message(
+        self, link: Link, delivery: Delivery, payload: bytes, batch: bool, settled: bool, state: int
+    ) -> None:
+        """A whole message. `state` is the code of the delivery's state, such as TRANSACTIONAL; 0 if it has none."""
 
     def on_oversized(self, link: Link, delivery: Delivery, size_bytes: int, settled: bool) -> None:
         """A message beyond the link's limit was received to its end and thrown away; it waits for its outcome."""
@@ -112,6 +126,8 @@ class Engine:
         self.output = OutputWalk(self._walk.translated)
         self._flow_answers = FlowAnswers(self.output)
         self._header_taken = False
+        # True if nothing will be written any more, as of the last `pull`; so the socket can be closed.
+        self.finished = False
         self._container_id = container_id
         self._freed = False
         transport = self._transport = lib.pn_transport()
@@ -142,27 +158,41 @@ class Engine:
         with this error (by `close`, or by `refusal` before the peer's open). Bytes that are pushed later are thrown
         away.
         """
-        whole = self._walk.feed(data)
-        view = ffi.from_buffer(whole)
+        walk = self._walk
+        whole = walk.feed(data)
         offset = 0
-        size = len(whole)
-        transport = self._transport
-        for stop, batch in (*self._walk.stops, (size, None)):
-            while offset < stop:
-                taken = lib.pn_transport_push(transport, view + offset, stop - offset)
-                if taken <= 0:
-                    # Proton found a fault, has queued a close that names it, and reads no more.
-                    self._dispatch()
-                    return
-                offset += taken
-                self._dispatch()
+        for stop, batch in walk.stops:
+            if not self._give(whole, offset, stop):
+                return
+            offset = stop
             if batch is not None:
                 self._batches.add(batch)
-        if self._walk.flows:
-            flows, self._walk.flows = self._walk.flows, []
+        if offset < len(whole) and not self._give(whole, offset, len(whole)):
+            return
+        if walk.flows:
+            flows, walk.flows = walk.flows, []
             self._flow_answers.answer(flows, self.links.values(), self.sessions.values())
-        if self._walk.error:
-            raise self._walk.error
+        if walk.error:
+            raise walk.error
+
+    def _give(self, data: bytes, offset: int, stop: int) -> bool:
+        """Give proton the bytes from `offset` to `stop`; False if it found a fault."""
+        transport = self._transport
+        if not offset:
+            offset = _push(transport, data, stop)  # the usual case: it takes all
+            self._dispatch()
+            if offset == stop:
+                return True
+            if offset <= 0:
+                return False  # proton has queued a close that names the fault, and reads no more
+        view = ffi.from_buffer(data)
+        while offset < stop:
+            taken = _push(transport, view + offset, stop - offset)
+            self._dispatch()
+            if taken <= 0:
+                return False
+            offset += taken
+        return True
 
     def pull(self) -> bytes:
         """The output to write now, in whole frames; empty if there is none."""
@@ -175,22 +205,26 @@ class Engine:
 
     def _take_output(self) -> bytes:
         transport = self._transport
-        pending = lib.pn_transport_pending(transport)
-        if pending <= 0:
+        size = _peek(transport, scratch, SCRATCH_BYTES)
+        if size <= 0:
+            self.finished = size < 0
             return b""
-        chunks = []
-        while pending > 0:
-            size = lib.pn_transport_peek(transport, scratch, min(pending, SCRATCH_BYTES))
-            chunks.append(scratch_view[0:size])
-            lib.pn_transport_pop(transport, size)
-            pending = lib.pn_transport_pending(transport)
-        self._flow_answers.saying.clear()
+        output: bytes = scratch_view[0:size]
+        _pop(transport, size)
+        if size >= _OUTPUT_BUFFER_BYTES or self.output.is_due:  # else there is no more, and this is not the end
+            chunks = [output]
+            while (size := _peek(transport, scratch, SCRATCH_BYTES)) > 0:
+                chunks.append(scratch_view[0:size])
+                _pop(transport, size)
+            self.finished = size < 0
+            output = b"".join(chunks)
+        if self._flow_answers.saying:
+            self._flow_answers.saying.clear()
         self._header_taken = True
         # Taking output makes events that nobody needs, such as one for each link on which a delivery was written.
-        drop = lib.pn_collector_pop
-        while drop(self._collector):
+        collector = self._collector
+        while _pop_event(collector):
             pass
-        output = chunks[0] if len(chunks) == 1 else b"".join(chunks)
         if self.output.is_due or self._walk.translated:
             output = self.output.walk(output)
         return output
@@ -205,11 +239,6 @@ class Engine:
                 if not count:
                     break
         return first
-
-    @property
-    def finished(self) -> bool:
-        """True if nothing will be written any more, so that the socket can be closed."""
-        return bool(lib.pn_transport_pending(self._transport) < 0)
 
     def tick(self, now_ms: int) -> int:
         """Send heartbeats, check the peer's silence. Call it again at the returned time at the latest; 0 is never."""
@@ -320,46 +349,54 @@ class Engine:
     # -- events
 
     def _dispatch(self) -> None:
+        collector = self._collector
         try:
-            self._dispatch_events()
+            while event := _first_event(collector):
+                kind = _kind_of(event)
+                if kind == _DELIVERY:
+                    delivery = _delivery_of(event)
+                    if delivery in self.sent:
+                        self._updated(delivery)
+                    else:
+                        self._received(delivery)
+                elif kind == _LINK_FLOW:
+                    link = self.links.get(lib.pn_event_link(event))
+                    if link is not None and not link.closed:
+                        link.known_credit = None
+                        if link.is_sender:
+                            self._handler.on_flow(link)
+                        elif link.draining and link.credit <= 0:
+                            link.draining = False
+                            self._handler.on_flow(link)
+                elif kind in _LIFECYCLE:
+                    self._lifecycle(kind, event)
+                _pop_event(collector)
         except BaseException:
-            lib.pn_collector_pop(self._collector)  # else it would be handled again
+            _pop_event(collector)  # else it would be handled again
             raise
 
-    def _dispatch_events(self) -> None:
-        collector = self._collector
-        handler = self._handler
-        sent = self.sent
-        peek, pop, kind_of = lib.pn_collector_peek, lib.pn_collector_pop, lib.pn_event_type
-        while event := peek(collector):
-            kind = kind_of(event)
-            if kind == _DELIVERY:
-                delivery = lib.pn_event_delivery(event)
-                entry = sent.get(delivery)
-                if entry is None:
-                    self._received(delivery)
-                elif lib.pn_delivery_updated(delivery):
-                    settled = lib.pn_delivery_settled(delivery)
-                    state = lib.pn_delivery_remote_state(delivery)
-                    if settled or state >= ACCEPTED:  # `received` (3.4.1) is no outcome
-                        del sent[delivery]
-                        handler.on_outcome(entry[0], delivery, entry[1], state, settled)
-            elif kind == _LINK_FLOW:
-                link = self.links.get(lib.pn_event_link(event))
-                if link is None or link.closed:
-                    pass
-                elif link.is_sender:
-                    handler.on_flow(link)
-                elif link.draining and link.credit <= 0:
-                    link.draining = False
-                    handler.on_flow(link)
-            elif kind in _LIFECYCLE:
-                self._lifecycle(kind, event)
-            pop(collector)
+    def _updated(self, delivery: Delivery) -> None:
+        """The peer has told the state of a delivery that we have sent."""
+        settled = _is_settled(delivery)
+        state = _remote_state(delivery)
+        if settled or state >= ACCEPTED:  # `received` (3.4.1) is no outcome
+            link, token = self.sent.pop(delivery)
+            self._handler.on_outcome(link, delivery, token, state, settled)
 
     def _received(self, delivery: Delivery) -> None:
-        pointer = lib.pn_delivery_link(delivery)
+        pointer = _link_of(delivery)
         link = self.links.get(pointer)
+        if self._walk.is_plain and link is not None and not link.is_sender:
+            size = _receive(pointer, scratch, SCRATCH_BYTES)
+            payload = scratch_view[0:size] if size > 0 else b""
+            _advance(pointer)
+            if link.known_credit is not None:
+                link.known_credit -= 1
+            if link.max_message_bytes and size > link.max_message_bytes:
+                self._handler.on_oversized(link, delivery, size, False)
+            else:
+                self._handler.on_message(link, delivery, payload, False, False, 0)
+            return
         if link is None or link.is_sender or not lib.pn_delivery_readable(delivery):
             if delivery in self.offered:
                 self._answered(delivery)
@@ -372,7 +409,7 @@ class Engine:
         is_kept = True
         if pending <= SCRATCH_BYTES and not partial and not link.part_bytes:
             # The usual case: the whole message is here.
-            lib.pn_link_recv(pointer, scratch, pending)
+            _receive(pointer, scratch, pending)
             payload = scratch_view[0:pending]
             if link.max_message_bytes and pending > link.max_message_bytes:
                 link.oversized_bytes = pending
@@ -392,23 +429,24 @@ class Engine:
             batch = link.channel_handle in self._batches
             self._batches.discard(link.channel_handle)
         oversized_bytes, link.oversized_bytes = link.oversized_bytes, 0
-        if lib.pn_delivery_aborted(delivery):
-            lib.pn_link_advance(pointer)
+        aborted = lib.pn_delivery_aborted(delivery)
+        _advance(pointer)
+        link.known_credit = None
+        if aborted:
             lib.pn_delivery_settle(delivery)
             self._handler.on_aborted(link)
             return
-        lib.pn_link_advance(pointer)
-        settled = lib.pn_delivery_settled(delivery)
+        settled = _is_settled(delivery)
         if oversized_bytes:
             self._handler.on_oversized(link, delivery, oversized_bytes, settled)
         elif not is_kept:
             self._handler.on_crowded(link, delivery, settled)
         else:
-            self._handler.on_message(link, delivery, payload, batch, settled)
+            self._handler.on_message(link, delivery, payload, batch, settled, _remote_state(delivery))
 
     def _answered(self, delivery: Delivery) -> None:
-        settled = lib.pn_delivery_settled(delivery)
-        state = lib.pn_delivery_remote_state(delivery)
+        settled = _is_settled(delivery)
+        state = _remote_state(delivery)
         if settled or state >= ACCEPTED:
             self._handler.on_outcome(self.offered.pop(delivery), delivery, tag_of(delivery), state, settled)
 

@@ -3,13 +3,14 @@
 A broker needs three things that proton's interface does not have: the message format of a transfer (a batch or not),
 the channel and handle of an attach, and flows that need an answer (`echo` or drain). Also, proton silently skips what
 it does not understand, and some frames crash it. So the walk enforces the form of frames, and reads every performative
-(`performatives`), with two exceptions that make up the traffic: dispositions in their usual short form, of which proton
-keeps only numbers, and transfers that look like one that was read before.
+(`performatives`), with three exceptions that make up the traffic: dispositions in their usual short form, of which
+proton keeps only numbers, transfers that look like one that was read before, and flows that need no answer.
 
 Proton insists on consecutive delivery-ids. A transfer with another id gets the next one, and dispositions are
 translated (`delivery_ids`).
 """
 
+import re
 import struct
 from collections import deque
 from collections.abc import Callable
@@ -41,12 +42,12 @@ _USUAL_FORM, _SMALL_ULONG = 0x0200, 0x0053
 # An accepted disposition with all fields ends at 33. An array of more than 255 elements, the smallest harmful one,
 # would make it longer than this.
 _SHORT_DISPOSITION_BYTES = 40
-# The bytes of its role, and of the constructor of `first`.
-_SHORT_DISPOSITION = frozenset(bytes((role, first)) for role in (0x41, 0x42) for first in (0x43, 0x52, 0x70))
+# The bytes of its role, which is that of a receiver, and of the constructor of `first`.
+_SHORT_DISPOSITION = frozenset(bytes((0x41, first)) for first in (0x43, 0x52, 0x70))
 _DESCRIPTOR_BYTES = 69  # more than any known descriptor takes, with the bytes before it
 _USUAL_TRANSFERS = 64  # the number of remembered forms; a link has a few, because sizes of ids and tags differ
 _NULL = b"\x40"
-_ABORTED = 9  # the index of this field in a transfer
+_STATE, _ABORTED = 7, 9  # the indexes of these fields in a transfer
 _MAX_CREDIT = 0x7FFF_FFFF  # proton uses signed numbers, in which the largest credit would be negative
 _LEAST_BYTES = 12  # the smallest frame with a performative, whose list is empty
 _frame_size = struct.Struct(">I").unpack_from
@@ -87,9 +88,26 @@ class _UsualTransfer(NamedTuple):
     rest: bytes
     least_bytes: int
     ids: DeliveryIds
+    is_plain: bool
 
 
-_NO_TRANSFER = _UsualTransfer(struct.Struct("").unpack_from, b"", b"", b"", 1 << 62, DeliveryIds())
+_NO_TRANSFER = _UsualTransfer(struct.Struct("").unpack_from, b"", b"", b"", 1 << 62, DeliveryIds(), True)
+
+_UINT = rb"(?:\x43|\x52.|\x70....)"
+_NOT_TRUE = rb"[\x40\x42]"
+# The fields of a flow whose credit proton can hold, and that asks for nothing: behind the list's count, by this count.
+_FLOW_FIELDS = (
+    rb"(?:\x40|" + _UINT + rb")",
+    *[_UINT] * 3,
+    *[rb"(?:\x40|" + _UINT + rb")"] * 2,
+    rb"(?:\x40|\x43|\x52.|\x70[\x00-\x7f]...)",
+    rb"(?:\x40|" + _UINT + rb")",
+    *[_NOT_TRUE] * 2,
+    rb"\x40",
+)
+_PLAIN_FLOW = {
+    count: re.compile(b"".join(_FLOW_FIELDS[:count]), re.DOTALL).fullmatch for count in range(4, len(_FLOW_FIELDS) + 1)
+}
 
 
 class _Session:
@@ -116,6 +134,9 @@ class FrameWalk:
     behind. Some are behind frames that end a link or session, because its names and numbers may be used again at once.
     At the others a batch begins on the link with the given channel and handle.
 
+    `is_plain`: each transfer that ends in the result of `feed` is a whole delivery, unsettled, without a state, and no
+    batch; and all dispositions there are a receiver's. It may be False although that is so.
+
     `error` is the error behind the bytes that `feed` returned: FramingError, DecodeError, LimitExceeded, InvalidField,
     IllegalState, HandleInUse or StateTooLarge. After an error, and after the peer's close, no more bytes are taken.
     `kept` estimates what the engine keeps of what the peer has opened.
@@ -125,6 +146,8 @@ class FrameWalk:
         self._max_frame_size = max_frame_size
         self._partial = b""  # the beginning of a frame that is not complete enough to be read
         self._rest = 0  # bytes still to come of a transfer that was read
+        self._rest_is_plain = True
+        self.is_plain = True
         self._header_seen = False
         self.begun: deque[tuple[int, int | None]] = deque()
         self.attached: deque[tuple[int, int]] = deque()
@@ -153,6 +176,7 @@ class FrameWalk:
             self._partial = b""
         at = self._rest
         end = len(data)
+        self.is_plain = self._last.is_plain and (not at or self._rest_is_plain)
         if at > end:
             self._rest = at - end
             return data
@@ -169,7 +193,7 @@ class FrameWalk:
             at = 8
         largest = self._max_frame_size
         translated = self.translated
-        fields, usual_head, usual_tag, usual_rest, least_bytes, ids = self._last
+        fields, usual_head, usual_tag, usual_rest, least_bytes, ids, _ = self._last
         try:
             while at + _LEAST_BYTES <= end:
                 if at + least_bytes <= end:
@@ -195,6 +219,7 @@ class FrameWalk:
                     if not self._transfer(data, at, end, next_at, channel):
                         break
                     self._rest = next_at - end  # the rest of the payload can go to the engine as it comes
+                    self._rest_is_plain = self.is_plain
                     return self._given(data, end)
                 if descriptor != _SMALL_ULONG or form != _USUAL_FORM:
                     data = _in_usual_form(data, at, next_at)
@@ -206,17 +231,21 @@ class FrameWalk:
                         self._transfer(data, at, next_at, next_at, channel)
                     else:
                         self._last = known
+                        self.is_plain = self.is_plain and known.is_plain
                         next_at = at
-                    fields, usual_head, usual_tag, usual_rest, least_bytes, ids = self._last
+                    fields, usual_head, usual_tag, usual_rest, least_bytes, ids, _ = self._last
                 elif code == DISPOSITION:
                     if size > _SHORT_DISPOSITION_BYTES or data[at + 14 : at + 16] not in _SHORT_DISPOSITION:
-                        check_disposition(size, checked(memoryview(data)[:next_at], at + 11, code))
+                        disposition = checked(memoryview(data)[:next_at], at + 11, code)
+                        check_disposition(size, disposition)
+                        self.is_plain = self.is_plain and disposition[0]
                     if translated and channel in translated:
                         self._disposition(data, at, next_at, channel)
                 elif code == FLOW:
-                    clamped = self._flow(memoryview(data)[:next_at], at + 11, channel)
-                    if clamped is not None:
-                        self._change(data, at, next_at, clamped)
+                    if not is_plain_flow(data, at, next_at):
+                        clamped = self._flow(memoryview(data)[:next_at], at + 11, channel)
+                        if clamped is not None:
+                            self._change(data, at, next_at, clamped)
                 elif OPEN <= code <= CLOSE:
                     self._rare(code, memoryview(data)[:next_at], at + 11, channel)
                     least_bytes = self._last.least_bytes
@@ -230,6 +259,8 @@ class FrameWalk:
                 else:
                     raise DecodeError(f"an unknown performative, 0x{code:02x},", at + 10)
                 at = next_at
+            if at == end:
+                return self._given(data, end) if self._changed else data
             size = _frame_size(data, at)[0] if end - at >= 4 else _HEARTBEAT_BYTES
             if size != _HEARTBEAT_BYTES and not _LEAST_BYTES <= size <= largest:
                 raise FramingError(f"a frame of {size} bytes: frames have 8 to {largest} bytes")
@@ -326,6 +357,7 @@ class FrameWalk:
                 )
             if not goes_on:
                 del session.unfinished[handle]
+            self.is_plain = False
             if is_other:
                 self._say_id(data, at, list_end, next_at, _NULL)
             return True
@@ -335,6 +367,11 @@ class FrameWalk:
         is_other = session.ids.take(peers_id, bool(settled)) != peers_id and peers_id is not None
         if session.ids.translates and not was_translated:
             self.translated[channel] = session.ids
+        is_plain = (
+            not (goes_on or settled or is_other or fields[_STATE] is not None or fields[_ABORTED])
+            and message_format != BATCH_FORMAT
+        )
+        self.is_plain = self.is_plain and is_plain
         if goes_on or session.ids.translates:
             self._forget_usual()
         if goes_on:
@@ -347,7 +384,7 @@ class FrameWalk:
                 self._change(data, at, at, frame_of(channel, TRANSFER, fields))
                 self._say_id(data, at, list_end, next_at, _NULL)
         elif not (goes_on or session.ids.translates or session.unfinished or message_format == BATCH_FORMAT):
-            self._remember(data, at, list_end, session.ids)
+            self._remember(data, at, list_end, session.ids, is_plain)
         return True
 
     def _say_id(self, data: bytes, at: int, list_end: int, next_at: int, encoded: bytes) -> bool:
@@ -364,7 +401,7 @@ class FrameWalk:
         self._change(data, at, list_end, b"".join((*head, encoded, data[id_end:list_end])))
         return True
 
-    def _remember(self, data: bytes, at: int, list_end: int, ids: DeliveryIds) -> None:
+    def _remember(self, data: bytes, at: int, list_end: int, ids: DeliveryIds, is_plain: bool) -> None:
         """Remember the form of this transfer, so that similar ones need not be read."""
         id_at = codec.skip(data, at + (14 if data[at + 11] == 0xC0 else 20))
         width = {0x52: "B", 0x70: "I"}.get(data[id_at])
@@ -378,7 +415,7 @@ class FrameWalk:
         form = struct.Struct(f">I{len(head)}s{width}2s{tag_head[1]}x{len(rest)}s")
         if len(self._usual) >= _USUAL_TRANSFERS:
             self._forget_usual()
-        self._last = _UsualTransfer(form.unpack_from, head, tag_head, rest, list_end - at, ids)
+        self._last = _UsualTransfer(form.unpack_from, head, tag_head, rest, list_end - at, ids, is_plain)
         self._usual[data[at + 6 : at + 16]] = self._last
 
     def _forget_usual(self) -> None:
@@ -412,6 +449,14 @@ class FrameWalk:
             limit = ((delivery_count or 0) + (credit or 0)) & 0xFFFFFFFF
             self.flows.append(Flow(channel, handle, limit, bool(drain)))
         return clamped
+
+
+def is_plain_flow(data: bytes, at: int, next_at: int) -> bool:
+    """True only for a well-formed flow that needs no answer, and whose credit proton can hold."""
+    if next_at - at < 14 or data[at + 11] != 0xC0 or data[at + 12] != next_at - at - 13:
+        return False
+    has_plain_fields = _PLAIN_FLOW.get(data[at + 13])
+    return has_plain_fields is not None and has_plain_fields(data, at + 14, next_at) is not None
 
 
 def _end_of_list(data: bytes, at: int, end: int) -> int:

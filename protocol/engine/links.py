@@ -23,10 +23,15 @@ _SETTLED_BY_SENDER: int = lib.PN_SND_SETTLED
 _SECOND: int = lib.PN_RCV_SECOND
 
 # One thread, one loop: one delivery tag serves all connections.
-_tag_bytes = ffi.new("char[32]")
+_MAX_TAG_BYTES = 32
+_tag_bytes = ffi.new("char[]", _MAX_TAG_BYTES)
 _tag_view = ffi.buffer(_tag_bytes)
-_tag = ffi.new("pn_delivery_tag_t *")
-_tag.start = _tag_bytes
+_tags = [ffi.new("pn_delivery_tag_t *", (size, _tag_bytes))[0] for size in range(_MAX_TAG_BYTES + 1)]  # by size
+
+# Up to this size it is cheaper to join the parts of a message than to call the engine for each.
+_JOINED_BYTES = 32 << 10
+
+_new_delivery, _send, _advance = lib.pn_delivery, lib.pn_link_send, lib.pn_link_advance
 
 
 class LinkEngine(Protocol):
@@ -46,7 +51,7 @@ class LinkEngine(Protocol):
 class Session:
     """One AMQP session. `context` belongs to the engine's owner."""
 
-    __slots__ = ("channel", "context", "engine", "links", "pointer")
+    __slots__ = ("channel", "context", "engine", "links", "pointer", "sent_bytes")
 
     def __init__(self, engine: LinkEngine, pointer: Pointer) -> None:
         self.engine = engine
@@ -54,11 +59,14 @@ class Session:
         self.channel: int | None = None  # the peer's, once it has begun
         self.links: list[Link] = []
         self.context: Any = None
+        self.sent_bytes = 0  # bytes of deliveries that may wait for the peer to open its window: never too few
 
-    @property
-    def outgoing_bytes(self) -> int:
-        """Bytes of deliveries that wait for the peer to open its window."""
-        return int(lib.pn_session_outgoing_bytes(self.pointer))
+    def holds_more_than(self, maximum_bytes: int) -> bool:
+        """True if more bytes of deliveries wait for the peer to open its window."""
+        if self.sent_bytes <= maximum_bytes:
+            return False
+        self.sent_bytes = lib.pn_session_outgoing_bytes(self.pointer)
+        return self.sent_bytes > maximum_bytes
 
     def end(self, condition: str | None = None, description: str = "") -> None:
         if condition:
@@ -84,6 +92,7 @@ class Link:
         "engine",
         "is_kept",
         "is_sender",
+        "known_credit",
         "max_message_bytes",
         "name",
         "oversized_bytes",
@@ -103,6 +112,7 @@ class Link:
         self.address: str | None = None
         self.channel_handle: tuple[int, int] = (0, 0)  # of the peer's end
         self.own_handle: tuple[int, int] | None = None  # channel and handle of our end, once its attach is written
+        self.known_credit: int | None = None  # `credit`, unless the engine must be asked
         self.max_message_bytes = 0
         self.partial: bytes | bytearray = b""
         self.oversized_bytes = 0
@@ -224,11 +234,15 @@ class Link:
     @property
     def credit(self) -> int:
         """The credit that the sender has: the peer if we receive, else we. Negative if the sender has overrun it."""
-        return int(lib.pn_link_credit(self.pointer))
+        if self.known_credit is None:
+            self.known_credit = lib.pn_link_credit(self.pointer)
+        return self.known_credit
 
     def grant(self, credit: int) -> None:
         """Add to the credit of the sender."""
         lib.pn_link_flow(self.pointer, credit)
+        if self.known_credit is not None:
+            self.known_credit += credit
 
     def ask_drain(self) -> None:
         """Ask the sender to use up its credit. `on_flow` is called when it is 0, unless messages use it up (2.6.7)."""
@@ -287,6 +301,7 @@ class Link:
         if self.credit > 0:
             self.drain_limit = None
             lib.pn_link_drained(self.pointer)
+            self.known_credit = None
         elif self.drain_limit is not None:
             self.engine.used_up.append(self)
 
@@ -298,18 +313,26 @@ class Link:
         `transaction` is the id of the transaction that the delivery is a part of.
         """
         pointer = self.pointer
-        size = _tag.size = len(tag)
+        size = len(tag)
         _tag_view[0:size] = tag
-        delivery = lib.pn_delivery(pointer, _tag[0])
+        delivery = _new_delivery(pointer, _tags[size])
         if transaction is not None:
             set_value(lib.pn_disposition_data(lib.pn_delivery_local(delivery)), [transaction])
             lib.pn_delivery_update(delivery, TRANSACTIONAL)
-        lib.pn_link_send(pointer, prefix, len(prefix))
-        if length := len(body) - offset:
-            lib.pn_link_send(pointer, ffi.from_buffer(body) + offset, length)
+        length = len(body) - offset
+        if length <= _JOINED_BYTES:
+            message = prefix + body[offset:]
+            _send(pointer, message, len(message))
+        else:
+            _send(pointer, prefix, len(prefix))
+            _send(pointer, ffi.from_buffer(body) + offset, length)
         if settled:
             lib.pn_delivery_settle(delivery)
         else:
             self.engine.sent[delivery] = (self, tag)
-        lib.pn_link_advance(pointer)
+        _advance(pointer)
+        if self.known_credit is not None:
+            self.known_credit -= 1
+        session = self.session
+        session.sent_bytes += len(prefix) + length
         return delivery

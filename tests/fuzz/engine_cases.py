@@ -53,7 +53,9 @@ class Server:
         if link.drain:
             link.drained()
 
-    def on_message(self, link: Link, delivery: Delivery, payload: bytes, batch: bool, settled: bool) -> None:
+    def on_message(
+        self, link: Link, delivery: Delivery, payload: bytes, batch: bool, settled: bool, state: int
+    ) -> None:
         try:
             take_apart(payload)
         except ProtocolError as error:

@@ -34,7 +34,7 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> Requests:
 
 def ask(requests: Requests, count: int) -> None:
     for _ in range(count):
-        requests.on_message(None, b"", False, True)
+        requests.on_message(None, b"", False, True, 0)
 
 
 def test_no_more_are_done_at_once_than_there_is_credit(requests: Requests) -> None:

@@ -19,7 +19,7 @@ class Client:
         self.correlation_ids: list[Any] = []
         self.can_send = False
 
-    def on_message(self, link: Link, delivery: Any, payload: bytes, batch: bool, settled: bool) -> None:
+    def on_message(self, link: Link, delivery: Any, payload: bytes, batch: bool, settled: bool, state: int) -> None:
         properties, _ = decode(payload)
         assert isinstance(properties, Described)
         self.correlation_ids.append(properties.value[5])

@@ -131,7 +131,9 @@ class _Side(asyncio.Protocol):
     def on_flow(self, link: Link) -> None:
         self.peer.on_flow(link)
 
-    def on_message(self, link: Link, delivery: Delivery, payload: bytes, batch: bool, settled: bool) -> None:
+    def on_message(
+        self, link: Link, delivery: Delivery, payload: bytes, batch: bool, settled: bool, state: int
+    ) -> None:
         self.peer.messages.append(payload)
         self.peer.on_message(link, delivery)
 

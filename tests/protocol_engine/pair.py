@@ -55,7 +55,7 @@ class Side:
     def on_flow(self, link: Link) -> None:
         self.events.append(("flow", link.credit, link.drain))
 
-    def on_message(self, link: Link, delivery: Any, payload: bytes, batch: bool, settled: bool) -> None:
+    def on_message(self, link: Link, delivery: Any, payload: bytes, batch: bool, settled: bool, state: int) -> None:
         self.events.append(("message", delivery, payload, batch, settled))
 
     def on_oversized(self, link: Link, delivery: Any, size_bytes: int, settled: bool) -> None:

@@ -42,7 +42,7 @@ class Peer(Server):
         fields = [UInt(handle), None, None, None, None, more, None, None, None, aborted]
         self.say(performative(0, TRANSFER, fields, payload))
 
-    def on_message(self, link, delivery, payload, batch, settled):
+    def on_message(self, link, delivery, payload, batch, settled, state):
         self.events.append(("message", link.name, len(payload)))
         forget(delivery)
 

@@ -36,7 +36,8 @@ class Intake:
     def is_overrun(self) -> bool:
         return self.waiting > OVERRUN * self.window
 
-    def on_message(self, delivery: Delivery, payload: bytes, batch: bool, settled: bool) -> None:
+    def on_message(self, delivery: Delivery, payload: bytes, batch: bool, settled: bool, state: int) -> None:
+        """`state` is that of `protocol.engine.engine.Handler.on_message`."""
         raise NotImplementedError
 
     def on_oversized(self, delivery: Delivery, size_bytes: int, settled: bool) -> None:

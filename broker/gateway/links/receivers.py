@@ -131,7 +131,7 @@ class ClientReceiver(EntityLink):
     @property
     def _is_blocked(self) -> bool:
         """True if the client does not read or has closed its session's window; even a drain waits then."""
-        return self.connection.is_stalled or self.link.session.outgoing_bytes > self._max_output_bytes
+        return self.connection.is_stalled or self.link.session.holds_more_than(self._max_output_bytes)
 
     # -- deliveries
 

@@ -17,7 +17,7 @@ from broker.namespace.entities import Right
 from broker.wire import Extra, Send
 from protocol import error_texts
 from protocol.addresses import Address
-from protocol.engine.deliveries import ACCEPTED, Delivery, forget, settle, settle_in, transaction_of
+from protocol.engine.deliveries import ACCEPTED, TRANSACTIONAL, Delivery, forget, settle, settle_in, transactional_state
 from protocol.engine.links import Link
 from protocol.errors import ProtocolError
 from protocol.message.batches import unpack_batch
@@ -57,7 +57,7 @@ class ClientSender(EntityLink, Intake):
     def waiting(self) -> int:
         return len(self._pending) + self._in_transactions
 
-    def on_message(self, delivery: Delivery, payload: bytes, batch: bool, settled: bool) -> None:
+    def on_message(self, delivery: Delivery, payload: bytes, batch: bool, settled: bool, state: int) -> None:
         try:
             if batch:
                 messages = [take_apart(message, self._wants_id, self._new_id) for message in unpack_batch(payload)]
@@ -74,9 +74,8 @@ class ClientSender(EntityLink, Intake):
         if self.worker.is_stalled:
             self.refuse(delivery, settled, _BUSY)
             return
-        transaction = transaction_of(delivery)
-        if transaction is not None:
-            self._send_in(transaction, delivery, messages, len(payload), settled)
+        if state == TRANSACTIONAL:
+            self._send_in(transactional_state(delivery)[0], delivery, messages, len(payload), settled)
             return
         if settled:
             forget(delivery)

@@ -46,7 +46,7 @@ class Coordinator(Intake):
         bound = (link.context for link in self.link.session.links)
         return next((each.entity for each in bound if isinstance(each, ClientReceiver)), None)
 
-    def on_message(self, delivery: Delivery, payload: bytes, batch: bool, settled: bool) -> None:
+    def on_message(self, delivery: Delivery, payload: bytes, batch: bool, settled: bool, state: int) -> None:
         try:
             asked = parse(payload)
             if isinstance(asked, Declare):

@@ -88,7 +88,7 @@ class RequestLink(Intake):
     def waiting(self) -> int:
         return self._unanswered
 
-    def on_message(self, delivery: Delivery, payload: bytes, batch: bool, settled: bool) -> None:
+    def on_message(self, delivery: Delivery, payload: bytes, batch: bool, settled: bool, state: int) -> None:
         try:
             request = parse_request(payload)
         except ProtocolError as error:
