@@ -7,7 +7,7 @@
 #   make model     the model tests, each with many examples       EXAMPLES=20000
 #   make structure  modules by folder, longest functions, circles of imports
 #   make dead-code  unused code; make coverage  code that no test runs    ARGS="tests/partition"
-#   make soak, make fuzz                                           ARGS="--help" lists the options
+#   make soak, make fuzz, make power-loss                          ARGS="--help" lists the options
 #   make install   only make .venv, with the command peeklock in it
 #   make clean     remove what these made, but no data of brokers
 
@@ -20,7 +20,7 @@ ARGS ?=
 EXAMPLES ?= 2000
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test lint bench model soak fuzz structure dead-code coverage clean
+.PHONY: help install serve test lint bench model soak fuzz power-loss structure dead-code coverage clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -72,6 +72,9 @@ soak: $(INSTALLED)
 
 fuzz: $(INSTALLED)
 	$(BIN)/python -m tests.fuzz.run $(ARGS)
+
+power-loss: $(INSTALLED)
+	$(BIN)/python -m tests.power_loss.run $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis tests/interop/.build

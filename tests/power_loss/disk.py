@@ -1,0 +1,480 @@
+"""What may be on a disk after its power was lost: a model of files, names and syncs, which is told a trace.
+
+What is durable
+- A write, or a new size, once a sync of its file has returned that began after the write had returned; or at once when
+  it returns, if the descriptor has O_DSYNC.
+- A name (created, renamed, removed), once a sync of its directory has returned that began after the change had
+  returned. The sync of a file says nothing about its name.
+
+What is not durable may have happened or not, for each loss by chance:
+- Of each write any of its sectors of 512 bytes; writes in any order. A file may have grown to the end of a write that
+  is not there, and reads as zeros there then.
+- Of each new size all or nothing. Where a file was made smaller, the writes before come before it.
+- Of the names either (ordered) the first some of the changes of each directory, as file systems do that keep a journal
+  of their metadata; or (loose) any of them.
+- A file that is mapped for writing has any content.
+
+A sync that has not returned made nothing durable, though all of what is under way may have happened.
+"""
+
+import os
+import random
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from tests.power_loss.trace import DURABLE, EMPTIES, ZEROS, Kind, Phase, Record
+
+SECTOR = 512
+CHUNK = 1 << 16  # files are written to an image by chunks, those of zeros not at all
+
+
+class UnknownOperation(Exception):
+    """The trace has an operation that this model does not know."""
+
+
+class Deaf(Enum):
+    """Syncs that a disk may be told to ignore, so that tests can see that it is noticed."""
+
+    FILES = "files"  # fsync and fdatasync of files
+    DSYNC = "dsync"  # O_DSYNC
+    DIRECTORIES = "directories"  # fsync of directories
+
+
+class Metadata(Enum):
+    """The order of changes of names that are not durable; see above."""
+
+    ORDERED = "ordered"
+    LOOSE = "loose"
+
+
+@dataclass(eq=False)
+class Change:
+    """A write (`data`; None: of zeros) or a new size of a file. `pieces`: what of the write later ones left of it."""
+
+    operation: int
+    size: int
+    offset: int = 0
+    data: Any = None
+    pieces: list[tuple[int, int]] = field(default_factory=list)  # offsets in the file: from, to
+    resizes: bool = False
+    shrinks: bool = False
+    ended: bool = False
+
+
+@dataclass(eq=False)
+class File:
+    number: int
+    content: bytearray = field(default_factory=bytearray)  # what is durable
+    filled: set[int] = field(default_factory=set)  # chunks that may have other bytes than zeros
+    pending: list[Change] = field(default_factory=list)  # in the order in which they began
+    mapped: bool = False
+    live_bytes: int = 0  # the size that programs see
+
+
+@dataclass(eq=False)
+class Directory:
+    number: int
+    names: "dict[str, File | Directory]" = field(default_factory=dict)  # those that are durable
+    live: "dict[str, File | Directory]" = field(default_factory=dict)  # those that programs see
+
+
+Node = File | Directory
+
+
+@dataclass(eq=False)
+class Naming:
+    """A change of names, in one step: removals, then a new name. `within` are the directories it is in."""
+
+    operation: int
+    removed: list[tuple[Directory, str, Node]]
+    added: list[tuple[Directory, str, Node]]
+    ended: bool = False
+
+    @property
+    def within(self) -> set[Directory]:
+        return {directory for directory, _, _ in [*self.removed, *self.added]}
+
+    def apply(self, names: dict[Directory, dict[str, Node]]) -> None:
+        for directory, name, node in self.removed:
+            if names[directory].get(name) is node:
+                del names[directory][name]
+        for directory, name, node in self.added:
+            names[directory][name] = node
+
+
+class Disk:
+    """Told the records of a trace in their order; `image` writes a directory as a loss at this moment may leave it."""
+
+    def __init__(self) -> None:
+        self._deaf: frozenset[Deaf] = frozenset()
+        self._numbers = 0
+        self._root = Directory(0)
+        self._directories = [self._root]
+        self._by_inode: dict[int, Node] = {}
+        self._namings: list[Naming] = []
+        self._begun: dict[int, Change | Naming] = {}
+        self._syncs: dict[int, tuple[Node | None, list[Any]]] = {}  # what was complete when each began
+
+    @classmethod
+    def of(cls, path: Path) -> "Disk":
+        """All that is in the directory is durable."""
+        disk = cls()
+        disk.set_root(path.stat().st_ino)
+        disk._load(path, disk._root)
+        return disk
+
+    def _load(self, path: Path, directory: Directory) -> None:
+        for entry in sorted(path.iterdir()):
+            node: Node
+            if entry.is_dir():
+                node = self._new_directory()
+                self._load(entry, node)
+            elif entry.is_file():
+                node = self._new_file()
+                node.content = bytearray(entry.read_bytes())
+                node.live_bytes = len(node.content)
+                node.filled.update(
+                    at // CHUNK for at in range(0, node.live_bytes, CHUNK) if _is_filled(node.content, at)
+                )
+            else:
+                continue
+            directory.names[entry.name] = directory.live[entry.name] = node
+            self._by_inode[entry.stat().st_ino] = node
+
+    def go_deaf(self, deaf: Iterable[Deaf]) -> None:
+        """From now on these syncs make nothing durable."""
+        self._deaf |= frozenset(deaf)
+
+    def set_root(self, inode: int) -> None:
+        """The directory itself, which is there from the beginning."""
+        self._by_inode[inode] = self._root
+
+    # -- the trace
+
+    def tell(self, record: Record) -> None:
+        """Raises UnknownOperation."""
+        if record.kind == Kind.MARK:
+            return
+        if record.kind == Kind.UNKNOWN:
+            if record.phase == Phase.BEGIN:
+                raise UnknownOperation(f"{record.path} {record.target}: changed in a way that is not modelled")
+            return
+        if record.phase == Phase.BEGIN:
+            self._begin(record)
+        else:
+            self._end(record)
+
+    def _begin(self, record: Record) -> None:
+        match record.kind:
+            case Kind.WRITE:
+                end = record.offset + record.size
+                data = None if record.flags & ZEROS else record.data
+                change = Change(record.operation, record.size, record.offset, data, [(record.offset, end)])
+                self._pend(record, change)
+            case Kind.TRUNCATE:
+                self._pend(record, Change(record.operation, record.size, resizes=True))
+            case Kind.SYNC:
+                self._begin_sync(record)
+            case Kind.MAPPED:
+                node = self._by_inode.get(record.inode)
+                if isinstance(node, File):
+                    node.mapped = True
+            case _:
+                self._begin_naming(record)
+
+    def _pend(self, record: Record, change: Change) -> None:
+        node = self._by_inode.get(record.inode)
+        assert isinstance(node, File), f"a write to inode {record.inode}, which nobody created"
+        change.shrinks = change.resizes and change.size < node.live_bytes
+        if record.flags & DURABLE and Deaf.DSYNC not in self._deaf:
+            done = [each for each in node.pending if each.ended]
+            self._syncs[record.operation] = node, done
+        node.pending.append(change)
+        self._begun[record.operation] = change
+
+    def _begin_sync(self, record: Record) -> None:
+        node = self._by_inode.get(record.inode)
+        done: list[Any] = []
+        if isinstance(node, File) and Deaf.FILES not in self._deaf:
+            done = [change for change in node.pending if change.ended]
+        elif isinstance(node, Directory) and Deaf.DIRECTORIES not in self._deaf:
+            done = [naming for naming in self._namings if naming.ended and node in naming.within]
+        self._syncs[record.operation] = node, done
+
+    def _begin_naming(self, record: Record) -> None:
+        parent, name = self._place(record.path)
+        naming = Naming(record.operation, [], [])
+        found = parent.live.get(name)
+        match record.kind:
+            case Kind.CREATE:
+                if isinstance(found, File):
+                    if record.flags & EMPTIES:
+                        change = Change(record.operation, 0, resizes=True, shrinks=found.live_bytes > 0)
+                        self._begun[record.operation] = change
+                        found.pending.append(change)
+                    return
+                if found is None:
+                    naming.added.append((parent, name, self._new_file()))
+            case Kind.MKDIR:
+                if found is None:
+                    naming.added.append((parent, name, self._new_directory()))
+            case Kind.UNLINK | Kind.RMDIR:
+                if found is not None:
+                    naming.removed.append((parent, name, found))
+            case Kind.RENAME:
+                if found is not None:
+                    to, new_name = self._place(record.target)
+                    naming.removed.append((parent, name, found))
+                    naming.added.append((to, new_name, found))
+        if naming.within:
+            self._namings.append(naming)
+            self._begun[record.operation] = naming
+
+    def _end(self, record: Record) -> None:
+        if record.kind == Kind.SYNC:
+            node, done = self._syncs.pop(record.operation)
+            if record.result == 0:
+                self._make_durable(node, done)
+            return
+        begun = self._begun.pop(record.operation, None)
+        if isinstance(begun, Naming):
+            self._end_naming(begun, record)
+        elif begun is not None:
+            self._end_change(begun, record)
+
+    def _end_change(self, change: Change, record: Record) -> None:
+        if record.kind == Kind.CREATE:
+            node = next(each for each in self._all() if isinstance(each, File) and change in each.pending)
+        else:
+            found = self._by_inode[record.inode]
+            assert isinstance(found, File)
+            node = found
+        _, earlier = self._syncs.pop(record.operation, (None, None))
+        if record.result < 0:
+            node.pending.remove(change)
+            return
+        if record.kind == Kind.WRITE and record.result < change.size:  # a short write
+            change.size = record.result
+            change.pieces = [(change.offset, change.offset + change.size)]
+        change.ended = True
+        node.live_bytes = change.size if change.shrinks else max(node.live_bytes, change.offset + change.size)
+        if earlier is None:
+            return
+        # Written through: in its place nothing earlier may appear any more, and the file was made smaller before.
+        self._make_durable(node, [each for each in earlier if each.shrinks])
+        for each in earlier:
+            each.pieces = [rest for piece in each.pieces for rest in _without(piece, change.offset, change.size)]
+        self._make_durable(node, [change])
+
+    def _end_naming(self, naming: Naming, record: Record) -> None:
+        if record.result < 0:
+            self._namings.remove(naming)
+            return
+        if len(naming.added) == 1 and not naming.removed:
+            [(directory, name, _)] = naming.added
+            if name in directory.live and directory.live[name] is self._by_inode.get(record.inode):
+                self._namings.remove(naming)  # another process was faster
+                return
+        naming.ended = True
+        if naming.added and naming.removed == []:
+            [(_, _, node)] = naming.added
+            self._by_inode[record.inode] = node
+        naming.apply({directory: directory.live for directory in naming.within})
+
+    def _make_durable(self, node: Node | None, done: list[Any]) -> None:
+        if isinstance(node, File):
+            for change in done:
+                if change in node.pending:
+                    self._settle(node, change)
+                    node.pending.remove(change)
+        elif isinstance(node, Directory):
+            for naming in done:
+                if naming in self._namings:
+                    self._namings.remove(naming)
+                    naming.apply({directory: directory.names for directory in naming.within})
+
+    def _settle(self, node: File, change: Change) -> None:
+        if change.shrinks:
+            # What earlier writes had put behind the new end is gone. What later ones put there stays.
+            for each in node.pending[: node.pending.index(change)]:
+                each.pieces = [(a, min(b, change.size)) for a, b in each.pieces if a < change.size]
+            del node.content[change.size :]
+        for start, end in change.pieces:
+            _put(node.content, start, _slice(change, start, end))
+            if change.data is not None and start < end:
+                node.filled.update(range(start // CHUNK, (end - 1) // CHUNK + 1))
+        _grow(node.content, change.offset + change.size)
+
+    # -- names
+
+    def _place(self, path: str) -> tuple[Directory, str]:
+        """The directory that programs see at the path's parent, and the last name."""
+        *parents, name = path.split("/")
+        directory = self._root
+        for each in parents:
+            node = directory.live[each]
+            assert isinstance(node, Directory), path
+            directory = node
+        return directory, name
+
+    def _new_file(self) -> File:
+        self._numbers += 1
+        return File(self._numbers)
+
+    def _new_directory(self) -> Directory:
+        self._numbers += 1
+        directory = Directory(self._numbers)
+        self._directories.append(directory)
+        return directory
+
+    def _all(self) -> Iterator[Node]:
+        """Everything that a program sees or that is durable."""
+        for directory in self._directories:
+            yield from directory.live.values()
+            yield from directory.names.values()
+
+    # -- losses
+
+    @property
+    def busy(self) -> bool:
+        """True if a write, a sync or a change of names has begun and not returned."""
+        return bool(self._begun or self._syncs)
+
+    def finish(self) -> None:
+        """All that has begun happens, in its order, and is durable."""
+        for naming in self._namings:
+            naming.apply({directory: directory.names for directory in naming.within})
+        self._namings.clear()
+        for file in [each for each in self._all() if isinstance(each, File)]:
+            for change in list(file.pending):
+                self._make_durable(file, [change])
+
+    def image(self, path: Path, chance: random.Random, metadata: Metadata) -> None:
+        """Write the files as they may be after a loss at this moment into the new directory `path`."""
+        names: dict[Directory, dict[str, Node]] = {each: dict(each.names) for each in self._directories}
+        for naming in self._survivors(chance, metadata):
+            naming.apply(names)
+        share = chance.choice((0.0, 0.1, 0.5, 0.9, 1.0))  # of the changes that happened
+        self._write(path, self._root, names, chance, share)
+
+    def _survivors(self, chance: random.Random, metadata: Metadata) -> list[Naming]:
+        if metadata is Metadata.LOOSE:
+            return [naming for naming in self._namings if chance.random() < 0.5]
+        by_directory: dict[Directory, list[Naming]] = {}
+        for naming in self._namings:
+            directory = (naming.added or naming.removed)[0][0]
+            by_directory.setdefault(directory, []).append(naming)
+        kept = {naming for namings in by_directory.values() for naming in namings[: chance.randint(0, len(namings))]}
+        return [naming for naming in self._namings if naming in kept]
+
+    def _write(
+        self,
+        path: Path,
+        directory: Directory,
+        names: dict[Directory, dict[str, Node]],
+        chance: random.Random,
+        share: float,
+    ) -> None:
+        path.mkdir(mode=0o700)
+        for name, node in names[directory].items():
+            if isinstance(node, Directory):
+                self._write(path / name, node, names, chance, share)
+            else:
+                _write_file(path / name, node, chance, share)
+
+
+def _write_file(path: Path, file: File, chance: random.Random, share: float) -> None:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        os.ftruncate(descriptor, len(file.content))
+        with memoryview(file.content) as content:
+            for chunk in sorted(file.filled):
+                at = chunk * CHUNK
+                if at < len(content):
+                    os.pwrite(descriptor, content[at : at + CHUNK], at)
+        for group in _groups(file.pending):
+            chance.shuffle(group)
+            for change in group:
+                _write_change(descriptor, change, chance, share)
+        if file.mapped:
+            os.pwrite(descriptor, chance.randbytes(os.fstat(descriptor).st_size), 0)
+    finally:
+        os.close(descriptor)
+
+
+def _groups(pending: list[Change]) -> Iterator[list[Change]]:
+    """The changes; those of one group may come in any order. A smaller size is a group of its own."""
+    group: list[Change] = []
+    for change in pending:
+        if change.shrinks:
+            yield group
+            yield [change]
+            group = []
+        else:
+            group.append(change)
+    yield group
+
+
+def _write_change(descriptor: int, change: Change, chance: random.Random, share: float) -> None:
+    size = os.fstat(descriptor).st_size
+    if change.resizes:
+        if chance.random() < share:
+            os.ftruncate(descriptor, change.size if change.shrinks else max(size, change.size))
+        return
+    for start, end in change.pieces:
+        for a, b in _torn(start, end, chance, share):
+            os.pwrite(descriptor, _slice(change, a, b), a)
+    if chance.random() < share / 2 and change.offset + change.size > size:
+        os.ftruncate(descriptor, max(os.fstat(descriptor).st_size, change.offset + change.size))
+
+
+def _torn(start: int, end: int, chance: random.Random, share: float) -> Iterator[tuple[int, int]]:
+    """The parts of a write that got to the disk."""
+    whole = chance.random()
+    if whole < share / 2 or share == 1.0:
+        yield start, end
+        return
+    if whole < 0.5 or share == 0.0:
+        return
+    sectors = [(max(at, start), min(at + SECTOR, end)) for at in range(start - start % SECTOR, end, SECTOR)]
+    match chance.randrange(4):
+        case 0:
+            yield start, sectors[chance.randrange(len(sectors))][0]
+        case 1:
+            yield sectors[chance.randrange(len(sectors))][0], end
+        case 2:
+            yield from sectors[chance.randrange(2) :: 2]
+        case _:
+            yield from (sector for sector in sectors if chance.random() < share)
+
+
+def _without(piece: tuple[int, int], offset: int, size: int) -> Iterator[tuple[int, int]]:
+    start, end = piece
+    if start < min(end, offset):
+        yield start, min(end, offset)
+    if max(start, offset + size) < end:
+        yield max(start, offset + size), end
+
+
+def _slice(change: Change, start: int, end: int) -> Any:
+    if change.data is None:
+        return bytes(end - start)
+    return change.data[start - change.offset : end - change.offset]
+
+
+def _is_filled(content: bytearray, at: int) -> bool:
+    part = content[at : at + CHUNK]
+    return part.count(0) < len(part)
+
+
+def _grow(content: bytearray, size: int) -> None:
+    if len(content) < size:
+        content.extend(bytes(size - len(content)))
+
+
+def _put(content: bytearray, offset: int, data: Any) -> None:
+    _grow(content, offset)
+    content[offset : offset + len(data)] = data

@@ -1,0 +1,252 @@
+"""The model of a disk that loses its power, and the shim that tells it what programs did."""
+
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.power_loss.disk import SECTOR, Deaf, Disk, Metadata, UnknownOperation
+from tests.power_loss.trace import NoCompiler, Trace, make_shim
+
+IMAGES = 60
+
+
+@pytest.fixture(scope="session")
+def shim(tmp_path_factory):
+    try:
+        return make_shim(tmp_path_factory.mktemp("shim"))
+    except NoCompiler as error:
+        pytest.skip(str(error))
+
+
+class Traced:
+    """Code that runs under the shim in a directory, and what is left of it."""
+
+    def __init__(self, folder: Path, shim: Path) -> None:
+        self._folder, self._shim = folder, shim
+        self.directory = folder / "directory"
+        self.directory.mkdir()
+        self.disk = Disk.of(self.directory)
+        self._told = 0
+
+    def run(self, code: str, until: int | None = None, tell: bool = True) -> None:
+        """Run the code in the directory. With `until` the disk is told that many of the records."""
+        environment = {
+            **os.environ,
+            "LD_PRELOAD": str(self._shim),
+            "POWER_LOSS_DIRECTORY": str(self.directory.resolve()),
+            "POWER_LOSS_TRACE": str(self._folder / "trace"),
+        }
+        code = f"import os, mmap\nR, W = os.O_RDWR, os.O_RDWR | os.O_CREAT\nhere = os.open('.', os.O_RDONLY)\n{code}"
+        subprocess.run([sys.executable, "-c", code], cwd=self.directory, env=environment, check=True)
+        if tell:
+            self.tell(until)
+
+    @property
+    def records(self) -> Trace:
+        return Trace(self._folder / "trace")
+
+    def tell(self, until: int | None = None) -> None:
+        records = self.records
+        end = len(records) if until is None else until
+        for at in range(self._told, end):
+            self.disk.tell(records[at])
+        self._told = end
+
+    def images(self, metadata: Metadata = Metadata.LOOSE, count: int = IMAGES) -> list[dict[str, bytes]]:
+        """The files of some losses at this moment."""
+        found = []
+        for seed in range(count):
+            image = self._folder / f"image-{sum(1 for _ in self._folder.iterdir())}"
+            self.disk.image(image, random.Random(seed), metadata)
+            found.append(files_of(image))
+        return found
+
+
+def files_of(directory: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(directory)): path.read_bytes() for path in sorted(directory.rglob("*")) if path.is_file()
+    }
+
+
+@pytest.fixture
+def traced(tmp_path, shim):
+    return Traced(tmp_path, shim)
+
+
+def test_what_is_synced_with_its_name_is_there(traced):
+    traced.run("f = os.open('a', W); os.pwrite(f, b'x' * 5000, 0); os.fdatasync(f); os.fsync(here)")
+    assert traced.images() == [{"a": b"x" * 5000}] * IMAGES
+
+
+def test_without_a_sync_of_the_directory_the_name_may_be_missing(traced):
+    traced.run("f = os.open('a', W); os.pwrite(f, b'x', 0); os.fsync(f)")
+    assert {"a" in image for image in traced.images()} == {True, False}
+    assert {image["a"] for image in traced.images() if image} == {b"x"}
+
+
+def test_without_a_sync_of_the_file_any_sector_of_a_write_may_be_missing(traced):
+    traced.run("f = os.open('a', W); os.fsync(here); os.pwrite(f, b'x' * 4096, 0)")
+    found = {image["a"].ljust(4096, b"\0") for image in traced.images()}
+    assert {b"x" * 4096, bytes(4096)} < found
+    assert len(found) > 10
+    for content in found:
+        for at in range(0, 4096, SECTOR):
+            assert content[at : at + SECTOR] in (b"x" * SECTOR, bytes(SECTOR))
+
+
+def test_a_sync_counts_only_for_writes_that_had_returned_before_it_began(traced):
+    traced.run(
+        "f = os.open('a', W); os.fsync(here); os.pwrite(f, b'1', 0); os.fsync(f); os.pwrite(f, b'2', 0)", tell=False
+    )
+    records = traced.records
+    syncs = [at for at, record in enumerate(records) if record.kind == 2]
+    traced.tell(syncs[-1])  # the sync of the file has begun
+    assert {image["a"] for image in traced.images()} == {b"", b"1", b"\0"}
+    traced.tell(syncs[-1] + 1)
+    assert {image["a"] for image in traced.images()} == {b"1"}
+    traced.tell()
+    assert {image["a"] for image in traced.images()} == {b"1", b"2"}
+
+
+def test_a_write_through_is_durable_when_it_returns_and_torn_before(traced):
+    traced.run(
+        "f = os.open('a', W); os.pwrite(f, b'1' * 1024, 0); os.fsync(f); os.fsync(here)\n"
+        "g = os.open('a', os.O_RDWR | os.O_DSYNC); os.pwrite(g, b'2' * 1024, 0)",
+        tell=False,
+    )
+    last = len(traced.records) - 1
+    traced.tell(last)
+    one, two = b"1" * SECTOR, b"2" * SECTOR
+    assert {image["a"] for image in traced.images()} == {one + one, one + two, two + one, two + two}
+    traced.tell()
+    assert {image["a"] for image in traced.images()} == {two + two}
+
+
+def test_a_write_through_is_not_undone_by_earlier_writes_in_its_place(traced):
+    traced.run(
+        "f = os.open('a', W); os.fsync(here); os.pwrite(f, b'1' * 2048, 0)\n"
+        "g = os.open('a', os.O_RDWR | os.O_DSYNC); os.pwrite(g, b'2' * 512, 512)"
+    )
+    for image in traced.images():
+        assert image["a"][512:1024] == b"2" * 512
+    assert len({image["a"] for image in traced.images()}) > 3
+
+
+def test_a_write_through_is_not_undone_by_an_earlier_truncation(traced):
+    traced.run(
+        "f = os.open('a', W); os.pwrite(f, b'1' * 2048, 0); os.fsync(f); os.fsync(here); os.ftruncate(f, 0)\n"
+        "g = os.open('a', os.O_RDWR | os.O_DSYNC); os.pwrite(g, b'2' * 512, 0)"
+    )
+    assert {image["a"] for image in traced.images()} == {b"2" * 512}
+
+
+def test_a_truncation_happens_or_not_and_later_writes_come_after_it(traced):
+    traced.run("f = os.open('a', W); os.pwrite(f, b'1' * 512, 0); os.fsync(f); os.fsync(here); os.ftruncate(f, 0)")
+    assert {image["a"] for image in traced.images()} == {b"1" * 512, b""}
+    traced.run("f = os.open('a', R); os.pwrite(f, b'2' * 512, 512); os.fsync(f)")
+    assert {image["a"] for image in traced.images()} == {bytes(512) + b"2" * 512}
+
+
+def test_a_rename_replaces_in_one_step(traced):
+    traced.run(
+        "f = os.open('a', W); os.pwrite(f, b'old', 0); os.fsync(f); os.fsync(here)\n"
+        "g = os.open('a.partial', W); os.pwrite(g, b'new', 0); os.fsync(g); os.rename('a.partial', 'a')"
+    )
+    assert {image["a"] for image in traced.images()} == {b"old", b"new"}
+    traced.run("os.fsync(here)")
+    assert traced.images() == [{"a": b"new"}] * IMAGES
+
+
+def test_a_rename_of_a_file_that_was_not_synced_may_leave_an_empty_one(traced):
+    traced.run("g = os.open('b', W); os.pwrite(g, b'new', 0); os.rename('b', 'a'); os.fsync(here)")
+    assert {image["a"] for image in traced.images()} == {b"", b"new", b"\0\0\0"}
+
+
+def test_a_removed_file_may_be_back_until_the_directory_is_synced(traced):
+    traced.run("f = os.open('a', W); os.pwrite(f, b'1', 0); os.fsync(f); os.fsync(here); os.unlink('a')")
+    assert {image.get("a") for image in traced.images()} == {None, b"1"}
+    traced.run("os.fsync(here)")
+    assert traced.images() == [{}] * IMAGES
+
+
+@pytest.mark.parametrize("metadata", list(Metadata))
+def test_names_appear_in_order_or_in_any(traced, metadata):
+    traced.run("for name in 'abc': os.close(os.open(name, W))")
+    found = {tuple(image) for image in traced.images(metadata)}
+    prefixes = {(), ("a",), ("a", "b"), ("a", "b", "c")}
+    assert found == prefixes if metadata is Metadata.ORDERED else found > prefixes
+
+
+def test_a_file_in_a_directory_whose_name_is_not_synced_may_be_lost_with_it(traced):
+    traced.run(
+        "os.mkdir('d'); f = os.open('d/a', W); os.pwrite(f, b'1', 0); os.fsync(f); os.fsync(os.open('d', os.O_RDONLY))"
+    )
+    assert {"d/a" in image for image in traced.images()} == {True, False}
+    traced.run("os.fsync(here)")
+    assert traced.images() == [{"d/a": b"1"}] * IMAGES
+
+
+def test_a_file_that_is_mapped_for_writing_has_any_content(traced):
+    traced.run("f = os.open('a', W); os.ftruncate(f, 4096); os.fsync(f); os.fsync(here); mmap.mmap(f, 4096)")
+    assert len({image["a"] for image in traced.images()}) == IMAGES
+
+
+@pytest.mark.parametrize(
+    ("deaf", "code"),
+    [
+        (Deaf.FILES, "f = os.open('a', W); os.fsync(here); os.pwrite(f, b'1', 0); os.fsync(f)"),
+        (Deaf.DSYNC, "f = os.open('a', W | os.O_DSYNC); os.fsync(here); os.pwrite(f, b'1', 0)"),
+        (Deaf.DIRECTORIES, "f = os.open('a', W | os.O_DSYNC); os.pwrite(f, b'1', 0); os.fsync(here)"),
+    ],
+)
+def test_a_deaf_disk_ignores_a_sync(traced, deaf, code):
+    traced.disk.go_deaf([deaf])
+    traced.run(code)
+    assert len({image.get("a") for image in traced.images()}) > 1
+
+
+def test_what_is_not_modelled_is_not_passed_over(traced):
+    with pytest.raises(UnknownOperation):
+        traced.run("os.close(os.open('a', W)); os.link('a', 'b')")
+
+
+CHANGES = """
+import random
+chance = random.Random({seed})
+for number in range(60):
+    name = chance.choice("abcd")
+    match chance.randrange(9):
+        case 0:
+            f = os.open(name, W | chance.choice((0, os.O_TRUNC, os.O_DSYNC, os.O_APPEND)))
+            os.write(f, chance.randbytes(chance.randrange(3000)))
+            os.close(f)
+        case 1 if os.path.exists(name):
+            f = os.open(name, R); os.ftruncate(f, chance.randrange(5000)); os.close(f)
+        case 2 if os.path.exists(name):
+            f = os.open(name, R); os.posix_fallocate(f, chance.randrange(3000), 1000); os.close(f)
+        case 3 if os.path.exists(name):
+            os.rename(name, chance.choice("abcd"))
+        case 4 if os.path.exists(name):
+            os.unlink(name)
+        case 5 if os.path.exists(name):
+            f = os.open(name, R); os.fsync(f); os.close(f)
+        case 6:
+            os.fsync(here)
+        case 7 if os.path.exists(name):
+            f = os.dup(g := os.open(name, R)); os.close(g); os.lseek(f, 700, 0)
+            os.writev(f, [b"one", chance.randbytes(900)]); os.pwritev(f, [bytes(600), b"two"], 50); os.close(f)
+        case 8:
+            with open(name, "ab") as file:
+                file.write(chance.randbytes(100))
+"""
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_trace_says_all_that_programs_do(traced, seed):
+    traced.run(CHANGES.format(seed=seed))
+    traced.disk.finish()
+    assert traced.images(count=1) == [files_of(traced.directory)]
