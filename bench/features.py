@@ -4,8 +4,8 @@ import time
 from collections.abc import Callable
 from statistics import mean
 
+from bench.plan import KIB
 from bench.recording import Recorder
-from bench.rows import KIB
 from bench.servers import PeeklockWithFeatures
 
 MB = 1_000_000
@@ -35,8 +35,7 @@ def topics(bench: Recorder, server: PeeklockWithFeatures) -> None:
         if key:
             bench.add(server, key, figures.messages_per_s)
     bench.add(server, "topic-10-bytes", stored["topic-10"] / (1.3 * stored[""] + 10 * 150))
-    one, thousand = bench.samples[server.name, "topic-1"][-1], bench.samples[server.name, "topic-1000"][-1]
-    bench.add(server, "topic-1000-share", thousand / one)
+    bench.add(server, "topic-1000-share", bench.last(server, "topic-1000") / bench.last(server, "topic-1"))
     count = str(int(20_000 * bench.plan.seconds))
     chain = ("--from", "third", "--size", str(KIB), "-n", count, "--idle", "20")
     bench.add(server, "forward-3", bench.run_at(server, bench.tools.load, "both", "first", *chain).messages_per_s)

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench import load
+from bench.plan import KIB
 from bench.processes import role
-from bench.rows import KIB
 from bench.servers import ROOT, Peeklock, ServerMissing
 
 BUDGET = Path(__file__).parent / "budget.json"

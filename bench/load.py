@@ -38,6 +38,8 @@ class Latency:
 
     p50: float
     p99: float
+    p999: float
+    most: float
 
 
 @dataclass(frozen=True)
@@ -75,11 +77,20 @@ def build() -> Tools:
     return Tools(SOURCE / "build" / "amqpload", SOURCE / "build" / "amqpwork")
 
 
-def run(binary: Path, mode: str, endpoint: Endpoint, address: str, *options: str, timeout_s: float = 600) -> Figures:
+def command(binary: Path, mode: str, endpoint: Endpoint, address: str, *options: str) -> list[str]:
+    """`address` may be several, separated by commas."""
+    made = [str(binary), mode, "--host", endpoint.host, "--port", str(endpoint.port)]
+    return [*made, "--user", endpoint.user, "--password", endpoint.password, "--addresses", address, *options]
+
+
+def run(binary: Path, mode: str, endpoint: Endpoint, address: str, *options: str, timeout_s: float = 7200) -> Figures:
     """One run in a mode of the binary. Raises LoadFailed."""
-    command = [str(binary), mode, "--host", endpoint.host, "--port", str(endpoint.port)]
-    command += ["--user", endpoint.user, "--password", endpoint.password, "--addresses", address, *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
+    try:
+        done = subprocess.run(
+            command(binary, mode, endpoint, address, *options), capture_output=True, text=True, timeout=timeout_s
+        )
+    except subprocess.TimeoutExpired as late:
+        raise LoadFailed(f"{binary.name} {mode} {address}: did not end within {timeout_s:g} s") from late
     if done.returncode or not done.stdout:
         raise LoadFailed(
             f"{binary.name} {mode} {address} {' '.join(options)}: {done.stderr.strip()}{done.stdout.strip()}"
@@ -100,4 +111,4 @@ def parse(line: str) -> Figures:
 
 
 def _latency(raw: dict[str, float] | None) -> Latency | None:
-    return Latency(raw["p50"] / 1000, raw["p99"] / 1000) if raw else None
+    return Latency(*(raw[key] / 1000 for key in ("p50", "p99", "p999", "max"))) if raw else None

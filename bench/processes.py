@@ -103,6 +103,24 @@ def cpu_s(processes: Sequence[psutil.Process]) -> float:
     return total
 
 
+def cpu_s_by_role(processes: Sequence[psutil.Process]) -> dict[str, float]:
+    """CPU seconds used so far by the living processes of each role."""
+    used: dict[str, float] = {}
+    for process in processes:
+        name = role(command_of(process))
+        used[name] = used.get(name, 0.0) + cpu_s([process])
+    return used
+
+
+def command_of(process: psutil.Process) -> list[str]:
+    """Empty when it has ended."""
+    try:
+        command: list[str] = process.cmdline()
+    except psutil.NoSuchProcess:
+        return []
+    return command
+
+
 def machine_cpu_s() -> float:
     """CPU seconds the whole machine has spent on work so far."""
     times = psutil.cpu_times()

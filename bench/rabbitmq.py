@@ -15,6 +15,10 @@ class RabbitMQ(Server):
     """Debian's rabbitmq-server with its AMQP 1.0 plugin and quorum queues of a single member."""
 
     name = "RabbitMQ quorum"
+    durable = (
+        "in the write-ahead log of the queue's single member, synced (fdatasync); messages that arrive together share a"
+        " sync. The client is not told when a completion is on disk"
+    )
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
@@ -33,8 +37,12 @@ class RabbitMQ(Server):
                     return scripts
         raise ServerMissing(
             "rabbitmq-server not found: install it (apt-get install rabbitmq-server; its service need not run), "
-            "or measure without a peer (--no-peer)"
+            "or leave RabbitMQ out (--peers artemis, or --peers none)"
         )
+
+    def version(self) -> str:
+        release = self._scripts.parent.name.partition("-")[2]
+        return f"{release}, AMQP 1.0 plugin, quorum queues with one member"
 
     def address(self, number: int) -> str:
         return f"/amq/queue/qq{number}"

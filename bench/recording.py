@@ -1,72 +1,69 @@
-"""The common part of all measurements: their sizes, and runs of a load tool, whose figures are kept by row."""
+"""The common part of all measurements: runs of a load tool, whose figures are kept by server and row."""
 
+import contextlib
 import time
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench import load
-from bench.processes import cpu_s, machine_cpu_s
-from bench.rows import KIB, SIZES
+from bench import counters, load
+from bench.plan import Plan
+from bench.processes import cpu_s_by_role, machine_cpu_s
 from bench.servers import Server
 
 BUSY_CORES = 0.3  # if others use more than this, the figures of a run are doubtful
+CLIENT = "client"
+CPU, INSTRUCTIONS = "cpu", "instructions"
 
 
-@dataclass(frozen=True)
-class Plan:
-    """Sizes of the measurements; the targets are for the defaults."""
-
-    runs: int = 3
-    seconds: float = 5.0
-    sizes: tuple[int, ...] = SIZES
-    rate: int = 2000
-    rate_seconds: float = 10.0
-    connections: int = 5000
-    backlog: int = 1_000_000
-    sessions: int = 100_000
-    ids: int = 1_000_000  # in the window of duplicate detection
-    peer_backlog_runs: int = 1  # its load, restart and drain take minutes, and no target depends on them
-    warm_up_seconds: float = 5.0
-    rest_seconds: float = 2.0  # before memory is read
-
-    @classmethod
-    def tiny(cls) -> "Plan":
-        """Everything once, in seconds: this shows that the measurements work, but tells nothing of the broker."""
-        return cls(
-            runs=1,
-            seconds=0.2,
-            sizes=(KIB,),
-            rate_seconds=0.3,
-            connections=50,
-            backlog=2000,
-            sessions=500,
-            ids=2000,
-            warm_up_seconds=0,
-            rest_seconds=0.2,
-        )
+def cost_key(cell: str, kind: str, role: str) -> str:
+    """Where the cost of a message is kept: microseconds of CPU or user instructions of the processes of one role."""
+    return f"{cell}:{kind}:{role}"
 
 
 @dataclass(kw_only=True)
 class Recorder:
-    """Collects samples by (server name, row key)."""
+    """Collects samples by server name and row key."""
 
     plan: Plan
     tools: load.Tools
-    samples: dict[tuple[str, str], list[float]] = field(default_factory=lambda: defaultdict(list))
+    samples: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     disturbed: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
 
     def add(self, server: Server, key: str, value: float) -> None:
-        self.samples[server.name, key].append(value)
+        self.samples.setdefault(server.name, defaultdict(list))[key].append(value)
 
-    def run_at(self, server: Server, tool: Path, mode: str, address: str, *options: str) -> load.Figures:
-        """One run of a tool; notes it when somebody else used the machine meanwhile."""
+    def last(self, server: Server, key: str) -> float:
+        return self.samples[server.name][key][-1]
+
+    def run_at(
+        self, server: Server, tool: Path, mode: str, address: str, *options: str, cell: str | None = None
+    ) -> load.Figures:
+        """One run of a tool. Notes it when somebody else used the machine meanwhile, and keeps costs under `cell`."""
         processes = server.processes()
-        machine, broker, began = machine_cpu_s(), cpu_s(processes), time.monotonic()
-        figures = load.run(tool, mode, server.endpoint, address, *options)
-        elapsed = time.monotonic() - began
-        used_here = cpu_s(processes) - broker + figures.client_cpu_s
-        others = (machine_cpu_s() - machine - used_here) / elapsed
+        with self._instructions(server, cell is not None) as counted:
+            machine, before, began = machine_cpu_s(), cpu_s_by_role(processes), time.monotonic()
+            figures = load.run(tool, mode, server.endpoint, address, *options)
+            elapsed = time.monotonic() - began
+            used = {role: after - before.get(role, 0.0) for role, after in cpu_s_by_role(processes).items()}
+            used[CLIENT] = figures.client_cpu_s
+            others = (machine_cpu_s() - machine - sum(used.values())) / elapsed
         if others > BUSY_CORES and elapsed > 1:
             self.disturbed.append(f"{server.name} {mode} {' '.join(options)}: others used {others:.2f} cores")
+        if cell is not None and figures.messages:
+            for role, seconds in used.items():
+                self.add(server, cost_key(cell, CPU, role), seconds / figures.messages * 1e6)
+            for role, count in counted.items():
+                self.add(server, cost_key(cell, INSTRUCTIONS, role), count / figures.messages)
         return figures
+
+    @contextlib.contextmanager
+    def _instructions(self, server: Server, wanted: bool) -> Iterator[dict[str, int]]:
+        """Filled at the end of the block; stays empty where perf does not count."""
+        if not wanted or counters.reason_missing():
+            yield {}
+            return
+        with counters.counting(server.processes()) as counted:
+            yield counted

@@ -1,151 +1,173 @@
-"""Peeklock beside a RabbitMQ quorum queue on this machine, as one table with the targets."""
+"""Peeklock beside RabbitMQ's quorum queues, ActiveMQ Artemis and another commit of itself: a table with the targets."""
 
 import argparse
 import json
-import platform
+import shlex
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict, replace
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
-import psutil
 from rich.console import Console
-from rich.table import Table
 
 from bench import load
+from bench.artemis import Artemis
+from bench.document import Document, Run, document
 from bench.measure import Bench, Maker
+from bench.plan import MODES, Plan, Shape
 from bench.rabbitmq import RabbitMQ
-from bench.recording import Plan
-from bench.rows import GROUPS, Verdict, verdicts
-from bench.servers import Peeklock, ServerFailed, ServerMissing
+from bench.rows import BEFORE, GROUPS, PEEKLOCK
+from bench.servers import ROOT, ServerFailed, ServerMissing
+from bench.table import table
+
+PEERS: dict[str, tuple[Callable[[], object], Maker]] = {
+    "rabbitmq": (RabbitMQ.find_scripts, RabbitMQ),
+    "artemis": (Artemis.find, Artemis),
+}
+GIVEN = (
+    *("rounds", "seconds", "modes", "sizes", "shapes", "cross", "rates", "rate_seconds", "connections", "backlogs"),
+    *("backlog_rounds", "sessions", "ids", "warm_up_rounds", "warm_up_seconds"),
+)
+WIDE = 220  # columns where the output is no terminal
+
+
+def listed(kind: Callable[[str], object]) -> Callable[[str], tuple[object, ...]]:
+    """A parser of comma-separated values."""
+
+    def parse(text: str) -> tuple[object, ...]:
+        return tuple(kind(part) for part in text.split(","))
+
+    parse.__name__ = f"comma-separated {kind.__name__}"
+    return parse
+
+
+def shape(text: str) -> Shape:
+    links, _, queues = text.partition("x")
+    made = Shape(int(links), int(queues))
+    if not 1 <= made.queues <= 16 or made.links < made.queues:
+        raise ValueError
+    return made
+
+
+def mode(text: str) -> str:
+    if text not in MODES:
+        raise ValueError
+    return text
+
+
+def rate(text: str) -> str:
+    return text if text == "half" else str(int(text))
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.run", description=__doc__)
-    parser.add_argument(
-        "--rows", default=",".join(GROUPS), help=f"comma-separated groups (default: all: {','.join(GROUPS)})"
+    add = parser.add_argument
+    add("--rows", default=",".join(GROUPS), help=f"comma-separated groups (default: all: {','.join(GROUPS)})")
+    add("--peers", default=",".join(PEERS), help=f"comma-separated (default: {','.join(PEERS)}), or none")
+    add("--before", type=Path, metavar="DIR", help="a checkout of another commit, measured beside this one")
+    add("--rounds", type=int, help="rounds of which the median is taken (default 5)")
+    add("--seconds", type=float, help="duration of a throughput run (default 5)")
+    add("--modes", type=listed(mode), help="send, recv, both (default: all)")
+    add("--sizes", type=listed(int), help="bytes of bodies (default 100,1024,10240,102400)")
+    add("--shapes", type=listed(shape), help="links x queues (default 1x1,4x1,16x1,16x16)")
+    add("--cross", action="store_true", default=None, help="every size in every shape")
+    add("--rates", type=listed(rate), help="open loops: msg/s, or half of the maximum (default 2000,8000,half)")
+    add("--rate-seconds", type=float, help="duration of an open loop (default 10)")
+    add("--backlogs", type=listed(int), help="messages (default 1000000,10000000)")
+    add("--backlog-rounds", type=int, help="rounds of the backlogs, which take minutes (default 1)")
+    add("--connections", type=int, help="idle connections (default 5,000)")
+    add("--sessions", type=int, help="sessions of 10 messages each (default 100,000)")
+    add("--ids", type=int, help="in the window of duplicate detection (default 1,000,000)")
+    add("--warm-up-rounds", type=int, help="runs of `both` before anything counts (default 2)")
+    add("--warm-up-seconds", type=float, help="duration of each (default 8)")
+    add("--quick", action="store_true", help="everything tiny: shows that the bench works, no more")
+    add("--json", type=Path, metavar="FILE", help="write all figures to this file, anew after each round")
+    add(
+        "--page", type=Path, metavar="DIR", help="write DIR/performance.md and DIR/performance/*.png (needs matplotlib)"
     )
-    parser.add_argument("--runs", type=int, help="runs of which the median is taken (default 3)")
-    parser.add_argument("--seconds", type=float, help="duration of a throughput run (default 5)")
-    parser.add_argument("--backlog", type=int, help="messages of the backlog (default 1,000,000)")
-    parser.add_argument("--connections", type=int, help="idle connections (default 5,000)")
-    parser.add_argument("--sessions", type=int, help="sessions of 10 messages each (default 100,000)")
-    parser.add_argument("--quick", action="store_true", help="everything tiny: shows that the bench works, no more")
-    parser.add_argument("--no-peer", action="store_true", help="without RabbitMQ: no ratios")
-    parser.add_argument("--json", type=Path, help="write all samples and verdicts to this file")
-    parser.add_argument("--check", action="store_true", help="exit with 1 when a target is missed")
+    add("--check", action="store_true", help="exit with 1 when a target is missed")
     options = parser.parse_args(argv)
     options.rows = options.rows.split(",")
-    if unknown := set(options.rows) - set(GROUPS):
-        parser.error(f"unknown rows {', '.join(sorted(unknown))}: choose from {', '.join(GROUPS)}")
+    options.peers = [] if options.peers == "none" else options.peers.split(",")
+    for given, known, what in ((options.rows, GROUPS, "rows"), (options.peers, PEERS, "peers")):
+        if unknown := set(given) - set(known):
+            parser.error(f"unknown {what} {', '.join(sorted(unknown))}: choose from {', '.join(known)}")
+    if options.before is not None and not (options.before / "broker").is_dir():
+        parser.error(f"--before {options.before}: no checkout of Peeklock")
     return options
 
 
 def plan(options: argparse.Namespace) -> Plan:
     base = Plan.tiny() if options.quick else Plan()
-    given = {name: getattr(options, name) for name in ("runs", "seconds", "backlog", "connections", "sessions")}
-    return replace(base, **{name: value for name, value in given.items() if value is not None})
+    return replace(base, **{name: getattr(options, name) for name in GIVEN if getattr(options, name) is not None})
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = arguments(argv)
     console = Console(stderr=True)
-    makers: list[Maker] = [Peeklock]
+    began = datetime.now(UTC)
     try:
+        write_page = page_writer(options.page)
         tools = load.build()
-        if not options.no_peer:
-            RabbitMQ.find_scripts()
-            makers.append(RabbitMQ)
-        bench = Bench(
-            plan=plan(options),
-            tools=tools,
-            makers=makers,
-            say=lambda text: console.print(text, style="dim"),
-        )
-        bench.measure(options.rows)
-    except (load.LoadToolMissing, load.LoadFailed, ServerMissing, ServerFailed) as problem:
+        for name in options.peers:
+            PEERS[name][0]()
+    except (load.LoadToolMissing, ServerMissing) as problem:
         console.print(str(problem), style="red", markup=False)
         return 2
-    peer = None if options.no_peer else RabbitMQ.name
-    results = verdicts(bench.samples, Peeklock.name, peer)
-    wide = None if sys.stdout.isatty() else 150
-    out = Console(width=wide)
-    out.print(table(results, bench.plan, peer))
-    for line in dict.fromkeys(bench.disturbed):
-        out.print(f"disturbed: {line}", style="yellow", markup=False)
-    if options.json:
-        options.json.write_text(json.dumps(document(bench, results), indent=1))
-    return 1 if options.check and any(verdict.met is False for verdict in results) else 0
-
-
-def table(results: Sequence[Verdict], plan: Plan, peer: str | None) -> Table:
-    memory_gib = psutil.virtual_memory().total / 2**30
-    python = platform.python_version()
-    machine = f"{psutil.cpu_count()} cores, {memory_gib:.0f} GiB, Linux {platform.release()}, Python {python}"
-    sizes = f"{plan.backlog:,} messages of backlog, {plan.connections:,} idle connections"
-    title = f"Medians of {plan.runs} \\[min..max]; {sizes}\n{machine}"
-    made = Table(title=title)
-    made.add_column("what")
-    made.add_column("unit")
-    made.add_column(Peeklock.name, justify="right")
-    made.add_column(peer or "no peer", justify="right")
-    made.add_column("ratio", justify="right")
-    made.add_column("target")
-    made.add_column("")
-    group = ""
-    for verdict in results:
-        if group and verdict.row.group != group:
-            made.add_section()
-        group = verdict.row.group
-        made.add_row(*cells(verdict))
-    return made
-
-
-def cells(verdict: Verdict) -> tuple[str, ...]:
-    row = verdict.row
-    target = " ".join(part for part in (str(row.target or ""), f"({row.note})" if row.note else "") if part)
-    met = {True: "[green]pass[/]", False: "[red]FAIL[/]", None: "no peer" if row.target else ""}[verdict.met]
-    return (
-        row.label,
-        row.unit,
-        figure(verdict.ours, verdict.ours_range),
-        figure(verdict.peer, verdict.peer_range),
-        f"{verdict.ratio:.2f}" if verdict.ratio is not None else "",
-        target,
-        met,
+    bench = Bench(
+        plan=plan(options),
+        tools=tools,
+        ours={PEEKLOCK: ROOT} | ({BEFORE: options.before.resolve()} if options.before else {}),
+        peers=[PEERS[name][1] for name in options.peers],
+        say=lambda text: console.print(text, style="dim", markup=False),
     )
+    with tempfile.TemporaryDirectory(prefix="peeklock-bench-") as scratch:
+        servers = [maker(Path(scratch)) for maker in bench.makers]
+    words = command(sys.argv[1:] if argv is None else argv)
+    run = Run(f"make bench ARGS={shlex.quote(words)}", options.rows, began, servers)
+
+    def made() -> Document:
+        return document(bench, run, datetime.now(UTC))
+
+    def save() -> None:
+        if options.json:
+            options.json.write_text(json.dumps(made(), indent=1) + "\n")
+
+    bench.after_round = save
+    try:
+        bench.measure(options.rows)
+    except ServerFailed as problem:
+        bench.failed.append(str(problem))
+    save()
+    final = made()
+    out = Console(width=None if sys.stdout.isatty() else WIDE)
+    out.print(table(final))
+    for kind in ("disturbed", "failed"):
+        for line in final[kind]:
+            out.print(f"{kind}: {line}", style="yellow", markup=False)
+    write_page(final)
+    if final["failed"]:
+        return 2
+    missed = any(target["met"] is False for row in final["rows"] for target in row["targets"])
+    return 1 if options.check and missed else 0
 
 
-def figure(value: float | None, extent: tuple[float, float] | None) -> str:
-    if value is None or extent is None:
-        return ""
-    if extent[0] == extent[1]:
-        return number(value)
-    return f"{number(value)} \\[{number(extent[0])}..{number(extent[1])}]"
+def command(words: Sequence[str]) -> str:
+    """What was asked for, without where the files of this machine are."""
+    return " ".join("DIR" if word.startswith("/") else word for word in words)
 
 
-def number(value: float) -> str:
-    """Three significant digits below 100, whole numbers above."""
-    if abs(value) >= 100:
-        return f"{value:,.0f}"
-    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
-
-
-def document(bench: Bench, results: Sequence[Verdict]) -> dict[str, object]:
-    samples: dict[str, dict[str, list[float]]] = {}
-    for (server, key), values in bench.samples.items():
-        samples.setdefault(server, {})[key] = values
-    judged = {
-        verdict.row.key: {
-            "ours": verdict.ours,
-            "peer": verdict.peer,
-            "ratio": verdict.ratio,
-            "target": str(verdict.row.target or ""),
-            "met": verdict.met,
-        }
-        for verdict in results
-    }
-    return {"plan": asdict(bench.plan), "samples": samples, "rows": judged, "disturbed": bench.disturbed}
+def page_writer(directory: Path | None) -> Callable[[Document], None]:
+    """Raises ServerMissing if a page is wanted and its plots cannot be drawn here."""
+    if directory is None:
+        return lambda made: None
+    try:
+        from bench.page import write
+    except ImportError as missing:
+        raise ServerMissing(f"--page: {missing}; install it: pip install --group bench") from missing
+    return lambda made: write([made], directory)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from bench.processes import Memory, cpu_s, memory_of, tree
 ROOT = Path(__file__).parent.parent
 QUEUES = 16
 START_TIMEOUT_S = 60.0
+KILL_TIMEOUT_S = 10.0
 
 
 class ServerMissing(Exception):
@@ -47,6 +48,7 @@ class Server(ABC):
     """A broker's process tree. Between `pause` and `resume` it gets no CPU, so that it cannot disturb another's run."""
 
     name: str
+    durable: str  # what has happened to a message when its sender is told that it was accepted
     endpoint: Endpoint
     root = ROOT  # where it is started
     start_timeout_s = START_TIMEOUT_S
@@ -56,6 +58,9 @@ class Server(ABC):
         self.data_dir = directory / "data"
         self.log = directory / "log.txt"
         self._process: subprocess.Popen[bytes] | None = None
+
+    @abstractmethod
+    def version(self) -> str: ...
 
     @abstractmethod
     def address(self, number: int) -> str:
@@ -105,6 +110,14 @@ class Server(ABC):
     def memory(self) -> Memory:
         return memory_of(self.processes(), self.data_dir)
 
+    def disk_bytes(self) -> int:
+        """What its data occupies, whatever the files say their length is."""
+        occupied = 0
+        for path in self.data_dir.rglob("*"):
+            with contextlib.suppress(FileNotFoundError):  # files come and go meanwhile
+                occupied += path.lstat().st_blocks * 512
+        return occupied
+
     def pause(self) -> None:
         """Stop every process of the tree, those too that one of them starts meanwhile."""
         stopped: set[int] = set()
@@ -139,14 +152,16 @@ class Server(ABC):
         return time.monotonic() - began
 
     def kill(self) -> None:
-        """SIGKILL all of it; also what a root process that has ended left behind."""
+        """SIGKILL all of it at once, also what a root process that has ended left behind, and wait for its end."""
         if self._process is not None:
+            processes = self.processes()
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
-            for process in self.processes():
+            for process in processes:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.kill()
             self._process.wait()
+            psutil.wait_procs(processes, timeout=KILL_TIMEOUT_S)
             self._process = None
 
     def empty(self) -> None:
@@ -166,6 +181,9 @@ class Peeklock(Server):
     """
 
     name = "Peeklock"
+    durable = (
+        "in the partition's store, synced; messages that arrive together share a sync. Completions are synced likewise"
+    )
 
     def __init__(self, directory: Path, root: Path = ROOT, name: str = name) -> None:
         super().__init__(directory)
@@ -173,6 +191,14 @@ class Peeklock(Server):
         self.name = name
         self.endpoint = Endpoint(free_port(), "RootManageSharedAccessKey", "SAS_KEY_VALUE")
         self.ops_port = free_port()
+
+    def version(self) -> str:
+        git = ["git", "-C", str(self.root)]
+        commit = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
+        if commit.returncode:
+            return "not in a git checkout"
+        changed = subprocess.run([*git, "status", "--porcelain", "-uno"], capture_output=True, text=True).stdout
+        return f"commit {commit.stdout.strip()}{' with changes' if changed else ''}"
 
     def address(self, number: int) -> str:
         return f"q{number}"

@@ -588,8 +588,9 @@ int main(int argc, char **argv) {
     printf("{\"n\": %llu, \"seconds\": %.4f, \"msgs_per_s\": %.1f, ", (unsigned long long)count, secs, (double)count / secs);
     if (nlat) {
         qsort(latencies, nlat, sizeof *latencies, by_size);
-        printf("\"ack_us\": {\"p50\": %.1f, \"p99\": %.1f}, ", (double)latencies[nlat / 2] / 1e3,
-               (double)latencies[nlat * 99 / 100] / 1e3);
+        printf("\"ack_us\": {\"p50\": %.1f, \"p99\": %.1f, \"p999\": %.1f, \"max\": %.1f}, ", (double)latencies[nlat / 2] / 1e3,
+               (double)latencies[nlat * 99 / 100] / 1e3, (double)latencies[nlat * 999 / 1000] / 1e3,
+               (double)latencies[nlat - 1] / 1e3);
     }
     printf("\"client_cpu_s\": %.3f, \"error\": \"%s\"}\n",
            (double)(ru.ru_utime.tv_sec + ru.ru_stime.tv_sec) + (double)(ru.ru_utime.tv_usec + ru.ru_stime.tv_usec) / 1e6, error);

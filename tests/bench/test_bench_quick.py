@@ -1,23 +1,53 @@
-"""The whole bench, tiny and without a peer, against the real broker: it keeps working."""
+"""The whole bench, tiny and without peers, against the real broker: it keeps working."""
 
 import json
 
 import pytest
 
 from bench import load, run
-from bench.rows import ROWS
+from bench.plan import Plan
+from bench.rows import BEFORE, GROUPS, PEEKLOCK, rows
+from bench.servers import ROOT
+from tests.caller import REQUIRE_INTEROP
+
+
+@pytest.fixture(scope="module", autouse=True)
+def load_tool():
+    try:
+        load.build()
+    except load.LoadToolMissing as missing:
+        pytest.fail(str(missing)) if REQUIRE_INTEROP else pytest.skip(str(missing))
 
 
 @pytest.mark.slow
 def test_a_quick_bench_fills_every_row(tmp_path, capsys):
-    try:
-        load.build()
-    except load.LoadToolMissing as missing:
-        pytest.skip(str(missing))
     result = tmp_path / "bench.json"
-    assert run.main(["--quick", "--no-peer", "--json", str(result)]) == 0, capsys.readouterr().err
-    document = json.loads(result.read_text())
-    sizes_not_run = {f"{mode}-{size}" for mode in ("send", "recv", "both") for size in (100, 10240)}
-    assert set(document["rows"]) == {row.key for row in ROWS} - sizes_not_run
-    assert all(value > 0 for key, value in ((key, row["ours"]) for key, row in document["rows"].items()) if "-p" in key)
-    assert "2,000/s, send to receive: p99" in capsys.readouterr().out
+    counted_elsewhere = "instructions"  # by test_instruction_budget.py: it takes long
+    groups = ",".join(group for group in GROUPS if group != counted_elsewhere)
+    assert run.main(["--quick", "--peers", "none", "--rows", groups, "--json", str(result)]) == 0, capsys.readouterr()
+    made = json.loads(result.read_text())
+    figures = {row["key"]: row["figures"] for row in made["rows"]}
+    assert set(figures) == {row.key for row in rows(Plan.tiny()) if row.group != counted_elsewhere}
+    assert all(list(of) == [PEEKLOCK] for of in figures.values())
+    assert all(of[PEEKLOCK]["median"] > 0 for key, of in figures.items() if "-p" in key or key.endswith("1x1"))
+    assert all(row["targets"] for row in made["rows"] if row["key"] in ("unpipelined-p50", "start"))
+    assert "open loop, 2,000/s: send to receive, p99" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_another_checkout_is_measured_in_the_same_rounds_with_the_cost_of_each_process(tmp_path, capsys):
+    result = tmp_path / "bench.json"
+    cells = ["--rows", "throughput,openloop", "--shapes", "1x1", "--rates", "half", "--rounds", "2", "--modes", "recv"]
+    options = ["--quick", "--peers", "none", "--before", str(ROOT), "--seconds", "0.5", "--json", str(result)]
+    assert run.main([*options, *cells]) == 0, capsys.readouterr()
+    made = json.loads(result.read_text())
+    received = {row["key"]: row for row in made["rows"]}["recv-1024-1x1"]
+    assert [len(received["figures"][server]["values"]) for server in (PEEKLOCK, BEFORE)] == [2, 2]
+    assert received["ratios"][BEFORE] > 0
+    assert not [row["key"] for row in made["rows"] if row["key"].startswith(("send-", "both-", "saturation-"))]
+    costs = {cost["cell"]: cost["by_server"] for cost in made["costs"] if cost["kind"] == "cpu"}
+    assert set(costs) == {"recv-1024-1x1", "openloop-half"}
+    for by_role in costs["recv-1024-1x1"].values():
+        assert {"supervisor", "gateway", "worker", "client"} <= set(by_role)
+        assert by_role["gateway"] > 0
+    assert "÷ before" in capsys.readouterr().out
