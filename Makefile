@@ -3,7 +3,7 @@
 #   make serve     run a broker with deploy/quickstart.toml        ARGS="--amqp-port 5673"
 #   make test      all tests; those of SDKs that are not installed are skipped
 #   make lint      formatting, lint, types
-#   make bench     the broker beside RabbitMQ                      bench/README.md says what it needs
+#   make bench     the broker beside RabbitMQ and Artemis          bench/README.md says what it needs
 #   make model     the model tests, each with many examples       EXAMPLES=20000
 #   make structure  modules by folder, longest functions, circles of imports
 #   make dead-code  unused code; make coverage  code that no test runs    ARGS="tests/partition"
@@ -15,6 +15,7 @@ PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3.13 python3.14
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+BENCH_INSTALLED := $(VENV)/.bench-installed
 CONFIG ?= deploy/quickstart.toml
 ARGS ?=
 EXAMPLES ?= 2000
@@ -49,7 +50,11 @@ lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(INSTALLED)
+$(BENCH_INSTALLED): $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --group bench
+	@touch $@
+
+bench: $(BENCH_INSTALLED)
 	$(BIN)/python -m bench.run $(ARGS)
 
 model: $(INSTALLED)
