@@ -12,7 +12,7 @@ import struct
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from protocol.codec import Int, Long, Symbol, Timestamp, encode, skip
+from protocol.codec import Int, encode, skip
 from protocol.message.layout import DURABLE, HAS_DELIVERY_ANNOTATIONS, HAS_PRIORITY, LAYOUT, Layout, unpack_layout
 from protocol.symbols import (
     DEADLETTER_SOURCE,
@@ -191,10 +191,14 @@ _ANNOTATIONS: Final = b"\x00\x53\x72\xd1"
 _SEQUENCE_NUMBER: Final = encode(SEQUENCE_NUMBER) + b"\x81"
 _ENQUEUED_TIME: Final = encode(ENQUEUED_TIME) + b"\x83"
 _LOCKED_UNTIL: Final = encode(LOCKED_UNTIL) + b"\x83"
+_ENQUEUE_SEQUENCE_NUMBER: Final = encode(ENQUEUE_SEQUENCE_NUMBER) + b"\x81"
+_MESSAGE_STATE: Final = encode(MESSAGE_STATE)
+_DEADLETTER_SOURCE: Final = encode(DEADLETTER_SOURCE)
 _NO_PROPERTIES: Final = b"\x00\x53\x73\x45"
 
 _plain = struct.Struct(f">I4sII{len(_SEQUENCE_NUMBER)}sq{len(_ENQUEUED_TIME)}sq")
 _pack_plain = _plain.pack
+_pack_ours = struct.Struct(f">{len(_SEQUENCE_NUMBER)}sq{len(_ENQUEUED_TIME)}sq").pack
 _PLAIN_BYTES: Final = _plain.size - 4 - 4 - 4  # the map's size counts neither itself nor the bytes before it
 _LOCK_TOKEN: Final = b"\x00\x53\x71\xc1" + bytes((1 + len(encode(LOCK_TOKEN)) + 17, 2)) + encode(LOCK_TOKEN) + b"\x98"
 _LOCKED_BYTES: Final = _PLAIN_BYTES + len(_LOCKED_UNTIL) + 8
@@ -263,26 +267,27 @@ def _annotations(
     parts: Layout, sequence_number: int, enqueued_ms: int, locked_until_ms: int | None, additions: Additions
 ) -> bytes:
     """The section of message annotations up to the sender's own pairs."""
-    ours: list[tuple[Symbol, Long | Timestamp | Int | str]] = [
-        (SEQUENCE_NUMBER, Long(sequence_number)),
-        (ENQUEUED_TIME, Timestamp(enqueued_ms)),
-    ]
+    ours = _pack_ours(_SEQUENCE_NUMBER, sequence_number, _ENQUEUED_TIME, enqueued_ms)
+    values = 4
     if locked_until_ms is not None:
-        ours.append((LOCKED_UNTIL, Timestamp(locked_until_ms)))
+        ours += _LOCKED_UNTIL + _long(locked_until_ms)
+        values += 2
     if additions.enqueue_sequence_number is not None:
-        ours.append((ENQUEUE_SEQUENCE_NUMBER, Long(additions.enqueue_sequence_number)))
+        ours += _ENQUEUE_SEQUENCE_NUMBER + _long(additions.enqueue_sequence_number)
+        values += 2
     if additions.message_state is not None:
-        ours.append((MESSAGE_STATE, Int(additions.message_state)))
+        ours += _MESSAGE_STATE + encode(Int(additions.message_state))
+        values += 2
     if additions.dead_letter_source is not None:
-        ours.append((DEADLETTER_SOURCE, additions.dead_letter_source))
-    encoded = b"".join(encode(item) for pair in ours for item in pair)
-    size = 4 + len(encoded) + parts.annotation_bytes
-    return _ANNOTATIONS + _two(size, 2 * len(ours) + parts.annotation_values) + encoded
+        ours += _DEADLETTER_SOURCE + encode(additions.dead_letter_source)
+        values += 2
+    return _ANNOTATIONS + _two(4 + len(ours) + parts.annotation_bytes, values + parts.annotation_values) + ours
 
 
 # --- changed sections -------------------------------------------------------------------------------------------------
 
 _two = struct.Struct(">II").pack
+_long = struct.Struct(">q").pack
 _times = struct.Struct(">BqBq").pack
 _EXPIRY_FIELD: Final = 8  # absolute-expiry-time; creation-time is the next
 _CREATION_FIELD: Final = 9

@@ -9,6 +9,9 @@ from storage.records import MESSAGE_HEADER_BYTES, NEVER, Field, Place
 # checksum (verified by the partition), enqueued ms, expires ms, layout: storage.records' message record
 _head = struct.Struct(">Qqq16s").unpack_from
 
+# What an overlay adds to a message. Its other fields say where the message is, and when.
+_ADDED = (Field.ENQUEUE_SEQUENCE_NUMBER, Field.DEAD_LETTER_SOURCE, Field.PROPERTIES, Field.SYSTEM)
+
 # `x-opt-message-state` by place (amqp.md 5.4)
 _STATE = {Place.AVAILABLE: 0, Place.DEFERRED: 1, Place.SCHEDULED: 2}
 
@@ -46,7 +49,7 @@ def render_delivery(
         sequence_number,
         delivery_count,
         *_times(enqueued_ms, expires_ms, overlay, locked_until_ms),
-        None if overlay is None else _additions(overlay),
+        None if overlay is None or overlay.keys().isdisjoint(_ADDED) else _additions(overlay),
         lock_token,
     )
 
