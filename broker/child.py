@@ -16,6 +16,7 @@ A child must not outlive its supervisor, because the next supervisor needs the p
 the child when its supervisor dies.
 """
 
+import gc
 import json
 import os
 import sys
@@ -97,6 +98,20 @@ def read_instructions() -> Instructions:
         sys.exit(1)
     os.chdir(instructions.directory)
     return instructions
+
+
+# The number of new objects after which Python looks for cycles among them. One turn makes some ten thousand objects,
+# entries and deliveries, that live until their answers come and then go without the collector.
+NEW_OBJECTS = 50_000
+
+
+def collect_rarely() -> None:
+    """Let Python's collector of cycles look at few objects: not at those that exist now, and rarely at new ones.
+
+    Call this when all modules are loaded, because they live as long as the process.
+    """
+    gc.freeze()
+    gc.set_threshold(NEW_OBJECTS)
 
 
 class Pulse:

@@ -1,11 +1,10 @@
 """`python -m broker.gateway`: one gateway process, as the supervisor starts it."""
 
-import gc
 import sys
 
 import uvloop
 
-from broker.child import fail, read_instructions
+from broker.child import collect_rarely, fail, read_instructions
 from broker.gateway.gateway import Gateway
 from broker.logging import configure_logging
 from broker.settings.config import ConfigurationError
@@ -17,7 +16,7 @@ async def _serve() -> None:
 
 _INSTRUCTIONS = read_instructions()
 configure_logging(_INSTRUCTIONS.settings.log)
-gc.freeze()  # objects made by imports live as long as the process, so the collector need not look at them
+collect_rarely()
 try:
     uvloop.run(_serve())
 except ConfigurationError as error:

@@ -2,6 +2,8 @@
 
 import sys
 
+from broker.child import collect_rarely
 from broker.worker.worker import main
 
+collect_rarely()
 sys.exit(main())
