@@ -175,28 +175,35 @@ class ClientConnection(asyncio.Protocol):
         if self._opened:
             log.info("connection ended", peer=self._peer, reason=self._reason or str(error or "closed by the client"))
 
-    @_contained
     def data_received(self, data: bytes) -> None:
-        self.gateway.metrics.bytes_in += len(data)
+        gateway = self.gateway
+        gateway.metrics.bytes_in += len(data)
         if self._transport is None or self._hung_up:
             return
-        posted_behind = self.gateway.router.posted_behind
-        posted_behind.clear()  # these were added for other connections
-        self._busy = True
-        try:
-            if self._sasl is not None:
-                data = self._negotiate(data)
-            if data and not self._closing:
-                self.engine.push(data)
-        except ProtocolError as error:
-            self._fault(error)
-        finally:
-            self._busy = False
-        self.flush()
+        router = gateway.router
+        posted_behind = router.posted_behind
         if posted_behind:
-            self._waits_for |= posted_behind
-            posted_behind.clear()
-            self.regulate()
+            posted_behind.clear()  # these were added for other connections
+        router.in_turn = self._busy = True
+        try:
+            try:
+                if self._sasl is not None:
+                    data = self._negotiate(data)
+                if data and not self._closing:
+                    self.engine.push(data)
+            except ProtocolError as error:
+                self._fault(error)
+            finally:
+                self._busy = False
+            self.flush()
+            if posted_behind:
+                self._waits_for |= posted_behind
+                posted_behind.clear()
+                self.regulate()
+        except Exception as error:
+            self.fail(error)
+        finally:
+            router.end_turn()
 
     @_contained
     def eof_received(self) -> None:
@@ -386,25 +393,28 @@ class ClientConnection(asyncio.Protocol):
 
     # -- for bound links
 
-    @_contained
     def flush(self) -> None:
         """Post what the links have gathered, and write the output of the engine.
 
         The engine calls handlers while it is fed and read, and these may flush. Writing then would put later frames
         before those that the engine is just returning.
         """
-        self._flush_again = True
         if self._busy:
+            self._flush_again = True
             return
         self._busy = True
         try:
+            self._flush_again = False
+            self._flush()
             while self._flush_again:
                 self._flush_again = False
                 self._flush()
-        finally:
             self._busy = False
-        if self._waits or self.overrun or self.is_stalled or self._waits_for:
-            self.regulate()
+            if self._waits or self.overrun or self.is_stalled or self._waits_for:
+                self.regulate()
+        except Exception as error:
+            self._busy = False
+            self.fail(error)
 
     def post_gathered(self) -> None:
         """Let the links send what they have gathered to the partitions, so that later commands come after it."""
@@ -412,18 +422,22 @@ class ClientConnection(asyncio.Protocol):
             self.active.pop().post()
 
     def _flush(self) -> None:
-        self.post_gathered()
+        if self.active:
+            self.post_gathered()
         transport = self._transport
         if transport is None or self._sasl is not None or self.is_stalled or self._hung_up:
             return
-        output = self.engine.pull()
+        engine = self.engine
+        output = engine.pull()
         if output:
-            self._write(output)
+            self.unsent.add(output)
+            self.gateway.metrics.bytes_out += len(output)
+            transport.write(output)
             if self.blocked:
                 self.active |= self.blocked
                 self.blocked.clear()
                 self._flush_again = True
-        if self.engine.finished:
+        if engine.finished:
             self._hang_up(" ".join(self.engine.fault()) or "closed")
 
     def reject(self, delivery: Delivery, condition: str, text: str, tracker: str = "NoSystemTracker") -> None:
@@ -586,11 +600,9 @@ class ClientConnection(asyncio.Protocol):
         return {link: link.queued + on_socket.get(link.own_handle or (-1, -1), 0) for link in links}
 
     def _write(self, data: bytes) -> None:
+        """Write what is not the engine's."""
         assert self._transport is not None
-        if self._sasl is not None:
-            self.unsent.skip(len(data))
-        else:
-            self.unsent.add(data)
+        self.unsent.skip(len(data))
         self.gateway.metrics.bytes_out += len(data)
         self._transport.write(data)
 

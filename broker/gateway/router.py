@@ -1,10 +1,14 @@
 """A gateway's connections to the partitions: one connection to each worker, and channels on it.
 
-Commands of one loop turn leave in one frame per worker. A channel is one link on one partition; it takes the answers
-to its commands in their order. When a worker is lost, its channels are told, and they are told again when it is back.
+Commands for a worker leave in one frame at the end of a turn: one read from a client, or one from a worker. When a
+frame is large enough to keep a worker busy it leaves at once, so that gateway, worker, disk and client work at the same
+time. A channel is one link on one partition; it takes the answers to its commands in their order. When a worker is
+lost, its channels are told, and they are told again when it is back.
 """
 
 import asyncio
+import os
+import struct
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, Protocol, cast
@@ -38,17 +42,18 @@ from protocol import error_texts
 
 log = get_logger("gateway")
 
-# A frame of this size takes no further command, so that a worker's turn has few bytes, or one large message.
-FRAME_BYTES = 1 << 20
+# A frame of this size takes no further command and leaves at once. Smaller frames make the worker commit more often.
+EARLY_BYTES = 64 << 10
+KEPT_BUFFER_BYTES = 1 << 20  # a packer whose buffer has grown larger is not used again
 LOOK_SECONDS = 1.0  # between two checks whether workers answer
 RECONNECT_SECONDS = 0.05
 # Bytes of commands kept for one worker before the clients that use it have to wait.
 OUTPUT_HIGH_BYTES = 32 << 20
 
+_ARRAY_32 = 0xDD  # msgpack's: four bytes of count follow
+_frame_head = struct.Struct(">IBI").pack  # length of the rest, and the begin of the array
+
 Reply = Callable[[Any, BrokerError | None], None]
-
-
-# As plain numbers, because looking up a member of an enumeration costs as much as a comparison.
 
 
 class Channel(Protocol):
@@ -117,7 +122,8 @@ class WorkerConnection(asyncio.Protocol):
         self._chunks: list[bytes] = []
         self._chunk_bytes = 0
         self._wanted = 4  # bytes that the frame being read has
-        self._flush_scheduled = False
+        self._is_due = False  # it is among the router's workers with commands to send
+        self._descriptor = -1  # of the socket; -1 if only the transport can write to it
         self._was_lost = False
         self._is_behind = False
         self._awaits = False  # True if an answer is due and nothing has come since the command
@@ -158,6 +164,8 @@ class WorkerConnection(asyncio.Protocol):
         self._dialled = cast(asyncio.Transport, transport)  # uvloop's is one in all but its base class
         self._dialled.set_write_buffer_limits(high=OUTPUT_HIGH_BYTES)
         self._lost = asyncio.Event()
+        connection = transport.get_extra_info("socket")
+        self._descriptor = -1 if connection is None else connection.fileno()
 
     def _begin(self) -> None:
         """The worker has sent HELLO. Before that it may be a dying worker, whose socket closes last."""
@@ -189,6 +197,7 @@ class WorkerConnection(asyncio.Protocol):
         if self._transport is None:
             return
         self._transport = None
+        self._descriptor = -1
         self.resume_writing()
         self._was_lost = True
         self._packer = msgpack.Packer(autoreset=False)
@@ -209,6 +218,18 @@ class WorkerConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._awaits = self.is_stalled = False
+        router = self._router
+        router.in_turn = True
+        try:
+            if not self._chunks and len(data) - 4 == int.from_bytes(data[:4], "big"):
+                self._dispatch(wire.unpack(memoryview(data)[4:]))  # the usual case: one frame, whole
+            else:
+                self._take(data)
+        finally:
+            router.end_turn()
+
+    def _take(self, data: bytes) -> None:
+        """Dispatch the frames that are whole now, and keep the rest."""
         if self._chunks:
             self._chunks.append(data)
             self._chunk_bytes += len(data)
@@ -234,7 +255,7 @@ class WorkerConnection(asyncio.Protocol):
     # -- commands
 
     def post(self, command: Command) -> bool:
-        """Send a command with the others of this loop turn; False if the worker is not connected."""
+        """Send a command with the others of this turn; False if the worker is not connected."""
         if self._transport is None:
             return False
         if self.run is not None:
@@ -244,11 +265,6 @@ class WorkerConnection(asyncio.Protocol):
         if isinstance(command, Send | Request):  # these are always answered
             self._awaits = True
         self._pack(command)
-        if len(self._packer.getbuffer()) > FRAME_BYTES:
-            self._send_frame()
-        elif not self._flush_scheduled:
-            self._flush_scheduled = True
-            asyncio.get_running_loop().call_soon(self._flush)
         return True
 
     def settle(self, partition: int, queue: int, outcome: Outcome, channel: int, token: bytes) -> bool:
@@ -260,9 +276,8 @@ class WorkerConnection(asyncio.Protocol):
             if run is not None:
                 self._end_run()
             run = self.run = Run(partition, queue, outcome)
-            if not self._flush_scheduled:
-                self._flush_scheduled = True
-                asyncio.get_running_loop().call_soon(self._flush)
+            if not self._is_due:
+                self._become_due()
         if self._is_behind:
             self._router.posted_behind.add(self)
         if run.channel != channel:
@@ -287,6 +302,14 @@ class WorkerConnection(asyncio.Protocol):
                 self._packer.pack(packed)
             raise
         self._packed.append(command)
+        if len(self._packer.getbuffer()) > EARLY_BYTES:
+            self._send_frame()
+        elif not self._is_due:
+            self._become_due()
+
+    def _become_due(self) -> None:
+        self._is_due = True
+        self._router.send_soon(self)
 
     def request(
         self, partition: int, name: str, queue: int, arguments: Sequence[Any], reply: Reply, owner: Owner | None
@@ -300,23 +323,39 @@ class WorkerConnection(asyncio.Protocol):
         else:
             reply(None, ServerBusy(error_texts.RESTARTING))
 
-    def _flush(self) -> None:
-        self._flush_scheduled = False
+    def send(self) -> None:
+        """Send what is packed."""
+        self._is_due = False
         if self.run is not None:
             self._end_run()
-        self._send_frame()
+        if self._packed:
+            self._send_frame()
 
     def _send_frame(self) -> None:
         transport = self._transport
-        if not self._packed or transport is None:
+        if transport is None:
             return
-        count = len(self._packed)
+        packer = self._packer
+        body = packer.getbuffer()
+        head = _frame_head(5 + len(body), _ARRAY_32, len(self._packed))
         self._packed = []
-        # The packer's buffer goes to the socket without a copy, and the next frame gets a new packer.
-        body = self._packer.getbuffer()
+        # An event loop writes when it has handled all that can be read. A frame that is not behind others leaves now.
+        sent = 0
+        if self._descriptor >= 0 and not transport.get_write_buffer_size():
+            try:
+                sent = os.writev(self._descriptor, (head, body))
+            except OSError:  # it takes nothing now, or it is broken, which the transport will find out
+                sent = 0
+        if sent == len(head) + len(body) and sent <= KEPT_BUFFER_BYTES:
+            body.release()
+            packer.reset()
+            return
+        # The packer's buffer goes to the transport without a copy, and the next frame gets a new packer.
         self._packer = msgpack.Packer(autoreset=False)
-        array_of = b"\xdd" + count.to_bytes(4, "big")  # msgpack's array 32
-        transport.writelines(((len(array_of) + len(body)).to_bytes(4, "big") + array_of, body))
+        if sent < len(head):
+            transport.writelines((head[sent:], body))
+        elif sent < len(head) + len(body):
+            transport.write(body[sent - len(head) :])
 
     # -- answers
 
@@ -325,6 +364,14 @@ class WorkerConnection(asyncio.Protocol):
         touched = set()
         for message in messages:
             match message:
+                case Sent() | Deliver() | Refused() | Opened() | Drained() | Closed():
+                    channel = channels.get(message.channel)
+                    if channel is not None:
+                        touched.add(channel.connection)
+                        try:
+                            self._tell(channel, message)
+                        except Exception as error:
+                            channel.connection.fail(error)
                 case Settled():
                     told = message.channels
                     for at in range(0, len(told), 2):
@@ -335,14 +382,6 @@ class WorkerConnection(asyncio.Protocol):
                                 channel.on_settled(told[at + 1], None)
                             except Exception as error:
                                 channel.connection.fail(error)
-                case Deliver() | Sent() | Refused() | Opened() | Drained() | Closed():
-                    channel = channels.get(message.channel)
-                    if channel is not None:
-                        touched.add(channel.connection)
-                        try:
-                            self._tell(channel, message)
-                        except Exception as error:
-                            channel.connection.fail(error)
                 case wire.Reply():
                     if (request := self._requests.pop(message.number, None)) is not None:
                         self._answer(*request, message.result, None)
@@ -361,10 +400,10 @@ class WorkerConnection(asyncio.Protocol):
 
     def _tell(self, channel: Channel, message: Deliver | Sent | Refused | Opened | Drained | Closed) -> None:
         match message:
-            case Deliver():
-                channel.on_deliver(message.locked_until_ms, message.entries)
             case Sent():
                 channel.on_sent(message.deliveries, None)
+            case Deliver():
+                channel.on_deliver(message.locked_until_ms, message.entries)
             case Refused():
                 error = error_named(message.error, message.text)
                 if message.op == Op.UNSETTLED:
@@ -410,7 +449,25 @@ class Router:
         self.on_caught_up: Callable[[], None] = lambda: None
         self.on_deleted: Callable[[Sequence[int]], None] = lambda entity_ids: None
         self.workers = [WorkerConnection(path, self) for path in sockets]
+        self.in_turn = False  # True while a read is handled, at the end of which `end_turn` is called
+        self._due: list[WorkerConnection] = []  # those with commands to send
         self._number = 0
+
+    def send_soon(self, worker: WorkerConnection) -> None:
+        """Send the worker's commands at the end of this turn."""
+        if not self.in_turn and not self._due:
+            asyncio.get_running_loop().call_soon(self._send_due)  # a timer, or the loop itself, has called us
+        self._due.append(worker)
+
+    def end_turn(self) -> None:
+        self.in_turn = False
+        if self._due:
+            self._send_due()
+
+    def _send_due(self) -> None:
+        due, self._due = self._due, []
+        for worker in due:
+            worker.send()
 
     def next_number(self) -> int:
         """A number for a channel or a request, never used before in this process; never 0."""

@@ -32,6 +32,7 @@ class UnsentOutput:
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
+        self._has_deliveries = False
         self._outputs: deque[bytes] = deque()
         self._kept_bytes = 0
         self._position = 0  # position of the next output
@@ -40,6 +41,9 @@ class UnsentOutput:
 
     def add(self, output: bytes) -> None:
         """Whole frames are about to be written."""
+        if not self._has_deliveries:
+            self._position += len(output)
+            return
         self._outputs.append(output)
         self._kept_bytes += len(output)
         self._position += len(output)
@@ -57,6 +61,10 @@ class UnsentOutput:
     def skip(self, count: int) -> None:
         """So many bytes without frames are about to be written."""
         self._position += count
+
+    def expect_deliveries(self) -> None:
+        """From now on output may have deliveries that count."""
+        self._has_deliveries = True
 
     def retain(self, link: Link, entries: list[Any]) -> None:
         """These entry items (`broker.wire`) were given to the engine."""

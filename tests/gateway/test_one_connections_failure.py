@@ -132,7 +132,7 @@ ANSWERS: dict[str, Callable[[Scene], None]] = {
         [Op.SETTLED, [scene.channel(RECEIVER), 1, scene.channel(RECEIVER, scene.other), 1]]
     ),
     "on_settled, refused": lambda scene: scene.to_both(Op.UNSETTLED, RECEIVER, 1, "LockLost", "too late"),
-    "on_opened": lambda scene: scene.to_both(Op.OPENED, RECEIVER),
+    "on_opened": lambda scene: scene.to_both(Op.OPENED, RECEIVER, "", 0),
     "on_drained": lambda scene: scene.to_both(Op.DRAINED, RECEIVER, 0),
 }
 
@@ -218,6 +218,7 @@ async def test_what_is_written_at_the_end_of_a_frame(scene: Scene) -> None:
 async def test_what_a_link_posts_at_the_end_of_a_frame(scene: Scene) -> None:
     scene.begin()
     scene.victim.transfer(SENDER, message(b"sent"))
+    scene.bound(SENDER).window *= 2  # so that the answer is followed by credit
     patched(scene, SENDER, "post")
     scene.worker.say([Op.SENT, scene.channel(SENDER), 1])
     await scene.expect_contained()

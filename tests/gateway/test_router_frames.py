@@ -3,7 +3,7 @@
 import asyncio
 
 from broker import wire
-from broker.gateway.router import FRAME_BYTES, Router
+from broker.gateway.router import EARLY_BYTES, Router
 from broker.metrics import GatewayMetrics
 from tests.gateway.in_process import Worker
 
@@ -33,5 +33,5 @@ def test_small_commands_of_one_turn_are_one_frame():
 
 
 def test_large_commands_are_frames_of_their_own():
-    large = FRAME_BYTES + 1
+    large = EARLY_BYTES + 1
     assert frames_of([10, large, large, 10, 20]) == [[10, large], [large], [10, 20]]

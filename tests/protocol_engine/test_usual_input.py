@@ -181,3 +181,11 @@ def test_a_malformed_flow_is_still_refused():
     peer = Peer()
     with pytest.raises(ProtocolError):
         peer.engine.push(performative(0, FLOW, [UInt(1), None, UInt(0), UInt(1)]))
+
+
+def test_the_end_of_a_delivery_comes_alone():
+    script, peer = Script(), Peer()
+    script.add("parts", 1, 300)
+    for frame in script.frames:
+        peer.engine.push(frame)
+    assert peer.events == script.events

@@ -61,12 +61,17 @@ class Intake:
     def post(self) -> None:
         """End the turn: post what has gathered, then give the client credit again."""
         self.post_gathered()
-        if not self.link.closed:
-            # In halves of the window, so that flow frames stay few.
-            free = self.window - self.link.credit - self.waiting
-            if free >= max(1, self.window // 2):
-                self.link.grant(free)
-        if self.is_overrun:
+        waiting = self.waiting
+        window = self.window
+        if (free := self.credit_due(waiting)) and not self.link.closed:
+            self.link.grant(free)
+        if waiting > OVERRUN * window:
             self.connection.overrun.add(self)
+
+    def credit_due(self, waiting: int) -> int:
+        """The credit to grant while so many deliveries wait: half of the window at least, so that flows stay few."""
+        window = self.window
+        free = window - self.link.credit - waiting
+        return free if free > 0 and 2 * free >= window - 1 else 0
 
     def post_gathered(self) -> None: ...

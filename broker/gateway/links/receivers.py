@@ -62,6 +62,7 @@ class ClientReceiver(EntityLink):
         self._settling: deque[tuple[Delivery, Outcome]] = deque()  # these wait for the partition's answer
         self._closing = False
         self._last = b""  # token of the last delivery given to the engine
+        connection.unsent.expect_deliveries()
         self._open()
 
     def _open(self) -> None:

@@ -1,4 +1,4 @@
-"""Links on which clients send: the messages of one read of the socket go to the partition as one command."""
+"""Links on which clients send: the messages of one read of the socket go to the partition as few commands."""
 
 import time
 from collections import deque
@@ -12,6 +12,7 @@ from broker.gateway.host import Host
 from broker.gateway.links.entity_link import EntityLink
 from broker.gateway.links.intake import Intake
 from broker.gateway.namespace import Entity
+from broker.gateway.router import EARLY_BYTES
 from broker.gateway.transactions import addressed
 from broker.namespace.entities import Right
 from broker.wire import Extra, Send
@@ -25,9 +26,6 @@ from protocol.message.intake import take_apart
 
 _BUSY = ServerBusy(error_texts.SERVER_BUSY)
 _UNKNOWN = OutcomeUnknown(error_texts.OUTCOME_UNKNOWN)
-
-# A message above this size is not gathered with others, so that the worker can begin.
-LARGE_BYTES = 1 << 16
 
 
 class ClientSender(EntityLink, Intake):
@@ -46,12 +44,14 @@ class ClientSender(EntityLink, Intake):
             self.paths.append(destination.name.lower())
         self.window = connection.gateway.settings.amqp.sender_credit
         self._messages: list[Any] = []
+        self._gathered_bytes = 0  # of their deliveries
         self._pending: deque[Delivery | None] = deque()  # in order of arrival; None for one that was sent settled
         self._in_transactions = 0  # deliveries that wait for the answer to their transaction
         self._sends: deque[tuple[float, int, int, int]] = deque()  # per command: time, deliveries, messages, bytes
         self._requires_session = self._taker.requires_session
         self._wants_id = self._taker.detects_duplicates
         self._new_id = connection.gateway.new_message_id
+        self._latency = connection.gateway.metrics.send_latency
 
     @property
     def waiting(self) -> int:
@@ -87,7 +87,8 @@ class ClientSender(EntityLink, Intake):
             self._post(wire.send_batch, messages, 1, len(payload))
         else:
             self._messages += messages
-            if len(payload) > LARGE_BYTES:
+            self._gathered_bytes += len(payload)
+            if self._gathered_bytes > EARLY_BYTES:
                 self._post_gathered()
 
     def _send_in(
@@ -133,15 +134,16 @@ class ClientSender(EntityLink, Intake):
 
     def post_gathered(self) -> None:
         self._post_gathered()
-        self.answer_if_down()
+        if self._worker_is_down:
+            self.answer_if_down()
 
     def _post_gathered(self) -> None:
         if self._messages:
             messages, self._messages = self._messages, []
-            self._post(wire.send, messages, len(messages), 0)
+            size_bytes, self._gathered_bytes = self._gathered_bytes, 0
+            self._post(wire.send, messages, len(messages), size_bytes)
 
     def _post(self, command: Callable[..., Send], messages: list[Any], deliveries: int, size_bytes: int) -> None:
-        size_bytes = size_bytes or sum([len(message[1]) for message in messages])
         self._sends.append((time.perf_counter(), deliveries, len(messages), size_bytes))
         if not self.worker.post(command(self.partition, self.channel, self.queue, messages)):
             self._worker_is_down = True
@@ -160,7 +162,8 @@ class ClientSender(EntityLink, Intake):
                 if delivery is not None:
                     self.connection.reject(delivery, condition, text, self.tracker)
         self._count(count, error)
-        self.connection.active.add(self)
+        if self.credit_due(len(pending) + self._in_transactions):
+            self.connection.active.add(self)
 
     def _count(self, count: int, error: BrokerError | None) -> None:
         metrics = self.metrics
@@ -170,18 +173,20 @@ class ClientSender(EntityLink, Intake):
         else:
             metrics.failed(type(error).__name__, count)
         now = time.perf_counter()
-        latency = self.connection.gateway.metrics.send_latency
-        while count and self._sends:
-            since, deliveries, messages, size_bytes = self._sends.popleft()
-            answered = min(count, deliveries)
-            count -= answered
-            latency.observe(now - since, answered)
+        sends = self._sends
+        while count and sends:
+            since, deliveries, messages, size_bytes = sends.popleft()
+            if count < deliveries:
+                left = deliveries - count
+                sends.appendleft((since, left, messages * left // deliveries, size_bytes * left // deliveries))
+                messages = messages * count // deliveries
+                size_bytes = size_bytes * count // deliveries
+                deliveries = count
+            count -= deliveries
+            self._latency.observe(now - since, deliveries)
             if error is None:
-                metrics.incoming_messages += messages * answered // deliveries
-                metrics.incoming_bytes += size_bytes * answered // deliveries
-            if answered < deliveries:
-                left = deliveries - answered
-                self._sends.appendleft((since, left, messages * left // deliveries, size_bytes * left // deliveries))
+                metrics.incoming_messages += messages
+                metrics.incoming_bytes += size_bytes
 
     def on_worker_lost(self) -> None:
         """Answer that the outcome is unknown: the messages may have been stored."""
