@@ -16,6 +16,7 @@ right.
 import re
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 from typing import Final
 from urllib.parse import unquote
 
@@ -92,6 +93,7 @@ def parse(address: str) -> Address:
     return parsed
 
 
+@lru_cache(maxsize=256)  # a client attaches many links to one entity
 def parse_audience(audience: str) -> Address:
     """The audience of a token: an address as in `parse`, or the namespace (an empty path). Raises InvalidAddress."""
     if len(audience) > MAX_ADDRESS_CHARACTERS:

@@ -182,11 +182,12 @@ def decode_exactly(data: Buffer, max_items: int = MAX_ITEMS) -> Any:
 class _Decoder:
     def __init__(self, data: Buffer, max_items: int) -> None:
         self._data = data
+        self._end = len(data)
         self._max_items = max_items
         self._items = max_items
 
     def value(self, at: int, depth: int) -> tuple[Any, int]:
-        if at >= len(self._data):
+        if at >= self._end:
             self._truncated()
         code = self._data[at]
         if code:
@@ -201,7 +202,7 @@ class _Decoder:
         fixed = _FIXED.get(code)
         if fixed is not None:
             unpack, width, make = fixed
-            if at + width > len(self._data):
+            if at + width > self._end:
                 self._truncated()
             return make(unpack(self._data, at)[0]), at + width
         if code in _EMPTY:
@@ -232,7 +233,7 @@ class _Decoder:
         else:
             begin = at + 4
             end = begin + self._unpack(_u32, at, 4)[0]
-        if end > len(self._data):
+        if end > self._end:
             self._truncated()
         octets = self._data[begin:end]
         if kind is bytes:
@@ -248,9 +249,19 @@ class _Decoder:
         depth = self._enter(depth)
         start = at
         count, at, end = self._size_and_count(code < 0xD0, at)
+        data, data_end = self._data, self._end
         values = []
         for _ in range(count):
-            value, at = self.value(at, depth)
+            if at >= data_end:
+                self._truncated()
+            octet = data[at]
+            if octet in _EMPTY:  # most fields of a performative are null
+                value = _EMPTY[octet]
+                at += 1
+            elif octet:
+                value, at = self._payload(octet, at + 1, depth)
+            else:
+                value, at = self.value(at, depth)
             values.append(value)
         if at != end:
             raise DecodeError(f"{kind.__name__} whose size and content differ", start)
@@ -295,7 +306,7 @@ class _Decoder:
         size, count = self._unpack(_count8, at, 2) if short else self._unpack(_count32, at, 8)
         width = 1 if short else 4
         end = at + width + size
-        if end > len(self._data):
+        if end > self._end:
             self._truncated()
         if size < width:
             raise DecodeError("list, map or array too small to hold its count", at)
@@ -310,12 +321,12 @@ class _Decoder:
         return depth + 1
 
     def _unpack(self, unpack: Callable[..., tuple[Any, ...]], at: int, width: int) -> tuple[Any, ...]:
-        if at + width > len(self._data):
+        if at + width > self._end:
             self._truncated()
         return unpack(self._data, at)
 
     def _truncated(self) -> NoReturn:
-        raise DecodeError("the bytes end within a value", len(self._data))
+        raise DecodeError("the bytes end within a value", self._end)
 
 
 # --- skipping ---------------------------------------------------------------------------------------------------------

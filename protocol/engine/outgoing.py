@@ -7,7 +7,7 @@ a link. It settles unsettled deliveries when their link ends. It may have other 
 
 from collections import deque
 from collections.abc import Iterable
-from typing import Protocol
+from typing import Any, Protocol
 
 from protocol import codec
 from protocol.codec import Symbol, UInt, UShort
@@ -99,7 +99,7 @@ class OutputWalk:
         return b"".join(frames)
 
     def _note_handle(self, attach: bytes) -> None:
-        name, handle, is_receiver = codec.decode(attach, 8)[0].value[:3]
+        name, handle, is_receiver = _first_fields(attach, 3)
         for end in self.attaching:
             if end.name == name and end.is_sender is not bool(is_receiver):
                 end.own_handle = int.from_bytes(attach[6:8], "big"), handle
@@ -149,6 +149,16 @@ class OutputWalk:
         ] or [flow]
 
 
+def _first_fields(frame: bytes, count: int) -> list[Any]:
+    """The first fields of a performative that has at least so many, without a look at the others."""
+    at = 14 if frame[11] == _LIST8 else 20
+    fields = []
+    for _ in range(count):
+        field, at = codec.decode(frame, at)
+        fields.append(field)
+    return fields
+
+
 def _settles_without_state(disposition: bytes) -> bool:
     """True for a disposition of our own deliveries without a state: we settle these only with a state."""
     role, _, _, _, state = (*codec.decode(disposition, 8)[0].value, None, None, None, None)[:5]
@@ -171,12 +181,13 @@ def transfers_from(outputs: Iterable[bytes], start: int) -> dict[tuple[int, int]
             code = frame[10] if size > 10 else 0
             channel = int.from_bytes(frame[6:8], "big")
             if code == TRANSFER:
-                handle, delivery_id = codec.decode(frame, 8)[0].value[:2]
+                handle, delivery_id = _first_fields(frame, 2)
                 if begun.get((channel, handle)) != delivery_id and position + at >= start:
                     counts[channel, handle] = counts.get((channel, handle), 0) + 1
                 begun[channel, handle] = delivery_id
             elif code == ATTACH:  # an earlier link had this handle
-                counts.pop((channel, codec.decode(frame, 8)[0].value[1]), None)
+                _, handle = _first_fields(frame, 2)
+                counts.pop((channel, handle), None)
             at += size
         position += len(output)
     return counts

@@ -5,7 +5,6 @@ peer's terminus, as ours, in the answer). For each value of a filter or of prope
 it keeps 72 bytes, twice. So the estimate counts bytes and values.
 """
 
-from collections.abc import Mapping
 from typing import Any, Final
 
 from protocol.codec import Array, Described
@@ -87,13 +86,20 @@ def _kept(size: int, fields: list[Any]) -> int:
 
 
 def _values_in(value: Any) -> int:
-    """The number of values in this value, itself included."""
-    if isinstance(value, list):
-        return 1 + sum(map(_values_in, value))
-    if isinstance(value, Mapping):
-        return 1 + sum(_values_in(key) + _values_in(each) for key, each in value.items())
-    if isinstance(value, Array):
-        return 1 + sum(map(_values_in, value.items))
-    if isinstance(value, Described):
-        return 1 + _values_in(value.descriptor) + _values_in(value.value)
-    return 1
+    """The number of values in this decoded value, itself included."""
+    count = 0
+    pending = [value]
+    while pending:
+        each = pending.pop()
+        count += 1
+        kind = type(each)
+        if kind is list:
+            pending += each
+        elif kind is dict:
+            pending += each
+            pending += each.values()
+        elif kind is Array:
+            pending += each.items
+        elif kind is Described:
+            pending += (each.descriptor, each.value)
+    return count

@@ -61,6 +61,13 @@ def test_an_end_has_the_handle_of_the_attach_with_its_name_and_role(walk: Output
     assert walk.attaching == [later]
 
 
+def test_an_attach_of_any_length_tells_the_handle(walk: OutputWalk) -> None:
+    sender = End("a" * 300, True)
+    walk.attaching.append(sender)
+    walk.walk(attach(3, sender.name, 300, SENDER))
+    assert sender.own_handle == (3, 300)
+
+
 def test_the_end_of_a_link_settles_nothing(walk: OutputWalk) -> None:
     """Its locks last (2.6.6); what has a state was settled, and what came in is settled without one when aborted."""
     with_state, of_received = disposition(SENDER, ACCEPTED), disposition(RECEIVER, None)
