@@ -200,11 +200,11 @@ class Sessions:
         store, queue_id = self._store, self._queue_id
         found: list[tuple[int, bytes]] = []
         end = session_entry_key(queue_id, place, key, ALL)
-        while len(found) < limit:
+        more = True
+        while more and (missing := limit - len(found)) > 0:
             start = session_entry_key(queue_id, place, key, from_number)
-            items = store.scan(Table.SESSION_ENTRIES, start, end, limit - len(found))
-            if not items:
-                break
+            items = store.scan(Table.SESSION_ENTRIES, start, end, missing)
+            more = len(items) == missing
             for listed, _ in items:
                 number = int.from_bytes(listed[-8:], "big")
                 entry = store.get(Table.QUEUE, queue_key(queue_id, place, number))
@@ -212,7 +212,7 @@ class Sessions:
                     store.delete(Table.SESSION_ENTRIES, listed)
                 else:
                     found.append((number, entry))
-            from_number = number + 1
+                from_number = number + 1
         return found
 
     def check(self) -> None:
