@@ -93,6 +93,7 @@ MOST_WAITING = 24  # messages of a lane above which it only receives
 FRAME_BYTES = 1 << 15
 QUIET_S = 0.15  # after so long without a message there is none
 PATIENCE_S = 10.0
+RECONNECT_AFTER_S = 0.1
 DEAD = "/$dlq"
 SCHEDULE_AT = Symbol("x-opt-scheduled-enqueue-time")
 SEQUENCE_NUMBER = Symbol("x-opt-sequence-number")
@@ -217,11 +218,12 @@ class Lane(threading.Thread):
         try:
             while not self.stopping.is_set():
                 with suppress(OSError, Closed, TimeoutError):
+                    self.connection("send")  # first of all, so that nothing is asked of a broker that does not run
                     self.begin()
                     while not self.stopping.is_set():
                         self.step()
                 self._disconnect()
-                time.sleep(0.02)
+                time.sleep(RECONNECT_AFTER_S)
         except BaseException as failure:  # whatever it is, the run must tell it
             self.failure = failure
         self._disconnect()
