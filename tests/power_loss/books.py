@@ -10,7 +10,7 @@ body begins with; the rest of the body follows from the key.
 """
 
 import hashlib
-from collections import Counter, defaultdict
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -130,14 +130,11 @@ class Books:
         return units
 
     def _wrong_values(self, found: dict[str, Any]) -> list[str]:
-        possible: defaultdict[str, list[Any]] = defaultdict(list)
-        for name, value in self._values.items():
-            possible[name].append(value)
+        possible = {name: [value] for name, value in self._values.items()}
         for operation in [*self._open.values(), *self._doubtful]:
             for name, value in operation.values.items():
-                if not possible[name]:
-                    possible[name].append(None)
-                possible[name].append(value)
+                if name in possible:  # else it may have any value that it was made with
+                    possible[name].append(value)
         return [
             f"value: {name} is {found.get(name)!r}, which is none of {values!r}"
             for name, values in possible.items()

@@ -28,7 +28,8 @@ from typing import Any
 from tests.power_loss.trace import DURABLE, EMPTIES, ZEROS, Kind, Phase, Record
 
 SECTOR = 512
-CHUNK = 1 << 16  # files are written to an image by chunks, those of zeros not at all
+CHUNK = 1 << 16
+MOST_PARTS = 512  # that a write is torn into; of larger writes several sectors stay together
 
 
 class UnknownOperation(Exception):
@@ -64,11 +65,49 @@ class Change:
     ended: bool = False
 
 
+class Content:
+    """The bytes of a file, without chunks that were never written: much of a log's files is zeros."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._chunks: dict[int, bytearray] = {}
+
+    def write(self, offset: int, data: Any) -> None:
+        self.size = max(self.size, offset + len(data))
+        at = 0
+        while at < len(data):
+            number, within = divmod(offset + at, CHUNK)
+            part = data[at : at + CHUNK - within]
+            chunk = self._chunks.get(number)
+            if chunk is None:
+                chunk = self._chunks[number] = bytearray(CHUNK)
+            chunk[within : within + len(part)] = part
+            at += len(part)
+
+    def write_zeros(self, offset: int, end: int) -> None:
+        self.size = max(self.size, end)
+        for number in range(offset // CHUNK, -(-end // CHUNK)):
+            if number in self._chunks:
+                start, stop = max(offset, number * CHUNK), min(end, (number + 1) * CHUNK)
+                self.write(start, bytes(stop - start))
+
+    def resize(self, size: int) -> None:
+        if size < self.size:
+            self.write_zeros(size, self.size)
+        self.size = size
+
+    def parts(self) -> Iterator[tuple[int, memoryview]]:
+        """What is not known to be zeros, with its offset."""
+        for number, chunk in self._chunks.items():
+            at = number * CHUNK
+            if at < self.size:
+                yield at, memoryview(chunk)[: self.size - at]
+
+
 @dataclass(eq=False)
 class File:
     number: int
-    content: bytearray = field(default_factory=bytearray)  # what is durable
-    filled: set[int] = field(default_factory=set)  # chunks that may have other bytes than zeros
+    content: Content = field(default_factory=Content)  # what is durable
     pending: list[Change] = field(default_factory=list)  # in the order in which they began
     mapped: bool = False
     live_bytes: int = 0  # the size that programs see
@@ -134,11 +173,8 @@ class Disk:
                 self._load(entry, node)
             elif entry.is_file():
                 node = self._new_file()
-                node.content = bytearray(entry.read_bytes())
-                node.live_bytes = len(node.content)
-                node.filled.update(
-                    at // CHUNK for at in range(0, node.live_bytes, CHUNK) if _is_filled(node.content, at)
-                )
+                _read(entry, node.content)
+                node.live_bytes = node.content.size
             else:
                 continue
             directory.names[entry.name] = directory.live[entry.name] = node
@@ -301,12 +337,13 @@ class Disk:
             # What earlier writes had put behind the new end is gone. What later ones put there stays.
             for each in node.pending[: node.pending.index(change)]:
                 each.pieces = [(a, min(b, change.size)) for a, b in each.pieces if a < change.size]
-            del node.content[change.size :]
+            node.content.resize(change.size)
         for start, end in change.pieces:
-            _put(node.content, start, _slice(change, start, end))
-            if change.data is not None and start < end:
-                node.filled.update(range(start // CHUNK, (end - 1) // CHUNK + 1))
-        _grow(node.content, change.offset + change.size)
+            if change.data is None:
+                node.content.write_zeros(start, end)
+            else:
+                node.content.write(start, _slice(change, start, end))
+        node.content.resize(max(node.content.size, change.offset + change.size))
 
     # -- names
 
@@ -389,12 +426,9 @@ class Disk:
 def _write_file(path: Path, file: File, chance: random.Random, share: float) -> None:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     try:
-        os.ftruncate(descriptor, len(file.content))
-        with memoryview(file.content) as content:
-            for chunk in sorted(file.filled):
-                at = chunk * CHUNK
-                if at < len(content):
-                    os.pwrite(descriptor, content[at : at + CHUNK], at)
+        os.ftruncate(descriptor, file.content.size)
+        for at, part in file.content.parts():
+            os.pwrite(descriptor, part, at)
         for group in _groups(file.pending):
             chance.shuffle(group)
             for change in group:
@@ -426,7 +460,10 @@ def _write_change(descriptor: int, change: Change, chance: random.Random, share:
         return
     for start, end in change.pieces:
         for a, b in _torn(start, end, chance, share):
-            os.pwrite(descriptor, _slice(change, a, b), a)
+            if change.data is None:
+                _write_zeros(descriptor, a, b)
+            else:
+                os.pwrite(descriptor, _slice(change, a, b), a)
     if chance.random() < share / 2 and change.offset + change.size > size:
         os.ftruncate(descriptor, max(os.fstat(descriptor).st_size, change.offset + change.size))
 
@@ -439,16 +476,17 @@ def _torn(start: int, end: int, chance: random.Random, share: float) -> Iterator
         return
     if whole < 0.5 or share == 0.0:
         return
-    sectors = [(max(at, start), min(at + SECTOR, end)) for at in range(start - start % SECTOR, end, SECTOR)]
+    unit = SECTOR * (1 + (end - start) // (SECTOR * MOST_PARTS))
+    parts = [(max(at, start), min(at + unit, end)) for at in range(start - start % SECTOR, end, unit)]
     match chance.randrange(4):
         case 0:
-            yield start, sectors[chance.randrange(len(sectors))][0]
+            yield start, parts[chance.randrange(len(parts))][0]
         case 1:
-            yield sectors[chance.randrange(len(sectors))][0], end
+            yield parts[chance.randrange(len(parts))][0], end
         case 2:
-            yield from sectors[chance.randrange(2) :: 2]
+            yield from parts[chance.randrange(2) :: 2]
         case _:
-            yield from (sector for sector in sectors if chance.random() < share)
+            yield from (part for part in parts if chance.random() < share)
 
 
 def _without(piece: tuple[int, int], offset: int, size: int) -> Iterator[tuple[int, int]]:
@@ -460,21 +498,28 @@ def _without(piece: tuple[int, int], offset: int, size: int) -> Iterator[tuple[i
 
 
 def _slice(change: Change, start: int, end: int) -> Any:
-    if change.data is None:
-        return bytes(end - start)
     return change.data[start - change.offset : end - change.offset]
 
 
-def _is_filled(content: bytearray, at: int) -> bool:
-    part = content[at : at + CHUNK]
-    return part.count(0) < len(part)
+def _write_zeros(descriptor: int, start: int, end: int) -> None:
+    """As little of them as is not zeros already."""
+    size = os.fstat(descriptor).st_size
+    if start < size:
+        os.pwrite(descriptor, bytes(min(size, end) - start), start)
+    if size < end:
+        os.ftruncate(descriptor, end)
 
 
-def _grow(content: bytearray, size: int) -> None:
-    if len(content) < size:
-        content.extend(bytes(size - len(content)))
-
-
-def _put(content: bytearray, offset: int, data: Any) -> None:
-    _grow(content, offset)
-    content[offset : offset + len(data)] = data
+def _read(path: Path, content: Content) -> None:
+    """Holes are passed over."""
+    with path.open("rb", buffering=0) as file:
+        at, size = 0, path.stat().st_size
+        while at < size:
+            try:
+                at = os.lseek(file.fileno(), at, os.SEEK_DATA)
+            except OSError:  # ENXIO: no data any more
+                break
+            data = os.pread(file.fileno(), CHUNK - at % CHUNK, at)
+            content.write(at, data)
+            at += len(data)
+        content.resize(size)

@@ -109,6 +109,19 @@ def look(settings: Settings, ids: list[str]) -> Found:
     return found
 
 
+def look_at_backup(settings: Settings, folder: Path) -> Found:
+    """Verify the directory as it is, back it up, restore the backup, and look at what was restored.
+
+    Nothing has opened the directory since the loss.
+    """
+    faults = verify(settings.data_dir)
+    maintenance.backup(settings.data_dir, folder / "backup")
+    maintenance.restore(folder / "backup", folder / "restored")
+    found = look(settings.model_copy(update={"data_dir": folder / "restored"}), [])
+    found.faults += faults
+    return found
+
+
 def read_in_this_process() -> None:
     """From now on do here what the broker does in processes of their own, because damaged pages may kill them.
 

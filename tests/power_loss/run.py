@@ -61,6 +61,7 @@ def main() -> int:
 
 def _keep(recorded: Path, shim: Path, kept: Path, plan: Plan, report: Report) -> None:
     kept = kept.absolute()
+    shutil.rmtree(kept, ignore_errors=True)
     shutil.copytree(recorded, kept, ignore=shutil.ignore_patterns("*.sock"))
     shutil.copy(shim, kept)
     for loss, text in report.breaches[:NAMED]:

@@ -19,16 +19,16 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from broker.settings.config import Settings
 from broker.settings.sources import load
 from tests.brokers import REPOSITORY
-from tests.power_loss.books import Books
+from tests.power_loss.books import Books, Found
 from tests.power_loss.disk import Deaf, Disk, Metadata
-from tests.power_loss.found import look, read_in_this_process
+from tests.power_loss.found import look, look_at_backup, read_in_this_process
 from tests.power_loss.record import CONFIG_FILE, TRACE_FILE
 from tests.power_loss.trace import Kind, Trace, mark_of
 from tests.power_loss.workload import PARTITIONS, WORKERS
@@ -37,9 +37,9 @@ LONGEST_CHECK_S = 120
 MOST_NAMED = 20  # breaches of one loss
 AGAIN = 3  # losses during one recovery
 IDS_SENT_AGAIN = 3
-AS_BROKERS_DO = (
-    0.02  # share of the losses after which stores are read in processes of their own, as a broker reads them
-)
+# Shares of the losses
+AS_BROKERS_DO = 0.02  # after which stores are read in processes of their own, as a broker reads them
+BACKED_UP = 0.05  # after which the directory is verified and backed up before a broker opens it
 MEMORY = Path("/dev/shm")
 
 
@@ -209,6 +209,9 @@ class Simulation:
             read_in_this_process()
         again = chance.random() < self._plan.again
         if not again:
+            if self._books.acknowledged and chance.random() < BACKED_UP:
+                breaches = self._check_backup(image, folder)
+                return 0, self._missing, breaches[:MOST_NAMED]
             breaches = self._check(image, chance, f"[{metadata.value}]")
             return 0, self._missing, breaches[:MOST_NAMED]
         disk, recovery = Disk.of(image), folder / "recovery"
@@ -233,10 +236,16 @@ class Simulation:
         return breaches
 
     def _check(self, image: Path, chance: random.Random, how: str) -> list[str]:
-        settings: Settings = self._settings.model_copy(update={"data_dir": image})
         ids = self._books.ids
+        again = chance.sample(ids, min(IDS_SENT_AGAIN, len(ids)))
+        return self._compare(lambda settings: look(settings, again), image, how)
+
+    def _check_backup(self, image: Path, folder: Path) -> list[str]:
+        return self._compare(lambda settings: look_at_backup(settings, folder), image, "[backup]")
+
+    def _compare(self, find: Callable[[Settings], Found], image: Path, how: str) -> list[str]:
         try:
-            found = look(settings, chance.sample(ids, min(IDS_SENT_AGAIN, len(ids))))
+            found = find(self._settings.model_copy(update={"data_dir": image}))
         except Exception:
             self._missing += len(self._books)
             return [f"not opened {how}: {traceback.format_exc(limit=-4)}"]

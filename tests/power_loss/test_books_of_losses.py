@@ -56,6 +56,8 @@ def test_messages(marks, units, breach):
 
 
 def test_values():
+    kept = books({"begin": 1, "values": {"state": "x"}})
+    assert kept.breaches(found(state="x")) == kept.breaches(found(state="as made")) == []
     kept = books({"begin": 1, "values": {"state": "x"}}, {"done": 1}, {"begin": 2, "values": {"state": "y"}})
     assert kept.breaches(found(state="x")) == kept.breaches(found(state="y")) == []
     assert len(kept.breaches(found(state="z"))) == len(kept.breaches(found())) == 1

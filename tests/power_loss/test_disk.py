@@ -151,6 +151,36 @@ def test_a_truncation_happens_or_not_and_later_writes_come_after_it(traced):
     assert {image["a"] for image in traced.images()} == {bytes(512) + b"2" * 512}
 
 
+SEGMENT = """
+zeros, page = mmap.mmap(-1, 1 << 20), mmap.mmap(-1, 4096)
+page.write(b"1" * 4096)
+f = os.open("segment", W)
+for at in range(0, 16 << 20, 1 << 20):
+    os.pwrite(f, zeros, at)
+{sync}
+os.fsync(here)
+try:
+    g = os.open("segment", os.O_RDWR | os.O_DIRECT | os.O_DSYNC)
+except OSError:  # a file system that has no O_DIRECT
+    g = os.open("segment", os.O_RDWR | os.O_DSYNC)
+for at in (0, 4096, 1 << 20):
+    os.pwrite(g, page, at)
+"""
+
+
+@pytest.mark.parametrize("sync", ["os.fdatasync(f)", ""])
+def test_what_is_written_through_to_a_preallocated_file_is_there_whether_its_zeros_are_or_not(traced, sync):
+    traced.run(SEGMENT.format(sync=sync))
+    sizes = set()
+    for image in traced.images(count=8):
+        content = image["segment"]
+        sizes.add(len(content))
+        assert content[: 1 << 20] == b"1" * 8192 + bytes((1 << 20) - 8192)
+        assert content[1 << 20 : (1 << 20) + 4096] == b"1" * 4096
+        assert not content[(1 << 20) + 4096 :].strip(b"\0")
+    assert sizes == {16 << 20} if sync else len(sizes) > 2
+
+
 def test_a_rename_replaces_in_one_step(traced):
     traced.run(
         "f = os.open('a', W); os.pwrite(f, b'old', 0); os.fsync(f); os.fsync(here)\n"
