@@ -80,13 +80,18 @@ class Report:
 
 @dataclass(frozen=True)
 class Plan:
-    """`again`: share of the losses in which the power is lost again, AGAIN times. `only`: the numbers of losses."""
+    """`again`: share of the losses in which the power is lost again, AGAIN times. `only`: the numbers of losses.
+
+    `deaf` and `early` make the disk or the broker a bad one, for tests of the simulation: with `early`, everything
+    counts as acknowledged when it was asked for.
+    """
 
     losses: int
     seed: int
     jobs: int = 2
     again: float = 0.0
     deaf: tuple[Deaf, ...] = ()
+    early: bool = False
     only: tuple[int, ...] = ()
 
 
@@ -94,7 +99,7 @@ def run(recorded: Path, shim: Path, plan: Plan) -> Report:
     """Simulate in a process of its own, under the shim."""
     command = [sys.executable, "-m", "tests.power_loss.simulate", str(recorded), "--shim", str(shim), "--json"]
     command += ["--losses", str(plan.losses), "--seed", str(plan.seed), "--jobs", str(plan.jobs)]
-    command += ["--again", str(plan.again), *(f"--deaf={each.value}" for each in plan.deaf)]
+    command += ["--again", str(plan.again), *(f"--deaf={each.value}" for each in plan.deaf), *["--early"] * plan.early]
     environment = {
         **os.environ,
         "LD_PRELOAD": str(shim),
@@ -158,7 +163,11 @@ class Simulation:
         mark = mark_of(record)
         if "root" in mark:
             self._disk.set_root(mark["root"])
+        if self._plan.early:
+            mark = {name: value for name, value in mark.items() if name not in ("done", "doubtful")}
         self._books.tell(mark)
+        if self._plan.early and "begin" in mark:
+            self._books.tell({"done": mark["begin"]})
         if self._books.acknowledged == 1:  # else no start would come to its end
             self._disk.go_deaf(self._plan.deaf)
 
@@ -273,11 +282,12 @@ def main(arguments: Iterable[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--again", type=float, default=0.0)
     parser.add_argument("--deaf", action="append", default=[], choices=[each.value for each in Deaf])
+    parser.add_argument("--early", action="store_true")
     parser.add_argument("--only", type=int, action="append", default=[], help="numbers of losses to repeat")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(None if arguments is None else list(arguments))
     deaf = tuple(map(Deaf, options.deaf))
-    plan = Plan(options.losses, options.seed, options.jobs, options.again, deaf, tuple(options.only))
+    plan = Plan(options.losses, options.seed, options.jobs, options.again, deaf, options.early, tuple(options.only))
     with scratch_folder() as scratch:
         report = Simulation(options.recorded, options.shim, plan, Path(scratch)).run()
     if options.json:

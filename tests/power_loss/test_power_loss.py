@@ -81,6 +81,10 @@ def test_a_disk_that_ignores_syncs_of_directories_loses_stores(recorded, shim):
     assert len(run(recorded, shim, Plan(losses=10, seed=SEED, deaf=(Deaf.DIRECTORIES,))).breaches) > 5
 
 
+def test_a_broker_that_answers_early_loses_messages(recorded, shim):
+    assert run(recorded, shim, Plan(losses=15, seed=SEED, early=True)).missing > 0
+
+
 def test_a_store_that_does_not_sync_loses_messages(tmp_path, shim):
     record(tmp_path / "recorded", shim, seconds=0.5, seed=SEED, unsynced=True)
     assert run(tmp_path / "recorded", shim, Plan(losses=15, seed=SEED)).missing > 0
