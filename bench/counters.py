@@ -52,4 +52,5 @@ def counting(processes: Sequence[psutil.Process], event: str = USER_INSTRUCTIONS
         for name, perf in watched:
             perf.send_signal(signal.SIGINT)
             _, printed = perf.communicate()
-            counted[name] = counted.get(name, 0) + (parse(printed) or 0)
+            if (count := parse(printed)) is not None:  # what was not counted must not look like zero
+                counted[name] = counted.get(name, 0) + count

@@ -46,6 +46,7 @@ def document(bench: Bench, run: Run, now: datetime) -> Document:
         "rows": [row(verdict, bench.samples) for verdict in verdicts(bench.plan, bench.samples)],
         "costs": costs(bench.plan, bench.samples),
         "perf_missing": counters.reason_missing(),
+        "runs": bench.runs,
         "disturbed": list(bench.disturbed),
         "failed": list(bench.failed),
     }

@@ -18,6 +18,7 @@ from bench.recording import BUSY_CORES, CLIENT, CPU
 from bench.rows import PEEKLOCK
 from bench.table import figure, number, ratio
 
+DOUBTFUL = 0.1  # the share of disturbed runs above which the page says so
 PAGE, FOLDER, RESULTS = "performance.md", "performance", "results.json"
 MET = {True: "yes", False: "**no**", None: "not judged"}
 TITLES = {
@@ -117,8 +118,11 @@ def _how(made: Document) -> Iterator[str]:
     servers = ((name, of["version"], of["durable"]) for name, of in made["servers"].items())
     yield _table(("", "version", "where a message is when its sender is told that it was accepted"), servers)
     if made["disturbed"]:
-        runs = f"{len(made['disturbed'])} runs"
-        yield f"In {runs}, others used more than {BUSY_CORES} cores of the machine; `{FOLDER}/{RESULTS}` names them.\n"
+        many = len(made["disturbed"]) > made["runs"] * DOUBTFUL
+        runs = f"{len(made['disturbed'])} of {made['runs']} runs"
+        verdict = "**Rates and latencies are doubtful**: in" if many else "In"
+        named = f"`{FOLDER}/{RESULTS}` names them"
+        yield f"{verdict} {runs}, others used more than {BUSY_CORES} cores of the machine; {named}.\n"
     if made["failed"]:
         yield "Failed, and left out:\n\n" + "".join(f"- {' '.join(line.split())}\n" for line in made["failed"])
 
@@ -140,7 +144,7 @@ def _rows(rows: Sequence[Mapping[str, Any]], servers: Sequence[str]) -> str:
             "<br>".join(MET[target["met"]] for target in targets),
         )
         return (
-            row["label"].strip(),
+            label(row["label"]),
             row["unit"],
             *(figure(row["figures"].get(server)) for server in shown),
             *(ratio(row["ratios"], server) for server in others),
@@ -148,6 +152,12 @@ def _rows(rows: Sequence[Mapping[str, Any]], servers: Sequence[str]) -> str:
         )
 
     return _table(head, (cells(row) for row in rows))
+
+
+def label(text: str) -> str:
+    """Markdown drops the blanks that indent what belongs to the row above."""
+    stripped = text.lstrip()
+    return stripped if stripped == text else f"… {stripped}"
 
 
 def _costs(documents: Sequence[Document], drawn: set[str]) -> Iterator[str]:

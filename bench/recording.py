@@ -29,6 +29,7 @@ class Recorder:
     plan: Plan
     tools: load.Tools
     samples: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    runs: int = 0
     disturbed: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
 
@@ -42,6 +43,7 @@ class Recorder:
         self, server: Server, tool: Path, mode: str, address: str, *options: str, cell: str | None = None
     ) -> load.Figures:
         """One run of a tool. Notes it when somebody else used the machine meanwhile, and keeps costs under `cell`."""
+        self.runs += 1
         processes = server.processes()
         with self._instructions(server, cell is not None) as counted:
             machine, before, began = machine_cpu_s(), cpu_s_by_role(processes), time.monotonic()

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 
 from rich.console import Console
@@ -156,7 +157,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def command(words: Sequence[str]) -> str:
     """What was asked for, without where the files of this machine are."""
-    return " ".join("DIR" if word.startswith("/") else word for word in words)
+    shown = {"--json": "FILE"}
+    return " ".join(
+        shown.get(before, "DIR") if word.startswith("/") else word for before, word in pairwise(["", *words])
+    )
 
 
 def page_writer(directory: Path | None) -> Callable[[Document], None]:

@@ -25,6 +25,16 @@ def test_a_machine_that_does_not_count_an_event_has_a_reason():
     assert "no-such-event" in (counters.reason_missing("no-such-event") or "perf is not installed: no-such-event")
 
 
+def test_a_process_that_perf_could_not_count_has_no_figure():
+    if shutil.which("perf") is None:
+        pytest.skip("perf is not installed")
+    if counters.reason_missing() is None:
+        pytest.skip(f"perf counts {counters.USER_INSTRUCTIONS} here")
+    with counters.counting([psutil.Process()]) as counted:
+        pass
+    assert counted == {}
+
+
 def test_processes_are_counted_while_they_run_under_their_roles():
     if shutil.which("perf") is None or counters.reason_missing(SOFTWARE):
         pytest.skip(f"perf does not count {SOFTWARE} here")

@@ -43,6 +43,7 @@ def a_document(samples, groups, *, perf_missing="perf is not installed", **other
         "rows": [row(verdict, samples) for verdict in verdicts(PLAN, samples)],
         "costs": costs(PLAN, samples),
         "perf_missing": perf_missing,
+        "runs": 100,
         "disturbed": [],
         "failed": [],
     } | other
@@ -105,11 +106,13 @@ def test_of_a_group_measured_twice_the_later_document_counts(tmp_path):
 
 
 def test_what_failed_or_was_disturbed_is_said(tmp_path):
-    told = {"failed": ["openloop, Artemis: amqpload\nboth: no"], "disturbed": ["a", "b"]}
+    told = {"failed": ["openloop, Artemis: amqpload\nboth: no"], "disturbed": ["a", "b"], "runs": 20}
     page.write([a_document(samples_of_everything(), ALL, **told)], tmp_path)
     text = (tmp_path / "performance.md").read_text()
     assert "- openloop, Artemis: amqpload both: no\n" in text
-    assert "In 2 runs, others used more than 0.3 cores" in text
+    assert "In 2 of 20 runs, others used more than 0.3 cores" in text
+    page.write([a_document(samples_of_everything(), ALL, **told | {"runs": 19})], tmp_path)
+    assert "**Rates and latencies are doubtful**: in 2 of 19 runs" in (tmp_path / "performance.md").read_text()
 
 
 def test_a_run_with_all_rounds_is_not_called_short(tmp_path):

@@ -111,7 +111,8 @@ def test_what_cannot_be_measured_is_refused_by_name(words, named, capsys):
 
 
 def test_the_command_that_is_shown_does_not_tell_where_files_lie():
-    assert command(["--before", "/home/me/old", "--page", "docs"]) == "--before DIR --page docs"
+    words = ["--before", "/home/me/old", "--json", "/tmp/x", "--page", "docs"]
+    assert command(words) == "--before DIR --json FILE --page docs"
 
 
 @pytest.mark.parametrize(("value", "text"), [(45678.9, "45,679"), (45.67, "45.7"), (0.456, "0.46"), (-250.0, "-250")])
