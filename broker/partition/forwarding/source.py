@@ -12,6 +12,7 @@ A message that is refused for good goes to the transfer dead-letter queue of its
 answer comes, the queue tries again later, from the same message on.
 """
 
+from bisect import bisect_right
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
@@ -391,7 +392,8 @@ def taken_over(core: Core, queue_id: int, by: int, up_to: int, refused: Sequence
     queue, outbox = answered
     numbers, outbox.numbers = outbox.numbers, []
     end = queue.locks.end_forward
-    _gone(core, queue, [held for number in numbers if number <= up_to and (held := end(number))])
+    not_taken = bisect_right(numbers, up_to)
+    _gone(core, queue, [held for number in numbers[:not_taken] if (held := end(number))])
     if not outbox.synced:
         outbox.synced = True
         if queue.transfers is not None:
@@ -403,7 +405,7 @@ def taken_over(core: Core, queue_id: int, by: int, up_to: int, refused: Sequence
         for number in each:
             if (held := end(number)) is not None:
                 _give_up(core, queue, held, name, text)
-    for number in numbers:
+    for number in numbers[not_taken:]:
         if (held := end(number)) is not None:
             _return(core, queue, outbox, held, now_ms)
     if busy:

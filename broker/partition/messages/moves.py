@@ -157,8 +157,7 @@ def enqueue(core: Core, queue: Queue, entries: Iterable[tuple[int, int, Overlay 
         for number, message_id, delivery_count, overlay in refs
     ]
     core.store.put_many(Table.QUEUE, stored)
-    for _, entry in stored:
-        core.worked(len(entry))
+    core.worked(*[len(entry) for _, entry in stored])
     queue.next_number = first + len(refs)
     queue.counts[Place.AVAILABLE] += len(refs)
     if queue.sessions is not None:

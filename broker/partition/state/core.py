@@ -249,10 +249,10 @@ class Core:
             turn.part_limit = max(1, turn.work_limit // PARTS_OF_A_TURN)
         return turn.work_limit - turn.work
 
-    def worked(self, size_bytes: int) -> None:
-        """Count a record of this size that was written; a large one counts as several."""
-        settings = self.settings
-        self.turn.work += 1 + size_bytes * settings.turn_work // settings.step_bytes
+    def worked(self, *sizes: int) -> None:
+        """Count records of these sizes in bytes that were written; a large one counts as several."""
+        turn_work, step_bytes = self.settings.turn_work, self.settings.step_bytes
+        self.turn.work += len(sizes) + sum([size_bytes * turn_work // step_bytes for size_bytes in sizes])
 
     def end_of_work(self) -> None:
         """End the work of this turn, because enough bytes were read."""
