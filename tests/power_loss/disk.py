@@ -53,10 +53,12 @@ class Metadata(Enum):
 
 @dataclass(eq=False)
 class Change:
-    """A write (`data`; None: of zeros) or a new size of a file. `pieces`: what of the write later ones left of it."""
+    """A write (`data`; None: of zeros) or a new size of a file. `pieces`: what of the write later ones left of it.
 
-    operation: int
-    size: int
+    `end` is the size that the file has at least with it, or if it `shrinks`, the new size.
+    """
+
+    end: int
     offset: int = 0
     data: Any = None
     pieces: list[tuple[int, int]] = field(default_factory=list)  # offsets in the file: from, to
@@ -208,10 +210,10 @@ class Disk:
             case Kind.WRITE:
                 end = record.offset + record.size
                 data = None if record.flags & ZEROS else record.data
-                change = Change(record.operation, record.size, record.offset, data, [(record.offset, end)])
+                change = Change(end, record.offset, data, [(record.offset, end)])
                 self._pend(record, change)
             case Kind.TRUNCATE:
-                self._pend(record, Change(record.operation, record.size, resizes=True))
+                self._pend(record, Change(record.size, resizes=True))
             case Kind.SYNC:
                 self._begin_sync(record)
             case Kind.MAPPED:
@@ -224,7 +226,7 @@ class Disk:
     def _pend(self, record: Record, change: Change) -> None:
         node = self._by_inode.get(record.inode)
         assert isinstance(node, File), f"a write to inode {record.inode}, which nobody created"
-        change.shrinks = change.resizes and change.size < node.live_bytes
+        change.shrinks = change.resizes and change.end < node.live_bytes
         if record.flags & DURABLE and Deaf.DSYNC not in self._deaf:
             done = [each for each in node.pending if each.ended]
             self._syncs[record.operation] = node, done
@@ -248,7 +250,7 @@ class Disk:
             case Kind.CREATE:
                 if isinstance(found, File):
                     if record.flags & EMPTIES:
-                        change = Change(record.operation, 0, resizes=True, shrinks=found.live_bytes > 0)
+                        change = Change(0, resizes=True, shrinks=found.live_bytes > 0)
                         self._begun[record.operation] = change
                         found.pending.append(change)
                     return
@@ -292,17 +294,17 @@ class Disk:
         if record.result < 0:
             node.pending.remove(change)
             return
-        if record.kind == Kind.WRITE and record.result < change.size:  # a short write
-            change.size = record.result
-            change.pieces = [(change.offset, change.offset + change.size)]
+        if record.kind == Kind.WRITE and record.result < record.size:  # a short write
+            change.end = change.offset + record.result
+            change.pieces = [(change.offset, change.end)]
         change.ended = True
-        node.live_bytes = change.size if change.shrinks else max(node.live_bytes, change.offset + change.size)
+        node.live_bytes = change.end if change.shrinks else max(node.live_bytes, change.end)
         if earlier is None:
             return
         # Written through: in its place nothing earlier may appear any more, and the file was made smaller before.
         self._make_durable(node, [each for each in earlier if each.shrinks])
         for each in earlier:
-            each.pieces = [rest for piece in each.pieces for rest in _without(piece, change.offset, change.size)]
+            each.pieces = [rest for piece in each.pieces for rest in _without(piece, change.offset, change.end)]
         self._make_durable(node, [change])
 
     def _end_naming(self, naming: Naming, record: Record) -> None:
@@ -336,14 +338,15 @@ class Disk:
         if change.shrinks:
             # What earlier writes had put behind the new end is gone. What later ones put there stays.
             for each in node.pending[: node.pending.index(change)]:
-                each.pieces = [(a, min(b, change.size)) for a, b in each.pieces if a < change.size]
-            node.content.resize(change.size)
+                each.pieces = [(a, min(b, change.end)) for a, b in each.pieces if a < change.end]
+                each.end = min(each.end, change.end)
+            node.content.resize(change.end)
         for start, end in change.pieces:
             if change.data is None:
                 node.content.write_zeros(start, end)
             else:
                 node.content.write(start, _slice(change, start, end))
-        node.content.resize(max(node.content.size, change.offset + change.size))
+        node.content.resize(max(node.content.size, change.end))
 
     # -- names
 
@@ -456,7 +459,7 @@ def _write_change(descriptor: int, change: Change, chance: random.Random, share:
     size = os.fstat(descriptor).st_size
     if change.resizes:
         if chance.random() < share:
-            os.ftruncate(descriptor, change.size if change.shrinks else max(size, change.size))
+            os.ftruncate(descriptor, change.end if change.shrinks else max(size, change.end))
         return
     for start, end in change.pieces:
         for a, b in _torn(start, end, chance, share):
@@ -464,8 +467,8 @@ def _write_change(descriptor: int, change: Change, chance: random.Random, share:
                 _write_zeros(descriptor, a, b)
             else:
                 os.pwrite(descriptor, _slice(change, a, b), a)
-    if chance.random() < share / 2 and change.offset + change.size > size:
-        os.ftruncate(descriptor, max(os.fstat(descriptor).st_size, change.offset + change.size))
+    if chance.random() < share / 2 and change.end > size:
+        os.ftruncate(descriptor, max(os.fstat(descriptor).st_size, change.end))
 
 
 def _torn(start: int, end: int, chance: random.Random, share: float) -> Iterator[tuple[int, int]]:
@@ -489,12 +492,12 @@ def _torn(start: int, end: int, chance: random.Random, share: float) -> Iterator
             yield from (part for part in parts if chance.random() < share)
 
 
-def _without(piece: tuple[int, int], offset: int, size: int) -> Iterator[tuple[int, int]]:
-    start, end = piece
-    if start < min(end, offset):
-        yield start, min(end, offset)
-    if max(start, offset + size) < end:
-        yield max(start, offset + size), end
+def _without(piece: tuple[int, int], start: int, end: int) -> Iterator[tuple[int, int]]:
+    first, last = piece
+    if first < min(last, start):
+        yield first, min(last, start)
+    if max(first, end) < last:
+        yield max(first, end), last
 
 
 def _slice(change: Change, start: int, end: int) -> Any:

@@ -61,7 +61,7 @@ def record(directory: Path, shim: Path, *, seconds: float, seed: int, unsynced: 
         time.sleep(seconds / 2)
         if not unsynced:
             broker.kill()
-            _resolve(trace, data, marker)
+            resolve(trace, data, marker)
             broker.start()
         time.sleep(seconds / 2)
         workload.stop()
@@ -82,7 +82,7 @@ def record(directory: Path, shim: Path, *, seconds: float, seed: int, unsynced: 
     return scribe.operations
 
 
-def _resolve(trace: Path, data: Path, marker: Marker) -> None:
+def resolve(trace: Path, data: Path, marker: Marker) -> None:
     """Write the ends of operations whose processes were killed in them, as they are found to have ended."""
     unfinished: dict[int, Record] = {}
     for each in Trace(trace):

@@ -453,8 +453,13 @@ int ftruncate(int descriptor, off_t size)
 int ftruncate64(int descriptor, off64_t size) { return ftruncate(descriptor, size); }
 int truncate(const char *path, off_t size)
 {
-    unknown(-1, AT_FDCWD, path);
-    return (int)syscall(SYS_truncate, path, size);
+    int descriptor = opened(AT_FDCWD, path, O_WRONLY | O_CLOEXEC, 0);
+    if (descriptor < 0)
+        return -1;
+    int result = ftruncate(descriptor, size), saved = errno;
+    close(descriptor);
+    errno = saved;
+    return result;
 }
 int truncate64(const char *path, off64_t size) { return truncate(path, size); }
 int fallocate(int descriptor, int mode, off_t offset, off_t length)

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.power_loss.disk import SECTOR, Deaf, Disk, Metadata, UnknownOperation
-from tests.power_loss.trace import NoCompiler, Trace, make_shim
+from tests.power_loss.record import resolve
+from tests.power_loss.trace import Kind, Marker, NoCompiler, Phase, Record, Trace, make_shim, packed
 
 IMAGES = 60
 
@@ -249,7 +250,7 @@ import random
 chance = random.Random({seed})
 for number in range(60):
     name = chance.choice("abcd")
-    match chance.randrange(9):
+    match chance.randrange(10):
         case 0:
             f = os.open(name, W | chance.choice((0, os.O_TRUNC, os.O_DSYNC, os.O_APPEND)))
             os.write(f, chance.randbytes(chance.randrange(3000)))
@@ -272,11 +273,66 @@ for number in range(60):
         case 8:
             with open(name, "ab") as file:
                 file.write(chance.randbytes(100))
+        case 9 if os.path.exists(name):
+            os.truncate(name, chance.randrange(5000))
 """
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(16))
 def test_the_trace_says_all_that_programs_do(traced, seed):
     traced.run(CHANGES.format(seed=seed))
     traced.disk.finish()
     assert traced.images(count=1) == [files_of(traced.directory)]
+
+
+def test_a_record_that_a_killed_process_did_not_finish_is_passed_over(tmp_path):
+    def said(operation: int, data: bytes) -> bytes:
+        return packed(Record(Kind.WRITE, Phase.BEGIN, 0, operation, 1, 0, len(data), 0, "", "", data))
+
+    whole = [said(number, b"x" * 100 * number) for number in range(1, 6)]
+    for at in range(5):
+        for left in (3, 50, len(whole[at]) - 1):
+            cut = [*whole[:at], whole[at][:left], *whole[at + 1 :]]
+            (tmp_path / "trace").write_bytes(b"".join(cut))
+            found = [(record.operation, bytes(record.data)) for record in Trace(tmp_path / "trace")]
+            assert found == [(number, b"x" * 100 * number) for number in range(1, 6) if number != at + 1]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "os.pwrite(f, b'2' * 700, 300)",
+        "os.ftruncate(f, 5)",
+        "os.ftruncate(f, 5000)",
+        "os.rename('a', 'b')",
+        "os.unlink('a')",
+        "os.mkdir('d')",
+        "os.close(os.open('c', W))",
+        "os.fsync(f)",
+    ],
+)
+@pytest.mark.parametrize("done", [True, False])
+def test_the_last_operation_of_a_killed_process_ends_as_the_files_say(traced, code, done):
+    begin = "f = os.open('a', W); os.pwrite(f, b'1' * 700, 0); os.fsync(f); os.fsync(here)"
+    traced.run(f"{begin}; {code}", tell=False)
+    trace = traced.directory.parent / "cut"
+    marker = Marker(trace)
+    for record in [*traced.records][:-1]:
+        marker.add(record._replace(data=bytes(record.data)))
+    if not done:  # the call was not made: the files are as before
+        for path in traced.directory.iterdir():
+            path.rmdir() if path.is_dir() else path.unlink() if path.name == "c" else path.rename(path.with_name("a"))
+        with (traced.directory / "a").open("r+b" if (traced.directory / "a").exists() else "w+b") as file:
+            file.write(b"1" * 700)
+            file.truncate(700)
+    resolve(trace, traced.directory, marker)
+    marker.close()
+    disk = Disk()
+    disk.set_root(traced.directory.stat().st_ino)
+    for record in Trace(trace):
+        disk.tell(record)
+    disk.finish()
+    image = traced.directory.parent / "image"
+    disk.image(image, random.Random(), Metadata.ORDERED)
+    assert files_of(image) == files_of(traced.directory)
+    assert {path.name for path in image.iterdir()} == {path.name for path in traced.directory.iterdir()}

@@ -110,11 +110,11 @@ class Trace:
         at = 0
         while at < len(self._bytes):
             size = self._size(at)
-            if size and (at + size == len(self._bytes) or self._size(at + size)):
+            if size and self._is_followed(at + size):
                 self._at.append(at)
                 at += size
             else:  # a process was killed while it wrote this record, before the operation or after it
-                at = self._next(at + 4)
+                at = self._next(at + 1)
 
     def _size(self, at: int) -> int:
         """Of the record at this place; 0 if there is none."""
@@ -122,6 +122,10 @@ class Trace:
             return 0
         magic, size = struct.unpack_from("<II", self._bytes, at)
         return size if magic == MAGIC and at + size <= len(self._bytes) else 0
+
+    def _is_followed(self, at: int) -> bool:
+        """True at the end, and if a record begins here; perhaps behind some bytes of one that was not finished."""
+        return len(self._bytes) - at < len(_MAGIC_BYTES) or self._map.find(_MAGIC_BYTES, at, at + 8) >= 0
 
     def _next(self, at: int) -> int:
         while (at := self._map.find(_MAGIC_BYTES, at)) >= 0:
