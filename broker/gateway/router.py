@@ -1,9 +1,12 @@
 """A gateway's connections to the partitions: one connection to each worker, and channels on it.
 
-Commands for a worker leave in one frame at the end of a turn: one read from a client, or one from a worker. When a
-frame is large enough to keep a worker busy it leaves at once, so that gateway, worker, disk and client work at the same
-time. A channel is one link on one partition; it takes the answers to its commands in their order. When a worker is
-lost, its channels are told, and they are told again when it is back.
+Commands for a worker leave in one frame at the end of a turn: one read from a client, or one from a worker. If a round
+of the event loop has several turns, their commands leave together at its end, because each frame costs a write here and
+perhaps a commit there. A frame that is large enough to keep a worker busy leaves at once, so that gateway, worker, disk
+and client work at the same time.
+
+A channel is one link on one partition; it takes the answers to its commands in their order. When a worker is lost, its
+channels are told, and they are told again when it is back.
 """
 
 import asyncio
@@ -44,6 +47,7 @@ log = get_logger("gateway")
 
 # A frame of this size takes no further command and leaves at once. Smaller frames make the worker commit more often.
 EARLY_BYTES = 64 << 10
+TURNS_AT_ONCE = 16  # after so many turns whose commands left at their end, the turns of one round are counted
 KEPT_BUFFER_BYTES = 1 << 20  # a packer whose buffer has grown larger is not used again
 LOOK_SECONDS = 1.0  # between two checks whether workers answer
 RECONNECT_SECONDS = 0.05
@@ -451,18 +455,39 @@ class Router:
         self.workers = [WorkerConnection(path, self) for path in sockets]
         self.in_turn = False  # True while a read is handled, at the end of which `end_turn` is called
         self._due: list[WorkerConnection] = []  # those with commands to send
+        self._at_once = TURNS_AT_ONCE  # so many turns send at their end, before a round is counted
+        self._gathers = False  # until the end of this round
+        self._turns = 0  # of a round that gathers
         self._number = 0
 
     def send_soon(self, worker: WorkerConnection) -> None:
-        """Send the worker's commands at the end of this turn."""
-        if not self.in_turn and not self._due:
-            asyncio.get_running_loop().call_soon(self._send_due)  # a timer, or the loop itself, has called us
+        """Send the worker's commands at the end of this turn or round."""
         self._due.append(worker)
+        if not self.in_turn and not self._gathers:
+            self._gather()  # a timer, or the loop itself, has called us
 
     def end_turn(self) -> None:
         self.in_turn = False
-        if self._due:
+        if not self._due:
+            return
+        if self._gathers:
+            self._turns += 1
+        elif self._at_once:
+            self._at_once -= 1
             self._send_due()
+        else:
+            self._gather()
+            self._turns = 1
+
+    def _gather(self) -> None:
+        self._gathers = True
+        self._turns = 0
+        asyncio.get_running_loop().call_soon(self._end_round)
+
+    def _end_round(self) -> None:
+        self._gathers = False
+        self._at_once = 0 if self._turns > 1 else TURNS_AT_ONCE
+        self._send_due()
 
     def _send_due(self) -> None:
         due, self._due = self._due, []

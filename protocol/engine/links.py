@@ -32,6 +32,7 @@ _tags = [ffi.new("pn_delivery_tag_t *", (size, _tag_bytes))[0] for size in range
 _JOINED_BYTES = 32 << 10
 
 _new_delivery, _send, _advance = lib.pn_delivery, lib.pn_link_send, lib.pn_link_advance
+_credit, _get_drain = lib.pn_link_credit, lib.pn_link_get_drain
 
 
 class LinkEngine(Protocol):
@@ -235,7 +236,7 @@ class Link:
     def credit(self) -> int:
         """The credit that the sender has: the peer if we receive, else we. Negative if the sender has overrun it."""
         if self.known_credit is None:
-            self.known_credit = lib.pn_link_credit(self.pointer)
+            self.known_credit = _credit(self.pointer)
         return self.known_credit
 
     def grant(self, credit: int) -> None:
@@ -289,7 +290,7 @@ class Link:
 
     @property
     def drain(self) -> bool:
-        return bool(lib.pn_link_get_drain(self.pointer))
+        return bool(_get_drain(self.pointer))
 
     @property
     def queued(self) -> int:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from broker import wire
 from broker.gateway import router as router_module
-from broker.gateway.router import EARLY_BYTES, OUTPUT_HIGH_BYTES, Router, WorkerConnection
+from broker.gateway.router import EARLY_BYTES, OUTPUT_HIGH_BYTES, TURNS_AT_ONCE, Router, WorkerConnection
 from broker.metrics import GatewayMetrics
 from broker.wire import Op, Outcome, Send, Settle
 from tests.end_to_end.raw_peer import ACCEPTED, DISPOSITION, message
@@ -144,6 +144,28 @@ def test_what_is_posted_by_a_timer_leaves_as_well():
         return sum(len(commands) for _, commands in reader.frames())
 
     assert uvloop.run(run()) == 2
+
+
+def test_the_commands_of_several_turns_in_a_round_leave_together_and_those_of_a_single_one_at_once():
+    async def run() -> list[int]:
+        router, reader = Router(["worker"], 1, GatewayMetrics(), lambda message: None), Reader()
+        worker = await reader.connect(router)
+        left_at_once = []
+        for turns in (*[1] * TURNS_AT_ONCE, 3, 3, 1, 1):
+            for _ in range(turns):
+                router.in_turn = True
+                worker.post(wire.grant(0, CHANNEL, 1))
+                router.end_turn()
+            left_at_once.append(reader.read(1 << 20) > 0)
+            await asyncio.sleep(0)
+            reader.read(1 << 20)
+        # A round of one turn is seen only when it has ended, so its commands are the last ones to wait.
+        assert left_at_once == [True] * TURNS_AT_ONCE + [False, False, False, True]
+        reader.socket.close()
+        await worker._lost.wait()
+        return [len(commands) for _, commands in reader.frames()]
+
+    assert uvloop.run(run()) == [1] * TURNS_AT_ONCE + [3, 3, 1, 1]
 
 
 def test_a_worker_that_does_not_read_is_behind_until_it_has_read():
