@@ -94,6 +94,7 @@ FRAME_BYTES = 1 << 15
 QUIET_S = 0.15  # after so long without a message there is none
 PATIENCE_S = 10.0
 RECONNECT_AFTER_S = 0.1
+END_S = 30.0
 DEAD = "/$dlq"
 SCHEDULE_AT = Symbol("x-opt-scheduled-enqueue-time")
 SEQUENCE_NUMBER = Symbol("x-opt-sequence-number")
@@ -103,8 +104,11 @@ DEFER = outcome(MODIFIED, False, True)
 DEAD_LETTER = outcome(REJECTED)
 
 
-class Unanswered(Exception):
-    """The broker refused what it must not refuse."""
+class Wrong(Exception):
+    """The broker refused what it must not refuse, or delivered what nobody sent."""
+
+
+BUSY = "com.microsoft:server-busy"  # nothing was done; the lane tries something else a little later
 
 
 class Scribe:
@@ -181,7 +185,8 @@ class Connection:
                 link[1] += 1
                 payload = b"".join(frame.payload for frame in frames)
                 key = key_of(body_of(payload))
-                assert key is not None, "a body that nobody sent"
+                if key is None:
+                    raise Wrong("a body that nobody sent was delivered")
                 taken.append((frames[0].fields[1], key, payload))
         return taken
 
@@ -199,8 +204,10 @@ def _has_more(frame: Frame) -> bool:
 
 def _check(states: Iterable[Any], expected: int = ACCEPTED) -> None:
     for state in states:
+        if BUSY in str(state):
+            raise TimeoutError(BUSY)
         if state is None or state.descriptor not in (expected, TRANSACTIONAL):
-            raise Unanswered(f"refused: {state}")
+            raise Wrong(f"refused: {state}")
 
 
 class Lane(threading.Thread):
@@ -211,17 +218,23 @@ class Lane(threading.Thread):
         self.port, self.scribe, self.chance = port, scribe, random.Random(seed)
         self.stopping = threading.Event()
         self.failure: BaseException | None = None
-        self.waiting: dict[str, int] = {}  # messages in the queues of this lane, about
+        self.refusal: AssertionError | None = None
+        self.steps = 0
         self._connections: dict[str, Connection] = {}
 
     def run(self) -> None:
         try:
             while not self.stopping.is_set():
-                with suppress(OSError, Closed, TimeoutError):
+                try:
                     self.connection("send")  # first of all, so that nothing is asked of a broker that does not run
                     self.begin()
                     while not self.stopping.is_set():
                         self.step()
+                        self.steps += 1
+                except (OSError, Closed, TimeoutError):
+                    pass
+                except AssertionError as refusal:  # of a link, while the broker starts
+                    self.refusal = refusal
                 self._disconnect()
                 time.sleep(RECONNECT_AFTER_S)
         except BaseException as failure:  # whatever it is, the run must tell it
@@ -477,7 +490,7 @@ class Moves(Lane):
             with self.scribe.operation([("moves", key) for key in sent], [("moves", key) for _, key, _ in taken]):
                 answer = self.coordinator.discharge(transaction)
                 if answer != "accepted":
-                    raise Unanswered(f"commit: {answer}")
+                    raise Wrong(f"commit: {answer}")
             taken = []
         leftover = [delivery for delivery, _, _ in taken]
         if leftover:
@@ -497,7 +510,9 @@ class Relays(Lane):
 
 def _succeeded(answer: Any) -> Any:
     if answer.status not in (200, 204):
-        raise Unanswered(f"{answer.status} {answer.condition}: {answer.description}")
+        if answer.condition == BUSY:
+            raise TimeoutError(BUSY)
+        raise Wrong(f"{answer.status} {answer.condition}: {answer.description}")
     return answer.body
 
 
@@ -519,8 +534,9 @@ class Workload:
         for lane in self.lanes:
             lane.stopping.set()
         for lane in self.lanes:
-            lane.join(PATIENCE_S)
+            lane.join(END_S)
             if lane.is_alive():
                 raise TimeoutError(f"{lane.name} does not end")
-            if lane.failure is not None:
-                raise lane.failure
+            failure = lane.failure or (None if lane.steps else lane.refusal)
+            if failure is not None:
+                raise failure
