@@ -17,8 +17,8 @@ from typing import Any
 KEY_BYTES = 16
 Unit = tuple[str, str]  # place, key
 
-# A relayed message is in the one or the other, and in both as long as the first has not heard that the other took it.
 IDS = "ids"  # the queue with duplicate detection; a message's id is its key
+# A relayed message is in the source or in the target. It has left the source when the target's mark says so.
 SOURCE, TARGET, RELAY = "relay", "relayed", "relay or relayed"
 SCHEDULED = ":scheduled"
 SOON = "soon-"  # keys of messages that are scheduled for a time within the run begin so
@@ -62,6 +62,9 @@ class Found:
     units: Counter[Unit] = field(default_factory=Counter)
     values: dict[str, Any] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
+    is_copy: bool = (
+        False  # of a backup: its stores have no marks, so that messages are forwarded again that were before
+    )
 
 
 class Books:
@@ -104,7 +107,7 @@ class Books:
 
     def breaches(self, found: Found) -> list[str]:
         breaches = list(found.faults)
-        units = self._as_expected(found.units)
+        units = self._as_expected(found)
         undecided = self._undecided()
         for unit in self._there - undecided:
             if unit not in units:
@@ -118,11 +121,13 @@ class Books:
             breaches += _parted(operation, units)
         return breaches + self._wrong_values(found.values)
 
-    def _as_expected(self, found: Counter[Unit]) -> Counter[Unit]:
+    def _as_expected(self, found: Found) -> Counter[Unit]:
         units: Counter[Unit] = Counter()
-        for (place, key), count in found.items():
+        for (place, key), count in found.units.items():
             if place in (SOURCE, TARGET):
-                units[RELAY, key] = max(units[RELAY, key], count)
+                taken_over = (TARGET, key) in found.units or (RELAY, key) not in self._there
+                if not (place == SOURCE and found.is_copy and taken_over):
+                    units[RELAY, key] += count
                 continue
             if place.endswith(SCHEDULED) and key.startswith(SOON):
                 place = place.removesuffix(SCHEDULED)

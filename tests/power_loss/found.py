@@ -29,11 +29,14 @@ from storage.findings import PartitionReport
 from storage.lmdb_store import LmdbStore
 from storage.queue_ids import Part, entity_of, part_of, queue_id_of
 from storage.records import (
+    STORE_ID_KEY,
     Place,
     check_message,
     decode_document,
     decode_entry,
+    decode_mark,
     decode_state,
+    mark_key,
     message_key,
     message_parts,
     unpack_queue_key,
@@ -98,8 +101,13 @@ def look(settings: Settings, ids: list[str]) -> Found:
     """
     found = Found()
     with open_after_loss(settings) as opened:
+        marks = {
+            key: decode_mark(value)
+            for store in opened.stores.values()
+            for key, value in store.scan(Table.MARKS, b"", END, EVERYTHING)
+        }
         for store in opened.stores.values():
-            _read(store, found)
+            _read(store, marks, found)
         for number, partition in opened.partitions.items():
             partition.request("probe", PROBE, [], _now_ms())
             partition.commit()
@@ -119,6 +127,7 @@ def look_at_backup(settings: Settings, folder: Path) -> Found:
     maintenance.restore(folder / "backup", folder / "restored")
     found = look(settings.model_copy(update={"data_dir": folder / "restored"}), [])
     found.faults += faults
+    found.is_copy = True
     return found
 
 
@@ -148,7 +157,9 @@ def _problems(report: PartitionReport) -> list[str]:
     return [str(finding) for finding in report.findings] or [str(report.problems)]
 
 
-def _read(store: Store, found: Found) -> None:
+def _read(store: Store, marks: dict[bytes, int], found: Found) -> None:
+    """`marks`: of messages that another partition has taken over; the source deletes them when it hears of that."""
+    store_id = decode_document(store.get(Table.META, STORE_ID_KEY) or b"")
     names: dict[int, str] = {}
     for key, value in store.scan(Table.ENTITIES, b"", END, EVERYTHING):
         document = decode_document(value)
@@ -166,6 +177,8 @@ def _read(store: Store, found: Found) -> None:
         found.values[f"state {names[entity_of(queue_id)]} {session.decode()}"] = decode_state(value).decode()
     for key, value in store.scan(Table.QUEUE, b"", END, EVERYTHING):
         queue_id, place, number = unpack_queue_key(key)
+        if number <= marks.get(mark_key(store_id, queue_id), 0):
+            continue
         named = names[entity_of(queue_id)] + PARTS[Part(part_of(queue_id))] + PLACES[Place(place)]
         record = store.get(Table.MESSAGES, message_key(decode_entry(value).message_id))
         if record is None:
