@@ -9,7 +9,6 @@ from broker.partition.messages.expiry import end_of_life
 from broker.partition.state.bodies import staged_id, with_times
 from broker.partition.state.core import Core
 from broker.partition.state.queue import Queue
-from broker.partition.state.terms import Kind
 from broker.partition.state.timers import Due
 from broker.partition.state.window import Ref
 from broker.partition.topics.publishing import publish
@@ -28,7 +27,11 @@ from storage.records import (
 )
 from storage.store import Table
 
+# Here, because to look up a member of an enum takes as long as a call.
 _MESSAGE_ID = int(Extra.MESSAGE_ID)
+_AVAILABLE, _SCHEDULED = Place.AVAILABLE, Place.SCHEDULED
+_ACTIVATION, _EXPIRY = Due.SCHEDULED, Due.EXPIRY
+_QUEUE = Table.QUEUE
 
 
 def send(
@@ -52,9 +55,9 @@ def store(
     """As `send`, for messages that were checked."""
     if queue.transfers is not None:
         return transfer_queue.store(core, queue, queue.transfers, messages, now_ms)
-    if queue.terms.kind == Kind.TOPIC:
+    if queue.is_topic:
         return publish(core, queue, messages, now_ms, reserved)
-    queue_id, wall_ms = queue.id, core.wall_ms(now_ms)
+    queue_id = queue.id
     first = number = queue.next_number if reserved is None else reserved
     next_id = core.bodies.next_id
     records: list[bytes] = []
@@ -64,7 +67,7 @@ def store(
     due: list[tuple[bytes, bytes]] = []
     numbers: list[int] = []
     size_bytes = scheduled_count = 0
-    earliest = [NEVER, NEVER]  # by Timer
+    earliest_expiry_ms = earliest_scheduled_ms = NEVER
     default_ttl_ms, sessions = queue.terms.time_to_live_ms, queue.sessions
     repeats: dict[int, int] = {}
     if queue.terms.duplicate_window_ms:
@@ -90,24 +93,28 @@ def store(
             if sessions is not None:
                 overlay = {Field.SESSION: extra[Extra.SESSION_ID]}
         message_id = staged or next_id
-        if scheduled_ms <= wall_ms and reserved is None:
-            place, timer, enqueued_ms = Place.AVAILABLE, Due.EXPIRY, now_ms
-            due_ms = expires_ms = NEVER if ttl_ms is None else end_of_life(now_ms, ttl_ms)
+        if reserved is None and (not scheduled_ms or scheduled_ms <= core.wall_ms(now_ms)):
+            place, enqueued_ms = _AVAILABLE, now_ms
+            expires_ms = NEVER if ttl_ms is None else end_of_life(now_ms, ttl_ms)
+            if expires_ms != NEVER:
+                due.append((due_key(queue_id, _EXPIRY, expires_ms, number), message_key(message_id)))
+                if expires_ms < earliest_expiry_ms:
+                    earliest_expiry_ms = expires_ms
             if staged:
                 overlay = with_times(overlay, now_ms, expires_ms)
             refs.append((number, message_id, 0, overlay))
         else:
-            place, timer, enqueued_ms, due_ms = Place.SCHEDULED, Due.SCHEDULED, scheduled_ms, scheduled_ms
+            place, enqueued_ms = _SCHEDULED, scheduled_ms
+            if scheduled_ms != NEVER:
+                due.append((due_key(queue_id, _ACTIVATION, scheduled_ms, number), message_key(message_id)))
+                if scheduled_ms < earliest_scheduled_ms:
+                    earliest_scheduled_ms = scheduled_ms
             expires_ms = end_of_life(scheduled_ms, ttl_ms)
             if expires_ms != NEVER:
                 overlay = {**(overlay or {}), Field.EXPIRES_MS: expires_ms}
             scheduled_count += 1
             if sessions is not None:
                 sessions.put(place, (number, message_id, 0, overlay))
-        if due_ms != NEVER:
-            due.append((due_key(queue_id, timer, due_ms, number), message_key(message_id)))
-            if due_ms < earliest[timer]:
-                earliest[timer] = due_ms
         if staged:
             adopted.append(staged)
             size_bytes += MESSAGE_HEADER_BYTES + len(body)
@@ -127,11 +134,13 @@ def store(
     core.bodies.append(records, keep=queue.is_awaited)
     if adopted:
         core.bodies.adopt(adopted)
-    core.store.put_many(Table.QUEUE, entries)
+    core.store.put_many(_QUEUE, entries)
     core.turn.work += len(entries)
-    queue.next_number = max(queue.next_number, number)
-    queue.counts[Place.AVAILABLE] += len(refs)
-    queue.counts[Place.SCHEDULED] += scheduled_count
+    if number > queue.next_number:
+        queue.next_number = number
+    queue.counts[_AVAILABLE] += len(refs)
+    if scheduled_count:
+        queue.counts[_SCHEDULED] += scheduled_count
     queue.size_bytes += size_bytes
     if sessions is None:
         queue.window.extend(refs, first, number, core.settings.window)
@@ -141,8 +150,8 @@ def store(
     core.turn.wake(queue)
     if due:
         core.store.put_many(Table.DUE, due)
-        if earliest[Due.EXPIRY] != NEVER:
-            core.arm_expiry(queue, earliest[Due.EXPIRY])
-        if earliest[Due.SCHEDULED] != NEVER:
-            core.arm_scheduled(queue_id, earliest[Due.SCHEDULED], now_ms)
+        if earliest_expiry_ms != NEVER:
+            core.arm_expiry(queue, earliest_expiry_ms)
+        if earliest_scheduled_ms != NEVER:
+            core.arm_scheduled(queue_id, earliest_scheduled_ms, now_ms)
     return numbers

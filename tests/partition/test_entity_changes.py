@@ -57,8 +57,8 @@ def test_a_disabled_queue_closes_its_receivers_and_keeps_their_locks(queue):
     queue.change(status="ReceiveDisabled")
     pumped = queue.partition.pump(queue.now_ms)
     assert {receiver: type(error) for receiver, error in pumped.closed} == {"r": EntityDisabled, "d": EntityDisabled}
-    assert pumped.deliveries == []
-    assert queue.partition.pump(queue.now_ms).closed == []
+    assert not pumped.deliveries
+    assert not queue.partition.pump(queue.now_ms).closed
     assert queue.settle(Outcome.ACCEPTED, a) == [None]
     queue.close("r", broken=True)
     queue.change(status="Active")

@@ -354,7 +354,7 @@ def test_a_deleted_subscription_closes_its_receivers_and_leaves_the_others_their
     topic.unsubscribe(A)
     pumped = topic.partition.pump(topic.now_ms)
     assert {receiver: type(error) for receiver, error in pumped.closed} == {"a": EntityNotFound, "dead": EntityNotFound}
-    assert pumped.deliveries == []
+    assert not pumped.deliveries
     assert isinstance(topic.settle(Outcome.ACCEPTED, received[1], queue=A)[0], EntityNotFound)
     topic.publish("f")
     topic.wait(0)

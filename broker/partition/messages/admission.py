@@ -16,7 +16,10 @@ from storage.records import MESSAGE_HEADER_BYTES, Place
 Incoming = Sequence[Any]  # layout, body, ttl_ms | None, extra | None: see broker.wire
 
 
-_COUNTED = (Part.MAIN, Part.DEAD_LETTER, Part.TRANSFER_DEAD_LETTER)
+_TRANSFER = Part.TRANSFER
+_COUNTED = (Part.DEAD_LETTER, Part.TRANSFER_DEAD_LETTER)
+_COUNTED_OF_TOPIC = (Part.TRANSFER_DEAD_LETTER,)
+_SUBSCRIPTION = Kind.SUBSCRIPTION
 
 
 def check(core: Core, sends: Sequence[tuple[Queue, Sequence[Incoming]]]) -> None:
@@ -30,14 +33,16 @@ def check(core: Core, sends: Sequence[tuple[Queue, Sequence[Incoming]]]) -> None
             _check_entity(queue, messages)
         else:
             counted = core.queue(queue_id_of(queue.entity_id if queue.topic_id is None else queue.topic_id))
-        added = [len(message[1]) + MESSAGE_HEADER_BYTES for message in messages]
-        size_bytes = totals[counted.id] if counted.id in totals else entity_size(core, counted)
-        total = totals[counted.id] = size_bytes + sum(added)
+        size_bytes = total = totals[counted.id] if counted.id in totals else entity_size(core, counted)
+        staged = core.bodies.staged
+        for _, body, _, extra in messages:
+            size = len(body) + MESSAGE_HEADER_BYTES
+            total += size
+            if not (staged and staged_id(extra)):
+                sizes.append(size)
+        totals[counted.id] = total
         if total > counted.terms.size_bytes_max:
             raise too_large(counted, size_bytes)
-        if core.bodies.staged:
-            added = [size for size, (_, _, _, extra) in zip(added, messages, strict=True) if not staged_id(extra)]
-        sizes += added
         if queue.is_topic:
             # Only copies that are certain, also of messages that wait at the topic. Copies by rules can wait for room.
             all_taking = len(core.topic(queue).for_all)
@@ -49,9 +54,9 @@ def check(core: Core, sends: Sequence[tuple[Queue, Sequence[Incoming]]]) -> None
 
 def _check_entity(queue: Queue, messages: Sequence[Incoming]) -> None:
     terms = queue.terms
-    if queue.part != Part.MAIN:
+    if queue.is_dead_letter:
         raise NotAllowed(f"Messages cannot be sent to the dead-letter queue of '{terms.name}'.")
-    if terms.kind == Kind.SUBSCRIPTION:
+    if terms.kind == _SUBSCRIPTION:
         raise NotAllowed(f"Messages cannot be sent to the subscription '{terms.name}'; send them to its topic.")
     if not terms.can_send:
         raise EntityDisabled(error_texts.send_disabled(terms.name))
@@ -66,12 +71,17 @@ def entity_size(core: Core, queue: Queue) -> int:
     sessions' states. For a topic these are the record of each of its messages once, COPY_BYTES for each copy, its
     subscriptions' session states, and the records in its transfer queues.
     """
-    # A transfer queue with messages is always open, because META lists its lanes.
-    transfers = core.queues.get(with_part(queue.id, Part.TRANSFER))
-    transfer_bytes = transfers.size_bytes if transfers is not None else 0
-    if queue.terms.kind != Kind.QUEUE:
-        return queue.size_bytes + core.queue(with_part(queue.id, Part.TRANSFER_DEAD_LETTER)).size_bytes + transfer_bytes
-    return sum(core.queue(with_part(queue.id, part)).size_bytes for part in _COUNTED) + transfer_bytes
+    counted = queue.counted_with
+    if counted is None:
+        parts = _COUNTED if queue.terms.kind == Kind.QUEUE else _COUNTED_OF_TOPIC
+        others = [core.queue(with_part(queue.id, part)) for part in parts]
+        # A transfer queue with messages is always open, because META lists its lanes.
+        transfers = core.queues.get(with_part(queue.id, _TRANSFER))
+        counted = queue.counted_with = (*others, transfers) if transfers is not None else tuple(others)
+    size_bytes = queue.size_bytes
+    for other in counted:
+        size_bytes += other.size_bytes
+    return size_bytes
 
 
 def too_large(queue: Queue, size_bytes: int) -> QuotaExceeded:

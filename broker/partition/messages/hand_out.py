@@ -34,6 +34,12 @@ FETCH_MAX = 1024  # entries read ahead at once
 READ_MAX = 128  # messages read at once
 WEIGHT_BYTES = 512  # counted for a delivery besides its record, so that small messages count for their work
 
+# Here, because to look up a member of an enum takes as long as a call.
+_AVAILABLE, _EXPIRES_MS, _LOCKS = Place.AVAILABLE, Field.EXPIRES_MS, Due.LOCKS
+
+Deliveries = list[tuple[Hashable, int, list[Any]]]  # receiver, locked until, entry items: see `Pumped`
+Drained = list[tuple[Hashable, int]]
+
 
 class Pumped(NamedTuple):
     """`deliveries`: (receiver, locked_until_ms or 0 if not locked, entry items: see broker.wire).
@@ -43,46 +49,45 @@ class Pumped(NamedTuple):
     commit. `accepted`: (receiver, session id, locked_until_ms) of receivers that have got their session.
     """
 
-    deliveries: list[tuple[Hashable, int, list[Any]]]
-    drained: list[tuple[Hashable, int]]
-    closed: list[tuple[Hashable, BrokerError]]
-    more: bool
+    deliveries: Sequence[tuple[Hashable, int, list[Any]]] = ()
+    drained: Sequence[tuple[Hashable, int]] = ()
+    closed: Sequence[tuple[Hashable, BrokerError]] = ()
+    more: bool = False
     forwards: Sequence[Forward] = ()
     accepted: Sequence[tuple[Hashable, str, int]] = ()
 
 
+NOTHING = Pumped()
 Taken = list[tuple[Ref, bytes, int]]  # ref, record, time of its DUE entry or NEVER
 
 
-def pump(core: Core, now_ms: int) -> Pumped:
+def pump(core: Core, now_ms: int) -> tuple[Deliveries, Drained]:
+    """Serve the queues that are awake. Those that it does not get to the end of stay awake."""
     awake = core.turn.take_awake()
-    closed = core.turn.take_closed()
-    pumped = Pumped([], [], closed, False)
+    deliveries: Deliveries = []
+    drained: Drained = []
     budget_bytes = core.settings.pump_bytes
     later = []  # queues that were cut short; they come after those that got nothing
-    if awake:
-        core.begin_part()
+    core.begin_part()
     for queue in awake.values():
         if budget_bytes <= 0 or core.work_left() <= 0:
             core.turn.awake[queue.id] = queue
             continue
         if queue.sessions is not None:
-            used_bytes, cut = _hand_out_sessions(core, queue, queue.sessions, now_ms, budget_bytes, pumped)
+            used_bytes, cut = _hand_out_sessions(core, queue, queue.sessions, now_ms, budget_bytes, deliveries, drained)
         else:
-            used_bytes, cut = _hand_out(core, queue, now_ms, budget_bytes, pumped.deliveries)
+            used_bytes, cut = _hand_out(core, queue, now_ms, budget_bytes, deliveries)
         budget_bytes -= used_bytes
         if cut:
             later.append(queue)
         elif queue.line.draining:
-            pumped.drained.extend((receiver.key, receiver.delivered) for receiver in queue.line.take_drained())
+            drained += [(receiver.key, receiver.delivered) for receiver in queue.line.take_drained()]
     for queue in later:
         core.turn.awake[queue.id] = queue
-    return pumped._replace(more=bool(core.turn.awake))
+    return deliveries, drained
 
 
-def _hand_out(
-    core: Core, queue: Queue, now_ms: int, budget_bytes: int, deliveries: list[tuple[Hashable, int, list[Any]]]
-) -> tuple[int, bool]:
+def _hand_out(core: Core, queue: Queue, now_ms: int, budget_bytes: int, deliveries: Deliveries) -> tuple[int, bool]:
     """Returns the bytes used, and True if it was cut short by the budget or because the turn has no work left."""
     line, until_ms = queue.line, now_ms + queue.terms.lock_duration_ms
     items: dict[Hashable, list[Any]] = {}
@@ -112,7 +117,13 @@ def _hand_out(
 
 
 def _hand_out_sessions(
-    core: Core, queue: Queue, sessions: Sessions, now_ms: int, budget_bytes: int, pumped: Pumped
+    core: Core,
+    queue: Queue,
+    sessions: Sessions,
+    now_ms: int,
+    budget_bytes: int,
+    deliveries: Deliveries,
+    drained: Drained,
 ) -> tuple[int, bool]:
     """As `_hand_out`, for a queue with sessions: each session's receiver gets the messages of its session.
 
@@ -149,7 +160,7 @@ def _hand_out_sessions(
                     continue
             if receiver.key in line.draining:
                 line.end_drain(receiver)
-                pumped.drained.append((receiver.key, receiver.delivered))
+                drained.append((receiver.key, receiver.delivered))
         if not batch:
             continue
         records = iter(core.bodies.read(ids))
@@ -165,7 +176,7 @@ def _hand_out_sessions(
             if items:
                 receiver.delivered += len(items) // ENTRY
                 until_ms = 0 if receiver.receive_and_delete else session.until_ms
-                pumped.deliveries.append((receiver.key, until_ms, items))
+                deliveries.append((receiver.key, until_ms, items))
             if receiver.delivered >= receiver.limit:
                 line.waiting.pop(receiver.key, None)
             if session.may_have_more or receiver.key in line.draining:
@@ -195,7 +206,7 @@ def _give(
     gone = 0
     used_bytes = 0
     keep, held, tokens = not receiver.receive_and_delete, queue.locks.held, session.tokens
-    prefix, place = core.token_prefix, Place.AVAILABLE
+    prefix, place = core.token_prefix, _AVAILABLE
     for ref, record, token_number in zip(refs, records, core.token_numbers, strict=False):
         if gone >= gone_limit:
             session.window.put_back(ref)
@@ -208,7 +219,7 @@ def _give(
         size = len(record)
         due_ms = message_expires_ms(record)
         if overlay and len(overlay) > 1:  # it has more fields than the session
-            due_ms = overlay.get(Field.EXPIRES_MS, due_ms)
+            due_ms = overlay.get(_EXPIRES_MS, due_ms)
         used_bytes += size + WEIGHT_BYTES
         if due_ms <= now_ms:
             expire(core, queue, unlocked(ref, size, due_ms, place))
@@ -262,9 +273,9 @@ def take(core: Core, queue: Queue, count: int, limit_bytes: int, now_ms: int) ->
                 gone_left = (gone_left or core.step()) - 1
                 if record is None:
                     number, message_id, _, _ = ref
-                    set_aside(core, queue, Place.AVAILABLE, number, message_id)
+                    set_aside(core, queue, _AVAILABLE, number, message_id)
                 else:
-                    expire(core, queue, unlocked(ref, len(record), due_ms, Place.AVAILABLE))
+                    expire(core, queue, unlocked(ref, len(record), due_ms, _AVAILABLE))
                 is_enough = gone_left <= 0 or used_bytes >= limit_bytes
             if is_enough:
                 for unused in islice(refs, index + 1, None):
@@ -289,7 +300,7 @@ def next_refs(core: Core, queue: Queue, count: int, ahead: int) -> list[Ref]:
 def _fetch(core: Core, queue: Queue, limit: int) -> None:
     """Read the next entries behind the window's end into it."""
     window = queue.window
-    start = queue_key(queue.id, Place.AVAILABLE, window.cursor)
+    start = queue_key(queue.id, _AVAILABLE, window.cursor)
     items = core.store.scan(Table.QUEUE, start, queue_key(queue.id, Place.DEFERRED, 0), limit)
     core.turn.work += len(items)
     refs: list[Ref] = []
@@ -302,7 +313,7 @@ def _fetch(core: Core, queue: Queue, limit: int) -> None:
         try:
             refs.append((number, *decode_entry(value)))
         except CorruptRecord:
-            set_aside(core, queue, Place.AVAILABLE, number, None)
+            set_aside(core, queue, _AVAILABLE, number, None)
     cursor = queue.next_number
     if len(items) == limit:
         last_key, _ = items[-1]
@@ -335,7 +346,7 @@ def _fetch_of_session(core: Core, queue: Queue, session: Session, limit: int) ->
         try:
             refs.append((number, *decode_entry(entry)))
         except CorruptRecord:
-            set_aside(core, queue, Place.AVAILABLE, number, None)
+            set_aside(core, queue, _AVAILABLE, number, None)
     window.fill(refs, window.cursor)
 
 
@@ -348,7 +359,7 @@ def _lock(core: Core, queue: Queue, receiver: Receiver, taken: Taken, until_ms: 
     items: list[Any] = []
     tokens: list[bytes] = []
     prefix, numbers = core.token_prefix, core.token_numbers
-    held, expiring, place = queue.locks.held, queue.locks.expiring, Place.AVAILABLE
+    held, expiring, place = queue.locks.held, queue.locks.expiring, _AVAILABLE
     for (ref, record, due_ms), token_number in zip(taken, numbers, strict=False):  # numbers have no end
         token = prefix + _token_number(token_number)
         number, _, delivery_count, overlay = ref
@@ -358,7 +369,7 @@ def _lock(core: Core, queue: Queue, receiver: Receiver, taken: Taken, until_ms: 
         if due_ms != NEVER:
             expiring.add(number)
     receiver.tokens.update(dict.fromkeys(tokens))
-    core.timers.arm(until_ms, (queue.id, Due.LOCKS))
+    core.timers.arm(until_ms, (queue.id, _LOCKS))
     queue.tally.outgoing += len(taken)
     return items
 
@@ -370,7 +381,7 @@ def _remove(core: Core, queue: Queue, taken: Taken) -> list[Any]:
     for ref, record, due_ms in taken:
         number, _, delivery_count, overlay = ref
         items += (new_token(core), number, delivery_count, record, overlay)
-        gone.append((ref, len(record), due_ms, Place.AVAILABLE, 0, NOBODY))
+        gone.append((ref, len(record), due_ms, _AVAILABLE, 0, NOBODY))
     discard(core, queue, gone)
     queue.tally.outgoing += len(taken)
     queue.tally.received_and_deleted += len(taken)

@@ -24,6 +24,12 @@ Properties = dict[str, Any]  # name -> str, or bytes of one encoded AMQP value
 REASON = "DeadLetterReason"
 DESCRIPTION = "DeadLetterErrorDescription"
 
+# Here, because to look up a member of an enum takes as long as a call.
+_SCHEDULED = Place.SCHEDULED
+_ACTIVATION, _EXPIRY = Due.SCHEDULED, Due.EXPIRY
+_QUEUE, _MESSAGES, _DUE = Table.QUEUE, Table.MESSAGES, Table.DUE
+_EXPIRES_MS = Field.EXPIRES_MS
+
 
 def unlocked(ref: Ref, size: int, due_ms: int, place: Place) -> Held:
     return ref, size, due_ms, place, 0, NOBODY
@@ -40,19 +46,19 @@ def discard(core: Core, queue: Queue, messages: Sequence[Held], keep_bodies: boo
         queue_keys.append(queue_key(queue_id, place, number))
         message_keys.append(message_key(message_id))
         if due_ms != NEVER:
-            timer = Due.SCHEDULED if place == Place.SCHEDULED else Due.EXPIRY
+            timer = _ACTIVATION if place == _SCHEDULED else _EXPIRY
             due_keys.append(due_key(queue_id, timer, due_ms, number))
         counts[place] -= 1
         size_bytes += size
     queue.size_bytes -= size_bytes
     core.turn.work += len(queue_keys)
-    core.store.delete_many(Table.QUEUE, queue_keys)
+    core.store.delete_many(_QUEUE, queue_keys)
     if queue.sessions is not None:
         queue.sessions.leave(messages)
     if queue.topic_id is None and not keep_bodies:
-        core.store.delete_many(Table.MESSAGES, message_keys)
+        core.store.delete_many(_MESSAGES, message_keys)
     if due_keys:
-        core.store.delete_many(Table.DUE, due_keys)
+        core.store.delete_many(_DUE, due_keys)
     core.turn.touch(queue)
 
 
@@ -233,4 +239,4 @@ def with_properties(overlay: Overlay | None, properties: Properties | None) -> O
 
 def overlay_expires_ms(overlay: Overlay | None) -> int | None:
     """The expiry in the overlay; None if the record's holds."""
-    return None if overlay is None else overlay.get(Field.EXPIRES_MS)
+    return None if overlay is None else overlay.get(_EXPIRES_MS)

@@ -33,6 +33,8 @@ from broker.wire import Outcome
 from protocol import error_texts
 from storage.records import Field
 
+_ACCEPTED = Outcome.ACCEPTED  # here, because to look up a member of an enum takes as long as a call
+
 
 def settle(
     core: Core, queue: Queue, tokens: Sequence[bytes], outcome: Outcome, properties: Properties | None, now_ms: int
@@ -43,7 +45,7 @@ def settle(
     already, or settled in an open transaction. MessageTooLarge: the properties set on this message by its receivers
     become too large.
     """
-    if outcome == Outcome.ACCEPTED and not queue.locks.staged:
+    if outcome == _ACCEPTED and not queue.locks.staged:
         core.changing()
         removed = queue.locks.remove_all(tokens, now_ms)
         if None not in removed:

@@ -18,6 +18,7 @@ from storage.records import (
 from storage.store import Store, Table
 
 FRESH_BYTES_MAX = 16 << 20
+_MESSAGES = Table.MESSAGES
 # A key of an incoming message's `extra` besides those of `wire.Extra`: the id of its record, if that is staged.
 STAGED = 0
 
@@ -46,7 +47,7 @@ class Bodies:
         """Stage records under the ids from `next_id` on. `keep`: they will probably be read in this turn."""
         first = self.next_id
         self.next_id = end = first + len(records)
-        self._store.append(Table.MESSAGES, list(zip(map(message_key, range(first, end)), records, strict=True)))
+        self._store.append(_MESSAGES, [(message_key(number), record) for number, record in enumerate(records, first)])
         if keep and self._fresh_bytes < FRESH_BYTES_MAX:
             self._fresh.update(zip(range(first, end), records, strict=True))
             self._fresh_bytes += sum(map(len, records))
@@ -94,7 +95,7 @@ class Bodies:
         first, count = ids[0], len(ids)
         # Messages that came one after the other have adjacent keys, and one scan is several times faster than gets.
         if count > 1 and ids == list(range(first, first + count)):
-            items = self._store.scan(Table.MESSAGES, message_key(first), message_key(first + count), count)
+            items = self._store.scan(_MESSAGES, message_key(first), message_key(first + count), count)
             if len(items) == count:
                 try:
                     for _, record in items:
@@ -106,7 +107,7 @@ class Bodies:
         return [self.read_one(message_id) for message_id in ids]
 
     def read_one(self, message_id: int) -> bytes | None:
-        record = self._store.get(Table.MESSAGES, message_key(message_id))
+        record = self._store.get(_MESSAGES, message_key(message_id))
         try:
             if record is not None:
                 check_message(record)

@@ -22,7 +22,7 @@ from broker.partition.state.topic import Topic
 from broker.partition.state.turn import Turn
 from broker.rules import load_language
 from storage.quarantine import quarantine
-from storage.queue_ids import Part, entity_of, part_of
+from storage.queue_ids import Part, entity_of, part_of, queue_id_of
 from storage.records import CorruptRecord, Counts, decode_counts, due_key, encode_counts, entity_key
 from storage.seen_ids import SeenIds
 from storage.seen_runs import SeenMemory
@@ -37,6 +37,7 @@ PAGES_PER_QUEUE = 3
 # time.
 LOOK_AGAIN_MS = 5000
 PARTS_OF_A_TURN = 5  # commands, timers, forwarding, offering sessions, handing out
+_COUNTS = Table.COUNTS
 _TOPIC_PARTS = (Part.MAIN, Part.TRANSFER_DEAD_LETTER, Part.TRANSFER)
 
 
@@ -152,6 +153,9 @@ class Core:
             return None
         topic_id = self.topic_ids[terms.topic] if terms.kind == Kind.SUBSCRIPTION else None
         queue = self.queues[queue_id] = Queue(queue_id, terms, self._counts(queue_id), topic_id)
+        main = self.queues.get(queue_id_of(queue.entity_id))
+        if main is not None:
+            main.counted_with = None
         if queue.forward_to:
             queue.outbox = Outbox(queue.window)
             queue.window.active = True
@@ -285,8 +289,8 @@ class Core:
         """Stage the counts, and reset the state of the turn."""
         turn = self.turn
         if turn.touched:
-            counts = [(entity_key(queue.id), encode_counts(queue.stored_counts())) for queue in turn.touched.values()]
-            self.store.put_many(Table.COUNTS, counts)
+            counts = [(entity_key(queue.id), queue.encoded_counts()) for queue in turn.touched.values()]
+            self.store.put_many(_COUNTS, counts)
             turn.touched.clear()
         self.bodies.turn_ended()
         self.room.end_turn(turn.work)

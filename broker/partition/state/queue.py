@@ -12,15 +12,20 @@ from broker.partition.state.tally import Tally
 from broker.partition.state.terms import Kind, Terms
 from broker.partition.state.window import Window
 from storage.queue_ids import Part, entity_of, part_of
-from storage.records import Counts, Overlay, Place
+from storage.records import Counts, Overlay, Place, encode_counts
+
+_AVAILABLE = Place.AVAILABLE  # here, because to look up a member of an enum takes as long as a call
 
 
 class Queue:
     __slots__ = (
+        "counted_with",
         "counts",
         "entity_id",
         "expiry_paused",
         "id",
+        "is_dead_letter",
+        "is_topic",
         "line",
         "locks",
         "next_number",
@@ -41,6 +46,9 @@ class Queue:
         self.id = queue_id
         self.entity_id = entity_of(queue_id)
         self.part = part_of(queue_id)
+        # True also for the transfer and transfer dead-letter queue: in all of these a time to live has no effect.
+        self.is_dead_letter = self.part != Part.MAIN
+        self.is_topic = terms.kind == Kind.TOPIC and not self.is_dead_letter
         self.terms = terms
         self.topic_id = topic_id  # for a subscription: its topic, whose subscriptions share bodies
         self.next_number = counts.next_sequence_number
@@ -55,16 +63,9 @@ class Queue:
         self.sessions: Sessions | None = None  # for the main part of an entity that requires sessions
         self.tally = Tally()
         self.swept = b""  # expiry has looked at DUE keys below this; those that are left belong to locked messages
+        # For a main part: the open queues that count for the entity's quota besides it; None if they must be looked up.
+        self.counted_with: tuple[Queue, ...] | None = None
         self.expiry_paused = False  # messages may have expired, but no receiver pulls: see expiry
-
-    @property
-    def is_dead_letter(self) -> bool:
-        """True also for the transfer and transfer dead-letter queue: in all of these a time to live has no effect."""
-        return self.part != Part.MAIN
-
-    @property
-    def is_topic(self) -> bool:
-        return self.terms.kind == Kind.TOPIC and self.part == Part.MAIN
 
     @property
     def forward_to(self) -> str:
@@ -90,7 +91,7 @@ class Queue:
         """The number of available, unlocked messages. Some may be expired or unreadable, so fewer may be handed out."""
         if self.is_held_back:
             return 0
-        return self.counts[Place.AVAILABLE] - self.locks.available_locked()
+        return self.counts[_AVAILABLE] - self.locks.available_locked()
 
     def forget(self, messages: Sequence[tuple[int, Overlay | None]]) -> None:
         """Available messages, (sequence number, overlay), leave the store: remove them from all windows.
@@ -106,9 +107,10 @@ class Queue:
             for lane in self.transfers.lanes.values():
                 lane.window.remove(numbers)
 
-    def stored_counts(self) -> Counts:
+    def encoded_counts(self) -> bytes:
+        """Its record in COUNTS."""
         available, deferred, scheduled = self.counts
-        return Counts(self.next_number, available, deferred, scheduled, self.size_bytes)
+        return encode_counts((self.next_number, available, deferred, scheduled, self.size_bytes))
 
     def check(self) -> None:
         """Assert the invariants of a queue in memory between operations. Takes time in proportion to its state."""

@@ -20,6 +20,10 @@ class Kind(IntEnum):
     SUBSCRIPTION = 2  # clients receive from it; its messages come from its topic
 
 
+_CAN_SEND = (Status.ACTIVE, Status.RECEIVE_DISABLED)
+_CAN_RECEIVE = (Status.ACTIVE, Status.SEND_DISABLED)
+
+
 class Terms(NamedTuple):
     """Kept for each entity, so it is small: 10,000 descriptions would fill tens of megabytes.
 
@@ -108,11 +112,11 @@ class Terms(NamedTuple):
 
     @property
     def can_send(self) -> bool:
-        return self.status in (Status.ACTIVE, Status.RECEIVE_DISABLED)
+        return self.status in _CAN_SEND
 
     @property
     def can_receive(self) -> bool:
-        return self.status in (Status.ACTIVE, Status.SEND_DISABLED)
+        return self.status in _CAN_RECEIVE
 
 
 _FIELDS = {kind: frozenset(description.model_fields) for kind, description in DESCRIPTIONS.items()}
