@@ -10,6 +10,7 @@ import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Container, Mapping, Sequence
+from math import inf
 from typing import Any, NamedTuple
 
 # Upper bounds, each included in its bucket. One fsync is about 0.3 ms on an SSD and 10 ms on a hard disk.
@@ -28,16 +29,24 @@ class Histogram:
     `counts` has one item more than `bounds`, for values above the last bound; it is not cumulative.
     """
 
-    __slots__ = ("bounds", "counts", "sum")
+    __slots__ = ("_above", "_at", "_up_to", "bounds", "counts", "sum")
 
     def __init__(self, bounds: Sequence[float] = WORK_SECONDS) -> None:
         self.bounds = tuple(bounds)
         self.counts = [0] * (len(self.bounds) + 1)
         self.sum = 0.0
+        # The last value's index in `counts`, and its limits: the next value is often between them, too.
+        self._at = 0
+        self._above, self._up_to = -inf, self.bounds[0]
 
     def observe(self, value: float, count: int = 1) -> None:
         """Count `value`, `count` times."""
-        self.counts[bisect_left(self.bounds, value)] += count
+        if not self._above < value <= self._up_to:
+            bounds = self.bounds
+            at = self._at = bisect_left(bounds, value)
+            self._above = bounds[at - 1] if at else -inf
+            self._up_to = bounds[at] if at < len(bounds) else inf
+        self.counts[self._at] += count
         self.sum += value * count
 
     def snapshot(self) -> list[Any]:
