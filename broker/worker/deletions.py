@@ -37,12 +37,12 @@ class Deletions:
         self._stores = stores
         self._touch = touch
 
-    def take_new(self) -> list[int]:
-        """Entities that this worker's partitions have deleted since the last call. The home must be told of them."""
+    def take_new(self, partitions: Iterable[Partition]) -> list[int]:
+        """Entities that these partitions have deleted since the last call. The home must be told of them."""
         found: list[int] = []
-        for number, partition in self._partitions.items():
+        for partition in partitions:
             for entity_id, name in partition.take_auto_deleted().items():
-                log.info("entity deleted: nobody used it", entity=name, partition=number)
+                log.info("entity deleted: nobody used it", entity=name, partition=partition.id)
                 found.append(entity_id)
         return found
 

@@ -2,7 +2,9 @@
 
 import select
 import socket
+import struct
 from collections import deque
+from itertools import islice
 
 import msgpack
 
@@ -15,6 +17,9 @@ TURN_BYTES = 8 << 20
 # The worker stops reading from a gateway that has this much unread, until the gateway has caught up.
 OUTPUT_HIGH_BYTES = 64 << 20
 SEND_BUFFER_BYTES = 4 << 20
+COPIED_BYTES = 16 << 10  # up to this, a copy of a frame costs less than what avoids it
+_frame_head = struct.Struct(">I").pack
+_frame_length = struct.Struct(">I").unpack_from
 
 
 class Peer:
@@ -25,8 +30,9 @@ class Peer:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         self.socket = connection
         self.answers: list[Message] = []
+        self.is_behind = False  # it has more unread than OUTPUT_HIGH_BYTES
         self._input = bytearray()
-        self._output: deque[memoryview] = deque()
+        self._output: deque[bytes | memoryview] = deque()
         self._output_bytes = 0
         self._packer = msgpack.Packer(autoreset=True)
         self._awaited = select.EPOLLIN
@@ -45,12 +51,13 @@ class Peer:
                 return None
             if not data:
                 return None
-            taken += len(data)
-            if not buffer and len(data) >= 4 and int.from_bytes(data[:4], "big") == len(data) - 4:
-                messages += wire.unpack(memoryview(data)[4:])  # the usual case: one frame, whole
+            length = len(data)
+            taken += length
+            if not buffer and length >= 4 and _frame_length(data)[0] == length - 4:  # the usual case: one frame, whole
+                messages += wire.unpack(data[4:] if length <= COPIED_BYTES else memoryview(data)[4:])
             else:
                 buffer += data
-            if len(data) < READ_BYTES:
+            if length < READ_BYTES:
                 break
         if buffer:
             at = 0
@@ -69,28 +76,36 @@ class Peer:
         if self.answers:
             payload = self._packer.pack(self.answers)
             self.answers = []
-            self._output.append(memoryview(len(payload).to_bytes(4, "big")))
-            self._output.append(memoryview(payload))
-            self._output_bytes += 4 + len(payload)
+            length = len(payload)
+            if length <= COPIED_BYTES:
+                self._output.append(_frame_head(length) + payload)
+            else:
+                self._output += (_frame_head(length), payload)
+            self._output_bytes += 4 + length
+            self.is_behind = self._output_bytes > OUTPUT_HIGH_BYTES
 
     def write(self) -> bool:
         """Write what the socket takes; False when the other side is gone."""
         output = self._output
         while output:
             try:
-                sent = self.socket.sendmsg(list(output)[:16])
+                if len(output) == 1:
+                    sent = self.socket.send(output[0])
+                else:
+                    sent = self.socket.sendmsg(list(islice(output, 16)))
             except BlockingIOError:
                 return True
             except OSError:
                 return False
             self._output_bytes -= sent
+            self.is_behind = self._output_bytes > OUTPUT_HIGH_BYTES
             while sent:
                 first = output[0]
                 if sent >= len(first):
                     sent -= len(first)
                     output.popleft()
                 else:
-                    output[0] = first[sent:]
+                    output[0] = memoryview(first)[sent:]
                     sent = 0
         return True
 
@@ -103,7 +118,3 @@ class Peer:
     @property
     def has_output(self) -> bool:
         return bool(self._output)
-
-    @property
-    def is_behind(self) -> bool:
-        return self._output_bytes > OUTPUT_HIGH_BYTES

@@ -27,7 +27,7 @@ from broker.errors import BrokerError, InternalError
 from broker.logging import configure_logging, get_logger
 from broker.metrics import WorkerMetrics
 from broker.partition.forwarding.destination import ENTRY
-from broker.partition.messages.hand_out import Pumped
+from broker.partition.messages.hand_out import NOTHING, Pumped
 from broker.partition.partition import Partition
 from broker.partition.requests import Underway
 from broker.partition.settings import PartitionSettings
@@ -44,7 +44,6 @@ from broker.wire import (
     Op,
     OpenReceiver,
     Operation,
-    Outcome,
     Refused,
     Remove,
     Request,
@@ -62,7 +61,7 @@ from broker.worker.parked import ParkedPartition
 from broker.worker.peer import Peer
 from storage.data_dir import partition_path
 from storage.lmdb_store import LmdbStore
-from storage.records import decode_document
+from storage.records import NEVER, decode_document
 from storage.store import Store, StoreDamaged, StoreError, Table
 
 log = get_logger("worker")
@@ -78,6 +77,8 @@ SET_BACK_MS = 1000  # the smallest change of the system's clock that is logged
 
 INTERNAL_ERROR = "The service was unable to process the request; nothing of it was done. The broker's log says why."
 
+_EPOLLIN, _EPOLLOUT = select.EPOLLIN, select.EPOLLOUT
+_READABLE = select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR
 _OF_TRANSACTIONS = frozenset(("transact", "transact-request", "discharge"))
 
 
@@ -126,8 +127,9 @@ class Worker:
         self._messages_in_turn = 0
         self._clock = clock
         self._beat = beat
-        self._beat_at = 0.0  # by time.perf_counter
+        self._beat_at = 0.0  # by time.monotonic
         self._now_ms = clock.now_ms
+        self._due_ms = 0  # the first timer of a partition when the turn began
         self._release_ms: int | None = None  # when to release the pages of the stores
         self._accept_ms: int | None = None  # when to accept connections again, if that was not possible
         self._cannot_accept = False  # so that it is logged once
@@ -164,24 +166,29 @@ class Worker:
         if HOME in self._partitions:
             self._neighbours.remove(self._deletions.align(self._now_ms), self._now_ms)
         more = bool(self._touched)
-        started = time.perf_counter()
+        started = time.monotonic()
+        poll = self._poll.poll
         while not self._stopping:
-            at_once = more or self._neighbours.inbox or not all(map(_is_behind, self._unfinished.values()))
-            events = self._poll.poll(0 if at_once else self._timeout_seconds(started))
-            started = time.perf_counter()
+            timeout_seconds = self._timeout_seconds(started)
+            if (
+                more
+                or self._neighbours.inbox
+                or (self._unfinished and not all(map(_is_behind, self._unfinished.values())))
+            ):
+                timeout_seconds = 0
+            events = poll(timeout_seconds)
+            started = time.monotonic()
             if started >= self._beat_at:
                 self._beat()
                 self._beat_at = started + BEAT_SECONDS
                 for partition in self._partitions.values():
                     partition.forget_room()
-            self._read_clock()
+            self._read_clock(started)
             unfinished, self._unfinished = self._unfinished, {}
             for descriptor, event in events:
                 peer = self._peers.get(descriptor)
-                if peer is not None and descriptor in unfinished:
-                    self._serve(peer, event & select.EPOLLOUT)
-                elif peer is not None:
-                    self._serve(peer, event)
+                if peer is not None:
+                    self._serve(peer, event & _EPOLLOUT if descriptor in unfinished else event)
                 elif descriptor == self._listener.fileno():
                     self._accept()
                 elif not self._neighbours.serve(descriptor, event, self._now_ms):
@@ -198,9 +205,9 @@ class Worker:
                 self._neighbours.dial_home(self._now_ms)
             more = self._finish_turn(started, more)
 
-    def _read_clock(self) -> None:
+    def _read_clock(self, monotonic: float) -> None:
         clock = self._clock
-        was_ahead_ms, self._now_ms = clock.ahead_ms, clock.read(*_clocks_ms())
+        was_ahead_ms, self._now_ms = clock.ahead_ms, clock.read(int(time.time() * 1000), int(monotonic * 1000))
         if clock.ahead_ms == was_ahead_ms:
             return
         for partition in self._partitions.values():
@@ -209,54 +216,66 @@ class Worker:
             log.warning("the system's clock was set", seconds=(was_ahead_ms - clock.ahead_ms) / 1000)
 
     def _timeout_seconds(self, read_at: float) -> float:
-        """Until the next timer. The clock was read at `read_at` of time.perf_counter."""
-        timers = [partition.next_timer_ms() for partition in self._partitions.values()]
-        own = (self._release_ms, self._accept_ms, self._neighbours.dial_home_ms)
-        due = min((due for due in (*timers, *own) if due is not None), default=None)
-        if due is None:
+        """Until the next timer. The clock was read at `read_at` of time.monotonic."""
+        due_ms = NEVER
+        for partition in self._partitions.values():
+            timer_ms = partition.next_timer_ms()
+            if timer_ms is not None and timer_ms < due_ms:
+                due_ms = timer_ms
+        self._due_ms = due_ms
+        for own_ms in (self._release_ms, self._accept_ms, self._neighbours.dial_home_ms):
+            if own_ms is not None and own_ms < due_ms:
+                due_ms = own_ms
+        left = (due_ms - self._now_ms) / 1000 - (time.monotonic() - read_at)
+        if left > BEAT_SECONDS:
             return BEAT_SECONDS
-        left = (due - self._now_ms) / 1000 - (time.perf_counter() - read_at)
-        return min(max(0.0, left), BEAT_SECONDS)
+        return left if left > 0 else 0.0
 
     def _finish_turn(self, started: float, more: bool) -> bool:
         """Timers, hand-out, commit, answers. True if a partition could hand out more at once."""
         now_ms = self._now_ms
         metrics = self._metrics
         committed = False
+        worked: list[Partition] = []
         if self._underway:
             self._go_on()
         remaining = bool(self._underway)
         forwards: list[Forward] = []
-        is_behind = any(peer.is_behind for peer in self._peers.values())
+        is_behind = False
+        for peer in self._peers.values():
+            is_behind = is_behind or peer.is_behind
         more = more or (self._held_back and not is_behind)
         self._held_back = is_behind
-        for partition in self._partitions.values():
-            due = partition.next_timer_ms()
-            is_due = due is not None and due <= now_ms
+        may_be_due = self._due_ms <= now_ms
+        for partition in self._partitions.values() if more or may_be_due else tuple(self._touched):
+            due_ms = partition.next_timer_ms()
+            is_due = due_ms is not None and due_ms <= now_ms
             if not (is_due or partition in self._touched or more):
                 continue
             self._touching.set(partition.id)
+            worked.append(partition)
             if is_due:
                 partition.advance(now_ms)
             if not is_behind:
                 pumped = partition.pump(now_ms)
-                self._answer_pumped(pumped)
-                remaining = remaining or pumped.more
-                forwards += pumped.forwards
-            before = time.perf_counter()
+                if pumped is not NOTHING:
+                    self._answer_pumped(pumped)
+                    remaining = remaining or pumped.more
+                    forwards += pumped.forwards
+            before = time.monotonic()
             if partition.commit():
                 committed = True
                 metrics.commits += 1
-                metrics.fsync_seconds.observe(time.perf_counter() - before)
+                metrics.fsync_seconds.observe(time.monotonic() - before)
         self._release_pages(used=bool(self._touched) or more)
         self._touched.clear()
         metrics.turns += 1
         if committed:
-            metrics.turn_seconds.observe(time.perf_counter() - started)
+            metrics.turn_seconds.observe(time.monotonic() - started)
             if self._messages_in_turn:
                 metrics.messages_per_commit.observe(self._messages_in_turn)
         self._messages_in_turn = 0
-        if committed and (deleted := self._deletions.take_new()):
+        if committed and (deleted := self._deletions.take_new(worked)):
             self._neighbours.remove(deleted, now_ms)
         if forwards or self._neighbours.answers:
             self._neighbours.send(forwards, now_ms)
@@ -314,12 +333,12 @@ class Worker:
         return wire.catalog(catalog_version(store), [decode_document(value) for _, value in definitions])
 
     def _serve(self, peer: Caller, event: int) -> None:
-        if event & select.EPOLLOUT:
+        if event & _EPOLLOUT:
             was_behind = peer.is_behind
             self._write(peer)
             if was_behind and not peer.is_behind and not peer.unread:
-                event |= select.EPOLLIN  # to hear it before this turn hands out so much that it is behind again
-        if event & (select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR) and not peer.is_behind:
+                event |= _EPOLLIN  # to hear it before this turn hands out so much that it is behind again
+        if event & _READABLE and not peer.is_behind:
             messages = peer.read()
             if messages is None:
                 self._drop(peer)
@@ -333,11 +352,12 @@ class Worker:
         if peer.is_behind:
             self._unfinished[peer.socket.fileno()] = peer
             return
+        apply, cut = self._apply, wire.cut
         while unread and self._may_take(unread[0]):
-            message, rest = wire.cut(unread.popleft())
+            message, rest = cut(unread.popleft())
             if rest is not None:
                 unread.appendleft(rest)
-            self._apply[message.op](peer, message)
+            apply[message[0]](peer, message)
         if unread:
             self._unfinished[peer.socket.fileno()] = peer
 
@@ -348,8 +368,8 @@ class Worker:
         if not peer.write():
             self._drop(peer)
             return
-        interest = 0 if peer.is_behind else select.EPOLLIN
-        peer.await_events(self._poll, interest | select.EPOLLOUT if peer.has_output else interest)
+        interest = 0 if peer.is_behind else _EPOLLIN
+        peer.await_events(self._poll, interest | _EPOLLOUT if peer.has_output else interest)
 
     def _drop(self, peer: Caller) -> None:
         """A caller is gone. If it is a gateway, the connections of all its receivers are gone with it."""
@@ -385,8 +405,9 @@ class Worker:
         return InternalError(INTERNAL_ERROR)
 
     def _partition(self, message: Command) -> Partition:
-        partition = self._partitions[message.partition]
-        self._touch(partition)
+        partition = self._partitions[message[1]]
+        self._touching.set(partition.id)
+        self._touched.add(partition)
         return partition
 
     def _touch(self, partition: Partition) -> None:
@@ -457,7 +478,7 @@ class Worker:
         _, _, queue, outcome, channels, tokens, properties = message
         self._messages_in_turn += len(tokens)
         try:
-            results = partition.settle(queue, tokens, Outcome(outcome), properties, self._now_ms)
+            results = partition.settle(queue, tokens, outcome, properties, self._now_ms)
         except Exception as error:
             results = [self._refusal(partition, error)] * len(tokens)
         if 0 not in channels and not any(results):

@@ -325,7 +325,7 @@ def through_a_worker(driver: Driver, *commands: list[Any]) -> None:
         more = True
         while more or caller.unread:
             worker._take_commands(caller)
-            more = worker._finish_turn(time.perf_counter(), more)
+            more = worker._finish_turn(time.monotonic(), more)
             caller.answers.clear()
 
 
