@@ -3,7 +3,7 @@
 from collections.abc import Container
 
 from storage.findings import PartitionReport, Problem
-from storage.lmdb_store import Snapshot
+from storage.log.snapshot import Snapshot
 from storage.records import (
     DIGEST_BYTES,
     CorruptRecord,

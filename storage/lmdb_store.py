@@ -2,7 +2,7 @@
 
     <partition>/data.mdb    the tables
     <partition>/lock.mdb    LMDB's own: writer's mutex and reader slots
-    <partition>/owner.lock  held by the process that has the store open; others may only read (`Snapshot`)
+    <partition>/owner.lock  held by the process that has the store open; others may only read (`TablesSnapshot`)
 
 A commit is two syncs: the changed pages, then the root that points to them. Pages are never changed in place, so a
 process killed at any moment leaves the last commit that returned, or the one under way if its root got to the disk.
@@ -26,6 +26,8 @@ from storage.pages import PageFinding, RootReplaced, check_pages
 from storage.records import (
     FORMAT_VERSION,
     FORMAT_VERSION_KEY,
+    LOG_POSITION_KEY,
+    OLDEST_FORMAT_VERSION,
     PARTITION_ID_KEY,
     STORE_ID_BYTES,
     STORE_ID_KEY,
@@ -80,6 +82,17 @@ class WrongPartition(StoreError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return WrongPartition, (self.path, self.found, self.wanted)
+
+
+class LogNotReplayed(StoreError):
+    """The latest changes of the store are in a log. Nothing was changed."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(f"{path}: its latest changes are in the log of its worker, and must be replayed first")
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return LogNotReplayed, (self.path,)
 
 
 class StoreInUse(StoreError):
@@ -156,8 +169,8 @@ def check_store_pages(path: Path) -> list[PageFinding]:
         env.close()
 
 
-class Snapshot:
-    """One partition as it was at one commit. Its owner may continue to write.
+class TablesSnapshot:
+    """The tables of one partition as they were at one commit. Others may continue to write.
 
     As long as the snapshot is open, pages that are freed cannot be used again, so the file grows with later writes.
     Raises StoreError, UnknownFormat.
@@ -171,8 +184,9 @@ class Snapshot:
             self._txn = self._env.begin()
             self._databases = [self._meta()]
             found = self._document(FORMAT_VERSION_KEY)
-            if found != FORMAT_VERSION:
+            if not isinstance(found, int) or not OLDEST_FORMAT_VERSION <= found <= FORMAT_VERSION:
                 raise UnknownFormat(path, found)
+            self.format_version = found
             self.partition_id = self._document(PARTITION_ID_KEY)
             self._databases = _open_tables(self._env, self._txn)
         except (lmdb.Error, OSError) as error:
@@ -197,9 +211,9 @@ class Snapshot:
             raise store_error(self.path, f"read {table.name}", error) from error
 
     def copy(self, target: Path) -> None:
-        """Write the latest commit, compacted, into the empty directory `target`. Not yet synced to disk."""
+        """Write this commit, compacted, into the empty directory `target`. Not yet synced to disk."""
         try:
-            self._env.copy(str(target), compact=True)
+            self._env.copy(str(target), compact=True, txn=self._txn)
         except (lmdb.Error, OSError) as error:
             raise store_error(target, f"copy of {self.path}", error) from error
 
@@ -241,31 +255,35 @@ def renew_store_id(path: Path) -> None:
         env = lmdb.open(str(path), map_size=size + RENEWAL_BYTES, create=False, lock=False, max_dbs=len(Table))
         with env.begin(write=True) as txn:
             key, value = STORE_ID_KEY, encode_document(os.urandom(STORE_ID_BYTES))
-            txn.put(key, value, db=env.open_db(_NAMES[Table.META], txn=txn, create=False))
+            meta = env.open_db(_NAMES[Table.META], txn=txn, create=False)
+            txn.put(key, value, db=meta)
+            txn.delete(LOG_POSITION_KEY, db=meta)
             txn.drop(env.open_db(_NAMES[Table.MARKS], txn=txn, create=False), delete=False)
         env.close()
     except (lmdb.Error, OSError) as error:
         raise store_error(path, "renew the store's id", error) from error
 
 
-def _look(path: Path, partition_id: int) -> bool:
-    """True if `path` holds this partition's store, False if it holds none yet. Writes nothing.
+def _look(path: Path, partition_id: int, attached: bool) -> int | None:
+    """The format version of this partition's store at `path`; None if there is no store yet. Writes nothing.
 
-    Raises UnknownFormat, WrongPartition, StoreError.
+    Raises UnknownFormat, WrongPartition, LogNotReplayed unless `attached`, StoreError.
     """
     data = path / DATA_FILE
     if not data.exists() or data.stat().st_size == 0:
-        return False
+        return None
     env = _open_read_only(path)
     try:
         if env.begin().stat()["entries"] == 0:
-            return False  # the process that created the file ended before its first commit
+            return None  # the process that created the file ended before its first commit
     finally:
         env.close()
-    with Snapshot(path) as snapshot:
+    with TablesSnapshot(path) as snapshot:
         if snapshot.partition_id != partition_id:
             raise WrongPartition(path, snapshot.partition_id, partition_id)
-    return True
+        if not attached and snapshot.get(Table.META, LOG_POSITION_KEY) is not None:
+            raise LogNotReplayed(path)
+        return snapshot.format_version
 
 
 # With this much room behind the last page of the file, any record finds adjacent pages.
@@ -276,6 +294,8 @@ PAGE_RECORD_BYTES = 4000  # a record of this size takes a page of its own
 # for both nothing can be deleted. The limit is the size of such a record for 4 GiB of pages.
 PAGE_NUMBER_BYTES = 8
 RELEASE_BYTES_MAX = 8 << 20
+# Changes in the log of an attached store were accepted already, so they must find room whatever the map's nominal size.
+MAP_SLACK_BYTES = 512 << 20
 _TRIAL_KEY = b"\xff" * 8  # above every message's
 _REFUSED_KEY = b"refused"
 
@@ -288,12 +308,25 @@ class LmdbStore(Store):
     it is closed, because a failed sync must not be tried again: the kernel may have dropped the pages it could not
     write, and would report success.
 
-    Raises StoreError, UnknownFormat, WrongPartition, StoreInUse.
+    `attached`: the caller takes care of the log that may have the store's latest changes (`storage.log`). The
+    checkpointer does not own the store (`owned`): its worker does, and writes nothing to it.
+
+    Raises StoreError, UnknownFormat, WrongPartition, LogNotReplayed, StoreInUse.
     """
 
-    def __init__(self, path: Path, *, partition_id: int, map_size_bytes: int, create: bool) -> None:
-        self._path = path
+    def __init__(
+        self,
+        path: Path,
+        *,
+        partition_id: int,
+        map_size_bytes: int,
+        create: bool,
+        attached: bool = False,
+        owned: bool = True,
+    ) -> None:
+        self.path = path
         self._map_size_bytes = map_size_bytes
+        self._mapped_bytes = map_size_bytes + MAP_SLACK_BYTES if attached else map_size_bytes
         self._writing: Any = None
         self.writes = 0
         self._reading: Any = None
@@ -304,14 +337,15 @@ class LmdbStore(Store):
         self._release_bytes = 0  # adjacent bytes that LMDB needs to write a list of all pages as free
         self._env: Any = None
         self._pages: MappedPages | None = None
-        self._lock = self._take_lock(create)
+        self._lock = self._take_lock(create) if owned else None
         try:
-            known = _look(path, partition_id)
+            version = _look(path, partition_id, attached)
+            known = version is not None
             if not known and not create:
                 raise StoreError(f"{path}: no store here")
             self._env = lmdb.open(
                 str(path),
-                map_size=map_size_bytes,
+                map_size=self._mapped_bytes,
                 mode=0o600,
                 create=not known,
                 readahead=True,  # messages are read in about the order in which they were written
@@ -321,6 +355,8 @@ class LmdbStore(Store):
             )
             self._env.reader_check()  # frees slots of killed readers, which would keep old pages
             self._databases = _open_tables(self._env) if known else self._create(partition_id)
+            if known and version != FORMAT_VERSION:
+                self._upgrade()
             self._pages = MappedPages(path / DATA_FILE)
             self._measure()
         except (lmdb.Error, OSError) as error:
@@ -336,6 +372,13 @@ class LmdbStore(Store):
             return value
         except (lmdb.Error, OSError) as error:
             self._failed("get", error)
+
+    def get_many(self, table: Table, keys: Sequence[bytes]) -> list[bytes | None]:
+        try:
+            found = dict(self._transaction().cursor(self._databases[table]).getmulti(keys))
+        except (lmdb.Error, OSError) as error:
+            self._failed("get", error)
+        return list(map(found.get, keys))
 
     def put(self, table: Table, key: bytes, value: bytes) -> None:
         self.writes += 1
@@ -365,16 +408,17 @@ class LmdbStore(Store):
         except (lmdb.Error, OSError) as error:
             self._failed("put", error)
 
-    def delete(self, table: Table, key: bytes) -> bool:
+    def insert_many(self, table: Table, items: Sequence[tuple[bytes, bytes]]) -> None:
+        self.put_many(table, items)
+
+    def delete(self, table: Table, key: bytes) -> None:
         self.writes += 1
         try:
-            deleted: bool = (self._writing or self._begin()).delete(key, db=self._databases[table])
-            return deleted
+            (self._writing or self._begin()).delete(key, db=self._databases[table])
         except (lmdb.Error, OSError) as error:
             self._failed("delete", error)
 
-    def delete_many(self, table: Table, keys: Iterable[bytes]) -> int:
-        deleted = 0
+    def delete_many(self, table: Table, keys: Iterable[bytes]) -> None:
         self.writes += 1
         try:
             # A cursor finds a neighbour on its current page without a walk from the root.
@@ -382,10 +426,8 @@ class LmdbStore(Store):
             for key in keys:
                 if cursor.set_key(key):
                     cursor.delete()
-                    deleted += 1
         except (lmdb.Error, OSError) as error:
             self._failed("delete", error)
-        return deleted
 
     def scan(
         self, table: Table, start: bytes, end: bytes, limit: int, reverse: bool = False
@@ -489,10 +531,33 @@ class LmdbStore(Store):
         except (lmdb.Error, OSError) as error:
             self._failed("trial", error)
 
+    def tail_bytes(self) -> int:
+        """Bytes of the map behind the last page that was ever used."""
+        tail: int = self._mapped_bytes - (self._env.info()["last_pgno"] + 1) * PAGE_BYTES
+        return tail
+
+    def adjacent_bytes(self, size_bytes: int, most_bytes: int) -> int:
+        """The bytes of records of this size that certainly find room, up to about `most_bytes`; tries it."""
+        found = 0
+        try:
+            trial = self._env.begin(write=True)
+            try:
+                while found < most_bytes:
+                    key = _TRIAL_KEY + found.to_bytes(8, "big")
+                    trial.put(key, bytes(size_bytes), db=self._databases[Table.MESSAGES], append=True)
+                    found += size_bytes
+            except lmdb.MapFullError:
+                pass
+            finally:
+                trial.abort()
+        except (lmdb.Error, OSError) as error:
+            self._failed("trial", error)
+        return max(0, found - RELEASE_BYTES_MAX)
+
     def capacity_bytes(self, spare_bytes: int = 0) -> int:
         """The size of the map; or of the file plus the free disk space less `spare_bytes`, if that is smaller."""
         try:
-            possible_bytes = (self._path / DATA_FILE).stat().st_size + _free_disk_bytes(self._path)
+            possible_bytes = (self.path / DATA_FILE).stat().st_size + _free_disk_bytes(self.path)
         except OSError as error:
             self._failed("statistics", error)
         return min(self._map_size_bytes, possible_bytes - spare_bytes)
@@ -506,9 +571,10 @@ class LmdbStore(Store):
         self._pages = None  # the addresses may soon be used for other memory
         if self._env is not None:
             self.abort()
-            self._end_reading()
+            self.end_reading()
             self._env.close()
-        self._lock.release()
+        if self._lock is not None:
+            self._lock.release()
 
     def _transaction(self) -> Any:
         """The transaction for reads: the one with the staged writes if there is one, so that reads see them."""
@@ -520,17 +586,18 @@ class LmdbStore(Store):
 
     def _begin(self) -> Any:
         # Our own reader must end before a write begins, else it would keep freed pages from being used again.
-        self._end_reading()
+        self.end_reading()
         self._writing = self._env.begin(write=True)
         self._measure()
         return self._writing
 
     def _measure(self) -> None:
         pages = self._env.info()["last_pgno"] + 1
-        self._room_bytes = self._map_size_bytes - pages * PAGE_BYTES
+        self._room_bytes = self._mapped_bytes - pages * PAGE_BYTES
         self._release_bytes = min(pages * PAGE_NUMBER_BYTES, RELEASE_BYTES_MAX)
 
-    def _end_reading(self) -> None:
+    def end_reading(self) -> None:
+        """Let the next read see what other processes have committed meanwhile."""
         if self._reading is not None:
             self._reading.abort()  # LMDB keeps its slot for the next `begin` (max_spare_txns)
             self._reading = None
@@ -550,23 +617,27 @@ class LmdbStore(Store):
             txn.put(FORMAT_VERSION_KEY, encode_document(FORMAT_VERSION), db=meta)
             txn.put(PARTITION_ID_KEY, encode_document(partition_id), db=meta)
             txn.put(STORE_ID_KEY, encode_document(os.urandom(STORE_ID_BYTES)), db=meta)
-        for directory in (self._path, self._path.parent):  # the file's name must survive a power cut as well
+        for directory in (self.path, self.path.parent):  # the file's name must survive a power cut as well
             sync_directory(directory)
         return databases
+
+    def _upgrade(self) -> None:
+        with self._env.begin(write=True) as txn:
+            txn.put(FORMAT_VERSION_KEY, encode_document(FORMAT_VERSION), db=self._databases[Table.META])
 
     def _take_lock(self, create: bool) -> FileLock:
         try:
             if create:
-                self._path.mkdir(mode=0o700, exist_ok=True)
-            return FileLock(self._path / OWNER_LOCK_FILE)
+                self.path.mkdir(mode=0o700, exist_ok=True)
+            return FileLock(self.path / OWNER_LOCK_FILE)
         except FileLocked as error:
-            raise StoreInUse(f"{self._path}: another process has this store open: {error}") from error
+            raise StoreInUse(f"{self.path}: another process has this store open: {error}") from error
         except OSError as error:
-            raise StoreError(f"{self._path}: cannot be opened: {error}") from error
+            raise StoreError(f"{self.path}: cannot be opened: {error}") from error
 
     def _failed(self, doing: str, error: Exception) -> NoReturn:
         """Raise the error for the caller; nothing stays staged."""
-        raised = store_error(self._path, doing, error)
+        raised = store_error(self.path, doing, error)
         if isinstance(raised, StoreFull):
             self.abort()
         else:

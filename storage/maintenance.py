@@ -23,7 +23,9 @@ from storage.data_dir import (
 from storage.durable import sync_directory, sync_file, write_file
 from storage.file_lock import FileLock
 from storage.findings import PartitionReport, Problem
-from storage.lmdb_store import DATA_FILE, Snapshot, check_store_pages, renew_store_id
+from storage.lmdb_store import DATA_FILE, OWNER_LOCK_FILE, check_store_pages, renew_store_id
+from storage.lmdb_store import LOCK_FILE as TABLES_LOCK_FILE
+from storage.log.snapshot import Snapshot
 from storage.store import StoreError
 from storage.verification import verify_snapshot
 
@@ -150,6 +152,8 @@ def _copy_store(source: Path, target: Path) -> None:
     with Snapshot(source) as snapshot:
         snapshot.copy(target)
     renew_store_id(target)
+    for name in (TABLES_LOCK_FILE, OWNER_LOCK_FILE):  # left when young changes were added
+        (target / name).unlink(missing_ok=True)
 
 
 def _verify_partition(path: Path, partition: int) -> PartitionReport:

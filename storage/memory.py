@@ -29,6 +29,9 @@ class MemoryStore(Store):
     def get(self, table: Table, key: bytes) -> bytes | None:
         return self._values[table].get(key)
 
+    def get_many(self, table: Table, keys: Sequence[bytes]) -> list[bytes | None]:
+        return list(map(self._values[table].get, keys))
+
     def put(self, table: Table, key: bytes, value: bytes) -> None:
         if not 0 < len(key) <= KEY_BYTES_MAX:
             raise StoreError(f"key of {len(key)} bytes; 1 to {KEY_BYTES_MAX} are possible")
@@ -49,20 +52,27 @@ class MemoryStore(Store):
         for key, value in items:
             self.put(table, key, value)
 
-    def delete(self, table: Table, key: bytes) -> bool:
+    def insert_many(self, table: Table, items: Sequence[tuple[bytes, bytes]]) -> None:
+        if not items:
+            return
+        for key, _ in items:
+            if key in self._values[table]:
+                raise StoreError(f"insert into {table.name}: key {key.hex()} is there")
+        self.put_many(table, items)
+
+    def delete(self, table: Table, key: bytes) -> None:
         self._dirty = True
         self.writes += 1
         before = self._values[table].get(key)
-        if before is None:
-            return False
-        self._before.setdefault((table, key), before)
-        self._set(table, key, None)
-        return True
+        if before is not None:
+            self._before.setdefault((table, key), before)
+            self._set(table, key, None)
 
-    def delete_many(self, table: Table, keys: Iterable[bytes]) -> int:
+    def delete_many(self, table: Table, keys: Iterable[bytes]) -> None:
         self._dirty = True
         self.writes += 1
-        return sum(self.delete(table, key) for key in keys)
+        for key in keys:
+            self.delete(table, key)
 
     def scan(
         self, table: Table, start: bytes, end: bytes, limit: int, reverse: bool = False

@@ -16,13 +16,16 @@ from xxhash import xxh3_64_intdigest
 
 _pack = msgpack.Packer().pack  # `packb` would make a packer for each value
 
-FORMAT_VERSION = 1
+# 1: before the commit log. 2: META may have a log position, without which the tables alone are not up to date.
+FORMAT_VERSION = 2
+OLDEST_FORMAT_VERSION = 1  # is upgraded when it is opened
 NEVER = (1 << 63) - 1  # the time that never comes, milliseconds
 
 FORMAT_VERSION_KEY = b"format-version"  # in META, a document: FORMAT_VERSION
 PARTITION_ID_KEY = b"partition-id"  # in META, a document: the partition of this store
 STORE_ID_KEY = b"store-id"  # in META, a document: STORE_ID_BYTES random bytes, which no other store and no copy has
 STORE_ID_BYTES = 8
+LOG_POSITION_KEY = b"log-position"  # in META, a document: log id, worker, LSN; see `storage.log.tables`
 DELETED_ENTITY_PREFIX = b"deleted-entity-"  # in META, then the key of an entity whose messages are still being deleted
 AUTO_DELETED_PREFIX = b"auto-deleted-"  # in META, then the key of an entity deleted here that the catalog still has
 STAGED_PREFIX = b"staged-"  # in META, then the key of a message that is stored, and that no entry refers to yet

@@ -108,7 +108,7 @@ class SeenIds:
         for at in range(0, len(rows), size):
             items.append((log_key(self._entity_id, self._next_row), encode_rows(rows[at : at + size])))
             self._next_row += 1
-        self._store.put_many(Table.DUPLICATE_LOG, items)
+        self._store.insert_many(Table.DUPLICATE_LOG, items)
         self._remember(digests, rows)
         self._earliest_ms = min(self._earliest_ms, end_ms)
         self._latest_ms = max(self._latest_ms, end_ms)

@@ -301,7 +301,7 @@ class RunWriter:
     def _put_chunks(self, chunks: list[list[bytes]]) -> None:
         entity_id, number = self._entity_id, self._number
         items = [(chunk_key(entity_id, number, rows[0][:DIGEST_BYTES]), encode_rows(rows)) for rows in chunks]
-        self._store.put_many(Table.DUPLICATE_CHUNKS, items)
+        self._store.insert_many(Table.DUPLICATE_CHUNKS, items)
 
     def _put_manifest(self, manifest: RunManifest) -> None:
         key = run_key(self._entity_id, self._number)

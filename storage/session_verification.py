@@ -11,7 +11,7 @@ from collections.abc import Container, Mapping
 from xxhash import xxh3_64_intdigest
 
 from storage.findings import PartitionReport, Problem
-from storage.lmdb_store import Snapshot
+from storage.log.snapshot import Snapshot
 from storage.queue_ids import Part, entity_of, queue_id_of
 from storage.records import (
     CorruptRecord,

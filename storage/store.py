@@ -54,6 +54,8 @@ class Store(Protocol):
 
     def get(self, table: Table, key: bytes) -> bytes | None: ...
 
+    def get_many(self, table: Table, keys: Sequence[bytes]) -> list[bytes | None]: ...
+
     def put(self, table: Table, key: bytes, value: bytes) -> None: ...
 
     def append(self, table: Table, items: Sequence[tuple[bytes, bytes]]) -> None:
@@ -61,11 +63,13 @@ class Store(Protocol):
 
     def put_many(self, table: Table, items: Sequence[tuple[bytes, bytes]]) -> None: ...
 
-    def delete(self, table: Table, key: bytes) -> bool:
-        """True if the key was there."""
+    def insert_many(self, table: Table, items: Sequence[tuple[bytes, bytes]]) -> None:
+        """Put `items`, whose keys the table does not have. What is deleted soon may never be written to it."""
 
-    def delete_many(self, table: Table, keys: Iterable[bytes]) -> int:
-        """The number of keys that were there."""
+    def delete(self, table: Table, key: bytes) -> None:
+        """The key need not be there."""
+
+    def delete_many(self, table: Table, keys: Iterable[bytes]) -> None: ...
 
     def scan(
         self, table: Table, start: bytes, end: bytes, limit: int, reverse: bool = False

@@ -11,7 +11,7 @@ from typing import Any
 
 from storage.duplicate_verification import DuplicateVerification
 from storage.findings import PartitionReport, Problem
-from storage.lmdb_store import Snapshot
+from storage.log.snapshot import Snapshot
 from storage.queue_ids import Part, entity_of, part_of, queue_id_of
 from storage.records import (
     COPY_BYTES,

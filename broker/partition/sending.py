@@ -134,7 +134,7 @@ def store(
     core.bodies.append(records, keep=queue.is_awaited)
     if adopted:
         core.bodies.adopt(adopted)
-    core.store.put_many(_QUEUE, entries)
+    core.store.insert_many(_QUEUE, entries)
     core.turn.work += len(entries)
     if number > queue.next_number:
         queue.next_number = number
@@ -149,7 +149,7 @@ def store(
     core.turn.touch(queue)
     core.turn.wake(queue)
     if due:
-        core.store.put_many(Table.DUE, due)
+        core.store.insert_many(Table.DUE, due)
         if earliest_expiry_ms != NEVER:
             core.arm_expiry(queue, earliest_expiry_ms)
         if earliest_scheduled_ms != NEVER:

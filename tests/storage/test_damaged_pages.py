@@ -14,7 +14,8 @@ from storage.apart import ProcessDied, apart
 from storage.data_dir import Description, partition_path
 from storage.durable import write_file
 from storage.findings import Problem
-from storage.lmdb_store import DATA_FILE, Snapshot
+from storage.lmdb_store import DATA_FILE
+from storage.log.snapshot import Snapshot
 from storage.maintenance import Report, verify
 from storage.pages import check_pages
 from storage.records import Counts, Place, message_key, queue_key

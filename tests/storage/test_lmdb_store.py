@@ -16,8 +16,8 @@ from partition_contents import add_message, open_store, said, start
 from storage.lmdb_store import (
     DATA_FILE,
     LmdbStore,
-    Snapshot,
     StoreInUse,
+    TablesSnapshot,
     UnknownFormat,
     WrongPartition,
     store_error,
@@ -238,7 +238,7 @@ def test_below_a_watermark_everything_can_still_be_settled(tmp_path: Path) -> No
         count = fill_to(store, 0.9)
         assert count > 100
         for number in range(1, count + 1):
-            assert store.delete(Table.MESSAGES, message_key(number))
+            store.delete(Table.MESSAGES, message_key(number))
             store.commit()
         assert message_ids(store) == []
         assert store.used_bytes() < empty_bytes + 100_000  # the queue entries
@@ -257,8 +257,8 @@ def test_at_a_full_map_without_watermark_not_even_deletes_fit(tmp_path: Path) ->
 READ = """
 import sys
 from pathlib import Path
-from storage.lmdb_store import Snapshot
-snapshot = Snapshot(Path(sys.argv[1]))
+from storage.lmdb_store import TablesSnapshot
+snapshot = TablesSnapshot(Path(sys.argv[1]))
 print("reading", flush=True)
 sys.stdin.read()
 """
@@ -402,7 +402,7 @@ def test_a_snapshot_stays_as_it_was(tmp_path: Path) -> None:
     path = tmp_path / "0"
     with start(COMMIT_IN_A_LOOP, path) as process:
         said(process)
-        with Snapshot(path) as snapshot:
+        with TablesSnapshot(path) as snapshot:
             assert snapshot.partition_id == 0
             before = [key for key, _ in snapshot.items(Table.MESSAGES)]
             for _ in range(5):

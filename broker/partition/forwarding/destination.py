@@ -229,7 +229,7 @@ def enter(core: Core, queue: Queue, messages: Sequence[tuple[int, int, int, Over
     queue.size_bytes += size_bytes
     queue.tally.incoming += len(entries)
     if expiring:
-        core.store.put_many(Table.DUE, expiring)
+        core.store.insert_many(Table.DUE, expiring)
         core.arm_expiry(queue, earliest_ms)
 
 

@@ -104,7 +104,7 @@ def store(core: Core, queue: Queue, transfers: Transfers, messages: Sequence[Inc
     core.changing()
     core.bodies.append(records, keep=True)
     core.bodies.adopt(adopted)
-    core.store.put_many(Table.QUEUE, entries)
+    core.store.insert_many(Table.QUEUE, entries)
     core.turn.work += len(entries)
     queue.next_number = number
     queue.counts[Place.AVAILABLE] += len(refs)
@@ -118,7 +118,7 @@ def store(core: Core, queue: Queue, transfers: Transfers, messages: Sequence[Inc
     core.turn.touch(queue)
     core.turn.wake(queue)
     if due:
-        core.store.put_many(Table.DUE, due)
+        core.store.insert_many(Table.DUE, due)
         core.arm_scheduled(queue.id, earliest_ms, now_ms)
     return numbers
 

@@ -162,7 +162,7 @@ def enqueue(core: Core, queue: Queue, entries: Iterable[tuple[int, int, Overlay 
         (queue_key(queue.id, Place.AVAILABLE, number), encode_entry(message_id, delivery_count, overlay))
         for number, message_id, delivery_count, overlay in refs
     ]
-    core.store.put_many(Table.QUEUE, stored)
+    core.store.insert_many(Table.QUEUE, stored)
     core.worked(*[len(entry) for _, entry in stored])
     queue.next_number = first + len(refs)
     queue.counts[Place.AVAILABLE] += len(refs)

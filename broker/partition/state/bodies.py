@@ -92,33 +92,32 @@ class Bodies:
         fresh = self._fresh
         if fresh and (ids[0] in fresh or ids[-1] in fresh):
             return [fresh.get(message_id) or self.read_one(message_id) for message_id in ids]
-        first, count = ids[0], len(ids)
-        # Messages that came one after the other have adjacent keys, and one scan is several times faster than gets.
-        if count > 1 and ids == list(range(first, first + count)):
-            items = self._store.scan(_MESSAGES, message_key(first), message_key(first + count), count)
-            if len(items) == count:
-                try:
-                    for _, record in items:
-                        check_message(record)
-                except CorruptRecord:
-                    pass
-                else:
-                    return [record for _, record in items]
-        return [self.read_one(message_id) for message_id in ids]
+        records = self._store.get_many(_MESSAGES, list(map(message_key, ids)))
+        try:
+            for record in records:
+                if record is not None:
+                    check_message(record)
+        except CorruptRecord:
+            return list(map(_checked, records))
+        return records
 
     def read_one(self, message_id: int) -> bytes | None:
-        record = self._store.get(_MESSAGES, message_key(message_id))
-        try:
-            if record is not None:
-                check_message(record)
-        except CorruptRecord:
-            return None
-        return record
+        return _checked(self._store.get(_MESSAGES, message_key(message_id)))
 
     def size(self, message_id: int) -> int | None:
         """The size of a record in bytes, without a check of the record; None if it is missing."""
         record = self._store.get(Table.MESSAGES, message_key(message_id))
         return None if record is None else len(record)
+
+
+def _checked(record: bytes | None) -> bytes | None:
+    """None in place of a corrupt record."""
+    try:
+        if record is not None:
+            check_message(record)
+    except CorruptRecord:
+        return None
+    return record
 
 
 def staged_id(extra: dict[int, Any] | None) -> int:

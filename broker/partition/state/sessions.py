@@ -100,7 +100,7 @@ class Sessions:
                     window.fill([ref], ALL)
                 else:
                     window.cursor = number  # messages from here on are fetched later
-        self._store.put_many(Table.SESSION_ENTRIES, listed)
+        self._store.insert_many(Table.SESSION_ENTRIES, listed)
 
     def leave(self, messages: Iterable[Held]) -> None:
         """The entries of these messages are deleted."""

@@ -169,7 +169,7 @@ class _FanOut:
         if not self.copies:
             return False
         if self._references:
-            store.put_many(Table.REFS, self._references)
+            store.insert_many(Table.REFS, self._references)
         entries: list[tuple[bytes, bytes]] = []
         due: list[tuple[bytes, bytes]] = []
         awaited = False
@@ -196,8 +196,8 @@ class _FanOut:
                 awaited = self._append(queue_id_of(entity_id), batch, entries, due) or awaited
         for queue_id, copies in selected.items():
             awaited = self._append(queue_id, _batch(copies), entries, due) or awaited
-        store.put_many(Table.QUEUE, entries)
-        store.put_many(Table.DUE, due)
+        store.insert_many(Table.QUEUE, entries)
+        store.insert_many(Table.DUE, due)
         return awaited
 
     def _count_failures(self) -> None:
@@ -334,8 +334,8 @@ def publish(
     core.bodies.adopt(adopted)
     queue.size_bytes += size_bytes
     if scheduled:
-        core.store.put_many(Table.QUEUE, scheduled)
-        core.store.put_many(Table.DUE, due)
+        core.store.insert_many(Table.QUEUE, scheduled)
+        core.store.insert_many(Table.DUE, due)
         queue.counts[Place.SCHEDULED] += len(scheduled)
         core.turn.work += 2 * len(scheduled)
         core.arm_scheduled(queue.id, earliest_ms, now_ms)
@@ -422,7 +422,7 @@ def _stage(
         core.bodies.append(records, keep=awaited)
         core.turn.work += len(records)
     if waiting:
-        core.store.put_many(
+        core.store.insert_many(
             Table.QUEUE,
             [
                 (queue_key(queue.id, Place.AVAILABLE, number), encode_entry(each, 0, own))

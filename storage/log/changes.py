@@ -1,0 +1,118 @@
+"""What turns change in one partition: operations as they are logged, and their net effect.
+
+An operation is (kind, table, items). Replaying operations that were applied before changes nothing, as long as all
+later ones are replayed as well.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from enum import IntEnum
+from itertools import islice
+from typing import Any
+
+from sortedcontainers import SortedList
+
+from storage.store import Table
+
+Item = tuple[bytes, bytes]
+_TABLES = tuple(int(table) for table in Table)
+
+
+class Operation(IntEnum):
+    PUT = 0  # items: (key, value)
+    DELETE = 1  # items: keys
+    INSERT = 2  # items: (key, value), for keys that the table does not have
+
+
+class YoungTable:
+    """Changes of one table over what is below: the tables on disk, or an older layer."""
+
+    __slots__ = ("_order", "_unordered", "changed", "fresh")
+
+    def __init__(self) -> None:
+        self.fresh: dict[bytes, bytes] = {}  # keys that are not below
+        self.changed: dict[bytes, bytes | None] = {}  # other keys; None: deleted
+        # Keys are put in order only when somebody looks: most come and go before. A key that is gone may still be in
+        # both, and one that came twice is twice in them.
+        self._order: SortedList | None = None
+        self._unordered: list[bytes] = []
+
+    def __bool__(self) -> bool:
+        return bool(self.fresh or self.changed)
+
+    def insert(self, items: Sequence[Item], keys: Sequence[bytes]) -> None:
+        """`keys` are those of the items."""
+        self.fresh.update(items)
+        self._unordered += keys
+
+    def put(self, items: Iterable[Item]) -> None:
+        fresh, changed = self.fresh, self.changed
+        for key, value in items:
+            if key in fresh:
+                fresh[key] = value
+            else:
+                if key not in changed:
+                    self._unordered.append(key)
+                changed[key] = value
+
+    def delete(self, keys: Iterable[bytes]) -> None:
+        fresh, changed = self.fresh, self.changed
+        for key in keys:
+            if fresh.pop(key, None) is None:
+                if key not in changed:
+                    self._unordered.append(key)
+                changed[key] = None
+
+    def keys(self, start: bytes, end: bytes, limit: int, reverse: bool = False) -> list[bytes]:
+        """Up to `limit` changed keys with start <= key < end in order, or from the end backwards."""
+        return list(islice(self._ordered(start, end, reverse), limit))
+
+    def _ordered(self, start: bytes, end: bytes, reverse: bool) -> Iterator[bytes]:
+        fresh, changed = self.fresh, self.changed
+        order = self._order
+        if order is None:
+            order = self._order = SortedList()
+        if self._unordered:
+            order.update([key for key in self._unordered if key in fresh or key in changed])
+            self._unordered.clear()
+            if len(order) > 2 * (len(fresh) + len(changed)) + 64:
+                order = self._order = SortedList([*fresh, *changed])
+        before = None
+        for key in order.irange(start, end, (True, False), reverse):
+            if key != before and (key in fresh or key in changed):
+                yield key
+            before = key
+
+    def value(self, key: bytes) -> bytes | None:
+        """The value of a changed key; None if it was deleted."""
+        value = self.fresh.get(key)
+        return value if value is not None else self.changed.get(key)
+
+
+class Layer:
+    """The net effect of some turns on one partition."""
+
+    __slots__ = ("tables",)
+
+    def __init__(self) -> None:
+        self.tables = tuple(YoungTable() for _ in _TABLES)
+
+    def __bool__(self) -> bool:
+        return any(self.tables)
+
+    def apply(self, operations: Iterable[tuple[int, int, Any]]) -> None:
+        """Apply logged operations."""
+        for kind, table, items in operations:
+            young = self.tables[table]
+            if kind == Operation.INSERT:
+                young.insert(items, [key for key, _ in items])
+            elif kind == Operation.PUT:
+                young.put(items)
+            else:
+                young.delete(items)
+
+    def merge(self, newer: "Layer") -> None:
+        """Add the changes of a layer that was above this one."""
+        for young, above in zip(self.tables, newer.tables, strict=True):
+            young.delete([key for key, value in above.changed.items() if value is None])
+            young.put([(key, value) for key, value in above.changed.items() if value is not None])
+            young.insert(list(above.fresh.items()), list(above.fresh))

@@ -1,0 +1,182 @@
+"""The process that keeps the tables of one worker's partitions up to date, while the worker goes on.
+
+It is `python -m storage.log.checkpointer`, with a socket to its worker as standard input. A process, because a thread
+would take turns with the worker's own. Requests and answers are msgpack lists; the worker's side is `checkpointing`.
+
+    request  [OPEN, {partition: path}, log id, worker, map size, size of the largest record, process id of the worker]
+    request  [CHECKPOINT, pieces of segments, LSN before them, LSN of their last frame, {partition: LSN of its tables}]
+    request  [PREPARE, path, size]
+    answer   [WORKS_ON, partition]
+    answer   [DONE, LSN, {partition: LSN of its tables}, {partition: bytes that find adjacent pages}]
+    answer   [PREPARED, path, problem, or nothing]
+    answer   [FULL, problem]; the disk or a map is full, and nothing of the checkpoint counts
+    answer   [DAMAGED, problem], [FAILED, problem]; the process ends
+"""
+
+import os
+import signal
+import socket
+import sys
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+import msgpack
+
+from storage.lmdb_store import MAP_SLACK_BYTES, LmdbStore
+from storage.log.changes import Layer
+from storage.log.frames import CorruptFrame, FrameCodec, decode_turn
+from storage.log.reading import read_pieces
+from storage.log.segments import prepare
+from storage.log.tables import LogPosition, position, write_layer, write_position
+from storage.parent import die_with_parent
+from storage.store import StoreDamaged, StoreError, StoreFull, Table
+
+READ_BYTES = 1 << 16
+# With this much behind the last page of the file, nobody needs to know which other pages are adjacent.
+AMPLE_BYTES = MAP_SLACK_BYTES // 2
+ADJACENT_BYTES_MAX = 64 << 20  # more is not looked for
+
+
+class Request(IntEnum):
+    OPEN = 0
+    CHECKPOINT = 1
+    PREPARE = 2
+
+
+class Answer(IntEnum):
+    WORKS_ON = 0
+    DONE = 1
+    PREPARED = 2
+    FULL = 3
+    DAMAGED = 4
+    FAILED = 5
+
+
+class Tables:
+    """The tables of a worker's partitions, open for writing."""
+
+    def __init__(
+        self, connection: socket.socket, paths: dict[int, str], log_id: bytes, worker: int, map_size: int, largest: int
+    ) -> None:
+        self._connection = connection
+        self._log_id = log_id
+        self._worker = worker
+        self._largest_bytes = largest
+        self._codec = FrameCodec(log_id)
+        self._stores: dict[int, LmdbStore] = {}
+        for partition, path in paths.items():
+            self._works_on(partition)
+            self._stores[partition] = LmdbStore(
+                Path(path),
+                partition_id=partition,
+                map_size_bytes=map_size,
+                create=False,
+                attached=True,
+                owned=False,
+            )
+
+    def checkpoint(
+        self, pieces: list[Any], after_lsn: int, up_to_lsn: int, positions: dict[int, int]
+    ) -> tuple[dict[int, int], dict[int, int]]:
+        """Write the net effect of these turns to the tables; one commit for each partition that they changed.
+
+        Returns the LSN that the tables of each partition say now, and the bytes of records of the largest size that
+        certainly find adjacent pages. Raises StoreError, OSError.
+        """
+        layers = {partition: Layer() for partition in self._stores}
+        for frame in read_pieces(pieces, self._codec, after_lsn, up_to_lsn):
+            try:
+                _, changes, _ = decode_turn(frame.payload)
+            except CorruptFrame as error:
+                raise StoreDamaged(str(error)) from error
+            for partition, operations in changes:
+                layers[partition].apply(operations)
+        positions, adjacent = dict(positions), {}
+        for partition, layer in layers.items():
+            store = self._stores[partition]
+            if layer:
+                self._works_on(partition)
+                found = position(store)
+                if found is None or found.log_id != self._log_id or found.lsn > up_to_lsn:
+                    raise StoreError(f"{store.path}: has changes of another process: {found}")
+                self._write(store, layer, up_to_lsn)
+                positions[partition] = up_to_lsn
+            adjacent[partition] = self._adjacent_bytes(store)
+        return positions, adjacent
+
+    def _write(self, store: LmdbStore, layer: Layer, lsn: int) -> None:
+        at = LogPosition(self._log_id, self._worker, lsn)
+        try:
+            write_layer(store, layer)
+            write_position(store, at)
+            store.commit()
+        except StoreFull:
+            # What is only deleted needs few pages, and pages that it frees can be used by the next commit but one.
+            # The position stays, so all turns are applied again.
+            for table, young in zip(Table, layer.tables, strict=True):
+                store.delete_many(table, sorted(key for key, value in young.changed.items() if value is None))
+            store.commit()
+            raise
+
+    def _adjacent_bytes(self, store: LmdbStore) -> int:
+        if store.tail_bytes() > AMPLE_BYTES:
+            return ADJACENT_BYTES_MAX
+        return store.adjacent_bytes(self._largest_bytes, ADJACENT_BYTES_MAX)
+
+    def _works_on(self, partition: int) -> None:
+        _send(self._connection, [Answer.WORKS_ON, partition])
+
+
+def _send(connection: socket.socket, answer: list[Any]) -> None:
+    connection.sendall(msgpack.packb(answer))
+
+
+def serve(connection: socket.socket) -> None:
+    unpacker = msgpack.Unpacker(strict_map_key=False, max_buffer_size=1 << 26)
+    tables: Tables | None = None
+    while data := connection.recv(READ_BYTES):
+        unpacker.feed(data)
+        for kind, *fields in unpacker:
+            if kind == Request.OPEN:
+                *of_tables, parent = fields
+                if os.getppid() != parent:  # it ended before we were tied to it
+                    return
+                tables = Tables(connection, *of_tables)
+            elif kind == Request.PREPARE:
+                path, size = fields
+                problem = None
+                try:
+                    prepare(Path(path), size)
+                except OSError as error:
+                    problem = str(error)
+                _send(connection, [Answer.PREPARED, path, problem])
+            else:
+                assert tables is not None
+                try:
+                    positions, adjacent = tables.checkpoint(*fields)
+                except StoreFull as error:
+                    _send(connection, [Answer.FULL, str(error)])
+                else:
+                    _send(connection, [Answer.DONE, fields[2], positions, adjacent])
+
+
+def main() -> int:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides
+    die_with_parent()
+    connection = socket.socket(fileno=os.dup(0))
+    try:
+        serve(connection)
+    except (BrokenPipeError, ConnectionResetError):
+        return 1  # the worker has ended
+    except StoreDamaged as error:
+        _send(connection, [Answer.DAMAGED, str(error)])
+        return 1
+    except (StoreError, OSError) as error:
+        _send(connection, [Answer.FAILED, str(error)])
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,167 @@
+"""The worker's side of its checkpointer: starts the process, starts it again when it ended, and hears it."""
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgpack
+
+from storage.apart import CRASH_SIGNALS
+from storage.log.checkpointer import READ_BYTES, Answer, Request
+from storage.store import StoreDamaged, StoreError
+
+_PACKAGES = Path(__file__).resolve().parent.parent.parent  # where this program's packages are
+
+
+class Done(NamedTuple):
+    """A checkpoint is done: the tables have all turns up to `lsn`.
+
+    `positions`: the LSN that the tables of each partition say. `adjacent_bytes`: so many bytes of records of the
+    largest size certainly find adjacent pages in its file.
+    """
+
+    lsn: int
+    positions: dict[int, int]
+    adjacent_bytes: dict[int, int]
+
+
+class Prepared(NamedTuple):
+    path: str
+    problem: str | None
+
+
+class Full(NamedTuple):
+    """The disk or a map is full, and the checkpoint was not made."""
+
+    problem: str
+
+
+class Ended(NamedTuple):
+    """The process ended, and its requests were not done. `how` says why."""
+
+    how: str
+
+
+class Checkpointer:
+    """A process, or none. `descriptor` is readable when it has answered or ended; None while there is no process."""
+
+    def __init__(
+        self, paths: Mapping[int, Path], log_id: bytes, worker: int, map_size_bytes: int, largest_record_bytes: int
+    ) -> None:
+        absolute = {partition: str(path.absolute()) for partition, path in paths.items()}
+        self._opening = [Request.OPEN, absolute, log_id, worker, map_size_bytes, largest_record_bytes, os.getpid()]
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connection: socket.socket | None = None
+        self._unpacker = msgpack.Unpacker()
+        self.works_on: int | None = None  # the partition whose tables it works on, or worked on when it ended
+        self.starts = 0
+
+    @property
+    def descriptor(self) -> int | None:
+        return None if self._connection is None else self._connection.fileno()
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
+    def start(self) -> None:
+        """Start the process if there is none. If that is not possible now, there is still none."""
+        if self._process is not None:
+            return
+        self.works_on = None
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(_PACKAGES), _python_path()]))}
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError:
+            return
+        with theirs:
+            try:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", "-m", "storage.log.checkpointer"], stdin=theirs.fileno(), env=environment
+                )
+            except OSError:
+                ours.close()
+                return
+        self.starts += 1
+        self._connection = ours
+        self._unpacker = msgpack.Unpacker(strict_map_key=False)
+        self._send(self._opening)
+
+    def checkpoint(
+        self, pieces: list[tuple[str, int, int]], after_lsn: int, up_to_lsn: int, positions: Mapping[int, int]
+    ) -> None:
+        """Answered by Done, Full or Ended; not at all if there is no process. Raises OSError."""
+        self._send([Request.CHECKPOINT, pieces, after_lsn, up_to_lsn, positions])
+
+    def prepare(self, path: Path, size_bytes: int) -> None:
+        """Answered by Prepared or Ended; not at all if there is no process. Raises OSError."""
+        self._send([Request.PREPARE, str(path), size_bytes])
+
+    def _send(self, request: list[Any]) -> None:
+        if self._connection is not None:
+            with suppress(BrokenPipeError, ConnectionResetError):  # it has ended, and `answers` will say so
+                self._connection.sendall(msgpack.packb(request))
+
+    def answers(self) -> list[Done | Prepared | Full | Ended]:
+        """Wait for answers. Raises StoreDamaged, StoreError: the process cannot do its work."""
+        found: list[Done | Prepared | Full | Ended] = []
+        if self._connection is None:
+            return found
+        try:
+            data = self._connection.recv(READ_BYTES)
+        except ConnectionResetError:
+            data = b""
+        if not data:
+            return [self._ended()]
+        self._unpacker.feed(data)
+        for kind, *fields in self._unpacker:
+            match kind:
+                case Answer.WORKS_ON:
+                    [self.works_on] = fields
+                case Answer.DONE:
+                    self.works_on = None
+                    found.append(Done(*fields))
+                case Answer.PREPARED:
+                    found.append(Prepared(*fields))
+                case Answer.FULL:
+                    self.works_on = None
+                    found.append(Full(*fields))
+                case Answer.DAMAGED:
+                    raise StoreDamaged(fields[0])
+                case _:
+                    raise StoreError(fields[0])
+        return found
+
+    def _ended(self) -> Ended:
+        """Raises StoreDamaged if it died of what it read."""
+        assert self._process is not None
+        assert self._connection is not None
+        self._connection.close()
+        self._connection = None
+        code = self._process.wait()
+        self._process = None
+        if -code in CRASH_SIGNALS and self.works_on is not None:
+            raise StoreDamaged(f"the checkpointer died of signal {-code}")
+        return Ended(f"signal {-code}" if code < 0 else f"exit code {code}")
+
+    def stop(self) -> None:
+        """Let the process end, and wait until it has."""
+        if self._process is not None:
+            assert self._connection is not None
+            self._connection.close()
+            self._connection = None
+            self._process.wait()
+            self._process = None
+
+
+def _python_path() -> str:
+    return os.environ.get("PYTHONPATH", "")

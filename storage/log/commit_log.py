@@ -1,0 +1,447 @@
+"""The worker's side of its log: one frame and one sync for each turn, and the checkpoints.
+
+When a segment's worth of turns was logged, or the oldest of them is some seconds old, the stores freeze their young
+changes, and the checkpointer writes the net effect of these turns to the tables. When it is done, the stores drop what
+was frozen, and segments whose frames are all in the tables are free.
+
+While the checkpointer is behind, further segments are made, and commits wait for it the longer the more of the allowed
+size is used. If a commit has waited in vain, the stores accept no further messages until a checkpoint is done. Settling
+goes on.
+"""
+
+import os
+import select
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple, NoReturn
+
+from storage.durable import sync_directory
+from storage.lmdb_store import PAGE_BYTES, ROOM_BYTES, LmdbStore, store_error
+from storage.log.changes import Layer
+from storage.log.checkpointing import Checkpointer, Done, Ended, Full, Prepared
+from storage.log.frames import (
+    BLOCK_BYTES,
+    LOG_ID_BYTES,
+    FrameCodec,
+    Kind,
+    SegmentHeader,
+    TablesState,
+    decode_turn,
+    encode_header,
+    encode_next,
+)
+from storage.log.logged_store import LoggedStore
+from storage.log.reading import LogOnDisk, read_pieces
+from storage.log.recovery import bring_up
+from storage.log.segments import DirectBuffer, SegmentFile, prepare, segment_numbers, segment_path
+from storage.log.tables import LogPosition, position, write_layer, write_position
+from storage.store import StoreError
+
+MIB = 1 << 20
+SEGMENT_BYTES = 8 * MIB
+LOG_BYTES = 64 * MIB
+FREE_SEGMENTS = 2  # kept for use again; more are deleted
+OLDEST_SECONDS = 2.0  # young changes that are older are checkpointed, however few they are
+LONGEST_WAIT_SECONDS = 5.0  # of one commit for the checkpointer; after that nobody waits until a checkpoint is done
+SLOWEST_BYTES_PER_SECOND = 32 * MIB  # of frames, when the log is almost as long as it may be
+YOUNG_FACTOR = 2  # the bytes that changes take in the tables are at most so many times those that they take in the log
+
+
+class LogLimits(NamedTuple):
+    """`log_bytes`: with more frames that are not in the tables, no messages are accepted."""
+
+    segment_bytes: int = SEGMENT_BYTES
+    log_bytes: int = LOG_BYTES
+
+    @classmethod
+    def of(cls, log_bytes: int) -> "LogLimits":
+        return cls(min(SEGMENT_BYTES, max(MIB, log_bytes // 8 // MIB * MIB)), log_bytes)
+
+
+DEFAULT_LIMITS = LogLimits()
+
+
+class _Segment:
+    def __init__(self, number: int, file: SegmentFile) -> None:
+        self.number = number
+        self.file = file
+        self.last_lsn = 0  # of the last frame in it
+        self.first_at = 0  # where its frames begin
+        self.at = 0  # where the next frame goes
+        self.frozen_at = 0  # what is in front of this is in the tables, or in the checkpoint that is being made
+
+    @property
+    def is_empty(self) -> bool:
+        return self.at == self.first_at
+
+
+class CommitLog:
+    """The log of one worker, and the stores of its partitions.
+
+    After a StoreError the log and its stores must not be used any more: a failed sync is never tried again.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        worker: int,
+        tables: Mapping[int, LmdbStore],
+        *,
+        map_size_bytes: int,
+        limits: LogLimits = DEFAULT_LIMITS,
+        largest_record_bytes: int = MIB,
+        works_on: Callable[[int], None] = lambda partition: None,
+    ) -> None:
+        """Make the log if it is missing, replay it, and attach the tables, which are open with `attached=True`.
+
+        `works_on` is called with the partition whose tables are about to be changed, or could not be. Raises
+        StoreError, StoreDamaged.
+        """
+        self._directory = directory
+        self._worker = worker
+        self._limits = limits
+        self._works_on = works_on
+        self._buffer = DirectBuffer()
+        self._free: list[_Segment] = []
+        self._used: list[_Segment] = []  # those with frames that are not in the tables; the last is the current one
+        self._young_bytes = 0  # of frames since the last checkpoint began
+        self._frozen_bytes = 0  # of frames in the checkpoint that is being made
+        self._frozen: list[tuple[str, int, int]] = []  # the pieces of segments with these frames
+        self._frozen_lsn = 0  # of the last frame in a checkpoint that was made or is being made
+        self.is_checkpointing = False
+        self._preparing: int | None = None  # the number of the segment that the checkpointer makes
+        self._is_full = False  # the last checkpoint found no room in the tables
+        self._has_no_spare = False  # no further segment could be made
+        # By partition, as of the last checkpoint: see `LmdbStore.tail_bytes`, `LmdbStore.adjacent_bytes`.
+        self._tail_bytes: dict[int, int] = {}
+        self._adjacent_bytes: dict[int, int] = {}
+        self._is_stuck = False  # a commit waited for the checkpointer in vain, and no checkpoint was done since
+        self._changed: list[LoggedStore] = []  # with staged changes
+        self._wants_report = False  # messages were refused for want of adjacent pages
+        self._checkpointed_at = 0.0  # when the last checkpoint was done
+        self._poll: select.epoll | None = None
+        self._polled: int | None = None
+        self.waited_seconds = 0.0  # of commits, for the checkpointer
+        self.checkpoints = 0
+        self._tables = dict(tables)
+        try:
+            self._open()
+        except OSError as error:
+            raise store_error(directory.parent.parent, "the log cannot be opened", error) from error
+        self.stores = {partition: LoggedStore(partition, store, self) for partition, store in tables.items()}
+        paths = {partition: store.path for partition, store in tables.items()}
+        self.checkpointer = Checkpointer(paths, self._log_id, worker, map_size_bytes, largest_record_bytes)
+
+    # -- opening
+
+    def _open(self) -> None:
+        directory = self._directory
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        end = None
+        if segment_numbers(directory) or any(position(store) is not None for store in self._tables.values()):
+            log = LogOnDisk(directory, self._worker)
+            self._log_id = log.log_id
+            end = bring_up(log, self._tables, leave=False, works_on=self._works_on)
+            self.lsn = end.lsn
+        else:
+            self._log_id = os.urandom(LOG_ID_BYTES)
+            self.lsn = 0
+            prepare(segment_path(directory, 0), self._limits.segment_bytes)
+            for parent in (directory.parent, directory.parent.parent):
+                sync_directory(parent)
+        self._codec = FrameCodec(self._log_id)
+        self._frozen_lsn = self.lsn
+        for number in segment_numbers(directory):
+            self._free.append(_Segment(number, SegmentFile(segment_path(directory, number), self._buffer)))
+        self._state = TablesState(self.lsn, dict.fromkeys(self._tables, self.lsn))
+        if end is None:
+            self._begin(self._free.pop())
+        # The log exists before any store refers to it.
+        for store in self._tables.values():
+            if position(store) is None:
+                write_position(store, LogPosition(self._log_id, self._worker, self.lsn))
+                store.commit()
+        if end is not None:
+            [last] = [segment for segment in self._free if segment.number == end.number]
+            self._free.remove(last)
+            last.at = last.frozen_at = end.at
+            self._used.append(last)
+            self._continue_in_next()
+            self._release()
+        self._young_bytes = 0
+        self._look_at_tables()
+
+    # -- commits
+
+    def commit(self, time_ms: int = 0) -> bool:
+        """Log what the stores have staged, in one frame, and sync it. False if nothing was staged.
+
+        Raises StoreError, StoreDamaged.
+        """
+        if not self._changed:
+            return False
+        changes = [(store.partition, store.take_staged()) for store in self._changed]
+        self._changed.clear()
+        try:
+            with self._codec.pack_turn(time_ms, changes, []) as payload:
+                self._write(Kind.TURN, payload)
+                size_bytes = len(payload)
+            if self.is_checkpointing:
+                self._wait(size_bytes)
+            elif self._young_bytes >= self._limits.segment_bytes and not self._is_full:
+                self.begin_checkpoint()
+        except OSError as error:
+            self._failed(error)
+        return True
+
+    def changed(self, store: LoggedStore) -> None:
+        """The store has staged its first change of this turn."""
+        self._changed.append(store)
+
+    def unchanged(self, store: LoggedStore) -> None:
+        """The store has dropped what it had staged."""
+        self._changed.remove(store)
+
+    def _write(self, kind: Kind, payload: bytes | memoryview) -> None:
+        current = self._used[-1]
+        # A frame larger than a segment gets one to itself. The frame that names the next segment always finds room.
+        end = current.at + len(payload) + 2 * BLOCK_BYTES
+        if end > self._limits.segment_bytes and kind == Kind.TURN and not current.is_empty:
+            self._continue_in_next()
+            current = self._used[-1]
+        lsn, at = self.lsn + 1, current.at
+        current.at = current.file.write(at, (self._codec.head(kind, lsn, payload), payload))
+        self.lsn = current.last_lsn = lsn
+        self._young_bytes += current.at - at
+
+    def _continue_in_next(self) -> None:
+        if not self._free:
+            self._add_segment()
+        segment = self._free.pop(0)
+        self._write(Kind.NEXT, encode_next(segment.number, self._state))
+        self._begin(segment)
+
+    def _begin(self, segment: _Segment) -> None:
+        """Make a free segment the current one."""
+        segment.file.truncate(self._limits.segment_bytes)
+        header = encode_header(SegmentHeader(self._log_id, self._worker, self.lsn + 1, self._state))
+        segment.at = segment.frozen_at = segment.first_at = segment.file.write(0, (header,))
+        segment.last_lsn = self.lsn
+        self._used.append(segment)
+
+    def _add_segment(self) -> None:
+        """Make a segment whose blocks were not written in advance, so that its first use is slower."""
+        number = self._new_number()
+        file = SegmentFile(segment_path(self._directory, number), self._buffer)
+        sync_directory(self._directory)
+        self._free.append(_Segment(number, file))
+
+    def _new_number(self) -> int:
+        numbers = [segment.number for segment in (*self._used, *self._free)]
+        return max(*numbers, -1 if self._preparing is None else self._preparing) + 1
+
+    def _failed(self, error: OSError) -> NoReturn:
+        raise store_error(self._directory, "commit", error) from error
+
+    # -- checkpoints
+
+    def watch(self, poll: select.epoll) -> None:
+        """Let `poll` wait for the checkpointer: `serve` is to be called for its descriptor."""
+        self._poll = poll
+        self._look()
+
+    def _look(self) -> None:
+        """Register the checkpointer's descriptor, which is another one after each of its starts."""
+        descriptor = self.checkpointer.descriptor
+        if self._poll is None or descriptor == self._polled:
+            return
+        if self._polled is not None:
+            with suppress(OSError):  # it is closed, or has been used for something else since
+                self._poll.unregister(self._polled)
+        if descriptor is not None:
+            self._poll.register(descriptor, select.EPOLLIN)
+        self._polled = descriptor
+
+    def serve(self, descriptor: int) -> bool:
+        """Hear the checkpointer, if this is its descriptor. Raises StoreError, StoreDamaged."""
+        if descriptor != self._polled:
+            return False
+        self.hear()
+        return True
+
+    def beat(self) -> None:
+        """To be called each second: start the checkpointer if it has ended, and begin a checkpoint that is due."""
+        if not self.checkpointer.is_running:
+            self._preparing = None
+            self.checkpointer.start()
+            if self.is_checkpointing:
+                self._request()
+        if not self._free and self._preparing is None and self.checkpointer.is_running:
+            self._preparing = self._new_number()
+            self.checkpointer.prepare(segment_path(self._directory, self._preparing), self._limits.segment_bytes)
+        is_old = self._young_bytes > 0 and time.monotonic() - self._checkpointed_at >= OLDEST_SECONDS
+        if not self.is_checkpointing and (is_old or self._is_full or self._wants_report):
+            self.begin_checkpoint()
+        self._look()
+
+    def begin_checkpoint(self) -> None:
+        """Let the checkpointer write to the tables what is young, and what an earlier checkpoint found no room for."""
+        for store in self.stores.values():
+            store.freeze()
+        self._frozen_bytes += self._young_bytes
+        self._young_bytes = 0
+        self._frozen += self._young_pieces()
+        for segment in self._used:
+            segment.frozen_at = segment.at
+        self._frozen_lsn = self.lsn
+        self.is_checkpointing = True
+        self.checkpointer.start()
+        self._request()
+
+    def _request(self) -> None:
+        self.checkpointer.checkpoint(self._frozen, self._state.lsn, self._frozen_lsn, self._state.positions)
+        self._look()
+
+    def _young_pieces(self) -> list[tuple[str, int, int]]:
+        """The pieces of segments with the frames since the last checkpoint began."""
+        return [
+            (str(segment.file.path.absolute()), segment.frozen_at, segment.at)
+            for segment in self._used
+            if segment.frozen_at < segment.at
+        ]
+
+    def hear(self) -> None:
+        """Wait for the checkpointer's answers and take them. Raises StoreError, StoreDamaged."""
+        try:
+            answers = self.checkpointer.answers()
+        except StoreError:
+            if self.checkpointer.works_on is not None:
+                self._works_on(self.checkpointer.works_on)
+            raise
+        for answer in answers:
+            match answer:
+                case Done():
+                    self._done(answer)
+                case Prepared():
+                    self._prepared(answer)
+                case Full():
+                    self.is_checkpointing = False
+                    self._is_full = True  # `beat` tries again
+                case Ended():
+                    pass  # `beat` starts it again
+        self._look()
+
+    def _prepared(self, prepared: Prepared) -> None:
+        """Use the segment. If it was not made, or cannot be opened now, `beat` lets it be made again."""
+        self._preparing = None
+        self._has_no_spare = prepared.problem is not None
+        if prepared.problem is None:
+            number = int(prepared.path.rpartition("-")[2])
+            with suppress(OSError):
+                self._free.append(_Segment(number, SegmentFile(Path(prepared.path), self._buffer)))
+
+    def _done(self, done: Done) -> None:
+        self._state = TablesState(done.lsn, done.positions)
+        self._adjacent_bytes = done.adjacent_bytes
+        self.is_checkpointing = self._is_full = self._is_stuck = self._wants_report = False
+        self._frozen_bytes = 0
+        self._frozen = []
+        self._checkpointed_at = time.monotonic()
+        self.checkpoints += 1
+        for store in self.stores.values():
+            store.thaw()
+        self._look_at_tables()
+        self._release()
+        if self._young_bytes >= self._limits.segment_bytes:
+            self.begin_checkpoint()
+
+    def _look_at_tables(self) -> None:
+        self._tail_bytes = {partition: store.tail_bytes() for partition, store in self._tables.items()}
+
+    def _release(self) -> None:
+        """Free the segments whose frames are all in the tables."""
+        while len(self._used) > 1 and self._used[0].last_lsn <= self._state.lsn:
+            self._free.append(self._used.pop(0))
+        while len(self._free) > FREE_SEGMENTS:
+            segment = self._free.pop()
+            segment.file.close()
+            segment.file.path.unlink()
+
+    def _wait(self, size_bytes: int) -> None:
+        """After a frame of this size, wait for the checkpointer if the log is long: the longer it is, the longer.
+
+        So turns that write much become as slow as the checkpointer, before the log is as long as it may be.
+        """
+        segment_bytes, log_bytes = self._limits
+        excess = self.young_bytes() - 3 * segment_bytes
+        if excess <= 0 or self._is_stuck or self.checkpointer.descriptor is None:
+            return
+        full = excess / max(1, log_bytes - 3 * segment_bytes)
+        seconds = LONGEST_WAIT_SECONDS if full >= 1 else full * size_bytes / SLOWEST_BYTES_PER_SECOND
+        began = time.monotonic()
+        until = began + min(seconds, LONGEST_WAIT_SECONDS)
+        while self.is_checkpointing and (left := until - time.monotonic()) > 0:
+            if select.select([self.checkpointer.descriptor], [], [], left)[0]:
+                self.hear()
+                if self.checkpointer.descriptor is None:
+                    break
+        waited = time.monotonic() - began
+        self._is_stuck = waited >= LONGEST_WAIT_SECONDS
+        self.waited_seconds += waited
+
+    # -- what the stores ask
+
+    def young_bytes(self) -> int:
+        """Bytes of frames that are not in the tables."""
+        return self._young_bytes + self._frozen_bytes
+
+    def accepts(self, partition: int, added_bytes: int, pages: int) -> bool:
+        """True if records of `added_bytes` in all and this number of other pages can be stored.
+
+        What is young will need room in the tables, too, and adjacent pages if it is large.
+        """
+        young_bytes = self.young_bytes()
+        if self._is_full or self._has_no_spare or (self._is_stuck and young_bytes > self._limits.log_bytes):
+            return False
+        needed = YOUNG_FACTOR * (young_bytes + added_bytes) + pages * PAGE_BYTES
+        if self._tail_bytes[partition] - needed > ROOM_BYTES:
+            return True
+        if self._adjacent_bytes.get(partition, 0) >= needed:
+            return True
+        self._wants_report = True
+        return False
+
+    def read_again(self, partition: int, layer: Layer) -> None:
+        """Apply to `layer` the partition's turns since the last checkpoint began. Raises StoreError."""
+        try:
+            for frame in read_pieces(self._young_pieces(), self._codec, self._frozen_lsn, self.lsn):
+                _, changes, _ = decode_turn(frame.payload)
+                for number, operations in changes:
+                    if number == partition:
+                        layer.apply(operations)
+        except OSError as error:
+            self._failed(error)
+
+    # -- the end
+
+    def close(self) -> None:
+        """Bring the tables up to date, detach them, and close all. Nothing is staged. Raises StoreError."""
+        while self.is_checkpointing and self.checkpointer.is_running:
+            self.hear()
+        self.checkpointer.stop()
+        for store in self.stores.values():
+            store.freeze()
+            write_layer(store.tables, store.frozen_layer)
+            write_position(store.tables, None)
+            store.tables.commit()
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Close all as it is. The next process replays the log."""
+        self.checkpointer.stop()
+        for store in self.stores.values():
+            store.tables.close()
+        for segment in (*self._used, *self._free):
+            segment.file.close()

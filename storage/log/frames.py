@@ -1,0 +1,170 @@
+"""The bytes of the log: a segment is a header and frames, each of which begins at a multiple of BLOCK_BYTES.
+
+    header  magic 8 | checksum 8 | length 4 | msgpack [version, log id, worker, first LSN, tables' LSN, positions]
+    frame   magic 4 | kind 4 | LSN 8 | length 8 | checksum 8 | payload
+
+Numbers are big-endian. A log sequence number (LSN) is one above that of the frame before, through all segments of a log
+and all restarts; the first is 1. The checksum is xxh3 of the payload, with a seed made of the log's id, the LSN and the
+kind. So no frame of another log is taken for one of this log, and nobody who does not know the id can put a frame into
+a message. Frames left from an earlier use of the same segment have lower LSNs.
+
+The payload of a turn is msgpack [time, changes, events]: milliseconds since 1970, [partition, operations] for each
+partition that changed (see `changes`), and a list of events, which is empty today. It says everything about the turn,
+so that a frame can be kept as a journal, or be shipped to another machine.
+"""
+
+import struct
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+import msgpack
+from xxhash import xxh3_64_intdigest
+
+VERSION = 1
+BLOCK_BYTES = 4096  # a multiple of what O_DIRECT needs on any disk
+LOG_ID_BYTES = 16
+
+_SEGMENT_MAGIC = b"PeekLog\n"
+_FRAME_MAGIC = b"TurN"
+_segment_head = struct.Struct(">8sQI")
+_frame_head = struct.Struct(">4sIQQQ")
+FRAME_HEAD_BYTES = _frame_head.size
+
+
+class Kind(IntEnum):
+    TURN = 1
+    NEXT = 2  # the last frame of its segment; payload: msgpack [number of the segment that continues the log, tables]
+
+
+class CorruptFrame(Exception):
+    """The bytes are no valid header or frame of this log."""
+
+
+class UnknownLogFormat(Exception):
+    """The segment was written in a version of the log that this program does not know."""
+
+
+class TablesState(NamedTuple):
+    """What the log knew of the partitions' tables at some time: they have all turns up to `lsn`, whose frames may be
+    gone since. `positions`: for each partition the LSN that its tables say, which is lower if they had no changes."""
+
+    lsn: int
+    positions: dict[int, int]
+
+
+class SegmentHeader(NamedTuple):
+    """`tables`: as of when the segment was begun."""
+
+    log_id: bytes
+    worker: int
+    first_lsn: int
+    tables: TablesState
+
+
+class Frame(NamedTuple):
+    kind: Kind
+    lsn: int
+    payload: bytes | memoryview
+
+
+def padded(size_bytes: int) -> int:
+    """The size in whole blocks."""
+    return (size_bytes + BLOCK_BYTES - 1) // BLOCK_BYTES * BLOCK_BYTES
+
+
+def encode_header(header: SegmentHeader) -> bytes:
+    """One block, or more if there are very many partitions."""
+    log_id, worker, first_lsn, tables = header
+    body: bytes = msgpack.packb([VERSION, log_id, worker, first_lsn, tables])
+    head = _segment_head.pack(_SEGMENT_MAGIC, xxh3_64_intdigest(body), len(body))
+    return (head + body).ljust(padded(len(head) + len(body)), b"\0")
+
+
+def header_bytes(data: bytes) -> int:
+    """The size of the header at the start of `data`; BLOCK_BYTES if there is none."""
+    if len(data) < _segment_head.size:
+        return BLOCK_BYTES
+    magic, _, length = _segment_head.unpack_from(data)
+    return padded(_segment_head.size + length) if magic == _SEGMENT_MAGIC and length < 1 << 20 else BLOCK_BYTES
+
+
+def decode_header(data: bytes) -> SegmentHeader:
+    """Raises CorruptFrame, UnknownLogFormat."""
+    if len(data) < _segment_head.size:
+        raise CorruptFrame("the segment is shorter than its header")
+    magic, checksum, length = _segment_head.unpack_from(data)
+    body = data[_segment_head.size : _segment_head.size + length]
+    if magic != _SEGMENT_MAGIC or len(body) != length or xxh3_64_intdigest(body) != checksum:
+        raise CorruptFrame("the header of the segment does not match its checksum")
+    version, *fields = msgpack.unpackb(body, strict_map_key=False)
+    if version != VERSION:
+        raise UnknownLogFormat(f"log format {version!r} found, {VERSION} supported")
+    log_id, worker, first_lsn, tables = fields
+    return SegmentHeader(log_id, worker, first_lsn, TablesState(*tables))
+
+
+def encode_next(number: int, tables: TablesState) -> bytes:
+    """The payload of a frame NEXT. It says what the header of that segment says, which may be torn."""
+    payload: bytes = msgpack.packb([number, tables])
+    return payload
+
+
+def decode_next(payload: bytes | memoryview) -> tuple[int, TablesState]:
+    number, tables = msgpack.unpackb(payload, strict_map_key=False)
+    return number, TablesState(*tables)
+
+
+class FrameCodec:
+    """Makes and reads the frames of one log."""
+
+    def __init__(self, log_id: bytes) -> None:
+        self._seed = int.from_bytes(log_id[:8], "big")
+        self._packer = msgpack.Packer(autoreset=False, buf_size=1 << 20)
+
+    def pack_turn(self, time_ms: int, changes: list[Any], events: list[Any]) -> memoryview:
+        """The payload of a turn. It must be released before the next is packed."""
+        packer = self._packer
+        packer.reset()
+        packer.pack((time_ms, changes, events))
+        payload: memoryview = packer.getbuffer()
+        return payload
+
+    def head(self, kind: Kind, lsn: int, payload: bytes | memoryview) -> bytes:
+        """What stands in front of the payload."""
+        checksum = xxh3_64_intdigest(payload, self._seed + lsn * _ODD + kind & _MASK)
+        return _frame_head.pack(_FRAME_MAGIC, kind, lsn, len(payload), checksum)
+
+    def read(self, data: memoryview) -> Frame:
+        """The frame at the start of `data`. Raises CorruptFrame."""
+        if len(data) < FRAME_HEAD_BYTES:
+            raise CorruptFrame("no room for a frame")
+        magic, kind, lsn, length, checksum = _frame_head.unpack_from(data)
+        if magic != _FRAME_MAGIC:
+            raise CorruptFrame("no frame begins here")
+        payload = data[FRAME_HEAD_BYTES : FRAME_HEAD_BYTES + length]
+        if len(payload) != length or checksum != xxh3_64_intdigest(payload, self._seed + lsn * _ODD + kind & _MASK):
+            raise CorruptFrame(f"the frame does not match its checksum (LSN {lsn} if that is right)")
+        if kind not in _KINDS:
+            raise CorruptFrame(f"unknown kind of frame {kind}")
+        return Frame(Kind(kind), lsn, payload)
+
+    def lsn_at(self, data: memoryview) -> int:
+        """The LSN of what looks like a frame at the start of `data`; 0 if nothing does."""
+        if len(data) < FRAME_HEAD_BYTES or data[:4] != _FRAME_MAGIC:
+            return 0
+        lsn: int = _frame_head.unpack_from(data)[2]
+        return lsn
+
+
+_KINDS = frozenset(Kind)
+_ODD = 0x9E37_79B9_7F4A_7C15
+_MASK = (1 << 64) - 1
+
+
+def decode_turn(payload: bytes | memoryview) -> tuple[int, list[Any], list[Any]]:
+    """Time in ms, changes by partition, events. Raises CorruptFrame."""
+    try:
+        time_ms, changes, events = msgpack.unpackb(payload, use_list=False, strict_map_key=False)
+    except Exception as error:
+        raise CorruptFrame(f"the turn cannot be read: {error!r}") from error
+    return time_ms, changes, events

@@ -1,0 +1,245 @@
+"""A partition's store with a log: young changes in memory, over the tables that a checkpointer keeps up to date.
+
+Reads go from the youngest to the oldest: `active` (turns since the last checkpoint began), `frozen` (turns that the
+checkpointer is writing to the tables), the tables. The checkpointer may have written some of `frozen` when a read comes
+to the tables, which makes no difference: what is in a layer hides what is below.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+from storage.lmdb_store import LmdbStore
+from storage.log.changes import Item, Layer, Operation, YoungTable
+from storage.store import Store, StoreError, Table
+
+KEY_BYTES_MAX = 511  # of LMDB, which refuses longer ones only when they are checkpointed
+_ABOVE = b"\xff" * (KEY_BYTES_MAX + 1)  # above every key
+_SCAN_MIN = 16  # items that a scan takes from each layer at least, because some may be deleted
+
+
+class Log(Protocol):
+    """What the stores need of their log; see `CommitLog`."""
+
+    def changed(self, store: "LoggedStore") -> None: ...
+
+    def unchanged(self, store: "LoggedStore") -> None: ...
+
+    def commit(self, time_ms: int = 0) -> bool: ...
+
+    def young_bytes(self) -> int: ...
+
+    def accepts(self, partition: int, added_bytes: int, pages: int) -> bool: ...
+
+    def read_again(self, partition: int, layer: Layer) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class LoggedStore(Store):
+    """See Store. Its log commits it, together with the other stores of the log: `CommitLog.commit`."""
+
+    def __init__(self, partition: int, tables: LmdbStore, log: Log) -> None:
+        """`tables` are only read."""
+        self.partition = partition
+        self.tables = tables
+        self.writes = 0
+        self._log = log
+        self._active = Layer()
+        self._frozen: Layer | None = None
+        self._young: list[tuple[YoungTable, ...]] = []  # by table: those of the layers, the youngest first
+        self._staged: list[tuple[int, int, Any]] = []
+        self._appended: dict[Table, bytes] = {}  # the last key that was appended
+        self._look()
+
+    def _look(self) -> None:
+        layers = [self._active] if self._frozen is None else [self._active, self._frozen]
+        self._young = [tuple(layer.tables[table] for layer in layers) for table in Table]
+
+    # -- reads
+
+    def get(self, table: Table, key: bytes) -> bytes | None:
+        for young in self._young[table]:
+            value = young.fresh.get(key)
+            if value is not None:
+                return value
+            if key in young.changed:
+                return young.changed[key]
+        return self.tables.get(table, key)
+
+    def get_many(self, table: Table, keys: Sequence[bytes]) -> list[bytes | None]:
+        for young in self._young[table]:
+            if keys and keys[0] in young.fresh:
+                fresh = young.fresh
+                try:
+                    return [fresh[key] for key in keys]
+                except KeyError:
+                    break
+        if any(young for young in self._young[table]):
+            return [self.get(table, key) for key in keys]
+        return self.tables.get_many(table, keys)
+
+    def scan(
+        self, table: Table, start: bytes, end: bytes, limit: int, reverse: bool = False
+    ) -> list[tuple[bytes, bytes]]:
+        layers = [young for young in reversed(self._young[table]) if young]
+        if not layers:
+            return self.tables.scan(table, start, end, limit, reverse)
+        count = max(limit, _SCAN_MIN)
+        while True:
+            # Of each source the first `count` items. Behind the last of a source that has more, nothing is known.
+            items = self.tables.scan(table, start, end, count, reverse)
+            known_to = items[-1][0] if len(items) == count else None
+            found: dict[bytes, bytes | None] = {}
+            for young in layers:
+                low, high = start, end
+                if known_to is not None:
+                    low, high = (max(start, known_to), end) if reverse else (start, min(end, known_to + b"\0"))
+                keys = young.keys(low, high, count, reverse)
+                if len(keys) == count:
+                    known_to = keys[-1]
+                for key in keys:
+                    found[key] = young.value(key)
+            if not found:
+                return items[:limit]
+            merged: dict[bytes, bytes | None] = {**dict(items), **found}
+            live = sorted(
+                [
+                    (key, value)
+                    for key, value in merged.items()
+                    if value is not None and (known_to is None or (key >= known_to if reverse else key <= known_to))
+                ],
+                reverse=reverse,
+            )
+            if len(live) >= limit or known_to is None:
+                return live[:limit]
+            count *= 2
+
+    def last_key(self, table: Table) -> bytes | None:
+        last = self.scan(table, b"", _ABOVE, 1, reverse=True)
+        return last[0][0] if last else None
+
+    def record_count(self, table: Table) -> int:
+        count = self.tables.record_count(table)
+        changed = {key for young in self._young[table] for key in (*young.fresh, *young.changed)}
+        return count + sum(
+            (self.get(table, key) is not None) - (self.tables.get(table, key) is not None) for key in changed
+        )
+
+    # -- writes
+
+    def put(self, table: Table, key: bytes, value: bytes) -> None:
+        self.put_many(table, ((key, value),))
+
+    def put_many(self, table: Table, items: Sequence[Item]) -> None:
+        if items:
+            _check_keys([key for key, _ in items])
+            self._active.tables[table].put(items)
+            self._stage(Operation.PUT, table, tuple(items))
+
+    def append(self, table: Table, items: Sequence[Item]) -> None:
+        if not items:
+            return
+        keys = [key for key, _ in items]
+        last = self._appended.get(table, _ABOVE)
+        if keys[0] <= last:  # it may have been deleted since
+            last = self.last_key(table) or b""
+        if keys[0] <= last or (len(keys) > 1 and keys != sorted(keys)):
+            raise StoreError(f"append to {table.name}: keys are not in order above the last of the table")
+        self._appended[table] = keys[-1]
+        self._insert(table, items, keys)
+
+    def insert_many(self, table: Table, items: Sequence[Item]) -> None:
+        if items:
+            self._insert(table, items, [key for key, _ in items])
+
+    def _insert(self, table: Table, items: Sequence[Item], keys: list[bytes]) -> None:
+        _check_keys(keys)
+        self._active.tables[table].insert(items, keys)
+        self._stage(Operation.INSERT, table, tuple(items))
+
+    def delete(self, table: Table, key: bytes) -> None:
+        self.delete_many(table, (key,))
+
+    def delete_many(self, table: Table, keys: Iterable[bytes]) -> None:
+        keys = tuple(keys)
+        self._active.tables[table].delete(keys)
+        self._stage(Operation.DELETE, table, keys)
+
+    def _stage(self, kind: int, table: int, items: Any) -> None:
+        self.writes += 1
+        staged = self._staged
+        if not staged:
+            self._log.changed(self)
+        staged.append((kind, table, items))
+
+    # -- commits
+
+    @property
+    def dirty(self) -> bool:
+        return bool(self._staged)
+
+    def commit(self) -> None:
+        self._log.commit()
+
+    def take_staged(self) -> list[tuple[int, int, Any]]:
+        """What was staged since the last call, for the log."""
+        staged, self._staged = self._staged, []
+        return staged
+
+    def abort(self) -> None:
+        """Drop what was staged: the turns since the last checkpoint are read from the log again."""
+        if self._staged:
+            self._staged = []
+            self._log.unchanged(self)
+            self._appended.clear()
+            self._active = Layer()
+            self._log.read_again(self.partition, self._active)
+            self._look()
+
+    def freeze(self) -> None:
+        """A checkpoint of everything that was committed begins. Nothing is staged.
+
+        What is frozen already stays so: an earlier checkpoint of it was not made.
+        """
+        assert not self._staged
+        if self._frozen is None:
+            self._frozen = self._active
+        else:
+            self._frozen.merge(self._active)
+        self._active = Layer()
+        self._look()
+
+    @property
+    def frozen_layer(self) -> Layer:
+        assert self._frozen is not None
+        return self._frozen
+
+    def thaw(self) -> None:
+        """What was frozen is in the tables."""
+        self._frozen = None
+        self.tables.end_reading()
+        self._look()
+
+    # -- room
+
+    def used_bytes(self) -> int:
+        return self.tables.used_bytes() + self._log.young_bytes()
+
+    def fits(self, added_bytes: int, sizes: Iterable[int], pages: int = 0) -> bool:
+        return self._log.accepts(self.partition, added_bytes, pages)
+
+    def capacity_bytes(self, spare_bytes: int = 0) -> int:
+        return self.tables.capacity_bytes(spare_bytes)
+
+    def release_pages(self) -> None:
+        self.tables.release_pages()
+
+    def close(self) -> None:
+        """Close the whole log, and with it its other stores."""
+        self.abort()
+        self._log.close()
+
+
+def _check_keys(keys: Sequence[bytes]) -> None:
+    if max(map(len, keys)) > KEY_BYTES_MAX or not all(keys):
+        raise StoreError(f"a key of {max(map(len, keys))} bytes; 1 to {KEY_BYTES_MAX} are possible")

@@ -1,0 +1,258 @@
+"""The log as found on disk: the chain of its frames through all segments, up to the end.
+
+A frame is written only after all frames before it are on disk. So what is no valid frame ends the log, unless a valid
+frame of a later LSN follows somewhere: then a frame was damaged, and turns may be lost that were answered.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from storage.log.frames import (
+    BLOCK_BYTES,
+    FRAME_HEAD_BYTES,
+    CorruptFrame,
+    Frame,
+    FrameCodec,
+    Kind,
+    SegmentHeader,
+    TablesState,
+    UnknownLogFormat,
+    decode_header,
+    decode_next,
+    header_bytes,
+    padded,
+)
+from storage.log.segments import segment_numbers, segment_path
+from storage.store import StoreDamaged, StoreError
+
+
+class LogDamaged(StoreDamaged):
+    """Frames that were written and synced are missing or unreadable."""
+
+
+class Segment(NamedTuple):
+    """A segment as found; `header` is None if it never was a segment of a log, or its header is damaged."""
+
+    number: int
+    path: Path
+    data: bytes
+    header: SegmentHeader | None
+    why: str  # why there is no header
+
+
+class LogEnd(NamedTuple):
+    """Where the log ends: after the frame `lsn`, at the byte `at` of segment `number`.
+
+    `torn` says what is there, if it seems to be the begin of a frame.
+    """
+
+    lsn: int
+    number: int
+    at: int
+    torn: str
+
+
+class LogOnDisk:
+    """The log in `directory`, of `worker`, as it is now. Nothing is changed, and the worker may go on writing.
+
+    Raises StoreError if it cannot be read, LogDamaged if it is the log of another worker or has no valid segment. While
+    the worker writes, LogDamaged may also say that what was to be read was used again meanwhile.
+    """
+
+    def __init__(self, directory: Path, worker: int) -> None:
+        self.directory = directory
+        try:
+            self.segments = _read_segments(directory)
+        except UnknownLogFormat as error:
+            raise StoreError(f"{directory}: {error}; nothing was changed") from error
+        except FileNotFoundError:
+            raise LogDamaged(f"{directory}: the log is missing") from None
+        except OSError as error:
+            raise StoreError(f"{directory}: the log cannot be read: {error}") from error
+        self._known = sorted((each for each in self.segments if each.header is not None), key=_first_lsn)
+        if not self._known:
+            raise LogDamaged(f"{directory}: no segment of a log is here: {_reasons(self.segments)}")
+        newest = self._known[-1].header
+        assert newest is not None
+        for segment in self._known:
+            found = segment.header
+            assert found is not None
+            if found.worker != worker:
+                raise LogDamaged(f"{segment.path}: is a segment of worker {found.worker}, not of worker {worker}")
+            if found.log_id != newest.log_id:
+                raise LogDamaged(f"{segment.path}: is a segment of another log than {self._known[-1].path.name}")
+        self.log_id = newest.log_id
+        self._codec = FrameCodec(newest.log_id)
+        self.tables = self._newest_tables()
+        self.end: LogEnd | None = None  # once `turns` has come to it
+
+    def turns(self, after_lsn: int) -> Iterator[Frame]:
+        """The turns with higher LSNs, in order, up to the end of the log. Raises LogDamaged, StoreError."""
+        start = None
+        for segment in self._known:
+            if _first_lsn(segment) <= after_lsn + 1:
+                start = segment
+        if start is None:
+            first = _first_lsn(self._known[0])
+            raise LogDamaged(f"{self.directory}: the turns from {after_lsn + 1} to {first - 1} are missing")
+        segment, lsn = start, _first_lsn(start) - 1
+        while True:
+            following = None
+            frames = _Frames(segment, self._codec, lsn + 1)
+            for frame in frames:
+                lsn = frame.lsn
+                if frame.kind == Kind.NEXT:
+                    following, _ = decode_next(frame.payload)
+                elif lsn > after_lsn:
+                    yield frame
+            if following is None:
+                break
+            segment = self._following(following, segment, lsn)
+        self._refuse_later(lsn)
+        if lsn < after_lsn:
+            raise LogDamaged(f"{self.directory}: ends with turn {lsn}, but the tables have turns up to {after_lsn}")
+        self.end = LogEnd(lsn, segment.number, frames.end, frames.why)
+
+    def _newest_tables(self) -> TablesState:
+        """As of the last segment that was begun, or was about to be begun."""
+        newest = self._known[-1]
+        assert newest.header is not None
+        tables = newest.header.tables
+        for frame in _Frames(newest, self._codec, newest.header.first_lsn):
+            if frame.kind == Kind.NEXT:
+                _, tables = decode_next(frame.payload)
+        return tables
+
+    def _following(self, number: int, before: Segment, lsn: int) -> Segment:
+        for segment in self.segments:
+            if segment.number == number:
+                return segment
+        missing = segment_path(self.directory, number)
+        raise LogDamaged(f"{missing}: is missing; by {before.path.name} it has the turns after {lsn}")
+
+    def _refuse_later(self, lsn: int) -> None:
+        """Raise LogDamaged if any segment has a valid frame with an LSN above `lsn`."""
+        for segment in self.segments:
+            at, later = _later_frame(segment.data, self._codec, lsn)
+            if later:
+                raise LogDamaged(
+                    f"{segment.path}: turn {later} at byte {at} is whole, but turn {lsn + 1} is damaged or missing"
+                )
+
+
+class _Frames:
+    """The frames of one segment that are in order from `next_lsn` on. `why` says what ended them."""
+
+    def __init__(self, segment: Segment, codec: FrameCodec, next_lsn: int) -> None:
+        self._segment = segment
+        self._codec = codec
+        self._next_lsn = next_lsn
+        self.why = ""
+        self.end = 0  # the offset behind the last of them
+
+    def __iter__(self) -> Iterator[Frame]:
+        data = memoryview(self._segment.data)
+        at = header_bytes(self._segment.data)
+        while True:
+            self.end = at
+            if at >= len(data):
+                return
+            try:
+                frame = self._codec.read(data[at:])
+            except CorruptFrame as error:
+                if any(data[at : at + FRAME_HEAD_BYTES]):
+                    self.why = f"{self._segment.path}: byte {at}: {error}"
+                return
+            if frame.lsn != self._next_lsn:
+                return  # of an earlier use of the segment, or of a later one, which `_refuse_later` finds
+            yield frame
+            self._next_lsn += 1
+            at += padded(FRAME_HEAD_BYTES + len(frame.payload))
+
+
+def _later_frame(content: bytes, codec: FrameCodec, lsn: int) -> tuple[int, int]:
+    """Offset and LSN of a valid frame with a higher LSN in the segment; (0, 0) if it has none."""
+    data = memoryview(content)
+    for at in range(BLOCK_BYTES, len(data), BLOCK_BYTES):
+        found = codec.lsn_at(data[at : at + FRAME_HEAD_BYTES])
+        if found > lsn:
+            try:
+                codec.read(data[at:])
+            except CorruptFrame:
+                continue
+            return at, found
+    return 0, 0
+
+
+def read_pieces(
+    pieces: list[tuple[str, int, int]], codec: FrameCodec, after_lsn: int, up_to_lsn: int
+) -> Iterator[Frame]:
+    """The turns of these pieces of segments: (path, first byte, end). Their LSNs follow `after_lsn` without a gap.
+
+    Raises LogDamaged if they do not, or do not end with `up_to_lsn`; OSError.
+    """
+    lsn = after_lsn
+    for path, start, end in pieces:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            data = memoryview(_read_all(descriptor, start, end - start))
+        finally:
+            os.close(descriptor)
+        at = 0
+        while at < len(data):
+            try:
+                frame = codec.read(data[at:])
+            except CorruptFrame as error:
+                raise LogDamaged(f"{path}: byte {start + at}: {error}") from error
+            lsn += 1
+            if frame.lsn != lsn:
+                raise LogDamaged(f"{path}: byte {start + at}: turn {frame.lsn} in the place of turn {lsn}")
+            if frame.kind == Kind.TURN:
+                yield frame
+            at += padded(FRAME_HEAD_BYTES + len(frame.payload))
+    if lsn != up_to_lsn:
+        raise LogDamaged(f"the log ends with turn {lsn} in the place of turn {up_to_lsn}")
+
+
+def _read_segments(directory: Path) -> list[Segment]:
+    """All segments, by number. The one that is being written is read last, so that if it names the next one, that one
+    seems not to be begun: else frames in it would seem to follow a gap. Raises OSError, UnknownLogFormat."""
+
+    def first_lsn(number: int) -> int:
+        with segment_path(directory, number).open("rb") as file:
+            header = _segment(directory, number, file.read(1 << 16)).header
+        return header.first_lsn if header is not None else 0
+
+    found = [
+        _segment(directory, number, segment_path(directory, number).read_bytes())
+        for number in sorted(segment_numbers(directory), key=first_lsn)
+    ]
+    return sorted(found)
+
+
+def _segment(directory: Path, number: int, data: bytes) -> Segment:
+    path = segment_path(directory, number)
+    try:
+        return Segment(number, path, data, decode_header(data), "")
+    except CorruptFrame as error:
+        return Segment(number, path, data, None, str(error) if any(data[:BLOCK_BYTES]) else "it was never used")
+
+
+def _read_all(descriptor: int, at: int, size: int) -> bytes:
+    parts = []
+    while size > 0 and (part := os.pread(descriptor, size, at)):
+        parts.append(part)
+        at += len(part)
+        size -= len(part)
+    return b"".join(parts)
+
+
+def _first_lsn(segment: Segment) -> int:
+    assert segment.header is not None
+    return segment.header.first_lsn
+
+
+def _reasons(segments: list[Segment]) -> str:
+    return "; ".join(f"{segment.path.name}: {segment.why}" for segment in segments) or "the directory is empty"

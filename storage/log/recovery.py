@@ -1,0 +1,131 @@
+"""Brings the tables of partitions up to date from the logs that have their latest changes.
+
+Everything here can be repeated: a turn that is in the tables already changes nothing when it is applied again together
+with all turns after it, and one commit applies them all.
+
+A partition that is damaged is left out when the others are brought up, and the log goes on without it. So before that,
+its worker's log is copied to the partition's directory (`keep_log`). If the partition comes back with the same tables,
+it is brought up from that copy.
+"""
+
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from storage.durable import sync_directory, sync_file
+from storage.lmdb_store import LmdbStore
+from storage.log.changes import Layer
+from storage.log.frames import decode_turn
+from storage.log.reading import LogDamaged, LogEnd, LogOnDisk
+from storage.log.tables import LogPosition, position, write_layer, write_position
+from storage.store import StoreError
+
+LOGS = "logs"
+KEPT_LOG = "log"  # in a partition's directory
+
+
+def log_directory(data_directory: Path, worker: int) -> Path:
+    return data_directory / LOGS / str(worker)
+
+
+def log_of_partition(path: Path, at: LogPosition) -> Path:
+    """The directory of the log that has the latest changes of the partition at `path`."""
+    kept = path / KEPT_LOG
+    return kept if kept.exists() else log_directory(path.parent.parent, at.worker)
+
+
+class Young:
+    """What the log of one worker has for some of its partitions, and their tables have not."""
+
+    def __init__(self, log: LogOnDisk, positions: Mapping[int, LogPosition], paths: Mapping[int, Path]) -> None:
+        """Raises LogDamaged if any turn is missing that one of the partitions may need; StoreError."""
+        after: dict[int, int] = {}
+        for partition, at in positions.items():
+            path = paths[partition]
+            if at.log_id != log.log_id:
+                raise LogDamaged(f"{log.directory}: is not the log that has the latest changes of {path}")
+            known = log.tables.positions.get(partition, 0)
+            if at.lsn < known:
+                raise LogDamaged(
+                    f"{path}: has the turns up to {at.lsn}, but {log.directory} knows that it had those up to {known}; "
+                    "it is an older copy"
+                )
+            after[partition] = max(at.lsn, log.tables.lsn)
+        self.layers = {partition: Layer() for partition in positions}
+        for frame in log.turns(min(after.values(), default=log.tables.lsn)):
+            if frame.lsn <= min(after.values(), default=frame.lsn):
+                continue
+            _, changes, _ = decode_turn(frame.payload)
+            for partition, operations in changes:
+                if partition in after and frame.lsn > after[partition]:
+                    self.layers[partition].apply(operations)
+        assert log.end is not None
+        self.end: LogEnd = log.end
+
+
+def bring_up(
+    log: LogOnDisk, stores: Mapping[int, LmdbStore], *, leave: bool, works_on: Callable[[int], None]
+) -> LogEnd:
+    """Apply to the attached ones of these stores, by partition, what this log has for them; one commit for each.
+
+    `leave`: detach them from it. `works_on` is called before each is changed. Raises LogDamaged, StoreError.
+    """
+    positions = {partition: at for partition, store in stores.items() if (at := position(store)) is not None}
+    young = Young(log, positions, {partition: store.path for partition, store in stores.items()})
+    for partition, at in positions.items():
+        works_on(partition)
+        store = stores[partition]
+        write_layer(store, young.layers[partition])
+        write_position(store, None if leave else at._replace(lsn=young.end.lsn))
+        store.commit()
+    return young.end
+
+
+def detach(stores: Mapping[int, LmdbStore], works_on: Callable[[int], None]) -> None:
+    """Bring all these stores up to date from their logs, and detach them. All their workers have ended.
+
+    Raises LogDamaged, StoreError; `works_on` was called with a partition that needs the damaged log.
+    """
+    attached: dict[tuple[Path, int], dict[int, LmdbStore]] = {}
+    for partition, store in stores.items():
+        works_on(partition)
+        at = position(store)
+        if at is not None:
+            attached.setdefault((log_of_partition(store.path, at), at.worker), {})[partition] = store
+    for (directory, worker), of_log in attached.items():
+        works_on(min(of_log))
+        bring_up(LogOnDisk(directory, worker), of_log, leave=True, works_on=works_on)
+    for store in stores.values():
+        shutil.rmtree(store.path / KEPT_LOG, ignore_errors=True)
+
+
+def keep_log(directory: Path, worker: int, partition: int, path: Path) -> None:
+    """Copy a worker's log for a partition at `path` that is left out, if the log may have changes of it.
+
+    Raises StoreError.
+    """
+    kept, partial = path / KEPT_LOG, path / f"{KEPT_LOG}.partial"
+    try:
+        if kept.exists() or not path.exists() or partition not in LogOnDisk(directory, worker).tables.positions:
+            return
+    except LogDamaged:
+        pass  # it is kept as it is
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        shutil.copytree(directory, partial)
+        for file in partial.iterdir():
+            sync_file(file)
+        sync_directory(partial)
+        partial.rename(kept)
+        sync_directory(path)
+    except OSError as error:
+        raise StoreError(f"{directory}: the log cannot be kept for {path}: {error}") from error
+
+
+def logs(data_directory: Path) -> Iterator[tuple[int, Path]]:
+    """The workers that have a log, and its directory."""
+    directory = data_directory / LOGS
+    if directory.exists():
+        for path in directory.iterdir():
+            if path.name.isdecimal():
+                yield int(path.name), path

@@ -1,0 +1,51 @@
+"""Applies net effects to the tables of a partition, and its position in the log."""
+
+from typing import NamedTuple
+
+from storage.log.changes import Layer
+from storage.records import LOG_POSITION_KEY, decode_document, encode_document
+from storage.store import Store, Table
+
+
+class LogPosition(NamedTuple):
+    """In META of a partition that a worker has open, or had open when it ended: the log with its latest changes, and
+    the LSN of a turn up to which the tables have all of them. A store without a position has no changes in any log."""
+
+    log_id: bytes
+    worker: int
+    lsn: int
+
+
+def position(store: Store) -> LogPosition | None:
+    """Raises CorruptRecord."""
+    value = store.get(Table.META, LOG_POSITION_KEY)
+    return None if value is None else LogPosition(*decode_document(value))
+
+
+def write_position(store: Store, at: LogPosition | None) -> None:
+    """Stage the position; None: the store leaves its log."""
+    if at is None:
+        store.delete(Table.META, LOG_POSITION_KEY)
+    else:
+        store.put(Table.META, LOG_POSITION_KEY, encode_document(list(at)))
+
+
+def write_layer(store: Store, layer: Layer) -> None:
+    """Stage the net effect of a layer, in the order of the keys, which makes the fewest changes of pages."""
+    for table, young in zip(Table, layer.tables, strict=True):
+        if not young:
+            continue
+        deleted = sorted(key for key, value in young.changed.items() if value is None)
+        if deleted:
+            store.delete_many(table, deleted)
+        changed = sorted((key, value) for key, value in young.changed.items() if value is not None)
+        if changed:
+            store.put_many(table, changed)
+        if young.fresh:
+            fresh = sorted(young.fresh.items())
+            last = store.last_key(table)
+            # Pages are filled to the end only if the store knows that nothing will come between these keys.
+            if last is None or last < fresh[0][0]:
+                store.append(table, fresh)
+            else:
+                store.put_many(table, fresh)
