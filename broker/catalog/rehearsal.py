@@ -12,7 +12,8 @@ from broker.namespace.entities import MAX_HOPS, Description, SubscriptionDescrip
 from broker.settings.config import Settings
 from storage.apart import read_apart
 from storage.data_dir import PartitionCountMismatch, partition_path, read_description
-from storage.lmdb_store import DATA_FILE, Snapshot
+from storage.lmdb_store import DATA_FILE
+from storage.log.snapshot import Snapshot
 from storage.memory import MemoryStore
 from storage.store import Table
 

@@ -350,10 +350,14 @@ class Partition:
 
         Raises StoreFull, StoreError: then this partition must not be used any more.
         """
-        self._core.end_turn()
+        self.end_turn()
         dirty = self._store.dirty
         self._store.commit()
         return dirty
+
+    def end_turn(self) -> None:
+        """Stage what is written once for each turn. To be called before the store is committed by its log."""
+        self._core.end_turn()
 
     def forget_room(self) -> None:
         """Measure the store again when it matters. To be called each second, because others write to the disk, too."""

@@ -249,6 +249,14 @@ class Stores(Frozen):
     min_free_disk_bytes: int = Field(
         256 * MIB, ge=0, le=1024 * 1024 * GIB, description="Free disk space below which sends are refused."
     )
+    log_bytes: int = Field(
+        64 * MIB,
+        ge=8 * MIB,
+        le=64 * GIB,
+        description="Changes that a worker has logged and its stores have not, at most; they are in memory, too, where "
+        "small ones take up to four times as much. Sends are refused beyond it; 4 messages of the largest size are "
+        "always allowed.",
+    )
 
 
 class Delivery(Frozen):
@@ -401,6 +409,10 @@ class Settings(Frozen):
             for subscription in topic.subscriptions
             if subscription.rules is not None
         }
+
+    @property
+    def log_bytes(self) -> int:
+        return max(self.store.log_bytes, 4 * self.amqp.max_message_size_bytes)
 
     @property
     def worker_count(self) -> int:

@@ -18,6 +18,7 @@ from broker.touched_partition import TouchedPartition
 from storage.apart import ProcessDied, apart
 from storage.data_dir import partition_path
 from storage.lmdb_store import LmdbStore
+from storage.log.recovery import detach, keep_log, logs
 from storage.memory import MemoryStore
 from storage.store import Store, StoreDamaged
 
@@ -58,24 +59,28 @@ def bring_in_line(settings: Settings) -> InLine:
 
 def _reconcile(settings: Settings, left_out: frozenset[int], touching: TouchedPartition) -> Reconciled:
     stores: list[Store] = []  # of all partitions
-    opened: list[LmdbStore] = []
+    opened: dict[int, LmdbStore] = {}
     try:
         for partition in range(settings.partitions):
             if partition in left_out:
                 stores.append(MemoryStore())
                 continue
             touching.set(partition)
-            opened.append(store := _opened(settings, partition))
+            opened[partition] = store = _opened(settings, partition)
             stores.append(cast(Store, _Watched(store, partition, touching)))
+        for worker, directory in logs(settings.data_dir):
+            for partition in left_out:
+                keep_log(directory, worker, partition, partition_path(settings.data_dir, partition))
+        detach(opened, touching.set)
         return reconcile(stores, settings.entities, int(time.time() * 1000), settings.rules)
     finally:
-        for store in opened:
+        for store in opened.values():
             store.close()
 
 
 def _opened(settings: Settings, partition: int) -> LmdbStore:
     path, size = partition_path(settings.data_dir, partition), settings.store.map_size_bytes
-    return LmdbStore(path, partition_id=partition, map_size_bytes=size, create=True)
+    return LmdbStore(path, partition_id=partition, map_size_bytes=size, create=True, attached=True)
 
 
 class _Watched:

@@ -18,7 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from broker import wire
 from broker.catalog.catalog import HOME, catalog_version, home_partition
@@ -61,7 +61,9 @@ from broker.worker.parked import ParkedPartition
 from broker.worker.peer import Peer
 from storage.data_dir import partition_path
 from storage.lmdb_store import LmdbStore
-from storage.records import NEVER, decode_document
+from storage.log.commit_log import CommitLog, LogLimits
+from storage.log.recovery import keep_log, log_directory
+from storage.records import MESSAGE_HEADER_BYTES, NEVER, decode_document
 from storage.store import Store, StoreDamaged, StoreError, Table
 
 log = get_logger("worker")
@@ -80,6 +82,18 @@ INTERNAL_ERROR = "The service was unable to process the request; nothing of it w
 _EPOLLIN, _EPOLLOUT = select.EPOLLIN, select.EPOLLOUT
 _READABLE = select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR
 _OF_TRANSACTIONS = frozenset(("transact", "transact-request", "discharge"))
+
+
+class TurnLog(Protocol):
+    """What makes turns durable: see `storage.log.commit_log.CommitLog`."""
+
+    def commit(self, time_ms: int) -> bool: ...
+
+    def watch(self, poll: select.epoll) -> None: ...
+
+    def serve(self, descriptor: int) -> bool: ...
+
+    def beat(self) -> None: ...
 
 
 class Caller(Peer):
@@ -107,6 +121,7 @@ class Worker:
         partition_count: int,
         clock: Clock,
         touching: TouchedPartition,
+        turns: TurnLog,
         beat: Callable[[], None] = lambda: None,
     ) -> None:
         """`sockets` are the paths of all workers' sockets, `partition_count` is the number of all partitions.
@@ -118,6 +133,7 @@ class Worker:
         self._partitions = partitions
         self._stores = stores
         self._touching = touching
+        self._turns = turns
         self._listener = listener
         self._peers: dict[int, Caller] = {}
         self._unfinished: dict[int, Caller] = {}  # callers with more commands than fit into a turn; keys as in `_peers`
@@ -163,6 +179,7 @@ class Worker:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides
         self._poll.register(self._listener, select.EPOLLIN)
         self._poll.register(wake_receive, select.EPOLLIN)
+        self._turns.watch(self._poll)
         if HOME in self._partitions:
             self._neighbours.remove(self._deletions.align(self._now_ms), self._now_ms)
         more = bool(self._touched)
@@ -181,6 +198,7 @@ class Worker:
             if started >= self._beat_at:
                 self._beat()
                 self._beat_at = started + BEAT_SECONDS
+                self._turns.beat()
                 for partition in self._partitions.values():
                     partition.forget_room()
             self._read_clock(started)
@@ -191,8 +209,10 @@ class Worker:
                     self._serve(peer, event & _EPOLLOUT if descriptor in unfinished else event)
                 elif descriptor == self._listener.fileno():
                     self._accept()
-                elif not self._neighbours.serve(descriptor, event, self._now_ms):
+                elif descriptor == wake_receive.fileno():
                     wake_receive.recv(64)
+                elif not self._turns.serve(descriptor):
+                    self._neighbours.serve(descriptor, event, self._now_ms)
             for peer in unfinished.values():  # after the others, so that one caller delays none of them
                 if peer.socket.fileno() >= 0:
                     self._take_commands(peer)
@@ -235,7 +255,6 @@ class Worker:
         """Timers, hand-out, commit, answers. True if a partition could hand out more at once."""
         now_ms = self._now_ms
         metrics = self._metrics
-        committed = False
         worked: list[Partition] = []
         if self._underway:
             self._go_on()
@@ -262,11 +281,12 @@ class Worker:
                     self._answer_pumped(pumped)
                     remaining = remaining or pumped.more
                     forwards += pumped.forwards
-            before = time.monotonic()
-            if partition.commit():
-                committed = True
-                metrics.commits += 1
-                metrics.fsync_seconds.observe(time.monotonic() - before)
+            partition.end_turn()
+        before = time.monotonic()
+        committed = self._turns.commit(now_ms)
+        if committed:
+            metrics.commits += 1
+            metrics.fsync_seconds.observe(time.monotonic() - before)
         self._release_pages(used=bool(self._touched) or more)
         self._touched.clear()
         metrics.turns += 1
@@ -660,6 +680,7 @@ def main() -> int:
     partition_settings = PartitionSettings.of(settings)
     touching = TouchedPartition(Path(touched_file(number)))
     stores: dict[int, Store] = {}
+    tables: dict[int, LmdbStore] = {}
     partitions: dict[int, Partition] = {}
     known_terms: dict[bytes, Terms] = {}
     clock = Clock(*_clocks_ms())
@@ -670,12 +691,29 @@ def main() -> int:
                 stores[partition] = parked.store
                 continue
             touching.set(partition)
-            stores[partition] = LmdbStore(
+            tables[partition] = LmdbStore(
                 partition_path(settings.data_dir, partition),
                 partition_id=partition,
                 map_size_bytes=settings.store.map_size_bytes,
                 create=False,
+                attached=True,
             )
+        directory = log_directory(settings.data_dir, number)
+        for partition in instructions.parked:
+            if directory.exists():
+                keep_log(directory, number, partition, partition_path(settings.data_dir, partition))
+        turns = CommitLog(
+            directory,
+            number,
+            tables,
+            map_size_bytes=settings.store.map_size_bytes,
+            limits=LogLimits.of(settings.log_bytes),
+            largest_record_bytes=settings.amqp.max_message_size_bytes + MESSAGE_HEADER_BYTES,
+            works_on=touching.set,
+        )
+        stores.update(turns.stores)
+        for partition in tables:
+            touching.set(partition)
             partitions[partition] = Partition(
                 partition,
                 stores[partition],
@@ -701,11 +739,14 @@ def main() -> int:
         settings.partitions,
         clock,
         touching,
+        turns,
         Pulse().beat,
     )
+    turns.checkpointer.start()
     announce_ready()
     try:
         worker.run()
+        turns.close()
     except StoreDamaged as error:
         log.error("store is damaged; the worker ends, to be restarted", worker=number, error=str(error))
         return DAMAGED_STORE
@@ -715,6 +756,4 @@ def main() -> int:
     except Exception as error:
         log.error("unforeseen failure; the worker ends without a commit", worker=number, exc_info=error)
         return 1
-    for store in stores.values():
-        store.close()
     return 0

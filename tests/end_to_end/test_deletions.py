@@ -15,13 +15,13 @@ import pytest
 from broker.catalog.catalog import catalog_version, definitions, home_partition
 from broker.wire import Op
 from protocol.symbols import TRANSFER_DESTINATION_ADDRESS
-from storage.data_dir import partition_path
 from storage.lmdb_store import LmdbStore
 from storage.records import encode_document, idle_key
 from storage.store import Table
 from tests.brokers import Broker
 from tests.end_to_end.health import eventually, logged, metrics, process_ids, process_of, serves
 from tests.end_to_end.raw_peer import ATTACH, DETACH, DISPOSITION, TRANSFER, RawPeer, error_of, message
+from tests.logs import open_tables
 
 PARTITIONS = 4
 INTERVAL_MS = 300_000
@@ -97,9 +97,7 @@ def send(broker: Broker, *addresses: str) -> None:
 
 
 def stored(broker: Broker, partition: int) -> LmdbStore:
-    return LmdbStore(
-        partition_path(broker.data_dir, partition), partition_id=partition, map_size_bytes=1 << 30, create=False
-    )
+    return open_tables(broker.data_dir, partition)
 
 
 def nearly_over(broker: Broker, home_name: str, entity_id: int, left_ms: int = 1) -> None:

@@ -20,8 +20,6 @@ from pathlib import Path
 import psutil
 
 from broker.catalog.catalog import definitions
-from storage.data_dir import partition_path
-from storage.lmdb_store import LmdbStore
 from storage.maintenance import verify
 from storage.records import (
     MESSAGE_HEADER_BYTES,
@@ -37,6 +35,7 @@ from tests.crash_ledger.ledger import Key, Ledger
 from tests.crash_ledger.links import Login
 from tests.crash_ledger.load import Load, Mix
 from tests.crash_ledger.run import recover
+from tests.logs import open_tables
 
 PARTITIONS = 4
 # To another partition of the same worker, to the other worker, within the partition, and to the first worker again.
@@ -225,8 +224,7 @@ def account(data_dir: Path, ledger: SendLedger) -> tuple[int, list[str]]:
     last_number = 0
     last_queue = 0
     for partition in range(PARTITIONS):
-        path = partition_path(data_dir, partition)
-        with LmdbStore(path, partition_id=partition, map_size_bytes=1 << 34, create=False) as store:
+        with open_tables(data_dir, partition, map_size_bytes=1 << 34) as store:
             ids = {each.description.name: each.entity_id for each in definitions(store)}
             last_queue = ids[LAST] << 3
             for key, value in store.scan(Table.QUEUE, b"\0", b"\xff" * 14, 1 << 30):

@@ -12,7 +12,8 @@ import pytest
 from broker.settings.config import Security, Settings
 from broker.supervisor.supervisor import shown_key, start_text
 from storage.data_dir import DataDirectory
-from storage.lmdb_store import LmdbStore, Snapshot
+from storage.lmdb_store import LmdbStore
+from storage.log.snapshot import Snapshot
 from storage.records import FORMAT_VERSION_KEY, encode_document
 from storage.store import Table
 from tests.damaged_stores import FREE_PAGES, damage, lone_branch, wild_pointer, zeros

@@ -22,7 +22,8 @@ from broker.wire import ENTRY, Op, Outcome
 from broker.worker.neighbours import REDIAL_MS, Neighbours
 from protocol.codec import Described, encode
 from protocol.message.intake import take_apart
-from storage.lmdb_store import Snapshot
+from storage.data_dir import partition_path
+from storage.log.snapshot import Snapshot
 from storage.records import decode_entry
 from storage.store import Table
 from tests.brokers import REPOSITORY
@@ -150,7 +151,7 @@ def test_a_command_that_fails_after_it_changed_something_ends_the_worker_without
         other.say([Op.SEND, 0, 1, QUEUE, [sent()]], [Op.REQUEST, 0, 5, "purge", QUEUE, []])
         assert other.has_ended()
         assert process.wait(PATIENCE_S) == 1
-    snapshot = Snapshot(tmp_path / "store")
+    snapshot = Snapshot(partition_path(tmp_path / "store", 0))
     assert [decode_entry(value).delivery_count for _, value in snapshot.items(Table.QUEUE)] == [0]
     assert snapshot.get(Table.META, b"half done") is None
     snapshot.close()

@@ -10,7 +10,8 @@ from forwarding_driver import via
 from broker.partition.settings import PartitionSettings
 from broker.wire import Outcome, SendOperation, SettleOperation
 from protocol.codec import encode
-from storage.lmdb_store import LmdbStore, Snapshot
+from storage.lmdb_store import LmdbStore
+from storage.log.snapshot import Snapshot
 from storage.queue_ids import Part
 from storage.records import (
     NEVER,

@@ -10,7 +10,8 @@ from topic_driver import TOPIC, TOPIC_ENTITY, A, B, C, TopicDriver, assert_share
 from broker.partition.partition import Partition
 from broker.partition.settings import PartitionSettings
 from broker.wire import Outcome
-from storage.lmdb_store import LmdbStore, Snapshot
+from storage.lmdb_store import LmdbStore
+from storage.log.snapshot import Snapshot
 from storage.records import entity_key
 from storage.store import Table
 from storage.verification import verify_snapshot

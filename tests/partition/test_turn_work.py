@@ -32,6 +32,7 @@ from storage.memory import MemoryStore
 from storage.quarantine import quarantine_key
 from storage.records import entity_key
 from storage.store import Table
+from tests.logs import InMemory
 
 MANY = 3000  # messages, sessions
 SUBSCRIPTIONS = 100
@@ -319,7 +320,8 @@ def through_a_worker(driver: Driver, *commands: list[Any]) -> None:
         clock = Clock(driver.now_ms, 0)
         touched = TouchedPartition(Path(directory) / "touched")
         partitions: dict[int, Any] = {PARTITION: driver.partition}
-        worker = Worker(0, 0, partitions, {PARTITION: driver.store}, ours, ["0"], 6, clock, touched)
+        turns = InMemory(driver.store)
+        worker = Worker(0, 0, partitions, {PARTITION: driver.store}, ours, ["0"], 6, clock, touched, turns)
         caller = Caller(ours, 1)
         caller.unread.extend(wire.unpack(msgpack.packb(commands)))  # type: ignore[arg-type]
         more = True

@@ -27,6 +27,8 @@ from storage.apart import apart
 from storage.data_dir import DataDirectory, partition_path
 from storage.findings import PartitionReport
 from storage.lmdb_store import LmdbStore
+from storage.log.commit_log import CommitLog
+from storage.log.recovery import log_directory
 from storage.queue_ids import Part, entity_of, part_of, queue_id_of
 from storage.records import (
     STORE_ID_KEY,
@@ -72,14 +74,23 @@ def open_after_loss(settings: Settings) -> Iterator[Opened]:
         if aligned.damaged:
             raise AssertionError(f"damaged partitions: {aligned.damaged}")
         opened = Opened({}, {})
+        logs: list[CommitLog] = []
         try:
+            for worker in range(settings.worker_count):
+                tables = {
+                    number: LmdbStore(
+                        partition_path(settings.data_dir, number),
+                        partition_id=number,
+                        map_size_bytes=settings.store.map_size_bytes,
+                        create=False,
+                        attached=True,
+                    )
+                    for number in range(worker, settings.partitions, settings.worker_count)
+                }
+                directory = log_directory(settings.data_dir, worker)
+                logs.append(CommitLog(directory, worker, tables, map_size_bytes=settings.store.map_size_bytes))
+                opened.stores.update(logs[-1].stores)
             for number in range(settings.partitions):
-                opened.stores[number] = LmdbStore(
-                    partition_path(settings.data_dir, number),
-                    partition_id=number,
-                    map_size_bytes=settings.store.map_size_bytes,
-                    create=False,
-                )
                 opened.partitions[number] = Partition(
                     number,
                     opened.stores[number],
@@ -90,8 +101,8 @@ def open_after_loss(settings: Settings) -> Iterator[Opened]:
                 )
             yield opened
         finally:
-            for store in opened.stores.values():
-                store.close()
+            for log in logs:
+                log.close()
 
 
 def look(settings: Settings, ids: list[str]) -> Found:

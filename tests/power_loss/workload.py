@@ -44,6 +44,7 @@ CONFIG = (
     """
 [store]
 map_size_bytes = 268435456
+log_bytes = 8388608
 """
     + "".join(
         f"""

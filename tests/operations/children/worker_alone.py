@@ -18,9 +18,9 @@ from broker.settings.config import Settings
 from broker.touched_partition import TouchedPartition
 from broker.worker.clock import Clock
 from broker.worker.worker import Worker, listen
-from storage.lmdb_store import LmdbStore
 from storage.records import encode_document, entity_key
 from storage.store import Table
+from tests.logs import open_log
 
 
 def fail_before(core: Any, queue: Any, args: Any, now_ms: int) -> NoReturn:
@@ -39,7 +39,8 @@ def main() -> None:
     time.time = lambda: wall() - (3600 if set_back.exists() else 0)
     requests._OF_QUEUE |= {"peek": fail_before, "purge": fail_after}
     new = not Path(directory).exists()
-    store = LmdbStore(Path(directory), partition_id=0, map_size_bytes=1 << 30, create=new)
+    turns = open_log(Path(directory), map_size_bytes=1 << 30)
+    store = turns.stores[0]
     if new:
         document = {"kind": "queue", "entity_id": 1, "created_ms": 0, "updated_ms": 0}
         document |= QueueDescription(name="orders", lock_duration_ms=5000).model_dump(mode="json")
@@ -48,7 +49,7 @@ def main() -> None:
     clock = Clock(int(time.time() * 1000), int(time.monotonic() * 1000))
     partition = Partition(0, store, now_ms=clock.now_ms, incarnation=bytes(6), settings=PartitionSettings())
     touching = TouchedPartition(Path(directory) / "touched")
-    Worker(0, 0, {0: partition}, {0: store}, listen(path), [path], 1, clock, touching).run()
+    Worker(0, 0, {0: partition}, {0: store}, listen(path), [path], 1, clock, touching, turns).run()
 
 
 if __name__ == "__main__":
