@@ -12,13 +12,14 @@ from typing import Any, NamedTuple
 from zlib import crc32
 
 import msgpack
-from xxhash import xxh3_64_intdigest
+from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
 _pack = msgpack.Packer().pack  # `packb` would make a packer for each value
 
 # 1: before the commit log. 2: META may have a log position, without which the tables alone are not up to date.
 FORMAT_VERSION = 2
 OLDEST_FORMAT_VERSION = 1  # is upgraded when it is opened
+COPIED_BYTES = 16 << 10  # up to this, a copy costs less than a view
 NEVER = (1 << 63) - 1  # the time that never comes, milliseconds
 
 FORMAT_VERSION_KEY = b"format-version"  # in META, a document: FORMAT_VERSION
@@ -167,19 +168,19 @@ def unpack_session_entry_key(key: bytes) -> tuple[int, int, bytes, int]:
 LAYOUT_BYTES = 16
 _message = struct.Struct(">Qqq16s")
 _message_rest = struct.Struct(">qq16s")
+_expires_ms = struct.Struct(">q").unpack_from
 MESSAGE_HEADER_BYTES = _message.size
 
 
 def encode_message(enqueued_ms: int, expires_ms: int, layout: bytes, body: bytes) -> bytes:
     rest = _message_rest.pack(enqueued_ms, expires_ms, layout) + body
-    return xxh3_64_intdigest(rest).to_bytes(8, "big") + rest
+    return xxh3_64_digest(rest) + rest
 
 
 def check_message(record: bytes) -> None:
     """Raises CorruptRecord if the record is short or its checksum does not match."""
-    if len(record) < MESSAGE_HEADER_BYTES or xxh3_64_intdigest(memoryview(record)[8:]) != int.from_bytes(
-        record[:8], "big"
-    ):
+    rest = record[8:] if len(record) <= COPIED_BYTES else memoryview(record)[8:]
+    if len(record) < MESSAGE_HEADER_BYTES or xxh3_64_digest(rest) != record[:8]:
         raise CorruptRecord("message record: checksum mismatch")
 
 
@@ -194,7 +195,9 @@ def message_enqueued_ms(record: bytes) -> int:
 
 
 def message_expires_ms(record: bytes) -> int:
-    return int.from_bytes(record[16:24], "big", signed=True)
+    expires_ms: int
+    (expires_ms,) = _expires_ms(record, 16)
+    return expires_ms
 
 
 class Entry(NamedTuple):
@@ -206,24 +209,28 @@ class Entry(NamedTuple):
 
 
 # Queue entry: crc32 of the rest, message id, delivery count, then the overlay in msgpack or nothing.
-_entry = struct.Struct(">IQI")
-_entry_rest = struct.Struct(">QI")
+_entry_parts = struct.Struct(">IQI").unpack_from
+ENTRY_BYTES = 16  # without an overlay
+_entry_rest = struct.Struct(">QI").pack
+_crc = struct.Struct(">I").pack
 
 
 def encode_entry(message_id: int, delivery_count: int = 0, overlay: Overlay | None = None) -> bytes:
-    rest = _entry_rest.pack(message_id, delivery_count)
+    rest = _entry_rest(message_id, delivery_count)
     if overlay:
         rest += _pack(overlay)
-    return crc32(rest).to_bytes(4, "big") + rest
+    return _crc(crc32(rest)) + rest
 
 
 def decode_entry(value: bytes) -> Entry:
     """Raises CorruptRecord."""
-    if len(value) < _entry.size or crc32(value[4:]) != int.from_bytes(value[:4], "big"):
+    if len(value) < ENTRY_BYTES:
+        raise CorruptRecord("queue entry: too short")
+    checksum, message_id, delivery_count = _entry_parts(value)
+    if crc32(value[4:]) != checksum:
         raise CorruptRecord("queue entry: checksum mismatch")
-    _, message_id, delivery_count = _entry.unpack_from(value)
-    overlay = msgpack.unpackb(value[_entry.size :], strict_map_key=False) if len(value) > _entry.size else None
-    return Entry(message_id, delivery_count, overlay)
+    overlay = msgpack.unpackb(value[ENTRY_BYTES:], strict_map_key=False) if len(value) > ENTRY_BYTES else None
+    return tuple.__new__(Entry, (message_id, delivery_count, overlay))  # calling the class costs several times as much
 
 
 # References: the number of queue entries that refer to one message, and its crc32. If it is absent, the number is 1.
@@ -409,7 +416,7 @@ _counts = struct.Struct(">QQQQQ")
 def encode_counts(counts: tuple[int, int, int, int, int]) -> bytes:
     """`counts` are `Counts`, or the same as a plain tuple, which is made faster."""
     rest = _counts.pack(*counts)
-    return crc32(rest).to_bytes(4, "big") + rest
+    return _crc(crc32(rest)) + rest
 
 
 def decode_counts(value: bytes) -> Counts:

@@ -94,8 +94,11 @@ def _hand_out(core: Core, queue: Queue, now_ms: int, budget_bytes: int, deliveri
     used_bytes, cut = 0, False
     while line.waiting and not cut and (ready := queue.ready()) > 0:
         group, share = line.next_round(ready)
-        wanted = min(share * len(group), max(len(group), core.work_left()))
-        limit_bytes = min(core.settings.pump_bytes_per_receiver * len(group), budget_bytes - used_bytes)
+        wanted, limit_bytes = share * len(group), core.settings.pump_bytes_per_receiver * len(group)
+        if wanted > 1:
+            wanted = min(wanted, max(len(group), core.work_left()))
+        if limit_bytes > budget_bytes - used_bytes:
+            limit_bytes = budget_bytes - used_bytes
         taken, bytes_taken, cut = take(core, queue, wanted, limit_bytes, now_ms)
         used_bytes += bytes_taken
         for place, receiver in enumerate(group[: len(taken)]):
@@ -255,17 +258,20 @@ def take(core: Core, queue: Queue, count: int, limit_bytes: int, now_ms: int) ->
     observe_ttl = not queue.is_dead_letter
     while len(taken) < count:
         missing = count - len(taken)
-        average_bytes = queue.size_bytes // (sum(queue.counts) or 1) + WEIGHT_BYTES
-        refs = next_refs(core, queue, min(missing, READ_MAX, (limit_bytes - used_bytes) // average_bytes + 1), missing)
+        at_once = 1
+        if missing > 1:
+            average_bytes = queue.size_bytes // (sum(queue.counts) or 1) + WEIGHT_BYTES
+            at_once = min(missing, READ_MAX, (limit_bytes - used_bytes) // average_bytes + 1)
+        refs = next_refs(core, queue, at_once, missing)
         if not refs:
             return taken, used_bytes, queue.window.cursor < queue.next_number
         records = core.bodies.read([*map(message_id_of, refs)])
-        for index, (ref, record) in enumerate(zip(refs, records, strict=True)):
-            due_ms = NEVER
+        for index, ref in enumerate(refs):
+            record, due_ms = records[index], NEVER
             if record is not None:
                 used_bytes += len(record) + WEIGHT_BYTES
                 if observe_ttl:
-                    due_ms = overlay_expires_ms(ref[3]) or message_expires_ms(record)
+                    due_ms = (ref[3] and overlay_expires_ms(ref[3])) or message_expires_ms(record)
             if record is not None and due_ms > now_ms:
                 taken.append((ref, record, due_ms))
                 is_enough = used_bytes >= limit_bytes
@@ -357,18 +363,16 @@ def new_token(core: Core) -> bytes:
 def _lock(core: Core, queue: Queue, receiver: Receiver, taken: Taken, until_ms: int) -> list[Any]:
     """Lock the messages for the receiver; returns the entry items."""
     items: list[Any] = []
-    tokens: list[bytes] = []
-    prefix, numbers = core.token_prefix, core.token_numbers
+    prefix, numbers, tokens = core.token_prefix, core.token_numbers, receiver.tokens
     held, expiring, place = queue.locks.held, queue.locks.expiring, _AVAILABLE
     for (ref, record, due_ms), token_number in zip(taken, numbers, strict=False):  # numbers have no end
         token = prefix + _token_number(token_number)
         number, _, delivery_count, overlay = ref
         items += (token, number, delivery_count, record, overlay)
         held[token] = (ref, len(record), due_ms, place, until_ms, receiver)
-        tokens.append(token)
+        tokens[token] = None
         if due_ms != NEVER:
             expiring.add(number)
-    receiver.tokens.update(dict.fromkeys(tokens))
     core.timers.arm(until_ms, (queue.id, _LOCKS))
     queue.tally.outgoing += len(taken)
     return items

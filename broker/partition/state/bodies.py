@@ -90,6 +90,8 @@ class Bodies:
     def read(self, ids: list[int]) -> list[bytes | None]:
         """The verified records; None in place of a missing or corrupt one."""
         fresh = self._fresh
+        if len(ids) == 1:
+            return [fresh.get(ids[0]) or self.read_one(ids[0])]
         if fresh and (ids[0] in fresh or ids[-1] in fresh):
             return [fresh.get(message_id) or self.read_one(message_id) for message_id in ids]
         records = self._store.get_many(_MESSAGES, list(map(message_key, ids)))

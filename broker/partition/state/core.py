@@ -250,7 +250,7 @@ class Core:
         turn = self.turn
         if turn.work_limit is None:
             turn.work_limit = self.room.work_limit()
-            turn.part_limit = max(1, turn.work_limit // PARTS_OF_A_TURN)
+            turn.part_limit = turn.work_limit // PARTS_OF_A_TURN or 1
         return turn.work_limit - turn.work
 
     def worked(self, *sizes: int) -> None:

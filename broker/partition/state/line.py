@@ -41,7 +41,12 @@ class Line:
 
     def next_round(self, ready: int) -> tuple[list[Receiver], int]:
         """The receivers that get up to `ready` messages (at least 1) now, and the number of messages for each."""
-        count = min(len(self.waiting), ready)
+        waiting = self.waiting
+        if len(waiting) == 1:
+            (receiver,) = waiting.values()
+            credit = receiver.limit - receiver.delivered
+            return [receiver], credit if credit < ready else ready
+        count = min(len(waiting), ready)
         group = list(islice(self.waiting.values(), count))
         return group, min(min(receiver.limit - receiver.delivered for receiver in group), ready // count)
 

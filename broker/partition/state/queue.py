@@ -89,7 +89,7 @@ class Queue:
 
     def ready(self) -> int:
         """The number of available, unlocked messages. Some may be expired or unreadable, so fewer may be handed out."""
-        if self.is_held_back:
+        if self.outbox is not None and self.is_held_back:
             return 0
         return self.counts[_AVAILABLE] - self.locks.available_locked()
 

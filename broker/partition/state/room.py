@@ -40,7 +40,8 @@ class Room:
         """The number of records that a turn may change so that all find room."""
         if not self._is_known:
             self._measure()
-        return min(self._settings.turn_work, max(LEAST_WORK, self._whole_bytes // WORK_BYTES))
+        limit, most = self._whole_bytes // WORK_BYTES, self._settings.turn_work
+        return most if limit >= most else min(most, max(LEAST_WORK, limit))
 
     def take(self, size_bytes: int) -> None:
         """Count records of this size that are stored in this turn."""
