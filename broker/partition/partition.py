@@ -63,6 +63,8 @@ class Partition:
         self.id = partition_id
         self._store = store
         self._core = Core(store, partition_id, incarnation, settings, home or (lambda name: partition_id))
+        # The time of the next timer, or None. It is asked for in each turn, of each partition, so it is no method.
+        self.next_timer_ms: Callable[[], int | None] = self._core.timers.next_ms
         entities.load(self._core, now_ms, known_terms)
 
     @property
@@ -300,9 +302,6 @@ class Partition:
                 publishing.publish_waiting(core, queue, now_ms)
             else:
                 schedule.activate(core, queue, now_ms)
-
-    def next_timer_ms(self) -> int | None:
-        return self._core.timers.next_ms()
 
     def pump(self, now_ms: int) -> Pumped:
         """Forward messages, give sessions to receivers that wait for one, and hand messages to receivers with credit.

@@ -160,7 +160,7 @@ class Neighbours:
         if not link.write():
             self._drop(worker, now_ms)
             return
-        link.await_events(self._poll, select.EPOLLIN | select.EPOLLOUT if link.has_output else select.EPOLLIN)
+        link.await_events(self._poll, select.EPOLLIN | select.EPOLLOUT if link.output else select.EPOLLIN)
 
     def _drop(self, worker: int, now_ms: int) -> None:
         link = self._links.pop(worker)

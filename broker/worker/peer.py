@@ -32,10 +32,10 @@ class Peer:
         self.answers: list[Message] = []
         self.is_behind = False  # it has more unread than OUTPUT_HIGH_BYTES
         self._input = bytearray()
-        self._output: deque[bytes | memoryview] = deque()
+        self.output: deque[bytes | memoryview] = deque()  # what the socket has not taken yet
         self._output_bytes = 0
         self._packer = msgpack.Packer(autoreset=True)
-        self._awaited = select.EPOLLIN
+        self.awaited = select.EPOLLIN
 
     def read(self) -> list[Message] | None:
         """Whole messages that have arrived; None when the other side is gone."""
@@ -78,15 +78,15 @@ class Peer:
             self.answers = []
             length = len(payload)
             if length <= COPIED_BYTES:
-                self._output.append(_frame_head(length) + payload)
+                self.output.append(_frame_head(length) + payload)
             else:
-                self._output += (_frame_head(length), payload)
+                self.output += (_frame_head(length), payload)
             self._output_bytes += 4 + length
             self.is_behind = self._output_bytes > OUTPUT_HIGH_BYTES
 
     def write(self) -> bool:
         """Write what the socket takes; False when the other side is gone."""
-        output = self._output
+        output = self.output
         while output:
             try:
                 if len(output) == 1:
@@ -111,10 +111,6 @@ class Peer:
 
     def await_events(self, poll: select.epoll, events: int) -> None:
         """From now on `poll`, which reported EPOLLIN when the socket was registered, reports these."""
-        if events != self._awaited:
-            self._awaited = events
+        if events != self.awaited:
+            self.awaited = events
             poll.modify(self.socket, events)
-
-    @property
-    def has_output(self) -> bool:
-        return bool(self._output)

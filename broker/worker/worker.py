@@ -262,7 +262,8 @@ class Worker:
         forwards: list[Forward] = []
         is_behind = False
         for peer in self._peers.values():
-            is_behind = is_behind or peer.is_behind
+            if peer.is_behind:
+                is_behind = True
         more = more or (self._held_back and not is_behind)
         self._held_back = is_behind
         may_be_due = self._due_ms <= now_ms
@@ -282,25 +283,25 @@ class Worker:
                     remaining = remaining or pumped.more
                     forwards += pumped.forwards
             partition.end_turn()
-        before = time.monotonic()
-        committed = self._turns.commit(now_ms)
-        if committed:
-            metrics.commits += 1
-            metrics.fsync_seconds.observe(time.monotonic() - before)
-        self._release_pages(used=bool(self._touched) or more)
-        self._touched.clear()
         metrics.turns += 1
-        if committed:
-            metrics.turn_seconds.observe(time.monotonic() - started)
+        before = time.monotonic()
+        if self._turns.commit(now_ms):
+            after = time.monotonic()
+            metrics.commits += 1
+            metrics.fsync_seconds.observe(after - before)
+            metrics.turn_seconds.observe(after - started)
             if self._messages_in_turn:
                 metrics.messages_per_commit.observe(self._messages_in_turn)
+            if deleted := self._deletions.take_new(worked):
+                self._neighbours.remove(deleted, now_ms)
+        if self._release_ms is None or self._release_ms <= now_ms:
+            self._release_pages(used=bool(self._touched) or more)
+        self._touched.clear()
         self._messages_in_turn = 0
-        if committed and (deleted := self._deletions.take_new(worked)):
-            self._neighbours.remove(deleted, now_ms)
         if forwards or self._neighbours.answers:
             self._neighbours.send(forwards, now_ms)
         for peer in list(self._peers.values()):
-            if peer.answers or peer.has_output:
+            if peer.answers or peer.output:
                 peer.queue_answers()
                 self._write(peer)
         return remaining
@@ -388,8 +389,9 @@ class Worker:
         if not peer.write():
             self._drop(peer)
             return
-        interest = 0 if peer.is_behind else _EPOLLIN
-        peer.await_events(self._poll, interest | _EPOLLOUT if peer.has_output else interest)
+        if peer.output or peer.awaited != _EPOLLIN:
+            interest = 0 if peer.is_behind else _EPOLLIN
+            peer.await_events(self._poll, interest | _EPOLLOUT if peer.output else interest)
 
     def _drop(self, peer: Caller) -> None:
         """A caller is gone. If it is a gateway, the connections of all its receivers are gone with it."""
