@@ -4,6 +4,7 @@ peeklock.json        format version and the number of partitions, fixed at creat
 lock                 held by the broker that uses the directory; contains its process id
 root-key             the key made at first start, mode 0600
 partitions/<n>/      one store each, see lmdb_store
+logs/<n>/            the commit log of worker n, see storage.log
 run/                 sockets of the running broker; useless when no broker runs
 """
 
@@ -16,7 +17,9 @@ from typing import Self
 from storage.durable import sync_directory, write_file
 from storage.file_lock import FileLock, FileLocked
 
-LAYOUT_VERSION = 1
+LAYOUT_VERSION = 2
+WITHOUT_LOG = 1  # a broker of that version would not look into the logs, and miss changes
+_KNOWN_VERSIONS = (WITHOUT_LOG, LAYOUT_VERSION)
 DESCRIPTION_FILE = "peeklock.json"
 LOCK_FILE = "lock"
 ROOT_KEY_FILE = "root-key"
@@ -109,13 +112,13 @@ def read_description(path: Path) -> Description | None:
         version, partitions = document["layout-version"], document["partitions"]
     except (ValueError, KeyError, TypeError) as error:
         raise UnknownLayout(f"{file}: not a description of a data directory: {error!r}") from error
-    if version != LAYOUT_VERSION:
+    if type(version) is not int or version not in _KNOWN_VERSIONS:
         raise UnknownLayout(
             f"{file}: layout version {version!r} found, {LAYOUT_VERSION} supported; nothing was changed"
         )
     if type(partitions) is not int or partitions < 1:
         raise UnknownLayout(f"{file}: the number of partitions is {partitions!r}")
-    return Description(partitions)
+    return Description(partitions, version)
 
 
 def partition_path(path: Path, partition: int) -> Path:
@@ -125,8 +128,9 @@ def partition_path(path: Path, partition: int) -> Path:
 class DataDirectory:
     """The directory, locked for this process until `close` or the process's end.
 
-    A missing directory is created with mode 0700 for `partitions` partitions. If the directory is refused, nothing in
-    it is changed. Raises a DataDirectoryError.
+    A missing directory is created with mode 0700 for `partitions` partitions. One of an older layout gets the current
+    one's number, and older brokers refuse it from then on. If the directory is refused, nothing in it is changed.
+    Raises a DataDirectoryError.
     """
 
     def __init__(self, path: Path, *, partitions: int, mount_table: Path = MOUNT_TABLE) -> None:
@@ -173,9 +177,10 @@ class DataDirectory:
         if found is not None:
             if found.partitions != self.partitions:
                 raise PartitionCountMismatch(self.path, found.partitions, self.partitions)
-            return
+            if found.layout_version == LAYOUT_VERSION:
+                return
         # The description is written before anything else, so the number of partitions of stores without one is unknown.
-        if (self.path / PARTITIONS).exists():
+        elif (self.path / PARTITIONS).exists():
             raise UnknownLayout(f"{self.path}: has {PARTITIONS}/ but no {DESCRIPTION_FILE}; restore that file")
         write_file(self.path / DESCRIPTION_FILE, Description(self.partitions).to_json())
 

@@ -11,6 +11,7 @@ FINDINGS_KEPT = 1000  # per partition; all are counted
 
 class Problem(StrEnum):
     UNREADABLE_STORE = "unreadable-store"  # the file cannot be opened, or its pages are invalid
+    DAMAGED_LOG = "damaged-log"  # changes of the partition are in a log that is damaged, missing, or of another store
     DAMAGED_PAGES = "damaged-pages"  # of a table, of the list of free pages, or a root
     CORRUPT_RECORD = "corrupt-record"  # checksum or shape of a value
     MALFORMED_KEY = "malformed-key"

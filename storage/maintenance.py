@@ -2,7 +2,7 @@
 
 Verify and backup read snapshots, so the broker may be running. Each partition is copied as it was at one commit, but
 the partitions of a backup are not of the same instant. A backup has the layout of a data directory. It does not have
-the root key, which is a secret, nor files that only a running broker needs.
+the root key, which is a secret, nor files that only a running broker needs, nor logs: their changes are in its stores.
 """
 
 import shutil
@@ -25,6 +25,7 @@ from storage.file_lock import FileLock
 from storage.findings import PartitionReport, Problem
 from storage.lmdb_store import DATA_FILE, OWNER_LOCK_FILE, check_store_pages, renew_store_id
 from storage.lmdb_store import LOCK_FILE as TABLES_LOCK_FILE
+from storage.log.reading import LogDamaged
 from storage.log.snapshot import Snapshot
 from storage.store import StoreError
 from storage.verification import verify_snapshot
@@ -72,7 +73,8 @@ class Report:
 def verify(path: Path) -> Report:
     """Read all of a data directory or backup and report what is wrong. Changes nothing; the broker may be running.
 
-    Raises NotADataDirectory, UnknownLayout. A store that cannot be read is a finding.
+    Raises NotADataDirectory, UnknownLayout. A store that cannot be read is a finding, and so is a damaged log, for each
+    partition whose latest changes are in it.
     """
     description = _description(path)
     return Report(tuple(_verify_partition(path, partition) for partition in range(description.partitions)))
@@ -94,7 +96,7 @@ def backup(source: Path, target: Path) -> int:
     except FileExistsError:
         raise MaintenanceError(f"{partial} exists: another backup is under way, or one was killed; remove it") from None
     try:
-        copied_bytes = _copy(source, partial, description)
+        copied_bytes = _copy(source, partial, description.partitions)
         partial.rename(target)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
@@ -119,21 +121,21 @@ def restore(source: Path, data_directory: Path) -> int:
     data_directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock = FileLock(data_directory / LOCK_FILE)
     try:
-        copied_bytes = _copy(source, data_directory, description)
+        copied_bytes = _copy(source, data_directory, description.partitions)
         sync_directory(data_directory.parent)
     finally:
         lock.release()
     return copied_bytes
 
 
-def _copy(source: Path, target: Path, description: Description) -> int:
+def _copy(source: Path, target: Path, partitions: int) -> int:
     """Copy and sync all partitions, and last the description, without which the copy is no data directory.
 
     Each store of the copy gets a new id, even in a backup, because somebody may use the backup as a data directory.
     """
     (target / PARTITIONS).mkdir(mode=0o700)
     copied_bytes = 0
-    for partition in range(description.partitions):
+    for partition in range(partitions):
         directory = partition_path(target, partition)
         directory.mkdir(mode=0o700)
         original = partition_path(source, partition)
@@ -144,7 +146,7 @@ def _copy(source: Path, target: Path, description: Description) -> int:
         sync_directory(directory)
         copied_bytes += file.stat().st_size
     sync_directory(target / PARTITIONS)
-    write_file(target / DESCRIPTION_FILE, description.to_json())
+    write_file(target / DESCRIPTION_FILE, Description(partitions).to_json())
     return copied_bytes
 
 
@@ -167,6 +169,8 @@ def _verify_partition(path: Path, partition: int) -> PartitionReport:
         return report
     try:
         report = apart(_verify_contents, directory)
+    except LogDamaged as error:
+        report.add(Problem.DAMAGED_LOG, None, b"", str(error))
     except Exception as error:  # damaged contents can raise any exception
         report.add(Problem.UNREADABLE_STORE, None, b"", _text(directory, error))
     else:

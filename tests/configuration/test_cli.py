@@ -16,6 +16,9 @@ from broker.settings.config import ConfigurationError, Settings
 from broker.settings.reference import document
 from storage.data_dir import DataDirectory
 from storage.lmdb_store import DATA_FILE, LmdbStore
+from storage.log.recovery import log_directory
+from storage.log.segments import segment_path
+from tests.logs import crash, open_log
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -208,6 +211,21 @@ def test_config_check_compares_with_what_is_stored(peeklock, data_dir, monkeypat
     monkeypatch.setenv("PEEKLOCK_PARTITIONS", "3")
     result = peeklock("config", "check")
     assert (result.exit_code, "--partitions 2" in result.stderr) == (78, True)
+
+
+def test_config_check_compares_with_what_a_killed_broker_left_in_its_log(peeklock, data_dir, monkeypatch):
+    log = open_log(data_dir, (0, 1))
+    reconcile([log.stores[0], log.stores[1]], [QueueDescription(name="young")], 0)
+    log.commit()
+    crash(log)
+    monkeypatch.setenv("PEEKLOCK_DATA_DIR", str(data_dir))
+    monkeypatch.setenv("PEEKLOCK_PARTITIONS", "2")
+    monkeypatch.setenv("PEEKLOCK_QUEUES", '[{"name": "young", "requires_session": true}]')
+    result = peeklock("config", "check")
+    assert (result.exit_code, "requires_session" in result.stderr) == (78, True)
+    segment_path(log_directory(data_dir, 0), 0).unlink()
+    result = peeklock("config", "check")
+    assert (result.exit_code, "no segment of a log is here" in result.stderr) == (1, True)
 
 
 @pytest.mark.parametrize(

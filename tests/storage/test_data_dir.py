@@ -131,7 +131,11 @@ def test_a_system_without_mount_table_refuses_nothing(tmp_path: Path) -> None:
         ("", "not a description"),
         ("[]", "not a description"),
         ('{"layout-version": 1}', "not a description"),
-        ('{"layout-version": 2, "partitions": 1}', "layout version 2 found, 1 supported"),
+        ('{"layout-version": 3, "partitions": 1}', "layout version 3 found, 2 supported"),
+        ('{"layout-version": 0, "partitions": 1}', "layout version 0 found"),
+        ('{"layout-version": true, "partitions": 1}', "layout version True found"),
+        ('{"layout-version": "1", "partitions": 1}', "layout version '1' found"),
+        ('{"layout-version": 2, "partitions": 0}', "number of partitions is 0"),
         ('{"layout-version": 1, "partitions": 0}', "number of partitions is 0"),
         ('{"layout-version": 1, "partitions": true}', "number of partitions is True"),
     ],
@@ -144,6 +148,21 @@ def test_a_description_of_another_kind_is_refused_and_left_untouched(tmp_path: P
     assert file.read_text() == content
 
 
+def test_a_directory_of_the_layout_without_logs_is_opened_and_refused_by_brokers_of_that_layout_since(
+    tmp_path: Path,
+) -> None:
+    content = '{"layout-version": 1, "partitions": 2}'
+    file = tmp_path / "peeklock.json"
+    file.write_text(content)
+    (tmp_path / "partitions").mkdir()
+    assert read_description(tmp_path) == Description(partitions=2, layout_version=1)
+    with pytest.raises(PartitionCountMismatch):
+        DataDirectory(tmp_path, partitions=3)
+    assert file.read_text() == content
+    DataDirectory(tmp_path, partitions=2).close()
+    assert json.loads(file.read_text()) == {"layout-version": 2, "partitions": 2}
+
+
 def test_partitions_without_a_description_are_not_taken_over(tmp_path: Path) -> None:
     (tmp_path / "partitions").mkdir()
     with pytest.raises(UnknownLayout, match=r"has partitions/ but no peeklock\.json"):
@@ -154,7 +173,7 @@ def test_partitions_without_a_description_are_not_taken_over(tmp_path: Path) -> 
 def test_the_description_is_for_people_to_read(tmp_path: Path) -> None:
     DataDirectory(tmp_path / "data", partitions=4).close()
     document = json.loads((tmp_path / "data" / "peeklock.json").read_text())
-    assert document == {"layout-version": 1, "partitions": 4}
+    assert document == {"layout-version": 2, "partitions": 4}
 
 
 def test_a_written_file_replaces_the_old_one_whole(tmp_path: Path) -> None:
