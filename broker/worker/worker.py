@@ -713,6 +713,8 @@ def main() -> int:
             largest_record_bytes=settings.amqp.max_message_size_bytes + MESSAGE_HEADER_BYTES,
             works_on=touching.set,
         )
+        if turns.put_aside:
+            log.warning("a damaged log, which no partition needs, was put aside", worker=number, log=turns.put_aside)
         stores.update(turns.stores)
         for partition in tables:
             touching.set(partition)

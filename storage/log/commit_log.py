@@ -33,8 +33,8 @@ from storage.log.frames import (
     encode_next,
 )
 from storage.log.logged_store import LoggedStore
-from storage.log.reading import LogOnDisk, read_pieces
-from storage.log.recovery import bring_up
+from storage.log.reading import LogDamaged, LogEnd, LogOnDisk, read_pieces
+from storage.log.recovery import bring_up, put_aside
 from storage.log.segments import DirectBuffer, SegmentFile, prepare, segment_numbers, segment_path
 from storage.log.tables import LogPosition, position, write_layer, write_position
 from storage.store import StoreError
@@ -110,6 +110,7 @@ class CommitLog:
         self._frozen_bytes = 0  # of frames in the checkpoint that is being made
         self._frozen: list[tuple[str, int, int]] = []  # the pieces of segments with these frames
         self._frozen_lsn = 0  # of the last frame in a checkpoint that was made or is being made
+        self._known_lsn = 0  # by the header of the newest segment the tables have all turns up to this
         self.is_checkpointing = False
         self._preparing: int | None = None  # the number of the segment that the checkpointer makes
         self._is_full = False  # the last checkpoint found no room in the tables
@@ -126,6 +127,7 @@ class CommitLog:
         self.waited_seconds = 0.0  # of commits, for the checkpointer
         self.checkpoints = 0
         self._tables = dict(tables)
+        self.put_aside = ""  # what was wrong with a log that was found and not needed
         try:
             self._open()
         except OSError as error:
@@ -139,11 +141,8 @@ class CommitLog:
     def _open(self) -> None:
         directory = self._directory
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        end = None
-        if segment_numbers(directory) or any(position(store) is not None for store in self._tables.values()):
-            log = LogOnDisk(directory, self._worker)
-            self._log_id = log.log_id
-            end = bring_up(log, self._tables, leave=False, works_on=self._works_on)
+        end = self._replay()
+        if end is not None:
             self.lsn = end.lsn
         else:
             self._log_id = os.urandom(LOG_ID_BYTES)
@@ -166,12 +165,32 @@ class CommitLog:
         if end is not None:
             [last] = [segment for segment in self._free if segment.number == end.number]
             self._free.remove(last)
-            last.at = last.frozen_at = end.at
-            self._used.append(last)
-            self._continue_in_next()
+            if end.is_begun:
+                last.at = last.frozen_at = end.at
+                self._used.append(last)
+                self._continue_in_next()
+            else:
+                self._begin(last)
             self._release()
         self._young_bytes = 0
         self._look_at_tables()
+
+    def _replay(self) -> LogEnd | None:
+        """Bring the tables up to date from the log; None if there is no log, which is all right for new tables."""
+        is_needed = any(position(store) is not None for store in self._tables.values())
+        if not segment_numbers(self._directory) and not is_needed:
+            return None
+        try:
+            log = LogOnDisk(self._directory, self._worker)
+            self._log_id = log.log_id
+            return bring_up(log, self._tables, leave=False, works_on=self._works_on)
+        except LogDamaged as error:
+            if is_needed:
+                raise
+            # All tables have their latest changes, as after a clean stop, or the log was never begun.
+            self.put_aside = f"{error}; it is now {put_aside(self._directory)}"
+            self._directory.mkdir(mode=0o700)
+            return None
 
     # -- commits
 
@@ -229,6 +248,7 @@ class CommitLog:
         header = encode_header(SegmentHeader(self._log_id, self._worker, self.lsn + 1, self._state))
         segment.at = segment.frozen_at = segment.first_at = segment.file.write(0, (header,))
         segment.last_lsn = self.lsn
+        self._known_lsn = self._state.lsn
         self._used.append(segment)
 
     def _add_segment(self) -> None:
@@ -361,8 +381,13 @@ class CommitLog:
         self._tail_bytes = {partition: store.tail_bytes() for partition, store in self._tables.items()}
 
     def _release(self) -> None:
-        """Free the segments whose frames are all in the tables."""
-        while len(self._used) > 1 and self._used[0].last_lsn <= self._state.lsn:
+        """Free the segments whose frames are all in the tables, and are known to be by who finds the log.
+
+        The tables of a partition without changes keep their position. Then only the newest header says that nothing
+        is missing.
+        """
+        lsn = max(self._known_lsn, min(self._state.positions.values(), default=0))
+        while len(self._used) > 1 and self._used[0].last_lsn <= lsn:
             self._free.append(self._used.pop(0))
         while len(self._free) > FREE_SEGMENTS:
             segment = self._free.pop()

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from storage.durable import sync_directory, sync_file
 from storage.log.frames import (
     BLOCK_BYTES,
     FRAME_HEAD_BYTES,
@@ -45,12 +46,14 @@ class Segment(NamedTuple):
 class LogEnd(NamedTuple):
     """Where the log ends: after the frame `lsn`, at the byte `at` of segment `number`.
 
-    `torn` says what is there, if it seems to be the begin of a frame.
+    `is_begun`: that segment has its header; else the one before only names it. `torn` says what is at the end, if it
+    seems to be the begin of a frame.
     """
 
     lsn: int
     number: int
     at: int
+    is_begun: bool
     torn: str
 
 
@@ -99,7 +102,7 @@ class LogOnDisk:
             raise LogDamaged(f"{self.directory}: the turns from {after_lsn + 1} to {first - 1} are missing")
         segment, lsn = start, _first_lsn(start) - 1
         while True:
-            following = None
+            following, first_lsn = None, lsn + 1
             frames = _Frames(segment, self._codec, lsn + 1)
             for frame in frames:
                 lsn = frame.lsn
@@ -113,7 +116,17 @@ class LogOnDisk:
         self._refuse_later(lsn)
         if lsn < after_lsn:
             raise LogDamaged(f"{self.directory}: ends with turn {lsn}, but the tables have turns up to {after_lsn}")
-        self.end = LogEnd(lsn, segment.number, frames.end, frames.why)
+        is_begun = segment.header is not None and segment.header.first_lsn == first_lsn
+        self.end = LogEnd(lsn, segment.number, frames.end, is_begun, frames.why)
+
+    def sync(self) -> None:
+        """Make durable what was found: the writer may have been killed before its last sync. Raises StoreError."""
+        try:
+            for segment in self.segments:
+                sync_file(segment.path)
+            sync_directory(self.directory)
+        except OSError as error:
+            raise StoreError(f"{self.directory}: the log cannot be synced: {error}") from error
 
     def _newest_tables(self) -> TablesState:
         """As of the last segment that was begun, or was about to be begun."""
@@ -133,7 +146,12 @@ class LogOnDisk:
         raise LogDamaged(f"{missing}: is missing; by {before.path.name} it has the turns after {lsn}")
 
     def _refuse_later(self, lsn: int) -> None:
-        """Raise LogDamaged if any segment has a valid frame with an LSN above `lsn`."""
+        """Raise LogDamaged if any segment has a valid frame with a higher LSN, or was begun after one."""
+        for segment in self._known:
+            if _first_lsn(segment) > lsn + 1:
+                raise LogDamaged(
+                    f"{segment.path}: begins with turn {_first_lsn(segment)}, but turn {lsn + 1} is damaged or missing"
+                )
         for segment in self.segments:
             at, later = _later_frame(segment.data, self._codec, lsn)
             if later:

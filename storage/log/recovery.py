@@ -6,8 +6,11 @@ with all turns after it, and one commit applies them all.
 A partition that is damaged is left out when the others are brought up, and the log goes on without it. So before that,
 its worker's log is copied to the partition's directory (`keep_log`). If the partition comes back with the same tables,
 it is brought up from that copy.
+
+A damaged log that no partition needs any more is put aside under another name (`put_aside`).
 """
 
+import itertools
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -21,7 +24,8 @@ from storage.log.tables import LogPosition, position, write_layer, write_positio
 from storage.store import StoreError
 
 LOGS = "logs"
-KEPT_LOG = "log"  # in a partition's directory
+KEPT_LOGS = "logs"  # in a partition's directory, by worker
+ASIDE = "damaged"
 
 
 def log_directory(data_directory: Path, worker: int) -> Path:
@@ -30,7 +34,7 @@ def log_directory(data_directory: Path, worker: int) -> Path:
 
 def log_of_partition(path: Path, at: LogPosition) -> Path:
     """The directory of the log that has the latest changes of the partition at `path`."""
-    kept = path / KEPT_LOG
+    kept = _kept_log(path, at.worker)
     return kept if kept.exists() else log_directory(path.parent.parent, at.worker)
 
 
@@ -53,14 +57,18 @@ class Young:
             after[partition] = max(at.lsn, log.tables.lsn)
         self.layers = {partition: Layer() for partition in positions}
         for frame in log.turns(min(after.values(), default=log.tables.lsn)):
-            if frame.lsn <= min(after.values(), default=frame.lsn):
-                continue
             _, changes, _ = decode_turn(frame.payload)
             for partition, operations in changes:
                 if partition in after and frame.lsn > after[partition]:
                     self.layers[partition].apply(operations)
         assert log.end is not None
         self.end: LogEnd = log.end
+        for partition, at in positions.items():
+            if at.lsn > self.end.lsn:
+                raise LogDamaged(
+                    f"{log.directory}: ends with turn {self.end.lsn}, but {paths[partition]} has the turns up to "
+                    f"{at.lsn}; the log is an older copy"
+                )
 
 
 def bring_up(
@@ -72,6 +80,7 @@ def bring_up(
     """
     positions = {partition: at for partition, store in stores.items() if (at := position(store)) is not None}
     young = Young(log, positions, {partition: store.path for partition, store in stores.items()})
+    log.sync()  # before the tables, or later turns, say that this is done
     for partition, at in positions.items():
         works_on(partition)
         store = stores[partition]
@@ -96,7 +105,7 @@ def detach(stores: Mapping[int, LmdbStore], works_on: Callable[[int], None]) -> 
         works_on(min(of_log))
         bring_up(LogOnDisk(directory, worker), of_log, leave=True, works_on=works_on)
     for store in stores.values():
-        shutil.rmtree(store.path / KEPT_LOG, ignore_errors=True)
+        shutil.rmtree(store.path / KEPT_LOGS, ignore_errors=True)
 
 
 def keep_log(directory: Path, worker: int, partition: int, path: Path) -> None:
@@ -104,7 +113,8 @@ def keep_log(directory: Path, worker: int, partition: int, path: Path) -> None:
 
     Raises StoreError.
     """
-    kept, partial = path / KEPT_LOG, path / f"{KEPT_LOG}.partial"
+    kept = _kept_log(path, worker)
+    partial = kept.with_name(f"{kept.name}.partial")
     try:
         if kept.exists() or not path.exists() or partition not in LogOnDisk(directory, worker).tables.positions:
             return
@@ -112,14 +122,29 @@ def keep_log(directory: Path, worker: int, partition: int, path: Path) -> None:
         pass  # it is kept as it is
     try:
         shutil.rmtree(partial, ignore_errors=True)
+        kept.parent.mkdir(mode=0o700, exist_ok=True)
         shutil.copytree(directory, partial)
         for file in partial.iterdir():
             sync_file(file)
         sync_directory(partial)
         partial.rename(kept)
+        sync_directory(kept.parent)
         sync_directory(path)
     except OSError as error:
         raise StoreError(f"{directory}: the log cannot be kept for {path}: {error}") from error
+
+
+def put_aside(directory: Path) -> Path:
+    """Give a damaged log another name, under which no worker looks for it; returns that. Raises OSError."""
+    names = (f"{directory.name}.{ASIDE}-{number}" for number in itertools.count(1))
+    aside = next(path for name in names if not (path := directory.with_name(name)).exists())
+    directory.rename(aside)
+    sync_directory(directory.parent)
+    return aside
+
+
+def _kept_log(path: Path, worker: int) -> Path:
+    return path / KEPT_LOGS / str(worker)
 
 
 def logs(data_directory: Path) -> Iterator[tuple[int, Path]]:

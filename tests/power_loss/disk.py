@@ -157,6 +157,7 @@ class Disk:
         self._by_inode: dict[int, Node] = {}
         self._namings: list[Naming] = []
         self._begun: dict[int, Change | Naming] = {}
+        self._homeless: dict[int, Record] = {}  # changes of names that have begun where there is no directory
         self._syncs: dict[int, tuple[Node | None, list[Any]]] = {}  # what was complete when each began
 
     @classmethod
@@ -243,7 +244,11 @@ class Disk:
         self._syncs[record.operation] = node, done
 
     def _begin_naming(self, record: Record) -> None:
-        parent, name = self._place(record.path)
+        place = self._place(record.path)
+        if place is None:
+            self._homeless[record.operation] = record
+            return
+        parent, name = place
         naming = Naming(record.operation, [], [])
         found = parent.live.get(name)
         match record.kind:
@@ -263,8 +268,9 @@ class Disk:
                 if found is not None:
                     naming.removed.append((parent, name, found))
             case Kind.RENAME:
-                if found is not None:
-                    to, new_name = self._place(record.target)
+                target = self._place(record.target)
+                if found is not None and target is not None:
+                    to, new_name = target
                     naming.removed.append((parent, name, found))
                     naming.added.append((to, new_name, found))
         if naming.within:
@@ -277,6 +283,12 @@ class Disk:
             if record.result == 0:
                 self._make_durable(node, done)
             return
+        homeless = self._homeless.pop(record.operation, None)
+        if homeless is not None and record.result >= 0:
+            # Its directory was made, but the call that made it had not been told to have ended.
+            self._begin_naming(homeless)
+            if record.operation in self._homeless:
+                raise UnknownOperation(f"{homeless.path}: succeeded in a directory that nobody made")
         begun = self._begun.pop(record.operation, None)
         if isinstance(begun, Naming):
             self._end_naming(begun, record)
@@ -350,15 +362,24 @@ class Disk:
 
     # -- names
 
-    def _place(self, path: str) -> tuple[Directory, str]:
-        """The directory that programs see at the path's parent, and the last name."""
+    def _place(self, path: str) -> tuple[Directory, str] | None:
+        """The directory that programs see at the path's parent, and the last name; None if it is not there."""
         *parents, name = path.split("/")
         directory = self._root
         for each in parents:
-            node = directory.live[each]
+            node = directory.live.get(each) or self._being_added(directory, each)
+            if node is None:
+                return None
             assert isinstance(node, Directory), path
             directory = node
         return directory, name
+
+    def _being_added(self, directory: Directory, name: str) -> Node | None:
+        for naming in self._namings:
+            for within, added, node in naming.added:
+                if not naming.ended and within is directory and added == name:
+                    return node
+        return None
 
     def _new_file(self) -> File:
         self._numbers += 1

@@ -212,6 +212,32 @@ def test_names_appear_in_order_or_in_any(traced, metadata):
     assert found == prefixes if metadata is Metadata.ORDERED else found > prefixes
 
 
+def test_a_directory_is_made_after_a_failure_for_want_of_its_parent(traced):
+    traced.run("import pathlib; pathlib.Path('a/b/c').mkdir(parents=True); f = os.open('a/b/c/d', W)")
+    traced.disk.finish()
+    assert traced.images() == [{"a/b/c/d": b""}] * IMAGES
+
+
+def test_names_in_a_directory_whose_making_is_told_late(tmp_path):
+    disk = Disk()
+
+    def tell(operation, kind, phase, path, inode=0, result=0):
+        disk.tell(Record(kind, phase, 0, operation, inode, 0, 0, result, path, "", b""))
+
+    tell(1, Kind.MKDIR, Phase.BEGIN, "a/b")
+    tell(2, Kind.MKDIR, Phase.BEGIN, "a")  # of another process; it has returned, but has not been told to have
+    tell(1, Kind.MKDIR, Phase.END, "", inode=11)
+    tell(3, Kind.RENAME, Phase.BEGIN, "c/d")
+    tell(3, Kind.RENAME, Phase.END, "", result=-2)
+    tell(2, Kind.MKDIR, Phase.END, "", inode=12)
+    disk.finish()
+    disk.image(tmp_path / "image", random.Random(), Metadata.ORDERED)
+    assert (tmp_path / "image" / "a" / "b").is_dir()
+    tell(4, Kind.MKDIR, Phase.BEGIN, "c/d")
+    with pytest.raises(UnknownOperation, match="succeeded in a directory that nobody made"):
+        tell(4, Kind.MKDIR, Phase.END, "", inode=13)
+
+
 def test_a_file_in_a_directory_whose_name_is_not_synced_may_be_lost_with_it(traced):
     traced.run(
         "os.mkdir('d'); f = os.open('d/a', W); os.pwrite(f, b'1', 0); os.fsync(f); os.fsync(os.open('d', os.O_RDONLY))"

@@ -110,6 +110,7 @@ class Wrong(Exception):
 
 
 BUSY = "com.microsoft:server-busy"  # nothing was done; the lane tries something else a little later
+UNKNOWN = "it is not known whether"
 
 
 class Scribe:
@@ -207,6 +208,8 @@ def _check(states: Iterable[Any], expected: int = ACCEPTED) -> None:
     for state in states:
         if BUSY in str(state):
             raise TimeoutError(BUSY)
+        if UNKNOWN in str(state):  # of a gateway that outlived the worker by a moment
+            raise TimeoutError(UNKNOWN)
         if state is None or state.descriptor not in (expected, TRANSACTIONAL):
             raise Wrong(f"refused: {state}")
 
