@@ -61,7 +61,7 @@ GATEWAY_COUNTERS = {  # attribute of GatewayMetrics: name, help
 WORKER_COUNTERS = {  # key of a worker's snapshot: name, help
     "restarts": ("worker_restarts", "Times the worker was restarted since the broker was started."),
     "turns": ("worker_turns", "Turns of the worker's loop."),
-    "commits": ("worker_commits", "Commits, each with one fsync, of all the worker's partitions."),
+    "commits": ("worker_commits", "Commits of all the worker's partitions together, each with one sync of its log."),
     "internal_errors": (
         "worker_internal_errors",
         "Commands that failed by the broker's mistake and changed nothing.",
@@ -70,8 +70,21 @@ WORKER_COUNTERS = {  # key of a worker's snapshot: name, help
 
 WORKER_HISTOGRAMS = {
     "turn_seconds": ("worker_turn_seconds", "Duration of a turn that committed: apply, hand out, commit."),
-    "fsync_seconds": ("worker_fsync_seconds", "Duration of one partition's commit to disk."),
+    "fsync_seconds": (
+        "worker_fsync_seconds",
+        "Duration of one commit: the log's write and sync, and waits for the checkpointer.",
+    ),
     "messages_per_commit": ("worker_messages_per_commit", "Sends and settlements that shared one commit."),
+}
+
+LOG = {  # attribute of LogUsage: type, name, help
+    "young_bytes": (GaugeMetricFamily, "log_young_bytes", "Bytes of logged changes that the stores do not have yet."),
+    "log_bytes": (GaugeMetricFamily, "log_limit_bytes", "Young bytes beyond which sends are refused."),
+    "segments": (GaugeMetricFamily, "log_segments", "Files of the log."),
+    "disk_bytes": (GaugeMetricFamily, "log_disk_bytes", "Bytes of the files of the log."),
+    "checkpoints": (CounterMetricFamily, "log_checkpoints", "Times that the stores were brought up to date."),
+    "waited_seconds": (CounterMetricFamily, "log_waited_seconds", "Time that commits waited for the checkpointer."),
+    "checkpointer_starts": (CounterMetricFamily, "checkpointer_starts", "Starts of the worker's checkpointer."),
 }
 
 PARTITION = {  # key of a partition's part of the snapshot: type, name, help
@@ -224,6 +237,11 @@ def _workers(workers: Mapping[int, Mapping[str, Any] | None]) -> Iterator[Metric
         for worker_label, snapshot in present:
             _add_histogram(histogram, [worker_label], snapshot[key])
         yield histogram
+    for key, (kind, name, text) in LOG.items():
+        family = kind(f"peeklock_{name}", text, labels=["worker"])
+        for worker_label, snapshot in present:
+            family.add_metric([worker_label], snapshot["log"][key])
+        yield family
     for key, (kind, name, text) in PARTITION.items():
         family = kind(f"peeklock_{name}", text, labels=["partition"])
         for _, snapshot in present:
@@ -239,7 +257,11 @@ def _processes(workers: Mapping[int, Mapping[str, Any] | None]) -> Iterator[Metr
     )
     cpu = CounterMetricFamily("peeklock_process_cpu_seconds", "CPU time a process has used.", labels=["process"])
     usage: list[tuple[str, Mapping[str, Any]]] = [("gateway", process_usage())]
-    usage += [(f"worker-{worker}", snapshot) for worker, snapshot in sorted(workers.items()) if snapshot is not None]
+    for worker, snapshot in sorted(workers.items()):
+        if snapshot is not None:
+            usage.append((f"worker-{worker}", snapshot))
+            if snapshot["checkpointer"] is not None:
+                usage.append((f"checkpointer-{worker}", snapshot["checkpointer"]))
     for process, used in usage:
         resident.add_metric([process], used["resident_bytes"])
         cpu.add_metric([process], used["cpu_seconds"])

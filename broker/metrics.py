@@ -11,6 +11,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Container, Mapping, Sequence
 from math import inf
+from pathlib import Path
 from typing import Any, NamedTuple
 
 # Upper bounds, each included in its bucket. One fsync is about 0.3 ms on an SSD and 10 ms on a hard disk.
@@ -157,7 +158,7 @@ class GatewayMetrics:
 class WorkerMetrics:
     """One worker's counters.
 
-    A turn is one round of the loop over all partitions of the worker; a commit is that of one partition.
+    A turn is one round of the loop over all partitions of the worker. It makes one commit if anything changed.
     """
 
     __slots__ = ("commits", "fsync_seconds", "internal_errors", "messages_per_commit", "turn_seconds", "turns")
@@ -167,14 +168,18 @@ class WorkerMetrics:
         self.commits = 0
         self.internal_errors = 0  # commands answered with an internal error because of a bug
         self.turn_seconds = Histogram()  # one turn with a commit: apply, hand out, commit
-        self.fsync_seconds = Histogram()  # one partition's store commit
+        self.fsync_seconds = Histogram()  # one commit: write and sync of the log, and the wait for the checkpointer
         self.messages_per_commit = Histogram(GROUP_SIZES)  # sends and settlements that shared one commit
 
-    def snapshot(self, worker: int, restarts: int, partitions: Mapping[int, Mapping[str, int]]) -> dict[str, Any]:
+    def snapshot(
+        self, worker: int, restarts: int, partitions: Mapping[int, Mapping[str, int]], log: Mapping[str, Any]
+    ) -> dict[str, Any]:
         """The answer to the request `metrics`: a plain dict that `broker.exposition.render` takes.
 
         `partitions` maps each partition's id to the keys of `broker.exposition.PARTITION`; one left out is not shown.
+        `log` has the fields of `storage.log.commit_log.LogUsage`.
         """
+        pid = log["checkpointer_pid"]
         return {
             "worker": worker,
             "restarts": restarts,
@@ -185,6 +190,8 @@ class WorkerMetrics:
             "fsync_seconds": self.fsync_seconds.snapshot(),
             "messages_per_commit": self.messages_per_commit.snapshot(),
             "partitions": {partition: dict(gauges) for partition, gauges in partitions.items()},
+            "log": dict(log),
+            "checkpointer": None if pid is None else usage_of(pid),
             **process_usage(),
         }
 
@@ -203,6 +210,21 @@ class Scene(NamedTuple):
     entities: Mapping[int, str]
     version: str
     forwarding: Container[int] = ()
+
+
+def usage_of(pid: int) -> dict[str, float] | None:
+    """As `process_usage` for a child of this process; None if it has ended, or on a system without /proc."""
+    try:
+        resident_pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+        # The name of the program, in parentheses, may have spaces.
+        after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (OSError, IndexError):
+        return None
+    user, system = map(int, after_name[11:13])
+    return {
+        "resident_bytes": resident_pages * os.sysconf("SC_PAGE_SIZE"),
+        "cpu_seconds": (user + system) / os.sysconf("SC_CLK_TCK"),
+    }
 
 
 def process_usage() -> dict[str, float]:

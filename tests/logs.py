@@ -6,7 +6,7 @@ from pathlib import Path
 
 from storage.data_dir import partition_path
 from storage.lmdb_store import LmdbStore
-from storage.log.commit_log import DEFAULT_LIMITS, CommitLog, LogLimits
+from storage.log.commit_log import DEFAULT_LIMITS, CommitLog, LogLimits, LogUsage
 from storage.log.logged_store import LoggedStore
 from storage.log.recovery import detach, log_directory
 from storage.store import Store
@@ -92,3 +92,6 @@ class InMemory:
         return False
 
     def beat(self) -> None: ...
+
+    def usage(self) -> LogUsage:
+        return LogUsage(0, 0, 0, 0, 0, 0.0, 0, None)

@@ -61,7 +61,7 @@ from broker.worker.parked import ParkedPartition
 from broker.worker.peer import Peer
 from storage.data_dir import partition_path
 from storage.lmdb_store import LmdbStore
-from storage.log.commit_log import CommitLog, LogLimits
+from storage.log.commit_log import CommitLog, LogLimits, LogUsage
 from storage.log.recovery import keep_log, log_directory
 from storage.records import MESSAGE_HEADER_BYTES, NEVER, decode_document
 from storage.store import Store, StoreDamaged, StoreError, Table
@@ -94,6 +94,8 @@ class TurnLog(Protocol):
     def serve(self, descriptor: int) -> bool: ...
 
     def beat(self) -> None: ...
+
+    def usage(self) -> LogUsage: ...
 
 
 class Caller(Peer):
@@ -530,7 +532,9 @@ class Worker:
         try:
             if name == "metrics":
                 gauges = {each: partition.gauges() for each, partition in self._partitions.items()}
-                result: Any = self._metrics.snapshot(self._number, self._restarts, gauges)
+                result: Any = self._metrics.snapshot(
+                    self._number, self._restarts, gauges, self._turns.usage()._asdict()
+                )
             elif name in _OF_TRANSACTIONS:
                 result = self._in_transaction(peer, partition, name, queue, arguments)
             else:

@@ -63,6 +63,17 @@ class LogLimits(NamedTuple):
 DEFAULT_LIMITS = LogLimits()
 
 
+class LogUsage(NamedTuple):
+    young_bytes: int  # of frames that are not in the tables
+    log_bytes: int  # see LogLimits
+    segments: int
+    disk_bytes: int  # of all segments
+    checkpoints: int  # done since the worker was started
+    waited_seconds: float  # of commits, for the checkpointer
+    checkpointer_starts: int
+    checkpointer_pid: int | None
+
+
 class _Segment:
     def __init__(self, number: int, file: SegmentFile) -> None:
         self.number = number
@@ -437,6 +448,20 @@ class CommitLog:
             return True
         self._wants_report = True
         return False
+
+    def usage(self) -> LogUsage:
+        """For metrics."""
+        segments = (*self._used, *self._free)
+        return LogUsage(
+            young_bytes=self.young_bytes(),
+            log_bytes=self._limits.log_bytes,
+            segments=len(segments),
+            disk_bytes=sum(segment.file.size_bytes() for segment in segments),
+            checkpoints=self.checkpoints,
+            waited_seconds=self.waited_seconds,
+            checkpointer_starts=self.checkpointer.starts,
+            checkpointer_pid=self.checkpointer.pid,
+        )
 
     def read_again(self, partition: int, layer: Layer) -> None:
         """Apply to `layer` the partition's turns since the last checkpoint began. Raises StoreError."""

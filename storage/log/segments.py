@@ -124,5 +124,8 @@ class SegmentFile:
         if os.fstat(self._descriptor).st_size > size_bytes:
             os.ftruncate(self._descriptor, size_bytes)
 
+    def size_bytes(self) -> int:
+        return os.fstat(self._descriptor).st_size
+
     def close(self) -> None:
         os.close(self._descriptor)

@@ -1,4 +1,6 @@
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import msgpack
@@ -8,8 +10,19 @@ from prometheus_client.parser import text_string_to_metric_families
 from broker.exposition import PARTITION, render
 from broker.metrics import GatewayMetrics, Histogram, Scene, WorkerMetrics
 from broker.wire import Outcome
+from storage.log.commit_log import LogUsage
 
 OPERATIONS_MD = Path(__file__).parents[2] / "docs" / "operations.md"
+LOG_USAGE = LogUsage(
+    young_bytes=5,
+    log_bytes=100,
+    segments=2,
+    disk_bytes=16,
+    checkpoints=3,
+    waited_seconds=0.25,
+    checkpointer_starts=1,
+    checkpointer_pid=None,
+)
 QUEUE, OTHER = 7, 8  # entity ids
 MAIN, DEAD_LETTER, TRANSFER_DEAD_LETTER, TRANSFER = 0, 1, 2, 3  # parts
 
@@ -139,7 +152,7 @@ def test_names_of_entities_and_conditions_are_escaped():
 
 
 def test_a_worker_that_does_not_answer_is_shown_as_down():
-    answered = WorkerMetrics().snapshot(worker=0, restarts=4, partitions={})
+    answered = WorkerMetrics().snapshot(worker=0, restarts=4, partitions={}, log=LOG_USAGE._asdict())
     shown = samples(scene(workers={0: answered, 1: None}))
     assert shown["peeklock_worker_up", ("worker", "0")] == 1
     assert shown["peeklock_worker_up", ("worker", "1")] == 0
@@ -152,7 +165,7 @@ def test_a_workers_snapshot_survives_the_wire():
     metrics.turns, metrics.commits = 3, 2
     metrics.fsync_seconds.observe(0.001)
     metrics.messages_per_commit.observe(64, 2)
-    snapshot = metrics.snapshot(1, 0, {3: {"used_bytes": 4096, "locks": 2}})
+    snapshot = metrics.snapshot(1, 0, {3: {"used_bytes": 4096, "locks": 2}}, LOG_USAGE._asdict())
     received = msgpack.unpackb(msgpack.packb(snapshot), strict_map_key=False)
     assert received == snapshot
     shown = samples(scene(workers={1: received}))
@@ -161,6 +174,25 @@ def test_a_workers_snapshot_survives_the_wire():
     assert shown["peeklock_store_used_bytes", ("partition", "3")] == 4096
     assert ("peeklock_store_capacity_bytes", ("partition", "3")) not in shown
     assert shown["peeklock_process_resident_memory_bytes", ("process", "worker-1")] > 1_000_000
+    assert shown["peeklock_log_young_bytes", ("worker", "1")] == 5
+    assert shown["peeklock_log_waited_seconds_total", ("worker", "1")] == 0.25
+    assert ("peeklock_process_resident_memory_bytes", ("process", "checkpointer-1")) not in shown
+
+
+def test_a_checkpointer_is_shown_with_its_memory_and_its_time():
+    with subprocess.Popen(
+        [sys.executable, "-c", "sum(range(10**6)); print('ran', flush=True); input()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as child:
+        assert child.stdout.readline() == b"ran\n"
+        running = WorkerMetrics().snapshot(2, 0, {}, LOG_USAGE._replace(checkpointer_pid=child.pid)._asdict())
+        child.communicate(b"\n")
+    ended = WorkerMetrics().snapshot(3, 0, {}, LOG_USAGE._replace(checkpointer_pid=child.pid)._asdict())
+    shown = samples(scene(workers={2: running, 3: ended}))
+    assert 1_000_000 < shown["peeklock_process_resident_memory_bytes", ("process", "checkpointer-2")] < 1_000_000_000
+    assert 0 < shown["peeklock_process_cpu_seconds_total", ("process", "checkpointer-2")] < 10
+    assert ("peeklock_process_cpu_seconds_total", ("process", "checkpointer-3")) not in shown
 
 
 def test_every_metric_is_documented_and_every_documented_metric_exists():
@@ -168,7 +200,7 @@ def test_every_metric_is_documented_and_every_documented_metric_exists():
     gateway = GatewayMetrics()
     gateway.entity("orders")
     gateway.errors["amqp:not-found"] += 1
-    workers = {0: WorkerMetrics().snapshot(0, 0, {0: dict.fromkeys(PARTITION, 1)})}
+    workers = {0: WorkerMetrics().snapshot(0, 0, {0: dict.fromkeys(PARTITION, 1)}, LOG_USAGE._asdict())}
     text = b"".join(render(scene(gateway, workers, entities={QUEUE: "orders"}))).decode()
     shown = set()
     for family in text_string_to_metric_families(text):
