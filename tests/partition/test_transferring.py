@@ -108,6 +108,16 @@ def test_all_of_it_counts_for_the_size_of_the_entity_it_is_sent_through(net):
     assert (net.bodies(a), net.bodies(transfer(a))) == ([], [])
 
 
+def test_what_is_sent_through_a_queue_later_counts_for_its_size_until_it_has_left(net):
+    a, _ = net.queue("a", HERE, max_size_mb=1), net.queue("b", THERE)
+    net.send(a, "x" * 400_000)
+    send(net, a, "b", "x" * 600_000)
+    with pytest.raises(QuotaExceeded, match="maximum entity size"):
+        net.send(a, "x" * 100_000)
+    net.run()
+    net.send(a, "x" * 600_000)
+
+
 def test_keys_of_messages_for_others_are_those_of_others(net):
     a, b = net.queue("a", HERE), net.queue("b", THERE)
     sends = [[via("b", message(key, partition_key=key))] for key in "123"]
