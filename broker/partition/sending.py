@@ -32,6 +32,9 @@ _MESSAGE_ID = int(Extra.MESSAGE_ID)
 _AVAILABLE, _SCHEDULED = Place.AVAILABLE, Place.SCHEDULED
 _ACTIVATION, _EXPIRY = Due.SCHEDULED, Due.EXPIRY
 _QUEUE = Table.QUEUE
+_DUE = Table.DUE
+_PING, _SCHEDULED_MS, _SESSION_ID = Extra.PING, Extra.SCHEDULED_MS, Extra.SESSION_ID
+_SESSION, _EXPIRES_MS = Field.SESSION, Field.EXPIRES_MS
 
 
 def send(
@@ -83,15 +86,15 @@ def store(
             number += reserved is not None
             continue
         if extra and not (len(extra) == 1 and _MESSAGE_ID in extra):
-            if extra.get(Extra.PING):
+            if extra.get(_PING):
                 queue.tally.pings += 1
                 numbers.append(0)
                 number += reserved is not None
                 continue
-            scheduled_ms = extra.get(Extra.SCHEDULED_MS) or 0
+            scheduled_ms = extra.get(_SCHEDULED_MS) or 0
             staged = staged_id(extra)
             if sessions is not None:
-                overlay = {Field.SESSION: extra[Extra.SESSION_ID]}
+                overlay = {_SESSION: extra[_SESSION_ID]}
         message_id = staged or next_id
         if reserved is None and (not scheduled_ms or scheduled_ms <= core.wall_ms(now_ms)):
             place, enqueued_ms = _AVAILABLE, now_ms
@@ -111,7 +114,7 @@ def store(
                     earliest_scheduled_ms = scheduled_ms
             expires_ms = end_of_life(scheduled_ms, ttl_ms)
             if expires_ms != NEVER:
-                overlay = {**(overlay or {}), Field.EXPIRES_MS: expires_ms}
+                overlay = {**(overlay or {}), _EXPIRES_MS: expires_ms}
             scheduled_count += 1
             if sessions is not None:
                 sessions.put(place, (number, message_id, 0, overlay))
@@ -149,7 +152,7 @@ def store(
     core.turn.touch(queue)
     core.turn.wake(queue)
     if due:
-        core.store.insert_many(Table.DUE, due)
+        core.store.insert_many(_DUE, due)
         if earliest_expiry_ms != NEVER:
             core.arm_expiry(queue, earliest_expiry_ms)
         if earliest_scheduled_ms != NEVER:

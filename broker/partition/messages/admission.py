@@ -20,6 +20,7 @@ _TRANSFER = Part.TRANSFER
 _COUNTED = (Part.DEAD_LETTER, Part.TRANSFER_DEAD_LETTER)
 _COUNTED_OF_TOPIC = (Part.TRANSFER_DEAD_LETTER,)
 _SUBSCRIPTION = Kind.SUBSCRIPTION
+_PING, _SCHEDULED_MS, _SESSION_ID = Extra.PING, Extra.SCHEDULED_MS, Extra.SESSION_ID
 
 
 def check(core: Core, sends: Sequence[tuple[Queue, Sequence[Incoming]]]) -> None:
@@ -94,10 +95,10 @@ def too_large(queue: Queue, size_bytes: int) -> QuotaExceeded:
 
 def _is_for_now(message: Incoming) -> bool:
     extra = message[3]
-    return extra is None or Extra.SCHEDULED_MS not in extra
+    return extra is None or _SCHEDULED_MS not in extra
 
 
 def _has_session(message: Incoming) -> bool:
     """True also for a ping, which is not stored and needs no session."""
     extra = message[3]
-    return extra is not None and (Extra.SESSION_ID in extra or Extra.PING in extra)
+    return extra is not None and (_SESSION_ID in extra or _PING in extra)

@@ -36,6 +36,7 @@ WEIGHT_BYTES = 512  # counted for a delivery besides its record, so that small m
 
 # Here, because to look up a member of an enum takes as long as a call.
 _AVAILABLE, _EXPIRES_MS, _LOCKS = Place.AVAILABLE, Field.EXPIRES_MS, Due.LOCKS
+_DEFERRED, _QUEUE = Place.DEFERRED, Table.QUEUE
 
 Deliveries = list[tuple[Hashable, int, list[Any]]]  # receiver, locked until, entry items: see `Pumped`
 Drained = list[tuple[Hashable, int]]
@@ -307,7 +308,7 @@ def _fetch(core: Core, queue: Queue, limit: int) -> None:
     """Read the next entries behind the window's end into it."""
     window = queue.window
     start = queue_key(queue.id, _AVAILABLE, window.cursor)
-    items = core.store.scan(Table.QUEUE, start, queue_key(queue.id, Place.DEFERRED, 0), limit)
+    items = core.store.scan(_QUEUE, start, queue_key(queue.id, _DEFERRED, 0), limit)
     core.turn.work += len(items)
     refs: list[Ref] = []
     skip = window.skip

@@ -29,6 +29,8 @@ _SCHEDULED = Place.SCHEDULED
 _ACTIVATION, _EXPIRY = Due.SCHEDULED, Due.EXPIRY
 _QUEUE, _MESSAGES, _DUE = Table.QUEUE, Table.MESSAGES, Table.DUE
 _EXPIRES_MS = Field.EXPIRES_MS
+_AVAILABLE, _DEFERRED = Place.AVAILABLE, Place.DEFERRED
+_PROPERTIES = Field.PROPERTIES
 
 
 def unlocked(ref: Ref, size: int, due_ms: int, place: Place) -> Held:
@@ -65,7 +67,7 @@ def discard(core: Core, queue: Queue, messages: Sequence[Held], keep_bodies: boo
 def put_back(core: Core, queue: Queue, held: Held, now_ms: int) -> None:
     """Make a message whose lock has ended available again at its place, or expire it if its time came meanwhile."""
     ref, _, due_ms, place, _, _ = held
-    if place == Place.DEFERRED:
+    if place == _DEFERRED:
         return
     if due_ms <= now_ms:
         if expires_now(queue):
@@ -104,7 +106,7 @@ def put_back_failed(core: Core, queue: Queue, held: Held, properties: Properties
         )
         return
     entry = encode_entry(message_id, delivery_count, overlay)
-    core.store.put(Table.QUEUE, queue_key(queue.id, place, number), entry)
+    core.store.put(_QUEUE, queue_key(queue.id, place, number), entry)
     core.worked(len(entry))
     put_back(core, queue, held, now_ms)
 
@@ -115,17 +117,17 @@ def defer(core: Core, queue: Queue, held: Held, properties: Properties | None) -
     number, message_id, delivery_count, overlay = ref
     entry = encode_entry(message_id, delivery_count, with_properties(overlay, properties))
     core.worked(len(entry))
-    if place != Place.DEFERRED:
+    if place != _DEFERRED:
         if queue.sessions is not None:
             queue.sessions.leave([held])
-            queue.sessions.put(Place.DEFERRED, ref)
-        core.store.delete(Table.QUEUE, queue_key(queue.id, place, number))
+            queue.sessions.put(_DEFERRED, ref)
+        core.store.delete(_QUEUE, queue_key(queue.id, place, number))
         queue.counts[place] -= 1
-        queue.counts[Place.DEFERRED] += 1
+        queue.counts[_DEFERRED] += 1
         if due_ms != NEVER:
-            core.store.delete(Table.DUE, due_key(queue.id, Due.EXPIRY, due_ms, number))
+            core.store.delete(_DUE, due_key(queue.id, _EXPIRY, due_ms, number))
         core.turn.touch(queue)
-    core.store.put(Table.QUEUE, queue_key(queue.id, Place.DEFERRED, number), entry)
+    core.store.put(_QUEUE, queue_key(queue.id, _DEFERRED, number), entry)
 
 
 def dead_letter(
@@ -134,10 +136,10 @@ def dead_letter(
     """Move the message to the entity's dead-letter queue, or to another `part`. It is counted under `reason`."""
     (number, message_id, delivery_count, overlay), size, due_ms, place, _, _ = held
     store, target = core.store, core.queue(with_part(queue.id, part))
-    store.delete(Table.QUEUE, queue_key(queue.id, place, number))
+    store.delete(_QUEUE, queue_key(queue.id, place, number))
     core.turn.work += 1
     if due_ms != NEVER:
-        store.delete(Table.DUE, due_key(queue.id, Due.EXPIRY, due_ms, number))
+        store.delete(_DUE, due_key(queue.id, _EXPIRY, due_ms, number))
     queue.counts[place] -= 1
     queue.size_bytes -= size
     overlay = dict(with_properties(overlay, properties) or {})
@@ -159,13 +161,13 @@ def enqueue(core: Core, queue: Queue, entries: Iterable[tuple[int, int, Overlay 
     first = queue.next_number
     refs: list[Ref] = [(number, *entry) for number, entry in enumerate(entries, first)]
     stored = [
-        (queue_key(queue.id, Place.AVAILABLE, number), encode_entry(message_id, delivery_count, overlay))
+        (queue_key(queue.id, _AVAILABLE, number), encode_entry(message_id, delivery_count, overlay))
         for number, message_id, delivery_count, overlay in refs
     ]
-    core.store.insert_many(Table.QUEUE, stored)
+    core.store.insert_many(_QUEUE, stored)
     core.worked(*[len(entry) for _, entry in stored])
     queue.next_number = first + len(refs)
-    queue.counts[Place.AVAILABLE] += len(refs)
+    queue.counts[_AVAILABLE] += len(refs)
     if queue.sessions is not None:
         queue.sessions.enter(refs)
     elif queue.transfers is not None:
@@ -201,20 +203,20 @@ def set_aside(core: Core, queue: Queue, place: Place, number: int, message_id: i
 
     The message is removed from every window that has it, and is counted once, even if others come across it, too.
     """
-    if core.store.get(Table.QUEUE, queue_key(queue.id, place, number)) is None:
+    if core.store.get(_QUEUE, queue_key(queue.id, place, number)) is None:
         return
-    if place == Place.AVAILABLE:
+    if place == _AVAILABLE:
         queue.forget([(number, None)])
     if message_id is not None:
-        size = quarantine(core.store, Table.MESSAGES, message_key(message_id))
+        size = quarantine(core.store, _MESSAGES, message_key(message_id))
         if queue.topic_id is not None:
             if size is None:  # it was quarantined already with the copy of another subscription
-                size = size_set_aside(core.store, Table.MESSAGES, message_key(message_id))
+                size = size_set_aside(core.store, _MESSAGES, message_key(message_id))
             release(core, queue.topic_id, [message_id], [size or 0])
         queue.size_bytes -= size or 0
         if queue.sessions is not None:
             queue.sessions.drop(place, number)
-    quarantine(core.store, Table.QUEUE, queue_key(queue.id, place, number))
+    quarantine(core.store, _QUEUE, queue_key(queue.id, place, number))
     core.turn.work += 1
     queue.counts[place] -= 1
     queue.tally.quarantined += 1
@@ -234,7 +236,7 @@ def with_properties(overlay: Overlay | None, properties: Properties | None) -> O
     """A new overlay with the properties. Never mutate an overlay: locks and deliveries under way share it."""
     if not properties:
         return overlay
-    return {**(overlay or {}), Field.PROPERTIES: {**((overlay or {}).get(Field.PROPERTIES) or {}), **properties}}
+    return {**(overlay or {}), _PROPERTIES: {**((overlay or {}).get(_PROPERTIES) or {}), **properties}}
 
 
 def overlay_expires_ms(overlay: Overlay | None) -> int | None:

@@ -37,7 +37,8 @@ PAGES_PER_QUEUE = 3
 # time.
 LOOK_AGAIN_MS = 5000
 PARTS_OF_A_TURN = 5  # commands, timers, forwarding, offering sessions, handing out
-_COUNTS = Table.COUNTS
+_COUNTS = Table.COUNTS  # here, because to look up a member of an enum takes as long as a call
+_EXPIRY = Due.EXPIRY
 _TOPIC_PARTS = (Part.MAIN, Part.TRANSFER_DEAD_LETTER, Part.TRANSFER)
 
 
@@ -220,9 +221,9 @@ class Core:
 
     def arm_expiry(self, queue: Queue, time_ms: int) -> None:
         """Arm the timer for a DUE entry that was made at `time_ms`."""
-        if due_key(queue.id, Due.EXPIRY, time_ms, 0) < queue.swept:
+        if due_key(queue.id, _EXPIRY, time_ms, 0) < queue.swept:
             queue.swept = b""
-        self.timers.arm(time_ms, (queue.id, Due.EXPIRY))
+        self.timers.arm(time_ms, (queue.id, _EXPIRY))
 
     def close_receiver(self, receiver: Receiver, error: BrokerError | None = None) -> Queue | None:
         """Remove the receiver from everything but its locks. The receiver is told `error`, the broker's reason."""

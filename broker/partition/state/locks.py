@@ -14,6 +14,7 @@ from broker.partition.state.window import Ref, number_of
 from storage.records import NEVER, Place
 
 LOST = 0
+_AVAILABLE, _DEFERRED = Place.AVAILABLE, Place.DEFERRED  # here, because to look up a member takes as long as a call
 
 
 class Holder:
@@ -83,7 +84,7 @@ class Locks:
     def add(self, token: bytes, held: Held) -> None:
         self.held[token] = held
         ref, _, due_ms, place, _, _ = held
-        if place == Place.DEFERRED:
+        if place == _DEFERRED:
             self.deferred.add(number_of(ref))
         elif due_ms != NEVER:
             self.expiring.add(number_of(ref))
@@ -99,7 +100,7 @@ class Locks:
         held = self.held.pop(token)
         ref, _, due_ms, place, _, holder = held
         holder.tokens.pop(token, None)
-        if place == Place.DEFERRED:
+        if place == _DEFERRED:
             self.deferred.discard(number_of(ref))
         elif due_ms != NEVER:
             self.expiring.discard(number_of(ref))
@@ -174,9 +175,9 @@ class Locks:
 
     def has(self, place: Place, number: int) -> bool:
         """True if the message of this number in this place is held. May take time with the number of locks."""
-        if place == Place.DEFERRED:
+        if place == _DEFERRED:
             return number in self.deferred
-        return place == Place.AVAILABLE and (
+        return place == _AVAILABLE and (
             number in self.forwarded
             or any(
                 locked == number and its_place == place
@@ -195,22 +196,20 @@ class Locks:
     def numbers(self) -> set[int]:
         """Sequence numbers of these. Takes time in proportion to the number of locks."""
         held = self.held.values()
-        return {*self.forwarded, *(number_of(ref) for ref, _, _, place, _, _ in held if place == Place.AVAILABLE)}
+        return {*self.forwarded, *(number_of(ref) for ref, _, _, place, _, _ in held if place == _AVAILABLE)}
 
     def check(self) -> None:
         """Assert what the comments above say of locks."""
         assert not NOBODY.tokens
         assert NOBODY.until_ms == NEVER
         held = self.held.values()
-        in_deferred = {number_of(ref) for ref, _, _, place, _, _ in held if place == Place.DEFERRED}
-        available = [number_of(ref) for ref, _, _, place, _, _ in held if place == Place.AVAILABLE]
+        in_deferred = {number_of(ref) for ref, _, _, place, _, _ in held if place == _DEFERRED}
+        available = [number_of(ref) for ref, _, _, place, _, _ in held if place == _AVAILABLE]
         assert len(in_deferred) + len(available) == len(held), "locked in another place, or deferred and locked twice"
         assert self.deferred == in_deferred
         assert len(set(available)) == len(available), "a message is locked twice"
         assert self.forwarded.keys().isdisjoint(available), "a message is locked and on its way"
-        expiring = {
-            number_of(ref) for ref, _, due_ms, place, _, _ in held if place == Place.AVAILABLE and due_ms != NEVER
-        }
+        expiring = {number_of(ref) for ref, _, due_ms, place, _, _ in held if place == _AVAILABLE and due_ms != NEVER}
         expiring |= {number for number, (_, _, due_ms, _, _, _) in self.forwarded.items() if due_ms != NEVER}
         assert self.expiring == expiring
         assert all(holder is NOBODY or token in holder.tokens for token, (_, _, _, _, _, holder) in self.held.items())

@@ -37,6 +37,9 @@ from storage.records import (
 from storage.store import Store, Table
 
 PAGE = 1000
+# Here, because to look up a member of an enum takes as long as a call.
+_SESSION, _AVAILABLE = Field.SESSION, Place.AVAILABLE
+_QUEUE, _ENTRIES = Table.QUEUE, Table.SESSION_ENTRIES
 _packed = Struct(">Q").pack
 
 
@@ -44,7 +47,7 @@ def session_of(ref: Ref) -> str:
     """The session of a message of a queue that requires sessions."""
     overlay = ref[3]  # faster than unpacking, because this is done for each message
     assert overlay is not None
-    session_id: str = overlay[Field.SESSION]
+    session_id: str = overlay[_SESSION]
     return session_id
 
 
@@ -88,7 +91,7 @@ class Sessions:
             if session is None:
                 if session_id not in ending:
                     offered.add(session_id, number)
-                listed.append((session_entry_key(queue_id, Place.AVAILABLE, session_id.encode(), number), b""))
+                listed.append((session_entry_key(queue_id, _AVAILABLE, session_id.encode(), number), b""))
                 continue
             listed.append((session.prefix + _packed(number), b""))
             awake[session_id] = session
@@ -100,7 +103,7 @@ class Sessions:
                     window.fill([ref], ALL)
                 else:
                     window.cursor = number  # messages from here on are fetched later
-        self._store.insert_many(Table.SESSION_ENTRIES, listed)
+        self._store.insert_many(_ENTRIES, listed)
 
     def leave(self, messages: Iterable[Held]) -> None:
         """The entries of these messages are deleted."""
@@ -109,17 +112,17 @@ class Sessions:
         for ref, _, _, place, _, _ in messages:
             number, session_id = ref[0], session_of(ref)
             session = locked.get(session_id)
-            if session is not None and place == Place.AVAILABLE:
+            if session is not None and place == _AVAILABLE:
                 keys.append(session.prefix + _packed(number))
                 continue
             keys.append(session_entry_key(queue_id, place, session_id.encode(), number))
-            if place == Place.AVAILABLE:
+            if place == _AVAILABLE:
                 perhaps_empty.add(session_id)
         if not offered.complete:
             for session_id in perhaps_empty:
                 if session_id not in self.ending and (oldest := self._oldest(session_id)) is not None:
                     offered.find(session_id, oldest)
-        self._store.delete_many(Table.SESSION_ENTRIES, keys)
+        self._store.delete_many(_ENTRIES, keys)
         for session_id in perhaps_empty:
             if session_id in offered and not self.has_available(session_id):
                 offered.discard(session_id)
@@ -129,20 +132,20 @@ class Sessions:
         return self._oldest(session_id) is not None
 
     def _oldest(self, session_id: str) -> int | None:
-        start = session_entry_key(self._queue_id, Place.AVAILABLE, session_id.encode(), 0)
-        end = session_entry_key(self._queue_id, Place.AVAILABLE, session_id.encode(), ALL)
-        for key, _ in self._store.scan(Table.SESSION_ENTRIES, start, end, 1):
+        start = session_entry_key(self._queue_id, _AVAILABLE, session_id.encode(), 0)
+        end = session_entry_key(self._queue_id, _AVAILABLE, session_id.encode(), ALL)
+        for key, _ in self._store.scan(_ENTRIES, start, end, 1):
             return int.from_bytes(key[-8:], "big")
         return None
 
     def put(self, place: Place, ref: Ref) -> None:
         """List an entry that was put into a place other than available."""
         key = session_entry_key(self._queue_id, place, session_of(ref).encode(), number_of(ref))
-        self._store.put(Table.SESSION_ENTRIES, key, b"")
+        self._store.put(_ENTRIES, key, b"")
 
     def drop(self, place: Place, number: int) -> None:
         """Remove the listing of an entry that is about to be quarantined."""
-        entry = self._store.get(Table.QUEUE, queue_key(self._queue_id, place, number))
+        entry = self._store.get(_QUEUE, queue_key(self._queue_id, place, number))
         try:
             ref = (number, *decode_entry(entry or b""))
         except CorruptRecord:
@@ -173,19 +176,19 @@ class Sessions:
         for number, overlay in messages:
             if overlay is None:
                 unknown.append(number)
-            elif overlay[Field.SESSION] in self.locked:
-                numbers.setdefault(overlay[Field.SESSION], []).append(number)
+            elif overlay[_SESSION] in self.locked:
+                numbers.setdefault(overlay[_SESSION], []).append(number)
         for session_id in self.locked if unknown else numbers:
             self.locked[session_id].window.remove([*numbers.get(session_id, ()), *unknown])
 
     def _reset(self, session: Session, locks: Locks) -> None:
         held = (locks.held[token] for token in session.tokens)
-        session.window.reset({number_of(ref) for ref, _, _, place, _, _ in held if place == Place.AVAILABLE})
+        session.window.reset({number_of(ref) for ref, _, _, place, _, _ in held if place == _AVAILABLE})
 
     def fetch(self, session: Session, limit: int) -> list[tuple[int, bytes]]:
         """The next entries behind the window's end, (sequence number, queue entry), which the caller adds."""
         limit = min(limit, self._window)
-        found = self.entries(Place.AVAILABLE, session.key, session.window.cursor, limit)
+        found = self.entries(_AVAILABLE, session.key, session.window.cursor, limit)
         session.window.cursor = ALL
         if len(found) == limit:
             last_number, _ = found[-1]
@@ -203,13 +206,13 @@ class Sessions:
         more = True
         while more and (missing := limit - len(found)) > 0:
             start = session_entry_key(queue_id, place, key, from_number)
-            items = store.scan(Table.SESSION_ENTRIES, start, end, missing)
+            items = store.scan(_ENTRIES, start, end, missing)
             more = len(items) == missing
             for listed, _ in items:
                 number = int.from_bytes(listed[-8:], "big")
-                entry = store.get(Table.QUEUE, queue_key(queue_id, place, number))
+                entry = store.get(_QUEUE, queue_key(queue_id, place, number))
                 if entry is None:
-                    store.delete(Table.SESSION_ENTRIES, listed)
+                    store.delete(_ENTRIES, listed)
                 else:
                     found.append((number, entry))
                 from_number = number + 1
@@ -258,11 +261,11 @@ def first_entries(store: Store, queue_id: int, after: bytes | None = None) -> It
 
     Begins behind the session `after`. Takes one seek for each session, however many messages it has.
     """
-    start = session_entry_key(queue_id, Place.AVAILABLE, after or b"", 0)
+    start = session_entry_key(queue_id, _AVAILABLE, after or b"", 0)
     if after is not None:
         start = _behind(start)
-    end = session_entry_key(queue_id, Place.AVAILABLE + 1, b"", 0)
-    while items := store.scan(Table.SESSION_ENTRIES, start, end, 1):
+    end = session_entry_key(queue_id, _AVAILABLE + 1, b"", 0)
+    while items := store.scan(_ENTRIES, start, end, 1):
         [(key, _)] = items
         _, _, session_id, number = unpack_session_entry_key(key)
         yield session_id, number
