@@ -489,4 +489,7 @@ def _cut_channels(channels: Sequence[int]) -> tuple[list[int], list[int]]:
 def unpack(frame: bytes | memoryview) -> list[Message]:
     """The messages of a frame that another process of this broker made, each with all of its items."""
     kinds, make = _KINDS, tuple.__new__  # calling the class costs twice as much
-    return [make(kinds[items[0]], items) for items in msgpack.unpackb(frame, strict_map_key=False)]
+    messages: list[Message] = []
+    for items in msgpack.unpackb(frame, strict_map_key=False):  # no comprehension: most frames have few messages
+        messages.append(make(kinds[items[0]], items))
+    return messages

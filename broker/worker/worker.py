@@ -75,6 +75,7 @@ RELEASE_AFTER_MS = 250
 BEAT_SECONDS = 1.0
 # The time after which the worker tries again to accept a connection that could not be accepted.
 ACCEPT_AGAIN_MS = 100
+EVENTS_AT_ONCE = 64  # others come with the next turn
 SET_BACK_MS = 1000  # the smallest change of the system's clock that is logged
 
 INTERNAL_ERROR = "The service was unable to process the request; nothing of it was done. The broker's log says why."
@@ -195,7 +196,7 @@ class Worker:
                 or (self._unfinished and not all(map(_is_behind, self._unfinished.values())))
             ):
                 timeout_seconds = 0
-            events = poll(timeout_seconds)
+            events = poll(timeout_seconds, EVENTS_AT_ONCE)
             started = time.monotonic()
             if started >= self._beat_at:
                 self._beat()
@@ -376,16 +377,16 @@ class Worker:
             self._unfinished[peer.socket.fileno()] = peer
             return
         apply, cut = self._apply, wire.cut
-        while unread and self._may_take(unread[0]):
+        while unread:
+            message = unread[0]
+            if not (isinstance(message, Remove) or self._partitions[message.partition].has_work_left):
+                break
             message, rest = cut(unread.popleft())
             if rest is not None:
                 unread.appendleft(rest)
             apply[message[0]](peer, message)
         if unread:
             self._unfinished[peer.socket.fileno()] = peer
-
-    def _may_take(self, message: Command | Remove) -> bool:
-        return isinstance(message, Remove) or self._partitions[message.partition].has_work_left
 
     def _write(self, peer: Caller) -> None:
         if not peer.write():
