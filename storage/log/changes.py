@@ -88,6 +88,10 @@ class YoungTable:
         return value if value is not None else self.changed.get(key)
 
 
+# For each changed table: its number, deleted keys, items of keys that may be in it, items of keys that are not.
+NetEffect = list[tuple[int, Sequence[bytes], Sequence[Item], Sequence[Item]]]
+
+
 class Layer:
     """The net effect of some turns on one partition."""
 
@@ -109,6 +113,18 @@ class Layer:
                 young.put(items)
             else:
                 young.delete(items)
+
+    def net_effect(self) -> NetEffect:
+        return [
+            (
+                table,
+                [key for key, value in young.changed.items() if value is None],
+                [(key, value) for key, value in young.changed.items() if value is not None],
+                list(young.fresh.items()),
+            )
+            for table, young in zip(_TABLES, self.tables, strict=True)
+            if young
+        ]
 
     def merge(self, newer: "Layer") -> None:
         """Add the changes of a layer that was above this one."""

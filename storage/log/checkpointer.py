@@ -1,10 +1,11 @@
 """The process that keeps the tables of one worker's partitions up to date, while the worker goes on.
 
-It is `python -m storage.log.checkpointer`, with a socket to its worker as standard input. A process, because a thread
-would take turns with the worker's own. Requests and answers are msgpack lists; the worker's side is `checkpointing`.
+It is `python -m storage.log.checkpointer DESCRIPTOR`, with a socket to its worker as standard input; the descriptor is
+that of shared memory. A process, because a thread would take turns with the worker's own. Requests and answers are
+msgpack lists; the worker's side is `checkpointing`. The net effects are [partition, NetEffect] for each partition.
 
     request  [OPEN, {partition: path}, log id, worker, map size, size of the largest record, process id of the worker]
-    request  [CHECKPOINT, pieces of segments, LSN before them, LSN of their last frame, {partition: LSN of its tables}]
+    request  [CHECKPOINT, size of the net effects in the memory, LSN of their last turn, {partition: LSN of its tables}]
     request  [PREPARE, path, size]
     answer   [WORKS_ON, partition]
     answer   [DONE, LSN, {partition: LSN of its tables}, {partition: bytes that find adjacent pages}]
@@ -24,13 +25,11 @@ from typing import Any
 import msgpack
 
 from storage.lmdb_store import MAP_SLACK_BYTES, LmdbStore
-from storage.log.changes import Layer
-from storage.log.frames import CorruptFrame, FrameCodec, decode_turn
-from storage.log.reading import read_pieces
+from storage.log.changes import NetEffect
 from storage.log.segments import prepare
-from storage.log.tables import LogPosition, position, write_layer, write_position
+from storage.log.tables import LogPosition, position, write_net_effect, write_position
 from storage.parent import die_with_parent
-from storage.store import StoreDamaged, StoreError, StoreFull, Table
+from storage.store import StoreDamaged, StoreError, StoreFull
 
 READ_BYTES = 1 << 16
 # With this much behind the last page of the file, nobody needs to know which other pages are adjacent.
@@ -63,7 +62,6 @@ class Tables:
         self._log_id = log_id
         self._worker = worker
         self._largest_bytes = largest
-        self._codec = FrameCodec(log_id)
         self._stores: dict[int, LmdbStore] = {}
         for partition, path in paths.items():
             self._works_on(partition)
@@ -77,45 +75,34 @@ class Tables:
             )
 
     def checkpoint(
-        self, pieces: list[Any], after_lsn: int, up_to_lsn: int, positions: dict[int, int]
+        self, effects: list[tuple[int, NetEffect]], up_to_lsn: int, positions: dict[int, int]
     ) -> tuple[dict[int, int], dict[int, int]]:
-        """Write the net effect of these turns to the tables; one commit for each partition that they changed.
+        """Write net effects to the tables; one commit for each partition.
 
         Returns the LSN that the tables of each partition say now, and the bytes of records of the largest size that
         certainly find adjacent pages. Raises StoreError, OSError.
         """
-        layers = {partition: Layer() for partition in self._stores}
-        for frame in read_pieces(pieces, self._codec, after_lsn, up_to_lsn):
-            try:
-                _, changes, _ = decode_turn(frame.payload)
-            except CorruptFrame as error:
-                raise StoreDamaged(str(error)) from error
-            for partition, operations in changes:
-                layers[partition].apply(operations)
-        positions, adjacent = dict(positions), {}
-        for partition, layer in layers.items():
+        positions = dict(positions)
+        for partition, effect in effects:
             store = self._stores[partition]
-            if layer:
-                self._works_on(partition)
-                found = position(store)
-                if found is None or found.log_id != self._log_id or found.lsn > up_to_lsn:
-                    raise StoreError(f"{store.path}: has changes of another process: {found}")
-                self._write(store, layer, up_to_lsn)
-                positions[partition] = up_to_lsn
-            adjacent[partition] = self._adjacent_bytes(store)
-        return positions, adjacent
+            self._works_on(partition)
+            found = position(store)
+            if found is None or found.log_id != self._log_id or found.lsn > up_to_lsn:
+                raise StoreError(f"{store.path}: has changes of another process: {found}")
+            self._write(store, effect, up_to_lsn)
+            positions[partition] = up_to_lsn
+        return positions, {partition: self._adjacent_bytes(store) for partition, store in self._stores.items()}
 
-    def _write(self, store: LmdbStore, layer: Layer, lsn: int) -> None:
+    def _write(self, store: LmdbStore, effect: NetEffect, lsn: int) -> None:
         at = LogPosition(self._log_id, self._worker, lsn)
         try:
-            write_layer(store, layer)
+            write_net_effect(store, effect)
             write_position(store, at)
             store.commit()
         except StoreFull:
             # What is only deleted needs few pages, and pages that it frees can be used by the next commit but one.
             # The position stays, so all turns are applied again.
-            for table, young in zip(Table, layer.tables, strict=True):
-                store.delete_many(table, sorted(key for key, value in young.changed.items() if value is None))
+            write_net_effect(store, [(table, deleted, (), ()) for table, deleted, _, _ in effect])
             store.commit()
             raise
 
@@ -132,7 +119,8 @@ def _send(connection: socket.socket, answer: list[Any]) -> None:
     connection.sendall(msgpack.packb(answer))
 
 
-def serve(connection: socket.socket) -> None:
+def serve(connection: socket.socket, memory: int) -> None:
+    """`memory` is the descriptor of the shared memory."""
     unpacker = msgpack.Unpacker(strict_map_key=False, max_buffer_size=1 << 26)
     tables: Tables | None = None
     while data := connection.recv(READ_BYTES):
@@ -153,12 +141,14 @@ def serve(connection: socket.socket) -> None:
                 _send(connection, [Answer.PREPARED, path, problem])
             else:
                 assert tables is not None
+                size, lsn, known = fields
+                effects = msgpack.unpackb(os.pread(memory, size, 0), use_list=False)
                 try:
-                    positions, adjacent = tables.checkpoint(*fields)
+                    positions, adjacent = tables.checkpoint(effects, lsn, known)
                 except StoreFull as error:
                     _send(connection, [Answer.FULL, str(error)])
                 else:
-                    _send(connection, [Answer.DONE, fields[2], positions, adjacent])
+                    _send(connection, [Answer.DONE, lsn, positions, adjacent])
 
 
 def main() -> int:
@@ -166,7 +156,7 @@ def main() -> int:
     die_with_parent()
     connection = socket.socket(fileno=os.dup(0))
     try:
-        serve(connection)
+        serve(connection, int(sys.argv[1]))
     except (BrokenPipeError, ConnectionResetError):
         return 1  # the worker has ended
     except StoreDamaged as error:

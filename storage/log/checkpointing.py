@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import msgpack
 
 from storage.apart import CRASH_SIGNALS
+from storage.log.changes import NetEffect
 from storage.log.checkpointer import READ_BYTES, Answer, Request
 from storage.store import StoreDamaged, StoreError
 
@@ -58,6 +59,7 @@ class Checkpointer:
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: socket.socket | None = None
         self._unpacker = msgpack.Unpacker()
+        self._memory = os.memfd_create("checkpoint", os.MFD_CLOEXEC)  # shared with the process
         self.works_on: int | None = None  # the partition whose tables it works on, or worked on when it ended
         self.starts = 0
 
@@ -86,7 +88,10 @@ class Checkpointer:
         with theirs:
             try:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", "storage.log.checkpointer"], stdin=theirs.fileno(), env=environment
+                    [sys.executable, "-P", "-m", "storage.log.checkpointer", str(self._memory)],
+                    stdin=theirs.fileno(),
+                    pass_fds=[self._memory],
+                    env=environment,
                 )
             except OSError:
                 ours.close()
@@ -96,11 +101,18 @@ class Checkpointer:
         self._unpacker = msgpack.Unpacker(strict_map_key=False)
         self._send(self._opening)
 
-    def checkpoint(
-        self, pieces: list[tuple[str, int, int]], after_lsn: int, up_to_lsn: int, positions: Mapping[int, int]
-    ) -> None:
+    def checkpoint(self, effects: list[tuple[int, NetEffect]], up_to_lsn: int, positions: Mapping[int, int]) -> None:
         """Answered by Done, Full or Ended; not at all if there is no process. Raises OSError."""
-        self._send([Request.CHECKPOINT, pieces, after_lsn, up_to_lsn, positions])
+        if self._connection is None:
+            return
+        packer = msgpack.Packer(autoreset=False)
+        packer.pack(effects)
+        with packer.getbuffer() as packed:
+            size = len(packed)
+            at = 0
+            while at < size:
+                at += os.pwrite(self._memory, packed[at:], at)
+        self._send([Request.CHECKPOINT, size, up_to_lsn, positions])
 
     def prepare(self, path: Path, size_bytes: int) -> None:
         """Answered by Prepared or Ended; not at all if there is no process. Raises OSError."""
@@ -129,6 +141,7 @@ class Checkpointer:
                     [self.works_on] = fields
                 case Answer.DONE:
                     self.works_on = None
+                    os.ftruncate(self._memory, 0)
                     found.append(Done(*fields))
                 case Answer.PREPARED:
                     found.append(Prepared(*fields))
@@ -153,7 +166,7 @@ class Checkpointer:
             raise StoreDamaged(f"the checkpointer died of signal {-code}")
         return Ended(f"signal {-code}" if code < 0 else f"exit code {code}")
 
-    def stop(self) -> None:
+    def close(self) -> None:
         """Let the process end, and wait until it has."""
         if self._process is not None:
             assert self._connection is not None
@@ -161,6 +174,7 @@ class Checkpointer:
             self._connection = None
             self._process.wait()
             self._process = None
+        os.close(self._memory)
 
 
 def _python_path() -> str:

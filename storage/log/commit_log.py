@@ -36,12 +36,13 @@ from storage.log.logged_store import LoggedStore
 from storage.log.reading import LogDamaged, LogEnd, LogOnDisk, read_pieces
 from storage.log.recovery import bring_up, put_aside
 from storage.log.segments import DirectBuffer, SegmentFile, prepare, segment_numbers, segment_path
-from storage.log.tables import LogPosition, position, write_layer, write_position
+from storage.log.tables import LogPosition, position, write_net_effect, write_position
 from storage.store import StoreError
 
 MIB = 1 << 20
 SEGMENT_BYTES = 8 * MIB
 LOG_BYTES = 64 * MIB
+ENDS_MAX = 10  # ends of the checkpointer without a checkpoint, after which the worker ends, too
 FREE_SEGMENTS = 2  # kept for use again; more are deleted
 OLDEST_SECONDS = 2.0  # young changes that are older are checkpointed, however few they are
 LONGEST_WAIT_SECONDS = 5.0  # of one commit for the checkpointer; after that nobody waits until a checkpoint is done
@@ -119,7 +120,6 @@ class CommitLog:
         self._used: list[_Segment] = []  # those with frames that are not in the tables; the last is the current one
         self._young_bytes = 0  # of frames since the last checkpoint began
         self._frozen_bytes = 0  # of frames in the checkpoint that is being made
-        self._frozen: list[tuple[str, int, int]] = []  # the pieces of segments with these frames
         self._frozen_lsn = 0  # of the last frame in a checkpoint that was made or is being made
         self._known_lsn = 0  # by the header of the newest segment the tables have all turns up to this
         self.is_checkpointing = False
@@ -132,6 +132,7 @@ class CommitLog:
         self._is_stuck = False  # a commit waited for the checkpointer in vain, and no checkpoint was done since
         self._changed: list[LoggedStore] = []  # with staged changes
         self._wants_report = False  # messages were refused for want of adjacent pages
+        self._ends = 0  # how often the checkpointer ended since a checkpoint was done
         self._checkpointed_at = 0.0  # when the last checkpoint was done
         self._poll: select.epoll | None = None
         self._polled: int | None = None
@@ -323,7 +324,6 @@ class CommitLog:
             store.freeze()
         self._frozen_bytes += self._young_bytes
         self._young_bytes = 0
-        self._frozen += self._young_pieces()
         for segment in self._used:
             segment.frozen_at = segment.at
         self._frozen_lsn = self.lsn
@@ -332,7 +332,12 @@ class CommitLog:
         self._request()
 
     def _request(self) -> None:
-        self.checkpointer.checkpoint(self._frozen, self._state.lsn, self._frozen_lsn, self._state.positions)
+        effects = [
+            (partition, store.frozen_layer.net_effect())
+            for partition, store in self.stores.items()
+            if store.frozen_layer
+        ]
+        self.checkpointer.checkpoint(effects, self._frozen_lsn, self._state.positions)
         self._look()
 
     def _young_pieces(self) -> list[tuple[str, int, int]]:
@@ -360,8 +365,10 @@ class CommitLog:
                 case Full():
                     self.is_checkpointing = False
                     self._is_full = True  # `beat` tries again
-                case Ended():
-                    pass  # `beat` starts it again
+                case Ended(how):
+                    self._ends += 1  # `beat` starts it again
+                    if self._ends == ENDS_MAX:
+                        raise StoreError(f"{self._directory}: the checkpointer ended {ENDS_MAX} times: {how}")
         self._look()
 
     def _prepared(self, prepared: Prepared) -> None:
@@ -378,7 +385,7 @@ class CommitLog:
         self._adjacent_bytes = done.adjacent_bytes
         self.is_checkpointing = self._is_full = self._is_stuck = self._wants_report = False
         self._frozen_bytes = 0
-        self._frozen = []
+        self._ends = 0
         self._checkpointed_at = time.monotonic()
         self.checkpoints += 1
         for store in self.stores.values():
@@ -480,17 +487,20 @@ class CommitLog:
         """Bring the tables up to date, detach them, and close all. Nothing is staged. Raises StoreError."""
         while self.is_checkpointing and self.checkpointer.is_running:
             self.hear()
-        self.checkpointer.stop()
+        self.checkpointer.close()
         for store in self.stores.values():
             store.freeze()
-            write_layer(store.tables, store.frozen_layer)
+            write_net_effect(store.tables, store.frozen_layer.net_effect())
             write_position(store.tables, None)
             store.tables.commit()
-        self.abandon()
+        self._close_files()
 
     def abandon(self) -> None:
         """Close all as it is. The next process replays the log."""
-        self.checkpointer.stop()
+        self.checkpointer.close()
+        self._close_files()
+
+    def _close_files(self) -> None:
         for store in self.stores.values():
             store.tables.close()
         for segment in (*self._used, *self._free):

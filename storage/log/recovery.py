@@ -20,7 +20,7 @@ from storage.lmdb_store import LmdbStore
 from storage.log.changes import Layer
 from storage.log.frames import decode_turn
 from storage.log.reading import LogDamaged, LogEnd, LogOnDisk
-from storage.log.tables import LogPosition, position, write_layer, write_position
+from storage.log.tables import LogPosition, position, write_net_effect, write_position
 from storage.store import StoreError
 
 LOGS = "logs"
@@ -84,7 +84,7 @@ def bring_up(
     for partition, at in positions.items():
         works_on(partition)
         store = stores[partition]
-        write_layer(store, young.layers[partition])
+        write_net_effect(store, young.layers[partition].net_effect())
         write_position(store, None if leave else at._replace(lsn=young.end.lsn))
         store.commit()
     return young.end

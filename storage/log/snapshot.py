@@ -10,7 +10,7 @@ from storage.lmdb_store import DATA_FILE, LmdbStore, TablesSnapshot
 from storage.log.changes import Layer
 from storage.log.reading import LogDamaged, LogOnDisk
 from storage.log.recovery import Young, log_of_partition
-from storage.log.tables import LogPosition, write_layer
+from storage.log.tables import LogPosition, write_net_effect
 from storage.records import LOG_POSITION_KEY, CorruptRecord, decode_document
 from storage.store import StoreDamaged, Table
 
@@ -67,7 +67,7 @@ class Snapshot:
             with LmdbStore(
                 target, partition_id=self.partition_id, map_size_bytes=size, create=False, attached=True
             ) as store:
-                write_layer(store, self._young)
+                write_net_effect(store, self._young.net_effect())
                 store.commit()
 
     def close(self) -> None:

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from storage.log.changes import Layer
+from storage.log.changes import NetEffect
 from storage.records import LOG_POSITION_KEY, decode_document, encode_document
 from storage.store import Store, Table
 
@@ -30,19 +30,16 @@ def write_position(store: Store, at: LogPosition | None) -> None:
         store.put(Table.META, LOG_POSITION_KEY, encode_document(list(at)))
 
 
-def write_layer(store: Store, layer: Layer) -> None:
-    """Stage the net effect of a layer, in the order of the keys, which makes the fewest changes of pages."""
-    for table, young in zip(Table, layer.tables, strict=True):
-        if not young:
-            continue
-        deleted = sorted(key for key, value in young.changed.items() if value is None)
+def write_net_effect(store: Store, effect: NetEffect) -> None:
+    """Stage it, in the order of the keys, which makes the fewest changes of pages."""
+    for number, deleted, changed, fresh in effect:
+        table = Table(number)
         if deleted:
-            store.delete_many(table, deleted)
-        changed = sorted((key, value) for key, value in young.changed.items() if value is not None)
+            store.delete_many(table, sorted(deleted))
         if changed:
-            store.put_many(table, changed)
-        if young.fresh:
-            fresh = sorted(young.fresh.items())
+            store.put_many(table, sorted(changed))
+        if fresh:
+            fresh = sorted(fresh)
             last = store.last_key(table)
             # Pages are filled to the end only if the store knows that nothing will come between these keys.
             if last is None or last < fresh[0][0]:
