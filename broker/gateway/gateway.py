@@ -6,11 +6,13 @@ import ssl
 import time
 import uuid
 from collections.abc import Collection, Sequence
+from pathlib import Path
 from typing import Any
 
 from broker import __version__
 from broker.catalog.catalog import Definition, home_partition
 from broker.child import Instructions, announce_ready
+from broker.errors import ServerBusy
 from broker.gateway.connection import ClientConnection
 from broker.gateway.descriptors import RepeatedWarning, allowed_connections
 from broker.gateway.message_ids import MessageIds
@@ -22,6 +24,7 @@ from broker.listening import Listener, listen
 from broker.logging import get_logger
 from broker.metrics import GatewayMetrics, Scene
 from broker.settings.config import Amqp, ConfigurationError, Settings
+from broker.starting import phase_file, phase_of
 from protocol.addresses import Part
 from protocol.engine.unfinished import Pool
 
@@ -230,7 +233,13 @@ class Gateway:
         self.metrics.ops_connections_dropped += 1
 
     async def probe(self, partition: int) -> None:
-        await self.router.ask(partition, "probe")
+        try:
+            await self.router.ask(partition, "probe")
+        except ServerBusy:
+            phase = phase_of(Path(phase_file(partition % len(self.router.workers))))
+            if phase is None:
+                raise
+            raise ServerBusy(phase) from None
 
     async def scene(self) -> Scene:
         self.metrics.tls_handshakes = len(self._arriving)

@@ -12,6 +12,7 @@ import time
 from typing import Any, NamedTuple, cast
 
 from broker.catalog.catalog import HOME, Reconciled, reconcile
+from broker.logging import get_logger
 from broker.settings.config import ConfigurationError, Settings
 from broker.supervisor.parking import home_is_damaged
 from broker.touched_partition import TouchedPartition
@@ -19,8 +20,11 @@ from storage.apart import ProcessDied, apart
 from storage.data_dir import partition_path
 from storage.lmdb_store import LmdbStore
 from storage.log.recovery import detach, keep_log, logs
+from storage.log.tables import position
 from storage.memory import MemoryStore
 from storage.store import Store, StoreDamaged
+
+log = get_logger("supervisor")
 
 
 class InLine(NamedTuple):
@@ -71,11 +75,25 @@ def _reconcile(settings: Settings, left_out: frozenset[int], touching: TouchedPa
         for worker, directory in logs(settings.data_dir):
             for partition in left_out:
                 keep_log(directory, worker, partition, partition_path(settings.data_dir, partition))
-        detach(opened, touching.set)
+        _replay(opened, touching)
         return reconcile(stores, settings.entities, int(time.time() * 1000), settings.rules)
     finally:
         for store in opened.values():
             store.close()
+
+
+def _replay(opened: dict[int, LmdbStore], touching: TouchedPartition) -> None:
+    behind = []
+    for partition, store in opened.items():
+        touching.set(partition)
+        if position(store) is not None:
+            behind.append(partition)
+    if behind:
+        log.info("the broker was not stopped; bringing its stores up to date from their logs", partitions=behind)
+    began = time.monotonic()
+    detach(opened, touching.set)
+    if behind:
+        log.info("stores are up to date", seconds=round(time.monotonic() - began, 3))
 
 
 def _opened(settings: Settings, partition: int) -> LmdbStore:

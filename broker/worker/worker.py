@@ -32,6 +32,7 @@ from broker.partition.partition import Partition
 from broker.partition.requests import Underway
 from broker.partition.settings import PartitionSettings
 from broker.partition.state.terms import Terms
+from broker.starting import Phase, Starting, phase_file
 from broker.touched_partition import TouchedPartition, touched_file
 from broker.wire import (
     Catalog,
@@ -686,12 +687,14 @@ def main() -> int:
     assert number is not None
     partition_settings = PartitionSettings.of(settings)
     touching = TouchedPartition(Path(touched_file(number)))
+    starting = Starting(Path(phase_file(number)))
     stores: dict[int, Store] = {}
     tables: dict[int, LmdbStore] = {}
     partitions: dict[int, Partition] = {}
     known_terms: dict[bytes, Terms] = {}
     clock = Clock(*_clocks_ms())
     try:
+        starting.enter(Phase.OPENING)
         for partition in instructions.partitions:
             if partition in instructions.parked:
                 partitions[partition] = parked = ParkedPartition(partition, partition_settings)
@@ -709,6 +712,8 @@ def main() -> int:
         for partition in instructions.parked:
             if directory.exists():
                 keep_log(directory, number, partition, partition_path(settings.data_dir, partition))
+        starting.enter(Phase.REPLAYING)
+        began = time.monotonic()
         turns = CommitLog(
             directory,
             number,
@@ -721,6 +726,8 @@ def main() -> int:
         if turns.put_aside:
             log.warning("a damaged log, which no partition needs, was put aside", worker=number, log=turns.put_aside)
         stores.update(turns.stores)
+        log.info("log replayed", worker=number, turn=turns.lsn, seconds=round(time.monotonic() - began, 3))
+        starting.enter(Phase.LOADING)
         for partition in tables:
             touching.set(partition)
             partitions[partition] = Partition(
@@ -752,6 +759,7 @@ def main() -> int:
         Pulse().beat,
     )
     turns.checkpointer.start()
+    starting.done()
     announce_ready()
     try:
         worker.run()

@@ -10,8 +10,8 @@ from storage.lmdb_store import DATA_FILE, LmdbStore, TablesSnapshot
 from storage.log.changes import Layer
 from storage.log.reading import LogDamaged, LogOnDisk
 from storage.log.recovery import Young, log_of_partition
-from storage.log.tables import LogPosition, write_net_effect
-from storage.records import LOG_POSITION_KEY, CorruptRecord, decode_document
+from storage.log.tables import decode_position, write_net_effect
+from storage.records import LOG_POSITION_KEY
 from storage.store import StoreDamaged, Table
 
 ATTEMPTS = 20  # a worker that writes as fast as it can uses segments again some times a second
@@ -90,9 +90,9 @@ def _young(tables: TablesSnapshot) -> Layer:
     if value is None:
         return Layer()
     try:
-        at = LogPosition(*decode_document(value))
-    except (CorruptRecord, TypeError) as error:
-        raise StoreDamaged(f"{tables.path}: META {LOG_POSITION_KEY.decode()}: {error}") from error
+        at = decode_position(value)
+    except StoreDamaged as error:
+        raise StoreDamaged(f"{tables.path}: {error}") from error
     log = LogOnDisk(log_of_partition(tables.path, at), at.worker)
     partition = tables.partition_id
     return Young(log, {partition: at}, {partition: tables.path}).layers[partition]

@@ -3,8 +3,8 @@
 from typing import NamedTuple
 
 from storage.log.changes import NetEffect
-from storage.records import LOG_POSITION_KEY, decode_document, encode_document
-from storage.store import Store, Table
+from storage.records import LOG_POSITION_KEY, CorruptRecord, decode_document, encode_document
+from storage.store import Store, StoreDamaged, Table
 
 
 class LogPosition(NamedTuple):
@@ -17,9 +17,17 @@ class LogPosition(NamedTuple):
 
 
 def position(store: Store) -> LogPosition | None:
-    """Raises CorruptRecord."""
+    """Raises StoreDamaged."""
     value = store.get(Table.META, LOG_POSITION_KEY)
-    return None if value is None else LogPosition(*decode_document(value))
+    return None if value is None else decode_position(value)
+
+
+def decode_position(value: bytes) -> LogPosition:
+    """Raises StoreDamaged."""
+    try:
+        return LogPosition(*decode_document(value))
+    except (CorruptRecord, TypeError) as error:
+        raise StoreDamaged(f"META {LOG_POSITION_KEY.decode()}: {error}") from error
 
 
 def write_position(store: Store, at: LogPosition | None) -> None:

@@ -10,14 +10,14 @@ from partition_contents import add_message, make_data_directory, put_counts, sai
 
 from storage.data_dir import partition_path
 from storage.findings import Problem
-from storage.lmdb_store import DATA_FILE
+from storage.lmdb_store import DATA_FILE, LmdbStore
 from storage.log.recovery import keep_log, log_directory, log_of_partition
 from storage.log.segments import segment_path
 from storage.log.tables import LogPosition
 from storage.maintenance import BackupDamaged, backup, restore, verify
-from storage.records import Counts, message_key
+from storage.records import LOG_POSITION_KEY, Counts, encode_document, message_key
 from storage.store import Store, StoreDamaged, Table
-from tests.logs import checkpoint, crash, open_log, open_tables
+from tests.logs import MAP_BYTES, checkpoint, crash, open_log, open_tables
 
 
 def add(store: Store, number: int) -> None:
@@ -138,6 +138,20 @@ def test_a_damaged_log_is_a_finding_of_each_partition_that_needs_it(tmp_path: Pa
         restore(tmp_path / "data", tmp_path / "restored")
     assert not (tmp_path / "restored").exists()
     assert files(tmp_path / "data") == before
+
+
+@pytest.mark.parametrize("value", [b"nonsense", encode_document([1, 2, 3, 4])])
+def test_a_position_in_the_log_that_makes_no_sense_is_damage_of_its_store(tmp_path: Path, value: bytes) -> None:
+    killed(tmp_path)
+    path = partition_path(tmp_path, 1)
+    with LmdbStore(path, partition_id=1, map_size_bytes=MAP_BYTES, create=False, attached=True) as store:
+        store.put(Table.META, LOG_POSITION_KEY, value)
+        store.commit()
+    first, second = verify(tmp_path).partitions
+    assert first.ok
+    assert dict(second.problems) == {Problem.UNREADABLE_STORE: 1}
+    with pytest.raises(StoreDamaged, match="META log"):
+        open_log(tmp_path, (0, 1))
 
 
 def test_a_partition_that_left_the_log_does_not_need_it(tmp_path: Path) -> None:
