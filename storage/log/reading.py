@@ -6,6 +6,7 @@ frame of a later LSN follows somewhere: then a frame was damaged, and turns may 
 
 import os
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -86,6 +87,11 @@ class LogOnDisk:
                 raise LogDamaged(f"{segment.path}: is a segment of worker {found.worker}, not of worker {worker}")
             if found.log_id != newest.log_id:
                 raise LogDamaged(f"{segment.path}: is a segment of another log than {self._known[-1].path.name}")
+        for before, segment in pairwise(self._known):
+            if _first_lsn(before) == _first_lsn(segment):
+                raise LogDamaged(
+                    f"{segment.path}: begins with turn {_first_lsn(segment)}, as {before.path.name} does; one is a copy"
+                )
         self.log_id = newest.log_id
         self._codec = FrameCodec(newest.log_id)
         self.tables = self._newest_tables()
@@ -172,7 +178,7 @@ class _Frames:
 
     def __iter__(self) -> Iterator[Frame]:
         data = memoryview(self._segment.data)
-        at = header_bytes(self._segment.data)
+        at = header_bytes(self._segment.data) if self._segment.header is not None else BLOCK_BYTES
         while True:
             self.end = at
             if at >= len(data):
