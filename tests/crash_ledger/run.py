@@ -36,16 +36,30 @@ RECOVERY_TIMEOUT_S = 30.0
 
 
 class Victim(Enum):
-    """What is killed. Workers and gateways are started again by their supervisor, the rest by us."""
+    """What is killed. Workers and gateways are started again by their supervisor, most others by us."""
 
     ALL = "all"
     STARTING = "starting"  # all, and all again while it starts
     SUPERVISOR = "supervisor"
     GATEWAY = "gateway"
     WORKER = "worker"
+    CHECKPOINTER = "checkpointer"  # of a worker, which starts it again
 
 
-WEIGHTS = {Victim.ALL: 4, Victim.STARTING: 1, Victim.SUPERVISOR: 1, Victim.GATEWAY: 2, Victim.WORKER: 2}
+MODULES = {
+    Victim.GATEWAY: "broker.gateway",
+    Victim.WORKER: "broker.worker",
+    Victim.CHECKPOINTER: "storage.log.checkpointer",
+}
+
+WEIGHTS = {
+    Victim.ALL: 4,
+    Victim.STARTING: 1,
+    Victim.SUPERVISOR: 1,
+    Victim.GATEWAY: 2,
+    Victim.WORKER: 2,
+    Victim.CHECKPOINTER: 2,
+}
 STARTED_BY_US = (Victim.ALL, Victim.STARTING, Victim.SUPERVISOR)
 
 
@@ -174,7 +188,7 @@ def kill(broker: Broker, victim: Victim) -> None:
         broker.kill()
         assert not alive, f"still running without their supervisor: {alive}"
     else:
-        of_kind = [process for process in processes[1:] if f"broker.{victim.value}" in _command(process)]
+        of_kind = [process for process in processes[1:] if MODULES[victim] in _command(process)]
         assert of_kind, f"no {victim.value} among {[_command(process) for process in processes]}"
         chosen = random.choice(of_kind)
         chosen.kill()

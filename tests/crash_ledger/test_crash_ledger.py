@@ -14,7 +14,8 @@ from tests.crash_ledger.run import CONFIG, QUEUE, Victim, kill, run
 
 @pytest.mark.slow
 def test_nothing_accepted_is_lost_and_nothing_settled_returns_over_kills(tmp_path):
-    report = run(tmp_path, 3, seed=3, victims=(Victim.ALL, Victim.WORKER, Victim.GATEWAY), longest_gap_s=0.5)
+    victims = (Victim.ALL, Victim.CHECKPOINTER, Victim.WORKER, Victim.GATEWAY)
+    report = run(tmp_path, 4, seed=3, victims=victims, longest_gap_s=0.5)
     assert report.sound, str(report)
     assert report.summary.accepted > 500
     assert report.summary.completed > 500
