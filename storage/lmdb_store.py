@@ -459,6 +459,13 @@ class LmdbStore(Store):
         except (lmdb.Error, OSError) as error:
             self._failed("last key", error)
 
+    def begin(self) -> None:
+        """Begin to write, so that what is read now is what the commit changes. Waits for another process's commit."""
+        try:
+            self._begin()
+        except (lmdb.Error, OSError) as error:
+            self._failed("begin", error)
+
     def commit(self) -> None:
         if self._writing is None:
             return

@@ -86,6 +86,7 @@ class Tables:
         for partition, effect in effects:
             store = self._stores[partition]
             self._works_on(partition)
+            store.begin()
             found = position(store)
             if found is None or found.log_id != self._log_id or found.lsn > up_to_lsn:
                 raise StoreError(f"{store.path}: has changes of another process: {found}")

@@ -23,6 +23,7 @@ from xxhash import xxh3_64_intdigest
 VERSION = 1
 BLOCK_BYTES = 4096  # a multiple of what O_DIRECT needs on any disk
 LOG_ID_BYTES = 16
+BUFFER_BYTES = 1 << 20
 
 _SEGMENT_MAGIC = b"PeekLog\n"
 _FRAME_MAGIC = b"TurN"
@@ -114,19 +115,27 @@ def decode_next(payload: bytes | memoryview) -> tuple[int, TablesState]:
     return number, TablesState(*tables)
 
 
+def _packer() -> Any:
+    return msgpack.Packer(autoreset=False, buf_size=BUFFER_BYTES)
+
+
 class FrameCodec:
     """Makes and reads the frames of one log."""
 
     def __init__(self, log_id: bytes) -> None:
         self._seed = int.from_bytes(log_id[:8], "big")
-        self._packer = msgpack.Packer(autoreset=False, buf_size=1 << 20)
+        self._packer = _packer()
+        self._packed_bytes = 0
 
     def pack_turn(self, time_ms: int, changes: list[Any], events: list[Any]) -> memoryview:
         """The payload of a turn. It must be released before the next is packed."""
+        if self._packed_bytes > BUFFER_BYTES:  # a packer keeps the memory of its largest payload
+            self._packer = _packer()
         packer = self._packer
         packer.reset()
         packer.pack((time_ms, changes, events))
         payload: memoryview = packer.getbuffer()
+        self._packed_bytes = len(payload)
         return payload
 
     def head(self, kind: Kind, lsn: int, payload: bytes | memoryview) -> bytes:

@@ -13,6 +13,10 @@ from storage.log.changes import Item, Layer, Operation, YoungTable
 from storage.store import Store, StoreError, Table
 
 KEY_BYTES_MAX = 511  # of LMDB, which refuses longer ones only when they are checkpointed
+# Tables whose keys have parts of any length; those of the others have few bytes.
+_OF_ANY_LENGTH = frozenset(
+    (Table.META, Table.QUARANTINE, Table.RULES, Table.SESSION_ENTRIES, Table.SESSIONS, Table.SESSION_STATES)
+)
 _ABOVE = b"\xff" * (KEY_BYTES_MAX + 1)  # above every key
 _SCAN_MIN = 16  # items that a scan takes from each layer at least, because some may be deleted
 
@@ -132,7 +136,8 @@ class LoggedStore(Store):
 
     def put_many(self, table: Table, items: Sequence[Item]) -> None:
         if items:
-            _check_keys([key for key, _ in items])
+            if table in _OF_ANY_LENGTH:
+                _check_keys([key for key, _ in items])
             self._active.tables[table].put(items)
             self._stage(Operation.PUT, table, tuple(items))
 
@@ -153,7 +158,8 @@ class LoggedStore(Store):
             self._insert(table, items, [key for key, _ in items])
 
     def _insert(self, table: Table, items: Sequence[Item], keys: list[bytes]) -> None:
-        _check_keys(keys)
+        if table in _OF_ANY_LENGTH:
+            _check_keys(keys)
         self._active.tables[table].insert(items, keys)
         self._stage(Operation.INSERT, table, tuple(items))
 

@@ -72,15 +72,17 @@ class SegmentFile:
     def __init__(self, path: Path, buffer: DirectBuffer) -> None:
         self.path = path
         self._buffer = buffer
-        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
         try:
-            self._descriptor = os.open(path, flags | os.O_DIRECT | os.O_DSYNC, 0o600)
-            self._direct = True
+            self._open(direct=True)
         except OSError as error:
             if error.errno != EINVAL:
                 raise
-            self._descriptor = os.open(path, flags, 0o600)
-            self._direct = False
+            self._open(direct=False)
+
+    def _open(self, direct: bool) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | (os.O_DIRECT | os.O_DSYNC if direct else 0)
+        self._descriptor = os.open(self.path, flags, 0o600)
+        self._direct = direct
 
     def write(self, at: int, parts: Sequence[bytes | memoryview]) -> int:
         """Write the parts one after the other at the offset `at`, and sync. Returns the offset of the next block."""
@@ -110,7 +112,15 @@ class SegmentFile:
             self._write_all(self._buffer.fill(gathered, padded(BUFFER_BYTES - room)), at)
 
     def _write_all(self, data: memoryview, at: int) -> None:
-        written = os.pwrite(self._descriptor, data, at)
+        try:
+            written = os.pwrite(self._descriptor, data, at)
+        except OSError as error:
+            if error.errno != EINVAL or not self._direct:
+                raise
+            # The file system opens files with O_DIRECT, and cannot write them.
+            os.close(self._descriptor)
+            self._open(direct=False)
+            written = os.pwrite(self._descriptor, data, at)
         while written < len(data):  # a short write is followed by an error, or by the rest
             # What O_DIRECT has written is whole sectors, which need not be whole blocks.
             done = written // BLOCK_BYTES * BLOCK_BYTES if self._direct else written
