@@ -153,6 +153,8 @@ class CommitLog:
     def _open(self) -> None:
         directory = self._directory
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for partial in directory.glob("*.partial"):  # of a process that ended meanwhile
+            partial.unlink()
         end = self._replay()
         if end is not None:
             self.lsn = end.lsn
@@ -411,6 +413,8 @@ class CommitLog:
             segment = self._free.pop()
             segment.file.close()
             segment.file.path.unlink()
+        if self._free:
+            self._has_no_spare = False
 
     def _wait(self, size_bytes: int) -> None:
         """After a frame of this size, wait for the checkpointer if the log is long: the longer it is, the longer.

@@ -48,7 +48,10 @@ class Young:
             path = paths[partition]
             if at.log_id != log.log_id:
                 raise LogDamaged(f"{log.directory}: is not the log that has the latest changes of {path}")
-            known = log.tables.positions.get(partition, 0)
+            known = log.tables.positions.get(partition)
+            if known is None:  # attached since, or left out since
+                after[partition] = at.lsn
+                continue
             if at.lsn < known:
                 raise LogDamaged(
                     f"{path}: has the turns up to {at.lsn}, but {log.directory} knows that it had those up to {known}; "

@@ -1,0 +1,362 @@
+"""Disks that are full, read-only or broken, and a checkpointer that is stopped or killed."""
+
+import errno
+import os
+import signal
+import time
+
+import pytest
+
+from storage.log import commit_log, segments
+from storage.log.checkpointing import Full, Prepared
+from storage.log.commit_log import LogLimits
+from storage.log.recovery import log_directory
+from storage.store import StoreError, StoreFull, Table
+from tests.logged_turns import SMALL, Turns, contents, open_local
+from tests.logs import checkpoint, crash, open_log, open_tables
+
+MIB = 1 << 20
+PATIENCE_S = 20.0
+
+
+def failing(monkeypatch, name, number, when=lambda *args: True, after=0):
+    """Let this function of `os`, where segments are written, fail after some calls. Returns the calls."""
+    calls = []
+    original = getattr(os, name)
+
+    def call(*args, **kwargs):
+        if when(*args):
+            calls.append(args)
+            if len(calls) > after:
+                raise OSError(number, os.strerror(number))
+        return original(*args, **kwargs)
+
+    class Os:
+        def __getattr__(self, each):
+            return call if each == name else getattr(os, each)
+
+    monkeypatch.setattr(segments, "os", Os())
+    return calls
+
+
+def holds(directory, turns, partitions=(0,)):
+    found = {}
+    for partition in partitions:
+        with open_tables(directory, partition) as store:
+            found.update(contents({partition: store}))
+    return found in (turns.done, turns.asked)
+
+
+def test_without_direct_writes_each_turn_is_synced(monkeypatch, tmp_path):
+    refused = failing(monkeypatch, "open", errno.EINVAL, lambda path, flags, *mode: flags & os.O_DIRECT)
+    synced = []
+    original = os.fdatasync
+    monkeypatch.setattr(os, "fdatasync", lambda descriptor: (synced.append(descriptor), original(descriptor)))
+    turns = Turns((0,), 1)
+    log = open_local(monkeypatch, tmp_path, (0,))
+    for _ in range(30):
+        before = len(synced)
+        lsn = log.lsn
+        turns.turn(log.stores, log.commit)
+        assert len(synced) - before >= (log.lsn > lsn)
+        if log.is_checkpointing:
+            log.hear()
+    assert refused
+    assert log.checkpoints >= 2
+    crash(log)
+    assert holds(tmp_path, turns)
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EROFS, errno.ENOSPC, errno.EDQUOT])
+@pytest.mark.parametrize("call", ["pwrite", "fdatasync"])
+def test_a_write_that_fails_ends_the_worker_and_loses_nothing(monkeypatch, tmp_path, call, number):
+    turns = Turns((0, 1), 1)
+    for after in (1, 2, 5, 20, 21):
+        with monkeypatch.context() as patch:
+            failing(patch, "open", errno.EINVAL, lambda path, flags, *mode: flags & os.O_DIRECT)
+            if call == "fdatasync":
+                patch.setattr(segments.SegmentFile, "write", _failing_sync(after, number))
+            else:
+                patch.setattr(segments.SegmentFile, "_write_all", _failing_write(after, number))
+            expected = StoreFull if number in (errno.ENOSPC, errno.EDQUOT) else StoreError
+            logs = []
+            with pytest.raises(expected) as raised:
+                work(monkeypatch, tmp_path, turns, logs)
+            assert (type(raised.value) is StoreError) == (expected is StoreError)
+            assert os.strerror(number) in str(raised.value)
+        for log in logs:
+            crash(log)
+        again = open_local(monkeypatch, tmp_path, (0, 1))
+        found = contents(again.stores)
+        assert found in (turns.done, turns.asked)
+        turns.done = found
+        crash(again)
+
+
+def work(monkeypatch, directory, turns, logs):
+    log = open_local(monkeypatch, directory, turns.partitions)
+    logs.append(log)
+    for _ in range(100):
+        turns.turn(log.stores, log.commit)
+        if log.is_checkpointing:
+            log.hear()
+
+
+def _failing_sync(after, number):
+    original = segments.SegmentFile.write
+    calls = []
+
+    def write(self, at, parts):
+        end = original(self, at, parts)
+        calls.append(at)
+        if len(calls) > after:
+            raise OSError(number, os.strerror(number))
+        return end
+
+    return write
+
+
+def _failing_write(after, number):
+    original = segments.SegmentFile._write_all
+    calls = []
+
+    def write(self, data, at):
+        calls.append(at)
+        if len(calls) > after:
+            raise OSError(number, os.strerror(number))
+        original(self, data, at)
+
+    return write
+
+
+def test_a_short_write_is_finished_or_is_an_error(monkeypatch, tmp_path):
+    log = open_local(monkeypatch, tmp_path, (0,))
+    turns = Turns((0,), 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(segments, "os", _Short(4096))
+        for _ in range(5):
+            turns.turn(log.stores, log.commit)
+        patch.setattr(segments, "os", _Short(0))
+        turns.asked = turns.copy()
+        turns.asked[0, Table.MESSAGES][b"key"] = b"value"
+        log.stores[0].put(Table.MESSAGES, b"key", b"value")
+        with pytest.raises(StoreFull, match="the disk takes no more"):
+            log.commit()
+    crash(log)
+    assert holds(tmp_path, turns)
+
+
+class _Short:
+    """Writes so many bytes of each write at most."""
+
+    def __init__(self, most):
+        self._most = most
+
+    def __getattr__(self, name):
+        return getattr(os, name)
+
+    def pwrite(self, descriptor, data, at):
+        return os.pwrite(descriptor, data[: self._most], at) if self._most else 0
+
+
+def test_a_directory_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "logs").write_text("no directory")
+    with pytest.raises(StoreError, match="the log cannot be opened"):
+        open_log(tmp_path)
+
+
+def test_without_room_for_another_segment_nothing_is_accepted_until_there_is_one(monkeypatch, tmp_path):
+    log = open_local(monkeypatch, tmp_path, (0,))
+    turns = Turns((0,), 2)
+    asked = []
+    monkeypatch.setattr(log.checkpointer, "prepare", lambda path, size: asked.append(path))
+    log.checkpointer.start()
+    log.beat()
+    assert asked
+    assert log.accepts(0, 100, 0)
+    log._prepared(Prepared(str(asked[-1]), "No space left on device"))
+    assert not log.accepts(0, 100, 0)
+    turns.turn(log.stores, log.commit)  # settling goes on
+    log.beat()
+    assert len(asked) == 2  # it is tried again
+    segments.prepare(asked[-1], SMALL.segment_bytes)
+    log._prepared(Prepared(str(asked[-1]), None))
+    assert log.accepts(0, 100, 0)
+    # A segment that is free again does as well.
+    while log._free:
+        turns.turn(log.stores, log.commit)
+    log.beat()
+    log._prepared(Prepared(str(asked[-1]), "No space left on device"))
+    assert not log.accepts(0, 100, 0)
+    for _ in range(2):
+        if not log.is_checkpointing:
+            log.begin_checkpoint()
+        log.hear()
+        if not log._free:
+            log._continue_in_next()
+    assert log.accepts(0, 100, 0)
+    crash(log)
+    assert holds(tmp_path, turns)
+
+
+def test_without_room_in_the_tables_nothing_is_accepted_until_a_checkpoint_is_done(monkeypatch, tmp_path):
+    log = open_local(monkeypatch, tmp_path, (0,))
+    turns = Turns((0,), 2)
+    log.checkpointer.start()
+    with monkeypatch.context() as patch:
+        patch.setattr(log.checkpointer, "answers", lambda: [Full("no room")])
+        while not log.is_checkpointing:
+            turns.turn(log.stores, log.commit)
+        log.hear()
+        assert not log.accepts(0, 100, 0)
+        for _ in range(100):  # settling goes on
+            turns.turn(log.stores, log.commit)
+            assert contents(log.stores) == turns.done
+        log.beat()
+        assert log.is_checkpointing
+        log.hear()
+        assert not log.accepts(0, 100, 0)
+    log.beat()
+    log.hear()
+    assert log.accepts(0, 100, 0)
+    assert contents(log.stores) == turns.done
+    crash(log)
+    assert holds(tmp_path, turns)
+
+
+# -- the checkpointer
+
+
+@pytest.fixture
+def running(tmp_path):
+    """A log with a checkpointer, and turns that it has made."""
+    log = open_log(tmp_path, (0, 1), limits=LogLimits(64 << 10, 512 << 10))
+    log.checkpointer.start()
+    turns = Turns((0, 1), 4)
+    yield log, turns
+    crash(log)
+    assert holds(tmp_path, turns, (0, 1))
+
+
+def stop(pid):
+    os.kill(pid, signal.SIGSTOP)
+
+
+def test_a_stopped_checkpointer_slows_sends_then_refuses_them_and_settling_goes_on(monkeypatch, running):
+    log, turns = running
+    monkeypatch.setattr(commit_log, "LONGEST_WAIT_SECONDS", 0.5)
+    checkpoint(log)
+    stop(log.checkpointer.pid)
+    slowest, end = 0.0, time.monotonic() + PATIENCE_S
+    waited = []
+    while log.accepts(0, 1000, 0):
+        assert time.monotonic() < end
+        began = time.monotonic()
+        turns.turn(log.stores, log.commit)
+        slowest = max(slowest, time.monotonic() - began)
+        waited.append(log.waited_seconds)
+    assert log.young_bytes() > 512 << 10
+    assert 0.5 <= slowest < 3
+    assert any(0 < each < 0.5 for each in waited)  # before it waited in vain
+    waited_seconds = log.waited_seconds
+    for _ in range(20):  # nobody waits any more
+        turns.turn(log.stores, log.commit)
+    assert log.waited_seconds == waited_seconds
+    assert contents(log.stores) == turns.done
+    os.kill(log.checkpointer.pid, signal.SIGCONT)
+    while log.is_checkpointing:
+        log.hear()
+    assert log.accepts(0, 1000, 0)
+    assert log.young_bytes() == 0
+    assert log.checkpointer.starts == 1
+    assert contents(log.stores) == turns.done
+    assert len(log._used) <= 2
+
+
+def test_a_killed_checkpointer_is_started_again_and_does_what_it_was_asked(running):
+    log, turns = running
+    for life in range(4):
+        while not log.is_checkpointing:
+            turns.turn(log.stores, log.commit)
+        if life % 2:
+            os.kill(log.checkpointer.pid, signal.SIGKILL)
+        else:
+            stop(log.checkpointer.pid)
+            turns.turn(log.stores, log.commit)
+            os.kill(log.checkpointer.pid, signal.SIGKILL)
+        while log.checkpointer.is_running:
+            log.hear()
+        for _ in range(20):
+            turns.turn(log.stores, log.commit)
+        assert contents(log.stores) == turns.done
+        checkpoint(log)
+        assert contents(log.stores) == turns.done
+    assert log.checkpointer.starts >= 4
+
+
+def test_a_checkpointer_that_cannot_be_started_is_started_later(monkeypatch, running):
+    log, turns = running
+    os.kill(log.checkpointer.pid, signal.SIGKILL)
+    while log.checkpointer.is_running:
+        log.hear()
+
+    def refuse(*args, **kwargs):
+        raise OSError(errno.EAGAIN, "no process")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("storage.log.checkpointing.subprocess.Popen", refuse)
+        for _ in range(60):
+            turns.turn(log.stores, log.commit)
+            log.beat()
+    assert not log.checkpointer.is_running
+    checkpoint(log)
+    assert contents(log.stores) == turns.done
+    assert log.young_bytes() == 0
+
+
+def test_an_idle_partition_does_not_keep_segments(tmp_path):
+    log = open_log(tmp_path, (0, 1), limits=LogLimits(64 << 10, 512 << 10))
+    log.checkpointer.start()
+    turns = Turns((0, 1), 4, frozenset({1}))
+    turns.partitions = (0,)
+    while log.checkpoints < 20:
+        turns.turn(log.stores, log.commit)
+        if log.is_checkpointing:
+            checkpoint(log)
+        assert len(log._used) + len(log._free) <= 8  # many of these frames take half a segment
+    assert log._state.positions[1] < log._state.lsn // 2
+    crash(log)
+    assert holds(tmp_path, turns, (0, 1))
+
+
+# -- large frames
+
+
+@pytest.mark.parametrize("size_mib", [3, pytest.param(100, marks=pytest.mark.slow)])
+def test_a_frame_larger_than_a_segment(tmp_path, size_mib):
+    log = open_log(tmp_path, limits=LogLimits(MIB, 8 * MIB), map_size_bytes=1 << 30)
+    store = log.stores[0]
+    store.put(Table.META, b"before", b"small")
+    log.commit()
+    large = os.urandom(MIB) * size_mib
+    store.put(Table.MESSAGES, b"large", large)
+    log.commit()
+    store.put(Table.META, b"after", b"small")
+    log.commit()
+    assert max(path.stat().st_size for path in log_directory(tmp_path, 0).iterdir()) > size_mib * MIB
+    assert store.get(Table.MESSAGES, b"large") == large
+    crash(log)
+    log = open_log(tmp_path, limits=LogLimits(MIB, 8 * MIB), map_size_bytes=1 << 30)
+    store = log.stores[0]
+    assert store.get(Table.MESSAGES, b"large") == large
+    assert (store.get(Table.META, b"before"), store.get(Table.META, b"after")) == (b"small", b"small")
+    for _ in range(6):  # the segments are used again, and give back what the large frame needed
+        store.put(Table.META, b"fill", bytes(900_000))
+        log.commit()
+        checkpoint(log)
+    checkpoint(log)
+    log.beat()
+    crash(log)
+    assert max(path.stat().st_size for path in log_directory(tmp_path, 0).iterdir()) <= 2 * MIB
+    with open_tables(tmp_path, 0, map_size_bytes=1 << 30) as tables:
+        assert tables.get(Table.MESSAGES, b"large") == large
