@@ -39,6 +39,7 @@ from storage.log.segments import DirectBuffer, SegmentFile, prepare, segment_num
 from storage.log.tables import LogPosition, position, write_net_effect, write_position
 from storage.store import StoreError
 
+_TURN = Kind.TURN  # to look up a member of an enum takes as long as a call
 MIB = 1 << 20
 SEGMENT_BYTES = 8 * MIB
 LOG_BYTES = 64 * MIB
@@ -219,7 +220,7 @@ class CommitLog:
         self._changed.clear()
         try:
             with self._codec.pack_turn(time_ms, changes, []) as payload:
-                self._write(Kind.TURN, payload)
+                self._write(_TURN, payload)
                 size_bytes = len(payload)
             if self.is_checkpointing:
                 self._wait(size_bytes)
@@ -241,7 +242,7 @@ class CommitLog:
         current = self._used[-1]
         # A frame larger than a segment gets one to itself. The frame that names the next segment always finds room.
         end = current.at + len(payload) + 2 * BLOCK_BYTES
-        if end > self._limits.segment_bytes and kind == Kind.TURN and not current.is_empty:
+        if end > self._limits.segment_bytes and kind == _TURN and not current.is_empty:
             self._continue_in_next()
             current = self._used[-1]
         lsn, at = self.lsn + 1, current.at

@@ -138,7 +138,7 @@ class FrameCodec:
         self._packed_bytes = len(payload)
         return payload
 
-    def head(self, kind: Kind, lsn: int, payload: bytes | memoryview) -> bytes:
+    def head(self, kind: int, lsn: int, payload: bytes | memoryview) -> bytes:
         """What stands in front of the payload."""
         checksum = xxh3_64_intdigest(payload, self._seed + lsn * _ODD + kind & _MASK)
         return _frame_head.pack(_FRAME_MAGIC, kind, lsn, len(payload), checksum)

@@ -12,6 +12,7 @@ from storage.lmdb_store import LmdbStore
 from storage.log.changes import Item, Layer, Operation, YoungTable
 from storage.store import Store, StoreError, Table
 
+_PUT, _DELETE, _INSERT = map(int, Operation)  # to look up a member of an enum takes as long as a call
 KEY_BYTES_MAX = 511  # of LMDB, which refuses longer ones only when they are checkpointed
 # Tables whose keys have parts of any length; those of the others have few bytes.
 _OF_ANY_LENGTH = frozenset(
@@ -139,7 +140,7 @@ class LoggedStore(Store):
             if table in _OF_ANY_LENGTH:
                 _check_keys([key for key, _ in items])
             self._active.tables[table].put(items)
-            self._stage(Operation.PUT, table, tuple(items))
+            self._stage(_PUT, table, tuple(items))
 
     def append(self, table: Table, items: Sequence[Item]) -> None:
         if not items:
@@ -161,7 +162,7 @@ class LoggedStore(Store):
         if table in _OF_ANY_LENGTH:
             _check_keys(keys)
         self._active.tables[table].insert(items, keys)
-        self._stage(Operation.INSERT, table, tuple(items))
+        self._stage(_INSERT, table, tuple(items))
 
     def delete(self, table: Table, key: bytes) -> None:
         self.delete_many(table, (key,))
@@ -169,7 +170,7 @@ class LoggedStore(Store):
     def delete_many(self, table: Table, keys: Iterable[bytes]) -> None:
         keys = tuple(keys)
         self._active.tables[table].delete(keys)
-        self._stage(Operation.DELETE, table, keys)
+        self._stage(_DELETE, table, keys)
 
     def _stage(self, kind: int, table: int, items: Any) -> None:
         self.writes += 1

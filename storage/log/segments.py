@@ -86,7 +86,10 @@ class SegmentFile:
 
     def write(self, at: int, parts: Sequence[bytes | memoryview]) -> int:
         """Write the parts one after the other at the offset `at`, and sync. Returns the offset of the next block."""
-        size = padded(sum(map(len, parts)))
+        size = 0
+        for part in parts:
+            size += len(part)
+        size = (size + BLOCK_BYTES - 1) // BLOCK_BYTES * BLOCK_BYTES
         if size <= BUFFER_BYTES:
             self._write_all(self._buffer.fill(parts, size), at)
         else:
