@@ -719,7 +719,7 @@ def main() -> int:
             number,
             tables,
             map_size_bytes=settings.store.map_size_bytes,
-            limits=LogLimits.of(settings.log_bytes),
+            limits=LogLimits.of(settings.log_bytes, settings.store.map_size_bytes),
             largest_record_bytes=settings.amqp.max_message_size_bytes + MESSAGE_HEADER_BYTES,
             works_on=touching.set,
         )

@@ -32,7 +32,7 @@ from storage.log.frames import (
     encode_header,
     encode_next,
 )
-from storage.log.logged_store import LoggedStore
+from storage.log.logged_store import YOUNG_FACTOR, LoggedStore
 from storage.log.reading import LogDamaged, LogEnd, LogOnDisk, read_pieces
 from storage.log.recovery import bring_up, put_aside
 from storage.log.segments import DirectBuffer, SegmentFile, prepare, segment_numbers, segment_path
@@ -48,7 +48,6 @@ FREE_SEGMENTS = 2  # kept for use again; more are deleted
 OLDEST_SECONDS = 2.0  # young changes that are older are checkpointed, however few they are
 LONGEST_WAIT_SECONDS = 5.0  # of one commit for the checkpointer; after that nobody waits until a checkpoint is done
 SLOWEST_BYTES_PER_SECOND = 32 * MIB  # of frames, when the log is almost as long as it may be
-YOUNG_FACTOR = 2  # the bytes that changes take in the tables are at most so many times those that they take in the log
 
 
 class LogLimits(NamedTuple):
@@ -58,8 +57,10 @@ class LogLimits(NamedTuple):
     log_bytes: int = LOG_BYTES
 
     @classmethod
-    def of(cls, log_bytes: int) -> "LogLimits":
-        return cls(min(SEGMENT_BYTES, max(MIB, log_bytes // 8 // MIB * MIB)), log_bytes)
+    def of(cls, log_bytes: int, map_size_bytes: int) -> "LogLimits":
+        """Small segments for small stores: until a checkpoint, nobody knows how much room the young changes leave."""
+        most = min(log_bytes // 8, map_size_bytes // 16)
+        return cls(min(SEGMENT_BYTES, max(MIB, most // MIB * MIB)), log_bytes)
 
 
 DEFAULT_LIMITS = LogLimits()

@@ -18,6 +18,7 @@ KEY_BYTES_MAX = 511  # of LMDB, which refuses longer ones only when they are che
 _OF_ANY_LENGTH = frozenset(
     (Table.META, Table.QUARANTINE, Table.RULES, Table.SESSION_ENTRIES, Table.SESSIONS, Table.SESSION_STATES)
 )
+YOUNG_FACTOR = 2  # the bytes that changes take in the tables are at most so many times those that they take in the log
 _ABOVE = b"\xff" * (KEY_BYTES_MAX + 1)  # above every key
 _SCAN_MIN = 16  # items that a scan takes from each layer at least, because some may be deleted
 
@@ -230,7 +231,8 @@ class LoggedStore(Store):
     # -- room
 
     def used_bytes(self) -> int:
-        return self.tables.used_bytes() + self._log.young_bytes()
+        """With the most that young changes may take. If they take less, the next checkpoint shows it."""
+        return self.tables.used_bytes() + YOUNG_FACTOR * self._log.young_bytes()
 
     def fits(self, added_bytes: int, sizes: Iterable[int], pages: int = 0) -> bool:
         return self._log.accepts(self.partition, added_bytes, pages)
