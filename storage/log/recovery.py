@@ -41,10 +41,20 @@ def log_of_partition(path: Path, at: LogPosition) -> Path:
 class Young:
     """What the log of one worker has for some of its partitions, and their tables have not."""
 
-    def __init__(self, log: LogOnDisk, positions: Mapping[int, LogPosition], paths: Mapping[int, Path]) -> None:
-        """Raises LogDamaged if any turn is missing that one of the partitions may need; StoreError."""
+    def __init__(
+        self,
+        log: LogOnDisk,
+        positions: Mapping[int, LogPosition],
+        paths: Mapping[int, Path],
+        works_on: Callable[[int], None] = lambda partition: None,
+    ) -> None:
+        """Raises LogDamaged if any turn is missing that one of the partitions may need; StoreError.
+
+        `works_on` was called with a partition that does not fit the log, or with the first if the log is damaged.
+        """
         after: dict[int, int] = {}
         for partition, at in positions.items():
+            works_on(partition)
             path = paths[partition]
             if at.log_id != log.log_id:
                 raise LogDamaged(f"{log.directory}: is not the log that has the latest changes of {path}")
@@ -58,6 +68,8 @@ class Young:
                     "it is an older copy"
                 )
             after[partition] = max(at.lsn, log.tables.lsn)
+        if positions:
+            works_on(min(positions))  # the home first: without it, nobody needs to look at the others
         self.layers = {partition: Layer() for partition in positions}
         for frame in log.turns(min(after.values(), default=log.tables.lsn)):
             _, changes, _ = decode_turn(frame.payload)
@@ -67,6 +79,7 @@ class Young:
         assert log.end is not None
         self.end: LogEnd = log.end
         for partition, at in positions.items():
+            works_on(partition)
             if at.lsn > self.end.lsn:
                 raise LogDamaged(
                     f"{log.directory}: ends with turn {self.end.lsn}, but {paths[partition]} has the turns up to "
@@ -82,7 +95,7 @@ def bring_up(
     `leave`: detach them from it. `works_on` is called before each is changed. Raises LogDamaged, StoreError.
     """
     positions = {partition: at for partition, store in stores.items() if (at := position(store)) is not None}
-    young = Young(log, positions, {partition: store.path for partition, store in stores.items()})
+    young = Young(log, positions, {partition: store.path for partition, store in stores.items()}, works_on)
     log.sync()  # before the tables, or later turns, say that this is done
     for partition, at in positions.items():
         works_on(partition)

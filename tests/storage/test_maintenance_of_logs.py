@@ -11,7 +11,7 @@ from partition_contents import add_message, make_data_directory, put_counts, sai
 from storage.data_dir import partition_path
 from storage.findings import Problem
 from storage.lmdb_store import DATA_FILE, LmdbStore
-from storage.log.recovery import keep_log, log_directory, log_of_partition
+from storage.log.recovery import detach, keep_log, log_directory, log_of_partition
 from storage.log.segments import segment_path
 from storage.log.tables import LogPosition
 from storage.maintenance import BackupDamaged, backup, restore, verify
@@ -152,6 +152,31 @@ def test_a_position_in_the_log_that_makes_no_sense_is_damage_of_its_store(tmp_pa
     assert dict(second.problems) == {Problem.UNREADABLE_STORE: 1}
     with pytest.raises(StoreDamaged, match="META log"):
         open_log(tmp_path, (0, 1))
+
+
+def test_of_the_partitions_of_a_log_only_the_one_that_is_an_older_copy_is_blamed(tmp_path: Path) -> None:
+    killed(tmp_path, checkpoint_at=0)
+    older = (partition_path(tmp_path, 1) / DATA_FILE).read_bytes()
+    crash(open_log(tmp_path, range(3)))  # the tables are brought up to date, and the log knows it
+    (partition_path(tmp_path, 1) / DATA_FILE).write_bytes(older)
+    blamed: list[int] = []
+    stores = {
+        partition: LmdbStore(
+            partition_path(tmp_path, partition),
+            partition_id=partition,
+            map_size_bytes=MAP_BYTES,
+            create=False,
+            attached=True,
+        )
+        for partition in range(3)
+    }
+    try:
+        with pytest.raises(StoreDamaged, match=r"partitions/1: .* is an older copy"):
+            detach(stores, blamed.append)
+    finally:
+        for store in stores.values():
+            store.close()
+    assert blamed[-1] == 1
 
 
 def test_a_partition_that_left_the_log_does_not_need_it(tmp_path: Path) -> None:
