@@ -1,0 +1,162 @@
+"""Commit logs whose disk fails or hangs, or that are damaged: what clients and operators see."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from storage.log.frames import BLOCK_BYTES
+from storage.log.recovery import log_directory
+from storage.log.segments import segment_numbers, segment_path
+from tests.brokers import Broker, BrokerFailed
+from tests.end_to_end.health import eventually, logged, process_of, serves
+from tests.end_to_end.raw_peer import ACCEPTED, DISPOSITION, TRANSFER, RawPeer, body_of, error_of, message
+
+FAULTY_DISK = Path(__file__).with_name("faulty_disk")
+STALL_MS = 3000
+PATIENCE_S = 30.0
+CONFIG = f"""
+partitions = 1
+workers = 1
+worker_stall_timeout_ms = {STALL_MS}
+[[queues]]
+name = "witness"
+[[queues]]
+name = "orders"
+"""
+
+
+def send(broker: Broker, count: int, queue: str = "orders") -> list[bytes]:
+    with RawPeer.connect(broker.amqp_port) as peer:
+        handle = peer.attach_sender(queue)
+        bodies = [f"{time.monotonic()} {number}".encode() for number in range(count)]
+        for body in bodies:
+            peer.transfer(message(body), handle)
+            assert peer.expect(DISPOSITION).fields[4].descriptor == ACCEPTED
+    return bodies
+
+
+def received(broker: Broker, most: int, queue: str = "orders") -> list[bytes]:
+    found = []
+    with RawPeer.connect(broker.amqp_port) as peer:
+        peer.attach_receiver(queue, credit=most)
+        try:
+            while len(found) < most:
+                found.append(body_of(peer.expect(TRANSFER, 2).payload))
+        except TimeoutError:
+            pass
+    return found
+
+
+@pytest.fixture
+def faulty(tmp_path):
+    """A broker, and the file that makes its disk fail."""
+    fault = tmp_path / "fault"
+    broker = Broker(tmp_path / "broker", CONFIG, prefix=("env", f"PYTHONPATH={FAULTY_DISK}", f"FAULT={fault}"))
+    with broker:
+        yield broker, fault
+    assert "Traceback" not in broker.log_file.read_text(), broker.log()
+
+
+@pytest.mark.slow
+def test_a_worker_whose_disk_hangs_is_replaced_and_nothing_accepted_is_lost(faulty):
+    broker, fault = faulty
+    bodies = send(broker, 20)
+    before = process_of(broker, "broker.worker")
+    with RawPeer.connect(broker.amqp_port) as peer:
+        handle = peer.attach_sender("orders")
+        fault.write_text("wait")
+        peer.transfer(message(b"in doubt"), handle)
+        eventually(lambda: logged(broker, "process stalled"), "noticed", STALL_MS / 1000 + 10)
+        before.wait(PATIENCE_S)
+        fault.unlink()
+        assert "timeout" in error_of(peer.expect(DISPOSITION, PATIENCE_S))[0]
+    eventually(lambda: broker.get("/readyz")[0] == 200, "it serves", PATIENCE_S)
+    serves(broker.amqp_port)
+    bodies += send(broker, 3)
+    found = received(broker, 24)
+    assert [body for body in found if body != b"in doubt"] == bodies
+
+
+@pytest.mark.parametrize("number", ["EIO", "EROFS"])
+def test_a_worker_whose_disk_fails_ends_and_nothing_accepted_is_lost(faulty, number):
+    broker, fault = faulty
+    bodies = send(broker, 20)
+    before = process_of(broker, "broker.worker")
+    with RawPeer.connect(broker.amqp_port) as peer:
+        handle = peer.attach_sender("orders")
+        fault.write_text(number)
+        peer.transfer(message(b"in doubt"), handle)
+        before.wait(PATIENCE_S)
+        fault.unlink()
+        assert "timeout" in error_of(peer.expect(DISPOSITION, PATIENCE_S))[0]
+    assert "store failed" in broker.log_file.read_text()
+    eventually(lambda: broker.get("/readyz")[0] == 200, "it serves", PATIENCE_S)
+    bodies += send(broker, 3)
+    found = received(broker, 24)
+    assert [body for body in found if body != b"in doubt"] == bodies
+
+
+def test_a_checkpointer_that_is_killed_is_started_again_and_nobody_notices(tmp_path):
+    with Broker(tmp_path, CONFIG) as broker:
+        bodies = send(broker, 5)
+        worker = process_of(broker, "broker.worker").pid
+        for _ in range(3):
+            before = process_of(broker, "storage.log.checkpointer").pid
+            os.kill(before, signal.SIGKILL)
+            bodies += send(broker, 5)
+            eventually(lambda before=before: running(broker, before), "it is started again")
+        assert process_of(broker, "broker.worker").pid == worker
+        broker.kill()
+        broker.start()
+        assert received(broker, len(bodies)) == bodies
+
+
+def running(broker, before):
+    found = [each.pid for each in broker.processes() if "storage.log.checkpointer" in each.cmdline()]
+    return found not in ([], [before])
+
+
+def test_a_damaged_log_that_nobody_needs_is_put_aside(tmp_path):
+    with Broker(tmp_path, CONFIG) as broker:
+        bodies = send(broker, 5)
+        broker.stop()
+        directory = log_directory(broker.data_dir, 0)
+        for number in segment_numbers(directory):
+            segment_path(directory, number).write_bytes(b"garbage" * 1000)
+        broker.start()
+        assert received(broker, 5) == bodies
+        assert logged(broker, "a damaged log, which no partition needs, was put aside")
+        assert (directory.with_name("0.damaged-1") / "segment-0").exists()
+        broker.kill()
+        broker.start()
+        assert received(broker, 5) == bodies
+
+
+def flip(directory: Path) -> None:
+    """A bit of the first frame of the segment that was written last; it has more than one."""
+    paths = [segment_path(directory, number) for number in segment_numbers(directory)]
+    used = [path for path in paths if path.read_bytes()[BLOCK_BYTES:].startswith(b"TurN")]
+    path = max(used, key=lambda each: each.stat().st_mtime_ns)
+    content = bytearray(path.read_bytes())
+    content[BLOCK_BYTES + 20] ^= 1
+    path.write_bytes(content)
+
+
+def test_a_damaged_log_of_the_catalog_is_named_and_nothing_is_started(tmp_path):
+    with Broker(tmp_path, CONFIG) as broker:
+        send(broker, 10)
+        broker.kill()
+        directory = log_directory(broker.data_dir, 0)
+        whole = {path: path.read_bytes() for path in directory.iterdir()}
+        flip(directory)
+        damaged = {path: path.read_bytes() for path in directory.iterdir()}
+        with pytest.raises(BrokerFailed, match=r"logs/0/segment-\d+.* is damaged or missing"):
+            broker.start()
+        assert {path: path.read_bytes() for path in directory.iterdir()} == damaged
+        for path, content in whole.items():
+            path.write_bytes(content)
+        broker.start()
+        assert len(received(broker, 10)) == 10
