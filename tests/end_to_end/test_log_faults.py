@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from broker.catalog.catalog import home_partition
 from storage.log.frames import BLOCK_BYTES
 from storage.log.recovery import log_directory
 from storage.log.segments import segment_numbers, segment_path
 from tests.brokers import Broker, BrokerFailed
-from tests.end_to_end.health import eventually, logged, process_of, serves
+from tests.end_to_end.health import eventually, logged, metrics, process_of, serves
 from tests.end_to_end.raw_peer import ACCEPTED, DISPOSITION, TRANSFER, RawPeer, body_of, error_of, message
 
 FAULTY_DISK = Path(__file__).with_name("faulty_disk")
@@ -25,6 +26,19 @@ worker_stall_timeout_ms = {STALL_MS}
 name = "witness"
 [[queues]]
 name = "orders"
+"""
+
+
+OTHER = next(
+    name for name in map("queue-{}".format, range(99)) if home_partition(name, 2) != home_partition("witness", 2)
+)
+TWO_WORKERS = f"""
+partitions = 2
+workers = 2
+[[queues]]
+name = "witness"
+[[queues]]
+name = "{OTHER}"
 """
 
 
@@ -143,6 +157,27 @@ def flip(directory: Path) -> None:
     content = bytearray(path.read_bytes())
     content[BLOCK_BYTES + 20] ^= 1
     path.write_bytes(content)
+
+
+def test_partitions_of_a_damaged_log_are_parked_and_the_others_are_served(tmp_path):
+    assert home_partition(OTHER, 2) == 1, "the catalog is on the other partition"
+    with Broker(tmp_path, TWO_WORKERS) as broker:
+        send(broker, 10, OTHER)
+        send(broker, 10, "witness")
+        broker.kill()
+        directory = log_directory(broker.data_dir, 1)
+        whole = {path: path.read_bytes() for path in directory.iterdir()}
+        flip(directory)
+        broker.start()
+        eventually(lambda: metrics(broker).get(("peeklock_partition_parked", "1")) == 1, "it is parked")
+        assert "is damaged or missing" in broker.log_file.read_text()
+        assert len(received(broker, 10, "witness")) == 10
+        # The log was kept for it. When that is mended, everything is there.
+        broker.stop()
+        for path, content in whole.items():
+            (broker.data_dir / "partitions" / "1" / "logs" / "1" / path.name).write_bytes(content)
+        broker.start()
+        assert len(received(broker, 10, OTHER)) == 10
 
 
 def test_a_damaged_log_of_the_catalog_is_named_and_nothing_is_started(tmp_path):
