@@ -72,7 +72,8 @@ def checkpoint(log: CommitLog) -> None:
 
 def crash(log: CommitLog) -> None:
     """End as if the process were killed: without a checkpoint, and what is staged is lost."""
-    log.abandon()
+    log.checkpointer.close()
+    log.close_files()
 
 
 class InMemory:

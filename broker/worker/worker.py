@@ -723,6 +723,8 @@ def main() -> int:
             largest_record_bytes=settings.amqp.max_message_size_bytes + MESSAGE_HEADER_BYTES,
             works_on=touching.set,
         )
+        if turns.torn:
+            log.info("the log ends with a turn that was not written to its end", worker=number, found=turns.torn)
         if turns.put_aside:
             log.warning("a damaged log, which no partition needs, was put aside", worker=number, log=turns.put_aside)
         stores.update(turns.stores)

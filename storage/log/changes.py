@@ -111,8 +111,10 @@ class Layer:
                 young.insert(items, [key for key, _ in items])
             elif kind == Operation.PUT:
                 young.put(items)
-            else:
+            elif kind == Operation.DELETE:
                 young.delete(items)
+            else:
+                raise ValueError(f"unknown operation {kind}")
 
     def net_effect(self) -> NetEffect:
         return [

@@ -141,6 +141,7 @@ class CommitLog:
         self.waited_seconds = 0.0  # of commits, for the checkpointer
         self.checkpoints = 0
         self._tables = dict(tables)
+        self.torn = ""  # what was found behind the last turn of the log: one that was never answered
         self.put_aside = ""  # what was wrong with a log that was found and not needed
         try:
             self._open()
@@ -199,7 +200,9 @@ class CommitLog:
         try:
             log = LogOnDisk(self._directory, self._worker)
             self._log_id = log.log_id
-            return bring_up(log, self._tables, leave=False, works_on=self._works_on)
+            end = bring_up(log, self._tables, leave=False, works_on=self._works_on)
+            self.torn = end.torn
+            return end
         except LogDamaged as error:
             if is_needed:
                 raise
@@ -499,14 +502,10 @@ class CommitLog:
             write_net_effect(store.tables, store.frozen_layer.net_effect())
             write_position(store.tables, None)
             store.tables.commit()
-        self._close_files()
+        self.close_files()
 
-    def abandon(self) -> None:
-        """Close all as it is. The next process replays the log."""
-        self.checkpointer.close()
-        self._close_files()
-
-    def _close_files(self) -> None:
+    def close_files(self) -> None:
+        """Without `close`, the next process replays the log."""
         for store in self.stores.values():
             store.tables.close()
         for segment in (*self._used, *self._free):
