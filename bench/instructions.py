@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -44,6 +45,9 @@ class Work:
     options: tuple[str, ...] = ()
 
 
+# After this time without work, all changes are in the tables. What was sent is received from there, and the checkpoints
+# of a run count for it: else it would depend on the time.
+CHECKPOINTED_S = 5.0
 ONE_AT_A_TIME = Work("send one at a time", "send", 200, ("--window", "1"))
 WORKS = (ONE_AT_A_TIME, Work("send", "send", 1000), Work("receive", "recv", 1000))
 PER_ROLE = Mapping[str, int]
@@ -132,8 +136,10 @@ def _difference(tools: load.Tools, server: Counted, work: Work, dumps: _Dumps) -
     for messages in (work.messages, 2 * work.messages):
         if work.mode == "recv":
             _run(tools, server, "send", messages)
+        time.sleep(CHECKPOINTED_S)
         dumps.take()
         _run(tools, server, work.mode, messages, *work.options)
+        time.sleep(CHECKPOINTED_S)
         counted.append(dumps.take())
     fewer, more = counted
     return {name: round((count - fewer.get(name, 0)) / work.messages) for name, count in sorted(more.items())}
