@@ -80,7 +80,7 @@ class Checkpointer:
         if self._process is not None:
             return
         self.works_on = None
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(_PACKAGES), _python_path()]))}
+        path = os.pathsep.join(filter(None, [str(_PACKAGES), os.environ.get("PYTHONPATH")]))
         try:
             ours, theirs = socket.socketpair()
         except OSError:
@@ -91,7 +91,7 @@ class Checkpointer:
                     [sys.executable, "-P", "-m", "storage.log.checkpointer", str(self._memory)],
                     stdin=theirs.fileno(),
                     pass_fds=[self._memory],
-                    env=environment,
+                    env={**os.environ, "PYTHONPATH": path},
                 )
             except OSError:
                 ours.close()
@@ -175,7 +175,3 @@ class Checkpointer:
             self._process.wait()
             self._process = None
         os.close(self._memory)
-
-
-def _python_path() -> str:
-    return os.environ.get("PYTHONPATH", "")

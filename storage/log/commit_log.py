@@ -33,7 +33,7 @@ from storage.log.frames import (
     encode_next,
 )
 from storage.log.logged_store import YOUNG_FACTOR, LoggedStore
-from storage.log.reading import LogDamaged, LogEnd, LogOnDisk, read_pieces
+from storage.log.reading import LogDamaged, LogEnd, LogOnDisk
 from storage.log.recovery import bring_up, put_aside
 from storage.log.segments import DirectBuffer, SegmentFile, prepare, segment_numbers, segment_path
 from storage.log.tables import LogPosition, position, write_net_effect, write_position
@@ -51,7 +51,8 @@ SLOWEST_BYTES_PER_SECOND = 32 * MIB  # of frames, when the log is almost as long
 
 
 class LogLimits(NamedTuple):
-    """`log_bytes`: with more frames that are not in the tables, no messages are accepted."""
+    """Bytes of a segment, and of all frames that are not in the tables: with more than these, a commit waits for a
+    checkpoint, and if it has waited in vain, no messages are accepted."""
 
     segment_bytes: int = SEGMENT_BYTES
     log_bytes: int = LOG_BYTES
@@ -84,7 +85,6 @@ class _Segment:
         self.last_lsn = 0  # of the last frame in it
         self.first_at = 0  # where its frames begin
         self.at = 0  # where the next frame goes
-        self.frozen_at = 0  # what is in front of this is in the tables, or in the checkpoint that is being made
 
     @property
     def is_empty(self) -> bool:
@@ -183,7 +183,7 @@ class CommitLog:
             [last] = [segment for segment in self._free if segment.number == end.number]
             self._free.remove(last)
             if end.is_begun:
-                last.at = last.frozen_at = end.at
+                last.at = end.at
                 self._used.append(last)
                 self._continue_in_next()
             else:
@@ -231,7 +231,7 @@ class CommitLog:
             elif self._young_bytes >= self._limits.segment_bytes and not self._is_full:
                 self.begin_checkpoint()
         except OSError as error:
-            self._failed(error)
+            self._failed("commit", error)
         return True
 
     def changed(self, store: LoggedStore) -> None:
@@ -265,7 +265,7 @@ class CommitLog:
         """Make a free segment the current one."""
         segment.file.truncate(self._limits.segment_bytes)
         header = encode_header(SegmentHeader(self._log_id, self._worker, self.lsn + 1, self._state))
-        segment.at = segment.frozen_at = segment.first_at = segment.file.write(0, (header,))
+        segment.at = segment.first_at = segment.file.write(0, (header,))
         segment.last_lsn = self.lsn
         self._known_lsn = self._state.lsn
         self._used.append(segment)
@@ -281,8 +281,8 @@ class CommitLog:
         numbers = [segment.number for segment in (*self._used, *self._free)]
         return max(*numbers, -1 if self._preparing is None else self._preparing) + 1
 
-    def _failed(self, error: OSError) -> NoReturn:
-        raise store_error(self._directory, "commit", error) from error
+    def _failed(self, doing: str, error: OSError) -> NoReturn:
+        raise store_error(self._directory, doing, error) from error
 
     # -- checkpoints
 
@@ -331,8 +331,6 @@ class CommitLog:
             store.freeze()
         self._frozen_bytes += self._young_bytes
         self._young_bytes = 0
-        for segment in self._used:
-            segment.frozen_at = segment.at
         self._frozen_lsn = self.lsn
         self.is_checkpointing = True
         self.checkpointer.start()
@@ -344,16 +342,11 @@ class CommitLog:
             for partition, store in self.stores.items()
             if store.frozen_layer
         ]
-        self.checkpointer.checkpoint(effects, self._frozen_lsn, self._state.positions)
+        try:
+            self.checkpointer.checkpoint(effects, self._frozen_lsn, self._state.positions)
+        except OSError as error:
+            self._failed("checkpoint", error)
         self._look()
-
-    def _young_pieces(self) -> list[tuple[str, int, int]]:
-        """The pieces of segments with the frames since the last checkpoint began."""
-        return [
-            (str(segment.file.path.absolute()), segment.frozen_at, segment.at)
-            for segment in self._used
-            if segment.frozen_at < segment.at
-        ]
 
     def hear(self) -> None:
         """Wait for the checkpointer's answers and take them. Raises StoreError, StoreDamaged."""
@@ -417,7 +410,8 @@ class CommitLog:
         while len(self._free) > FREE_SEGMENTS:
             segment = self._free.pop()
             segment.file.close()
-            segment.file.path.unlink()
+            with suppress(OSError):  # it stays, as a free one for the next start
+                segment.file.path.unlink()
         if self._free:
             self._has_no_spare = False
 
@@ -481,14 +475,11 @@ class CommitLog:
 
     def read_again(self, partition: int, layer: Layer) -> None:
         """Apply to `layer` the partition's turns since the last checkpoint began. Raises StoreError."""
-        try:
-            for frame in read_pieces(self._young_pieces(), self._codec, self._frozen_lsn, self.lsn):
-                _, changes, _ = decode_turn(frame.payload)
-                for number, operations in changes:
-                    if number == partition:
-                        layer.apply(operations)
-        except OSError as error:
-            self._failed(error)
+        for frame in LogOnDisk(self._directory, self._worker).turns(self._frozen_lsn):
+            _, changes, _ = decode_turn(frame.payload)
+            for number, operations in changes:
+                if number == partition:
+                    layer.apply(operations)
 
     # -- the end
 

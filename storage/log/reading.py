@@ -4,7 +4,6 @@ A frame is written only after all frames before it are on disk. So what is no va
 frame of a later LSN follows somewhere: then a frame was damaged, and turns may be lost that were answered.
 """
 
-import os
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -210,36 +209,6 @@ def _later_frame(content: bytes, codec: FrameCodec, lsn: int) -> tuple[int, int]
     return 0, 0
 
 
-def read_pieces(
-    pieces: list[tuple[str, int, int]], codec: FrameCodec, after_lsn: int, up_to_lsn: int
-) -> Iterator[Frame]:
-    """The turns of these pieces of segments: (path, first byte, end). Their LSNs follow `after_lsn` without a gap.
-
-    Raises LogDamaged if they do not, or do not end with `up_to_lsn`; OSError.
-    """
-    lsn = after_lsn
-    for path, start, end in pieces:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            data = memoryview(_read_all(descriptor, start, end - start))
-        finally:
-            os.close(descriptor)
-        at = 0
-        while at < len(data):
-            try:
-                frame = codec.read(data[at:])
-            except CorruptFrame as error:
-                raise LogDamaged(f"{path}: byte {start + at}: {error}") from error
-            lsn += 1
-            if frame.lsn != lsn:
-                raise LogDamaged(f"{path}: byte {start + at}: turn {frame.lsn} in the place of turn {lsn}")
-            if frame.kind == Kind.TURN:
-                yield frame
-            at += padded(FRAME_HEAD_BYTES + len(frame.payload))
-    if lsn != up_to_lsn:
-        raise LogDamaged(f"the log ends with turn {lsn} in the place of turn {up_to_lsn}")
-
-
 def _read_segments(directory: Path) -> list[Segment]:
     """All segments, by number. The one that is being written is read last, so that if it names the next one, that one
     seems not to be begun: else frames in it would seem to follow a gap. Raises OSError, UnknownLogFormat."""
@@ -262,15 +231,6 @@ def _segment(directory: Path, number: int, data: bytes) -> Segment:
         return Segment(number, path, data, decode_header(data), "")
     except CorruptFrame as error:
         return Segment(number, path, data, None, str(error) if any(data[:BLOCK_BYTES]) else "it was never used")
-
-
-def _read_all(descriptor: int, at: int, size: int) -> bytes:
-    parts = []
-    while size > 0 and (part := os.pread(descriptor, size, at)):
-        parts.append(part)
-        at += len(part)
-        size -= len(part)
-    return b"".join(parts)
 
 
 def _first_lsn(segment: Segment) -> int:

@@ -18,7 +18,7 @@ from pathlib import Path
 from storage.durable import sync_directory, sync_file
 from storage.lmdb_store import LmdbStore
 from storage.log.changes import Layer
-from storage.log.frames import decode_turn
+from storage.log.frames import CorruptFrame, decode_turn
 from storage.log.reading import LogDamaged, LogEnd, LogOnDisk
 from storage.log.tables import LogPosition, position, write_net_effect, write_position
 from storage.store import StoreError
@@ -72,7 +72,10 @@ class Young:
             works_on(min(positions))  # the home first: without it, nobody needs to look at the others
         self.layers = {partition: Layer() for partition in positions}
         for frame in log.turns(min(after.values(), default=log.tables.lsn)):
-            _, changes, _ = decode_turn(frame.payload)
+            try:
+                _, changes, _ = decode_turn(frame.payload)
+            except CorruptFrame as error:
+                raise LogDamaged(f"{log.directory}: turn {frame.lsn}: {error}") from error
             for partition, operations in changes:
                 if partition in after and frame.lsn > after[partition]:
                     self.layers[partition].apply(operations)
