@@ -6,7 +6,6 @@ later ones are replayed as well.
 
 from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
-from itertools import islice
 from typing import Any
 
 from sortedcontainers import SortedList
@@ -31,8 +30,8 @@ class YoungTable:
     def __init__(self) -> None:
         self.fresh: dict[bytes, bytes] = {}  # keys that are not below
         self.changed: dict[bytes, bytes | None] = {}  # other keys; None: deleted
-        # Keys are put in order only when somebody looks: most come and go before. A key that is gone may still be in
-        # both, and one that came twice is twice in them.
+        # Keys with values, which are put in order only when somebody looks: most come and go before. A key that is gone
+        # may still be in both, and one that came twice is twice in them.
         self._order: SortedList | None = None
         self._unordered: list[bytes] = []
 
@@ -50,7 +49,7 @@ class YoungTable:
             if key in fresh:
                 fresh[key] = value
             else:
-                if key not in changed:
+                if changed.get(key) is None:
                     self._unordered.append(key)
                 changed[key] = value
 
@@ -58,34 +57,36 @@ class YoungTable:
         fresh, changed = self.fresh, self.changed
         for key in keys:
             if fresh.pop(key, None) is None:
-                if key not in changed:
-                    self._unordered.append(key)
                 changed[key] = None
 
-    def keys(self, start: bytes, end: bytes, limit: int, reverse: bool = False) -> list[bytes]:
-        """Up to `limit` changed keys with start <= key < end in order, or from the end backwards."""
-        return list(islice(self._ordered(start, end, reverse), limit))
+    def hides(self, key: bytes) -> bool:
+        """True if the key was changed or deleted here, so that what is below does not count."""
+        return key in self.fresh or key in self.changed
 
-    def _ordered(self, start: bytes, end: bytes, reverse: bool) -> Iterator[bytes]:
+    def keys(self, start: bytes, end: bytes, reverse: bool) -> Iterator[bytes]:
+        """The keys that have a value here, with start <= key < end in order, or from the end backwards."""
         fresh, changed = self.fresh, self.changed
-        order = self._order
-        if order is None:
-            order = self._order = SortedList()
+        if self._order is None:
+            self._order = SortedList()
         if self._unordered:
-            order.update([key for key in self._unordered if key in fresh or key in changed])
+            self._order.update([key for key in self._unordered if self.value(key) is not None])
             self._unordered.clear()
-            if len(order) > 2 * (len(fresh) + len(changed)) + 64:
-                order = self._order = SortedList([*fresh, *changed])
+            if len(self._order) > 2 * (len(fresh) + len(changed)) + 64:
+                self._order = SortedList([*fresh, *(key for key, value in changed.items() if value is not None)])
         before = None
-        for key in order.irange(start, end, (True, False), reverse):
-            if key != before and (key in fresh or key in changed):
+        for key in self._order.irange(start, end, (True, False), reverse):
+            if key != before and (key in fresh or changed.get(key) is not None):
                 yield key
             before = key
 
+    def items(self, keys: Iterable[bytes]) -> list[Item]:
+        """The items of keys that have a value here."""
+        fresh, changed = self.fresh, self.changed
+        return [(key, value) for key in keys if (value := fresh.get(key, changed.get(key))) is not None]
+
     def value(self, key: bytes) -> bytes | None:
         """The value of a changed key; None if it was deleted."""
-        value = self.fresh.get(key)
-        return value if value is not None else self.changed.get(key)
+        return self.fresh.get(key, self.changed.get(key))
 
 
 # For each changed table: its number, deleted keys, items of keys that may be in it, items of keys that are not.

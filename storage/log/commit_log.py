@@ -45,6 +45,8 @@ SEGMENT_BYTES = 8 * MIB
 LOG_BYTES = 64 * MIB
 ENDS_MAX = 10  # ends of the checkpointer without a checkpoint, after which the worker ends, too
 FREE_SEGMENTS = 2  # kept for use again; more are deleted
+CHANGED_KEYS = 32_768  # with so many young changes, too, a checkpoint begins
+LOOKS = 8  # during a segment's worth of young changes their keys are counted so often
 OLDEST_SECONDS = 2.0  # young changes that are older are checkpointed, however few they are
 LONGEST_WAIT_SECONDS = 5.0  # of one commit for the checkpointer; after that nobody waits until a checkpoint is done
 SLOWEST_BYTES_PER_SECOND = 32 * MIB  # of frames, when the log is almost as long as it may be
@@ -121,6 +123,7 @@ class CommitLog:
         self._free: list[_Segment] = []
         self._used: list[_Segment] = []  # those with frames that are not in the tables; the last is the current one
         self._young_bytes = 0  # of frames since the last checkpoint began
+        self._look_at_bytes = limits.segment_bytes // LOOKS  # with so many, see whether a checkpoint is due
         self._frozen_bytes = 0  # of frames in the checkpoint that is being made
         self._frozen_lsn = 0  # of the last frame in a checkpoint that was made or is being made
         self._known_lsn = 0  # by the header of the newest segment the tables have all turns up to this
@@ -228,8 +231,8 @@ class CommitLog:
                 size_bytes = len(payload)
             if self.is_checkpointing:
                 self._wait(size_bytes)
-            elif self._young_bytes >= self._limits.segment_bytes and not self._is_full:
-                self.begin_checkpoint()
+            elif self._young_bytes >= self._look_at_bytes and not self._is_full:
+                self._checkpoint_if_due()
         except OSError as error:
             self._failed("commit", error)
         return True
@@ -325,12 +328,24 @@ class CommitLog:
             self.begin_checkpoint()
         self._look()
 
+    def _checkpoint_if_due(self) -> None:
+        """Begin a checkpoint of a segment's worth of young changes, or of very many small ones.
+
+        A scan reads past all keys that were deleted since the last checkpoint began.
+        """
+        changed_keys = sum(store.changed_keys() for store in self.stores.values())
+        if self._young_bytes >= self._limits.segment_bytes or changed_keys >= CHANGED_KEYS:
+            self.begin_checkpoint()
+        else:
+            self._look_at_bytes = self._young_bytes + self._limits.segment_bytes // LOOKS
+
     def begin_checkpoint(self) -> None:
         """Let the checkpointer write to the tables what is young, and what an earlier checkpoint found no room for."""
         for store in self.stores.values():
             store.freeze()
         self._frozen_bytes += self._young_bytes
         self._young_bytes = 0
+        self._look_at_bytes = self._limits.segment_bytes // LOOKS
         self._frozen_lsn = self.lsn
         self.is_checkpointing = True
         self.checkpointer.start()
@@ -392,8 +407,7 @@ class CommitLog:
             store.thaw()
         self._look_at_tables()
         self._release()
-        if self._young_bytes >= self._limits.segment_bytes:
-            self.begin_checkpoint()
+        self._checkpoint_if_due()
 
     def _look_at_tables(self) -> None:
         self._tail_bytes = {partition: store.tail_bytes() for partition, store in self._tables.items()}

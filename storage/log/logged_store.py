@@ -6,6 +6,7 @@ to the tables, which makes no difference: what is in a layer hides what is below
 """
 
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Any, Protocol
 
 from storage.lmdb_store import LmdbStore
@@ -20,7 +21,8 @@ _OF_ANY_LENGTH = frozenset(
 )
 YOUNG_FACTOR = 2  # the bytes that changes take in the tables are at most so many times those that they take in the log
 _ABOVE = b"\xff" * (KEY_BYTES_MAX + 1)  # above every key
-_SCAN_MIN = 16  # items that a scan takes from each layer at least, because some may be deleted
+# Items that a scan takes from the tables at once, because some may be deleted since.
+_SCAN_MIN, _SCAN_MAX = 16, 4096
 
 
 class Log(Protocol):
@@ -80,45 +82,39 @@ class LoggedStore(Store):
                     return [fresh[key] for key in keys]
                 except KeyError:
                     break
-        if any(young for young in self._young[table]):
+        if any(self._young[table]):
             return [self.get(table, key) for key in keys]
         return self.tables.get_many(table, keys)
 
     def scan(
         self, table: Table, start: bytes, end: bytes, limit: int, reverse: bool = False
     ) -> list[tuple[bytes, bytes]]:
-        layers = [young for young in reversed(self._young[table]) if young]
+        layers = [young for young in self._young[table] if young]
         if not layers:
             return self.tables.scan(table, start, end, limit, reverse)
-        count = max(limit, _SCAN_MIN)
-        while True:
-            # Of each source the first `count` items. Behind the last of a source that has more, nothing is known.
+        found: list[tuple[bytes, bytes]] = []
+        count = min(max(limit, _SCAN_MIN), _SCAN_MAX)
+        while len(found) < limit:
+            # A piece of the range at a time: as many items as were asked of the tables, and what is young among them.
             items = self.tables.scan(table, start, end, count, reverse)
-            known_to = items[-1][0] if len(items) == count else None
-            found: dict[bytes, bytes | None] = {}
+            is_last = len(items) < count
+            low, high = start, end
+            if not is_last:
+                last = items[-1][0]
+                low, high = (last, end) if reverse else (start, last + b"\0")
             for young in layers:
-                low, high = start, end
-                if known_to is not None:
-                    low, high = (max(start, known_to), end) if reverse else (start, min(end, known_to + b"\0"))
-                keys = young.keys(low, high, count, reverse)
-                if len(keys) == count:
-                    known_to = keys[-1]
-                for key in keys:
-                    found[key] = young.value(key)
-            if not found:
-                return items[:limit]
-            merged: dict[bytes, bytes | None] = {**dict(items), **found}
-            live = sorted(
-                [
-                    (key, value)
-                    for key, value in merged.items()
-                    if value is not None and (known_to is None or (key >= known_to if reverse else key <= known_to))
-                ],
-                reverse=reverse,
-            )
-            if len(live) >= limit or known_to is None:
-                return live[:limit]
-            count *= 2
+                items = [item for item in items if not young.hides(item[0])]
+            for number, young in enumerate(layers):
+                younger = layers[:number]
+                keys = (key for key in young.keys(low, high, reverse) if not any(each.hides(key) for each in younger))
+                items += young.items(islice(keys, limit - len(found)))
+            items.sort(reverse=reverse)
+            found += items[: limit - len(found)]
+            if is_last:
+                break
+            start, end = (start, low) if reverse else (high, end)
+            count = min(2 * count, _SCAN_MAX)
+        return found
 
     def last_key(self, table: Table) -> bytes | None:
         last = self.scan(table, b"", _ABOVE, 1, reverse=True)
@@ -216,6 +212,10 @@ class LoggedStore(Store):
             self._frozen.merge(self._active)
         self._active = Layer()
         self._look()
+
+    def changed_keys(self) -> int:
+        """The keys that were changed since the last checkpoint began."""
+        return sum(len(young.fresh) + len(young.changed) for young in self._active.tables)
 
     @property
     def frozen_layer(self) -> Layer:
