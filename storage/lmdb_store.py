@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from errno import EDQUOT, EIO, ENOSPC
-from itertools import chain, islice, repeat
+from itertools import islice, repeat
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Self
@@ -522,19 +522,12 @@ class LmdbStore(Store):
             if self._room_bytes > ROOM_BYTES:
                 return True
             txn = self._writing or self._begin()
-            trial = self._env.begin(write=True, parent=txn)
-            try:
-                wanted = chain(sizes, (self._release_bytes, self._release_bytes), repeat(PAGE_RECORD_BYTES, pages))
-                for number, size in enumerate(wanted):
-                    key = _TRIAL_KEY + number.to_bytes(4, "big")
-                    trial.put(key, bytes(size), db=self._databases[Table.MESSAGES], append=True)
-            except lmdb.MapFullError:
-                trial.abort()
-                # Pages that a transaction frees can be used by the next but one, so there must be a next one.
-                txn.put(_REFUSED_KEY, encode_document(None), db=self._databases[Table.META])
-                return False
-            trial.abort()
-            return True
+            wanted = [*sizes, self._release_bytes, self._release_bytes, *repeat(PAGE_RECORD_BYTES, pages)]
+            if self._records_that_fit(wanted, txn) == len(wanted):
+                return True
+            # Pages that a transaction frees can be used by the next but one, so there must be a next one.
+            txn.put(_REFUSED_KEY, encode_document(None), db=self._databases[Table.META])
+            return False
         except (lmdb.Error, OSError) as error:
             self._failed("trial", error)
 
@@ -545,21 +538,26 @@ class LmdbStore(Store):
 
     def adjacent_bytes(self, size_bytes: int, most_bytes: int) -> int:
         """The bytes of records of this size that certainly find room, up to about `most_bytes`; tries it."""
-        found = 0
         try:
-            trial = self._env.begin(write=True)
-            try:
-                while found < most_bytes:
-                    key = _TRIAL_KEY + found.to_bytes(8, "big")
-                    trial.put(key, bytes(size_bytes), db=self._databases[Table.MESSAGES], append=True)
-                    found += size_bytes
-            except lmdb.MapFullError:
-                pass
-            finally:
-                trial.abort()
+            fitting = self._records_that_fit(repeat(size_bytes, -(-most_bytes // size_bytes)))
         except (lmdb.Error, OSError) as error:
             self._failed("trial", error)
-        return max(0, found - RELEASE_BYTES_MAX)
+        return max(0, fitting * size_bytes - RELEASE_BYTES_MAX)
+
+    def _records_that_fit(self, sizes: Iterable[int], parent: Any = None) -> int:
+        """Tries to write records of these sizes, in addition to what `parent` has written; how many found room."""
+        fitting = 0
+        trial = self._env.begin(write=True, parent=parent)
+        try:
+            for size in sizes:
+                key = _TRIAL_KEY + fitting.to_bytes(4, "big")
+                trial.put(key, bytes(size), db=self._databases[Table.MESSAGES], append=True)
+                fitting += 1
+        except lmdb.MapFullError:
+            pass
+        finally:
+            trial.abort()
+        return fitting
 
     def capacity_bytes(self, spare_bytes: int = 0) -> int:
         """The size of the map; or of the file plus the free disk space less `spare_bytes`, if that is smaller."""
