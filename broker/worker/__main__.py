@@ -3,7 +3,7 @@
 import sys
 
 from broker.child import collect_rarely
-from broker.worker.worker import main
+from broker.worker.process import main
 
 collect_rarely()
 sys.exit(main())

@@ -10,30 +10,24 @@ BrokerError comes out of a partition. There is one exception: if the failed comm
 an internal error and the worker continues.
 """
 
-import os
 import select
 import signal
 import socket
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, Protocol
 
 from broker import wire
-from broker.catalog.catalog import HOME, catalog_version, home_partition
-from broker.child import DAMAGED_STORE, Pulse, announce_ready, fail, read_instructions
+from broker.catalog.catalog import HOME, catalog_version
 from broker.errors import BrokerError, InternalError
-from broker.logging import configure_logging, get_logger
+from broker.logging import get_logger
 from broker.metrics import WorkerMetrics
 from broker.partition.forwarding.destination import ENTRY
 from broker.partition.messages.hand_out import NOTHING, Pumped
 from broker.partition.partition import Partition
 from broker.partition.requests import Underway
-from broker.partition.settings import PartitionSettings
-from broker.partition.state.terms import Terms
-from broker.starting import Phase, Starting, phase_file
-from broker.touched_partition import TouchedPartition, touched_file
+from broker.touched_partition import TouchedPartition
 from broker.wire import (
     Catalog,
     CloseReceiver,
@@ -60,12 +54,9 @@ from broker.worker.deletions import Deletions
 from broker.worker.neighbours import Neighbours
 from broker.worker.parked import ParkedPartition
 from broker.worker.peer import Peer
-from storage.data_dir import partition_path
-from storage.lmdb_store import LmdbStore
-from storage.log.commit_log import CommitLog, LogLimits, LogUsage
-from storage.log.recovery import keep_log, log_directory
-from storage.records import MESSAGE_HEADER_BYTES, NEVER, decode_document
-from storage.store import Store, StoreDamaged, StoreError, Table
+from storage.log.commit_log import LogUsage
+from storage.records import NEVER, decode_document
+from storage.store import Store, StoreError, Table
 
 log = get_logger("worker")
 
@@ -648,11 +639,6 @@ def _answer(peer: Caller, answer: Sent | Refused) -> None:
         peer.answers.append(answer)
 
 
-def _clocks_ms() -> tuple[int, int]:
-    """The wall clock and the monotonic clock."""
-    return int(time.time() * 1000), int(time.monotonic() * 1000)
-
-
 def _is_behind(peer: Caller) -> bool:
     return peer.is_behind
 
@@ -662,117 +648,3 @@ def _name_receiver(peer: Caller, name: str, arguments: list[Any]) -> None:
     at = wire.RECEIVER_AT.get(name)
     if at is not None and at < len(arguments):
         arguments[at] = (peer, arguments[at])
-
-
-def listen(path: str) -> socket.socket:
-    """A unix socket that only this user can connect to, in place of a dead worker's."""
-    if os.path.exists(path):  # noqa: PTH110 - a relative path short enough for sun_path
-        os.unlink(path)  # noqa: PTH108
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    previous = os.umask(0o177)
-    try:
-        listener.bind(path)
-    finally:
-        os.umask(previous)
-    listener.setblocking(False)
-    listener.listen(64)
-    return listener
-
-
-def main() -> int:
-    instructions = read_instructions()
-    settings = instructions.settings
-    configure_logging(settings.log)
-    number = instructions.worker
-    assert number is not None
-    partition_settings = PartitionSettings.of(settings)
-    touching = TouchedPartition(Path(touched_file(number)))
-    starting = Starting(Path(phase_file(number)))
-    stores: dict[int, Store] = {}
-    tables: dict[int, LmdbStore] = {}
-    partitions: dict[int, Partition] = {}
-    known_terms: dict[bytes, Terms] = {}
-    clock = Clock(*_clocks_ms())
-    try:
-        starting.enter(Phase.OPENING)
-        for partition in instructions.partitions:
-            if partition in instructions.parked:
-                partitions[partition] = parked = ParkedPartition(partition, partition_settings)
-                stores[partition] = parked.store
-                continue
-            touching.set(partition)
-            tables[partition] = LmdbStore(
-                partition_path(settings.data_dir, partition),
-                partition_id=partition,
-                map_size_bytes=settings.store.map_size_bytes,
-                create=False,
-                attached=True,
-            )
-        directory = log_directory(settings.data_dir, number)
-        for partition in instructions.parked:
-            if directory.exists():
-                keep_log(directory, number, partition, partition_path(settings.data_dir, partition))
-        starting.enter(Phase.REPLAYING)
-        began = time.monotonic()
-        turns = CommitLog(
-            directory,
-            number,
-            tables,
-            map_size_bytes=settings.store.map_size_bytes,
-            limits=LogLimits.of(settings.log_bytes, settings.store.map_size_bytes),
-            largest_record_bytes=settings.amqp.max_message_size_bytes + MESSAGE_HEADER_BYTES,
-            works_on=touching.set,
-        )
-        if turns.torn:
-            log.info("the log ends with a turn that was not written to its end", worker=number, found=turns.torn)
-        if turns.put_aside:
-            log.warning("a damaged log, which no partition needs, was put aside", worker=number, log=turns.put_aside)
-        stores.update(turns.stores)
-        log.info("log replayed", worker=number, turn=turns.lsn, seconds=round(time.monotonic() - began, 3))
-        starting.enter(Phase.LOADING)
-        for partition in tables:
-            touching.set(partition)
-            partitions[partition] = Partition(
-                partition,
-                stores[partition],
-                now_ms=clock.now_ms,
-                incarnation=os.urandom(6),
-                settings=partition_settings,
-                home=lambda name: home_partition(name, settings.partitions),
-                known_terms=known_terms,
-            )
-    except StoreDamaged as error:
-        log.error("store is damaged; the worker ends, to be restarted", worker=number, error=str(error))
-        return DAMAGED_STORE
-    except StoreError as error:
-        fail(str(error))
-    known_terms.clear()
-    worker = Worker(
-        number,
-        instructions.restarts,
-        partitions,
-        stores,
-        listen(instructions.sockets[number]),
-        instructions.sockets,
-        settings.partitions,
-        clock,
-        touching,
-        turns,
-        Pulse().beat,
-    )
-    turns.checkpointer.start()
-    starting.done()
-    announce_ready()
-    try:
-        worker.run()
-        turns.close()
-    except StoreDamaged as error:
-        log.error("store is damaged; the worker ends, to be restarted", worker=number, error=str(error))
-        return DAMAGED_STORE
-    except StoreError as error:
-        log.error("store failed; the worker ends, to be restarted from its stores", worker=number, error=str(error))
-        return 1
-    except Exception as error:
-        log.error("unforeseen failure; the worker ends without a commit", worker=number, exc_info=error)
-        return 1
-    return 0

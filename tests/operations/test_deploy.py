@@ -132,7 +132,7 @@ def test_a_wheel_is_all_that_an_installation_needs(tmp_path):
         [
             sys.executable,
             "-c",
-            "from broker.cli import commands; import broker.supervisor.supervisor, broker.worker.worker; "
+            "from broker.cli import commands; import broker.supervisor.supervisor, broker.worker.process; "
             "print(commands.__file__)",
         ],
         cwd=tmp_path,

@@ -17,7 +17,8 @@ from broker.partition.settings import PartitionSettings
 from broker.settings.config import Settings
 from broker.touched_partition import TouchedPartition
 from broker.worker.clock import Clock
-from broker.worker.worker import Worker, listen
+from broker.worker.process import listen
+from broker.worker.worker import Worker
 from storage.records import encode_document, entity_key
 from storage.store import Table
 from tests.logs import open_log

@@ -1,0 +1,168 @@
+"""The process of a worker: opens its log and stores, loads its partitions, and serves until it is told to end."""
+
+import os
+import socket
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from broker.catalog.catalog import home_partition
+from broker.child import DAMAGED_STORE, Instructions, Pulse, announce_ready, fail, read_instructions
+from broker.logging import configure_logging, get_logger
+from broker.partition.partition import Partition
+from broker.partition.settings import PartitionSettings
+from broker.partition.state.terms import Terms
+from broker.starting import Phase, Starting, phase_file
+from broker.touched_partition import TouchedPartition, touched_file
+from broker.worker.clock import Clock
+from broker.worker.parked import ParkedPartition
+from broker.worker.worker import Worker
+from storage.data_dir import partition_path
+from storage.lmdb_store import LmdbStore
+from storage.log.commit_log import CommitLog, LogLimits
+from storage.log.recovery import keep_log, log_directory
+from storage.records import MESSAGE_HEADER_BYTES
+from storage.store import Store, StoreDamaged, StoreError
+
+log = get_logger("worker")
+
+
+class Opened(NamedTuple):
+    """What a worker serves: `partitions` and `stores` by partition, parked ones included."""
+
+    partitions: dict[int, Partition]
+    stores: dict[int, Store]
+    turns: CommitLog
+
+
+def main() -> int:
+    instructions = read_instructions()
+    settings, number = instructions.settings, instructions.worker
+    assert number is not None
+    configure_logging(settings.log)
+    touching = TouchedPartition(Path(touched_file(number)))
+    starting = Starting(Path(phase_file(number)))
+    clock = Clock(int(time.time() * 1000), int(time.monotonic() * 1000))
+    try:
+        partitions, stores, turns = _open(instructions, number, touching, starting, clock.now_ms)
+    except StoreDamaged as error:
+        return _damaged(number, error)
+    except StoreError as error:
+        fail(str(error))
+    worker = Worker(
+        number,
+        instructions.restarts,
+        partitions,
+        stores,
+        listen(instructions.sockets[number]),
+        instructions.sockets,
+        settings.partitions,
+        clock,
+        touching,
+        turns,
+        Pulse().beat,
+    )
+    turns.checkpointer.start()
+    starting.done()
+    announce_ready()
+    try:
+        worker.run()
+        turns.close()
+    except StoreDamaged as error:
+        return _damaged(number, error)
+    except StoreError as error:
+        log.error("store failed; the worker ends, to be restarted from its stores", worker=number, error=str(error))
+        return 1
+    except Exception as error:
+        log.error("unforeseen failure; the worker ends without a commit", worker=number, exc_info=error)
+        return 1
+    return 0
+
+
+def _damaged(number: int, error: StoreDamaged) -> int:
+    log.error("store is damaged; the worker ends, to be restarted", worker=number, error=str(error))
+    return DAMAGED_STORE
+
+
+def _open(
+    instructions: Instructions, number: int, touching: TouchedPartition, starting: Starting, now_ms: int
+) -> Opened:
+    """Raises StoreError; `touching` says on which partition."""
+    settings = instructions.settings
+    partition_settings = PartitionSettings.of(settings)
+    stores: dict[int, Store] = {}
+    partitions: dict[int, Partition] = {}
+    for partition in instructions.parked:
+        partitions[partition] = parked = ParkedPartition(partition, partition_settings)
+        stores[partition] = parked.store
+    starting.enter(Phase.OPENING)
+    tables = {}
+    for partition in instructions.partitions:
+        if partition not in instructions.parked:
+            touching.set(partition)
+            tables[partition] = LmdbStore(
+                partition_path(settings.data_dir, partition),
+                partition_id=partition,
+                map_size_bytes=settings.store.map_size_bytes,
+                create=False,
+                attached=True,
+            )
+    starting.enter(Phase.REPLAYING)
+    turns = _replay(instructions, number, tables, touching)
+    stores.update(turns.stores)
+    starting.enter(Phase.LOADING)
+    known_terms: dict[bytes, Terms] = {}
+    for partition in tables:
+        touching.set(partition)
+        partitions[partition] = Partition(
+            partition,
+            stores[partition],
+            now_ms=now_ms,
+            incarnation=os.urandom(6),
+            settings=partition_settings,
+            home=lambda name: home_partition(name, settings.partitions),
+            known_terms=known_terms,
+        )
+    return Opened(partitions, stores, turns)
+
+
+def _replay(
+    instructions: Instructions, number: int, tables: dict[int, LmdbStore], touching: TouchedPartition
+) -> CommitLog:
+    """Open the worker's log, which brings the tables up to date. Raises StoreError."""
+    settings = instructions.settings
+    directory = log_directory(settings.data_dir, number)
+    if directory.exists():
+        for partition in instructions.parked:
+            keep_log(directory, number, partition, partition_path(settings.data_dir, partition))
+    began = time.monotonic()
+    turns = CommitLog(
+        directory,
+        number,
+        tables,
+        map_size_bytes=settings.store.map_size_bytes,
+        limits=LogLimits.of(settings.log_bytes, settings.store.map_size_bytes),
+        largest_record_bytes=settings.amqp.max_message_size_bytes + MESSAGE_HEADER_BYTES,
+        works_on=touching.set,
+    )
+    if turns.torn:
+        log.info("the log ends with a turn that was not written to its end", worker=number, found=turns.torn)
+    if turns.put_aside:
+        log.warning("a damaged log, which no partition needs, was put aside", worker=number, log=turns.put_aside)
+    log.info("log replayed", worker=number, turn=turns.lsn, seconds=round(time.monotonic() - began, 3))
+    return turns
+
+
+def listen(path: str) -> socket.socket:
+    """A unix socket that only this user can connect to, in place of a dead worker's."""
+    if os.path.exists(path):  # noqa: PTH110 - a relative path short enough for sun_path
+        os.unlink(path)  # noqa: PTH108
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    previous = os.umask(0o177)
+    try:
+        listener.bind(path)
+    finally:
+        os.umask(previous)
+    listener.setblocking(False)
+    listener.listen(64)
+    return listener
