@@ -7,6 +7,7 @@ reading        the log as found on disk: which frames are whole, and whether any
 tables         applies net effects to a partition's LMDB tables
 recovery       brings the tables up to date from the log
 checkpointer   the process that does so while the worker goes on
+writer         writes frames to the segments, one after the other
 commit_log     the worker's side: one frame and one sync for each turn
 logged_store   a partition's Store: young data in memory over the tables
 """

@@ -17,34 +17,22 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
-from storage.durable import sync_directory
 from storage.lmdb_store import PAGE_BYTES, ROOM_BYTES, LmdbStore, store_error
 from storage.log.changes import Layer
 from storage.log.checkpointing import Checkpointer, Done, Ended, Full, Prepared
-from storage.log.frames import (
-    BLOCK_BYTES,
-    LOG_ID_BYTES,
-    FrameCodec,
-    Kind,
-    SegmentHeader,
-    TablesState,
-    decode_turn,
-    encode_header,
-    encode_next,
-)
+from storage.log.frames import LOG_ID_BYTES, TablesState, decode_turn
 from storage.log.logged_store import YOUNG_FACTOR, LoggedStore
 from storage.log.reading import LogDamaged, LogEnd, LogOnDisk
 from storage.log.recovery import bring_up, put_aside
-from storage.log.segments import DirectBuffer, SegmentFile, prepare, segment_numbers, segment_path
+from storage.log.segments import segment_numbers
 from storage.log.tables import LogPosition, position, write_net_effect, write_position
+from storage.log.writer import LogWriter, make_log
 from storage.store import StoreError
 
-_TURN = Kind.TURN  # to look up a member of an enum takes as long as a call
 MIB = 1 << 20
 SEGMENT_BYTES = 8 * MIB
 LOG_BYTES = 64 * MIB
 ENDS_MAX = 10  # ends of the checkpointer without a checkpoint, after which the worker ends, too
-FREE_SEGMENTS = 2  # kept for use again; more are deleted
 CHANGED_KEYS = 32_768  # with so many young changes, too, a checkpoint begins
 LOOKS = 8  # during a segment's worth of young changes their keys are counted so often
 OLDEST_SECONDS = 2.0  # young changes that are older are checkpointed, however few they are
@@ -80,19 +68,6 @@ class LogUsage(NamedTuple):
     checkpointer_pid: int | None
 
 
-class _Segment:
-    def __init__(self, number: int, file: SegmentFile) -> None:
-        self.number = number
-        self.file = file
-        self.last_lsn = 0  # of the last frame in it
-        self.first_at = 0  # where its frames begin
-        self.at = 0  # where the next frame goes
-
-    @property
-    def is_empty(self) -> bool:
-        return self.at == self.first_at
-
-
 class CommitLog:
     """The log of one worker, and the stores of its partitions.
 
@@ -119,16 +94,10 @@ class CommitLog:
         self._worker = worker
         self._limits = limits
         self._works_on = works_on
-        self._buffer = DirectBuffer()
-        self._free: list[_Segment] = []
-        self._used: list[_Segment] = []  # those with frames that are not in the tables; the last is the current one
         self._young_bytes = 0  # of frames since the last checkpoint began
         self._look_at_bytes = limits.segment_bytes // LOOKS  # with so many, see whether a checkpoint is due
         self._frozen_bytes = 0  # of frames in the checkpoint that is being made
-        self._frozen_lsn = 0  # of the last frame in a checkpoint that was made or is being made
-        self._known_lsn = 0  # by the header of the newest segment the tables have all turns up to this
         self.is_checkpointing = False
-        self._preparing: int | None = None  # the number of the segment that the checkpointer makes
         self._is_full = False  # the last checkpoint found no room in the tables
         self._has_no_spare = False  # no further segment could be made
         # By partition, as of the last checkpoint: see `LmdbStore.tail_bytes`, `LmdbStore.adjacent_bytes`.
@@ -147,53 +116,35 @@ class CommitLog:
         self.torn = ""  # what was found behind the last turn of the log: one that was never answered
         self.put_aside = ""  # what was wrong with a log that was found and not needed
         try:
-            self._open()
+            self._writer = self._open()
         except OSError as error:
             raise store_error(directory.parent.parent, "the log cannot be opened", error) from error
+        self._frozen_lsn = self._writer.lsn  # of the last frame in a checkpoint that was made or is being made
+        self._look_at_tables()
         self.stores = {partition: LoggedStore(partition, store, self) for partition, store in tables.items()}
         paths = {partition: store.path for partition, store in tables.items()}
         self.checkpointer = Checkpointer(paths, self._log_id, worker, map_size_bytes, largest_record_bytes)
 
     # -- opening
 
-    def _open(self) -> None:
+    def _open(self) -> LogWriter:
         directory = self._directory
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         for partial in directory.glob("*.partial"):  # of a process that ended meanwhile
             partial.unlink()
         end = self._replay()
-        if end is not None:
-            self.lsn = end.lsn
-        else:
-            self._log_id = os.urandom(LOG_ID_BYTES)
-            self.lsn = 0
-            prepare(segment_path(directory, 0), self._limits.segment_bytes)
-            for parent in (directory.parent, directory.parent.parent):
-                sync_directory(parent)
-        self._codec = FrameCodec(self._log_id)
-        self._frozen_lsn = self.lsn
-        for number in segment_numbers(directory):
-            self._free.append(_Segment(number, SegmentFile(segment_path(directory, number), self._buffer)))
-        self._state = TablesState(self.lsn, dict.fromkeys(self._tables, self.lsn))
         if end is None:
-            self._begin(self._free.pop())
+            self._log_id = os.urandom(LOG_ID_BYTES)
+            make_log(directory, self._limits.segment_bytes)
+        lsn = 0 if end is None else end.lsn
+        tables = TablesState(lsn, dict.fromkeys(self._tables, lsn))
+        writer = LogWriter(directory, self._worker, self._log_id, self._limits.segment_bytes, tables, end)
         # The log exists before any store refers to it.
         for store in self._tables.values():
             if position(store) is None:
-                write_position(store, LogPosition(self._log_id, self._worker, self.lsn))
+                write_position(store, LogPosition(self._log_id, self._worker, lsn))
                 store.commit()
-        if end is not None:
-            [last] = [segment for segment in self._free if segment.number == end.number]
-            self._free.remove(last)
-            if end.is_begun:
-                last.at = end.at
-                self._used.append(last)
-                self._continue_in_next()
-            else:
-                self._begin(last)
-            self._release()
-        self._young_bytes = 0
-        self._look_at_tables()
+        return writer
 
     def _replay(self) -> LogEnd | None:
         """Bring the tables up to date from the log; None if there is no log, which is all right for new tables."""
@@ -226,9 +177,8 @@ class CommitLog:
         changes = [(store.partition, store.take_staged()) for store in self._changed]
         self._changed.clear()
         try:
-            with self._codec.pack_turn(time_ms, changes, []) as payload:
-                self._write(_TURN, payload)
-                size_bytes = len(payload)
+            size_bytes = self._writer.write_turn(time_ms, changes)
+            self._young_bytes += size_bytes
             if self.is_checkpointing:
                 self._wait(size_bytes)
             elif self._young_bytes >= self._look_at_bytes and not self._is_full:
@@ -244,45 +194,6 @@ class CommitLog:
     def unchanged(self, store: LoggedStore) -> None:
         """The store has dropped what it had staged."""
         self._changed.remove(store)
-
-    def _write(self, kind: Kind, payload: bytes | memoryview) -> None:
-        current = self._used[-1]
-        # A frame larger than a segment gets one to itself. The frame that names the next segment always finds room.
-        end = current.at + len(payload) + 2 * BLOCK_BYTES
-        if end > self._limits.segment_bytes and kind == _TURN and not current.is_empty:
-            self._continue_in_next()
-            current = self._used[-1]
-        lsn, at = self.lsn + 1, current.at
-        current.at = current.file.write(at, (self._codec.head(kind, lsn, payload), payload))
-        self.lsn = current.last_lsn = lsn
-        self._young_bytes += current.at - at
-
-    def _continue_in_next(self) -> None:
-        if not self._free:
-            self._add_segment()
-        segment = self._free.pop(0)
-        self._write(Kind.NEXT, encode_next(segment.number, self._state))
-        self._begin(segment)
-
-    def _begin(self, segment: _Segment) -> None:
-        """Make a free segment the current one."""
-        segment.file.truncate(self._limits.segment_bytes)
-        header = encode_header(SegmentHeader(self._log_id, self._worker, self.lsn + 1, self._state))
-        segment.at = segment.first_at = segment.file.write(0, (header,))
-        segment.last_lsn = self.lsn
-        self._known_lsn = self._state.lsn
-        self._used.append(segment)
-
-    def _add_segment(self) -> None:
-        """Make a segment whose blocks were not written in advance, so that its first use is slower."""
-        number = self._new_number()
-        file = SegmentFile(segment_path(self._directory, number), self._buffer)
-        sync_directory(self._directory)
-        self._free.append(_Segment(number, file))
-
-    def _new_number(self) -> int:
-        numbers = [segment.number for segment in (*self._used, *self._free)]
-        return max(*numbers, -1 if self._preparing is None else self._preparing) + 1
 
     def _failed(self, doing: str, error: OSError) -> NoReturn:
         raise store_error(self._directory, doing, error) from error
@@ -316,13 +227,12 @@ class CommitLog:
     def beat(self) -> None:
         """To be called each second: start the checkpointer if it has ended, and begin a checkpoint that is due."""
         if not self.checkpointer.is_running:
-            self._preparing = None
+            self._writer.not_prepared()
             self.checkpointer.start()
             if self.is_checkpointing:
                 self._request()
-        if not self._free and self._preparing is None and self.checkpointer.is_running:
-            self._preparing = self._new_number()
-            self.checkpointer.prepare(segment_path(self._directory, self._preparing), self._limits.segment_bytes)
+        if self._writer.wants_segment and self.checkpointer.is_running:
+            self.checkpointer.prepare(self._writer.next_path(), self._limits.segment_bytes)
         is_old = self._young_bytes > 0 and time.monotonic() - self._checkpointed_at >= OLDEST_SECONDS
         if not self.is_checkpointing and (is_old or self._is_full or self._wants_report):
             self.begin_checkpoint()
@@ -346,7 +256,7 @@ class CommitLog:
         self._frozen_bytes += self._young_bytes
         self._young_bytes = 0
         self._look_at_bytes = self._limits.segment_bytes // LOOKS
-        self._frozen_lsn = self.lsn
+        self._frozen_lsn = self._writer.lsn
         self.is_checkpointing = True
         self.checkpointer.start()
         self._request()
@@ -358,7 +268,7 @@ class CommitLog:
             if store.frozen_layer
         ]
         try:
-            self.checkpointer.checkpoint(effects, self._frozen_lsn, self._state.positions)
+            self.checkpointer.checkpoint(effects, self._frozen_lsn, self._writer.tables.positions)
         except OSError as error:
             self._failed("checkpoint", error)
         self._look()
@@ -387,16 +297,15 @@ class CommitLog:
         self._look()
 
     def _prepared(self, prepared: Prepared) -> None:
-        """Use the segment. If it was not made, or cannot be opened now, `beat` lets it be made again."""
-        self._preparing = None
+        """Use the segment. If it was not made, `beat` lets it be made again."""
         self._has_no_spare = prepared.problem is not None
         if prepared.problem is None:
-            number = int(prepared.path.rpartition("-")[2])
-            with suppress(OSError):
-                self._free.append(_Segment(number, SegmentFile(Path(prepared.path), self._buffer)))
+            self._writer.prepared()
+        else:
+            self._writer.not_prepared()
 
     def _done(self, done: Done) -> None:
-        self._state = TablesState(done.lsn, done.positions)
+        self._writer.tables = TablesState(done.lsn, done.positions)
         self._adjacent_bytes = done.adjacent_bytes
         self.is_checkpointing = self._is_full = self._is_stuck = self._wants_report = False
         self._frozen_bytes = 0
@@ -406,28 +315,13 @@ class CommitLog:
         for store in self.stores.values():
             store.thaw()
         self._look_at_tables()
-        self._release()
+        self._writer.release()
+        if self._writer.has_free:
+            self._has_no_spare = False
         self._checkpoint_if_due()
 
     def _look_at_tables(self) -> None:
         self._tail_bytes = {partition: store.tail_bytes() for partition, store in self._tables.items()}
-
-    def _release(self) -> None:
-        """Free the segments whose frames are all in the tables, and are known to be by who finds the log.
-
-        The tables of a partition without changes keep their position. Then only the newest header says that nothing
-        is missing.
-        """
-        lsn = max(self._known_lsn, min(self._state.positions.values(), default=0))
-        while len(self._used) > 1 and self._used[0].last_lsn <= lsn:
-            self._free.append(self._used.pop(0))
-        while len(self._free) > FREE_SEGMENTS:
-            segment = self._free.pop()
-            segment.file.close()
-            with suppress(OSError):  # it stays, as a free one for the next start
-                segment.file.path.unlink()
-        if self._free:
-            self._has_no_spare = False
 
     def _wait(self, size_bytes: int) -> None:
         """After a frame of this size, wait for the checkpointer if the log is long: the longer it is, the longer.
@@ -453,6 +347,11 @@ class CommitLog:
 
     # -- what the stores ask
 
+    @property
+    def lsn(self) -> int:
+        """That of the last turn."""
+        return self._writer.lsn
+
     def young_bytes(self) -> int:
         """Bytes of frames that are not in the tables."""
         return self._young_bytes + self._frozen_bytes
@@ -475,12 +374,12 @@ class CommitLog:
 
     def usage(self) -> LogUsage:
         """For metrics."""
-        segments = (*self._used, *self._free)
+        sizes = self._writer.sizes()
         return LogUsage(
             young_bytes=self.young_bytes(),
             log_bytes=self._limits.log_bytes,
-            segments=len(segments),
-            disk_bytes=sum(segment.file.size_bytes() for segment in segments),
+            segments=len(sizes),
+            disk_bytes=sum(sizes),
             checkpoints=self.checkpoints,
             waited_seconds=self.waited_seconds,
             checkpointer_starts=self.checkpointer.starts,
@@ -513,5 +412,4 @@ class CommitLog:
         """Without `close`, the next process replays the log."""
         for store in self.stores.values():
             store.tables.close()
-        for segment in (*self._used, *self._free):
-            segment.file.close()
+        self._writer.close()

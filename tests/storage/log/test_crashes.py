@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from storage.lmdb_store import LmdbStore
-from storage.log import commit_log, recovery
+from storage.log import recovery, writer
 from storage.log.commit_log import LogLimits
 from storage.log.frames import FRAME_HEAD_BYTES, FrameCodec
 from storage.log.segments import SegmentFile
@@ -22,8 +22,8 @@ STEPS = [  # all that changes what is on the disk
     (SegmentFile, "write"),
     (SegmentFile, "truncate"),
     (LmdbStore, "commit"),
-    (commit_log, "prepare"),
-    (commit_log, "sync_directory"),
+    (writer, "prepare"),
+    (writer, "sync_directory"),
     (Path, "mkdir"),
     (Path, "unlink"),
     (Path, "rename"),
@@ -220,7 +220,7 @@ def test_a_frame_that_is_cut_at_any_byte_ends_the_log(monkeypatch, tmp_path):
     log = open_local(monkeypatch, tmp_path / "data", (0,), limits=LogLimits(1 << 20, 1 << 24))
     for _ in range(3):
         turns.turn(log.stores, log.commit)
-    current = log._used[-1]
+    current = log._writer._used[-1]
     start = current.at
     log.stores[0].put_many(Table.META, [(b"key", b"value")])
     log.commit()

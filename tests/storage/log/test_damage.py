@@ -31,12 +31,12 @@ class Written:
         self.directory = log_directory(directory, 0)
         log = open_local(monkeypatch, directory, (0,))
         self.turns = Turns((0,), SEED)
-        while len(log._used) < 3:
+        while len(log._writer._used) < 3:
             self.turns.turn(log.stores, log.commit)
         log.stores[0].put(Table.META, b"key", b"value" * 20)
         log.commit()
         self.lsn = log.lsn
-        self.order = [segment.number for segment in log._used]
+        self.order = [segment.number for segment in log._writer._used]
         crash(log)
         self.whole = {number: self.path(number).read_bytes() for number in self.order}
         self.frames = []
@@ -152,11 +152,11 @@ def test_a_segment_that_is_needed_and_missing_is_named(written):
 def test_a_free_segment_that_is_missing_or_damaged_does_no_harm(monkeypatch, tmp_path):
     log = open_local(monkeypatch, tmp_path, (0,))
     turns = Turns((0,), 7)
-    while log.checkpoints < 3 or not log._free:
+    while log.checkpoints < 3 or not log._writer._free:
         turns.turn(log.stores, log.commit)
         if log.is_checkpointing:
             log.hear()
-    free = [segment.file.path for segment in log._free]
+    free = [segment.file.path for segment in log._writer._free]
     crash(log)
     for path in free:
         content = path.read_bytes()
@@ -188,10 +188,10 @@ def test_a_copy_of_a_segment_in_the_place_of_another_is_named(written):
 
 def test_segments_of_other_logs_are_named(monkeypatch, tmp_path, written):
     log = open_local(monkeypatch, tmp_path / "other", (0,))
-    other = log._used[-1].file.path
+    other = log._writer._used[-1].file.path
     crash(log)
     log = open_local(monkeypatch, tmp_path / "other", (1,), worker=1)
-    of_worker = log._used[-1].file.path
+    of_worker = log._writer._used[-1].file.path
     crash(log)
     shutil.copy(other, written.path(77))
     with pytest.raises(LogDamaged, match=r"segment-\d+: is a segment of another log than segment-\d+"):

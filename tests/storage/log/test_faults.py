@@ -183,7 +183,7 @@ def test_without_room_for_another_segment_nothing_is_accepted_until_there_is_one
     log._prepared(Prepared(str(asked[-1]), None))
     assert log.accepts(0, 100, 0)
     # A segment that is free again does as well.
-    while log._free:
+    while log._writer._free:
         turns.turn(log.stores, log.commit)
     log.beat()
     log._prepared(Prepared(str(asked[-1]), "No space left on device"))
@@ -192,8 +192,8 @@ def test_without_room_for_another_segment_nothing_is_accepted_until_there_is_one
         if not log.is_checkpointing:
             log.begin_checkpoint()
         log.hear()
-        if not log._free:
-            log._continue_in_next()
+        if not log._writer._free:
+            log._writer._continue_in_next()
     assert log.accepts(0, 100, 0)
     crash(log)
     assert holds(tmp_path, turns)
@@ -270,7 +270,7 @@ def test_a_stopped_checkpointer_slows_sends_then_refuses_them_and_settling_goes_
     assert log.young_bytes() == 0
     assert log.checkpointer.starts == 1
     assert contents(log.stores) == turns.done
-    assert len(log._used) <= 2
+    assert len(log._writer._used) <= 2
 
 
 def test_a_killed_checkpointer_is_started_again_and_does_what_it_was_asked(running):
@@ -323,8 +323,8 @@ def test_an_idle_partition_does_not_keep_segments(tmp_path):
         turns.turn(log.stores, log.commit)
         if log.is_checkpointing:
             checkpoint(log)
-        assert len(log._used) + len(log._free) <= 8  # many of these frames take half a segment
-    assert log._state.positions[1] < log._state.lsn // 2
+        assert len(log._writer._used) + len(log._writer._free) <= 8  # many of these frames take half a segment
+    assert log._writer.tables.positions[1] < log._writer.tables.lsn // 2
     crash(log)
     assert holds(tmp_path, turns, (0, 1))
 

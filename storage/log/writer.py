@@ -1,0 +1,178 @@
+"""Writes frames to the segments of a log, one after the other, and keeps account of the segments.
+
+Segments whose frames are all in the tables are free and are used again. The frame that names the next segment is on
+disk before anything in that segment is overwritten, and it says what the segment's header says.
+"""
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from storage.durable import sync_directory
+from storage.log.frames import (
+    BLOCK_BYTES,
+    FrameCodec,
+    Kind,
+    SegmentHeader,
+    TablesState,
+    encode_header,
+    encode_next,
+)
+from storage.log.reading import LogEnd
+from storage.log.segments import DirectBuffer, SegmentFile, prepare, segment_numbers, segment_path
+
+FREE_SEGMENTS = 2  # kept for use again; more are deleted
+_TURN = Kind.TURN  # to look up a member of an enum takes as long as a call
+
+
+class _Segment:
+    def __init__(self, number: int, file: SegmentFile) -> None:
+        self.number = number
+        self.file = file
+        self.last_lsn = 0  # of the last frame in it
+        self.first_at = 0  # where its frames begin
+        self.at = 0  # where the next frame goes
+
+    @property
+    def is_empty(self) -> bool:
+        return self.at == self.first_at
+
+
+class LogWriter:
+    """The segments of a log in `directory`. All methods that write raise OSError.
+
+    `lsn` is that of the last frame. `tables` is what is known of the partitions' tables; the caller sets it.
+    """
+
+    def __init__(
+        self, directory: Path, worker: int, log_id: bytes, segment_bytes: int, tables: TablesState, end: LogEnd | None
+    ) -> None:
+        """Go on behind `end`, or with the first segment of a new log, which `make_log` has made."""
+        self._directory = directory
+        self._worker = worker
+        self._log_id = log_id
+        self._segment_bytes = segment_bytes
+        self._codec = FrameCodec(log_id)
+        self._buffer = DirectBuffer()
+        self._used: list[_Segment] = []  # those with frames that are not in the tables; the last is the current one
+        self._free = [
+            _Segment(number, SegmentFile(segment_path(directory, number), self._buffer))
+            for number in segment_numbers(directory)
+        ]
+        self._known_lsn = 0  # by the header of the newest segment the tables have all turns up to this
+        self._preparing: int | None = None  # the number of the segment that somebody else makes
+        self.lsn = tables.lsn
+        self.tables = tables
+        if end is None:
+            self._begin(self._free.pop())
+            return
+        [last] = [segment for segment in self._free if segment.number == end.number]
+        self._free.remove(last)
+        if end.is_begun:
+            last.at = end.at
+            self._used.append(last)
+            self._continue_in_next()
+        else:
+            self._begin(last)
+        self.release()
+
+    def write_turn(self, time_ms: int, changes: list[Any]) -> int:
+        """Write and sync the frame of a turn; see `FrameCodec.pack_turn`. Returns the bytes that it takes."""
+        with self._codec.pack_turn(time_ms, changes, []) as payload:
+            current = self._used[-1]
+            # A frame larger than a segment gets one to itself.
+            if current.at + len(payload) + 2 * BLOCK_BYTES > self._segment_bytes and not current.is_empty:
+                self._continue_in_next()
+            return self._write(_TURN, payload)
+
+    def _write(self, kind: Kind, payload: bytes | memoryview) -> int:
+        current = self._used[-1]
+        lsn, at = self.lsn + 1, current.at
+        current.at = current.file.write(at, (self._codec.head(kind, lsn, payload), payload))
+        self.lsn = current.last_lsn = lsn
+        return current.at - at
+
+    def _continue_in_next(self) -> None:
+        if not self._free:
+            self._add_segment()
+        segment = self._free.pop(0)
+        self._write(Kind.NEXT, encode_next(segment.number, self.tables))  # a block, for which there is always room
+        self._begin(segment)
+
+    def _begin(self, segment: _Segment) -> None:
+        """Make a free segment the current one."""
+        segment.file.truncate(self._segment_bytes)
+        header = encode_header(SegmentHeader(self._log_id, self._worker, self.lsn + 1, self.tables))
+        segment.at = segment.first_at = segment.file.write(0, (header,))
+        segment.last_lsn = self.lsn
+        self._known_lsn = self.tables.lsn
+        self._used.append(segment)
+
+    def _add_segment(self) -> None:
+        """Make a segment whose blocks were not written in advance, so that its first use is slower."""
+        number = self._new_number()
+        file = SegmentFile(segment_path(self._directory, number), self._buffer)
+        sync_directory(self._directory)
+        self._free.append(_Segment(number, file))
+
+    def _new_number(self) -> int:
+        numbers = [segment.number for segment in (*self._used, *self._free)]
+        return max(*numbers, -1 if self._preparing is None else self._preparing) + 1
+
+    # -- segments that are made in advance
+
+    @property
+    def wants_segment(self) -> bool:
+        """True if none is free, and none is being made."""
+        return not self._free and self._preparing is None
+
+    def next_path(self) -> Path:
+        """The path at which the next segment is being made from now on, until `prepared` or `not_prepared`."""
+        self._preparing = self._new_number()
+        return segment_path(self._directory, self._preparing)
+
+    def prepared(self) -> None:
+        """Use the segment that was made. If it cannot be opened now, another one will be wanted."""
+        number, self._preparing = self._preparing, None
+        assert number is not None
+        with suppress(OSError):
+            self._free.append(_Segment(number, SegmentFile(segment_path(self._directory, number), self._buffer)))
+
+    def not_prepared(self) -> None:
+        self._preparing = None
+
+    # -- segments that are not needed any more
+
+    def release(self) -> None:
+        """Free the segments whose frames are all in the tables, and are known to be by who finds the log.
+
+        The tables of a partition without changes keep their position. Then only the newest header says that nothing
+        is missing.
+        """
+        lsn = max(self._known_lsn, min(self.tables.positions.values(), default=0))
+        while len(self._used) > 1 and self._used[0].last_lsn <= lsn:
+            self._free.append(self._used.pop(0))
+        while len(self._free) > FREE_SEGMENTS:
+            segment = self._free.pop()
+            segment.file.close()
+            with suppress(OSError):  # it stays, as a free one for the next start
+                segment.file.path.unlink()
+
+    @property
+    def has_free(self) -> bool:
+        return bool(self._free)
+
+    def sizes(self) -> list[int]:
+        """The bytes of each segment on disk."""
+        return [segment.file.size_bytes() for segment in (*self._used, *self._free)]
+
+    def close(self) -> None:
+        for segment in (*self._used, *self._free):
+            segment.file.close()
+
+
+def make_log(directory: Path, segment_bytes: int) -> None:
+    """Make the first segment of a log, and the names of its directory and that of all logs durable. Raises OSError."""
+    prepare(segment_path(directory, 0), segment_bytes)
+    for parent in (directory.parent, directory.parent.parent):
+        sync_directory(parent)
