@@ -1,7 +1,8 @@
 """Stores with a log, for tests: one worker's log over the tables of its partitions."""
 
 import select
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from storage.data_dir import partition_path
@@ -36,6 +37,26 @@ def open_log(
         for store in tables.values():
             store.close()
         raise
+
+
+@contextmanager
+def attached_tables(
+    directory: Path, partitions: Iterable[int], map_size_bytes: int = MAP_BYTES
+) -> Iterator[dict[int, LmdbStore]]:
+    """The tables of these partitions, which may have changes in a log."""
+    with ExitStack() as opened:
+        yield {
+            partition: opened.enter_context(
+                LmdbStore(
+                    partition_path(directory, partition),
+                    partition_id=partition,
+                    map_size_bytes=map_size_bytes,
+                    create=False,
+                    attached=True,
+                )
+            )
+            for partition in partitions
+        }
 
 
 def open_tables(directory: Path, partition: int, *, map_size_bytes: int = MAP_BYTES) -> LmdbStore:

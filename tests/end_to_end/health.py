@@ -7,6 +7,7 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from broker.catalog.catalog import home_partition
 from tests.brokers import Broker
 from tests.end_to_end.raw_peer import ACCEPTED, DISPOSITION, PATIENCE_S, TRANSFER, RawPeer, body_of, message
 
@@ -76,3 +77,18 @@ def eventually(condition: Callable[[], Any], what: str, within_s: float = PATIEN
 
 def logged(broker: Broker, pattern: str) -> bool:
     return re.search(pattern, broker.log_file.read_text(errors="replace")) is not None
+
+
+def elsewhere(queue: str) -> str:
+    """The name of a queue that lives on the other of two partitions."""
+    names = map("queue-{}".format, range(99))
+    return next(name for name in names if home_partition(name, 2) != home_partition(queue, 2))
+
+
+def send_numbers(broker: Broker, queue: str, count: int, padding: int = 0) -> None:
+    """Send `number 0`, `number 1` and so on, each when the one before was accepted."""
+    with RawPeer.connect(broker.amqp_port) as peer:
+        handle = peer.attach_sender(queue)
+        for number in range(count):
+            peer.transfer(message(b"number %d" % number + bytes(padding)), handle)
+            assert peer.expect(DISPOSITION).fields[4].descriptor == ACCEPTED

@@ -11,8 +11,8 @@ from storage.log.frames import BLOCK_BYTES
 from storage.log.recovery import log_directory
 from storage.log.segments import segment_numbers, segment_path
 from tests.brokers import Broker, BrokerFailed
-from tests.end_to_end.health import metrics
-from tests.end_to_end.raw_peer import ACCEPTED, DISPOSITION, TRANSFER, RawPeer, body_of, error_of, message, outcome
+from tests.end_to_end.health import elsewhere, metrics, send_numbers
+from tests.end_to_end.raw_peer import DISPOSITION, TRANSFER, RawPeer, body_of, error_of, message
 
 CONFIG = """
 partitions = 2
@@ -22,17 +22,7 @@ name = "orders"
 [[queues]]
 name = "{other}"
 """
-OTHER = next(
-    name for name in map("queue-{}".format, range(99)) if home_partition(name, 2) != home_partition("orders", 2)
-)
-
-
-def send(broker: Broker, queue: str, count: int) -> None:
-    with RawPeer.connect(broker.amqp_port) as peer:
-        handle = peer.attach_sender(queue)
-        for number in range(count):
-            peer.transfer(message(b"number %d" % number), handle)
-            assert peer.expect(DISPOSITION).fields[4] == outcome(ACCEPTED)
+OTHER = elsewhere("orders")
 
 
 def received(broker: Broker, queue: str, count: int) -> list[bytes]:
@@ -64,7 +54,7 @@ def test_partitions_that_need_a_damaged_log_are_parked_and_the_others_are_served
     assert home_partition("orders", 2) == 1
     with Broker(tmp_path, CONFIG.format(other=OTHER)) as broker:
         for queue in ("orders", OTHER):
-            send(broker, queue, 3)
+            send_numbers(broker, queue, 3)
         broker.kill()
         damage(log_directory(broker.data_dir, 1))
         for _ in range(2):  # it stays so
@@ -90,7 +80,7 @@ def test_without_the_log_of_the_home_the_broker_does_not_start_and_names_it(
     tmp_path: Path, damage: Callable[[Path], None]
 ) -> None:
     with Broker(tmp_path, CONFIG.format(other=OTHER)) as broker:
-        send(broker, OTHER, 3)
+        send_numbers(broker, OTHER, 3)
         broker.kill()
         directory = log_directory(broker.data_dir, 0)
         damage(directory)

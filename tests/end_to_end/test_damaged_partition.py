@@ -10,8 +10,8 @@ from storage.data_dir import partition_path
 from storage.lmdb_store import DATA_FILE
 from tests.brokers import Broker, BrokerFailed
 from tests.damaged_stores import damage, lone_branch, zeros
-from tests.end_to_end.health import eventually, metrics, process_of
-from tests.end_to_end.raw_peer import ACCEPTED, DISPOSITION, TRANSFER, RawPeer, body_of, error_of, message, outcome
+from tests.end_to_end.health import elsewhere, eventually, metrics, process_of, send_numbers
+from tests.end_to_end.raw_peer import DISPOSITION, TRANSFER, RawPeer, body_of, error_of, message
 
 CONFIG = """
 partitions = 2
@@ -21,17 +21,7 @@ name = "orders"
 [[queues]]
 name = "{other}"
 """
-OTHER = next(
-    name for name in map("queue-{}".format, range(99)) if home_partition(name, 2) != home_partition("orders", 2)
-)
-
-
-def send(broker: Broker, queue: str, count: int) -> None:
-    with RawPeer.connect(broker.amqp_port) as peer:
-        handle = peer.attach_sender(queue)
-        for number in range(count):
-            peer.transfer(message(b"number %d" % number + bytes(500)), handle)
-            assert peer.expect(DISPOSITION).fields[4] == outcome(ACCEPTED)
+OTHER = elsewhere("orders")
 
 
 def worker(broker: Broker) -> int | None:
@@ -46,8 +36,8 @@ def parked(broker: Broker) -> bool:
 def test_a_partition_that_kills_its_worker_is_parked_and_the_others_are_served(tmp_path: Path) -> None:
     assert home_partition("orders", 2) == 1, "the catalog is on the other partition"
     with Broker(tmp_path, CONFIG.format(other=OTHER)) as broker:
-        send(broker, "orders", 40)
-        send(broker, OTHER, 3)
+        send_numbers(broker, "orders", 40, 500)
+        send_numbers(broker, OTHER, 3, 500)
         broker.stop()
         damage(partition_path(broker.data_dir, 1) / DATA_FILE, "MESSAGES", zeros)
         broker.start()
@@ -67,7 +57,7 @@ def test_a_partition_that_kills_its_worker_is_parked_and_the_others_are_served(t
             assert [body_of(peer.expect(TRANSFER).payload)[:8] for _ in range(3)] == [
                 b"number %d" % n for n in range(3)
             ]
-        send(broker, OTHER, 2)
+        send_numbers(broker, OTHER, 2, 500)
         status, body = broker.get("/readyz")
         assert status == 200
         assert [*json.loads(body)["parked"]] == ["1"]
@@ -88,8 +78,8 @@ def test_a_partition_that_is_damaged_at_the_start_is_parked_until_its_store_is_m
 ) -> None:
     config = CONFIG.format(other=OTHER).replace("workers = 1", f"workers = {workers}")
     with Broker(tmp_path, config) as broker:
-        send(broker, "orders", 3)
-        send(broker, OTHER, 3)
+        send_numbers(broker, "orders", 3, 500)
+        send_numbers(broker, OTHER, 3, 500)
         broker.stop()
         file = partition_path(broker.data_dir, 1) / DATA_FILE
         sound = file.read_bytes()
@@ -114,7 +104,7 @@ def test_a_partition_that_is_damaged_at_the_start_is_parked_until_its_store_is_m
             ]
         broker.config_file.write_text(config + '[[queues]]\nname = "orders-2"\n')
         broker.restart()
-        send(broker, OTHER, 2)
+        send_numbers(broker, OTHER, 2, 500)
         assert parked(broker)
         broker.stop()
         assert file.read_bytes() == damaged
@@ -128,7 +118,7 @@ def test_a_partition_that_is_damaged_at_the_start_is_parked_until_its_store_is_m
                 b"number %d" % n for n in range(3)
             ]
         assert home_partition("orders-2", 2) == 1, "it was made while its partition was parked"
-        send(broker, "orders-2", 1)
+        send_numbers(broker, "orders-2", 1, 500)
 
 
 def test_a_home_that_is_damaged_at_the_start_is_told_and_nothing_is_served(tmp_path: Path) -> None:
@@ -146,7 +136,7 @@ def test_several_partitions_that_kill_their_worker_at_the_start_are_parked(tmp_p
     config = "partitions = 4\nworkers = 1\n" + "".join(f'[[queues]]\nname = "{name}"\n' for name in names.values())
     with Broker(tmp_path, config) as broker:
         for name in names.values():
-            send(broker, name, 3)
+            send_numbers(broker, name, 3, 500)
         broker.stop()
         for partition in (1, 3):
             damage(partition_path(broker.data_dir, partition) / DATA_FILE, "COUNTS", lone_branch)
@@ -154,12 +144,12 @@ def test_several_partitions_that_kill_their_worker_at_the_start_are_parked(tmp_p
         status, body = broker.get("/readyz")
         assert status == 200
         assert [*json.loads(body)["parked"]] == ["1", "3"]
-        send(broker, names[0], 1)
+        send_numbers(broker, names[0], 1, 500)
 
 
 def test_a_home_that_kills_its_worker_at_the_start_is_told_and_nothing_is_served(tmp_path: Path) -> None:
     with Broker(tmp_path, CONFIG.format(other=OTHER)) as broker:
-        send(broker, OTHER, 3)
+        send_numbers(broker, OTHER, 3, 500)
         broker.stop()
         damage(partition_path(broker.data_dir, 0) / DATA_FILE, "COUNTS", lone_branch)
         with pytest.raises(BrokerFailed, match=r"peeklock: cannot start: .*partition 0"):

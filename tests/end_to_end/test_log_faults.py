@@ -12,7 +12,7 @@ from storage.log.frames import BLOCK_BYTES
 from storage.log.recovery import log_directory
 from storage.log.segments import segment_numbers, segment_path
 from tests.brokers import Broker, BrokerFailed
-from tests.end_to_end.health import eventually, logged, metrics, process_of, serves
+from tests.end_to_end.health import elsewhere, eventually, logged, metrics, process_of, serves
 from tests.end_to_end.raw_peer import ACCEPTED, DISPOSITION, TRANSFER, RawPeer, body_of, error_of, message
 
 FAULTY_DISK = Path(__file__).with_name("faulty_disk")
@@ -29,9 +29,7 @@ name = "orders"
 """
 
 
-OTHER = next(
-    name for name in map("queue-{}".format, range(99)) if home_partition(name, 2) != home_partition("witness", 2)
-)
+OTHER = elsewhere("witness")
 TWO_WORKERS = f"""
 partitions = 2
 workers = 2

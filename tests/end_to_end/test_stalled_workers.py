@@ -9,13 +9,12 @@ from broker.catalog.catalog import home_partition
 from protocol.codec import Int, Long
 from storage.data_dir import partition_path
 from tests.brokers import Broker
-from tests.end_to_end.health import eventually, logged, serves
+from tests.end_to_end.health import elsewhere, eventually, logged, serves
 from tests.end_to_end.raw_peer import ACCEPTED, DISPOSITION, TRANSFER, RawPeer, body_of, error_of, message
 from tests.end_to_end.raw_requests import Node
 
 STALL_MS = 3000
-NAMES = map("queue-{}".format, range(20))
-OTHER = next(name for name in NAMES if home_partition(name, 2) != home_partition("witness", 2))
+OTHER = elsewhere("witness")
 CONFIG = f"""
 partitions = 2
 workers = 2

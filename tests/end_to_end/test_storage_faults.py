@@ -17,7 +17,7 @@ from storage.lmdb_store import LmdbStore
 from storage.records import MESSAGE_HEADER_BYTES
 from storage.store import Table
 from tests.brokers import REPOSITORY, Broker, BrokerFailed, free_ports
-from tests.end_to_end.health import eventually, metrics, process_ids, serves
+from tests.end_to_end.health import eventually, metrics, process_ids, send_numbers, serves
 from tests.end_to_end.raw_peer import ACCEPTED, DISPOSITION, TRANSFER, RawPeer, body_of, error_of, message, outcome
 
 FULL = "amqp:resource-limit-exceeded"
@@ -118,17 +118,9 @@ def test_in_a_full_queue_nothing_is_taken_and_all_is_given(start):
 # --- damaged ----------------------------------------------------------------------------------------------------------
 
 
-def send_numbers(broker: Broker, count: int) -> None:
-    with RawPeer.connect(broker.amqp_port) as peer:
-        handle = peer.attach_sender("orders")
-        for number in range(count):
-            peer.transfer(message(b"number %d" % number), handle)
-            assert peer.expect(DISPOSITION).fields[4] == outcome(ACCEPTED)
-
-
 def test_a_damaged_record_is_set_aside_and_counted_and_the_rest_is_served(start):
     with start() as broker:
-        send_numbers(broker, 10)
+        send_numbers(broker, "orders", 10)
         broker.stop()
         path = partition_path(broker.data_dir, 0)
         with closing(LmdbStore(path, partition_id=0, map_size_bytes=1 << 26, create=False)) as store:
@@ -159,7 +151,7 @@ def test_a_damaged_record_is_set_aside_and_counted_and_the_rest_is_served(start)
 @pytest.mark.parametrize("damage", ["header", "cut", "text"])
 def test_a_store_that_cannot_be_read_is_named_and_left_as_it_is(start, damage):
     with start() as broker:
-        send_numbers(broker, 3)
+        send_numbers(broker, "orders", 3)
         broker.stop()
         [file] = [each for each in partition_path(broker.data_dir, 0).rglob("*") if each.name.startswith("data")]
         content = file.read_bytes()

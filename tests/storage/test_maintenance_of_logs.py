@@ -17,7 +17,7 @@ from storage.log.tables import LogPosition
 from storage.maintenance import BackupDamaged, backup, restore, verify
 from storage.records import LOG_POSITION_KEY, Counts, encode_document, message_key
 from storage.store import Store, StoreDamaged, Table
-from tests.logs import MAP_BYTES, checkpoint, crash, open_log, open_tables
+from tests.logs import MAP_BYTES, attached_tables, checkpoint, crash, open_log, open_tables
 
 
 def add(store: Store, number: int) -> None:
@@ -160,22 +160,11 @@ def test_of_the_partitions_of_a_log_only_the_one_that_is_an_older_copy_is_blamed
     crash(open_log(tmp_path, range(3)))  # the tables are brought up to date, and the log knows it
     (partition_path(tmp_path, 1) / DATA_FILE).write_bytes(older)
     blamed: list[int] = []
-    stores = {
-        partition: LmdbStore(
-            partition_path(tmp_path, partition),
-            partition_id=partition,
-            map_size_bytes=MAP_BYTES,
-            create=False,
-            attached=True,
-        )
-        for partition in range(3)
-    }
-    try:
-        with pytest.raises(StoreDamaged, match=r"partitions/1: .* is an older copy"):
-            detach(stores, blamed.append)
-    finally:
-        for store in stores.values():
-            store.close()
+    with (
+        attached_tables(tmp_path, range(3)) as stores,
+        pytest.raises(StoreDamaged, match=r"partitions/1: .* is an older copy"),
+    ):
+        detach(stores, blamed.append)
     assert blamed[-1] == 1
 
 

@@ -15,7 +15,7 @@ from storage.records import FORMAT_VERSION, FORMAT_VERSION_KEY, encode_document
 from storage.store import Table
 from tests.brokers import REPOSITORY
 from tests.logged_turns import Turns, contents, open_local
-from tests.logs import crash, open_tables
+from tests.logs import attached_tables, crash, open_tables
 
 MAP_BYTES = 1 << 24
 
@@ -29,22 +29,9 @@ def work(log, turns, count=40):
 
 def holds(directory, turns):
     """All partitions are brought up to date together, as at a start."""
-    stores = {
-        partition: LmdbStore(
-            partition_path(directory, partition),
-            partition_id=partition,
-            map_size_bytes=MAP_BYTES,
-            create=False,
-            attached=True,
-        )
-        for partition in turns.partitions
-    }
-    try:
+    with attached_tables(directory, turns.partitions, MAP_BYTES) as stores:
         detach(stores, lambda _: None)
         assert contents(stores) == turns.done
-    finally:
-        for store in stores.values():
-            store.close()
 
 
 def leave_out(monkeypatch, directory, turns, partition):
