@@ -22,6 +22,7 @@ ROOT = Path(__file__).parent.parent
 QUEUES = 16
 START_TIMEOUT_S = 60.0
 KILL_TIMEOUT_S = 10.0
+PAUSE_TIMEOUT_S = 10.0
 
 
 class ServerMissing(Exception):
@@ -37,6 +38,15 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+def _is_stopped(process: psutil.Process) -> bool:
+    """All threads of the process are stopped, or it has ended."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return True
+        return all(psutil.Process(thread.id).status() == psutil.STATUS_STOPPED for thread in process.threads())
+    return not process.is_running()  # otherwise only a thread has ended
 
 
 def is_listening(port: int) -> bool:
@@ -119,13 +129,21 @@ class Server(ABC):
         return occupied
 
     def pause(self) -> None:
-        """Stop every process of the tree, those too that one of them starts meanwhile."""
-        stopped: set[int] = set()
-        while running := [process for process in self.processes() if process.pid not in stopped]:
+        """Stop every process of the tree, those too that one of them starts meanwhile. Raises ServerFailed.
+
+        A process that waits for the disk stops when the disk is done.
+        """
+        told: set[int] = set()
+        until = time.monotonic() + PAUSE_TIMEOUT_S
+        while running := [process for process in self.processes() if not _is_stopped(process)]:
+            if time.monotonic() > until:
+                raise ServerFailed(f"{self.name}: processes do not stop: {[process.pid for process in running]}")
             for process in running:
-                stopped.add(process.pid)
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    process.suspend()
+                if process.pid not in told:
+                    told.add(process.pid)
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        process.suspend()
+            time.sleep(0.01)
 
     def resume(self) -> None:
         for process in reversed(self.processes()):
