@@ -20,7 +20,10 @@ def touched_file(worker: int) -> str:
 
 
 class TouchedPartition:
-    """Writes the file at `path`, which is created again; without `path`, memory shared with forked processes."""
+    """Writes the file at `path`; without `path`, memory shared with forked processes.
+
+    An existing file is written in place, so that a full disk has room for it. Raises OSError.
+    """
 
     def __init__(self, path: Path | None = None) -> None:
         none = _NONE.to_bytes(_BYTES, "big")
@@ -28,8 +31,10 @@ class TouchedPartition:
             self._page = mmap.mmap(-1, _BYTES)
             self._page[:] = none
         else:
-            path.write_bytes(none)
+            path.touch()
             with path.open("r+b") as file:
+                file.write(none)
+                file.flush()
                 self._page = mmap.mmap(file.fileno(), _BYTES)
         self._last = _NONE
 

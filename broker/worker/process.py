@@ -40,21 +40,24 @@ def main() -> int:
     settings, number = instructions.settings, instructions.worker
     assert number is not None
     configure_logging(settings.log)
-    touching = TouchedPartition(Path(touched_file(number)))
     starting = Starting(Path(phase_file(number)))
     clock = Clock(int(time.time() * 1000), int(time.monotonic() * 1000))
     try:
+        touching = TouchedPartition(Path(touched_file(number)))
         partitions, stores, turns = _open(instructions, number, touching, starting, clock.now_ms)
+        listener = listen(instructions.sockets[number])
     except StoreDamaged as error:
         return _damaged(number, error)
     except StoreError as error:
         fail(str(error))
+    except OSError as error:
+        fail(f"{settings.data_dir}: cannot be written: {error}")
     worker = Worker(
         number,
         instructions.restarts,
         partitions,
         stores,
-        listen(instructions.sockets[number]),
+        listener,
         instructions.sockets,
         settings.partitions,
         clock,
