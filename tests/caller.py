@@ -7,3 +7,4 @@ import os
 
 VARIABLES = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("PEEKLOCK_")}
 REQUIRE_INTEROP = VARIABLES.get("PEEKLOCK_REQUIRE_INTEROP") == "1"  # an SDK that is missing is a failure
+REQUIRE_DISKS = VARIABLES.get("PEEKLOCK_REQUIRE_DISKS") == "1"  # a file system that cannot be mounted is a failure
