@@ -46,6 +46,7 @@ MAX_READERS = 16  # this process, and a few that verify or back up
 FULL_DISK_BYTES = 1 << 20  # if a write fails with less left than this, the disk is full
 RENEWAL_BYTES = 1 << 20  # more than a change of a few records needs
 META_PAGES = 2  # LMDB's two roots at the start of the file
+RESERVED_BYTES = 2 << 20  # of the disk, for a commit that deletes: pages that it frees are for the next but one
 
 # The errors by which LMDB reports damaged pages, as far as it finds the damage. BadTxnError is one of them, because a
 # transaction that has ended for another reason is never used again here.
@@ -335,6 +336,7 @@ class LmdbStore(Store):
         self._free_pages_pinned = False
         self._room_bytes = 0  # the bytes of the map behind the last page that was ever used
         self._release_bytes = 0  # adjacent bytes that LMDB needs to write a list of all pages as free
+        self._reserved_to = 0  # the offset in the file up to which the disk has room for it
         self._env: Any = None
         self._pages: MappedPages | None = None
         self._lock = self._take_lock(create) if owned else None
@@ -531,6 +533,18 @@ class LmdbStore(Store):
         except (lmdb.Error, OSError) as error:
             self._failed("trial", error)
 
+    def reserve(self) -> None:
+        """Set disk space aside behind the last page, so that there is some for deleting when the disk is full.
+
+        If there is none to set aside any more, what was set aside before is still there.
+        """
+        needed = (self._env.info()["last_pgno"] + 1) * PAGE_BYTES + RESERVED_BYTES
+        if needed <= self._reserved_to or needed > self._mapped_bytes:
+            return
+        with suppress(OSError), (self.path / DATA_FILE).open("r+b") as file:
+            os.posix_fallocate(file.fileno(), needed - RESERVED_BYTES, RESERVED_BYTES)
+            self._reserved_to = needed
+
     def tail_bytes(self) -> int:
         """Bytes of the map behind the last page that was ever used."""
         tail: int = self._mapped_bytes - (self._env.info()["last_pgno"] + 1) * PAGE_BYTES
@@ -560,9 +574,9 @@ class LmdbStore(Store):
         return fitting
 
     def capacity_bytes(self, spare_bytes: int = 0) -> int:
-        """The size of the map; or of the file plus the free disk space less `spare_bytes`, if that is smaller."""
+        """The size of the map; or of the pages used so far plus the free disk space less `spare_bytes`, if smaller."""
         try:
-            possible_bytes = (self.path / DATA_FILE).stat().st_size + _free_disk_bytes(self.path)
+            possible_bytes: int = (self._env.info()["last_pgno"] + 1) * PAGE_BYTES + _free_disk_bytes(self.path)
         except OSError as error:
             self._failed("statistics", error)
         return min(self._map_size_bytes, possible_bytes - spare_bytes)

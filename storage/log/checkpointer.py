@@ -73,6 +73,7 @@ class Tables:
                 attached=True,
                 owned=False,
             )
+            self._stores[partition].reserve()
 
     def checkpoint(
         self, effects: list[tuple[int, NetEffect]], up_to_lsn: int, positions: dict[int, int]
@@ -91,6 +92,7 @@ class Tables:
             if found is None or found.log_id != self._log_id or found.lsn > up_to_lsn:
                 raise StoreError(f"{store.path}: has changes of another process: {found}")
             self._write(store, effect, up_to_lsn)
+            store.reserve()
             positions[partition] = up_to_lsn
         return positions, {partition: self._adjacent_bytes(store) for partition, store in self._stores.items()}
 

@@ -15,6 +15,7 @@ from partition_contents import add_message, open_store, said, start
 
 from storage.lmdb_store import (
     DATA_FILE,
+    RESERVED_BYTES,
     LmdbStore,
     StoreInUse,
     TablesSnapshot,
@@ -343,6 +344,22 @@ try:
 except StoreError as error:
     print(type(error).__name__, error)
 """
+
+
+def test_disk_space_is_set_aside_once_behind_the_last_page_and_used_later(tmp_path: Path) -> None:
+    file = tmp_path / "0" / DATA_FILE
+    with open_store(tmp_path / "0") as store:
+        for first in (1, 5001):
+            append(store, first, 5000)
+            store.commit()
+            pages_bytes = store._mapped_bytes - store.tail_bytes()
+            for _ in range(2):
+                store.reserve()
+                allocated = file.stat().st_blocks * 512
+                assert pages_bytes + RESERVED_BYTES <= allocated < pages_bytes + RESERVED_BYTES + MEBIBYTE
+        assert message_ids(store) == list(range(1, 10_001))
+    with open_store(tmp_path / "0", create=False) as store:
+        assert message_ids(store) == list(range(1, 10_001))
 
 
 def test_after_a_failed_write_the_store_is_closed_and_what_was_committed_is_safe(tmp_path: Path) -> None:
