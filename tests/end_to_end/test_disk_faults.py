@@ -6,8 +6,8 @@ from contextlib import suppress
 import pytest
 
 from tests.brokers import Broker
-from tests.end_to_end.health import elsewhere, eventually, logged, process_of, serves
-from tests.end_to_end.raw_peer import ACCEPTED, DISPOSITION, TRANSFER, RawPeer, body_of, message
+from tests.end_to_end.health import elsewhere, eventually, logged, metrics, process_of, serves
+from tests.end_to_end.raw_peer import ACCEPTED, DISPOSITION, TRANSFER, RawPeer, body_of, error_of, message
 from tests.own_disk import broker_on, own_disk_or_skip
 
 STALL_MS = 3000
@@ -18,7 +18,7 @@ partitions = 2
 workers = 1
 worker_stall_timeout_ms = {STALL_MS}
 [store]
-min_free_disk_bytes = 1048576
+min_free_disk_bytes = 8388608
 log_bytes = 8388608
 [[queues]]
 name = "witness"
@@ -122,3 +122,78 @@ def test_a_disk_that_hangs_holds_up_answers_until_it_goes_on_and_nothing_accepte
     found = received(broker, 50)
     assert {queue: [body for body in found[queue] if body != b"never accepted"] for queue in QUEUES} == bodies
     serves(broker.amqp_port)
+
+
+FULL = "amqp:resource-limit-exceeded"
+ROUNDS, A_ROUND = 4, 150
+
+
+def store_many(broker: Broker, count: int) -> list[bytes]:
+    """Send to the first queue, several at a time; all are accepted."""
+    bodies = [b"%d of many " % number + bytes(500) for number in range(count)]
+    with RawPeer.connect(broker.amqp_port) as peer:
+        handle = peer.attach_sender(QUEUES[0])
+        for at in range(0, count, 50):
+            some = bodies[at : at + 50]
+            for body in some:
+                peer.transfer(message(body), handle)
+            answered = 0
+            while answered < len(some):
+                answer = peer.expect(DISPOSITION)
+                assert answer.fields[4].descriptor == ACCEPTED
+                answered += (answer.fields[2] or answer.fields[1]) - answer.fields[1] + 1
+    return bodies
+
+
+def refusal(broker: Broker) -> str | None:
+    """The condition with which a send is refused; None if it was accepted."""
+    with RawPeer.connect(broker.amqp_port) as peer:
+        peer.transfer(message(b"one more"), peer.attach_sender(QUEUES[1]))
+        answer = peer.expect(DISPOSITION)
+        return None if answer.fields[4].descriptor == ACCEPTED else error_of(answer)[0]
+
+
+def settle(broker: Broker, count: int) -> list[bytes]:
+    """Receive from the first queue and complete, each in a turn of its own."""
+    found = []
+    with RawPeer.connect(broker.amqp_port) as peer:
+        peer.attach_receiver(QUEUES[0], credit=count)
+        for _ in range(count):
+            delivery = peer.expect(TRANSFER)
+            peer.settle(delivery.fields[1])
+            assert peer.expect(DISPOSITION).fields[4].descriptor == ACCEPTED
+            found.append(body_of(delivery.payload))
+    return found
+
+
+def checkpointed(broker: Broker) -> bool:
+    return metrics(broker)["peeklock_log_young_bytes", "0"] == 0
+
+
+@pytest.mark.slow
+def test_on_a_disk_that_others_have_filled_settling_goes_on_and_the_tables_take_it(disk, broker):
+    bodies = store_many(broker, (ROUNDS + 1) * A_ROUND)
+    eventually(lambda: checkpointed(broker), "the tables have all")
+    disk.fill()
+    eventually(lambda: refusal(broker) == FULL, "nothing more is taken")
+    eventually(lambda: checkpointed(broker), "the tables have all")
+    for number in range(ROUNDS):
+        at = number * A_ROUND
+        assert settle(broker, A_ROUND) == bodies[at : at + A_ROUND]
+        eventually(lambda: checkpointed(broker), "the tables have all", PATIENCE_S)
+        if number == 1:
+            process_of(broker, "broker.worker").kill()
+            eventually(lambda: logged(broker, "worker connected again"), "another goes on", PATIENCE_S)
+            eventually(lambda: broker.get("/readyz")[0] == 200, "it serves", PATIENCE_S)
+        assert refusal(broker) == FULL
+        assert disk.free_bytes() < 4096
+    disk.empty()
+    settled = ROUNDS * A_ROUND + 1
+    assert settle(broker, 1) == bodies[settled - 1 : settled]
+    eventually(lambda: refusal(broker) is None, "messages are taken again", PATIENCE_S)
+    broker.kill()
+    broker.start()
+    found = received(broker, len(bodies))
+    assert found[QUEUES[0]] == bodies[settled:]
+    assert found[QUEUES[1]]
+    assert set(found[QUEUES[1]]) == {b"one more"}
