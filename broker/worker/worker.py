@@ -15,7 +15,7 @@ import signal
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from broker import wire
@@ -94,9 +94,9 @@ class TurnLog(Protocol):
 class Caller(Peer):
     """A gateway, or another worker that forwards to partitions here. Later callers have higher numbers."""
 
-    def __init__(self, connection: socket.socket, number: int) -> None:
+    def __init__(self, connection: socket.socket) -> None:
         super().__init__(connection)
-        self.number = number
+        self.number = 0  # the worker sets it
         self.unread: deque[Command | Remove] = deque()  # commands that the last turn did not get to
         self.receivers: dict[int, Partition] = {}
         self.transactions: dict[bytes, Partition] = {}  # those that have not ended
@@ -150,6 +150,9 @@ class Worker:
         self._neighbours = Neighbours(sockets, partitions, partition_count, self._poll, self._touch, self._deletions)
         self._underway: deque[tuple[Caller, int, Partition, Underway]] = deque()  # requests, with their ids
         self._stopping = False
+        self._wake: socket.socket | None = None  # has something to read when a signal has come
+        self._more = False  # a partition could hand out more at once
+        self._turn_at = time.monotonic()  # when the last turn began
         self._held_back = False  # the last turn handed out nothing, because a gateway had too much unread
         self._apply: dict[int, Callable[[Caller, Any], None]] = {
             Op.SEND: self._send,
@@ -166,59 +169,81 @@ class Worker:
         }
 
     def run(self) -> None:
-        """Serve until SIGTERM. Raises StoreError when a commit fails."""
+        """Make turns until SIGTERM. Raises StoreError when a commit fails."""
         wake_receive, wake_send = socket.socketpair()
         wake_send.setblocking(False)
         signal.set_wakeup_fd(wake_send.fileno())
         signal.signal(signal.SIGTERM, lambda *_: setattr(self, "_stopping", True))
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides
-        self._poll.register(self._listener, select.EPOLLIN)
         self._poll.register(wake_receive, select.EPOLLIN)
+        self._wake = wake_receive
+        self.begin()
+        poll = self._poll.poll
+        while not self._stopping:
+            self.turn(poll(self.wait_seconds(), EVENTS_AT_ONCE))
+
+    def begin(self) -> None:
+        """To be called once, before the first turn."""
+        self._poll.register(self._listener, select.EPOLLIN)
         self._turns.watch(self._poll)
         if HOME in self._partitions:
             self._neighbours.remove(self._deletions.align(self._now_ms), self._now_ms)
-        more = bool(self._touched)
-        started = time.monotonic()
-        poll = self._poll.poll
-        while not self._stopping:
-            timeout_seconds = self._timeout_seconds(started)
-            if (
-                more
-                or self._neighbours.inbox
-                or (self._unfinished and not all(map(_is_behind, self._unfinished.values())))
-            ):
-                timeout_seconds = 0
-            events = poll(timeout_seconds, EVENTS_AT_ONCE)
-            started = time.monotonic()
-            if started >= self._beat_at:
-                self._beat()
-                self._beat_at = started + BEAT_SECONDS
-                self._turns.beat()
-                for partition in self._partitions.values():
-                    partition.forget_room()
-            self._read_clock(started)
-            unfinished, self._unfinished = self._unfinished, {}
-            for descriptor, event in events:
-                peer = self._peers.get(descriptor)
-                if peer is not None:
-                    self._serve(peer, event & _EPOLLOUT if descriptor in unfinished else event)
-                elif descriptor == self._listener.fileno():
-                    self._accept()
-                elif descriptor == wake_receive.fileno():
-                    wake_receive.recv(64)
-                elif not self._turns.serve(descriptor):
-                    self._neighbours.serve(descriptor, event, self._now_ms)
-            for peer in unfinished.values():  # after the others, so that one caller delays none of them
-                if peer.socket.fileno() >= 0:
-                    self._take_commands(peer)
-            if self._neighbours.inbox:
-                self._take_inbox()
-            if self._accept_ms is not None and self._accept_ms <= self._now_ms:
-                self._accept_ms = None
-                self._poll.register(self._listener, select.EPOLLIN)
-            if (dial_ms := self._neighbours.dial_home_ms) is not None and dial_ms <= self._now_ms:
-                self._neighbours.dial_home(self._now_ms)
-            more = self._finish_turn(started, more)
+        self._more = bool(self._touched)
+
+    @property
+    def descriptor(self) -> int:
+        """Whoever calls `turn` finds events here, those of `poll`."""
+        return self._poll.fileno()
+
+    def poll(self) -> list[tuple[int, int]]:
+        """The events that there are now, for `turn`."""
+        return self._poll.poll(0, EVENTS_AT_ONCE)
+
+    def wait_seconds(self) -> float:
+        """The time after which `turn` is to be called even if there are no events."""
+        if (
+            self._more
+            or self._neighbours.inbox
+            or (self._unfinished and not all(map(_is_behind, self._unfinished.values())))
+        ):
+            return 0.0
+        return self._timeout_seconds(self._turn_at)
+
+    def turn(self, events: Iterable[tuple[int, int]]) -> None:
+        """Do what callers want, and answer. `events` are pairs of a descriptor and what epoll says of it.
+
+        Raises StoreError when a commit fails; then there must be no further turn.
+        """
+        self._turn_at = started = time.monotonic()
+        if started >= self._beat_at:
+            self._beat()
+            self._beat_at = started + BEAT_SECONDS
+            self._turns.beat()
+            for partition in self._partitions.values():
+                partition.forget_room()
+        self._read_clock(started)
+        unfinished, self._unfinished = self._unfinished, {}
+        for descriptor, event in events:
+            peer = self._peers.get(descriptor)
+            if peer is not None:
+                self._serve(peer, event & _EPOLLOUT if descriptor in unfinished else event)
+            elif descriptor == self._listener.fileno():
+                self._accept()
+            elif self._wake is not None and descriptor == self._wake.fileno():
+                self._wake.recv(64)
+            elif not self._turns.serve(descriptor):
+                self._neighbours.serve(descriptor, event, self._now_ms)
+        for peer in unfinished.values():  # after the others, so that one caller delays none of them
+            if peer.socket.fileno() >= 0:
+                self._take_commands(peer)
+        if self._neighbours.inbox:
+            self._take_inbox()
+        if self._accept_ms is not None and self._accept_ms <= self._now_ms:
+            self._accept_ms = None
+            self._poll.register(self._listener, select.EPOLLIN)
+        if (dial_ms := self._neighbours.dial_home_ms) is not None and dial_ms <= self._now_ms:
+            self._neighbours.dial_home(self._now_ms)
+        self._more = self._finish_turn(started, self._more)
 
     def _read_clock(self, monotonic: float) -> None:
         clock = self._clock
@@ -336,9 +361,14 @@ class Worker:
             self._accept_ms = self._now_ms + ACCEPT_AGAIN_MS
             return
         self._cannot_accept = False
+        self.admit(Caller(connection))
+
+    def admit(self, peer: Caller) -> None:
+        """Serve a caller that has connected. It is greeted at the end of a turn."""
         self._callers += 1
-        peer = self._peers[connection.fileno()] = Caller(connection, self._callers)
-        self._poll.register(connection, select.EPOLLIN)
+        peer.number = self._callers
+        self._peers[peer.socket.fileno()] = peer
+        self._poll.register(peer.socket, select.EPOLLIN)
         peer.answers.append(wire.hello(wire.VERSION, list(self._partitions)))
         if HOME in self._partitions and not isinstance(self._partitions[HOME], ParkedPartition):
             peer.answers.append(self._catalog())

@@ -322,7 +322,7 @@ def through_a_worker(driver: Driver, *commands: list[Any]) -> None:
         partitions: dict[int, Any] = {PARTITION: driver.partition}
         turns = InMemory(driver.store)
         worker = Worker(0, 0, partitions, {PARTITION: driver.store}, ours, ["0"], 6, clock, touched, turns)
-        caller = Caller(ours, 1)
+        caller = Caller(ours)
         caller.unread.extend(wire.unpack(msgpack.packb(commands)))  # type: ignore[arg-type]
         more = True
         while more or caller.unread:
