@@ -5,7 +5,7 @@ import signal
 import ssl
 import time
 import uuid
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from broker.gateway.connection import ClientConnection
 from broker.gateway.descriptors import RepeatedWarning, allowed_connections
 from broker.gateway.message_ids import MessageIds
 from broker.gateway.namespace import Entity, Namespace
-from broker.gateway.router import Router
+from broker.gateway.router import Router, WorkerConnection
 from broker.http.ops import OpsServer, start_ops
 from broker.keys import Keyring
 from broker.listening import Listener, listen
@@ -44,7 +44,12 @@ class Gateway:
     (`broker.http.ops.OpsSource`).
     """
 
-    def __init__(self, instructions: Instructions) -> None:
+    def __init__(
+        self,
+        instructions: Instructions,
+        connection: Callable[[str, Router], WorkerConnection] = WorkerConnection,
+    ) -> None:
+        """`connection` makes the connection to a worker; see `Router`."""
         self.settings: Settings = instructions.settings
         self.metrics = GatewayMetrics()
         self.keyring = Keyring.of(self.settings)
@@ -57,6 +62,7 @@ class Gateway:
             self.metrics,
             self._on_catalog,
             busy_seconds=self.settings.worker_stall_timeout_ms / 3000,  # a third: busy first, then replaced
+            connection=connection,
         )
         self.new_message_id = MessageIds()
         self.router.on_caught_up = self._on_caught_up

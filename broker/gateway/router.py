@@ -147,11 +147,15 @@ class WorkerConnection(asyncio.Protocol):
             except OSError:
                 await asyncio.sleep(RECONNECT_SECONDS)
             else:
-                while not self._lost.is_set():
-                    with suppress(TimeoutError):
-                        async with asyncio.timeout(LOOK_SECONDS):
-                            await self._lost.wait()
-                    self._look()
+                await self._stay_connected()
+
+    async def _stay_connected(self) -> None:
+        """Returns when the connection is lost."""
+        while not self._lost.is_set():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_SECONDS):
+                    await self._lost.wait()
+            self._look()
 
     def _look(self) -> None:
         """Each second: if the worker has not answered for long, refuse commands for it; clients wait no more."""
@@ -343,13 +347,7 @@ class WorkerConnection(asyncio.Protocol):
         body = packer.getbuffer()
         head = _frame_head(5 + len(body), _ARRAY_32, len(self._packed))
         self._packed = []
-        # An event loop writes when it has handled all that can be read. A frame that is not behind others leaves now.
-        sent = 0
-        if self._descriptor >= 0 and not transport.get_write_buffer_size():
-            try:
-                sent = os.writev(self._descriptor, (head, body))
-            except OSError:  # it takes nothing now, or it is broken, which the transport will find out
-                sent = 0
+        sent = self._write_now(transport, head, body)
         if sent == len(head) + len(body) and sent <= KEPT_BUFFER_BYTES:
             body.release()
             packer.reset()
@@ -360,6 +358,16 @@ class WorkerConnection(asyncio.Protocol):
             transport.writelines((head[sent:], body))
         elif sent < len(head) + len(body):
             transport.write(body[sent - len(head) :])
+
+    def _write_now(self, transport: asyncio.Transport, head: bytes, body: memoryview) -> int:
+        """Write a frame without waiting for the event loop; returns the bytes that were taken.
+
+        The loop writes when it has handled all that can be read. A frame that is not behind others leaves now.
+        """
+        if self._descriptor >= 0 and not transport.get_write_buffer_size():
+            with suppress(OSError):  # it takes nothing now, or it is broken, which the transport will find out
+                return os.writev(self._descriptor, (head, body))
+        return 0
 
     # -- answers
 
@@ -441,8 +449,12 @@ class Router:
         metrics: GatewayMetrics,
         on_catalog: Callable[[list[Any]], None],
         busy_seconds: float = 10.0,
+        connection: "Callable[[str, Router], WorkerConnection]" = WorkerConnection,
     ) -> None:
-        """A worker that has not answered for `busy_seconds` is busy: it gets no commands until it answers."""
+        """A worker that has not answered for `busy_seconds` is busy: it gets no commands until it answers.
+
+        `connection` makes the connection to the worker with this socket.
+        """
         self.metrics = metrics
         self.busy_seconds = busy_seconds
         self.partitions = partitions
@@ -452,7 +464,7 @@ class Router:
         self.posted_behind: set[WorkerConnection] = set()
         self.on_caught_up: Callable[[], None] = lambda: None
         self.on_deleted: Callable[[Sequence[int]], None] = lambda entity_ids: None
-        self.workers = [WorkerConnection(path, self) for path in sockets]
+        self.workers = [connection(path, self) for path in sockets]
         self.in_turn = False  # True while a read is handled, at the end of which `end_turn` is called
         self._due: list[WorkerConnection] = []  # those with commands to send
         self._at_once = TURNS_AT_ONCE  # so many turns send at their end, before a round is counted
