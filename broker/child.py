@@ -1,7 +1,8 @@
 """How a gateway or worker process gets its instructions and answers its supervisor.
 
-The supervisor starts `python -m broker.worker` or `-m broker.gateway`, writes one line of JSON to its standard input,
-and reads one line of JSON from its standard output: either that it serves, or why it never can.
+The supervisor starts `python -m broker.worker`, `-m broker.gateway`, or `-m broker.one_process`, which is both. It
+writes one line of JSON to the standard input, and reads one line of JSON from the standard output: either that the
+process serves, or why it never can.
 
     instructions = read_instructions()
     try:
@@ -10,7 +11,7 @@ and reads one line of JSON from its standard output: either that it serves, or w
         fail(str(error))
     announce_ready(amqp_port=port)
 
-After that a worker writes an empty line about each second, as long as it makes turns (`Pulse`).
+After that a process with a worker writes an empty line about each second, as long as it makes turns (`Pulse`).
 
 A child must not outlive its supervisor, because the next supervisor needs the ports and the stores. So the kernel kills
 the child when its supervisor dies.
@@ -36,9 +37,9 @@ class Instructions:
     """The instructions for one child.
 
     `sockets` are the paths of the workers' unix sockets, relative to the working directory; the index is the worker.
-    Partition p is on worker p % len(sockets). A gateway has `gateway`, its number, and a worker has `worker`; the other
-    is None, and a gateway's `partitions` are empty. In `settings` the root key is always set, paths are absolute, and
-    `queues` is empty: entities are in the stores.
+    Partition p is on worker p % len(sockets). A gateway has `gateway`, its number, and a worker has `worker`. The other
+    is None, unless one process is both. Without a worker, `partitions` are empty. In `settings` the root key is always
+    set, paths are absolute, and `queues` is empty: entities are in the stores.
     """
 
     settings: Settings

@@ -149,7 +149,7 @@ def _families(scene: Scene) -> Iterator[Metric]:
     yield from _entity_counters(scene.gateway.entities)
     yield from _entity_gauges(scene)
     yield from _workers(scene.workers)
-    yield from _processes(scene.workers)
+    yield from _processes(scene)
 
 
 def _gateway(gateway: GatewayMetrics) -> Iterator[Metric]:
@@ -251,15 +251,16 @@ def _workers(workers: Mapping[int, Mapping[str, Any] | None]) -> Iterator[Metric
         yield family
 
 
-def _processes(workers: Mapping[int, Mapping[str, Any] | None]) -> Iterator[Metric]:
+def _processes(scene: Scene) -> Iterator[Metric]:
     resident = GaugeMetricFamily(
         "peeklock_process_resident_memory_bytes", "Resident memory of a process of the broker.", labels=["process"]
     )
     cpu = CounterMetricFamily("peeklock_process_cpu_seconds", "CPU time a process has used.", labels=["process"])
     usage: list[tuple[str, Mapping[str, Any]]] = [("gateway", process_usage())]
-    for worker, snapshot in sorted(workers.items()):
+    for worker, snapshot in sorted(scene.workers.items()):
         if snapshot is not None:
-            usage.append((f"worker-{worker}", snapshot))
+            if not scene.is_one_process:
+                usage.append((f"worker-{worker}", snapshot))
             if snapshot["checkpointer"] is not None:
                 usage.append((f"checkpointer-{worker}", snapshot["checkpointer"]))
     for process, used in usage:

@@ -201,7 +201,8 @@ class Scene(NamedTuple):
 
     `workers` has each worker's snapshot, None for one that did not answer. `counts` are the partitions' answers to the
     request `counts`: queue id -> [available, deferred, scheduled, bytes, locked]. `entities` are the names by entity
-    id, and `forwarding` are the ids of the entities that forward their messages.
+    id, and `forwarding` are the ids of the entities that forward their messages. `is_one_process`: the worker is in the
+    gateway's process.
     """
 
     gateway: GatewayMetrics
@@ -210,6 +211,7 @@ class Scene(NamedTuple):
     entities: Mapping[int, str]
     version: str
     forwarding: Container[int] = ()
+    is_one_process: bool = False
 
 
 def usage_of(pid: int) -> dict[str, float] | None:

@@ -66,7 +66,11 @@ MAY_IMPORT = {
     "broker.metrics": set(),
     "broker.listening": set(),
     "broker.settings": {"broker", "storage", "protocol.symbols"},
-    "broker.settings.config": {"broker.namespace.entities", "broker.namespace.rule_descriptions"},
+    "broker.settings.config": {
+        "broker.namespace.entities",
+        "broker.namespace.rule_descriptions",
+        "broker.settings.placement",
+    },
     "pipeline": {"protocol", "pipeline"},
 }
 
@@ -75,6 +79,7 @@ MAY_NOT_IMPORT = {
     "broker.gateway": {
         "broker.partition",
         "broker.worker",
+        "broker.one_process",
         "broker.supervisor",
         "broker.cli",
     },
@@ -87,13 +92,16 @@ MAY_NOT_IMPORT = {
     },
     "broker.worker": {
         "broker.gateway",
+        "broker.one_process",
         "broker.http",
         "broker.supervisor",
         "broker.cli",
         "broker.exposition",
     },
+    "broker.one_process": {"broker.partition", "broker.supervisor", "broker.cli"},
     "broker.supervisor": {
         "broker.gateway",
+        "broker.one_process",
         "broker.http",
         "broker.worker",
         "broker.partition",
@@ -137,7 +145,7 @@ ONLY_IN = {
         "protocol.engine.flow_answers",
     },
     "structlog": {"broker.logging"},
-    "uvloop": {"broker.gateway"},
+    "uvloop": {"broker.gateway", "broker.one_process"},
     "aiohttp": {"broker.http"},
     "lark": {"broker.rules.syntax"},
     "prometheus_client": {"broker.exposition"},

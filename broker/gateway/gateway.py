@@ -55,6 +55,7 @@ class Gateway:
         self.keyring = Keyring.of(self.settings)
         self.namespace = Namespace(self.settings.namespace)
         self._number = instructions.gateway or 0
+        self._has_worker = instructions.worker is not None
         self.container_id = f"{uuid.uuid4().hex}_G{self._number}"
         self.router = Router(
             instructions.sockets,
@@ -262,6 +263,7 @@ class Gateway:
             entities=self.namespace.names(),
             version=__version__,
             forwarding={entity.entity_id for entity in self.namespace if entity.forward_to(Part.MAIN)},
+            is_one_process=self._has_worker,
         )
 
     async def _scrape(self, partition: int, name: str) -> Any:

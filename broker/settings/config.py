@@ -5,7 +5,6 @@ standard input (`model_dump_json`, `model_validate_json`). Its repr holds no sec
 """
 
 import ipaddress
-import os
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, Self
@@ -26,6 +25,7 @@ from broker.namespace.entities import (
     TopicDescription,
 )
 from broker.namespace.rule_descriptions import RuleDescription
+from broker.settings import placement
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -343,10 +343,11 @@ class Settings(Frozen):
     )
     workers: int | None = Field(
         None,
-        ge=1,
+        ge=0,
         le=MAX_PARTITIONS,
-        description="Worker processes, at most one per partition; off takes one less than there are processors, but "
-        "at least one.",
+        description="Worker processes, at most one per partition. With 0 the partitions are in the gateway's process, "
+        "which answers sooner and takes less memory, but uses one processor. Off takes 0 where there are one or two "
+        "processors and gateways is 1, else one less than there are processors, but at least one.",
     )
     gateways: int = Field(
         1,
@@ -415,10 +416,16 @@ class Settings(Frozen):
         return max(self.store.log_bytes, 4 * self.amqp.max_message_size_bytes)
 
     @property
+    def is_one_process(self) -> bool:
+        """The only gateway and the only worker are in one process."""
+        return placement.is_one_process(self.workers, self.gateways)
+
+    @property
     def worker_count(self) -> int:
+        """Workers, each with a log and some of the partitions; also when the only one has no process of its own."""
         if self.workers is not None:
-            return self.workers
-        return max(1, min(self.partitions, (os.cpu_count() or 1) - 1))
+            return max(1, self.workers)
+        return max(1, min(self.partitions, placement.processors() - 1))
 
     def _check_ports(self) -> None:
         amqp, ops = self.amqp, self.ops
@@ -435,6 +442,11 @@ class Settings(Frozen):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
+        if self.workers == 0 and self.gateways > 1:
+            raise inconsistent(
+                f"leaves no process for the partitions of {self.gateways} gateways; set gateways to 1, or this to 1",
+                "workers",
+            )
         if self.workers is not None and self.workers > self.partitions:
             raise inconsistent(f"is more than the {self.partitions} partitions; lower it, or leave it out", "workers")
         if self.security.allow_anonymous and not is_loopback(self.amqp.host):

@@ -1,19 +1,21 @@
 """Starts the Python interpreters of child processes, the first ones even before the settings are read.
 
-Loading modules takes most of the time of a start. So `peeklock serve` first starts one gateway and one worker. They
-load their modules while the supervisor reads its settings and opens the stores, and then wait for their instructions
-(`broker.child`). This module must stay light: it is imported before anything else.
+Loading modules takes most of the time of a start. So `peeklock serve` first starts one gateway and one worker, or one
+process that is both. They load their modules while the supervisor reads its settings and opens the stores, and then
+wait for their instructions (`broker.child`). This module must stay light: it is imported before anything else.
 """
 
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from broker.settings.variables import VARIABLE_PREFIX
 
 PACKAGES = Path(__file__).resolve().parents[2]  # children must find this, whatever their working directory is
-FIRST = ("broker.gateway", "broker.worker")
+ONE_PROCESS = ("broker.one_process",)
+SEPARATE = ("broker.gateway", "broker.worker")
 
 Interpreter = subprocess.Popen[bytes]
 
@@ -39,9 +41,9 @@ def _environment() -> dict[str, str]:
     return own | {"PYTHONPATH": f"{PACKAGES}{os.pathsep}{path}" if path else str(PACKAGES)}
 
 
-def start_ahead() -> None:
-    """Start one interpreter for each module of FIRST, for `take` to find."""
-    for module in FIRST:
+def start_ahead(modules: Sequence[str]) -> None:
+    """Start one interpreter for each of these modules, for `take` to find."""
+    for module in modules:
         _ahead[module] = start(module)
 
 

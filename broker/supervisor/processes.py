@@ -155,6 +155,7 @@ class Processes:
         """Start the processes, so that they load their modules while the stores are prepared. Then call `run`."""
         for child in self._children:
             child.load()
+        interpreters.discard_ahead()  # no role has their module
 
     def discard(self) -> None:
         """End the processes that `load` has started, if `run` will not be called."""

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Callable
 from errno import ENOMEM
 from pathlib import Path
 from typing import Any, NoReturn
@@ -118,37 +119,32 @@ def _roles(settings: Settings, parkings: list[Parking]) -> list[list[Role]]:
     workers = settings.worker_count
     sockets = tuple(f"{RUN}/worker-{worker}.sock" for worker in range(workers))
 
-    def gateway(number: int) -> Role:
-        def instructions(restarts: int) -> Instructions:
+    def instructions(gateway: int | None, worker: int | None) -> Callable[[int], Instructions]:
+        def after(restarts: int) -> Instructions:
             return Instructions(
                 settings=for_children,
                 supervisor=os.getpid(),
-                gateway=number,
-                worker=None,
-                partitions=(),
+                gateway=gateway,
+                worker=worker,
+                partitions=() if worker is None else tuple(range(worker, settings.partitions, workers)),
                 sockets=sockets,
                 restarts=restarts,
+                parked=() if worker is None else parkings[worker].parked,
             )
 
-        return Role("gateway" if number == 0 else f"gateway-{number}", "broker.gateway", instructions)
+        return after
+
+    def gateway(number: int) -> Role:
+        name = "gateway" if number == 0 else f"gateway-{number}"
+        return Role(name, "broker.gateway", instructions(number, None))
 
     def worker(number: int) -> Role:
-        parking = parkings[number]
+        crashed = parkings[number].crashed
+        return Role(f"worker-{number}", "broker.worker", instructions(None, number), has_pulse=True, crashed=crashed)
 
-        def instructions(restarts: int) -> Instructions:
-            return Instructions(
-                settings=for_children,
-                supervisor=os.getpid(),
-                gateway=None,
-                worker=number,
-                partitions=tuple(range(number, settings.partitions, workers)),
-                sockets=sockets,
-                restarts=restarts,
-                parked=parking.parked,
-            )
-
-        return Role(f"worker-{number}", "broker.worker", instructions, has_pulse=True, crashed=parking.crashed)
-
+    if settings.is_one_process:
+        both = instructions(0, 0)
+        return [[Role("gateway", "broker.one_process", both, has_pulse=True, crashed=parkings[0].crashed)]]
     return [list(map(gateway, range(settings.gateways))), list(map(worker, range(workers)))]
 
 

@@ -84,6 +84,14 @@ class Peer:
             self._output_bytes += 4 + length
             self.is_behind = self._output_bytes > OUTPUT_HIGH_BYTES
 
+    def take_output(self) -> bytes:
+        """What `write` would write."""
+        output = b"".join(self.output)
+        self.output.clear()
+        self._output_bytes = 0
+        self.is_behind = False
+        return output
+
     def write(self) -> bool:
         """Write what the socket takes; False when the other side is gone."""
         output = self.output

@@ -3,6 +3,7 @@
 import os
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ from broker.logging import configure_logging, get_logger
 from broker.partition.partition import Partition
 from broker.partition.settings import PartitionSettings
 from broker.partition.state.terms import Terms
+from broker.settings.config import ConfigurationError
 from broker.starting import Phase, Starting, phase_file
 from broker.touched_partition import TouchedPartition, touched_file
 from broker.worker.clock import Clock
@@ -36,7 +38,20 @@ class Opened(NamedTuple):
 
 
 def main() -> int:
-    instructions = read_instructions()
+    """The process of a worker of its own; returns its exit status."""
+
+    def serve(worker: Worker) -> None:
+        announce_ready()
+        worker.run()
+
+    return run(read_instructions(), serve)
+
+
+def run(instructions: Instructions, serve: Callable[[Worker], None]) -> int:
+    """Open the worker's stores, let `serve` make its turns, and close them; returns the process's exit status.
+
+    `serve` raises StoreError as the turns do, and ConfigurationError if it cannot serve as things are.
+    """
     settings, number = instructions.settings, instructions.worker
     assert number is not None
     configure_logging(settings.log)
@@ -67,23 +82,24 @@ def main() -> int:
     )
     turns.checkpointer.start()
     starting.done()
-    announce_ready()
     try:
-        worker.run()
+        serve(worker)
         turns.close()
     except StoreDamaged as error:
         return _damaged(number, error)
     except StoreError as error:
-        log.error("store failed; the worker ends, to be restarted from its stores", worker=number, error=str(error))
+        log.error("store failed; the process ends, to be restarted from its stores", worker=number, error=str(error))
         return 1
+    except ConfigurationError as error:
+        fail(str(error))
     except Exception as error:
-        log.error("unforeseen failure; the worker ends without a commit", worker=number, exc_info=error)
+        log.error("unforeseen failure; the process ends without a commit", worker=number, exc_info=error)
         return 1
     return 0
 
 
 def _damaged(number: int, error: StoreDamaged) -> int:
-    log.error("store is damaged; the worker ends, to be restarted", worker=number, error=str(error))
+    log.error("store is damaged; the process ends, to be restarted", worker=number, error=str(error))
     return DAMAGED_STORE
 
 

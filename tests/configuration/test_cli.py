@@ -92,7 +92,7 @@ def test_a_wrong_setting_starts_nothing_and_is_one_message(peeklock, served):
 
 
 def test_several_wrong_settings_are_a_list(peeklock, served):
-    result = peeklock("serve", "--amqp-port", "70000", "--workers", "0")
+    result = peeklock("serve", "--amqp-port", "70000", "--workers", "-1")
     assert result.exit_code == 78
     first, *rest = result.stderr.splitlines()
     assert first == "peeklock: 2 things are wrong:"

@@ -145,6 +145,7 @@ def test_variables_of_a_kubernetes_service_of_our_name_are_ignored():
         ("--partitions", "0", '--partitions: "0" is out of range; it must be from 1 to 64'),
         ("--partitions", "off", '--partitions: "off" must be a whole number from 1 to 64'),
         ("--workers", "9", '--workers: "9" is more than the 4 partitions; lower it, or leave it out'),
+        ("--workers", "-1", '--workers: "-1" is out of range; it must be from 0 to 64, or off'),
         ("--log-level", "loud", "--log-level: \"loud\" must be 'debug', 'info', 'warning' or 'error'"),
         ("--emulator", "perhaps", '--emulator: "perhaps" must be true or false'),
     ],
@@ -409,6 +410,12 @@ def test_all_mistakes_are_told_at_once(toml):
     assert sorted(line.split(": ")[0] for line in found) == sorted(
         [str(file), str(file), "--workers", "PEEKLOCK_GATEWAYS", "PEEKLOCK_NO"]
     )
+
+
+def test_several_gateways_need_a_process_for_the_partitions():
+    assert problems(None, {"--workers": "0"}, {"PEEKLOCK_GATEWAYS": "2"}) == [
+        '--workers: "0" leaves no process for the partitions of 2 gateways; set gateways to 1, or this to 1'
+    ]
 
 
 def test_open_access_is_only_for_loopback():

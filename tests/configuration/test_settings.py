@@ -7,6 +7,7 @@ from pydantic.fields import FieldInfo
 from broker.namespace.entities import AuthorizationRule, QueueDescription
 from broker.namespace.rule_descriptions import CorrelationFilter, RuleDescription, RuleValue, SqlAction, SqlFilter
 from broker.settings.config import Amqp, DeclaredSubscription, DeclaredTopic, Settings, is_loopback
+from broker.settings.placement import guess_one_process
 from broker.settings.reference import document
 from broker.settings.sources import leaves, section_of, variable
 
@@ -109,6 +110,48 @@ def test_channel_and_handle_maxima_are_the_highest_numbers_not_counts():
 def test_workers_leave_a_processor_to_the_gateway_unless_set(monkeypatch, partitions, workers, processors, count):
     monkeypatch.setattr("os.cpu_count", lambda: processors)
     assert Settings(partitions=partitions, workers=workers).worker_count == count
+
+
+@pytest.mark.parametrize(
+    ("workers", "gateways", "processors", "is_one"),
+    [
+        (None, 1, 1, True),
+        (None, 1, 2, True),
+        (None, 1, 3, False),
+        (None, 2, 1, False),
+        (0, 1, 16, True),
+        (1, 1, 1, False),
+        (2, 1, 2, False),
+    ],
+)
+def test_the_partitions_are_in_the_gateways_process_if_set_and_with_few_processors(
+    monkeypatch, workers, gateways, processors, is_one
+):
+    monkeypatch.setattr("os.cpu_count", lambda: processors)
+    settings = Settings(workers=workers, gateways=gateways)
+    assert settings.is_one_process is is_one
+    if is_one:
+        assert settings.worker_count == 1
+    arguments = [] if workers is None else [f"--workers={workers}"]
+    assert guess_one_process(["peeklock", "serve", *arguments], {"PEEKLOCK_GATEWAYS": str(gateways)}) is is_one
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "guess"),
+    [
+        ([], {}, True),
+        (["--workers", "1"], {}, False),
+        (["--workers=0"], {"PEEKLOCK_WORKERS": "3"}, True),
+        ([], {"PEEKLOCK_WORKERS": "3"}, False),
+        ([], {"PEEKLOCK_GATEWAYS": "2"}, False),
+        (["--workers", "off"], {"PEEKLOCK_WORKERS": "3"}, True),
+        (["--workers"], {}, True),
+        (["--workers", "no number"], {}, True),
+    ],
+)
+def test_it_is_guessed_before_the_settings_are_read(monkeypatch, arguments, environment, guess):
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    assert guess_one_process(["peeklock", "serve", *arguments], environment) is guess
 
 
 @pytest.mark.parametrize("host", ["localhost", "LocalHost", "127.0.0.1", "127.1.2.3", "::1"])

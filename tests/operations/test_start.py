@@ -50,7 +50,8 @@ sys.exit(supervisor.run(Settings.model_validate_json(sys.argv[1])))
 
 def start(data_dir, **settings):
     """Run the start in a process of its own: (exit code, stdout, stderr)."""
-    settings = {"data_dir": str(data_dir), "partitions": 2, "store": {"map_size_bytes": 64 * MIB}} | settings
+    defaults = {"data_dir": str(data_dir), "partitions": 2, "workers": 1, "store": {"map_size_bytes": 64 * MIB}}
+    settings = defaults | settings
     done = subprocess.run(
         [sys.executable, "-c", RUN, json.dumps(settings)], capture_output=True, text=True, timeout=30, check=False
     )

@@ -1,0 +1,13 @@
+"""`python -m broker.one_process`: a gateway with all partitions inside, as the supervisor starts it."""
+
+import sys
+
+import uvloop
+
+from broker.child import collect_rarely, read_instructions
+from broker.one_process.process import serve
+from broker.worker.process import run
+
+_INSTRUCTIONS = read_instructions()
+collect_rarely()
+sys.exit(run(_INSTRUCTIONS, lambda worker: uvloop.run(serve(_INSTRUCTIONS, worker))))
