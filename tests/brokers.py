@@ -16,6 +16,8 @@ from typing import Self
 
 import psutil
 
+from tests.caller import WORKERS
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 KEY_NAME = "RootManageSharedAccessKey"
 KEY = "SAS_KEY_VALUE"  # the emulator's well-known key
@@ -49,7 +51,8 @@ class Broker:
     """One broker and its data directory, which outlives `stop`, `kill` and `restart`.
 
     `config` is the text of a TOML file. Ports are chosen once and kept over restarts. `prefix` is a command that runs
-    the broker's, in its own process.
+    the broker's, in its own process. `workers` is the setting, which is not to be in `config`; 0 is one process, and
+    None is what a user gets who does not set it. A test that needs a process for the worker says so.
     """
 
     def __init__(
@@ -59,13 +62,16 @@ class Broker:
         *,
         arguments: tuple[str, ...] = ("--emulator",),
         prefix: tuple[str, ...] = (),
+        workers: int | None = WORKERS,
     ) -> None:
+        assert "\nworkers =" not in f"\n{config}", "say it as an argument"
         self.directory = directory
         self.data_dir = directory / "data"
         self.config_file = directory / "config.toml"
         self.log_file = directory / "broker.log"
         self.arguments = arguments
         self.prefix = prefix
+        self.workers = workers
         self.amqp_port, self.ops_port = free_ports(2)
         self._process: subprocess.Popen[bytes] | None = None
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -105,6 +111,8 @@ class Broker:
         command = [*self.prefix, sys.executable, "-m", "broker.cli", "serve"]
         command += ["--config", str(self.config_file), "--data-dir", str(self.data_dir)]
         command += ["--amqp-port", str(self.amqp_port), "--ops-port", str(self.ops_port), *self.arguments]
+        if self.workers is not None:
+            command += ["--workers", str(self.workers)]
         with self.log_file.open("ab") as log:
             said_before = log.tell()
             self._process = subprocess.Popen(
@@ -155,6 +163,33 @@ class Broker:
             return [root, *root.children(recursive=True)]
         except psutil.NoSuchProcess:
             return []
+
+    def gateway(self) -> psutil.Process:
+        """The only gateway; also the process that is both."""
+        [found] = self._running("broker.gateway", "broker.one_process")
+        return found
+
+    def worker_processes(self) -> list[psutil.Process]:
+        """Workers in the order in which they were started; also the process that is both."""
+        return sorted(self._running("broker.worker", "broker.one_process"), key=lambda process: process.create_time())
+
+    def worker(self) -> psutil.Process:
+        """The only worker."""
+        [found] = self.worker_processes()
+        return found
+
+    def checkpointer(self) -> psutil.Process:
+        """That of the only worker."""
+        [found] = self._running("storage.log.checkpointer")
+        return found
+
+    def _running(self, *modules: str) -> list[psutil.Process]:
+        found = []
+        for process in self.processes():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if set(modules) & set(process.cmdline()):
+                    found.append(process)
+        return found
 
     def get(self, path: str, timeout_s: float = 2.0) -> tuple[int, str]:
         """GET from the operations endpoint: (HTTP status, body). Raises OSError while nobody listens."""

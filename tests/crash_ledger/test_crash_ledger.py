@@ -88,7 +88,7 @@ def exchange(peer, until) -> None:
 def test_a_message_sent_while_the_worker_is_down_is_refused_without_waiting_for_other_traffic(tmp_path):
     """One send, then silence from this side: the answer must come by itself."""
     answers: list[bool] = []
-    with Broker(tmp_path, CONFIG) as broker:
+    with Broker(tmp_path, CONFIG, workers=1) as broker:
         login = Login(broker.amqp_port, KEY_NAME, KEY)
         sender = Sender(login, "sender", QUEUE, lambda key, accepted: answers.append(accepted))
         exchange(sender, lambda: sender.credit > 0)

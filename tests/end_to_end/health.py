@@ -18,11 +18,6 @@ def process_ids(broker: Broker) -> list[int]:
     return sorted(process.pid for process in broker.processes())
 
 
-def process_of(broker: Broker, module: str) -> Any:
-    [found] = [process for process in broker.processes() if module in process.cmdline()]
-    return found
-
-
 def assert_unharmed(broker: Broker, before: list[int]) -> None:
     """Another client sends, receives and completes; no process was replaced; nothing unforeseen is in the log."""
     serves(broker.amqp_port)

@@ -16,7 +16,6 @@ from tests.end_to_end.raw_peer import DISPOSITION, TRANSFER, RawPeer, body_of, e
 
 CONFIG = """
 partitions = 2
-workers = 2
 [[queues]]
 name = "orders"
 [[queues]]
@@ -52,7 +51,7 @@ def test_partitions_that_need_a_damaged_log_are_parked_and_the_others_are_served
     tmp_path: Path, damage: Callable[[Path], None]
 ) -> None:
     assert home_partition("orders", 2) == 1
-    with Broker(tmp_path, CONFIG.format(other=OTHER)) as broker:
+    with Broker(tmp_path, CONFIG.format(other=OTHER), workers=2) as broker:
         for queue in ("orders", OTHER):
             send_numbers(broker, queue, 3)
         broker.kill()
@@ -79,7 +78,7 @@ def test_partitions_that_need_a_damaged_log_are_parked_and_the_others_are_served
 def test_without_the_log_of_the_home_the_broker_does_not_start_and_names_it(
     tmp_path: Path, damage: Callable[[Path], None]
 ) -> None:
-    with Broker(tmp_path, CONFIG.format(other=OTHER)) as broker:
+    with Broker(tmp_path, CONFIG.format(other=OTHER), workers=2) as broker:
         send_numbers(broker, OTHER, 3)
         broker.kill()
         directory = log_directory(broker.data_dir, 0)

@@ -10,12 +10,11 @@ from storage.data_dir import partition_path
 from storage.lmdb_store import DATA_FILE
 from tests.brokers import Broker, BrokerFailed
 from tests.damaged_stores import damage, lone_branch, zeros
-from tests.end_to_end.health import elsewhere, eventually, metrics, process_of, send_numbers
+from tests.end_to_end.health import elsewhere, eventually, metrics, send_numbers
 from tests.end_to_end.raw_peer import DISPOSITION, TRANSFER, RawPeer, body_of, error_of, message
 
 CONFIG = """
 partitions = 2
-workers = 1
 [[queues]]
 name = "orders"
 [[queues]]
@@ -25,8 +24,8 @@ OTHER = elsewhere("orders")
 
 
 def worker(broker: Broker) -> int | None:
-    found = [process.pid for process in broker.processes() if "broker.worker" in process.cmdline()]
-    return found[0] if found else None
+    found = broker.worker_processes()
+    return found[0].pid if found else None
 
 
 def parked(broker: Broker) -> bool:
@@ -45,7 +44,7 @@ def test_a_partition_that_kills_its_worker_is_parked_and_the_others_are_served(t
         for _ in range(2):
             if parked(broker):
                 break  # it killed its worker already when that was started
-            before = process_of(broker, "broker.worker").pid
+            before = broker.worker().pid
             with RawPeer.connect(broker.amqp_port) as peer:
                 peer.attach_receiver("orders", credit=10)
                 eventually(lambda before=before: worker(broker) not in (None, before), "the worker is started again")
@@ -72,12 +71,11 @@ def test_a_partition_that_kills_its_worker_is_parked_and_the_others_are_served(t
             assert "out of service" in text
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [0, 1, 2])
 def test_a_partition_that_is_damaged_at_the_start_is_parked_until_its_store_is_mended(
     tmp_path: Path, workers: int
 ) -> None:
-    config = CONFIG.format(other=OTHER).replace("workers = 1", f"workers = {workers}")
-    with Broker(tmp_path, config) as broker:
+    with Broker(tmp_path, CONFIG.format(other=OTHER), workers=workers) as broker:
         send_numbers(broker, "orders", 3, 500)
         send_numbers(broker, OTHER, 3, 500)
         broker.stop()
@@ -102,7 +100,7 @@ def test_a_partition_that_is_damaged_at_the_start_is_parked_until_its_store_is_m
             assert [body_of(peer.expect(TRANSFER).payload)[:8] for _ in range(3)] == [
                 b"number %d" % n for n in range(3)
             ]
-        broker.config_file.write_text(config + '[[queues]]\nname = "orders-2"\n')
+        broker.config_file.write_text(broker.config_file.read_text() + '[[queues]]\nname = "orders-2"\n')
         broker.restart()
         send_numbers(broker, OTHER, 2, 500)
         assert parked(broker)
@@ -133,7 +131,7 @@ def test_a_home_that_is_damaged_at_the_start_is_told_and_nothing_is_served(tmp_p
 
 def test_several_partitions_that_kill_their_worker_at_the_start_are_parked(tmp_path: Path) -> None:
     names = {home_partition(name, 4): name for name in map("queue-{}".format, range(99))}
-    config = "partitions = 4\nworkers = 1\n" + "".join(f'[[queues]]\nname = "{name}"\n' for name in names.values())
+    config = "partitions = 4\n" + "".join(f'[[queues]]\nname = "{name}"\n' for name in names.values())
     with Broker(tmp_path, config) as broker:
         for name in names.values():
             send_numbers(broker, name, 3, 500)

@@ -19,7 +19,7 @@ from storage.lmdb_store import LmdbStore
 from storage.records import encode_document, idle_key
 from storage.store import Table
 from tests.brokers import Broker
-from tests.end_to_end.health import eventually, logged, metrics, process_ids, process_of, serves
+from tests.end_to_end.health import eventually, logged, metrics, process_ids, serves
 from tests.end_to_end.raw_peer import ATTACH, DETACH, DISPOSITION, TRANSFER, RawPeer, error_of, message
 from tests.logs import open_tables
 
@@ -28,7 +28,6 @@ INTERVAL_MS = 300_000
 NOT_FOUND = "amqp:not-found"
 CONFIG = f"""
 partitions = {PARTITIONS}
-workers = 2
 
 [[queues]]
 name = "witness"
@@ -52,7 +51,7 @@ QUEUE, STAYS, GOES = 2, 4, 5  # entity ids, in the order of their creation
 
 @pytest.fixture
 def broker(tmp_path):
-    broker = Broker(tmp_path, CONFIG)
+    broker = Broker(tmp_path, CONFIG, workers=2)
     broker.start()
     eventually(lambda: logged(broker, "catalog received"), "the second worker is connected to the home's")
     yield broker
@@ -196,12 +195,12 @@ def test_a_worker_that_dies_before_the_catalog_knows_changes_nothing_of_it(broke
     broker.stop()
     nearly_over(broker, "replies", QUEUE, left_ms=2500)
     broker.start()
-    home, own = workers(broker)
+    home, own = broker.worker_processes()
     home.suspend()
     eventually(lambda: logged(broker, '"replies", .*"entity deleted'), "it is deleted", 10)
     if dies == "own":
         own.kill()
-        eventually(lambda: workers_of(broker) == 2, "started again")
+        eventually(lambda: len(broker.worker_processes()) == 2, "started again")
         home.resume()
     else:
         home.kill()
@@ -222,21 +221,12 @@ def test_a_worker_that_dies_before_the_catalog_knows_changes_nothing_of_it(broke
     assert_verified(broker)
 
 
-def workers(broker: Broker) -> list[Any]:
-    found = [process for process in broker.processes() if "broker.worker" in process.cmdline()]
-    return sorted(found, key=lambda process: process.create_time())
-
-
-def workers_of(broker: Broker) -> int:
-    return len(workers(broker))
-
-
 def test_a_broker_killed_before_the_catalog_knows_makes_what_is_declared_anew(broker):
     send(broker, "replies", "witness")
     broker.stop()
     nearly_over(broker, "replies", QUEUE, left_ms=2500)
     broker.start()
-    workers(broker)[0].suspend()
+    broker.worker_processes()[0].suspend()
     eventually(lambda: logged(broker, '"replies", .*"entity deleted'), "it is deleted", 10)
     broker.kill()
     assert all(QUEUE in ids for _, ids in catalogs(broker))
@@ -300,7 +290,7 @@ def test_links_older_than_the_homes_restart_end_with_their_entity(broker):
             peer.attach_sender("replies"),
             peer.attach_sender("witness", properties={TRANSFER_DESTINATION_ADDRESS: "replies"}),
         ]
-        home, _ = workers(broker)
+        home, _ = broker.worker_processes()
         home.kill()
         home.wait(10)
         eventually(
@@ -319,7 +309,7 @@ def test_a_gateway_that_starts_again_knows_what_is_gone(broker):
     with Worker(broker) as other:
         other.say(Op.REMOVE, [QUEUE])
         assert other.hear(Op.DELETED)[1:] == [2, [QUEUE]]
-    gateway = process_of(broker, "broker.gateway")
+    gateway = broker.gateway()
     gateway.kill()
     gateway.wait(10)
     eventually(lambda: is_ready(broker), "ready")

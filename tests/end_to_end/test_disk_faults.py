@@ -6,7 +6,7 @@ from contextlib import suppress
 import pytest
 
 from tests.brokers import Broker
-from tests.end_to_end.health import elsewhere, eventually, logged, metrics, process_of, serves
+from tests.end_to_end.health import elsewhere, eventually, logged, metrics, serves
 from tests.end_to_end.raw_peer import ACCEPTED, DISPOSITION, TRANSFER, RawPeer, body_of, error_of, message
 from tests.own_disk import broker_on, own_disk_or_skip
 
@@ -15,7 +15,6 @@ PATIENCE_S = 20.0
 QUEUES = ("orders", elsewhere("orders"))  # on two partitions
 CONFIG = f"""
 partitions = 2
-workers = 1
 worker_stall_timeout_ms = {STALL_MS}
 [store]
 min_free_disk_bytes = 8388608
@@ -90,7 +89,7 @@ def nothing_is_accepted(broker: Broker, within_s: float) -> None:
 def test_a_disk_that_fails_ends_the_worker_until_it_is_mounted_again_and_nothing_accepted_is_lost(disk, broker, how):
     bodies = send(broker, 20)
     disk.run("sync", "--file-system", str(disk.path))  # no page is dirty, so each write needs the disk again
-    before = process_of(broker, "broker.worker")
+    before = broker.worker()
     getattr(disk, how)()
     nothing_is_accepted(broker, 3)
     before.wait(PATIENCE_S)
@@ -108,7 +107,7 @@ def test_a_disk_that_fails_ends_the_worker_until_it_is_mounted_again_and_nothing
 
 def test_a_disk_that_hangs_holds_up_answers_until_it_goes_on_and_nothing_accepted_is_lost(disk, broker):
     bodies = send(broker, 20)
-    before = process_of(broker, "broker.worker")
+    before = broker.worker()
     disk.hang()
     try:
         nothing_is_accepted(broker, STALL_MS / 1000 + 2)
@@ -182,7 +181,7 @@ def test_on_a_disk_that_others_have_filled_settling_goes_on_and_the_tables_take_
         assert settle(broker, A_ROUND) == bodies[at : at + A_ROUND]
         eventually(lambda: checkpointed(broker), "the tables have all", PATIENCE_S)
         if number == 1:
-            process_of(broker, "broker.worker").kill()
+            broker.worker().kill()
             eventually(lambda: logged(broker, "worker connected again"), "another goes on", PATIENCE_S)
             eventually(lambda: broker.get("/readyz")[0] == 200, "it serves", PATIENCE_S)
         assert refusal(broker) == FULL

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.brokers import REPOSITORY, Broker, free_ports
-from tests.end_to_end.health import eventually, metrics, process_of, serves
+from tests.end_to_end.health import eventually, metrics, serves
 from tests.end_to_end.raw_peer import CLOSE, DISPOSITION, RawPeer, error_of
 
 CONFIG = 'partitions = 1\n[[queues]]\nname = "witness"\n[[queues]]\nname = "orders"\n'
@@ -43,7 +43,7 @@ def events(broker: Broker, text: str) -> list[dict]:
 def test_half_open_requests_for_operations_cut_off_nobody(tmp_path, sent):
     with Broker(tmp_path, CONFIG, prefix=LIMITED) as broker, ExitStack() as stack:
         peer = stack.enter_context(RawPeer.connect(broker.amqp_port))
-        gateway = process_of(broker, "broker.gateway")
+        gateway = broker.gateway()
         for _ in range(2 * DESCRIPTORS):
             with suppress(OSError):
                 stack.enter_context(half_open(broker.ops_port, sent))
@@ -141,7 +141,7 @@ def test_a_flood_of_unfinished_handshakes_takes_no_more_than_connections_may(tmp
     with tls_broker(tmp_path, settings, prefix=LIMITED) as (broker, port), ExitStack() as stack:
         peer = stack.enter_context(RawPeer.connect(broker.amqp_port))
         sender = peer.attach_sender("orders")
-        gateway = process_of(broker, "broker.gateway")
+        gateway = broker.gateway()
         before = gateway.num_fds()
         flood = [stack.enter_context(half_open(port, b"")) for _ in range(DESCRIPTORS - 100)]
         eventually(lambda: sum(map(is_closed, flood)) > 200, "those beyond the limit are cut off", 3)
@@ -210,7 +210,7 @@ def test_without_a_descriptor_clients_wait_and_others_go_on(tmp_path, spare):
         scraper = http.client.HTTPConnection("127.0.0.1", broker.ops_port, timeout=10)
         stack.callback(scraper.close)
         assert scraped(scraper, "peeklock_accept_failures_total") == 0
-        gateway = process_of(broker, "broker.gateway")
+        gateway = broker.gateway()
         gateway.rlimit(resource.RLIMIT_NOFILE, (gateway.num_fds() + spare, DESCRIPTORS))
         waiting = [stack.enter_context(RawPeer(broker.amqp_port)) for _ in range(30)]
         eventually(lambda: events(broker, "no connection can be accepted"), "a line in the log")
@@ -228,7 +228,7 @@ def test_without_a_descriptor_clients_wait_and_others_go_on(tmp_path, spare):
 def test_a_broker_that_has_used_up_its_descriptors_serves_again_when_some_are_free(tmp_path):
     with Broker(tmp_path, CONFIG, prefix=FEW) as broker, RawPeer.connect(broker.amqp_port) as peer:
         sender = peer.attach_sender("orders")
-        gateway = process_of(broker, "broker.gateway")
+        gateway = broker.gateway()
         with ExitStack() as stack:
             for _ in range(80):
                 stack.enter_context(half_open(broker.ops_port, b""))

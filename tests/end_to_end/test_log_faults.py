@@ -14,7 +14,7 @@ from storage.log.frames import BLOCK_BYTES
 from storage.log.recovery import log_directory
 from storage.log.segments import segment_numbers, segment_path
 from tests.brokers import Broker, BrokerFailed
-from tests.end_to_end.health import elsewhere, eventually, logged, metrics, process_of, serves
+from tests.end_to_end.health import elsewhere, eventually, logged, metrics, serves
 from tests.end_to_end.raw_peer import ACCEPTED, DISPOSITION, TRANSFER, RawPeer, body_of, error_of, message
 from tests.without_calls import OPENAT, without
 
@@ -24,7 +24,6 @@ STALL_MS = 3000
 PATIENCE_S = 30.0
 CONFIG = f"""
 partitions = 1
-workers = 1
 worker_stall_timeout_ms = {STALL_MS}
 [[queues]]
 name = "witness"
@@ -34,9 +33,8 @@ name = "orders"
 
 
 OTHER = elsewhere("witness")
-TWO_WORKERS = f"""
+TWO_PARTITIONS = f"""
 partitions = 2
-workers = 2
 [[queues]]
 name = "witness"
 [[queues]]
@@ -100,7 +98,7 @@ CALLS = [("pwrite", ("aio",)), ("fdatasync", ("aio", "direct"))]
 def test_a_worker_whose_disk_hangs_is_replaced_and_nothing_accepted_is_lost(faulty, call, missing):
     broker, fault = faulty(*missing)
     bodies = send(broker, 20)
-    before = process_of(broker, "broker.worker")
+    before = broker.worker()
     with RawPeer.connect(broker.amqp_port) as peer:
         handle = peer.attach_sender("orders")
         said(fault, f"{call} wait")
@@ -122,7 +120,7 @@ def test_a_worker_whose_disk_hangs_is_replaced_and_nothing_accepted_is_lost(faul
 def test_a_worker_whose_disk_fails_ends_and_nothing_accepted_is_lost(faulty, call, missing, number):
     broker, fault = faulty(*missing)
     bodies = send(broker, 20)
-    before = process_of(broker, "broker.worker")
+    before = broker.worker()
     with RawPeer.connect(broker.amqp_port) as peer:
         handle = peer.attach_sender("orders")
         said(fault, f"{call} {number}")
@@ -139,7 +137,7 @@ def test_a_worker_whose_disk_fails_ends_and_nothing_accepted_is_lost(faulty, cal
 
 def segment_flags(broker: Broker) -> list[int]:
     """How the worker has opened the segments of its log."""
-    descriptors = Path(f"/proc/{process_of(broker, 'broker.worker').pid}/fd")
+    descriptors = Path(f"/proc/{broker.worker().pid}/fd")
     segments = [each.name for each in descriptors.iterdir() if "/segment-" in str(each.readlink())]
     texts = [(descriptors.with_name("fdinfo") / name).read_text() for name in segments]
     return [int(re.search(r"^flags:\s*(\d+)$", text, re.MULTILINE)[1], 8) for text in texts]
@@ -164,13 +162,13 @@ def test_a_log_without_direct_writes_or_aio_holds_what_was_accepted(tmp_path, mi
 def test_a_checkpointer_that_is_killed_is_started_again_and_nobody_notices(tmp_path):
     with Broker(tmp_path, CONFIG) as broker:
         bodies = send(broker, 5)
-        worker = process_of(broker, "broker.worker").pid
+        worker = broker.worker().pid
         for _ in range(3):
-            before = process_of(broker, "storage.log.checkpointer").pid
+            before = broker.checkpointer().pid
             os.kill(before, signal.SIGKILL)
             bodies += send(broker, 5)
             eventually(lambda before=before: running(broker, before), "it is started again")
-        assert process_of(broker, "broker.worker").pid == worker
+        assert broker.worker().pid == worker
         broker.kill()
         broker.start()
         assert received(broker, len(bodies)) == bodies
@@ -209,7 +207,7 @@ def flip(directory: Path) -> None:
 
 def test_partitions_of_a_damaged_log_are_parked_and_the_others_are_served(tmp_path):
     assert home_partition(OTHER, 2) == 1, "the catalog is on the other partition"
-    with Broker(tmp_path, TWO_WORKERS) as broker:
+    with Broker(tmp_path, TWO_PARTITIONS, workers=2) as broker:
         send(broker, 10, OTHER)
         send(broker, 10, "witness")
         broker.kill()

@@ -11,7 +11,7 @@ from protocol.codec import Array, Described, Symbol, UInt, ULong, encode
 from protocol.engine.sasl import SASL_HEADER
 from protocol.symbols import AMQP_HEADER
 from tests.brokers import Broker
-from tests.end_to_end.health import assert_unharmed, process_ids, process_of
+from tests.end_to_end.health import assert_unharmed, process_ids
 from tests.end_to_end.raw_peer import (
     ATTACH,
     BEGIN,
@@ -58,7 +58,7 @@ class Memory:
     """The most that the gateway's resident memory grew while this was watched."""
 
     def __init__(self, broker: Broker) -> None:
-        self._process = process_of(broker, "broker.gateway")
+        self._process = broker.gateway()
         self._before = self._process.memory_info().rss
         self._ends = threading.Event()
         self.grown = 0

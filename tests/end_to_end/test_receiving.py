@@ -9,7 +9,7 @@ import pytest
 
 from protocol.codec import Array, Described, Int, Long, Symbol, UInt, ULong, decode, encode
 from protocol.lock_tokens import uuid_of
-from tests.end_to_end.health import eventually, metrics, process_of
+from tests.end_to_end.health import eventually, metrics
 from tests.end_to_end.raw_peer import (
     ACCEPTED,
     ATTACH,
@@ -96,7 +96,7 @@ def receive_one(peer: RawPeer, handle: int, before: int = 0) -> Frame:
 def test_all_the_credit_there_is_brings_no_flood(broker, peer):
     """Credit of 2^32-1 on a backlog: everything comes, and the processes stay small."""
     fill(peer, 20_000, 1000, "backlog")
-    processes = [process_of(broker, name) for name in ("broker.gateway", "broker.worker")]
+    processes = [broker.gateway(), broker.worker()]
     before = [process.memory_info().rss for process in processes]
     peer.attach_receiver("backlog", credit=0xFFFFFFFF)
     grown = 0
@@ -463,7 +463,7 @@ def test_a_link_without_any_terminus_is_refused(peer):
 
 
 def test_messages_on_a_refused_link_are_not_answered_and_do_not_pile_up(broker, peer):
-    gateway = process_of(broker, "broker.gateway")
+    gateway = broker.gateway()
     handle = peer.attach(sender=True, address="nothing")
     before = gateway.memory_info().rss
     frames = []
@@ -521,7 +521,7 @@ def test_others_are_served_while_a_peer_does_not_read(broker):
 
 def test_a_peer_that_asks_much_and_reads_nothing_is_cut_off(broker):
     """Requests whose answers nobody reads are not read, either."""
-    gateway = process_of(broker, "broker.gateway")
+    gateway = broker.gateway()
     with RawPeer.connect(broker.amqp_port) as filler:
         fill(filler, 100, 2000)
     before = gateway.memory_info().rss
@@ -538,7 +538,7 @@ def test_a_peer_that_asks_much_and_reads_nothing_is_cut_off(broker):
 
 
 def test_echoes_without_end_to_a_peer_that_does_not_read_are_bounded(broker):
-    gateway = process_of(broker, "broker.gateway")
+    gateway = broker.gateway()
     before = gateway.memory_info().rss
     with RawPeer.connect(broker.amqp_port, receive_buffer_bytes=4096) as deaf:
         deaf.attach_receiver("orders")

@@ -17,7 +17,6 @@ STALL_MS = 3000
 OTHER = elsewhere("witness")
 CONFIG = f"""
 partitions = 2
-workers = 2
 worker_stall_timeout_ms = {STALL_MS}
 
 [[queues]]
@@ -34,7 +33,7 @@ PATIENCE_S = 30.0
 
 @pytest.fixture
 def broker(tmp_path):
-    with Broker(tmp_path, CONFIG) as broker:
+    with Broker(tmp_path, CONFIG, workers=2) as broker:
         yield broker
         for process in broker.processes():
             process.resume()
@@ -42,9 +41,8 @@ def broker(tmp_path):
 
 
 def worker_of(broker: Broker, queue: str) -> psutil.Process:
-    workers = [each for each in broker.processes() if "broker.worker" in each.cmdline()]
     store = str(partition_path(broker.data_dir, home_partition(queue, 2)))
-    return next(each for each in workers if any(store in file.path for file in each.open_files()))
+    return next(each for each in broker.worker_processes() if any(store in file.path for file in each.open_files()))
 
 
 def test_a_stalled_worker_stops_only_those_who_use_it_and_is_replaced(broker):
@@ -89,7 +87,7 @@ def test_a_stalled_worker_stops_only_those_who_use_it_and_is_replaced(broker):
 
 
 def test_sends_and_requests_to_a_stalled_worker_are_refused_as_busy_after_a_third_of_the_time(tmp_path):
-    with Broker(tmp_path, CONFIG.replace(f"= {STALL_MS}", "= 12000")) as broker:
+    with Broker(tmp_path, CONFIG.replace(f"= {STALL_MS}", "= 12000"), workers=2) as broker:
         stalled = worker_of(broker, OTHER)
         with RawPeer.connect(broker.amqp_port) as peer, RawPeer.connect(broker.amqp_port) as asking:
             handle = peer.attach_sender(OTHER)

@@ -17,7 +17,7 @@ from protocol.client.requests import QueueCounts
 from protocol.codec import Described, Symbol, UInt, ULong, encode
 from storage.maintenance import verify
 from tests.brokers import Broker
-from tests.end_to_end.health import eventually, process_of
+from tests.end_to_end.health import eventually
 from tests.end_to_end.raw_peer import (
     ACCEPTED,
     ATTACH,
@@ -42,7 +42,7 @@ NEAR, FAR, FARTHER = [next(name for name in NAMES if HOMES[name] == home) for ho
 CLOSED = next(f"closed-{number}" for number in range(24) if home_partition(f"closed-{number}", PARTITIONS) == 1)
 OTHERS = [BESIDE, NEAR, FAR, FARTHER]
 CONFIG = (
-    f"partitions = {PARTITIONS}\nworkers = 2\n"
+    f"partitions = {PARTITIONS}\n"
     + "".join(f'[[queues]]\nname = "{name}"\nlock_duration_ms = 60000\n' for name in (HERE, *OTHERS))
     + f"""
 [[queues]]
@@ -70,7 +70,7 @@ DESTINATION = Symbol("com.microsoft:transfer-destination-address")
 
 @pytest.fixture(scope="module")
 def crossing_broker(tmp_path_factory):
-    with Broker(tmp_path_factory.mktemp("crossing"), CONFIG) as broker:
+    with Broker(tmp_path_factory.mktemp("crossing"), CONFIG, workers=2) as broker:
         yield broker
     assert verify(broker.data_dir).ok
 
@@ -321,19 +321,15 @@ def test_messages_that_a_disabled_destination_refuses_go_to_the_transfer_dead_le
 # -- processes end
 
 
-def workers(broker: Broker) -> list:
-    return [each for each in broker.processes() if "broker.worker" in each.cmdline()]
-
-
 def test_messages_for_another_worker_are_counted_until_they_arrive(tmp_path):
-    with Broker(tmp_path, CONFIG) as broker:
+    with Broker(tmp_path, CONFIG, workers=2) as broker:
 
         async def story() -> None:
             async with connected(broker) as connection:
                 coordinator = await connection.coordinator()
                 await connection.receiver(HERE, credit=0)
                 sender = await connection.sender(FAR)
-                [far] = [each for each in workers(broker) if each.pid == worker_of(broker, HOMES[FAR])]
+                far = broker.worker_processes()[HOMES[FAR] % 2]
                 far.suspend()
                 try:
                     transaction = await coordinator.declare()
@@ -349,15 +345,10 @@ def test_messages_for_another_worker_are_counted_until_they_arrive(tmp_path):
         asyncio.run(story())
 
 
-def worker_of(broker: Broker, partition: int) -> int:
-    """Its process's id: workers are started in their order."""
-    return sorted(each.pid for each in workers(broker))[partition % 2]
-
-
 def test_over_kills_each_message_is_passed_on_once_or_stays(tmp_path):
     """Each transaction takes one message and sends two to each of four queues, while processes are killed."""
     chance = random.Random(7)
-    with Broker(tmp_path, CONFIG) as broker:
+    with Broker(tmp_path, CONFIG, workers=2) as broker:
         names = [f"{number:04}" for number in range(1500)]
         asyncio.run(fill(broker, *names))
         committed: set[str] = set()
@@ -393,7 +384,7 @@ def test_over_kills_each_message_is_passed_on_once_or_stays(tmp_path):
             async def until_killed() -> None:
                 working = asyncio.create_task(work())
                 await asyncio.sleep(0.2 + chance.random() / 4)
-                chance.choice([*workers(broker), process_of(broker, "broker.gateway")]).kill()
+                chance.choice([*broker.worker_processes(), broker.gateway()]).kill()
                 with suppress(ClientError, TimeoutError):
                     await asyncio.wait_for(working, 1)
 

@@ -15,7 +15,7 @@ from protocol.client.links import Receiver
 from protocol.client.messages import Message
 from storage.maintenance import verify
 from tests.brokers import Broker
-from tests.end_to_end.health import eventually, process_of
+from tests.end_to_end.health import eventually
 
 QUEUES = [f"queue-{number}" for number in range(8)]
 CONFIG = "partitions = 2\n" + "".join(f'[[queues]]\nname = "{name}"\nlock_duration_ms = 60000\n' for name in QUEUES)
@@ -228,7 +228,7 @@ def test_without_its_coordinator_it_is_rolled_back(run, transacting_broker, end)
     run(story)
 
 
-@pytest.mark.parametrize("victim", ["broker.worker", "broker.gateway"])
+@pytest.mark.parametrize("victim", [Broker.worker, Broker.gateway])
 def test_a_process_killed_at_any_time_leaves_all_of_a_transaction_or_nothing(tmp_path, victim):
     """Each transaction completes one message and sends two; kills come while many are under way.
 
@@ -282,12 +282,12 @@ def test_a_process_killed_at_any_time_leaves_all_of_a_transaction_or_nothing(tmp
                 working.add_done_callback(lambda _: goes_on.set())
                 await asyncio.wait_for(goes_on.wait(), RESTART_PATIENCE_S)
                 await asyncio.sleep(chance.random() / 4)
-                process_of(broker, victim).kill()
+                victim(broker).kill()
                 answered = len(committed) + 10
                 goes_on.clear()
                 await asyncio.wait_for(goes_on.wait(), RESTART_PATIENCE_S)
                 working.cancel()
-                with pytest.raises(asyncio.CancelledError if victim == "broker.worker" else ClientError):
+                with pytest.raises(asyncio.CancelledError if victim is Broker.worker else ClientError):
                     await working
 
             asyncio.run(until_killed())

@@ -11,7 +11,7 @@ import pytest
 from protocol.codec import Array, Described, ULong
 from protocol.lock_tokens import uuid_of
 from tests.brokers import Broker
-from tests.end_to_end.health import eventually, logged, process_of
+from tests.end_to_end.health import eventually, logged
 from tests.end_to_end.raw_peer import (
     ACCEPTED,
     ATTACH,
@@ -64,7 +64,7 @@ def receive(peer: RawPeer, sender: int) -> tuple[int, bytes]:
 
 def stopped(broker: Broker) -> psutil.Process:
     """The worker, which takes no more commands: they wait in its socket."""
-    worker = process_of(broker, "broker.worker")
+    worker = broker.worker()
     worker.suspend()
     return worker
 

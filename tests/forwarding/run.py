@@ -41,7 +41,7 @@ PARTITIONS = 4
 # To another partition of the same worker, to the other worker, within the partition, and to the first worker again.
 CHAIN = {"orders": 3, "checked": 1, "billing": 2, "done": 2, "sorting": 1}  # their home partitions
 FIRST, *_, LAST = CHAIN
-CONFIG = f"partitions = {PARTITIONS}\nworkers = 2\n" + "\n".join(
+CONFIG = f"partitions = {PARTITIONS}\n" + "\n".join(
     f'[[queues]]\nname = "{name}"\n' + (f'forward_to = "{to}"\n' if to else "")
     for name, to in zip_longest(CHAIN, list(CHAIN)[1:])
 )
@@ -111,7 +111,7 @@ def run(
     problems: list[str] = []
     slowest = 0.0
     ledger = SendLedger()
-    broker = Broker(directory, CONFIG)
+    broker = Broker(directory, CONFIG, workers=2)
     mix = Mix(senders=2, receivers=0, most_waiting=1 << 30, rate_per_s=rate_per_s)
     load = Senders(Login(broker.amqp_port, KEY_NAME, KEY), FIRST, ledger, mix, seed)
     broker.start()
@@ -178,13 +178,12 @@ def _kill(broker: Broker, name: str) -> None:
     if name == "all":
         broker.kill()
         return
-    workers = [process for process in children if "broker.worker" in process.cmdline()]
-    gateways = [process for process in children if "broker.gateway" in process.cmdline()]
+    workers = broker.worker_processes()
     victims = {
         "worker 0": workers[:1],
         "worker 1": workers[1:],
         "both workers": workers,
-        "gateway": gateways,
+        "gateway": [broker.gateway()],
         "supervisor": [supervisor],
     }[name]
     for process in victims:

@@ -17,7 +17,6 @@ from tests.brokers import Broker
 PARTITIONS = 4
 CONFIG = f"""
 partitions = {PARTITIONS}
-workers = 2
 
 [[queues]]
 name = "orders"
@@ -82,7 +81,7 @@ SILENCE_SECONDS = 0.2
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory):
-    with Broker(tmp_path_factory.mktemp("forwarding"), CONFIG) as broker:
+    with Broker(tmp_path_factory.mktemp("forwarding"), CONFIG, workers=2) as broker:
         yield broker
     assert verify(broker.data_dir).ok
 
@@ -247,8 +246,8 @@ def test_a_queue_that_forwards_keeps_what_is_scheduled_until_it_is_due(broker):
 
 def test_forwarding_goes_on_after_a_restart_and_new_settings_hold(tmp_path):
     queues = "".join(f'[[queues]]\nname = "{name}"\n' for name in ("billing", "third", "orders"))
-    config = f"partitions = {PARTITIONS}\nworkers = 2\n{queues}"
-    with Broker(tmp_path, config) as broker:
+    config = f"partitions = {PARTITIONS}\n{queues}"
+    with Broker(tmp_path, config, workers=2) as broker:
         run(broker, lambda connection: send(connection, "orders", Message.of(b"1"), Message.of(b"2")))
         broker.stop()
         broker.config_file.write_text(config + 'forward_to = "billing"\n')

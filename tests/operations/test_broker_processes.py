@@ -32,11 +32,6 @@ def eventually(condition, what):
     raise AssertionError(f"not within {PATIENCE_S} s: {what}")
 
 
-def process(broker, module):
-    [found] = [process for process in broker.processes() if module in process.cmdline()]
-    return found
-
-
 def metrics(broker):
     status, text = broker.get("/metrics", timeout_s=PATIENCE_S)
     assert status == 200
@@ -90,7 +85,7 @@ def test_sigterm_ends_all_of_it_cleanly(broker):
 
 def test_a_killed_worker_is_started_again_and_the_broker_becomes_ready(broker):
     broker.start()
-    killed = process(broker, "broker.worker")
+    killed = broker.worker()
     killed.kill()
     killed.wait(PATIENCE_S)
     eventually(lambda: is_ready(broker), "ready again")
@@ -102,7 +97,7 @@ def test_a_killed_worker_is_started_again_and_the_broker_becomes_ready(broker):
 
 def test_a_killed_gateway_is_started_again_on_its_ports(broker):
     broker.start()
-    killed = process(broker, "broker.gateway")
+    killed = broker.gateway()
     killed.kill()
     killed.wait(PATIENCE_S)
     eventually(lambda: is_ready(broker), "ready again")
@@ -111,16 +106,16 @@ def test_a_killed_gateway_is_started_again_on_its_ports(broker):
 
 
 def test_while_a_worker_is_down_readiness_names_its_partitions(tmp_path):
-    broker = Broker(tmp_path, QUEUE, arguments=("--emulator", "--partitions", "2", "--workers", "1"))
+    broker = Broker(tmp_path, "partitions = 2\n" + QUEUE, workers=1)
     try:
         broker.start()
-        process(broker, "broker.worker").suspend()
+        broker.worker().suspend()
         status, body = broker.get("/readyz", timeout_s=PATIENCE_S)
         assert status == 503
         assert "partitions that fail: 0, 1" in body
         assert broker.get("/livez")[0] == 200
         assert metrics(broker)["peeklock_worker_up", "0"] == 0
-        process(broker, "broker.worker").resume()
+        broker.worker().resume()
         eventually(lambda: is_ready(broker), "ready again")
         broker.stop()
     finally:
@@ -140,7 +135,7 @@ def test_when_the_supervisor_is_killed_nothing_is_left_and_a_successor_can_start
 
 def test_a_second_signal_means_now(broker):
     broker.start()
-    gateway = process(broker, "broker.gateway")
+    gateway = broker.gateway()
     gateway.suspend()  # cannot end by itself
     children = broker.processes()[1:]
     os.kill(broker.pid, signal.SIGTERM)

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from protocol.codec import ULong
@@ -102,8 +103,8 @@ class Watched:
             peer.sasl_plain(KEY_NAME, self.root_key)
             peer.send(AMQP_HEADER + performative(0, 0x10, [ULong(7)] * 3))
             peer.wait_closed()
-        for module in ("broker.worker", "broker.gateway"):
-            self._end(module)
+        for process_of in (Broker.worker, Broker.gateway):
+            self._end(process_of(self.broker))
         for path in ("/metrics", "/readyz", "/health", "/livez", f"/nothing?key={self.root_key}", "/\0"):
             with contextlib.suppress(Exception):
                 status, body = self.broker.get(path, timeout_s=10)
@@ -132,8 +133,7 @@ class Watched:
                 put_token(node, "orders", token)
             peer.close()
 
-    def _end(self, module: str) -> None:
-        [process] = [each for each in self.broker.processes() if module in each.cmdline()][:1]
+    def _end(self, process: psutil.Process) -> None:
         process.send_signal(signal.SIGABRT)
         process.wait(20)
         eventually(self._is_ready, "readiness", 30)
@@ -146,8 +146,7 @@ class Watched:
     def arguments(self) -> str:
         """Those of all processes, and the variables of the children: the test gave the supervisor its own."""
         processes = self.broker.processes()
-        children = [each for each in processes if {"broker.worker", "broker.gateway"} & set(each.cmdline())]
-        assert len(children) >= 2
+        children = [self.broker.gateway(), self.broker.worker()]
         shown = [" ".join(each.cmdline()) for each in processes]
         shown += [f"{name}={value}" for each in children for name, value in each.environ().items()]
         return "\n".join(shown)

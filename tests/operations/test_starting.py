@@ -5,8 +5,6 @@ import os
 import re
 from pathlib import Path
 
-import psutil
-
 from broker.starting import Phase, Starting, phase_of
 from storage.log.recovery import log_directory
 from storage.log.segments import segment_path
@@ -36,18 +34,13 @@ def test_a_phase_that_cannot_be_written_or_makes_no_sense_is_unknown(tmp_path: P
         assert phase_of(tmp_path / "file") is None
 
 
-def worker(broker: Broker) -> psutil.Process:
-    [found] = [process for process in broker.processes() if "broker.worker" in process.cmdline()]
-    return found
-
-
 def test_while_a_worker_replays_its_log_readiness_says_so(tmp_path: Path) -> None:
-    with Broker(tmp_path, CONFIG, arguments=("--emulator", "--partitions", "2", "--workers", "1")) as broker:
+    with Broker(tmp_path, CONFIG, arguments=("--emulator", "--partitions", "2"), workers=1) as broker:
         serves(broker.amqp_port)
         # Who opens it waits for somebody who writes to it: a replay that takes as long as we like.
         pipe = segment_path(log_directory(broker.data_dir, 0), 99)
         os.mkfifo(pipe)
-        killed = worker(broker)
+        killed = broker.worker()
         killed.kill()
         killed.wait(10)
 
@@ -59,7 +52,7 @@ def test_while_a_worker_replays_its_log_readiness_says_so(tmp_path: Path) -> Non
         eventually(says_why, "readiness says what the worker does")
         assert broker.get("/livez")[0] == 200
         pipe.unlink()
-        worker(broker).kill()
+        broker.worker().kill()
         eventually(lambda: broker.get("/readyz")[0] == 200, "ready again")
         serves(broker.amqp_port)
         assert not [*(broker.data_dir / "run").glob("*.starting")]
@@ -69,7 +62,7 @@ def test_the_log_says_that_a_killed_brokers_stores_are_brought_up_to_date(tmp_pa
     def told() -> list[str]:
         return re.findall(r"bringing its stores up to date|stores are up to date", broker.log_file.read_text())
 
-    with Broker(tmp_path, CONFIG, arguments=("--emulator", "--partitions", "2", "--workers", "1")) as broker:
+    with Broker(tmp_path, CONFIG, arguments=("--emulator", "--partitions", "2"), workers=1) as broker:
         broker.restart()
         assert told() == []  # it was stopped
         serves(broker.amqp_port)

@@ -47,7 +47,8 @@ def record(directory: Path, shim: Path, *, seconds: float, seed: int, unsynced: 
     broker = Broker(
         directory / "broker",
         CONFIG,
-        arguments=("--emulator", "--partitions", str(PARTITIONS), "--workers", str(WORKERS)),
+        arguments=("--emulator", "--partitions", str(PARTITIONS)),
+        workers=WORKERS,
         prefix=("env", *environment),
     )
     (directory / CONFIG_FILE).write_text(CONFIG)

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from protocol.codec import Described, Int, Long, Symbol, UInt, decode
-from tests.end_to_end.health import eventually, process_of
+from tests.end_to_end.health import eventually
 from tests.end_to_end.raw_peer import (
     ACCEPTED,
     ATTACH,
@@ -351,7 +351,7 @@ def test_a_worker_that_dies_takes_the_locks_of_sessions_with_it(session_broker):
         receive(peer, handle)
         ask(other, "orders")
         other.nothing_more(ATTACH, 0.1)
-        process_of(broker, "broker.worker").kill()
+        broker.worker().kill()
         assert error_of(peer.expect(DETACH))[0] == LOCK_LOST
         assert other.refusal()[0] == "com.microsoft:server-busy"
         peer.detach(handle)
