@@ -185,11 +185,11 @@ class EmbeddedWorker:
     def finish(self) -> None:
         """Do what the gateway asked last, now that it has ended. Raises as a turn does."""
         caller = self._caller
-        if caller is None:
-            return
-        caller.hang_up()
-        while caller.socket.fileno() >= 0:  # the worker closes it when it has done all
-            events = self._worker.poll()
-            if (event := caller.event) is not None:
-                events.append(event)
-            self._worker.turn(events)
+        if caller is not None:
+            caller.hang_up()
+            while caller.socket.fileno() >= 0:  # the worker closes it when it has done all
+                events = self._worker.poll()
+                if (event := caller.event) is not None:
+                    events.append(event)
+                self._worker.turn(events)
+        self._worker.end()

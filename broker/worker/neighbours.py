@@ -42,7 +42,6 @@ class Neighbours:
         deletions: Deletions,
     ) -> None:
         self.inbox: list[Forward | Forwarded | Remove] = []  # for partitions of this worker, for the next turn
-        self.answers: list[Forwarded] = []  # from partitions of this worker to others of this worker, made in this turn
         self._sockets = sockets
         self._partitions = partitions
         self._partition_count = partition_count
@@ -55,10 +54,9 @@ class Neighbours:
         self._home = HOME % len(sockets)
         self.dial_home_ms: int | None = None if HOME in partitions else 0  # None: it is connected, or here
 
-    def send(self, forwards: Iterable[Forward], now_ms: int) -> None:
-        """Send the batches and answers of this turn; to be called after the commit."""
-        self.inbox += self.answers
-        self.answers = []
+    def send(self, forwards: Iterable[Forward], answers: Iterable[Forwarded], now_ms: int) -> None:
+        """Send batches, and answers to partitions of this worker; to be called after the commit of their turn."""
+        self.inbox += answers
         used: dict[int, Peer] = {}
         for forward in forwards:
             if forward.partition in self._partitions:
@@ -72,7 +70,6 @@ class Neighbours:
                 link.answers.append(forward)
                 used[worker] = link
         for worker, link in used.items():
-            link.queue_answers()
             self._write(worker, link, now_ms)
 
     def serve(self, descriptor: int, event: int, now_ms: int) -> bool:
@@ -122,7 +119,6 @@ class Neighbours:
             self.inbox.append(command)
         elif (link := self._links.get(self._home)) is not None:
             link.answers.append(command)
-            link.queue_answers()
             self._write(self._home, link, now_ms)
 
     def answered(self, answer: Forwarded, now_ms: int) -> None:
@@ -157,6 +153,8 @@ class Neighbours:
         return link
 
     def _write(self, worker: int, link: Peer, now_ms: int) -> None:
+        link.hold_answers()
+        link.release()
         if not link.write():
             self._drop(worker, now_ms)
             return

@@ -32,6 +32,7 @@ class Peer:
         self.answers: list[Message] = []
         self.is_behind = False  # it has more unread than OUTPUT_HIGH_BYTES
         self._input = bytearray()
+        self._held: list[bytes | memoryview] = []  # packed answers that wait for their commit
         self.output: deque[bytes | memoryview] = deque()  # what the socket has not taken yet
         self._output_bytes = 0
         self._packer = msgpack.Packer(autoreset=True)
@@ -72,17 +73,23 @@ class Peer:
                 del buffer[:at]
         return messages
 
-    def queue_answers(self) -> None:
+    def hold_answers(self) -> None:
+        """Pack the answers; they leave after `release`."""
         if self.answers:
             payload = self._packer.pack(self.answers)
             self.answers = []
             length = len(payload)
             if length <= COPIED_BYTES:
-                self.output.append(_frame_head(length) + payload)
+                self._held.append(_frame_head(length) + payload)
             else:
-                self.output += (_frame_head(length), payload)
+                self._held += (_frame_head(length), payload)
             self._output_bytes += 4 + length
             self.is_behind = self._output_bytes > OUTPUT_HIGH_BYTES
+
+    def release(self) -> None:
+        """Let `write` write the answers that were held."""
+        self.output += self._held
+        self._held.clear()
 
     def take_output(self) -> bytes:
         """What `write` would write."""

@@ -1,8 +1,8 @@
 """The loop around partitions: read what the sockets hold, apply it all, commit, answer.
 
 A worker is a plain synchronous process. One turn takes everything that has arrived from all gateways, applies it to the
-partitions it is for, fires timers, hands out messages, commits each changed partition (one fsync each), and only then
-answers. While the worker waits for the disk more input gathers, so commits grow with the load.
+partitions it is for, fires timers, and hands out messages. What turns have changed is committed to the log, and only
+then are they answered (see `commits`).
 
 When a commit fails, nothing is answered and the process ends, because memory and disk may disagree and an fsync is
 never tried again. The supervisor restarts the worker from what is on disk. The process also ends when anything but a
@@ -50,6 +50,7 @@ from broker.wire import (
     unpack_operations,
 )
 from broker.worker.clock import Clock
+from broker.worker.commits import Commits, TurnLog
 from broker.worker.deletions import Deletions
 from broker.worker.neighbours import Neighbours
 from broker.worker.parked import ParkedPartition
@@ -77,10 +78,10 @@ _READABLE = select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR
 _OF_TRANSACTIONS = frozenset(("transact", "transact-request", "discharge"))
 
 
-class TurnLog(Protocol):
-    """What makes turns durable: see `storage.log.commit_log.CommitLog`."""
+class Turns(TurnLog, Protocol):
+    """The log, and the checkpointer behind it."""
 
-    def commit(self, time_ms: int) -> bool: ...
+    def usage(self) -> LogUsage: ...
 
     def watch(self, poll: select.epoll) -> None: ...
 
@@ -88,7 +89,10 @@ class TurnLog(Protocol):
 
     def beat(self) -> None: ...
 
-    def usage(self) -> LogUsage: ...
+
+# What leaves when its turns are committed: callers, who hold their answers themselves; batches to other partitions, and
+# answers to partitions of this worker; entities that were deleted. Not a named tuple, because one is made in each turn.
+Held = tuple[list["Caller"], list[Forward], list[Forwarded], list[int]]
 
 
 class Caller(Peer):
@@ -116,7 +120,7 @@ class Worker:
         partition_count: int,
         clock: Clock,
         touching: TouchedPartition,
-        turns: TurnLog,
+        turns: Turns,
         beat: Callable[[], None] = lambda: None,
     ) -> None:
         """`sockets` are the paths of all workers' sockets, `partition_count` is the number of all partitions.
@@ -136,6 +140,10 @@ class Worker:
         self._last_caller: dict[bytes, int] = {}  # store id -> number of the last caller that forwarded from that store
         self._touched: set[Partition] = set()
         self._messages_in_turn = 0
+        # Of the turns since the last commit began:
+        self._worked: set[Partition] = set()
+        self._forwards: list[Forward] = []
+        self._answers: list[Forwarded] = []  # from partitions of this worker to others of this worker
         self._clock = clock
         self._beat = beat
         self._beat_at = 0.0  # by time.monotonic
@@ -145,6 +153,7 @@ class Worker:
         self._accept_ms: int | None = None  # when to accept connections again, if that was not possible
         self._cannot_accept = False  # so that it is logged once
         self._metrics = WorkerMetrics()
+        self._commits = Commits(turns, self._metrics, self._hold, self._release)
         self._poll = select.epoll()
         self._deletions = Deletions(partitions, stores, self._touch)
         self._neighbours = Neighbours(sockets, partitions, partition_count, self._poll, self._touch, self._deletions)
@@ -169,7 +178,7 @@ class Worker:
         }
 
     def run(self) -> None:
-        """Make turns until SIGTERM. Raises StoreError when a commit fails."""
+        """Make turns until SIGTERM, and commit everything. Raises StoreError when a commit fails."""
         wake_receive, wake_send = socket.socketpair()
         wake_send.setblocking(False)
         signal.set_wakeup_fd(wake_send.fileno())
@@ -181,6 +190,7 @@ class Worker:
         poll = self._poll.poll
         while not self._stopping:
             self.turn(poll(self.wait_seconds(), EVENTS_AT_ONCE))
+        self.end()
 
     def begin(self) -> None:
         """To be called once, before the first turn."""
@@ -245,6 +255,10 @@ class Worker:
             self._neighbours.dial_home(self._now_ms)
         self._more = self._finish_turn(started, self._more)
 
+    def end(self) -> None:
+        """Answer whatever waits for a commit; to be called after the last turn. Raises StoreError."""
+        self._commits.finish()
+
     def _read_clock(self, monotonic: float) -> None:
         clock = self._clock
         was_ahead_ms, self._now_ms = clock.ahead_ms, clock.read(int(time.time() * 1000), int(monotonic * 1000))
@@ -274,12 +288,9 @@ class Worker:
     def _finish_turn(self, started: float, more: bool) -> bool:
         """Timers, hand-out, commit, answers. True if a partition could hand out more at once."""
         now_ms = self._now_ms
-        metrics = self._metrics
-        worked: list[Partition] = []
         if self._underway:
             self._go_on()
         remaining = bool(self._underway)
-        forwards: list[Forward] = []
         is_behind = False
         for peer in self._peers.values():
             if peer.is_behind:
@@ -293,7 +304,7 @@ class Worker:
             if not (is_due or partition in self._touched or more):
                 continue
             self._touching.set(partition.id)
-            worked.append(partition)
+            self._worked.add(partition)
             if is_due:
                 partition.advance(now_ms)
             if not is_behind:
@@ -301,30 +312,39 @@ class Worker:
                 if pumped is not NOTHING:
                     self._answer_pumped(pumped)
                     remaining = remaining or pumped.more
-                    forwards += pumped.forwards
+                    self._forwards += pumped.forwards
             partition.end_turn()
-        metrics.turns += 1
-        before = time.monotonic()
-        if self._turns.commit(now_ms):
-            after = time.monotonic()
-            metrics.commits += 1
-            metrics.fsync_seconds.observe(after - before)
-            metrics.turn_seconds.observe(after - started)
-            if self._messages_in_turn:
-                metrics.messages_per_commit.observe(self._messages_in_turn)
-            if deleted := self._deletions.take_new(worked):
-                self._neighbours.remove(deleted, now_ms)
         if self._release_ms is None or self._release_ms <= now_ms:
             self._release_pages(used=bool(self._touched) or more)
         self._touched.clear()
-        self._messages_in_turn = 0
-        if forwards or self._neighbours.answers:
-            self._neighbours.send(forwards, now_ms)
-        for peer in list(self._peers.values()):
-            if peer.answers or peer.output:
-                peer.queue_answers()
-                self._write(peer)
+        self._metrics.turns += 1
+        messages, self._messages_in_turn = self._messages_in_turn, 0
+        self._commits.end_turn(started, messages, now_ms)
         return remaining
+
+    def _hold(self) -> Held:
+        """What the turns since the last call want to send."""
+        callers = []
+        for caller in self._peers.values():
+            if caller.answers:
+                caller.hold_answers()
+                callers.append(caller)
+        forwards, answers = self._forwards, self._answers
+        if forwards or answers:
+            self._forwards, self._answers = [], []
+        deleted = self._deletions.take_new(self._worked)
+        self._worked.clear()
+        return callers, forwards, answers, deleted
+
+    def _release(self, held: Held) -> None:
+        callers, forwards, answers, deleted = held
+        if deleted:
+            self._neighbours.remove(deleted, self._now_ms)
+        if forwards or answers:
+            self._neighbours.send(forwards, answers, self._now_ms)
+        for caller in callers:
+            caller.release()
+            self._write(caller)
 
     def _release_pages(self, used: bool) -> None:
         if self._release_ms is not None and self._release_ms <= self._now_ms:
@@ -648,7 +668,7 @@ class Worker:
         for message in inbox:
             match message:
                 case Forward():
-                    self._take_over(message, neighbours.answers)
+                    self._take_over(message, self._answers)
                 case Remove():
                     self._remove(None, message)
                 case _:

@@ -26,7 +26,7 @@ from storage.log.reading import LogDamaged, LogEnd, LogOnDisk
 from storage.log.recovery import bring_up, put_aside
 from storage.log.segments import segment_numbers
 from storage.log.tables import LogPosition, position, write_net_effect, write_position
-from storage.log.writer import LogWriter, make_log
+from storage.log.writer import LogWriter, NoSegment, make_log
 from storage.store import StoreError
 
 MIB = 1 << 20
@@ -97,7 +97,9 @@ class CommitLog:
         self._young_bytes = 0  # of frames since the last checkpoint began
         self._look_at_bytes = limits.segment_bytes // LOOKS  # with so many, see whether a checkpoint is due
         self._frozen_bytes = 0  # of frames in the checkpoint that is being made
+        self.is_committing = False  # a commit was begun and is not on disk yet
         self.is_checkpointing = False
+        self._checkpoint_is_due = False  # it begins when nothing is staged or being committed
         self._is_full = False  # the last checkpoint found no room in the tables
         self._has_no_spare = False  # no further segment could be made
         # By partition, as of the last checkpoint: see `LmdbStore.tail_bytes`, `LmdbStore.adjacent_bytes`.
@@ -172,20 +174,49 @@ class CommitLog:
 
         Raises StoreError, StoreDamaged.
         """
+        self.end_commit()
+        if not self.begin_commit(time_ms):
+            return False
+        self.end_commit()
+        return True
+
+    def begin_commit(self, time_ms: int) -> bool:
+        """As `commit`, without waiting for the disk: it is done when `is_committing` is false.
+
+        The stores may stage more meanwhile, which waits for the next commit. The one before must be done.
+        Raises StoreError, StoreDamaged.
+        """
         if not self._changed:
             return False
         changes = [(store.partition, store.take_staged()) for store in self._changed]
         self._changed.clear()
         try:
-            size_bytes = self._writer.write_turn(time_ms, changes)
-            self._young_bytes += size_bytes
-            if self.is_checkpointing:
-                self._wait(size_bytes)
-            elif self._young_bytes >= self._look_at_bytes and not self._is_full:
-                self._checkpoint_if_due()
+            try:
+                size_bytes = self._writer.begin_turn(time_ms, changes)
+            except NoSegment:  # the disk is full, but a checkpoint frees segments
+                while self.is_checkpointing and not self._writer.has_free:
+                    self.hear()
+                size_bytes = self._writer.begin_turn(time_ms, changes)
         except OSError as error:
             self._failed("commit", error)
+        self.is_committing = self._writer.is_writing
+        self._young_bytes += size_bytes
+        if self.is_checkpointing:
+            self._wait(size_bytes)
+        elif self._young_bytes >= self._look_at_bytes and not self._is_full:
+            self._checkpoint_if_due()
+        if self._checkpoint_is_due:  # it begins between two commits
+            self.end_commit()
         return True
+
+    def end_commit(self, wait: bool = True) -> None:
+        """Wait until the commit that was begun is done, or only see whether it is. Raises StoreError."""
+        try:
+            self.is_committing = not self._writer.end_turn(wait)
+        except OSError as error:
+            self._failed("commit", error)
+        if self._checkpoint_is_due:
+            self._checkpoint_soon()
 
     def changed(self, store: LoggedStore) -> None:
         """The store has staged its first change of this turn."""
@@ -201,8 +232,10 @@ class CommitLog:
     # -- checkpoints
 
     def watch(self, poll: select.epoll) -> None:
-        """Let `poll` wait for the checkpointer: `serve` is to be called for its descriptor."""
+        """Let `poll` wait for commits and the checkpointer: `serve` is to be called for their descriptors."""
         self._poll = poll
+        if self._writer.descriptor is not None:
+            poll.register(self._writer.descriptor, select.EPOLLIN | select.EPOLLET)
         self._look()
 
     def _look(self) -> None:
@@ -218,7 +251,13 @@ class CommitLog:
         self._polled = descriptor
 
     def serve(self, descriptor: int) -> bool:
-        """Hear the checkpointer, if this is its descriptor. Raises StoreError, StoreDamaged."""
+        """See whether the commit is done, or hear the checkpointer, if this is a descriptor of theirs.
+
+        Raises StoreError, StoreDamaged.
+        """
+        if descriptor == self._writer.descriptor:
+            self.end_commit(wait=False)
+            return True
         if descriptor != self._polled:
             return False
         self.hear()
@@ -235,8 +274,13 @@ class CommitLog:
             self.checkpointer.prepare(self._writer.next_path(), self._limits.segment_bytes)
         is_old = self._young_bytes > 0 and time.monotonic() - self._checkpointed_at >= OLDEST_SECONDS
         if not self.is_checkpointing and (is_old or self._is_full or self._wants_report):
-            self.begin_checkpoint()
+            self._checkpoint_soon()
         self._look()
+
+    def _checkpoint_soon(self) -> None:
+        self._checkpoint_is_due = self.is_committing or bool(self._changed)
+        if not self._checkpoint_is_due:
+            self.begin_checkpoint()
 
     def _checkpoint_if_due(self) -> None:
         """Begin a checkpoint of a segment's worth of young changes, or of very many small ones.
@@ -245,12 +289,13 @@ class CommitLog:
         """
         changed_keys = sum(store.changed_keys() for store in self.stores.values())
         if self._young_bytes >= self._limits.segment_bytes or changed_keys >= CHANGED_KEYS:
-            self.begin_checkpoint()
+            self._checkpoint_soon()
         else:
             self._look_at_bytes = self._young_bytes + self._limits.segment_bytes // LOOKS
 
     def begin_checkpoint(self) -> None:
         """Let the checkpointer write to the tables what is young, and what an earlier checkpoint found no room for."""
+        self._checkpoint_is_due = False
         for store in self.stores.values():
             store.freeze()
         self._frozen_bytes += self._young_bytes
@@ -298,7 +343,7 @@ class CommitLog:
 
     def _prepared(self, prepared: Prepared) -> None:
         """Use the segment. If it was not made, `beat` lets it be made again."""
-        self._has_no_spare = prepared.problem is not None
+        self._has_no_spare = prepared.problem is not None and not self._writer.has_free
         if prepared.problem is None:
             self._writer.prepared()
         else:
@@ -388,6 +433,7 @@ class CommitLog:
 
     def read_again(self, partition: int, layer: Layer) -> None:
         """Apply to `layer` the partition's turns since the last checkpoint began. Raises StoreError."""
+        self.end_commit()
         for frame in LogOnDisk(self._directory, self._worker).turns(self._frozen_lsn):
             _, changes, _ = decode_turn(frame.payload)
             for number, operations in changes:
@@ -398,6 +444,7 @@ class CommitLog:
 
     def close(self) -> None:
         """Bring the tables up to date, detach them, and close all. Nothing is staged. Raises StoreError."""
+        self.end_commit()
         while self.is_checkpointing and self.checkpointer.is_running:
             self.hear()
         self.checkpointer.close()

@@ -2,20 +2,22 @@
 
 A write to blocks that were written before needs no change of the file system's own data, so one sync is one write of
 the disk. Where the file system takes it, frames go past the page cache (O_DIRECT | O_DSYNC), from a buffer at an
-address that the disk can read; elsewhere a write is followed by fdatasync.
+address that the disk can read, and this process goes on meanwhile; elsewhere a write is followed by fdatasync.
 """
 
-import mmap
 import os
 from collections.abc import Sequence
-from errno import EINVAL
+from errno import EAGAIN, EINVAL
 from pathlib import Path
 
 from storage.durable import sync_directory
+from storage.log.aio import BUFFER_BYTES, OneWrite
 from storage.log.frames import BLOCK_BYTES, padded
 
 SEGMENT_NAME = "segment-"
-BUFFER_BYTES = 1 << 20
+# A smaller write is waited for. It is done before this process could do much, and asynchronous I/O takes longer, as a
+# thread of the kernel makes the flush behind the write: 135 us instead of 120 for one block.
+ASYNCHRONOUS_BYTES = 64 << 10
 _ZEROS = bytes(1 << 20)
 
 
@@ -49,29 +51,15 @@ def prepare(path: Path, size_bytes: int) -> None:
     sync_directory(path.parent)
 
 
-class DirectBuffer:
-    """Memory that starts at a page, to write from with O_DIRECT."""
-
-    def __init__(self) -> None:
-        self._memory = mmap.mmap(-1, BUFFER_BYTES)
-        self._view = memoryview(self._memory)
-
-    def fill(self, parts: Sequence[bytes | memoryview], size_bytes: int) -> memoryview:
-        """The parts one after the other, and anything up to `size_bytes`, which is BUFFER_BYTES at most."""
-        view, at = self._view, 0
-        for part in parts:
-            end = at + len(part)
-            view[at:end] = part
-            at = end
-        return view[:size_bytes]
-
-
 class SegmentFile:
     """One segment, open for writing. All methods raise OSError."""
 
-    def __init__(self, path: Path, buffer: DirectBuffer) -> None:
+    def __init__(self, path: Path, one_write: OneWrite) -> None:
+        """Files share `one_write`: one of them is written at a time."""
         self.path = path
-        self._buffer = buffer
+        self._one_write = one_write
+        self._begun: tuple[memoryview, int] | None = None  # the write that is under way, and its offset
+        self.is_writing = False  # one is
         try:
             self._open(direct=True)
         except OSError as error:
@@ -84,19 +72,78 @@ class SegmentFile:
         self._descriptor = os.open(self.path, flags, 0o600)
         self._direct = direct
 
-    def write(self, at: int, parts: Sequence[bytes | memoryview]) -> int:
-        """Write the parts one after the other at the offset `at`, and sync. Returns the offset of the next block."""
+    def begin(self, at: int, parts: Sequence[bytes | memoryview]) -> int:
+        """Begin to write the parts one after the other at the offset `at`. Returns the offset of the next block.
+
+        The parts may change at once. Before anything else is written, `end` must have said that this is on disk. Where
+        the file system takes no direct writes, and for small and very large ones, it is on disk when this returns.
+        """
         size = 0
         for part in parts:
             size += len(part)
-        size = (size + BLOCK_BYTES - 1) // BLOCK_BYTES * BLOCK_BYTES
+        size = (size + BLOCK_BYTES - 1) // BLOCK_BYTES * BLOCK_BYTES  # `padded`, once for each turn
+        if size > BUFFER_BYTES:
+            return self.write(at, parts)
+        data = self._fill(parts, size)
+        if size >= ASYNCHRONOUS_BYTES and self._direct and self._one_write.descriptor is not None:
+            try:
+                self._one_write.begin(self._descriptor, size, at)
+            except OSError as error:
+                if error.errno not in (EAGAIN, EINVAL):  # the kernel has no room for it, or a disk cannot do it
+                    raise
+            else:
+                self._begun = data, at
+                self.is_writing = True
+                return at + size
+        self._write_all(data, at)
+        if not self._direct:
+            self._sync()
+        return at + size
+
+    def end(self, wait: bool) -> bool:
+        """True if what was begun is on disk now; `wait` until it is."""
+        if self._begun is None:
+            return True
+        data, at = self._begun
+        try:
+            written = self._one_write.result(wait)
+        except OSError as error:
+            if error.errno != EINVAL:
+                raise
+            written = 0
+        if written is None:
+            return False
+        self._begun = None
+        self.is_writing = False
+        if written < len(data):
+            # What O_DIRECT has written is whole sectors, which need not be whole blocks.
+            done = written // BLOCK_BYTES * BLOCK_BYTES
+            self._write_all(data[done:], at + done)
+            self._sync()
+        return True
+
+    def write(self, at: int, parts: Sequence[bytes | memoryview]) -> int:
+        """As `begin`, and wait until it is on disk."""
+        size = padded(sum(map(len, parts)))
         if size <= BUFFER_BYTES:
-            self._write_all(self._buffer.fill(parts, size), at)
+            self._write_all(self._fill(parts, size), at)
         else:
             self._write_in_pieces(at, parts)
+        self._sync()
+        return at + size
+
+    def _sync(self) -> None:
         if not self._direct:
             os.fdatasync(self._descriptor)
-        return at + size
+
+    def _fill(self, parts: Sequence[bytes | memoryview], size_bytes: int) -> memoryview:
+        """The buffer with the parts one after the other, and anything up to `size_bytes`, BUFFER_BYTES at most."""
+        view, at = self._one_write.view, 0
+        for part in parts:
+            end = at + len(part)
+            view[at:end] = part
+            at = end
+        return view[:size_bytes]
 
     def _write_in_pieces(self, at: int, parts: Sequence[bytes | memoryview]) -> None:
         gathered: list[bytes | memoryview] = []
@@ -104,7 +151,7 @@ class SegmentFile:
         for whole in parts:
             part = memoryview(whole)
             while len(part) >= room:
-                self._write_all(self._buffer.fill([*gathered, part[:room]], BUFFER_BYTES), at)
+                self._write_all(self._fill([*gathered, part[:room]], BUFFER_BYTES), at)
                 at += BUFFER_BYTES
                 part = part[room:]
                 gathered, room = [], BUFFER_BYTES
@@ -112,7 +159,7 @@ class SegmentFile:
                 gathered.append(part)
                 room -= len(part)
         if gathered:
-            self._write_all(self._buffer.fill(gathered, padded(BUFFER_BYTES - room)), at)
+            self._write_all(self._fill(gathered, padded(BUFFER_BYTES - room)), at)
 
     def _write_all(self, data: memoryview, at: int) -> None:
         try:
@@ -131,6 +178,10 @@ class SegmentFile:
             if done + more <= written:
                 raise OSError(28, "the disk takes no more")  # ENOSPC
             written = done + more
+
+    def allocate(self, size_bytes: int) -> None:
+        """Take the blocks of the file from the disk, so that a disk that is full later has room for it."""
+        os.posix_fallocate(self._descriptor, 0, size_bytes)
 
     def truncate(self, size_bytes: int) -> None:
         """Give back what one large frame needed beyond the usual size."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from storage.durable import sync_directory
+from storage.log.aio import OneWrite
 from storage.log.frames import (
     BLOCK_BYTES,
     FrameCodec,
@@ -19,7 +20,7 @@ from storage.log.frames import (
     encode_next,
 )
 from storage.log.reading import LogEnd
-from storage.log.segments import DirectBuffer, SegmentFile, prepare, segment_numbers, segment_path
+from storage.log.segments import SegmentFile, prepare, segment_numbers, segment_path
 
 FREE_SEGMENTS = 2  # kept for use again; more are deleted
 _TURN = Kind.TURN  # to look up a member of an enum takes as long as a call
@@ -38,6 +39,10 @@ class _Segment:
         return self.at == self.first_at
 
 
+class NoSegment(OSError):
+    """No segment is free, and the disk takes no further one. Nothing was written."""
+
+
 class LogWriter:
     """The segments of a log in `directory`. All methods that write raise OSError.
 
@@ -53,14 +58,15 @@ class LogWriter:
         self._log_id = log_id
         self._segment_bytes = segment_bytes
         self._codec = FrameCodec(log_id)
-        self._buffer = DirectBuffer()
+        self._one_write = OneWrite()
         self._used: list[_Segment] = []  # those with frames that are not in the tables; the last is the current one
         self._free = [
-            _Segment(number, SegmentFile(segment_path(directory, number), self._buffer))
+            _Segment(number, SegmentFile(segment_path(directory, number), self._one_write))
             for number in segment_numbers(directory)
         ]
         self._known_lsn = 0  # by the header of the newest segment the tables have all turns up to this
         self._preparing: int | None = None  # the number of the segment that somebody else makes
+        self.is_writing = False  # the last turn may not be on disk yet
         self.lsn = tables.lsn
         self.tables = tables
         if end is None:
@@ -76,27 +82,44 @@ class LogWriter:
             self._begin(last)
         self.release()
 
-    def write_turn(self, time_ms: int, changes: list[Any]) -> int:
-        """Write and sync the frame of a turn; see `FrameCodec.pack_turn`. Returns the bytes that it takes."""
+    def begin_turn(self, time_ms: int, changes: list[Any]) -> int:
+        """Begin to write and sync the frame of a turn; see `FrameCodec.pack_turn`. Returns the bytes that it takes.
+
+        `end_turn` must have said that the turn before is on disk.
+        """
         with self._codec.pack_turn(time_ms, changes, []) as payload:
             current = self._used[-1]
             # A frame larger than a segment gets one to itself.
             if current.at + len(payload) + 2 * BLOCK_BYTES > self._segment_bytes and not current.is_empty:
                 self._continue_in_next()
-            return self._write(_TURN, payload)
+                current = self._used[-1]
+            at = current.at
+            current.at = current.file.begin(at, self._frame(_TURN, payload))
+            self.is_writing = current.file.is_writing
+            return current.at - at
 
-    def _write(self, kind: Kind, payload: bytes | memoryview) -> int:
-        current = self._used[-1]
-        lsn, at = self.lsn + 1, current.at
-        current.at = current.file.write(at, (self._codec.head(kind, lsn, payload), payload))
-        self.lsn = current.last_lsn = lsn
-        return current.at - at
+    def end_turn(self, wait: bool) -> bool:
+        """True if the last turn is on disk; `wait` until it is."""
+        self.is_writing = not self._used[-1].file.end(wait)
+        return not self.is_writing
+
+    @property
+    def descriptor(self) -> int | None:
+        """It is signalled (see `OneWrite`) when `end_turn` is to be called; None if `begin_turn` waits itself."""
+        return self._one_write.descriptor
+
+    def _frame(self, kind: Kind, payload: bytes | memoryview) -> tuple[bytes, bytes | memoryview]:
+        """The parts of the next frame."""
+        self.lsn = self._used[-1].last_lsn = lsn = self.lsn + 1
+        return self._codec.head(kind, lsn, payload), payload
 
     def _continue_in_next(self) -> None:
         if not self._free:
             self._add_segment()
         segment = self._free.pop(0)
-        self._write(Kind.NEXT, encode_next(segment.number, self.tables))  # a block, for which there is always room
+        current = self._used[-1]
+        # A block, for which there is always room.
+        current.at = current.file.write(current.at, self._frame(Kind.NEXT, encode_next(segment.number, self.tables)))
         self._begin(segment)
 
     def _begin(self, segment: _Segment) -> None:
@@ -109,10 +132,16 @@ class LogWriter:
         self._used.append(segment)
 
     def _add_segment(self) -> None:
-        """Make a segment whose blocks were not written in advance, so that its first use is slower."""
+        """Make a segment whose blocks are there but were not written in advance, so that its first use is slower."""
         number = self._new_number()
-        file = SegmentFile(segment_path(self._directory, number), self._buffer)
-        sync_directory(self._directory)
+        file = SegmentFile(segment_path(self._directory, number), self._one_write)
+        try:
+            file.allocate(self._segment_bytes)
+            sync_directory(self._directory)
+        except OSError as error:
+            file.close()
+            file.path.unlink()
+            raise NoSegment(error.errno, error.strerror) from error
         self._free.append(_Segment(number, file))
 
     def _new_number(self) -> int:
@@ -136,7 +165,7 @@ class LogWriter:
         number, self._preparing = self._preparing, None
         assert number is not None
         with suppress(OSError):
-            self._free.append(_Segment(number, SegmentFile(segment_path(self._directory, number), self._buffer)))
+            self._free.append(_Segment(number, SegmentFile(segment_path(self._directory, number), self._one_write)))
 
     def not_prepared(self) -> None:
         self._preparing = None
@@ -167,6 +196,7 @@ class LogWriter:
         return [segment.file.size_bytes() for segment in (*self._used, *self._free)]
 
     def close(self) -> None:
+        self._one_write.close()
         for segment in (*self._used, *self._free):
             segment.file.close()
 

@@ -232,7 +232,7 @@ def test_a_worker_without_a_descriptor_for_another_tries_again(monkeypatch):
         neighbours.dial_home(1000)
         assert neighbours.dial_home_ms == 1000 + REDIAL_MS
         forward: Any = SimpleNamespace(partition=2)
-        neighbours.send([forward], 2000)
+        neighbours.send([forward], [], 2000)
     assert told == [([0, 2], 2000)] * 2
 
 

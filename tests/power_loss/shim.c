@@ -10,9 +10,11 @@
    kinds mean; what changes a file in a way that the reader does not model gets a record of kind UNKNOWN. */
 
 #define _GNU_SOURCE
+#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <linux/aio_abi.h>
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -28,6 +30,16 @@
 #ifndef __LP64__
 #error "the calls are made as 64-bit systems take them"
 #endif
+
+/* The C library's; ours is at the end, for those who make asynchronous I/O with it. */
+static long (*the_syscall(void))(long, ...)
+{
+    static long (*found)(long, ...);
+    if (!found)
+        found = (long (*)(long, ...))dlsym(RTLD_NEXT, "syscall");
+    return found;
+}
+#define syscall (*the_syscall())
 
 enum kind { WRITE = 1, SYNC, CREATE, TRUNCATE, RENAME, UNLINK, MKDIR, RMDIR, MAPPED, UNKNOWN };
 enum phase { BEGIN, END };
@@ -271,6 +283,70 @@ static long written(int descriptor, const struct iovec *data, int count, int64_t
     if (durable)
         linger();
     return ended(WRITE, record.operation, inodes[descriptor], at, size, result);
+}
+
+/* -- asynchronous writes: a write begins when it is submitted, and ends when its event is taken */
+
+#define UNDER_WAY 64
+static struct { uint64_t request, operation, inode; int64_t offset, size; int durable; } under_way[UNDER_WAY];
+
+static long submitted(long context, long count, struct iocb **requests)
+{
+    if (count != 1 || requests[0]->aio_lio_opcode != IOCB_CMD_PWRITE || state_of((int)requests[0]->aio_fildes) == OTHERS) {
+        for (long i = 0; i < count; i++)
+            if (state_of((int)requests[i]->aio_fildes) != OTHERS)
+                began(UNKNOWN, 0, "an asynchronous operation", NULL, 0, 0);
+        return syscall(SYS_io_submit, context, count, requests);
+    }
+    const struct iocb *one = requests[0];
+    int descriptor = (int)one->aio_fildes, place = 0;
+    while (place < UNDER_WAY && under_way[place].operation)
+        place++;
+    if (place == UNDER_WAY) {
+        fprintf(stderr, "power_loss: too many asynchronous writes\n");
+        abort();
+    }
+    struct iovec data = {(void *)(uintptr_t)one->aio_buf, one->aio_nbytes};
+    int zeros = all_zero(&data, 1);
+    struct record record = {.operation = next_operation(), .inode = inodes[descriptor]};
+    record.offset = one->aio_offset;
+    record.size = (int64_t)one->aio_nbytes;
+    record.kind = WRITE;
+    record.phase = BEGIN;
+    int durable = !!(fcntl(descriptor, F_GETFL) & O_DSYNC);
+    record.flags = (uint8_t)((durable ? DURABLE : 0) | (zeros ? ZEROS : 0));
+    append(&record, NULL, NULL, &data, zeros ? 0 : 1);
+    under_way[place].request = (uint64_t)(uintptr_t)one;
+    under_way[place].operation = record.operation;
+    under_way[place].inode = record.inode;
+    under_way[place].offset = record.offset;
+    under_way[place].size = record.size;
+    under_way[place].durable = durable;
+    long result = syscall(SYS_io_submit, context, count, requests);
+    if (result != 1) {
+        ended(WRITE, record.operation, record.inode, record.offset, record.size, result);
+        under_way[place].operation = 0;
+    }
+    return result;
+}
+
+static long events_taken(long context, long least, long most, struct io_event *events, struct timespec *timeout)
+{
+    long count = syscall(SYS_io_getevents, context, least, most, events, timeout);
+    int saved = errno;
+    for (long i = 0; i < count; i++)
+        for (int place = 0; place < UNDER_WAY; place++)
+            if (under_way[place].operation && under_way[place].request == events[i].obj) {
+                if (under_way[place].durable)
+                    linger();
+                errno = events[i].res < 0 ? (int)-events[i].res : 0;
+                ended(WRITE, under_way[place].operation, under_way[place].inode, under_way[place].offset,
+                      under_way[place].size, (long)events[i].res);
+                under_way[place].operation = 0;
+                break;
+            }
+    errno = saved;
+    return count;
 }
 
 static long synced(long call, int descriptor)
@@ -534,4 +610,20 @@ ssize_t copy_file_range(int source, off64_t *from, int target, off64_t *to, size
 {
     unknown(target, 0, NULL);
     return syscall(SYS_copy_file_range, source, from, target, to, count, flags);
+}
+
+#undef syscall
+long syscall(long number, ...)
+{
+    long a[6];
+    va_list rest;
+    va_start(rest, number);
+    for (int i = 0; i < 6; i++)
+        a[i] = va_arg(rest, long);
+    va_end(rest);
+    if (number == SYS_io_submit)
+        return submitted(a[0], a[1], (struct iocb **)a[2]);
+    if (number == SYS_io_getevents)
+        return events_taken(a[0], a[1], a[2], (struct io_event *)a[3], (struct timespec *)a[4]);
+    return (*the_syscall())(number, a[0], a[1], a[2], a[3], a[4], a[5]);
 }

@@ -127,6 +127,25 @@ def test_a_write_through_is_durable_when_it_returns_and_torn_before(traced):
     assert {image["a"] for image in traced.images()} == {two + two}
 
 
+def test_an_asynchronous_write_through_is_durable_when_its_event_was_taken_and_torn_before(traced):
+    traced.run(
+        "from storage.log.aio import OneWrite\n"
+        "f = os.open('a', W); os.pwrite(f, b'1' * 8192, 0); os.fsync(f); os.fsync(here)\n"
+        "g = os.open('a', os.O_RDWR | os.O_DIRECT | os.O_DSYNC); one = OneWrite(); one.view[:4096] = b'2' * 4096\n"
+        "one.begin(g, 4096, 4096); h = os.open('b', W); assert one.result(wait=True) == 4096",
+        tell=False,
+    )
+    kinds = [(record.kind, record.phase) for record in traced.records]
+    began, ended = (max(at for at, kind in enumerate(kinds) if kind == (Kind.WRITE, phase)) for phase in Phase)
+    assert (Kind.CREATE, Phase.END) in kinds[began:ended], "other operations go on meanwhile"
+    traced.tell(ended)
+    found = [image["a"] for image in traced.images()]
+    assert {content[:4096] for content in found} == {b"1" * 4096}
+    assert len({content[4096:] for content in found}) > 10
+    traced.tell(ended + 1)
+    assert {image["a"] for image in traced.images()} == {b"1" * 4096 + b"2" * 4096}
+
+
 def test_a_write_through_is_not_undone_by_earlier_writes_in_its_place(traced):
     traced.run(
         "f = os.open('a', W); os.fsync(here); os.pwrite(f, b'1' * 2048, 0)\n"

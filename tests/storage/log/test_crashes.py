@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from storage.lmdb_store import LmdbStore
-from storage.log import recovery, writer
+from storage.log import recovery, segments, writer
 from storage.log.commit_log import LogLimits
 from storage.log.frames import FRAME_HEAD_BYTES, FrameCodec
 from storage.log.segments import SegmentFile
@@ -19,6 +19,8 @@ from tests.logs import crash, open_tables
 PARTITIONS = (0, 1, 2)
 SELDOM = frozenset({2})
 STEPS = [  # all that changes what is on the disk
+    (SegmentFile, "begin"),
+    (SegmentFile, "end"),
     (SegmentFile, "write"),
     (SegmentFile, "truncate"),
     (LmdbStore, "commit"),
@@ -113,6 +115,7 @@ def tmp_path(tmp_path):
 
 @pytest.fixture
 def killer(monkeypatch):
+    monkeypatch.setattr(segments, "ASYNCHRONOUS_BYTES", 0)  # so that there are kills between the begin and the end
     return Killer(monkeypatch)
 
 
