@@ -8,6 +8,7 @@ import time
 import pytest
 
 from storage.log import commit_log, segments
+from storage.log.aio import OneWrite
 from storage.log.checkpointing import Full, Prepared
 from storage.log.commit_log import LogLimits
 from storage.log.recovery import log_directory
@@ -68,14 +69,20 @@ def test_without_direct_writes_each_turn_is_synced(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EROFS, errno.ENOSPC, errno.EDQUOT])
-@pytest.mark.parametrize("call", ["pwrite", "fdatasync"])
+@pytest.mark.parametrize("call", ["pwrite", "fdatasync", "io_submit", "io_getevents"])
 def test_a_write_that_fails_ends_the_worker_and_loses_nothing(monkeypatch, tmp_path, call, number):
     turns = Turns((0, 1), 1)
     for after in (1, 2, 5, 20, 21):
         with monkeypatch.context() as patch:
-            failing(patch, "open", errno.EINVAL, lambda path, flags, *mode: flags & os.O_DIRECT)
+            if call in ("pwrite", "fdatasync"):
+                failing(patch, "open", errno.EINVAL, lambda path, flags, *mode: flags & os.O_DIRECT)
+            patch.setattr(segments, "ASYNCHRONOUS_BYTES", 0)
             if call == "fdatasync":
                 patch.setattr(segments.SegmentFile, "write", _failing_sync(after, number))
+            elif call == "io_submit":
+                patch.setattr(OneWrite, "begin", _failing_call(OneWrite.begin, after, number))
+            elif call == "io_getevents":
+                patch.setattr(OneWrite, "result", _failing_call(OneWrite.result, after, number))
             else:
                 patch.setattr(segments.SegmentFile, "_write_all", _failing_write(after, number))
             expected = StoreFull if number in (errno.ENOSPC, errno.EDQUOT) else StoreError
@@ -116,6 +123,19 @@ def _failing_sync(after, number):
     return write
 
 
+def _failing_call(original, after, number):
+    calls = []
+
+    def call(self, *args, **options):
+        result = original(self, *args, **options)
+        calls.append(result)
+        if len(calls) > after:
+            raise OSError(number, os.strerror(number))
+        return result
+
+    return call
+
+
 def _failing_write(after, number):
     original = segments.SegmentFile._write_all
     calls = []
@@ -129,11 +149,15 @@ def _failing_write(after, number):
     return write
 
 
-def test_a_short_write_is_finished_or_is_an_error(monkeypatch, tmp_path):
+@pytest.mark.parametrize("is_asynchronous", [False, True])
+def test_a_short_write_is_finished_or_is_an_error(monkeypatch, tmp_path, is_asynchronous):
     log = open_local(monkeypatch, tmp_path, (0,))
     turns = Turns((0,), 1)
     with monkeypatch.context() as patch:
         patch.setattr(segments, "os", _Short(4096))
+        patch.setattr(segments, "ASYNCHRONOUS_BYTES", 0 if is_asynchronous else 1 << 30)
+        original = OneWrite.begin
+        patch.setattr(OneWrite, "begin", lambda self, *at: original(self, at[0], at[1] // 2 // 512 * 512, at[2]))
         for _ in range(5):
             turns.turn(log.stores, log.commit)
         patch.setattr(segments, "os", _Short(0))
@@ -360,3 +384,58 @@ def test_a_frame_larger_than_a_segment(tmp_path, size_mib):
     assert max(path.stat().st_size for path in log_directory(tmp_path, 0).iterdir()) <= 2 * MIB
     with open_tables(tmp_path, 0, map_size_bytes=1 << 30) as tables:
         assert tables.get(Table.MESSAGES, b"large") == large
+
+
+def test_a_checkpoint_that_is_done_in_a_turn_with_staged_changes_begins_none(monkeypatch, tmp_path):
+    log = open_local(monkeypatch, tmp_path, (0,))
+    turns = Turns((0,), 1)
+    checkpoints = log.checkpoints
+    log.begin_checkpoint()
+    while log.young_bytes() < 2 * SMALL.segment_bytes:  # so the next is due when this one is done
+        turns.turn(log.stores, log.commit)
+    turns.asked = turns.copy()
+    turns.asked[0, Table.MESSAGES][b"key"] = b"value"
+    log.stores[0].put(Table.MESSAGES, b"key", b"value")  # by a command of this turn
+    log.hear()
+    assert log.checkpoints == checkpoints + 1
+    log.commit()
+    turns.done = turns.asked
+    assert log.is_checkpointing, "the next one begins with the commit"
+    log.hear()
+    assert contents(log.stores) == turns.done
+    crash(log)
+    assert holds(tmp_path, turns)
+
+
+def test_a_segment_that_could_not_be_made_is_not_missed_when_another_was_freed_meanwhile(monkeypatch, tmp_path):
+    log = open_local(monkeypatch, tmp_path, (0,))
+    turns = Turns((0,), 2)
+    asked = []
+    monkeypatch.setattr(log.checkpointer, "prepare", lambda path, size: asked.append(path))
+    log.checkpointer.start()
+    while not log.is_checkpointing:
+        turns.turn(log.stores, log.commit)
+    while log._writer._free:
+        log._writer._continue_in_next()
+    log.beat()  # asks for another, behind the checkpoint that is being made
+    assert asked
+    for _ in range(2):
+        log.hear()
+        if log._writer.has_free:
+            break
+        log.begin_checkpoint()
+    assert log._writer.has_free
+    log._prepared(Prepared(str(asked[-1]), "No space left on device"))
+    assert log.accepts(0, 100, 0)
+    crash(log)
+    assert holds(tmp_path, turns)
+
+
+def test_a_segment_that_is_made_in_haste_has_its_blocks(monkeypatch, tmp_path):
+    log = open_local(monkeypatch, tmp_path, (0,))
+    while log._writer._free:
+        log._writer._continue_in_next()
+    log._writer._continue_in_next()
+    sizes = [path.stat().st_blocks * 512 for path in log_directory(tmp_path, 0).iterdir()]
+    assert min(sizes) >= SMALL.segment_bytes, "on a disk that is full by then it could not be written"
+    crash(log)
