@@ -12,8 +12,9 @@ from broker import wire
 from broker.wire import Message
 
 READ_BYTES = 1 << 20
-# One turn reads at most this much from one connection, so that a commit stays short and other connections are served.
-TURN_BYTES = 8 << 20
+# One turn reads at most this much from one connection, so that other connections are served, its messages stay in the
+# processor's cache, and the next turn is applied while the disk writes this one.
+TURN_BYTES = 1 << 20
 # The worker stops reading from a gateway that has this much unread, until the gateway has caught up.
 OUTPUT_HIGH_BYTES = 64 << 20
 SEND_BUFFER_BYTES = 4 << 20

@@ -12,8 +12,6 @@ import os
 import platform
 import struct
 
-BUFFER_BYTES = 1 << 20
-
 _libc = ctypes.CDLL(None, use_errno=True)
 _syscall = _libc.syscall
 _syscall.restype = ctypes.c_long
@@ -27,14 +25,14 @@ _AT_ONCE = (ctypes.c_long * 2)(0, 0)  # struct timespec
 
 
 class OneWrite:
-    """A buffer that a disk can read, and at most one write from it that is under way.
+    """A buffer of `size_bytes` that a disk can read, and at most one write from it that is under way.
 
     `descriptor` is an eventfd that is signalled when the write is done. Nobody needs to read it: with EPOLLET, each
     signal is an event. It is None if the machine has no asynchronous I/O for us, and then `begin` must not be called.
     """
 
-    def __init__(self) -> None:
-        self._memory = mmap.mmap(-1, BUFFER_BYTES)
+    def __init__(self, size_bytes: int) -> None:
+        self._memory = mmap.mmap(-1, size_bytes)
         self.view = memoryview(self._memory)
         self.descriptor: int | None = None
         numbers = _NUMBERS.get(platform.machine())

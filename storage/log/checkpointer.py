@@ -14,6 +14,7 @@ msgpack lists; the worker's side is `checkpointing`. The net effects are [partit
     answer   [DAMAGED, problem], [FAILED, problem]; the process ends
 """
 
+import mmap
 import os
 import signal
 import socket
@@ -145,7 +146,8 @@ def serve(connection: socket.socket, memory: int) -> None:
             else:
                 assert tables is not None
                 size, lsn, known = fields
-                effects = msgpack.unpackb(os.pread(memory, size, 0), use_list=False)
+                with mmap.mmap(memory, size, prot=mmap.PROT_READ) as packed:
+                    effects = msgpack.unpackb(packed, use_list=False)
                 try:
                     positions, adjacent = tables.checkpoint(effects, lsn, known)
                 except StoreFull as error:

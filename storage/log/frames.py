@@ -23,7 +23,7 @@ from xxhash import xxh3_64_intdigest
 VERSION = 1
 BLOCK_BYTES = 4096  # a multiple of what O_DIRECT needs on any disk
 LOG_ID_BYTES = 16
-BUFFER_BYTES = 1 << 20
+BUFFER_BYTES = 2 << 20  # as much as a turn of a busy worker takes; a larger frame costs more for its bytes
 
 _SEGMENT_MAGIC = b"PeekLog\n"
 _FRAME_MAGIC = b"TurN"

@@ -11,8 +11,8 @@ from errno import EAGAIN, EINVAL
 from pathlib import Path
 
 from storage.durable import sync_directory
-from storage.log.aio import BUFFER_BYTES, OneWrite
-from storage.log.frames import BLOCK_BYTES, padded
+from storage.log.aio import OneWrite
+from storage.log.frames import BLOCK_BYTES, BUFFER_BYTES, padded
 
 SEGMENT_NAME = "segment-"
 # A smaller write is waited for. It is done before this process could do much, and asynchronous I/O takes longer, as a
@@ -55,7 +55,7 @@ class SegmentFile:
     """One segment, open for writing. All methods raise OSError."""
 
     def __init__(self, path: Path, one_write: OneWrite) -> None:
-        """Files share `one_write`: one of them is written at a time."""
+        """Files share `one_write`, of BUFFER_BYTES: one of them is written at a time."""
         self.path = path
         self._one_write = one_write
         self._begun: tuple[memoryview, int] | None = None  # the write that is under way, and its offset

@@ -12,6 +12,7 @@ from storage.durable import sync_directory
 from storage.log.aio import OneWrite
 from storage.log.frames import (
     BLOCK_BYTES,
+    BUFFER_BYTES,
     FrameCodec,
     Kind,
     SegmentHeader,
@@ -58,7 +59,7 @@ class LogWriter:
         self._log_id = log_id
         self._segment_bytes = segment_bytes
         self._codec = FrameCodec(log_id)
-        self._one_write = OneWrite()
+        self._one_write = OneWrite(BUFFER_BYTES)
         self._used: list[_Segment] = []  # those with frames that are not in the tables; the last is the current one
         self._free = [
             _Segment(number, SegmentFile(segment_path(directory, number), self._one_write))

@@ -7,8 +7,9 @@ import select
 import pytest
 
 from storage.log import aio, segments
-from storage.log.aio import BUFFER_BYTES, OneWrite
+from storage.log.aio import OneWrite
 from storage.log.commit_log import LogLimits
+from storage.log.frames import BUFFER_BYTES
 from storage.log.segments import ASYNCHRONOUS_BYTES, SegmentFile, prepare
 from storage.store import Table
 from tests.logs import crash, open_log, open_tables
@@ -20,7 +21,7 @@ PATIENCE_S = 30
 
 @pytest.fixture
 def one_write():
-    one_write = OneWrite()
+    one_write = OneWrite(BUFFER_BYTES)
     if one_write.descriptor is None:
         pytest.skip("the kernel has no asynchronous I/O for us")
     yield one_write
@@ -30,7 +31,7 @@ def one_write():
 @pytest.fixture
 def segment(tmp_path, one_write):
     path = tmp_path / "segment-0"
-    prepare(path, MIB)
+    prepare(path, 2 * BUFFER_BYTES)
     segment = SegmentFile(path, one_write)
     yield segment
     segment.close()
