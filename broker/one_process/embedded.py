@@ -75,6 +75,7 @@ class LocalCaller(Caller):
             self._gateway.data_received(frames)
         except Exception as error:
             log.error("the worker's answers could not be handled; connecting again", exc_info=error)
+            self.hang_up()  # answers that still wait for a commit are not for the next connection
             self._gateway.connection_lost(error)
             return False
         return True
@@ -123,7 +124,8 @@ class EmbeddedWorker:
         self._loop = loop
         self._caller: LocalCaller | None = None  # the last one
         self._is_due = False  # a turn will be made in the next round
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
+        self._rings_at = 0.0  # if there is a timer; its handle does not always tell, as uvloop makes it
         self.failed: asyncio.Future[None] = loop.create_future()
 
     def connection(self, path: str, router: Router) -> LocalConnection:
@@ -160,22 +162,22 @@ class EmbeddedWorker:
         try:
             self._worker.turn(events)
             wait = self._worker.wait_seconds()
+            if wait <= 0 or (self._caller is not None and self._caller.event is not None):
+                self.turn_soon()
+            else:
+                self._wake_in(wait)
         except Exception as error:
             self._loop.remove_reader(self._worker.descriptor)
             self.failed.set_exception(error)
-            return
-        if wait <= 0 or (self._caller is not None and self._caller.event is not None):
-            self.turn_soon()
-        else:
-            self._wake_in(wait)
 
     def _wake_in(self, seconds: float) -> None:
         """A timer that rings too early costs less than to set one in each turn."""
         at = self._loop.time() + seconds
         if self._timer is not None:
-            if self._timer.when() <= at:
+            if self._rings_at <= at:
                 return
             self._timer.cancel()
+        self._rings_at = at
         self._timer = self._loop.call_at(at, self._ring)
 
     def _ring(self) -> None:

@@ -1,0 +1,336 @@
+"""A real worker in a real event loop, and the gateway's end of its connection: answers, timers, commits, limits."""
+
+import asyncio
+import socket
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+
+from broker import wire
+from broker.errors import BrokerError
+from broker.gateway.router import OUTPUT_HIGH_BYTES, Channel, Router
+from broker.metrics import GatewayMetrics
+from broker.one_process.embedded import EmbeddedWorker
+from broker.partition.partition import Partition
+from broker.partition.settings import PartitionSettings
+from broker.partition.state.terms import Terms
+from broker.touched_partition import TouchedPartition
+from broker.wire import ENTRY, Outcome
+from broker.worker.clock import Clock
+from broker.worker.worker import Worker
+from storage.memory import MemoryStore
+from storage.store import StoreError, Table
+from tests.logs import InMemory
+from tests.partition.driver import LOCK_MS, MAIN, define, describe, message
+
+PATIENCE_S = 10
+SOON_MS = 300  # before the worker's next beat, which is each second
+
+
+class Turns(InMemory):
+    """Counts commits; each fails while `fails`."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        super().__init__(store)
+        self.commits = 0
+        self.fails = False
+
+    def begin_commit(self, time_ms: int) -> bool:
+        if self.fails:
+            raise StoreError("the disk is gone")
+        done = super().begin_commit(time_ms)
+        self.commits += done
+        return done
+
+
+class Link(Channel):
+    """Notes what it hears, and raises the next of `faults`."""
+
+    def __init__(self, notes: list[Any]) -> None:
+        self.notes = notes
+        self.faults: list[BaseException] = []
+        self.deliveries: list[Any] = []
+
+    def _note(self, *what: Any) -> None:
+        self.notes.append(what)
+
+    def on_sent(self, count: int, error: BrokerError | None) -> None:
+        self._note("sent", count, error)
+
+    def on_opened(self, session_id: str = "", locked_until_ms: int = 0) -> None:
+        self._note("opened")
+
+    def on_closed(self, error: BrokerError | None) -> None:
+        self._note("closed")
+
+    def on_drained(self, delivered: int) -> None:
+        self._note("drained", delivered)
+
+    def on_settled(self, count: int, error: BrokerError | None) -> None:
+        self._note("settled", count, error)
+
+    def on_deliver(self, locked_until_ms: int, entries: list[Any]) -> None:
+        self.deliveries.append(entries)
+        self._note("delivered", len(entries) // ENTRY)
+
+    def on_worker_lost(self) -> None:
+        self._note("lost")
+
+    def on_worker_back(self) -> None:
+        self._note("back")
+
+    @property
+    def connection(self) -> Any:
+        return self
+
+    def flush(self) -> None:
+        if self.faults:
+            raise self.faults.pop()
+
+    def fail(self, error: Exception) -> None:
+        raise error
+
+
+class Whole:
+    """The worker in the loop, and a link of a gateway."""
+
+    def __init__(self, directory: Path, lock_duration_ms: int = LOCK_MS) -> None:
+        clock = Clock(int(time.time() * 1000), int(time.monotonic() * 1000))
+        store = MemoryStore()
+        define(store, 1, describe())
+        store.commit()
+        [(_, definition)] = store.scan(Table.ENTITIES, b"", b"\xff" * 8, 9)
+        terms = Terms.of(describe())._replace(lock_duration_ms=lock_duration_ms)  # shorter than an entity may have
+        self.beats = 0
+        self.partition = Partition(
+            0, store, now_ms=clock.now_ms, incarnation=bytes(6), settings=PartitionSettings(),
+            known_terms={definition: terms},
+        )  # fmt: skip
+        self.turns = Turns(store)
+        self.listener = socket.socket(socket.AF_UNIX)
+        self.listener.bind(str(directory / "s"))
+        self.listener.listen()
+        self.worker = Worker(
+            0, 0, {0: self.partition}, {0: store}, self.listener, ["s"], 1, clock,
+            TouchedPartition(directory / "touched"), self.turns, self._beat,
+        )  # fmt: skip
+        self.embedded = EmbeddedWorker(self.worker, asyncio.get_running_loop())
+        self.router = Router(["s"], 1, GatewayMetrics(), lambda definitions: None, connection=self.embedded.connection)
+        self.connection = self.router.workers[0]
+        self.notes: list[Any] = []
+        self.link = Link(self.notes)
+        self.number = self.router.next_number()
+        self.connection.channels[self.number] = self.link
+
+    def _beat(self) -> None:
+        self.beats += 1
+
+    async def begin(self) -> None:
+        self.task = asyncio.create_task(self.connection.keep_connected())
+        self.embedded.begin()
+        await self.connection.connected.wait()
+
+    def send(self, *bodies: str, **extra: Any) -> None:
+        for body in bodies:
+            self.connection.post(wire.send(0, self.number, MAIN, [message(body, **extra)]))
+
+    def receive(self, credit: int) -> None:
+        self.connection.post(wire.open_receiver(0, self.number, MAIN, False, None))
+        self.connection.post(wire.grant(0, self.number, credit))
+
+    async def until(self, condition: Callable[[], Any]) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while not condition():
+                assert not self.embedded.failed.done(), self.embedded.failed
+                await asyncio.sleep(0.001)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Callable[..., None]:
+    def run(story: Callable[[Whole], Awaitable[None]], **properties: Any) -> None:
+        async def told() -> None:
+            whole = Whole(tmp_path, **properties)
+            with whole.listener:
+                await whole.begin()
+                await story(whole)
+                whole.task.cancel()
+                await asyncio.wait((whole.task,))
+                for peer in whole.worker._peers.values():
+                    peer.socket.close()
+
+        uvloop.run(told())
+
+    return run
+
+
+def test_answers_come_in_the_order_of_the_commands(run):
+    async def story(whole: Whole) -> None:
+        whole.receive(10)
+        whole.send("a", "b")
+        await whole.until(lambda: len(whole.notes) >= 4)
+        [entries] = whole.link.deliveries
+        whole.send("c")
+        whole.connection.settle(0, MAIN, Outcome.ACCEPTED, whole.number, entries[0])
+        whole.connection.settle(0, MAIN, Outcome.ACCEPTED, whole.number, entries[ENTRY])
+        whole.send("d")
+        await whole.until(lambda: ("delivered", 2) in whole.notes[4:])
+        assert whole.notes == [
+            ("opened",), ("sent", 1, None), ("sent", 1, None), ("delivered", 2),
+            ("sent", 1, None), ("settled", 2, None), ("sent", 1, None), ("delivered", 2),
+        ]  # fmt: skip
+
+    run(story)
+
+
+def test_commands_of_one_round_are_one_commit(run):
+    async def story(whole: Whole) -> None:
+        await asyncio.sleep(0.05)  # the turns of the begin
+        commits = whole.turns.commits
+        loop = asyncio.get_running_loop()
+        for number in range(5):  # several callbacks of one round, as several clients' reads are
+            loop.call_soon(whole.send, f"{number}", f"{number} again")
+        await whole.until(lambda: len(whole.notes) == 10)
+        assert whole.turns.commits == commits + 1
+
+    run(story)
+
+
+def test_a_scheduled_message_comes_without_other_traffic(run):
+    async def story(whole: Whole) -> None:
+        whole.receive(1)
+        beats = whole.beats
+        whole.send("later", scheduled_ms=int(time.time() * 1000) + SOON_MS)
+        sent = time.monotonic()
+        await whole.until(lambda: ("delivered", 1) in whole.notes)
+        assert time.monotonic() - sent >= SOON_MS / 1000 - 0.01
+        assert whole.beats - beats <= 1, "its timer, and not the next beat, made the turn"
+
+    run(story)
+
+
+def test_a_lock_ends_without_other_traffic(run):
+    async def story(whole: Whole) -> None:
+        whole.send("m")
+        whole.receive(2)
+        await whole.until(lambda: len(whole.link.deliveries) == 2)  # the second time when the first lock has ended
+        first, second = whole.link.deliveries
+        assert (first[1], second[1]) == (1, 1), "the same message"
+        assert first[0] != second[0]
+
+    run(story, lock_duration_ms=SOON_MS)
+
+
+def test_a_wait_that_is_shorter_than_a_tick_of_the_loop_is_kept(run):
+    """For such a one, uvloop's handle does not say when it rings."""
+
+    async def story(whole: Whole) -> None:
+        whole.embedded._wake_in(0.0001)
+        whole.embedded._wake_in(0.0002)
+        whole.embedded._wake_in(0.00005)
+        turns = whole.worker._metrics.turns
+        await whole.until(lambda: whole.worker._metrics.turns > turns)
+        await whole.until(lambda: whole.beats >= 2)
+
+    run(story)
+
+
+def test_the_worker_gives_signs_of_life_without_traffic(run):
+    async def story(whole: Whole) -> None:
+        await whole.until(lambda: whole.beats >= 3)
+
+    run(story)
+
+
+def test_a_failure_to_handle_answers_connects_again_and_loses_nothing(run):
+    async def story(whole: Whole) -> None:
+        whole.receive(1)
+        await whole.until(lambda: whole.notes)
+        whole.link.faults.append(ValueError("a mistake in the code"))
+        whole.send("a")
+        await whole.until(lambda: ("lost",) in whole.notes)
+        assert not whole.connection.post(wire.send(0, whole.number, MAIN, [message("refused")]))
+        await whole.until(lambda: ("back",) in whole.notes)
+        whole.link.deliveries.clear()
+        whole.receive(5)
+        whole.send("b")
+        await whole.until(lambda: sum(len(each) for each in whole.link.deliveries) >= 2 * ENTRY)
+        numbers = [entries[at] for entries in whole.link.deliveries for at in range(1, len(entries), ENTRY)]
+        assert numbers == [1, 2], "what was lost with the connection is back, in its place"
+
+    run(story)
+
+
+def test_answers_of_a_lost_connection_never_come_on_the_next(run):
+    """They were held while the disk wrote, and leave when the worker has given the connection up."""
+
+    async def story(whole: Whole) -> None:
+        lost = whole.embedded._caller
+        assert lost is not None
+        whole.link.faults.append(ValueError("a mistake in the code"))
+        whole.send("a")
+        await whole.until(lambda: ("back",) in whole.notes)
+        whole.notes.clear()
+        lost.answers.append(wire.sent(whole.number, 7))
+        lost.hold_answers()
+        lost.release()
+        assert lost.write()
+        assert whole.notes == []
+
+    run(story)
+
+
+def test_a_turn_that_fails_is_told_and_is_the_last(run):
+    async def story(whole: Whole) -> None:
+        whole.turns.fails = True
+        whole.send("a")
+        async with asyncio.timeout(PATIENCE_S):
+            await asyncio.wait((whole.embedded.failed,))
+        with pytest.raises(StoreError, match="the disk is gone"):
+            whole.embedded.failed.result()
+        turns = whole.worker._metrics.turns
+        whole.send("b")
+        await asyncio.sleep(0.05)
+        assert whole.worker._metrics.turns == turns
+        assert whole.notes == []
+
+    run(story)
+
+
+def test_a_gateway_that_is_far_ahead_is_told_to_wait_and_to_go_on(run):
+    async def story(whole: Whole) -> None:
+        large = "x" * (1 << 20)
+        count = OUTPUT_HIGH_BYTES // len(large) + 2
+        whole.send(*[large] * count)  # in one round: no turn comes between
+        assert whole.router.behind == {whole.connection}
+        caught_up: list[bool] = []
+        whole.router.on_caught_up = lambda: caught_up.append(not whole.router.behind)
+        await whole.until(lambda: len(whole.notes) == count)
+        assert caught_up == [True]
+
+    run(story)
+
+
+def test_commands_behind_one_that_takes_many_turns_are_done_without_further_ones(run):
+    async def story(whole: Whole) -> None:
+        whole.send(*[f"{number}" for number in range(PartitionSettings().turn_work)])
+        await asyncio.sleep(0)  # so that these come while the worker has not finished with the first
+        await asyncio.sleep(0)
+        whole.send("last")
+        await whole.until(lambda: sum(note[1] for note in whole.notes) == PartitionSettings().turn_work + 1)
+
+    run(story)
+
+
+def test_what_the_gateway_asked_last_is_done_when_it_has_ended(run):
+    async def story(whole: Whole) -> None:
+        whole.send("a", "b")
+        whole.connection.send()  # as at the end of its turn
+        whole.embedded.finish()
+        assert whole.partition.request("counts", MAIN, [], 0)[MAIN][0] == 2
+        assert whole.notes == []
+
+    run(story)
