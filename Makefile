@@ -2,6 +2,7 @@
 #
 #   make serve     run a broker with deploy/quickstart.toml        ARGS="--amqp-port 5673"
 #   make test      all tests; those of SDKs that are not installed are skipped
+#   make test-one-process  the tests that start a broker, with all of it in one process
 #   make lint      formatting, lint, types
 #   make bench     the broker beside RabbitMQ and Artemis          bench/README.md says what it needs
 #   make model     the model tests, each with many examples       EXAMPLES=20000
@@ -19,9 +20,10 @@ BENCH_INSTALLED := $(VENV)/.bench-installed
 CONFIG ?= deploy/quickstart.toml
 ARGS ?=
 EXAMPLES ?= 2000
+OF_BROKERS := $(addprefix tests/,end_to_end sessions forwarding operations client_commands protocol_client crash_ledger)
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test lint bench model soak fuzz power-loss structure dead-code coverage clean
+.PHONY: help install serve test test-one-process lint bench model soak fuzz power-loss structure dead-code coverage clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -44,6 +46,9 @@ serve: $(INSTALLED)
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest $(ARGS)
+
+test-one-process: $(INSTALLED)
+	PEEKLOCK_TEST_WORKERS=0 $(BIN)/python -m pytest $(or $(ARGS),$(OF_BROKERS))
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -53,7 +53,7 @@ def start(tmp_path):
 
 @pytest.fixture
 def broker(start):
-    with start() as broker:
+    with start(workers=1) as broker:
         yield broker
 
 

@@ -236,7 +236,7 @@ def test_a_process_killed_at_any_time_leaves_all_of_a_transaction_or_nothing(tmp
     """
     chance = random.Random(4)
     names = {str(number) for number in range(4000)}
-    with Broker(tmp_path, CONFIG) as broker:
+    with Broker(tmp_path, CONFIG, workers=1) as broker:
         committed: set[str] = set()
         answered = 0  # at most so many commits before the process that is now under way
 

@@ -43,7 +43,7 @@ requires_session = true
 
 @pytest.fixture
 def broker(tmp_path):
-    with Broker(tmp_path, CONFIG) as broker:
+    with Broker(tmp_path, CONFIG, workers=1) as broker:
         yield broker
     assert "Traceback" not in broker.log_file.read_text(), broker.log()
 

@@ -5,6 +5,7 @@ import time
 import pytest
 
 from protocol.codec import Described, Int, Long, Symbol, UInt, decode
+from tests.brokers import Broker
 from tests.end_to_end.health import eventually
 from tests.end_to_end.raw_peer import (
     ACCEPTED,
@@ -24,6 +25,7 @@ from tests.end_to_end.raw_peer import (
     source,
 )
 from tests.end_to_end.raw_requests import Node
+from tests.sessions.conftest import CONFIG
 from tests.sessions.raw_sessions import (
     FILTER,
     GO,
@@ -32,7 +34,6 @@ from tests.sessions.raw_sessions import (
     ask,
     described,
     in_session,
-    purge,
     receive,
     send,
     session_of,
@@ -343,9 +344,12 @@ def test_a_lock_that_runs_out_detaches_the_link(peer):
     assert decode(again.payload)[0].value[4] == 1
 
 
-def test_a_worker_that_dies_takes_the_locks_of_sessions_with_it(session_broker):
-    broker = session_broker
-    with RawPeer.connect(broker.amqp_port) as peer, RawPeer.connect(broker.amqp_port) as other:
+def test_a_worker_that_dies_takes_the_locks_of_sessions_with_it(tmp_path):
+    with (
+        Broker(tmp_path, CONFIG, workers=1) as broker,
+        RawPeer.connect(broker.amqp_port) as peer,
+        RawPeer.connect(broker.amqp_port) as other,
+    ):
         send(peer, "orders", ("a", b"1"))
         handle, _ = accept(peer, "orders", "a")
         receive(peer, handle)
@@ -367,7 +371,6 @@ def test_a_worker_that_dies_takes_the_locks_of_sessions_with_it(session_broker):
 
         handle = eventually(again, "the session can be had again")
         assert [body for _, body in receive(peer, handle)] == [b"1"]
-    purge(broker.amqp_port, "orders")
 
 
 def test_a_deferred_message_can_be_asked_for_in_the_same_breath(peer):
