@@ -118,8 +118,8 @@ class OwnDisk:
         self._keeper.wait()
 
 
-def broker_on(disk: OwnDisk, directory: Path, config: str) -> Broker:
-    broker = Broker(directory, config, prefix=disk.prefix)
+def broker_on(disk: OwnDisk, directory: Path, config: str, workers: int) -> Broker:
+    broker = Broker(directory, config, prefix=disk.prefix, workers=workers)
     broker.data_dir = disk.path / "data"
     return broker
 

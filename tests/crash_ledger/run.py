@@ -44,12 +44,14 @@ class Victim(Enum):
     GATEWAY = "gateway"
     WORKER = "worker"
     CHECKPOINTER = "checkpointer"  # of a worker, which starts it again
+    ONE_PROCESS = "one process"  # of a broker without processes for workers
 
 
 MODULES = {
     Victim.GATEWAY: "broker.gateway",
     Victim.WORKER: "broker.worker",
     Victim.CHECKPOINTER: "storage.log.checkpointer",
+    Victim.ONE_PROCESS: "broker.one_process",
 }
 
 WEIGHTS = {
@@ -58,6 +60,13 @@ WEIGHTS = {
     Victim.SUPERVISOR: 1,
     Victim.GATEWAY: 2,
     Victim.WORKER: 2,
+    Victim.CHECKPOINTER: 2,
+}
+WEIGHTS_OF_ONE_PROCESS = {
+    Victim.ALL: 4,
+    Victim.STARTING: 1,
+    Victim.SUPERVISOR: 1,
+    Victim.ONE_PROCESS: 4,
     Victim.CHECKPOINTER: 2,
 }
 STARTED_BY_US = (Victim.ALL, Victim.STARTING, Victim.SUPERVISOR)
@@ -96,18 +105,20 @@ def run(
     victims: Sequence[Victim] = (),
     mix: Mix | None = None,
     longest_gap_s: float = 1.5,
+    workers: int = 1,
     say: Callable[[str], None] = lambda text: None,
 ) -> Report:
-    """Load a fresh broker, kill something `kills` times, drain, and judge.
+    """Load a fresh broker with so many workers, kill something `kills` times, drain, and judge.
 
-    `victims` are taken in turn; without any they are drawn at random. Raises BrokerFailed if it does not start again.
+    `victims` are taken in turn; without any they are drawn at random from those that this broker has. Raises
+    BrokerFailed if it does not start again.
     """
     chance = random.Random(seed)
     began = time.monotonic()
     done: Counter[Victim] = Counter()
     slowest = 0.0
     problem = ""
-    broker = Broker(directory, CONFIG)
+    broker = Broker(directory, CONFIG, workers=workers)
     ledger = Ledger()
     load = Load(Login(broker.amqp_port, KEY_NAME, KEY), QUEUE, ledger, mix or Mix(), seed)
     others = Workers(broker.amqp_port, seed, epoch=lambda: None if ledger.outage else ledger.epoch)
@@ -119,7 +130,8 @@ def run(
             if victims:
                 victim = victims[number % len(victims)]
             else:
-                victim = chance.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
+                weights = WEIGHTS if workers else WEIGHTS_OF_ONE_PROCESS
+                victim = chance.choices(list(weights), list(weights.values()))[0]
             kill_during(load, broker, victim, after_s=chance.uniform(0.05, longest_gap_s))
             done[victim] += 1
             killed = time.monotonic()
@@ -224,13 +236,19 @@ def main() -> int:
     parser.add_argument(
         "--victim", choices=[victim.value for victim in Victim], help="kill only these (default: mixed)"
     )
+    parser.add_argument("--workers", type=int, default=1, help="0: all in one process (default: %(default)s)")
     options = parser.parse_args()
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(2**32)
     victims = [Victim(options.victim)] if options.victim else []
     print(f"seed {seed}", flush=True)
     with tempfile.TemporaryDirectory(prefix="peeklock-ledger-") as directory:
         report = run(
-            Path(directory), options.kills, seed=seed, victims=victims, say=lambda text: print(text, flush=True)
+            Path(directory),
+            options.kills,
+            seed=seed,
+            victims=victims,
+            workers=options.workers,
+            say=lambda text: print(text, flush=True),
         )
     print(report)
     return 0 if report.sound else 1

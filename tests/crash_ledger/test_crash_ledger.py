@@ -13,9 +13,15 @@ from tests.crash_ledger.run import CONFIG, QUEUE, Victim, kill, run
 
 
 @pytest.mark.slow
-def test_nothing_accepted_is_lost_and_nothing_settled_returns_over_kills(tmp_path):
-    victims = (Victim.ALL, Victim.CHECKPOINTER, Victim.WORKER, Victim.GATEWAY)
-    report = run(tmp_path, 4, seed=3, victims=victims, longest_gap_s=0.5)
+@pytest.mark.parametrize(
+    ("workers", "victims"),
+    [
+        (1, (Victim.ALL, Victim.CHECKPOINTER, Victim.WORKER, Victim.GATEWAY)),
+        (0, (Victim.ALL, Victim.CHECKPOINTER, Victim.ONE_PROCESS, Victim.ONE_PROCESS)),
+    ],
+)
+def test_nothing_accepted_is_lost_and_nothing_settled_returns_over_kills(tmp_path, workers, victims):
+    report = run(tmp_path, 4, seed=3, victims=victims, longest_gap_s=0.5, workers=workers)
     assert report.sound, str(report)
     assert report.summary.accepted > 500
     assert report.summary.completed > 500

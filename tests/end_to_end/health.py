@@ -61,6 +61,13 @@ def metrics(broker: Broker) -> dict[tuple[str, ...], float]:
     }
 
 
+def is_ready(broker: Broker) -> bool:
+    try:
+        return broker.get("/readyz")[0] == 200
+    except OSError:  # nobody listens
+        return False
+
+
 def eventually(condition: Callable[[], Any], what: str, within_s: float = PATIENCE_S) -> Any:
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:

@@ -10,7 +10,7 @@ from storage.data_dir import partition_path
 from storage.lmdb_store import DATA_FILE
 from tests.brokers import Broker, BrokerFailed
 from tests.damaged_stores import damage, lone_branch, zeros
-from tests.end_to_end.health import elsewhere, eventually, metrics, send_numbers
+from tests.end_to_end.health import elsewhere, eventually, is_ready, metrics, send_numbers
 from tests.end_to_end.raw_peer import DISPOSITION, TRANSFER, RawPeer, body_of, error_of, message
 
 CONFIG = """
@@ -32,9 +32,10 @@ def parked(broker: Broker) -> bool:
     return metrics(broker).get(("peeklock_partition_parked", "1")) == 1
 
 
-def test_a_partition_that_kills_its_worker_is_parked_and_the_others_are_served(tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", [1, 0])
+def test_a_partition_that_kills_its_worker_is_parked_and_the_others_are_served(tmp_path: Path, workers: int) -> None:
     assert home_partition("orders", 2) == 1, "the catalog is on the other partition"
-    with Broker(tmp_path, CONFIG.format(other=OTHER)) as broker:
+    with Broker(tmp_path, CONFIG.format(other=OTHER), workers=workers) as broker:
         send_numbers(broker, "orders", 40, 500)
         send_numbers(broker, OTHER, 3, 500)
         broker.stop()
@@ -48,7 +49,7 @@ def test_a_partition_that_kills_its_worker_is_parked_and_the_others_are_served(t
             with RawPeer.connect(broker.amqp_port) as peer:
                 peer.attach_receiver("orders", credit=10)
                 eventually(lambda before=before: worker(broker) not in (None, before), "the worker is started again")
-            eventually(lambda: broker.get("/readyz")[0] == 200, "it serves")
+            eventually(lambda: is_ready(broker), "it serves")
 
         assert parked(broker)
         with RawPeer.connect(broker.amqp_port) as peer:

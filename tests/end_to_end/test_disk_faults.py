@@ -1,14 +1,16 @@
 """A broker on a real disk that becomes read-only, fails, hangs or is full: what clients and operators see."""
 
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import pytest
 
 from tests.brokers import Broker
-from tests.end_to_end.health import elsewhere, eventually, logged, metrics, serves
-from tests.end_to_end.raw_peer import ACCEPTED, DISPOSITION, TRANSFER, RawPeer, body_of, error_of, message
-from tests.own_disk import broker_on, own_disk_or_skip
+from tests.end_to_end.health import elsewhere, eventually, is_ready, logged, metrics, serves
+from tests.end_to_end.raw_peer import ACCEPTED, DISPOSITION, TRANSFER, Closed, RawPeer, body_of, error_of, message
+from tests.own_disk import OwnDisk, broker_on, own_disk_or_skip
 
 STALL_MS = 3000
 PATIENCE_S = 20.0
@@ -34,9 +36,9 @@ def disk(tmp_path):
         yield disk
 
 
-@pytest.fixture
-def broker(disk, tmp_path):
-    broker = broker_on(disk, tmp_path / "broker", CONFIG)
+@contextmanager
+def running_on(disk: OwnDisk, directory: Path, workers: int) -> Iterator[Broker]:
+    broker = broker_on(disk, directory, CONFIG, workers)
     try:
         broker.start()
         yield broker
@@ -44,6 +46,18 @@ def broker(disk, tmp_path):
         assert "Traceback" not in broker.log_file.read_text(), broker.log()
     finally:
         broker.kill()
+
+
+@pytest.fixture
+def broker(disk, tmp_path):
+    with running_on(disk, tmp_path / "broker", 1) as broker:
+        yield broker
+
+
+@pytest.fixture
+def one_process(disk, tmp_path):
+    with running_on(disk, tmp_path / "broker", 0) as broker:
+        yield broker
 
 
 def send(broker: Broker, count: int) -> dict[str, list[bytes]]:
@@ -121,6 +135,51 @@ def test_a_disk_that_hangs_holds_up_answers_until_it_goes_on_and_nothing_accepte
     found = received(broker, 50)
     assert {queue: [body for body in found[queue] if body != b"never accepted"] for queue in QUEUES} == bodies
     serves(broker.amqp_port)
+
+
+def test_one_process_on_a_disk_that_fails_ends_until_it_is_mounted_again(disk, one_process):
+    broker = one_process
+    bodies = send(broker, 20)
+    disk.run("sync", "--file-system", str(disk.path))
+    before = broker.worker()
+    with RawPeer.connect(broker.amqp_port) as peer:
+        handle = peer.attach_sender(QUEUES[0])
+        disk.fail()
+        peer.transfer(message(b"never accepted"), handle)
+        with pytest.raises(Closed):
+            peer.expect(DISPOSITION, PATIENCE_S)
+    before.wait(PATIENCE_S)
+    assert logged(broker, "store failed.*Input/output error|Input/output error.*store failed"), broker.log()
+    eventually(lambda: logged(broker, "cannot be written: .*process cannot serve"), "named at the next start", 10)
+    assert not is_ready(broker)
+    broker.stop()
+    disk.mount_again()
+    broker.start()
+    found = received(broker, 50)
+    assert {queue: [body for body in found[queue] if body != b"never accepted"] for queue in QUEUES} == bodies
+
+
+def test_one_process_on_a_disk_that_hangs_answers_nothing_and_is_replaced_when_it_goes_on(disk, one_process):
+    broker = one_process
+    bodies = send(broker, 20)
+    before = broker.worker()
+    with RawPeer.connect(broker.amqp_port) as peer:
+        handle = peer.attach_sender(QUEUES[0])
+        disk.hang()
+        try:
+            peer.transfer(message(b"never accepted"), handle)
+            eventually(lambda: logged(broker, "process stalled"), "noticed", STALL_MS / 1000 + 10)
+            assert before.is_running(), "nothing ends a process that waits for its disk"
+            with pytest.raises(OSError, match="timed out"):
+                broker.get("/livez", timeout_s=0.5)
+        finally:
+            disk.go_on()
+        with pytest.raises(Closed):
+            peer.expect(DISPOSITION, PATIENCE_S)
+    before.wait(PATIENCE_S)
+    eventually(lambda: is_ready(broker), "it serves", PATIENCE_S)
+    found = received(broker, 50)
+    assert {queue: [body for body in found[queue] if body != b"never accepted"] for queue in QUEUES} == bodies
 
 
 FULL = "amqp:resource-limit-exceeded"

@@ -179,6 +179,14 @@ def test_a_workers_snapshot_survives_the_wire():
     assert ("peeklock_process_resident_memory_bytes", ("process", "checkpointer-1")) not in shown
 
 
+def test_a_worker_in_the_gateways_process_is_shown_as_one_process():
+    snapshot = WorkerMetrics().snapshot(0, 0, {}, LOG_USAGE._asdict())
+    shown = samples(scene(workers={0: snapshot})._replace(is_one_process=True))
+    of_processes = [labels for name, *labels in shown if name.startswith("peeklock_process_")]
+    assert of_processes == [[("process", "gateway")]] * 2  # memory and time
+    assert shown["peeklock_worker_up", ("worker", "0")] == 1
+
+
 def test_a_checkpointer_is_shown_with_its_memory_and_its_time():
     with subprocess.Popen(
         [sys.executable, "-c", "sum(range(10**6)); print('ran', flush=True); input()"],
