@@ -188,6 +188,7 @@ class CommitLog:
         """
         if not self._changed:
             return False
+        assert not self.is_committing
         changes = [(store.partition, store.take_staged()) for store in self._changed]
         self._changed.clear()
         try:
