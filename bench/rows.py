@@ -10,6 +10,7 @@ PEEKLOCK = "Peeklock"
 BEFORE = "before"
 RABBITMQ = "RabbitMQ quorum"
 ARTEMIS = "Artemis"
+TWO_PROCESSES = "Peeklock, two processes"
 
 
 @dataclass(frozen=True)

@@ -20,13 +20,15 @@ from bench.measure import Bench, Maker
 from bench.plan import MODES, Plan, Shape
 from bench.rabbitmq import RabbitMQ
 from bench.rows import BEFORE, GROUPS, PEEKLOCK
-from bench.servers import ROOT, ServerFailed, ServerMissing
+from bench.servers import ROOT, PeeklockInTwoProcesses, ServerFailed, ServerMissing
 from bench.table import table
 
 PEERS: dict[str, tuple[Callable[[], object], Maker]] = {
     "rabbitmq": (RabbitMQ.find_scripts, RabbitMQ),
     "artemis": (Artemis.find, Artemis),
+    "two-processes": (lambda: None, PeeklockInTwoProcesses),
 }
+DEFAULT_PEERS = ("rabbitmq", "artemis")
 GIVEN = (
     *("rounds", "seconds", "modes", "sizes", "shapes", "cross", "rates", "rate_seconds", "connections", "backlogs"),
     *("backlog_rounds", "sessions", "ids", "warm_up_rounds", "warm_up_seconds"),
@@ -66,7 +68,11 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.run", description=__doc__)
     add = parser.add_argument
     add("--rows", default=",".join(GROUPS), help=f"comma-separated groups (default: all: {','.join(GROUPS)})")
-    add("--peers", default=",".join(PEERS), help=f"comma-separated (default: {','.join(PEERS)}), or none")
+    add(
+        "--peers",
+        default=",".join(DEFAULT_PEERS),
+        help=f"comma-separated of {','.join(PEERS)} (default: %(default)s), or none",
+    )
     add("--before", type=Path, metavar="DIR", help="a checkout of another commit, measured beside this one")
     add("--rounds", type=int, help="rounds of which the median is taken (default 5)")
     add("--seconds", type=float, help="duration of a throughput run (default 5)")

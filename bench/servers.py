@@ -17,6 +17,7 @@ import psutil
 
 from bench.load import Endpoint
 from bench.processes import Memory, cpu_s, memory_of, tree
+from bench.rows import TWO_PROCESSES
 
 ROOT = Path(__file__).parent.parent
 QUEUES = 16
@@ -251,6 +252,18 @@ class Peeklock(Server):
                 return bool(answer.status == 200)
         except (urllib.error.URLError, OSError):
             return False
+
+
+class PeeklockInTwoProcesses(Peeklock):
+    """With a process for the worker, where one process would be the default."""
+
+    name = TWO_PROCESSES
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory, name=self.name)
+
+    def _settings(self) -> list[str]:
+        return ["workers = 1"]
 
 
 class PeeklockWithFeatures(Peeklock):

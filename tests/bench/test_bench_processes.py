@@ -71,6 +71,7 @@ def test_a_process_that_has_ended_has_no_tree_and_no_memory(tmp_path):
         ("python -m broker.cli serve --config x", "supervisor"),
         ("/a/python -P -m broker.worker", "worker"),
         ("valgrind --tool=none /a/python -P -m broker.gateway", "gateway"),
+        ("/a/python -P -m broker.one_process", "one_process"),
         ("python -m storage.log.checkpointer.__main__", "checkpointer"),
         ("/usr/lib/erlang/erts-13/bin/beam.smp -W w -- -root /x", "beam.smp"),
     ],
