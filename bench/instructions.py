@@ -16,7 +16,8 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 
 from bench import load
@@ -36,13 +37,15 @@ COMMAND = re.compile(r"^cmd: +(.*)", re.MULTILINE)
 class Work:
     """What is counted: `messages` of 1 KiB in one run of the load tool, and twice as many in another.
 
-    The difference of the two is the cost of the messages: what a connection and a link cost drops out.
+    The difference of the two is the cost of the messages: what a connection and a link cost drops out. `workers` is the
+    broker's setting.
     """
 
     name: str
     mode: str
     messages: int
     options: tuple[str, ...] = ()
+    workers: int = 1
 
 
 # After this time without work, all changes are in the tables. What was sent is received from there, and the checkpoints
@@ -50,6 +53,7 @@ class Work:
 CHECKPOINTED_S = 5.0
 ONE_AT_A_TIME = Work("send one at a time", "send", 200, ("--window", "1"))
 WORKS = (ONE_AT_A_TIME, Work("send", "send", 1000), Work("receive", "recv", 1000))
+IN_ONE_PROCESS = tuple(replace(work, name=f"{work.name}, in one process", workers=0) for work in WORKS)
 PER_ROLE = Mapping[str, int]
 """Process (gateway, worker, …) → user instructions per message."""
 
@@ -58,6 +62,10 @@ class Counted(Peeklock):
     """Peeklock under callgrind, which counts only while it is told to."""
 
     start_timeout_s = VALGRIND_START_S
+
+    def __init__(self, directory: Path, root: Path, workers: int) -> None:
+        super().__init__(directory, root)
+        self._workers = workers
 
     def _command(self) -> tuple[list[str], dict[str, str]]:
         command, environment = super()._command()
@@ -72,7 +80,7 @@ class Counted(Peeklock):
 
     def _settings(self) -> list[str]:
         return [
-            "workers = 1",
+            f"workers = {self._workers}",
             "partitions = 1",
             "worker_stall_timeout_ms = 600000",
             f"[store]\nmap_size_bytes = {MAP_SIZE}",
@@ -109,13 +117,16 @@ def measure(tools: load.Tools, root: Path = ROOT, works: Sequence[Work] = WORKS)
     """By the names of the works. Raises ServerMissing, ServerFailed, LoadFailed."""
     if reason := reason_missing():
         raise ServerMissing(reason)
-    with _counted(root) as server:
-        server.start()
-        for mode in ("send", "recv"):  # what is done once, at the first message, is no message's
-            _run(tools, server, mode, 300)
-        server.control("-i", "on")
-        dumps = _Dumps(server)
-        return {work.name: _difference(tools, server, work, dumps) for work in works}
+    counted: dict[str, PER_ROLE] = {}
+    for workers, of_one in groupby(works, lambda work: work.workers):
+        with _counted(root, workers) as server:
+            server.start()
+            for mode in ("send", "recv"):  # what is done once, at the first message, is no message's
+                _run(tools, server, mode, 300)
+            server.control("-i", "on")
+            dumps = _Dumps(server)
+            counted |= {work.name: _difference(tools, server, work, dumps) for work in of_one}
+    return counted
 
 
 class _Dumps:
@@ -151,9 +162,9 @@ def _run(tools: load.Tools, server: Counted, mode: str, messages: int, *options:
 
 
 @contextmanager
-def _counted(root: Path) -> Iterator[Counted]:
+def _counted(root: Path, workers: int) -> Iterator[Counted]:
     with tempfile.TemporaryDirectory(prefix="peeklock-instructions-") as scratch:
-        server = Counted(Path(scratch), root)
+        server = Counted(Path(scratch), root, workers)
         try:
             yield server
             server.stop()
@@ -207,7 +218,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--root", type=Path, default=ROOT, help="the checkout to count (default: this one)")
     options = parser.parse_args(argv)
     try:
-        counted = measure(load.build(), options.root.resolve())
+        counted = measure(load.build(), options.root.resolve(), (*WORKS, *IN_ONE_PROCESS))
     except (ServerMissing, load.LoadToolMissing) as missing:
         print(missing, file=sys.stderr)
         return 2
