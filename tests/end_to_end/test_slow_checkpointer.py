@@ -15,7 +15,6 @@ from tests.end_to_end.raw_peer import ACCEPTED, DISPOSITION, TRANSFER, RawPeer, 
 LOG_BYTES, SEGMENT_BYTES = 8 << 20, 1 << 20
 CONFIG = f"""
 partitions = 1
-workers = 1
 [amqp]
 max_message_size_bytes = 1048576
 [store]
@@ -131,7 +130,7 @@ def test_a_slow_checkpointer_slows_sends_and_the_log_stays_bounded(tmp_path):
     def waited_s(broker: Broker) -> float:
         return metrics(broker)["peeklock_log_waited_seconds_total", "0"]
 
-    with Broker(tmp_path, CONFIG) as broker:
+    with Broker(tmp_path, CONFIG, workers=1) as broker:
         load = Load(broker.amqp_port)
         load.start()
         try:
