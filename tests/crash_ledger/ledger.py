@@ -11,9 +11,9 @@ A broker may lose what it never accepted, and deliver again what was never confi
 - deliver first deliveries of one sender to one receiver in another order than they were sent;
 - lock a message for two receivers at once.
 
-The last two are judged only among messages sent in the present *epoch*. An epoch begins after each kill and after each
-lost link, when nothing of the old process can still answer: older messages may rightly come back late, or to another
-receiver while bytes of their first delivery are still on their way.
+The last two are judged only among messages sent in the present *epoch*. An epoch begins after each kill, after each
+lost link, and when the link is there again, as the broker may not have known before that it was lost: older messages
+may rightly come back late, or to another receiver while bytes of their first delivery are still on their way.
 """
 
 from collections import Counter
