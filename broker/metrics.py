@@ -25,34 +25,47 @@ _STATM = os.open("/proc/self/statm", os.O_RDONLY)
 
 
 class Histogram:
-    """Counts of observations by upper bound.
+    """Counts of observations by upper bound."""
 
-    `counts` has one item more than `bounds`, for values above the last bound; it is not cumulative.
-    """
-
-    __slots__ = ("_above", "_at", "_up_to", "bounds", "counts", "sum")
+    __slots__ = ("_above", "_at", "_bounds", "_counts", "_here", "_up_to", "sum")
 
     def __init__(self, bounds: Sequence[float] = WORK_SECONDS) -> None:
-        self.bounds = tuple(bounds)
-        self.counts = [0] * (len(self.bounds) + 1)
+        self._bounds = tuple(bounds)
+        # One item more than there are bounds, for values above the last; not cumulative, and without `_here`.
+        self._counts = [0] * (len(self._bounds) + 1)
         self.sum = 0.0
-        # The last value's index in `counts`, and its limits: the next value is often between them, too.
+        # The last value's index in `_counts`, its limits, and how often it was met since: the next value is often
+        # between them, too, and this is done several times in each turn.
         self._at = 0
-        self._above, self._up_to = -inf, self.bounds[0]
+        self._above, self._up_to = -inf, self._bounds[0]
+        self._here = 0
 
-    def observe(self, value: float, count: int = 1) -> None:
+    def observe(self, value: float) -> None:
+        if not self._above < value <= self._up_to:
+            self._move(value)
+        self._here += 1
+        self.sum += value
+
+    def observe_many(self, value: float, count: int) -> None:
         """Count `value`, `count` times."""
         if not self._above < value <= self._up_to:
-            bounds = self.bounds
-            at = self._at = bisect_left(bounds, value)
-            self._above = bounds[at - 1] if at else -inf
-            self._up_to = bounds[at] if at < len(bounds) else inf
-        self.counts[self._at] += count
+            self._move(value)
+        self._here += count
         self.sum += value * count
+
+    def _move(self, value: float) -> None:
+        bounds = self._bounds
+        self._counts[self._at] += self._here
+        self._here = 0
+        at = self._at = bisect_left(bounds, value)
+        self._above = bounds[at - 1] if at else -inf
+        self._up_to = bounds[at] if at < len(bounds) else inf
 
     def snapshot(self) -> list[Any]:
         """[bounds, counts, sum], as plain lists and numbers that msgpack can carry."""
-        return [list(self.bounds), list(self.counts), self.sum]
+        counts = list(self._counts)
+        counts[self._at] += self._here
+        return [list(self._bounds), counts, self.sum]
 
 
 class EntityMetrics:

@@ -31,34 +31,30 @@ class LocalCaller(Caller):
         self._gateways_end, workers_end = socket.socketpair()
         super().__init__(workers_end)
         self._gateway = gateway
-        self._frames: deque[bytes] = deque()  # packed commands for the next turns
+        self.event = (workers_end.fileno(), select.EPOLLIN)  # what epoll would say of a socket with commands
+        self.frames: deque[bytes] = deque()  # packed commands for the next turns
         self._frame_bytes = 0
         self._is_full = False  # the gateway was told to wait
 
     def put(self, commands: bytes) -> None:
         """`commands` are a frame without its length."""
-        self._frames.append(commands)
+        self.frames.append(commands)
         self._frame_bytes += len(commands)
         if self._frame_bytes > OUTPUT_HIGH_BYTES and not self._is_full:
             self._is_full = True
             self._gateway.pause_writing()
-
-    @property
-    def event(self) -> tuple[int, int] | None:
-        """What epoll would say of a socket with these commands; None if there are none."""
-        return (self.socket.fileno(), select.EPOLLIN) if self._frames and self.socket.fileno() >= 0 else None
 
     def hang_up(self) -> None:
         """The worker sees it when it has taken all commands. It may be done twice."""
         self._gateways_end.close()
 
     def read(self) -> list[Message] | None:
-        if not self._frames:
+        if not self.frames:
             return super().read()
         messages: list[Message] = []
         taken = 0
-        while self._frames and taken < TURN_BYTES:
-            frame = self._frames.popleft()
+        while self.frames and taken < TURN_BYTES:
+            frame = self.frames.popleft()
             taken += len(frame)
             messages += wire.unpack(frame)
         self._frame_bytes -= taken
@@ -76,6 +72,7 @@ class LocalCaller(Caller):
         except Exception as error:
             log.error("the worker's answers could not be handled; connecting again", exc_info=error)
             self.hang_up()  # answers that still wait for a commit are not for the next connection
+            self.frames.clear()  # as the worker closes its end, it reads no more
             self._gateway.connection_lost(error)
             return False
         return True
@@ -157,12 +154,13 @@ class EmbeddedWorker:
     def _turn(self, events: list[tuple[int, int]]) -> None:
         if self.failed.done():
             return
-        if self._caller is not None and (event := self._caller.event) is not None:
-            events.append(event)
+        caller = self._caller
+        if caller is not None and caller.frames:
+            events.append(caller.event)
         try:
             self._worker.turn(events)
             wait = self._worker.wait_seconds()
-            if wait <= 0 or (self._caller is not None and self._caller.event is not None):
+            if wait <= 0 or (caller is not None and caller.frames):
                 self.turn_soon()
             else:
                 self._wake_in(wait)
@@ -191,7 +189,7 @@ class EmbeddedWorker:
             caller.hang_up()
             while caller.socket.fileno() >= 0:  # the worker closes it when it has done all
                 events = self._worker.poll()
-                if (event := caller.event) is not None:
-                    events.append(event)
+                if caller.frames:
+                    events.append(caller.event)
                 self._worker.turn(events)
         self._worker.end()

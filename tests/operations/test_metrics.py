@@ -50,13 +50,13 @@ def test_a_bound_is_part_of_its_bucket():
 
 def test_many_equal_observations_count_as_many():
     histogram = Histogram((1,))
-    histogram.observe(0.5, count=3)
+    histogram.observe_many(0.5, 3)
     assert histogram.snapshot() == [[1], [3, 0], 1.5]
 
 
 def test_histogram_buckets_are_cumulative_in_the_exposition():
     gateway = GatewayMetrics()
-    gateway.send_latency.observe(0.0002, 2)
+    gateway.send_latency.observe_many(0.0002, 2)
     gateway.send_latency.observe(0.3)
     gateway.send_latency.observe(99)
     shown = samples(scene(gateway))
@@ -164,7 +164,7 @@ def test_a_workers_snapshot_survives_the_wire():
     metrics = WorkerMetrics()
     metrics.turns, metrics.commits = 3, 2
     metrics.fsync_seconds.observe(0.001)
-    metrics.messages_per_commit.observe(64, 2)
+    metrics.messages_per_commit.observe_many(64, 2)
     snapshot = metrics.snapshot(1, 0, {3: {"used_bytes": 4096, "locks": 2}}, LOG_USAGE._asdict())
     received = msgpack.unpackb(msgpack.packb(snapshot), strict_map_key=False)
     assert received == snapshot

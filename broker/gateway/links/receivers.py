@@ -176,7 +176,7 @@ class ClientReceiver(EntityLink):
         self.metrics.outgoing_messages += usable
         self.metrics.outgoing_bytes += size_bytes
         enqueued_ms = int.from_bytes(entries[3][8:16], "big")
-        self._latency.observe(max(0.0, time.time() - enqueued_ms / 1000), usable)
+        self._latency.observe_many(max(0.0, time.time() - enqueued_ms / 1000), usable)
         granted = self._limit - self._delivered
         if (granted < self._window // 2 and granted < credit - usable) or self._is_blocked:
             self.ask()  # the client has more credit than the partition was granted

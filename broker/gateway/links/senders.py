@@ -183,7 +183,7 @@ class ClientSender(EntityLink, Intake):
                 size_bytes = size_bytes * count // deliveries
                 deliveries = count
             count -= deliveries
-            self._latency.observe(now - since, deliveries)
+            self._latency.observe_many(now - since, deliveries)
             if error is None:
                 metrics.incoming_messages += messages
                 metrics.incoming_bytes += size_bytes
