@@ -7,7 +7,7 @@ address that the disk can read, and this process goes on meanwhile; elsewhere a 
 
 import os
 from collections.abc import Sequence
-from errno import EAGAIN, EINVAL
+from errno import EAGAIN, EINVAL, EOPNOTSUPP
 from pathlib import Path
 
 from storage.durable import sync_directory
@@ -180,8 +180,18 @@ class SegmentFile:
             written = done + more
 
     def allocate(self, size_bytes: int) -> None:
-        """Take the blocks of the file from the disk, so that a disk that is full later has room for it."""
-        os.posix_fallocate(self._descriptor, 0, size_bytes)
+        """Take the blocks of the file from the disk, so that a disk that is full later has room for it.
+
+        Does nothing where the file system cannot do that.
+        """
+        try:
+            os.posix_fallocate(self._descriptor, 0, size_bytes)
+        except OSError as error:
+            if error.errno not in (
+                EINVAL,
+                EOPNOTSUPP,
+            ):  # the C library would write single bytes, which O_DIRECT refuses
+                raise
 
     def truncate(self, size_bytes: int) -> None:
         """Give back what one large frame needed beyond the usual size."""

@@ -135,13 +135,17 @@ class LogWriter:
     def _add_segment(self) -> None:
         """Make a segment whose blocks are there but were not written in advance, so that its first use is slower."""
         number = self._new_number()
-        file = SegmentFile(segment_path(self._directory, number), self._one_write)
+        path = segment_path(self._directory, number)
         try:
-            file.allocate(self._segment_bytes)
-            sync_directory(self._directory)
+            file = SegmentFile(path, self._one_write)
+            try:
+                file.allocate(self._segment_bytes)
+                sync_directory(self._directory)
+            except OSError:
+                file.close()
+                path.unlink()
+                raise
         except OSError as error:
-            file.close()
-            file.path.unlink()
             raise NoSegment(error.errno, error.strerror) from error
         self._free.append(_Segment(number, file))
 

@@ -78,7 +78,7 @@ def test_a_write_that_fails_ends_the_worker_and_loses_nothing(monkeypatch, tmp_p
                 failing(patch, "open", errno.EINVAL, lambda path, flags, *mode: flags & os.O_DIRECT)
             patch.setattr(segments, "ASYNCHRONOUS_BYTES", 0)
             if call == "fdatasync":
-                patch.setattr(segments.SegmentFile, "write", _failing_sync(after, number))
+                patch.setattr(segments.SegmentFile, "_sync", _failing_call(segments.SegmentFile._sync, after, number))
             elif call == "io_submit":
                 patch.setattr(OneWrite, "begin", _failing_call(OneWrite.begin, after, number))
             elif call == "io_getevents":
@@ -107,20 +107,6 @@ def work(monkeypatch, directory, turns, logs):
         turns.turn(log.stores, log.commit)
         if log.is_checkpointing:
             log.hear()
-
-
-def _failing_sync(after, number):
-    original = segments.SegmentFile.write
-    calls = []
-
-    def write(self, at, parts):
-        end = original(self, at, parts)
-        calls.append(at)
-        if len(calls) > after:
-            raise OSError(number, os.strerror(number))
-        return end
-
-    return write
 
 
 def _failing_call(original, after, number):
@@ -439,3 +425,42 @@ def test_a_segment_that_is_made_in_haste_has_its_blocks(monkeypatch, tmp_path):
     sizes = [path.stat().st_blocks * 512 for path in log_directory(tmp_path, 0).iterdir()]
     assert min(sizes) >= SMALL.segment_bytes, "on a disk that is full by then it could not be written"
     crash(log)
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.EOPNOTSUPP])
+def test_a_file_system_that_allocates_no_blocks_gets_segments_without(monkeypatch, tmp_path, number):
+    log = open_local(monkeypatch, tmp_path, (0,))
+    turns = Turns((0,), 1)
+    calls = failing(monkeypatch, "posix_fallocate", number)
+    for _ in range(3):
+        while log._writer._free:
+            log._writer._continue_in_next()
+        log._writer._continue_in_next()
+        turns.turn(log.stores, log.commit)
+    assert len(calls) == 3
+    crash(log)
+    assert holds(tmp_path, turns)
+
+
+def test_a_commit_without_a_free_segment_on_a_full_disk_waits_for_the_checkpoint_that_frees_one(monkeypatch, tmp_path):
+    log = open_local(monkeypatch, tmp_path, (0,))
+    turns = Turns((0,), 3)
+    while log.is_checkpointing or not log.young_bytes():
+        turns.turn(log.stores, log.commit)
+        if log.is_checkpointing:
+            log.hear()
+    log._writer._continue_in_next()
+    while log._writer._free:
+        log._writer._continue_in_next()
+    calls = failing(monkeypatch, "posix_fallocate", errno.ENOSPC)
+    log.begin_checkpoint()
+    large = bytes(SMALL.segment_bytes)
+    turns.asked = turns.copy()
+    turns.asked[0, Table.MESSAGES][b"large"] = large
+    log.stores[0].put(Table.MESSAGES, b"large", large)
+    assert log.is_checkpointing
+    log.commit()  # needs a segment of its own
+    assert calls
+    turns.done = turns.asked
+    crash(log)
+    assert holds(tmp_path, turns)
