@@ -452,6 +452,7 @@ def test_a_commit_without_a_free_segment_on_a_full_disk_waits_for_the_checkpoint
     log._writer._continue_in_next()
     while log._writer._free:
         log._writer._continue_in_next()
+    turns.turn(log.stores, log.commit)  # so that the last segment is not empty
     calls = failing(monkeypatch, "posix_fallocate", errno.ENOSPC)
     log.begin_checkpoint()
     large = bytes(SMALL.segment_bytes)
