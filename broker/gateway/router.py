@@ -364,12 +364,13 @@ class WorkerConnection(asyncio.Protocol):
 
         The loop writes when it has handled all that can be read. A frame that is not behind others leaves now.
         """
+        sent = 0
         if self._descriptor >= 0 and not transport.get_write_buffer_size():
-            try:  # faster than `suppress`
-                return os.writev(self._descriptor, (head, body))
+            try:
+                sent = os.writev(self._descriptor, (head, body))
             except OSError:  # it takes nothing now, or it is broken, which the transport will find out
-                return 0
-        return 0
+                sent = 0
+        return sent
 
     # -- answers
 

@@ -159,7 +159,6 @@ class Worker:
         self._neighbours = Neighbours(sockets, partitions, partition_count, self._poll, self._touch, self._deletions)
         self._underway: deque[tuple[Caller, int, Partition, Underway]] = deque()  # requests, with their ids
         self._stopping = False
-        self._wake: socket.socket | None = None  # has something to read when a signal has come
         self._more = False  # a partition could hand out more at once
         self._turn_at = time.monotonic()  # when the last turn began
         self._held_back = False  # the last turn handed out nothing, because a gateway had too much unread
@@ -184,8 +183,7 @@ class Worker:
         signal.set_wakeup_fd(wake_send.fileno())
         signal.signal(signal.SIGTERM, lambda *_: setattr(self, "_stopping", True))
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides
-        self._poll.register(wake_receive, select.EPOLLIN)
-        self._wake = wake_receive
+        self._poll.register(wake_receive, select.EPOLLIN)  # the only signal with a handler ends the loop
         self.begin()
         poll = self._poll.poll
         while not self._stopping:
@@ -239,8 +237,6 @@ class Worker:
                 self._serve(peer, event & _EPOLLOUT if descriptor in unfinished else event)
             elif descriptor == self._listener.fileno():
                 self._accept()
-            elif self._wake is not None and descriptor == self._wake.fileno():
-                self._wake.recv(64)
             elif not self._turns.serve(descriptor):
                 self._neighbours.serve(descriptor, event, self._now_ms)
         for peer in unfinished.values():  # after the others, so that one caller delays none of them

@@ -2,7 +2,7 @@
 
 It needs a file that is open with O_DIRECT, and blocks that were written before; on others the call waits. A thread
 would be simpler, but it competes with its process for the interpreter and makes each turn wait for milliseconds. No
-library is needed for five system calls, and those that exist use threads or their own loop.
+library is needed for four system calls, and those that exist use threads or their own loop.
 """
 
 import ctypes

@@ -97,7 +97,6 @@ class CommitLog:
         self._young_bytes = 0  # of frames since the last checkpoint began
         self._look_at_bytes = limits.segment_bytes // LOOKS  # with so many, see whether a checkpoint is due
         self._frozen_bytes = 0  # of frames in the checkpoint that is being made
-        self.is_committing = False  # a commit was begun and is not on disk yet
         self.is_checkpointing = False
         self._checkpoint_is_due = False  # it begins when nothing is staged or being committed
         self._is_full = False  # the last checkpoint found no room in the tables
@@ -188,7 +187,7 @@ class CommitLog:
         """
         if not self._changed:
             return False
-        assert not self.is_committing
+        assert not self._writer.is_writing
         changes = [(store.partition, store.take_staged()) for store in self._changed]
         self._changed.clear()
         try:
@@ -200,7 +199,6 @@ class CommitLog:
                 size_bytes = self._writer.begin_turn(time_ms, changes)
         except OSError as error:
             self._failed("commit", error)
-        self.is_committing = self._writer.is_writing
         self._young_bytes += size_bytes
         if self.is_checkpointing:
             self._wait(size_bytes)
@@ -210,10 +208,15 @@ class CommitLog:
             self.end_commit()
         return True
 
+    @property
+    def is_committing(self) -> bool:
+        """A commit was begun and is not on disk yet."""
+        return self._writer.is_writing
+
     def end_commit(self, wait: bool = True) -> None:
         """Wait until the commit that was begun is done, or only see whether it is. Raises StoreError."""
         try:
-            self.is_committing = not self._writer.end_turn(wait)
+            self._writer.end_turn(wait)
         except OSError as error:
             self._failed("commit", error)
         if self._checkpoint_is_due:

@@ -59,7 +59,6 @@ class SegmentFile:
         self.path = path
         self._one_write = one_write
         self._begun: tuple[memoryview, int] | None = None  # the write that is under way, and its offset
-        self.is_writing = False  # one is
         try:
             self._open(direct=True)
         except OSError as error:
@@ -93,12 +92,16 @@ class SegmentFile:
                     raise
             else:
                 self._begun = data, at
-                self.is_writing = True
                 return at + size
         self._write_all(data, at)
         if not self._direct:
             self._sync()
         return at + size
+
+    @property
+    def is_writing(self) -> bool:
+        """What was begun may not be on disk yet."""
+        return self._begun is not None
 
     def end(self, wait: bool) -> bool:
         """True if what was begun is on disk now; `wait` until it is."""
@@ -114,7 +117,6 @@ class SegmentFile:
         if written is None:
             return False
         self._begun = None
-        self.is_writing = False
         if written < len(data):
             # What O_DIRECT has written is whole sectors, which need not be whole blocks.
             done = written // BLOCK_BYTES * BLOCK_BYTES

@@ -86,7 +86,7 @@ class LogWriter:
     def begin_turn(self, time_ms: int, changes: list[Any]) -> int:
         """Begin to write and sync the frame of a turn; see `FrameCodec.pack_turn`. Returns the bytes that it takes.
 
-        `end_turn` must have said that the turn before is on disk.
+        The turn before must be on disk.
         """
         with self._codec.pack_turn(time_ms, changes, []) as payload:
             current = self._used[-1]
@@ -99,10 +99,9 @@ class LogWriter:
             self.is_writing = current.file.is_writing
             return current.at - at
 
-    def end_turn(self, wait: bool) -> bool:
-        """True if the last turn is on disk; `wait` until it is."""
+    def end_turn(self, wait: bool) -> None:
+        """`wait` until the last turn is on disk, or only see whether it is: then nothing `is_writing`."""
         self.is_writing = not self._used[-1].file.end(wait)
-        return not self.is_writing
 
     @property
     def descriptor(self) -> int | None:
