@@ -46,13 +46,12 @@ class Commits(Generic[T]):
             self.finish()
         before = time.monotonic()
         has_changes = self._log.begin_commit(now_ms)
-        held = self._hold()  # answers are packed while the disk writes
         if self._log.is_committing:
-            self._under_way = held, began, before, messages
+            self._under_way = self._hold(), began, before, messages  # answers are packed while the disk writes
             return
         if has_changes:
             self._committed(began, before, messages)
-        self._release(held)
+        self._release(self._hold())
 
     def finish(self) -> None:
         """Wait for the commit that is being made, and let leave what waits for it. Raises StoreError."""
