@@ -4,8 +4,10 @@ An operation is (kind, table, items). Replaying operations that were applied bef
 later ones are replayed as well.
 """
 
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
+from itertools import islice
 from typing import Any
 
 from sortedcontainers import SortedList
@@ -89,8 +91,9 @@ class YoungTable:
         return self.fresh.get(key, self.changed.get(key))
 
 
-# For each changed table: its number, deleted keys, items of keys that may be in it, items of keys that are not.
-NetEffect = list[tuple[int, Sequence[bytes], Sequence[Item], Sequence[Item]]]
+# A table's number, deleted keys, items of keys that may be in it, items of keys that are not.
+TableEffect = tuple[int, Sequence[bytes], Sequence[Item], Sequence[Item]]
+NetEffect = list[TableEffect]
 
 
 class Layer:
@@ -118,16 +121,18 @@ class Layer:
                 raise ValueError(f"unknown operation {kind}")
 
     def net_effect(self) -> NetEffect:
-        return [
-            (
-                table,
-                [key for key, value in young.changed.items() if value is None],
-                [(key, value) for key, value in young.changed.items() if value is not None],
-                list(young.fresh.items()),
-            )
-            for table, young in zip(_TABLES, self.tables, strict=True)
-            if young
-        ]
+        """One item for each changed table."""
+        return list(self.pieces(sys.maxsize))
+
+    def pieces(self, fresh_items: int) -> Iterator[TableEffect]:
+        """The net effect, with at most so many items of keys that are not in the table in one piece."""
+        for table, young in zip(_TABLES, self.tables, strict=True):
+            deleted = [key for key, value in young.changed.items() if value is None]
+            changed = [(key, value) for key, value in young.changed.items() if value is not None]
+            fresh = iter(young.fresh.items())
+            while (piece := list(islice(fresh, fresh_items))) or deleted or changed:
+                yield table, deleted, changed, piece
+                deleted, changed = [], []
 
     def merge(self, newer: "Layer") -> None:
         """Add the changes of a layer that was above this one."""

@@ -2,10 +2,11 @@
 
 It is `python -m storage.log.checkpointer DESCRIPTOR`, with a socket to its worker as standard input; the descriptor is
 that of shared memory. A process, because a thread would take turns with the worker's own. Requests and answers are
-msgpack lists; the worker's side is `checkpointing`. The net effects are [partition, NetEffect] for each partition.
+msgpack lists; the worker's side is `checkpointing`. The net effects are pieces [partition, TableEffect], one behind the
+other, those of a partition together.
 
     request  [OPEN, {partition: path}, log id, worker, map size, size of the largest record, process id of the worker]
-    request  [CHECKPOINT, size of the net effects in the memory, LSN of their last turn, {partition: LSN of its tables}]
+    request  [CHECKPOINT, sizes of the pieces in the memory, LSN of their last turn, {partition: LSN of its tables}]
     request  [PREPARE, path, size]
     answer   [WORKS_ON, partition]
     answer   [DONE, LSN, {partition: LSN of its tables}, {partition: bytes that find adjacent pages}]
@@ -19,6 +20,7 @@ import os
 import signal
 import socket
 import sys
+from contextlib import suppress
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
@@ -77,7 +79,7 @@ class Tables:
             self._stores[partition].reserve()
 
     def checkpoint(
-        self, effects: list[tuple[int, NetEffect]], up_to_lsn: int, positions: dict[int, int]
+        self, effects: dict[int, NetEffect], up_to_lsn: int, positions: dict[int, int]
     ) -> tuple[dict[int, int], dict[int, int]]:
         """Write net effects to the tables; one commit for each partition.
 
@@ -85,7 +87,7 @@ class Tables:
         certainly find adjacent pages. Raises StoreError, OSError.
         """
         positions = dict(positions)
-        for partition, effect in effects:
+        for partition, effect in effects.items():
             store = self._stores[partition]
             self._works_on(partition)
             store.begin()
@@ -123,6 +125,24 @@ def _send(connection: socket.socket, answer: list[Any]) -> None:
     connection.sendall(msgpack.packb(answer))
 
 
+def _net_effects(memory: int, sizes: list[int]) -> dict[int, NetEffect]:
+    """Those in the shared memory, by partition, with the pieces of each table joined."""
+    effects: dict[int, NetEffect] = {}
+    if not sizes:
+        return effects
+    with mmap.mmap(memory, sum(sizes), prot=mmap.PROT_READ) as packed, memoryview(packed) as view:
+        at = 0
+        for size in sizes:
+            partition, (table, *piece) = msgpack.unpackb(view[at : at + size], use_list=False)
+            at += size
+            effect = effects.setdefault(partition, [])
+            if not effect or effect[-1][0] != table:
+                effect.append((table, [], [], []))
+            for whole, part in zip(effect[-1][1:], piece, strict=True):
+                whole += part
+    return effects
+
+
 def serve(connection: socket.socket, memory: int) -> None:
     """`memory` is the descriptor of the shared memory."""
     unpacker = msgpack.Unpacker(strict_map_key=False, max_buffer_size=1 << 26)
@@ -145,11 +165,9 @@ def serve(connection: socket.socket, memory: int) -> None:
                 _send(connection, [Answer.PREPARED, path, problem])
             else:
                 assert tables is not None
-                size, lsn, known = fields
-                with mmap.mmap(memory, size, prot=mmap.PROT_READ) as packed:
-                    effects = msgpack.unpackb(packed, use_list=False)
+                sizes, lsn, known = fields
                 try:
-                    positions, adjacent = tables.checkpoint(effects, lsn, known)
+                    positions, adjacent = tables.checkpoint(_net_effects(memory, sizes), lsn, known)
                 except StoreFull as error:
                     _send(connection, [Answer.FULL, str(error)])
                 else:
@@ -159,6 +177,8 @@ def serve(connection: socket.socket, memory: int) -> None:
 def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides
     die_with_parent()
+    with suppress(OSError):  # a sandbox may forbid it
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))  # it is in no hurry, and its worker is
     connection = socket.socket(fileno=os.dup(0))
     try:
         serve(connection, int(sys.argv[1]))

@@ -12,9 +12,13 @@ from typing import Any, NamedTuple
 import msgpack
 
 from storage.apart import CRASH_SIGNALS
-from storage.log.changes import NetEffect
+from storage.log.changes import Layer
 from storage.log.checkpointer import READ_BYTES, Answer, Request
 from storage.store import StoreDamaged, StoreError
+
+# The net effect is packed in pieces of so many new items, so that the memory for that is small and stays in the caches.
+PIECE_ITEMS = 64
+KEPT_BYTES = 16 << 20  # of the shared memory; what was used once costs less to use again
 
 _PACKAGES = Path(__file__).resolve().parent.parent.parent  # where this program's packages are
 
@@ -101,18 +105,33 @@ class Checkpointer:
         self._unpacker = msgpack.Unpacker(strict_map_key=False)
         self._send(self._opening)
 
-    def checkpoint(self, effects: list[tuple[int, NetEffect]], up_to_lsn: int, positions: Mapping[int, int]) -> None:
-        """Answered by Done, Full or Ended; not at all if there is no process. Raises OSError."""
+    def checkpoint(self, layers: Mapping[int, Layer], up_to_lsn: int, positions: Mapping[int, int]) -> None:
+        """Write the net effects of these layers, by partition.
+
+        Answered by Done, Full or Ended; not at all if there is no process. Raises OSError.
+        """
         if self._connection is None:
             return
         packer = msgpack.Packer(autoreset=False)
-        packer.pack(effects)
-        with packer.getbuffer() as packed:
-            size = len(packed)
-            at = 0
-            while at < size:
-                at += os.pwrite(self._memory, packed[at:], at)
-        self._send([Request.CHECKPOINT, size, up_to_lsn, positions])
+        sizes = []
+        end = 0
+        for partition, layer in layers.items():
+            for piece in layer.pieces(PIECE_ITEMS):
+                packer.reset()
+                packer.pack((partition, piece))
+                with packer.getbuffer() as packed:
+                    size = len(packed)
+                    at = 0
+                    while at < size:
+                        at += os.pwrite(self._memory, packed[at:], end + at)
+                sizes.append(size)
+                end += size
+        self._send([Request.CHECKPOINT, sizes, up_to_lsn, positions])
+
+    def release_memory(self, kept_bytes: int = 0) -> None:
+        """Give back what the last checkpoints needed beyond so many bytes. No checkpoint is being made."""
+        if os.fstat(self._memory).st_size > kept_bytes:
+            os.ftruncate(self._memory, kept_bytes)
 
     def prepare(self, path: Path, size_bytes: int) -> None:
         """Answered by Prepared or Ended; not at all if there is no process. Raises OSError."""
@@ -141,7 +160,7 @@ class Checkpointer:
                     [self.works_on] = fields
                 case Answer.DONE:
                     self.works_on = None
-                    os.ftruncate(self._memory, 0)
+                    self.release_memory(KEPT_BYTES)
                     found.append(Done(*fields))
                 case Answer.PREPARED:
                     found.append(Prepared(*fields))

@@ -276,6 +276,8 @@ class CommitLog:
                 self._request()
         if self._writer.wants_segment and self.checkpointer.is_running:
             self.checkpointer.prepare(self._writer.next_path(), self._limits.segment_bytes)
+        if not self._young_bytes and not self.is_checkpointing:
+            self.checkpointer.release_memory()
         is_old = self._young_bytes > 0 and time.monotonic() - self._checkpointed_at >= OLDEST_SECONDS
         if not self.is_checkpointing and (is_old or self._is_full or self._wants_report):
             self._checkpoint_soon()
@@ -311,13 +313,9 @@ class CommitLog:
         self._request()
 
     def _request(self) -> None:
-        effects = [
-            (partition, store.frozen_layer.net_effect())
-            for partition, store in self.stores.items()
-            if store.frozen_layer
-        ]
+        layers = {partition: store.frozen_layer for partition, store in self.stores.items() if store.frozen_layer}
         try:
-            self.checkpointer.checkpoint(effects, self._frozen_lsn, self._writer.tables.positions)
+            self.checkpointer.checkpoint(layers, self._frozen_lsn, self._writer.tables.positions)
         except OSError as error:
             self._failed("checkpoint", error)
         self._look()

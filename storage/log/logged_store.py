@@ -21,8 +21,8 @@ _OF_ANY_LENGTH = frozenset(
 )
 YOUNG_FACTOR = 2  # the bytes that changes take in the tables are at most so many times those that they take in the log
 _ABOVE = b"\xff" * (KEY_BYTES_MAX + 1)  # above every key
-# Items that a scan takes from the tables at once, because some may be deleted since.
-_SCAN_MIN, _SCAN_MAX = 16, 4096
+# A scan takes as many items from the tables as are asked for. If some were deleted since, it goes on with more at once.
+_SCAN_MORE, _SCAN_MAX = 16, 4096
 
 
 class Log(Protocol):
@@ -82,8 +82,9 @@ class LoggedStore(Store):
                     return [fresh[key] for key in keys]
                 except KeyError:
                     break
-        if any(self._young[table]):
-            return [self.get(table, key) for key in keys]
+        for young in self._young[table]:
+            if not (young.fresh.keys().isdisjoint(keys) and young.changed.keys().isdisjoint(keys)):
+                return [self.get(table, key) for key in keys]
         return self.tables.get_many(table, keys)
 
     def scan(
@@ -93,7 +94,7 @@ class LoggedStore(Store):
         if not layers:
             return self.tables.scan(table, start, end, limit, reverse)
         found: list[tuple[bytes, bytes]] = []
-        count = min(max(limit, _SCAN_MIN), _SCAN_MAX)
+        count = min(limit, _SCAN_MAX)
         while len(found) < limit:
             # A piece of the range at a time: as many items as were asked of the tables, and what is young among them.
             items = self.tables.scan(table, start, end, count, reverse)
@@ -104,16 +105,20 @@ class LoggedStore(Store):
                 low, high = (last, end) if reverse else (start, last + b"\0")
             for young in layers:
                 items = [item for item in items if not young.hides(item[0])]
+            in_tables = len(items)
             for number, young in enumerate(layers):
                 younger = layers[:number]
-                keys = (key for key in young.keys(low, high, reverse) if not any(each.hides(key) for each in younger))
+                keys = young.keys(low, high, reverse)
+                if younger:
+                    keys = (key for key in keys if not any(each.hides(key) for each in younger))
                 items += young.items(islice(keys, limit - len(found)))
-            items.sort(reverse=reverse)
+            if len(items) > in_tables:
+                items.sort(reverse=reverse)
             found += items[: limit - len(found)]
             if is_last:
                 break
             start, end = (start, low) if reverse else (high, end)
-            count = min(2 * count, _SCAN_MAX)
+            count = min(max(2 * count, _SCAN_MORE), _SCAN_MAX)
         return found
 
     def last_key(self, table: Table) -> bytes | None:
