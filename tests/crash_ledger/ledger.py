@@ -11,9 +11,10 @@ A broker may lose what it never accepted, and deliver again what was never confi
 - deliver first deliveries of one sender to one receiver in another order than they were sent;
 - lock a message for two receivers at once.
 
-The last two are judged only among messages sent in the present *epoch*. An epoch begins after each kill, after each
-lost link, and when the link is there again, as the broker may not have known before that it was lost: older messages
-may rightly come back late, or to another receiver while bytes of their first delivery are still on their way.
+The last two are judged only while no link is lost, and among messages sent in the present *epoch*. An epoch begins
+after each kill, after each lost link, and when that link is there again. Until then the broker may not know that it was
+lost, and hand messages to it; they may rightly come back late, or to another receiver while bytes of their first
+delivery are still on their way.
 """
 
 from collections import Counter
@@ -77,6 +78,7 @@ class Summary:
     unanswered_delivered: int
     deliveries: int
     delivered_again: int
+    judged: int  # deliveries whose order and lock were judged
     completed: int
     dead_lettered: int
     settled_unconfirmed: int
@@ -89,7 +91,8 @@ class Summary:
         lines = [
             f"sent {self.sent:,}: accepted {self.accepted:,}, refused {self.refused:,}, never answered "
             f"{self.unanswered:,} (of these {self.unanswered_delivered:,} delivered all the same)",
-            f"deliveries {self.deliveries:,}, of these again {self.delivered_again:,}",
+            f"deliveries {self.deliveries:,}, of these again {self.delivered_again:,}; judged by order and lock "
+            f"{self.judged:,}",
             f"settlements confirmed: completed {self.completed:,}, dead-lettered {self.dead_lettered:,}",
             f"settlements refused (lock lost): {self.settlements_refused:,}",
             f"completed, no answer seen, not delivered again: {self.settled_unconfirmed:,}",
@@ -105,6 +108,8 @@ class Ledger:
     def __init__(self) -> None:
         self.epoch = 0
         self.outage = False  # something is being killed, or has not recovered yet
+        self._lost_links = 0  # that are not there again
+        self._judged = 0
         self.settlements_refused = 0
         self.violations: list[Violation] = []
         self._entries: dict[Key, Entry] = {}
@@ -114,6 +119,15 @@ class Ledger:
         """A process was killed, or a link was lost: what was locked may be free again."""
         self.epoch += 1
         self._highest.clear()
+
+    def link_lost(self) -> None:
+        self._lost_links += 1
+        self.new_epoch()
+
+    def link_back(self) -> None:
+        """A lost link is there again."""
+        self._lost_links -= 1
+        self.new_epoch()
 
     def sent(self, key: Key) -> None:
         assert key not in self._entries, "a key is sent once"
@@ -154,7 +168,8 @@ class Ledger:
             return False
         if entry.confirmed is not None:
             self._breach(Breach.RESURRECTED, key, f"confirmed {entry.confirmed.name}, sent in epoch {entry.epoch}")
-        if entry.epoch == self.epoch:
+        if entry.epoch == self.epoch and not self._lost_links:
+            self._judged += 1
             if entry.holder is not None and entry.holder != receiver:
                 self._breach(Breach.LOCKED_TWICE, key)
             if not entry.deliveries:
@@ -228,6 +243,7 @@ class Ledger:
             unanswered_delivered=sum(bool(entry.deliveries) for entry in unanswered),
             deliveries=deliveries,
             delivered_again=deliveries - sum(bool(entry.deliveries) for entry in entries),
+            judged=self._judged,
             completed=sum(entry.confirmed is Outcome.COMPLETE for entry in entries),
             dead_lettered=sum(entry.confirmed is Outcome.DEAD_LETTER for entry in entries),
             settled_unconfirmed=unconfirmed,

@@ -51,7 +51,7 @@ class Slot:
     send_after: float = 0.0  # a sender that was refused pauses, as clients do that are told to come back later
     opened: int = 0
     since: float = 0.0
-    is_back: bool = True  # attached, and the ledger knows
+    is_lost: bool = False  # and not attached again; the ledger knows
 
 
 @dataclass
@@ -209,7 +209,6 @@ class Load:
             if slot.peer is None and now >= slot.not_before:
                 slot.opened += 1
                 slot.since = now
-                slot.is_back = False
                 try:
                     slot.peer = slot.open(f"{slot.name}-{slot.opened}")
                 except LinkLost:
@@ -218,10 +217,9 @@ class Load:
                     self._selector.register(slot.peer.socket, selectors.EVENT_READ, slot)
             elif slot.peer is not None and not slot.peer.attached and now - slot.since > ATTACH_TIMEOUT_S:
                 self._lose(slot, "not attached in time")
-            elif slot.peer is not None and slot.peer.attached and not slot.is_back:
-                # Until now the broker may not have known that the link before was lost, and have sent it messages.
-                slot.is_back = True
-                self.ledger.new_epoch()
+            elif slot.peer is not None and slot.peer.attached and slot.is_lost:
+                slot.is_lost = False
+                self.ledger.link_back()
 
     def _open_sender(self, name: str) -> Peer:
         return Sender(self.login, name, self.queue, self._answered)
@@ -241,7 +239,9 @@ class Load:
         self.lost_links.append(f"{slot.name}: {reason}")
         self._close([slot])
         slot.not_before = time.monotonic() + RECONNECT_AFTER_S
-        self.ledger.new_epoch()
+        if not slot.is_lost:
+            slot.is_lost = True
+            self.ledger.link_lost()
 
     def _close(self, slots: list[Slot]) -> None:
         for slot in slots:

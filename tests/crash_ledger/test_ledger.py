@@ -196,6 +196,34 @@ def test_messages_sent_before_a_crash_may_come_late_after_it(ledger):
     assert ledger.close().violations == ()
 
 
+def test_a_message_that_was_handed_to_a_lost_link_may_come_late(ledger):
+    """The broker does not know yet that it is lost; and until it is there again, nobody knows whether it does."""
+    ledger.link_lost()
+    accept(ledger, 1, 2)
+    deliver_and_settle(ledger, 2)
+    deliver_and_settle(ledger, 1)
+    accept(ledger, 3)
+    ledger.delivered(key(3), A)
+    deliver_and_settle(ledger, 3, receiver=B)
+    accept(ledger, 4, 5)
+    ledger.link_back()
+    deliver_and_settle(ledger, 5)
+    deliver_and_settle(ledger, 4)
+    summary = ledger.close()
+    assert (summary.violations, summary.judged) == ((), 0)
+
+
+def test_when_all_lost_links_are_back_the_order_is_judged(ledger):
+    ledger.link_lost()
+    ledger.link_lost()
+    ledger.link_back()
+    ledger.link_back()
+    accept(ledger, 1, 2)
+    deliver_and_settle(ledger, 2)
+    deliver_and_settle(ledger, 1)
+    assert Breach.REORDERED in breaches(ledger.close())
+
+
 def test_one_message_at_two_receivers_is_locked_twice(ledger):
     accept(ledger, 1)
     ledger.delivered(key(1), A)

@@ -81,6 +81,8 @@ def run(
     lost = Counter(reason for reason in load.lost_links if not reason.endswith(BROKEN_BY_US))
     found += [f"link lost {count} times: {reason}" for reason, count in lost.most_common(5)]
     summary = ledger.close(drained=drained)
+    if 2 * summary.judged < summary.deliveries:  # links are lost for a small part of the time
+        found.append(f"only {summary.judged:,} of {summary.deliveries:,} deliveries were judged by order and lock")
     found += [str(violation) for violation in summary.violations[:20]]
     return Report(samples, summary, problems(samples, limits or Limits()) + found)
 
