@@ -162,9 +162,15 @@ func newReceiver(ctx context.Context, of *azservicebus.Receiver) *receiver {
 
 // take returns up to count messages; none when the first does not come in time.
 func (r *inbox) take(count int, wait time.Duration) []*azservicebus.ReceivedMessage {
+	return r.takeWith(count, wait, nil)
+}
+
+func (r *inbox) takeWith(
+	count int, wait time.Duration, options *azservicebus.ReceiveMessagesOptions,
+) []*azservicebus.ReceivedMessage {
 	ctx, cancel := context.WithTimeout(r.ctx, wait)
 	defer cancel()
-	messages, err := r.source.ReceiveMessages(ctx, count, nil)
+	messages, err := r.source.ReceiveMessages(ctx, count, options)
 	if err != nil && !errors.Is(err, context.DeadlineExceeded) {
 		fail("receiving: %v", err)
 	}
@@ -193,9 +199,12 @@ func (r *inbox) complete(message *azservicebus.ReceivedMessage) {
 }
 
 func (r *inbox) allOf(count int) []*azservicebus.ReceivedMessage {
+	// Unless told to wait, the SDK returns 20 ms after the first message, and releases those that come before the next
+	// call: on a busy machine they would be received behind later ones.
+	patient := &azservicebus.ReceiveMessagesOptions{TimeAfterFirstMessage: 10 * time.Second}
 	var all []*azservicebus.ReceivedMessage
 	for len(all) < count {
-		some := r.take(min(500, count-len(all)), 10*time.Second)
+		some := r.takeWith(min(500, count-len(all)), 10*time.Second, patient)
 		truth(len(some) > 0, "%d of %d messages arrived", len(all), count)
 		for _, message := range some {
 			r.complete(message)
