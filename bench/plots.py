@@ -11,10 +11,10 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from bench.document import Document, notable
 from bench.plan import KIB, MODES, PLAIN, SIZE_NAMES, load_name
 from bench.recording import CLIENT, CPU
-from bench.rows import ARTEMIS, BEFORE, LATENCIES, PEEKLOCK, QUANTILES, RABBITMQ, TWO_PROCESSES
+from bench.rows import ARTEMIS, BEFORE, LATENCIES, ONE_PROCESS, PEEKLOCK, QUANTILES, RABBITMQ
 
 matplotlib.use("agg")
-COLOURS = {PEEKLOCK: "#1b6ca8", BEFORE: "#8fbcdb", RABBITMQ: "#e07b39", ARTEMIS: "#6a9e58", TWO_PROCESSES: "#8e6bb0"}
+COLOURS = {PEEKLOCK: "#1b6ca8", BEFORE: "#8fbcdb", RABBITMQ: "#e07b39", ARTEMIS: "#6a9e58", ONE_PROCESS: "#8e6bb0"}
 MODE_TITLES = {"send": "send", "recv": "receive and complete", "both": "send and receive at once"}
 SHADES = ("#1b6ca8", "#e07b39", "#6a9e58", "#b0568f", "#d9b03c", "#7f7f7f")
 DPI = 110

@@ -10,7 +10,7 @@ PEEKLOCK = "Peeklock"
 BEFORE = "before"
 RABBITMQ = "RabbitMQ quorum"
 ARTEMIS = "Artemis"
-TWO_PROCESSES = "Peeklock, two processes"
+ONE_PROCESS = "Peeklock, one process"
 
 
 @dataclass(frozen=True)

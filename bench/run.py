@@ -20,13 +20,13 @@ from bench.measure import Bench, Maker
 from bench.plan import MODES, Plan, Shape
 from bench.rabbitmq import RabbitMQ
 from bench.rows import BEFORE, GROUPS, PEEKLOCK
-from bench.servers import ROOT, PeeklockInTwoProcesses, ServerFailed, ServerMissing
+from bench.servers import ROOT, PeeklockInOneProcess, ServerFailed, ServerMissing
 from bench.table import table
 
 PEERS: dict[str, tuple[Callable[[], object], Maker]] = {
     "rabbitmq": (RabbitMQ.find_scripts, RabbitMQ),
     "artemis": (Artemis.find, Artemis),
-    "two-processes": (lambda: None, PeeklockInTwoProcesses),
+    "one-process": (lambda: None, PeeklockInOneProcess),
 }
 DEFAULT_PEERS = ("rabbitmq", "artemis")
 GIVEN = (

@@ -17,7 +17,7 @@ import psutil
 
 from bench.load import Endpoint
 from bench.processes import Memory, cpu_s, memory_of, tree
-from bench.rows import TWO_PROCESSES
+from bench.rows import ONE_PROCESS
 
 ROOT = Path(__file__).parent.parent
 QUEUES = 16
@@ -201,7 +201,8 @@ class Peeklock(Server):
 
     name = "Peeklock"
     durable = (
-        "in the partition's store, synced; messages that arrive together share a sync. Completions are synced likewise"
+        "in the worker's log (in the partition's store, before there were logs), synced; messages that arrive together"
+        " share a sync. Completions are synced likewise"
     )
 
     def __init__(self, directory: Path, root: Path = ROOT, name: str = name) -> None:
@@ -254,16 +255,16 @@ class Peeklock(Server):
             return False
 
 
-class PeeklockInTwoProcesses(Peeklock):
-    """With a process for the worker, where one process would be the default."""
+class PeeklockInOneProcess(Peeklock):
+    """With the partitions in the gateway's process, as the quickstart has them."""
 
-    name = TWO_PROCESSES
+    name = ONE_PROCESS
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory, name=self.name)
 
     def _settings(self) -> list[str]:
-        return ["workers = 1"]
+        return ["workers = 0"]
 
 
 class PeeklockWithFeatures(Peeklock):
