@@ -71,6 +71,8 @@ class Op(IntEnum):
     SETTLE = 7
     REQUEST = 8
     RESTORE = 9
+    WATCH = 13
+    PASS = 14
     # worker -> another worker, and back
     FORWARD = 10
     FORWARDED = 11
@@ -90,6 +92,7 @@ class Op(IntEnum):
     FAILED = 110
     CATALOG = 111
     DELETED = 112
+    AVAILABLE = 113
 
 
 # Each message is a tuple whose first item is its `Op`, which the function of the same name puts there.
@@ -121,6 +124,16 @@ class Credit(NamedTuple):
     partition: int
     channel: int
     limit: int
+
+
+class Watch(NamedTuple):
+    """WATCH: tell the receiver (AVAILABLE) when there are messages for which it has no credit. It is told once, until
+    its next grant. PASS: the receiver was told, and cannot take messages now.
+    """
+
+    op: int
+    partition: int
+    channel: int
 
 
 class CloseReceiver(NamedTuple):
@@ -250,6 +263,13 @@ class Drained(NamedTuple):
     delivered: int  # since it was opened
 
 
+class Available(NamedTuple):
+    """The receiver watches, and there are messages for it. Its next GRANT, DRAIN or PASS is the answer."""
+
+    op: int
+    channel: int
+
+
 class Settled(NamedTuple):
     """`channels` are flat: channel, count of its settlements, ..."""
 
@@ -294,11 +314,12 @@ class Deleted(NamedTuple):
 
 
 # Messages for one partition.
-Command = Send | OpenReceiver | Credit | CloseReceiver | Settle | Request | Restore | Forward
+Command = Send | OpenReceiver | Credit | Watch | CloseReceiver | Settle | Request | Restore | Forward
 
 Message = (
-    Send | OpenReceiver | Credit | CloseReceiver | Settle | Request | Restore | Forward | Forwarded | Remove | Hello
-    | Sent | Refused | Opened | Closed | Drained | Settled | Deliver | Reply | Failed | Catalog | Deleted
+    Send | OpenReceiver | Credit | Watch | CloseReceiver | Settle | Request | Restore | Forward | Forwarded | Remove
+    | Hello | Sent | Refused | Opened | Closed | Drained | Available | Settled | Deliver | Reply | Failed | Catalog
+    | Deleted
 )  # fmt: skip
 
 _KINDS_BY_OP: dict[Op, type[Message]] = {
@@ -311,6 +332,8 @@ _KINDS_BY_OP: dict[Op, type[Message]] = {
     Op.SETTLE: Settle,
     Op.REQUEST: Request,
     Op.RESTORE: Restore,
+    Op.WATCH: Watch,
+    Op.PASS: Watch,
     Op.FORWARD: Forward,
     Op.FORWARDED: Forwarded,
     Op.REMOVE: Remove,
@@ -327,6 +350,7 @@ _KINDS_BY_OP: dict[Op, type[Message]] = {
     Op.FAILED: Failed,
     Op.CATALOG: Catalog,
     Op.DELETED: Deleted,
+    Op.AVAILABLE: Available,
 }
 _KINDS = {int(op): kind for op, kind in _KINDS_BY_OP.items()}  # found faster by what is read, which are plain numbers
 
@@ -368,9 +392,13 @@ def deliver(channel: int, locked_until_ms: int, entries: list[Any]) -> Deliver:
     return _new(Deliver, (_DELIVER, channel, locked_until_ms, entries))
 
 
+_SHAREABLE = frozenset((_SEND, Op.SEND_BATCH, _GRANT, _SETTLE, _SENT, _SETTLED, _DELIVER))
+
 send_batch = partial(Send, Op.SEND_BATCH)
 open_receiver = partial(OpenReceiver, Op.OPEN_RECEIVER)
 drain = partial(Credit, Op.DRAIN)
+watch = partial(Watch, Op.WATCH)
+passes = partial(Watch, Op.PASS)
 close_receiver = partial(CloseReceiver, Op.CLOSE_RECEIVER)
 request = partial(Request, Op.REQUEST)
 restore = partial(Restore, Op.RESTORE)
@@ -382,6 +410,7 @@ refused = partial(Refused, Op.REFUSED)
 opened = partial(Opened, Op.OPENED)
 closed = partial(Closed, Op.CLOSED)
 drained = partial(Drained, Op.DRAINED)
+available = partial(Available, Op.AVAILABLE)
 unsettled = partial(Refused, Op.UNSETTLED)
 reply = partial(Reply, Op.REPLY)
 failed = partial(Failed, Op.FAILED)
@@ -397,6 +426,15 @@ RECEIVER_AT = {
     "get-session-state": 0,
     "set-session-state": 0,
 }
+
+
+def is_shareable(message: Message) -> bool:
+    """True if another part of this process can have the message itself, because nobody changes an object in it.
+
+    Messages that there are many of are shareable: they have numbers, bytes, overlays, and lists made for them. The
+    others must be packed and unpacked.
+    """
+    return message[0] in _SHAREABLE and not (message[0] == _SETTLE and message[-1])
 
 
 class Extra(IntEnum):

@@ -139,6 +139,20 @@ def session_id_missing(name: str) -> str:
     )
 
 
+SEVERAL_PARTITION_KEYS = (
+    "The messages of a batch or transaction have different partition keys. On a partitioned entity all of them need "
+    "the same session id, or else the same partition key."
+)
+
+SEVERAL_PARTITIONS = (
+    "A transaction cannot span several partitions; send to entities of others through an entity of the first."
+)
+
+PARTITION_KEY_MISSING = (
+    "A message that is sent to a partitioned entity in a transaction needs a partition key: set its session id or its "
+    "partition key."
+)
+
 SERVER_BUSY = (
     "The request was terminated because the entity is being throttled. Error code : 50009. "
     "Please wait 2 seconds and try again."

@@ -27,6 +27,7 @@ PARTITION_ID_KEY = b"partition-id"  # in META, a document: the partition of this
 STORE_ID_KEY = b"store-id"  # in META, a document: STORE_ID_BYTES random bytes, which no other store and no copy has
 STORE_ID_BYTES = 8
 LOG_POSITION_KEY = b"log-position"  # in META, a document: log id, worker, LSN; see `storage.log.tables`
+PARTITION_SHIFT = 48  # the sequence numbers of a partitioned entity have its partition in the bits from this one on
 DELETED_ENTITY_PREFIX = b"deleted-entity-"  # in META, then the key of an entity whose messages are still being deleted
 AUTO_DELETED_PREFIX = b"auto-deleted-"  # in META, then the key of an entity deleted here that the catalog still has
 STAGED_PREFIX = b"staged-"  # in META, then the key of a message that is stored, and that no entry refers to yet
@@ -71,6 +72,7 @@ class Field(IntEnum):
     HOPS = 7  # number of entities it was forwarded from
     SESSION = 8  # session id, of the messages in a queue or subscription that requires sessions
     DESTINATION = 9  # in a transfer queue: the destination's name, in lower case
+    LANE = 10  # in a transfer queue: the destination's partition; earlier versions found it by the name
 
 
 Overlay = dict[int, Any]

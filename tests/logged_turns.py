@@ -5,8 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgpack
-
 from storage.log import checkpointer, commit_log
 from storage.log.checkpointing import Done
 from storage.log.commit_log import CommitLog, LogLimits
@@ -46,8 +44,11 @@ class Local:
     def close(self) -> None:
         self.is_running = False
 
-    def checkpoint(self, effects: Any, up_to_lsn: int, positions: Any) -> None:
-        self.asked = [msgpack.unpackb(msgpack.packb(effects), use_list=False), up_to_lsn, positions]
+    def checkpoint(self, layers: Any, up_to_lsn: int, positions: Any) -> None:
+        effects = {partition: list(layer.pieces(2)) for partition, layer in layers.items()}
+        self.asked = [effects, up_to_lsn, positions]
+
+    def release_memory(self) -> None: ...
 
     def prepare(self, path: Path, size_bytes: int) -> None: ...
 

@@ -100,17 +100,19 @@ def crash(log: CommitLog) -> None:
 class InMemory:
     """In place of a worker's log: its one store is in memory."""
 
-    is_committing = False
-
     def __init__(self, store: Store) -> None:
         self._store = store
+
+    @property
+    def is_committing(self) -> bool:
+        return False
 
     def begin_commit(self, time_ms: int) -> bool:
         dirty = self._store.dirty
         self._store.commit()
         return dirty
 
-    def end_commit(self) -> None: ...
+    def end_commit(self, wait: bool = True) -> None: ...
 
     def watch(self, poll: select.epoll) -> None: ...
 

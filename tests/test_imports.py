@@ -26,6 +26,7 @@ MAY_IMPORT = {
         "broker.partition",
         "broker.errors",
         "broker.namespace.entities",
+        "broker.namespace.fragments",
         "broker.wire",
         "broker.rules",
         "protocol.bounds",
@@ -56,6 +57,7 @@ MAY_IMPORT = {
     "broker.errors": set(),
     "broker.wire": set(),
     "broker.namespace.entities": {"protocol.bounds"},
+    "broker.namespace.fragments": {"broker.errors", "broker.wire", "protocol.error_texts", "storage.records"},
     "broker.namespace.rule_descriptions": {
         "broker.namespace.entities",
         "broker.namespace.durations",

@@ -13,7 +13,7 @@ rules to the other partitions. If that partition does not have a new subscriptio
 subscription from the store with the latest catalog.
 
 META      next-entity-id, catalog-version
-ENTITIES  entity id -> the description's fields, and kind, entity_id, created_ms, updated_ms
+ENTITIES  entity id -> the description's fields, and kind, entity_id, created_ms, updated_ms, partitions
 RULES     entity id of a subscription, name -> rule document (`broker.namespace.rule_descriptions`)
 """
 
@@ -24,9 +24,15 @@ from typing import Any, NamedTuple, Self
 from pydantic import ValidationError
 from xxhash import xxh3_64_intdigest
 
-from broker.namespace.entities import DESCRIPTIONS, Description, SubscriptionDescription
+from broker.namespace.entities import (
+    DESCRIPTIONS,
+    Description,
+    QueueDescription,
+    SubscriptionDescription,
+    TopicDescription,
+)
 from broker.namespace.rule_descriptions import DEFAULT_RULE, FILTER_KINDS, RuleDescription
-from broker.settings.config import FORWARDING, MAX_RULES, MAX_SUBSCRIPTIONS, ConfigurationError
+from broker.settings.config import FORWARDING, MAX_RULES, MAX_SUBSCRIPTIONS, ConfigurationError, Partitioning
 from storage.records import (
     IDLE_PREFIX,
     CorruptRecord,
@@ -49,17 +55,25 @@ _ALL = (b"", b"\xff" * 256)
 _LIMIT = 1 << 29  # entity ids: a queue id has three bits more, in 32
 
 
+_PARTITIONING = Partitioning()
+
+
 class CannotReconcile(ConfigurationError):
     """The declared entities contradict the stored ones; nothing was changed."""
 
 
 class Definition(NamedTuple):
-    """One entity as it is stored."""
+    """One entity as it is stored. `partitions` are those that it lives on, ascending: several if it is partitioned.
+
+    They are chosen when the entity is created. Earlier versions did not store them: then the tuple is empty, until
+    `reconcile` has recorded the only one.
+    """
 
     entity_id: int
     description: Description
     created_ms: int
     updated_ms: int
+    partitions: tuple[int, ...] = ()
 
     def document(self) -> dict[str, Any]:
         return {
@@ -67,6 +81,7 @@ class Definition(NamedTuple):
             "entity_id": self.entity_id,
             "created_ms": self.created_ms,
             "updated_ms": self.updated_ms,
+            "partitions": list(self.partitions),
             **self.description.model_dump(mode="json"),
         }
 
@@ -79,8 +94,9 @@ class Definition(NamedTuple):
             if kind not in DESCRIPTIONS:
                 raise ValueError(f"kind {kind!r} is unknown")
             entity_id, created_ms, updated_ms = (fields.pop(name) for name in ("entity_id", "created_ms", "updated_ms"))
-            return cls(entity_id, DESCRIPTIONS[kind].model_validate(fields), created_ms, updated_ms)
-        except (KeyError, ValidationError) as error:
+            partitions = tuple(fields.pop("partitions", ()))
+            return cls(entity_id, DESCRIPTIONS[kind].model_validate(fields), created_ms, updated_ms, partitions)
+        except (KeyError, TypeError, ValidationError) as error:
             raise ValueError(f"not a definition: {error}") from error
 
 
@@ -100,9 +116,9 @@ class Reconciled(NamedTuple):
 
 
 def home_partition(name: str, partitions: int) -> int:
-    """The partition that an entity of this name lives on, unless it is partitioned.
+    """The partition that a new entity of this name will live on, unless it is partitioned.
 
-    Must never change, because messages are stored where it said.
+    Must never change, because data directories of earlier versions have messages where it said.
     """
     return xxh3_64_intdigest(name.lower().encode()) % partitions
 
@@ -122,6 +138,7 @@ def reconcile(
     declared: Iterable[Description],
     now_ms: int,
     declared_rules: Mapping[str, Sequence[RuleDescription]] | None = None,
+    partitioning: Partitioning = _PARTITIONING,
 ) -> Reconciled:
     """Create declared entities that are missing, update those that differ, and copy the catalog to all partitions.
 
@@ -134,7 +151,7 @@ def reconcile(
     versions = [catalog_version(store) for store in stores]
     version = max(versions)
     latest = stores[versions.index(version)]
-    catalog = _Catalog(latest, now_ms)
+    catalog = _Catalog(latest, len(stores), now_ms, partitioning)
     catalog.delete_unused(stores)
     for wanted in declared:
         catalog.declare(wanted)
@@ -164,12 +181,15 @@ def remove(store: Store, entity_ids: Iterable[int], version: int) -> None:
 class _Catalog:
     """The entities and rules that all partitions are to have."""
 
-    def __init__(self, store: Store, now_ms: int) -> None:
+    def __init__(self, store: Store, partitions: int, now_ms: int, partitioning: Partitioning) -> None:
+        """`partitions` is the number of partitions of the namespace."""
         self.changed = False
         self.created: dict[str, None] = {}  # paths
         self.entities = dict(store.scan(Table.ENTITIES, *_ALL, _LIMIT))
         self.rules: dict[bytes, bytes] = {}
         self.next_id = _number(store, NEXT_ENTITY_ID_KEY, FIRST_ENTITY_ID)
+        self._partitions = partitions
+        self._partitioning = partitioning
         self._now_ms = now_ms
         stored = (_definition(*entity) for entity in self.entities.items())
         self._by_path = {item.description.path.lower(): item for item in stored}
@@ -177,17 +197,21 @@ class _Catalog:
         self._declared: list[Description] = []
         self._refused: list[str] = []
         self.deleted: list[str] = []  # paths
+        for item in list(self._by_path.values()):
+            if not item.partitions:
+                self._put(item._replace(partitions=(home_partition(item.description.home_name, partitions),)))
 
     def delete_unused(self, stores: Sequence[Store]) -> None:
         """Remove the entities that their partitions have deleted because nobody used them."""
         for path, found in list(self._by_path.items()):
-            home = stores[home_partition(found.description.home_name, len(stores))]
+            home = stores[found.partitions[0]]
             if home.get(Table.META, auto_deleted_key(found.entity_id)) is not None:
                 del self._by_path[path], self.entities[entity_key(found.entity_id)]
                 self.deleted.append(found.description.path)
                 self.changed = True
 
     def declare(self, wanted: Description) -> None:
+        topic = None
         if isinstance(wanted, SubscriptionDescription):
             topic = self._by_path.get(wanted.topic.lower())
             if topic is None or topic.description.kind != "topic":
@@ -195,8 +219,10 @@ class _Catalog:
                 return
             wanted = wanted.model_copy(update={"topic": topic.description.name})
         known = self._by_path.get(wanted.path.lower())
+        wanted = self._with_partitioning(wanted, None if known is None else known.description)
         if known is None:
-            self._put(Definition(self.next_id, wanted, self._now_ms, self._now_ms))
+            partitions = self._place(wanted) if topic is None else topic.partitions
+            self._put(Definition(self.next_id, wanted, self._now_ms, self._now_ms, partitions))
             self.created[wanted.path] = None
             self.next_id += 1
         elif known.description.kind != wanted.kind:
@@ -213,6 +239,19 @@ class _Catalog:
                 self._put(known._replace(description=wanted, updated_ms=self._now_ms))
                 self._updated[wanted.path] = names
         self._declared.append(wanted)
+
+    def _with_partitioning(self, wanted: Description, stored: Description | None) -> Description:
+        """A declaration that does not say whether the entity is partitioned leaves a stored one as it is."""
+        if "enable_partitioning" not in type(wanted).model_fields or "enable_partitioning" in wanted.model_fields_set:
+            return wanted
+        as_stored = getattr(stored, "enable_partitioning", self._partitioning.default)
+        return wanted.model_copy(update={"enable_partitioning": as_stored})
+
+    def _place(self, new: Description) -> tuple[int, ...]:
+        """The partitions of a new queue or topic."""
+        if isinstance(new, QueueDescription | TopicDescription) and new.enable_partitioning:
+            return tuple(range(self._partitions))
+        return (home_partition(new.home_name, self._partitions),)
 
     def _put(self, definition: Definition) -> None:
         self.changed = True
@@ -260,6 +299,13 @@ class _Catalog:
 
     def _check_numbers(self) -> None:
         topics = {entity_key(item.entity_id): item.description.home_name for item in self.subscriptions()}
+        partitioned = [item for item in self._by_path.values() if len(item.partitions) > 1]
+        count = sum(item.description.kind != "subscription" for item in partitioned)
+        limit = self._partitioning.max_entities
+        if count > limit and any(item.description.path in self.created for item in partitioned):
+            self._refused.append(
+                f"{count} partitioned queues and topics are more than the {limit} that partitioning.max_entities allows"
+            )
         entities = len(self._by_path) - len(topics)
         if entities > MAX_ENTITIES:
             self._refused.append(f"{entities} queues and topics are more than the {MAX_ENTITIES} a namespace may have")
@@ -284,7 +330,7 @@ class _StoredRules:
 
     def of(self, definition: Definition) -> dict[bytes, bytes]:
         key, end = entity_key(definition.entity_id), entity_key(definition.entity_id + 1)
-        home = self._stores[home_partition(definition.description.home_name, len(self._stores))]
+        home = self._stores[definition.partitions[0]]
         has_it = home.get(Table.ENTITIES, key) is not None
         return dict((home if has_it else self._latest).scan(Table.RULES, key, end, _LIMIT))
 

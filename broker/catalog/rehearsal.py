@@ -24,7 +24,7 @@ def problems(settings: Settings, now_ms: int) -> list[str]:
     """One line for each problem, with the entity and the field. Raises DataDirectoryError, StoreError."""
     stores = [_copy(settings, partition) for partition in range(_partitions(settings))]
     try:
-        reconcile(stores, settings.entities, now_ms, settings.rules)
+        reconcile(stores, settings.entities, now_ms, settings.rules, settings.partitioning)
     except CannotReconcile as error:
         return [*str(error).splitlines(), *forwarding_problems(settings.entities)]
     return list(forwarding_problems(settings.entities))

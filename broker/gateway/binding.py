@@ -5,9 +5,11 @@ from typing import NamedTuple
 
 from broker.errors import InvalidArgument, NotAllowed, NotImplementedByBroker
 from broker.gateway.host import Host
+from broker.gateway.links.partitioned_receivers import PartitionedReceiver
+from broker.gateway.links.partitioned_senders import PartitionedSender
 from broker.gateway.links.receivers import ClientReceiver
 from broker.gateway.links.senders import ClientSender
-from broker.gateway.links.session_links import SessionReceiver
+from broker.gateway.links.session_links import NextSessionReceiver, SessionReceiver
 from broker.gateway.namespace import Entity
 from broker.gateway.nodes.cbs import CbsRequests
 from broker.gateway.nodes.coordinator import COORDINATOR_CREDIT, MAX_REQUEST_BYTES, Coordinator
@@ -99,7 +101,8 @@ def _bind_sender(host: Host, link: Link, address: Address, entity: Entity) -> Cl
     limit = (destination or entity).max_message_bytes(amqp.max_message_size_bytes)
     asked = link.remote_max_message_bytes
     link.accept(min(asked, limit) if asked else limit, amqp.sender_credit, properties=properties)
-    return ClientSender(host, link, entity, address, destination)
+    kind = PartitionedSender if entity.is_partitioned else ClientSender
+    return kind(host, link, entity, address, destination)
 
 
 def _transfer_destination(host: Host, name: object) -> Entity:
@@ -129,8 +132,15 @@ def _bind_receiver(host: Host, link: Link, address: Address, entity: Entity) -> 
     if session is not None:
         if not has_sessions:
             raise NotAllowed(error_texts.SESSION_RECEIVER_NOT_SUPPORTED)
-        return SessionReceiver(host, link, entity, address, session)
+        if session.session_id is not None:
+            partition = entity.partition_of_session(session.session_id)
+            return SessionReceiver(host, link, entity, address, partition, session)
+        if entity.is_partitioned:
+            return NextSessionReceiver(host, link, entity, address, session)
+        return SessionReceiver(host, link, entity, address, entity.partition, session)
     if has_sessions:
         raise NotAllowed(error_texts.SESSION_RECEIVER_REQUIRED)
     link.accept(entity.max_message_bytes(host.gateway.settings.amqp.max_message_size_bytes))
-    return ClientReceiver(host, link, entity, address)
+    if entity.is_partitioned:
+        return PartitionedReceiver(host, link, entity, address)
+    return ClientReceiver(host, link, entity, address, entity.partitions)

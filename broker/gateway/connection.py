@@ -91,6 +91,7 @@ class Home(Shared, Protocol):
 
     container_id: str
     max_connections: int
+    waiting: set["ClientConnection"]  # those to regulate when a worker has caught up
     refusals: RepeatedWarning
     unfinished: Pool
 
@@ -246,6 +247,8 @@ class ClientConnection(asyncio.Protocol):
             self.overrun = {link for link in self.overrun if link.is_overrun}
         if self._waits_for:
             self._waits_for &= self.gateway.router.behind
+            if self._waits_for:
+                self.gateway.waiting.add(self)
         wait = self.is_stalled or bool(self.overrun) or bool(self._waits_for)
         if wait is not self._waits:
             self._waits = wait

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from broker import __version__
-from broker.catalog.catalog import Definition, home_partition
+from broker.catalog.catalog import Definition
 from broker.child import Instructions, announce_ready
 from broker.errors import ServerBusy
 from broker.gateway.connection import ClientConnection
@@ -18,6 +18,7 @@ from broker.gateway.descriptors import RepeatedWarning, allowed_connections
 from broker.gateway.message_ids import MessageIds
 from broker.gateway.namespace import Entity, Namespace
 from broker.gateway.router import Router, WorkerConnection
+from broker.gateway.worker_socket import SocketConnection
 from broker.http.ops import OpsServer, start_ops
 from broker.keys import Keyring
 from broker.listening import Listener, listen
@@ -47,7 +48,7 @@ class Gateway:
     def __init__(
         self,
         instructions: Instructions,
-        connection: Callable[[str, Router], WorkerConnection] = WorkerConnection,
+        connection: Callable[[str, Router], WorkerConnection] = SocketConnection,
     ) -> None:
         """`connection` makes the connection to a worker; see `Router`."""
         self.settings: Settings = instructions.settings
@@ -70,6 +71,7 @@ class Gateway:
         self.router.on_deleted = self._on_deleted
         self.unfinished = Pool(self.settings.amqp.unfinished_bytes)
         self.connections: set[ClientConnection] = set()
+        self.waiting: set[ClientConnection] = set()
         self.max_connections, self._max_refused = allowed_connections(self.settings)
         self._arriving: set[asyncio.BaseProtocol] = set()  # accepted, and usually in the TLS handshake
         self.refusals = RepeatedWarning("connections refused")
@@ -162,10 +164,8 @@ class Gateway:
 
     def _on_catalog(self, documents: Sequence[dict[str, Any]]) -> None:
         definitions = [Definition.from_document(document) for document in documents]
-        partitions = self.settings.partitions
         removed = self.namespace.replace(
-            Entity(each.entity_id, each.description, home_partition(each.description.home_name, partitions))
-            for each in definitions
+            Entity(each.entity_id, each.description, each.partitions) for each in definitions
         )
         self.keyring.set_entities(each.description for each in definitions)
         self._catalog_known.set()
@@ -186,7 +186,8 @@ class Gateway:
             self.metrics.forget(entity.name)
 
     def _on_caught_up(self) -> None:
-        for connection in list(self.connections):
+        waiting, self.waiting = self.waiting, set()
+        for connection in waiting:
             connection.regulate()
 
     # -- connections
@@ -198,6 +199,7 @@ class Gateway:
 
     def leave(self, connection: ClientConnection) -> None:
         self.connections.discard(connection)
+        self.waiting.discard(connection)
         self._left.set()
         self.metrics.connections_closed += 1
 

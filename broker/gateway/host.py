@@ -46,7 +46,9 @@ class SessionHolder(Protocol):
     """A link that has the lock of a session; the partition knows the link by `channel`."""
 
     link: Link
-    channel: int
+
+    @property
+    def channel(self) -> int: ...
 
 
 class Responder(Protocol):

@@ -4,6 +4,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 
 from broker.errors import EntityDisabled, EntityNotFound, NotAllowed
 from broker.namespace.entities import Description, Status, SubscriptionDescription, TopicDescription
+from broker.namespace.fragments import fragment_of, partition_of_number, partition_of_token
 from broker.settings.config import MAX_MESSAGE_BYTES
 from protocol import error_texts
 from protocol.addresses import Address, Part
@@ -18,19 +19,42 @@ _QUEUE_PART = {
 
 
 class Entity:
-    """One entity of the catalog; `name` is its whole path. `partition` is its home.
+    """One entity of the catalog; `name` is its whole path. `partitions` are those that it lives on.
 
     There is one object for each entity id as long as the entity exists; only its description changes (`Namespace`).
     """
 
-    __slots__ = ("description", "entity_id", "kind", "name", "partition")
+    __slots__ = ("description", "entity_id", "kind", "name", "partitions")
 
-    def __init__(self, entity_id: int, description: Description, partition: int) -> None:
+    def __init__(self, entity_id: int, description: Description, partitions: tuple[int, ...]) -> None:
         self.entity_id = entity_id
         self.description = description
         self.kind = description.kind
         self.name = description.path
-        self.partition = partition
+        self.partitions = partitions
+
+    @property
+    def partition(self) -> int:
+        """The partition of a plain entity; the first of those of a partitioned one."""
+        return self.partitions[0]
+
+    @property
+    def is_partitioned(self) -> bool:
+        return len(self.partitions) > 1
+
+    def partition_of_session(self, session_id: str) -> int:
+        return fragment_of(session_id.encode(), self.partitions)
+
+    def partition_of_number(self, sequence_number: int) -> int:
+        """The partition of a message; any if the entity cannot have a message with this number."""
+        return self._known(partition_of_number(sequence_number))
+
+    def partition_of_token(self, lock_token: bytes) -> int:
+        """The partition of a lock; any if the entity cannot have a lock with this token."""
+        return self._known(partition_of_token(lock_token))
+
+    def _known(self, partition: int) -> int:
+        return partition if partition in self.partitions else self.partitions[0]
 
     def queue(self, part: Part) -> int:
         """The queue id of the entity itself or of one of its dead-letter queues."""

@@ -1,28 +1,26 @@
 """A gateway's connections to the partitions: one connection to each worker, and channels on it.
 
-Commands for a worker leave in one frame at the end of a turn: one read from a client, or one from a worker. If a round
-of the event loop has several turns, their commands leave together at its end, because each frame costs a write here and
-perhaps a commit there. A frame that is large enough to keep a worker busy leaves at once, so that gateway, worker, disk
-and client work at the same time.
+Commands for a worker leave together at the end of a turn: one read from a client, or one from a worker. If a round of
+the event loop has several turns, their commands leave together at its end, because they cost a write here and perhaps a
+commit there. So many that they keep a worker busy leave at once, so that gateway, worker, disk and client work at the
+same time.
 
 A channel is one link on one partition; it takes the answers to its commands in their order. When a worker is lost, its
 channels are told, and they are told again when it is back.
 """
 
 import asyncio
-import os
-import struct
+import random
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Any, Protocol, cast
-
-import msgpack
+from typing import Any, Protocol
 
 from broker import wire
 from broker.errors import BY_NAME, BrokerError, InternalError, OutcomeUnknown, ServerBusy
 from broker.logging import get_logger
 from broker.metrics import GatewayMetrics
 from broker.wire import (
+    Available,
     Catalog,
     Closed,
     Command,
@@ -45,17 +43,13 @@ from protocol import error_texts
 
 log = get_logger("gateway")
 
-# A frame of this size takes no further command and leaves at once. Smaller frames make the worker commit more often.
+# Bytes of commands that are sent before the end of the turn. With fewer, the worker would commit more often.
 EARLY_BYTES = 64 << 10
 TURNS_AT_ONCE = 16  # after so many turns whose commands left at their end, the turns of one round are counted
-KEPT_BUFFER_BYTES = 1 << 20  # a packer whose buffer has grown larger is not used again
 LOOK_SECONDS = 1.0  # between two checks whether workers answer
 RECONNECT_SECONDS = 0.05
 # Bytes of commands kept for one worker before the clients that use it have to wait.
 OUTPUT_HIGH_BYTES = 32 << 20
-
-_ARRAY_32 = 0xDD  # msgpack's: four bytes of count follow
-_frame_head = struct.Struct(">IBI").pack  # length of the rest, and the begin of the array
 
 Reply = Callable[[Any, BrokerError | None], None]
 
@@ -72,6 +66,9 @@ class Channel(Protocol):
         """The receiver is closed: by the broker, with an error, or as asked, with None. The channel is gone."""
 
     def on_drained(self, delivered: int) -> None: ...
+
+    def on_available(self) -> None:
+        """There are messages for the receiver, which watches and has no credit there."""
 
     def on_settled(self, count: int, error: BrokerError | None) -> None: ...
 
@@ -114,40 +111,43 @@ class Run:
         self.tokens: list[bytes] = []
 
 
-class WorkerConnection(asyncio.Protocol):
-    """One worker's socket, reconnected as long as the gateway lives."""
+class WorkerConnection:
+    """The connection to one worker, made again as long as the gateway lives. How commands get there is its subclass's.
+
+    A subclass calls `_begin` when the worker has greeted, `take` with what comes, and `lost` when the connection is.
+    """
 
     def __init__(self, path: str, router: "Router") -> None:
         self._path = path
         self._router = router
-        self._transport: asyncio.Transport | None = None
-        self._packer = msgpack.Packer(autoreset=False)
-        self._packed: list[Command] = []  # the commands that the packer holds
-        self._chunks: list[bytes] = []
-        self._chunk_bytes = 0
-        self._wanted = 4  # bytes that the frame being read has
+        self._lost = asyncio.Event()
         self._is_due = False  # it is among the router's workers with commands to send
-        self._descriptor = -1  # of the socket; -1 if only the transport can write to it
         self._was_lost = False
         self._is_behind = False
         self._awaits = False  # True if an answer is due and nothing has come since the command
         self._silent_looks = 0  # checks since then
         self.is_stalled = False  # it has not answered for long, so commands for it are refused
-        self.run: Run | None = None  # settlements that are not packed yet
+        self.run: Run | None = None  # settlements that are not among the commands yet
         self.channels: dict[int, Channel] = {}
         self._requests: dict[int, tuple[Reply, Owner | None]] = {}
         self.connected = asyncio.Event()
 
+    @property
+    def is_usable(self) -> bool:
+        """It is connected, and has answered lately."""
+        return self.connected.is_set() and not self.is_stalled
+
     async def keep_connected(self) -> None:
         """Connect, and connect again whenever the connection is lost; runs until cancelled."""
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                await loop.create_unix_connection(lambda: self, self._path)
-            except OSError:
-                await asyncio.sleep(RECONNECT_SECONDS)
-            else:
-                await self._stay_connected()
+        raise NotImplementedError
+
+    def _put(self, command: Command) -> None:
+        """Take a command, to be sent by `send` or before."""
+        raise NotImplementedError
+
+    def _send(self) -> None:
+        """Send the commands that were put."""
+        raise NotImplementedError
 
     async def _stay_connected(self) -> None:
         """Returns when the connection is lost."""
@@ -166,18 +166,10 @@ class WorkerConnection(asyncio.Protocol):
             self._router.behind.discard(self)
             self._router.on_caught_up()
 
-    # -- asyncio.Protocol
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._dialled = cast(asyncio.Transport, transport)  # uvloop's is one in all but its base class
-        self._dialled.set_write_buffer_limits(high=OUTPUT_HIGH_BYTES)
-        self._lost = asyncio.Event()
-        connection = transport.get_extra_info("socket")
-        self._descriptor = -1 if connection is None else connection.fileno()
+    # -- the connection comes and goes
 
     def _begin(self) -> None:
         """The worker has sent HELLO. Before that it may be a dying worker, whose socket closes last."""
-        self._transport = self._dialled
         self.connected.set()
         self._router.metrics.worker_connects += 1
         if self._was_lost:
@@ -188,30 +180,27 @@ class WorkerConnection(asyncio.Protocol):
                 except Exception as error:
                     channel.connection.fail(error)
 
-    def pause_writing(self) -> None:
+    def fall_behind(self) -> None:
+        """The worker has too many unread commands."""
         self._is_behind = True
         self._router.behind.add(self)
 
-    def resume_writing(self) -> None:
+    def catch_up(self) -> None:
+        """The worker has read so many commands that clients can go on."""
         self._is_behind = False
         self._router.behind.discard(self)
         self._router.on_caught_up()
 
-    def connection_lost(self, error: Exception | None) -> None:
+    def lost(self) -> None:
+        """Nothing more comes. Tell the channels, and answer requests that the outcome is unknown."""
         self._lost.set()
         self._awaits = self.is_stalled = False
-        self._chunks.clear()
-        self._chunk_bytes = 0
-        if self._transport is None:
+        if not self.connected.is_set():
             return
-        self._transport = None
-        self._descriptor = -1
-        self.resume_writing()
-        self._was_lost = True
-        self._packer = msgpack.Packer(autoreset=False)
-        self._packed = []
-        self.run = None
         self.connected.clear()
+        self.catch_up()
+        self._was_lost = True
+        self.run = None
         log.warning("worker connection lost", worker=self._path)
         unknown = OutcomeUnknown(error_texts.OUTCOME_UNKNOWN)
         requests, self._requests = self._requests, {}
@@ -224,47 +213,21 @@ class WorkerConnection(asyncio.Protocol):
                 channel.connection.fail(failure)
             channel.connection.flush()
 
-    def data_received(self, data: bytes) -> None:
+    def take(self, messages: Iterable[Message]) -> None:
+        """Handle what the worker has sent together, in one turn."""
         self._awaits = self.is_stalled = False
         router = self._router
         router.in_turn = True
         try:
-            if not self._chunks and len(data) - 4 == int.from_bytes(data[:4], "big"):
-                self._dispatch(wire.unpack(memoryview(data)[4:]))  # the usual case: one frame, whole
-            else:
-                self._take(data)
+            self._dispatch(messages)
         finally:
             router.end_turn()
-
-    def _take(self, data: bytes) -> None:
-        """Dispatch the frames that are whole now, and keep the rest."""
-        if self._chunks:
-            self._chunks.append(data)
-            self._chunk_bytes += len(data)
-            if self._chunk_bytes < self._wanted:
-                return
-            data = b"".join(self._chunks)
-            self._chunks.clear()
-        view = memoryview(data)
-        at = 0
-        end = len(data)
-        while end - at >= 4:
-            stop = at + 4 + int.from_bytes(view[at : at + 4], "big")
-            if stop > end:
-                break
-            self._dispatch(wire.unpack(view[at + 4 : stop]))
-            at = stop
-        if at < end:
-            rest = data[at:]
-            self._chunks.append(rest)
-            self._chunk_bytes = len(rest)
-            self._wanted = 4 + int.from_bytes(rest[:4], "big") if len(rest) >= 4 else 4
 
     # -- commands
 
     def post(self, command: Command) -> bool:
         """Send a command with the others of this turn; False if the worker is not connected."""
-        if self._transport is None:
+        if not self.connected.is_set():
             return False
         if self.run is not None:
             self._end_run()
@@ -272,12 +235,12 @@ class WorkerConnection(asyncio.Protocol):
             self._router.posted_behind.add(self)
         if isinstance(command, Send | Request):  # these are always answered
             self._awaits = True
-        self._pack(command)
+        self._put(command)
         return True
 
     def settle(self, partition: int, queue: int, outcome: Outcome, channel: int, token: bytes) -> bool:
         """As `post`, for one settlement. Consecutive settlements, even of several links, go into one command."""
-        if self._transport is None:
+        if not self.connected.is_set():
             return False
         run = self.run
         if run is None or run.queue != queue or run.outcome is not outcome or run.partition != partition:
@@ -298,22 +261,7 @@ class WorkerConnection(asyncio.Protocol):
     def _end_run(self) -> None:
         run, self.run = self.run, None
         assert run is not None
-        self._pack(wire.settle(run.partition, run.queue, run.outcome, run.channels, run.tokens, None))
-
-    def _pack(self, command: Command) -> None:
-        try:
-            self._packer.pack(command)
-        except Exception:
-            # One client made this command, but the packer has thrown away commands of other clients, too.
-            self._packer = msgpack.Packer(autoreset=False)
-            for packed in self._packed:
-                self._packer.pack(packed)
-            raise
-        self._packed.append(command)
-        if len(self._packer.getbuffer()) > EARLY_BYTES:
-            self._send_frame()
-        elif not self._is_due:
-            self._become_due()
+        self._put(wire.settle(run.partition, run.queue, run.outcome, run.channels, run.tokens, None))
 
     def _become_due(self) -> None:
         self._is_due = True
@@ -332,45 +280,11 @@ class WorkerConnection(asyncio.Protocol):
             reply(None, ServerBusy(error_texts.RESTARTING))
 
     def send(self) -> None:
-        """Send what is packed."""
-        self._is_due = False
+        """Send the commands of this turn."""
         if self.run is not None:
             self._end_run()
-        if self._packed:
-            self._send_frame()
-
-    def _send_frame(self) -> None:
-        transport = self._transport
-        if transport is None:
-            return
-        packer = self._packer
-        body = packer.getbuffer()
-        head = _frame_head(5 + len(body), _ARRAY_32, len(self._packed))
-        self._packed = []
-        sent = self._write_now(transport, head, body)
-        if sent == len(head) + len(body) and sent <= KEPT_BUFFER_BYTES:
-            body.release()
-            packer.reset()
-            return
-        # The packer's buffer goes to the transport without a copy, and the next frame gets a new packer.
-        self._packer = msgpack.Packer(autoreset=False)
-        if sent < len(head):
-            transport.writelines((head[sent:], body))
-        elif sent < len(head) + len(body):
-            transport.write(body[sent - len(head) :])
-
-    def _write_now(self, transport: asyncio.Transport, head: bytes, body: memoryview) -> int:
-        """Write a frame without waiting for the event loop; returns the bytes that were taken.
-
-        The loop writes when it has handled all that can be read. A frame that is not behind others leaves now.
-        """
-        sent = 0
-        if self._descriptor >= 0 and not transport.get_write_buffer_size():
-            try:
-                sent = os.writev(self._descriptor, (head, body))
-            except OSError:  # it takes nothing now, or it is broken, which the transport will find out
-                sent = 0
-        return sent
+        self._is_due = False
+        self._send()
 
     # -- answers
 
@@ -379,7 +293,7 @@ class WorkerConnection(asyncio.Protocol):
         touched = set()
         for message in messages:
             match message:
-                case Sent() | Deliver() | Refused() | Opened() | Drained() | Closed():
+                case Sent() | Deliver() | Refused() | Opened() | Drained() | Available() | Closed():
                     channel = channels.get(message.channel)
                     if channel is not None:
                         touched.add(channel.connection)
@@ -413,7 +327,9 @@ class WorkerConnection(asyncio.Protocol):
         for connection in touched:
             connection.flush()
 
-    def _tell(self, channel: Channel, message: Deliver | Sent | Refused | Opened | Drained | Closed) -> None:
+    def _tell(
+        self, channel: Channel, message: Deliver | Sent | Refused | Opened | Drained | Available | Closed
+    ) -> None:
         match message:
             case Sent():
                 channel.on_sent(message.deliveries, None)
@@ -429,6 +345,8 @@ class WorkerConnection(asyncio.Protocol):
                 channel.on_opened(message.session_id, message.locked_until_ms)
             case Drained():
                 channel.on_drained(message.delivered)
+            case Available():
+                channel.on_available()
             case Closed():
                 del self.channels[message.channel]
                 channel.on_closed(error_named(message.error, message.text) if message.error else None)
@@ -451,8 +369,8 @@ class Router:
         partitions: int,
         metrics: GatewayMetrics,
         on_catalog: Callable[[list[Any]], None],
+        connection: "Callable[[str, Router], WorkerConnection]",
         busy_seconds: float = 10.0,
-        connection: "Callable[[str, Router], WorkerConnection]" = WorkerConnection,
     ) -> None:
         """A worker that has not answered for `busy_seconds` is busy: it gets no commands until it answers.
 
@@ -516,6 +434,11 @@ class Router:
 
     def worker(self, partition: int) -> WorkerConnection:
         return self.workers[partition % len(self.workers)]
+
+    def any_of(self, partitions: Sequence[int]) -> int:
+        """One of the partitions at random, of those whose workers answer if there are any."""
+        usable = [partition for partition in partitions if self.worker(partition).is_usable]
+        return random.choice(usable or partitions)
 
     def request(
         self,

@@ -25,6 +25,7 @@ from broker.errors import (
 from broker.gateway.namespace import Entity
 from broker.gateway.router import Reply, Router, error_named
 from broker.gateway.turn import Turn
+from broker.namespace.fragments import common_key, fragment_of
 from broker.wire import (
     TRANSACTION_OWNER_BYTES,
     Extra,
@@ -34,6 +35,7 @@ from broker.wire import (
     SettleOperation,
     pack_operations,
 )
+from protocol import error_texts
 from protocol.engine.links import Link
 
 ID_BYTES = 16
@@ -43,15 +45,21 @@ Answered = Callable[[BrokerError | None], None]
 
 
 class Receiving(Protocol):
-    """The channel on which a message was handed out."""
+    """The link on which a message was handed out."""
 
     entity: Entity
     queue: int
-    channel: int
+
+
+class Received(Protocol):
+    """The channel on which a message was handed out."""
+
+    partition: int
+    number: int
 
 
 class Sending(Protocol):
-    """The channel on which a message came; `destination` is set if messages go through the entity to another."""
+    """The link on which a message came; `destination` is set if messages go through the entity to another."""
 
     link: Link
     entity: Entity
@@ -76,29 +84,35 @@ class Transaction:
         self._turn = turn
         self._router = router
         self._entity: Entity | None = None  # the entity of its first operation
+        self._partition = -1  # that of all operations, when there is one
+        self._key: bytes | None = None  # of all messages sent to partitioned entities
         self._begins = True
         self._failure: BrokerError | None = None
         self._operations: list[Operation] = []
         self._answered: list[list[Answered]] = []  # callbacks by operation, then by delivery
 
-    def join(self, entity: Entity) -> None:
-        """Check that operations on this entity may join the transaction. Raises NotAllowed."""
+    def join(self, entity: Entity, partition: int) -> None:
+        """Check that operations on this partition of this entity may join the transaction. Raises NotAllowed."""
         if self._entity is None:
-            self._entity = entity
-        elif self._entity.partition != entity.partition:
-            raise NotAllowed(
-                "A transaction cannot span entities of several partitions; send to them through an entity of the first."
-            )
+            self._entity, self._partition = entity, partition
+        elif self._partition != partition:
+            raise NotAllowed(error_texts.SEVERAL_PARTITIONS)
 
     def send(self, sender: Sending, quiet: bool, messages: list[Any], answered: Answered) -> None:
         """One delivery; `quiet`: the client does not wait for its outcome. Raises NotAllowed."""
         queue = sender.queue
-        through = self._through(sender)
+        if sender.destination is None:
+            partition = self.partition_of(sender.entity, messages)
+        elif self._partition in sender.entity.partitions:
+            partition = self._partition  # any will do: the message waits there to be moved on
+        else:
+            partition = fragment_of(common_key(messages) or b"", sender.entity.partitions)
+        through = self._through(sender, partition)
         if through is not None:
             queue = through.transfer_queue
             messages = addressed(messages, sender.entity)
         else:
-            self.join(sender.entity)
+            self.join(sender.entity, partition)
         last = self._operations[-1] if self._operations else None
         if isinstance(last, SendOperation) and last[:2] == (queue, quiet):
             last.deliveries.append(messages)
@@ -106,18 +120,35 @@ class Transaction:
         else:
             self._append(SendOperation(queue, quiet, [messages]), answered)
 
-    def _through(self, sender: Sending) -> Entity | None:
+    def partition_of(self, entity: Entity, messages: list[Any]) -> int:
+        """The partition for messages to this entity. Raises NotAllowed.
+
+        On a partitioned entity every message needs a key, and all of them the same (PE8 of Service Bus).
+        """
+        if not entity.is_partitioned:
+            return entity.partition
+        key = common_key(messages)
+        if key is None:
+            raise NotAllowed(error_texts.PARTITION_KEY_MISSING)
+        if self._key not in (None, key):
+            raise NotAllowed(error_texts.SEVERAL_PARTITION_KEYS)
+        self._key = key
+        return fragment_of(key, entity.partitions)
+
+    def _through(self, sender: Sending, partition: int) -> Entity | None:
         """The entity through which this sender's messages go to another partition; None if they go directly."""
         if sender.destination is not None or not self.coordinator.crosses_entities(sender.link):
             return None
-        if self._entity is None:
-            self._entity = self.coordinator.first_received()
-        if self._entity is None or self._entity.partition == sender.entity.partition:
-            return None
-        return self._entity
+        if self._entity is None and (received := self.coordinator.first_received()) is not None:
+            key = self._key
+            if received.is_partitioned and key is None:
+                raise NotAllowed(error_texts.PARTITION_KEY_MISSING)
+            self._entity, self._partition = received, fragment_of(key or b"", received.partitions)
+        return None if self._partition == partition else self._entity
 
     def settle(
         self,
+        channel: Received,
         receiver: Receiving,
         quiet: bool,
         token: bytes,
@@ -125,9 +156,9 @@ class Transaction:
         properties: dict[str, Any] | None,
         answered: Answered,
     ) -> None:
-        """Add the settlement of a message that this receiver got. Raises NotAllowed."""
-        self.join(receiver.entity)
-        operation = SettleOperation(receiver.queue, quiet, [token], outcome, properties, receiver.channel)
+        """Add the settlement of a message that this receiver got on this channel. Raises NotAllowed."""
+        self.join(receiver.entity, channel.partition)
+        operation = SettleOperation(receiver.queue, quiet, [token], outcome, properties, channel.number)
         last = self._operations[-1] if self._operations else None
         if isinstance(last, SettleOperation) and not properties and operation == last._replace(tokens=[token]):
             last.tokens.append(token)
@@ -135,12 +166,14 @@ class Transaction:
         else:
             self._append(operation, answered)
 
-    def request(self, entity: Entity, name: str, queue: int, arguments: list[Any], reply: Reply) -> None:
+    def request(
+        self, entity: Entity, partition: int, name: str, queue: int, arguments: list[Any], reply: Reply
+    ) -> None:
         """Raises NotAllowed."""
-        self.join(entity)
+        self.join(entity, partition)
         self.post()
         begins, self._begins = self._begins, False
-        self._ask(entity, "transact-request", queue, [self.id, begins, name, arguments], reply)
+        self._ask("transact-request", queue, [self.id, begins, name, arguments], reply)
 
     def _append(self, operation: Operation, answered: Answered) -> None:
         self._operations.append(operation)
@@ -163,11 +196,10 @@ class Transaction:
                     tell(error if named is None else error_named(*named))
             self._turn.flush()
 
-        arguments = [self.id, begins, pack_operations(operations)]
-        self._ask(self._entity, "transact", 0, arguments, reply)
+        self._ask("transact", 0, [self.id, begins, pack_operations(operations)], reply)
 
-    def _ask(self, entity: Entity, name: str, queue: int, arguments: list[Any], reply: Reply) -> None:
-        self._router.request(entity.partition, name, queue, arguments, reply, self._turn)
+    def _ask(self, name: str, queue: int, arguments: list[Any], reply: Reply) -> None:
+        self._router.request(self._partition, name, queue, arguments, reply, self._turn)
 
     def fail(self, error: Exception) -> None:
         """Note the error: the transaction cannot be committed any more."""
@@ -183,7 +215,7 @@ class Transaction:
             reply(None, None)  # the transaction has no operations
         else:
             answer = _after_commit(reply) if commit else _after_rollback(reply)
-            self._ask(self._entity, "discharge", 0, [self.id, commit], answer)
+            self._ask("discharge", 0, [self.id, commit], answer)
 
 
 # When a worker dies, its open transactions are rolled back. So a rollback has succeeded, and a commit that was not sent

@@ -106,7 +106,7 @@ class _Description(Frozen):
 
     @property
     def home_name(self) -> str:
-        """The name that says which partition the entity lives on (`broker.catalog.catalog.home_partition`)."""
+        """The name that says which partition a new entity is put on (`broker.catalog.catalog.home_partition`)."""
         return self.name
 
 

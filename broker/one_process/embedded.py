@@ -1,8 +1,8 @@
 """A worker whose turns are made by a gateway's event loop, and the connection between the two, which is in memory.
 
-The worker is the same as in a process of its own. Commands and answers are packed as for a socket, so that neither side
-has an object of the other. A turn never runs inside of the gateway's own work: commands wait for the loop's next round,
-and then those of all clients are in one turn.
+The worker is the same as in a process of its own. Neither side has an object that the other may change: what is not
+`broker.wire.is_shareable` is packed, as for a socket. A turn never runs inside of the gateway's own work: commands wait
+for the loop's next round, and then those of all clients are in one turn.
 """
 
 import asyncio
@@ -10,72 +10,100 @@ import select
 import socket
 from collections import deque
 
+import msgpack
+
 from broker import wire
-from broker.gateway.router import OUTPUT_HIGH_BYTES, RECONNECT_SECONDS, Router, WorkerConnection
+from broker.gateway.router import RECONNECT_SECONDS, Router, WorkerConnection
 from broker.logging import get_logger
-from broker.wire import Message
+from broker.wire import Command, Message, Send
 from broker.worker.peer import TURN_BYTES
 from broker.worker.worker import Caller, Worker
 
 log = get_logger("gateway")
 
-FRAME_LENGTH_BYTES = 4
-RESUME_BYTES = OUTPUT_HIGH_BYTES // 4  # as in transports of asyncio
+# Bytes of commands that are kept for the next turn before the clients that send more have to wait for it. With many
+# more, a turn would take all that clients have in flight, and nothing would be left to do while the disk writes it.
+WAITING_BYTES = 256 << 10
 
 
 class LocalCaller(Caller):
     """The gateway, for the worker. Its sockets have no data: the worker knows a caller by one, and sees it closed."""
 
-    def __init__(self, gateway: asyncio.Protocol) -> None:
-        """`gateway` gets the worker's frames, at the end of a turn."""
+    def __init__(self, gateway: WorkerConnection) -> None:
+        """`gateway` gets the worker's answers, at the end of a turn."""
         self._gateways_end, workers_end = socket.socketpair()
         super().__init__(workers_end)
         self._gateway = gateway
         self.event = (workers_end.fileno(), select.EPOLLIN)  # what epoll would say of a socket with commands
-        self.frames: deque[bytes] = deque()  # packed commands for the next turns
-        self._frame_bytes = 0
+        self.commands: deque[tuple[int, Message]] = deque()  # for the next turns, with their sizes in bytes
+        self._command_bytes = 0
         self._is_full = False  # the gateway was told to wait
+        self._kept: list[Message] = []  # answers that wait for their commit
+        self._leaving: list[Message] = []  # answers for `write`
 
-    def put(self, commands: bytes) -> None:
-        """`commands` are a frame without its length."""
-        self.frames.append(commands)
-        self._frame_bytes += len(commands)
-        if self._frame_bytes > OUTPUT_HIGH_BYTES and not self._is_full:
+    def put(self, command: Command) -> None:
+        """Keep a command for the next turn. The gateway is told to wait when there are more than WAITING_BYTES."""
+        if not wire.is_shareable(command):
+            size, taken = _copied(command)
+        elif isinstance(command, Send):
+            size, taken = sum([len(body) for _, body, _, _ in command.messages]), command
+        else:
+            size, taken = 0, command  # a few bytes for each message that the client was sent before
+        self.commands.append((size, taken))
+        self._command_bytes += size
+        if self._command_bytes > WAITING_BYTES and not self._is_full:
             self._is_full = True
-            self._gateway.pause_writing()
+            self._gateway.fall_behind()
 
     def hang_up(self) -> None:
         """The worker sees it when it has taken all commands. It may be done twice."""
         self._gateways_end.close()
 
     def read(self) -> list[Message] | None:
-        if not self.frames:
+        commands = self.commands
+        if not commands:
             return super().read()
         messages: list[Message] = []
         taken = 0
-        while self.frames and taken < TURN_BYTES:
-            frame = self.frames.popleft()
-            taken += len(frame)
-            messages += wire.unpack(frame)
-        self._frame_bytes -= taken
-        if self._is_full and self._frame_bytes <= RESUME_BYTES:
+        while commands and taken < TURN_BYTES:
+            size, command = commands.popleft()
+            taken += size
+            messages.append(command)
+        self._command_bytes -= taken
+        if self._is_full and self._command_bytes <= WAITING_BYTES:
             self._is_full = False
-            asyncio.get_running_loop().call_soon(self._gateway.resume_writing)
+            asyncio.get_running_loop().call_soon(self._gateway.catch_up)
         return messages
 
+    def hold_answers(self) -> None:
+        for answer in self.answers:
+            self._kept.append(answer if wire.is_shareable(answer) else _copied(answer)[1])
+        self.answers.clear()
+
+    def release(self) -> None:
+        self._leaving += self._kept
+        self._kept.clear()
+
     def write(self) -> bool:
-        frames = self.take_output()
+        answers, self._leaving = self._leaving, []
         if self._gateways_end.fileno() < 0:
             return True  # nobody waits for them
         try:
-            self._gateway.data_received(frames)
+            self._gateway.take(answers)
         except Exception as error:
             log.error("the worker's answers could not be handled; connecting again", exc_info=error)
             self.hang_up()  # answers that still wait for a commit are not for the next connection
-            self.frames.clear()  # as the worker closes its end, it reads no more
-            self._gateway.connection_lost(error)
+            self.commands.clear()  # as the worker closes its end, it reads no more
+            self._gateway.lost()
             return False
         return True
+
+
+def _copied(message: Message) -> tuple[int, Message]:
+    """Its size in bytes, and the message as the other end of a socket would get it."""
+    packed = msgpack.packb([message])
+    [copy] = wire.unpack(packed)
+    return len(packed), copy
 
 
 class LocalConnection(WorkerConnection):
@@ -84,30 +112,26 @@ class LocalConnection(WorkerConnection):
     def __init__(self, path: str, router: Router, embedded: "EmbeddedWorker") -> None:
         super().__init__(path, router)
         self._embedded = embedded
-        self._caller: LocalCaller | None = None
+        self._caller = LocalCaller(self)
 
     async def keep_connected(self) -> None:
         while True:
-            self._caller = caller = LocalCaller(self)
+            self._lost.clear()
             try:
-                self.connection_made(_Transport())
-                self._embedded.admit(caller)
+                self._embedded.admit(self._caller)
                 await self._stay_connected()
             finally:
-                caller.hang_up()
+                self._caller.hang_up()
             await asyncio.sleep(RECONNECT_SECONDS)
+            self._caller = LocalCaller(self)
 
-    def _write_now(self, transport: asyncio.Transport, head: bytes, body: memoryview) -> int:
-        assert self._caller is not None
-        self._caller.put(b"".join((head[FRAME_LENGTH_BYTES:], body)))
+    def _put(self, command: Command) -> None:
+        self._caller.put(command)
+        if not self._is_due:
+            self._become_due()
+
+    def _send(self) -> None:
         self._embedded.turn_soon()
-        return len(head) + len(body)
-
-
-class _Transport(asyncio.Transport):
-    """Takes nothing: what is written goes to `LocalConnection._write_now`."""
-
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None: ...
 
 
 class EmbeddedWorker:
@@ -146,7 +170,8 @@ class EmbeddedWorker:
 
     def _turn_in_round(self) -> None:
         self._is_due = False
-        self._turn([])
+        if not self._worker.must_wait:
+            self._turn([])
 
     def _look(self) -> None:
         self._turn(self._worker.poll())
@@ -155,12 +180,12 @@ class EmbeddedWorker:
         if self.failed.done():
             return
         caller = self._caller
-        if caller is not None and caller.frames:
+        if caller is not None and caller.commands:
             events.append(caller.event)
         try:
             self._worker.turn(events)
             wait = self._worker.wait_seconds()
-            if wait <= 0 or (caller is not None and caller.frames):
+            if wait <= 0 or (caller is not None and caller.commands):
                 self.turn_soon()
             else:
                 self._wake_in(wait)
@@ -189,7 +214,7 @@ class EmbeddedWorker:
             caller.hang_up()
             while caller.socket.fileno() >= 0:  # the worker closes it when it has done all
                 events = self._worker.poll()
-                if caller.frames:
+                if caller.commands:
                     events.append(caller.event)
                 self._worker.turn(events)
         self._worker.end()

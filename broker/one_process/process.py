@@ -1,7 +1,7 @@
 """A gateway and its only worker in one process, for small installations (`workers = 0`).
 
 A message needs no other process to wake up, so one at a time is faster, and there is less in memory. But all work
-shares one processor, and while the disk writes, clients wait that need nothing of it.
+shares one processor, and while the disk writes a small turn, clients wait that need nothing of it.
 """
 
 import asyncio

@@ -152,6 +152,7 @@ def put_entity(
     description: Description,
     now_ms: int,
     rules: Sequence[dict[str, Any]] | None = None,
+    partitions: tuple[int, ...] = (),
 ) -> None:
     """Create the entity, or change its properties. Raises ServerBusy while the messages of a deleted entity with this
     id are being deleted, EntityNotFound if it was deleted because nobody used it, or if the topic of a subscription
@@ -164,7 +165,7 @@ def put_entity(
         raise ServerBusy("The messages of a deleted entity with the same id are still being deleted. Please try again.")
     if entity_id in core.auto_deleted:
         raise _deleted(core.auto_deleted[entity_id])
-    terms = Terms.of(description)
+    terms = Terms.of(description)._replace(partitions=partitions)
     before = core.terms.get(entity_id)
     compiled_rules = [compiled(rule) for rule in ([default_rule(now_ms)] if rules is None else rules)]
     core.define(entity_id, terms)

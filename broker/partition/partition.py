@@ -63,8 +63,11 @@ class Partition:
         self.id = partition_id
         self._store = store
         self._core = Core(store, partition_id, incarnation, settings, home or (lambda name: partition_id))
-        # The time of the next timer, or None. It is asked for in each turn, of each partition, so it is no method.
+        # These are asked for in each turn, so they are no methods: the time of the next timer, or None; a list that is
+        # empty if there is none; and whether `take_auto_deleted` has something.
         self.next_timer_ms: Callable[[], int | None] = self._core.timers.next_ms
+        self.timers: Sequence[Any] = self._core.timers.heap
+        self.newly_auto_deleted = self._core.newly_auto_deleted
         entities.load(self._core, now_ms, known_terms)
 
     @property
@@ -151,7 +154,7 @@ class Partition:
             queue.line.drain(found, limit)
         else:
             queue.line.grant(found, limit)
-        if queue.expiry_paused and queue.line.waiting:
+        if queue.expiry_paused and queue.is_pulled:
             expiry.resume(self._core, queue)
         session = found.session
         if session is not None and queue.sessions is not None:
@@ -161,6 +164,29 @@ class Partition:
         self._core.turn.wake(queue)
         if queue.entity_id in self._core.kept:
             self._core.turn.awake[queue.id] = queue  # `pump` notes the use of the entity, because it knows the time
+
+    def watch(self, receiver: Hashable) -> None:
+        """From now on `Pumped.available` tells when there are messages for which this receiver has no credit.
+
+        It tells once, until the receiver gets another grant, even of nothing. Receivers of sessions do not watch.
+        """
+        found = self._core.receivers.get(receiver)
+        if found is None:
+            return
+        queue = self._core.queue(found.queue_id)
+        if queue.sessions is None:
+            queue.line.watch(found)
+            if queue.expiry_paused:
+                expiry.resume(self._core, queue)
+            self._core.turn.wake(queue)
+
+    def passes(self, receiver: Hashable) -> None:
+        """The receiver was told of messages, and has no credit for them: tell another one."""
+        found = self._core.receivers.get(receiver)
+        if found is not None:
+            queue = self._core.queue(found.queue_id)
+            queue.line.passes(found)
+            self._core.turn.wake(queue)
 
     def close_receiver(self, receiver: Hashable, broken: bool, now_ms: int, unsent_from: bytes | None = None) -> None:
         """`broken`: the receiver's connection was lost, so its locks end. Otherwise they stay until settled or over.
@@ -318,13 +344,13 @@ class Partition:
         if core.kept:
             for queue_id in turn.awake:
                 idleness.use(core, queue_id, now_ms)
-        deliveries, drained = hand_out.pump(core, now_ms) if turn.awake else ([], [])
+        deliveries, drained, available = hand_out.pump(core, now_ms) if turn.awake else ([], [], [])
         if core.ahead_ms:
             deliveries = [(key, until_ms and core.wall_ms(until_ms), items) for key, until_ms, items in deliveries]
         closed = turn.take_closed() if turn.closed else ()
         accepted = session_locks.take_accepted(core) if turn.accepted else ()
         more = bool(turn.awake or turn.outgoing or turn.offering)
-        return Pumped(deliveries, drained, closed, more, forwards, accepted)
+        return Pumped(deliveries, drained, closed, more, forwards, accepted, available)
 
     def take_over(
         self, store_id: bytes, source: int, entity_id: int, entries: Sequence[Any], now_ms: int
@@ -368,14 +394,16 @@ class Partition:
         description: Description,
         now_ms: int,
         rules: Sequence[dict[str, Any]] | None = None,
+        partitions: tuple[int, ...] = (),
     ) -> None:
         """Create an entity or change its properties; the caller stages its definition (see `entities`).
 
-        `rules` are the rule documents of a new subscription; None is the default rule. Raises ServerBusy while the
-        messages of a deleted entity with this id are being deleted, EntityNotFound if the topic of a subscription does
-        not exist, InvalidArgument for a rule.
+        `rules` are the rule documents of a new subscription; None is the default rule. `partitions`: see `Terms`.
+
+        Raises ServerBusy while the messages of a deleted entity with this id are being deleted, EntityNotFound if the
+        topic of a subscription does not exist, InvalidArgument for a rule.
         """
-        entities.put_entity(self._core, entity_id, description, now_ms, rules)
+        entities.put_entity(self._core, entity_id, description, now_ms, rules, partitions)
 
     def delete_entity(self, entity_id: int, now_ms: int) -> None:
         """Delete an entity with all it holds, a topic with its subscriptions; the caller removes their definitions.
@@ -400,9 +428,8 @@ class Partition:
 
     def take_auto_deleted(self) -> dict[int, str]:
         """Those of them that were not taken yet, with their names. Call it after the commit."""
-        if not self._core.newly_auto_deleted:
-            return {}
-        found, self._core.newly_auto_deleted = self._core.newly_auto_deleted, {}
+        found = dict(self.newly_auto_deleted)
+        self.newly_auto_deleted.clear()
         return found
 
     def check(self) -> None:

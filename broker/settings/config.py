@@ -259,6 +259,18 @@ class Stores(Frozen):
     )
 
 
+class Partitioning(Frozen):
+    """Partitioned queues and topics, which are on all partitions."""
+
+    default: bool = Field(
+        False,
+        description="Partition new queues and topics whose declarations do not say enable_partitioning.",
+    )
+    max_entities: int = Field(
+        100, ge=0, le=10_000, description="Partitioned queues and topics that the namespace may have."
+    )
+
+
 class Delivery(Frozen):
     """How messages are handed out."""
 
@@ -324,7 +336,9 @@ class DeclaredTopic(TopicDescription):
     )
 
     def description(self) -> TopicDescription:
-        return TopicDescription(**{name: getattr(self, name) for name in TopicDescription.model_fields})
+        return TopicDescription(
+            **{name: getattr(self, name) for name in TopicDescription.model_fields if name in self.model_fields_set}
+        )
 
 
 class Settings(Frozen):
@@ -346,8 +360,8 @@ class Settings(Frozen):
         ge=0,
         le=MAX_PARTITIONS,
         description="Worker processes, at most one per partition. With 0 the partitions are in the gateway's process, "
-        "which answers sooner and takes less memory, but uses one processor. Off takes 0 where there are one or two "
-        "processors and gateways is 1, else one less than there are processors, but at least one.",
+        "which answers sooner and takes less memory, but uses one processor. Off takes 0 where there is one processor "
+        "and gateways is 1, else one less than there are processors, but at least one.",
     )
     gateways: int = Field(
         1,
@@ -379,6 +393,9 @@ class Settings(Frozen):
     amqp: Amqp = Field(Amqp(), description="The AMQP listener and the limits of its connections.")
     ops: Ops = Field(Ops(), description="The HTTP endpoint for operators: metrics and health.")
     store: Stores = Field(Stores(), description="The partitions' stores on disk.")
+    partitioning: Partitioning = Field(
+        Partitioning(), description="Partitioned queues and topics, which are on all partitions."
+    )
     delivery: Delivery = Field(Delivery(), description="How messages are handed out.")
     security: Security = Field(Security(), description="Who may do what.")
     log: Log = Field(Log(), description="Logs, on standard error.")

@@ -58,11 +58,14 @@ def _text(value: Any) -> str:
     raise ValueError("must be a string")
 
 
+UNSAID = object()
+
+
 class _Property(NamedTuple):
     name: str  # as the emulator documents it
     field: str  # of the entity's description
     read: Callable[[Any], Any]
-    default: Any  # the emulator's
+    default: Any  # the emulator's; UNSAID leaves it to our settings
 
 
 _LOCK_DURATION = _Property("LockDuration", "lock_duration_ms", _duration_ms, 60_000)
@@ -81,8 +84,11 @@ _FORWARDING = (
     _Property("ForwardDeadLetteredMessagesTo", "forward_dead_lettered_messages_to", _text, None),
 )
 
+# The emulator has no partitioned entities.
+_PARTITIONING = _Property("EnablePartitioning", "enable_partitioning", _boolean, UNSAID)
+
 SUBSCRIPTION_PROPERTIES = (_LOCK_DURATION, _MAX_DELIVERY_COUNT, _TIME_TO_LIVE, _DEAD_LETTERING, _SESSION, *_FORWARDING)
-TOPIC_PROPERTIES = (_TIME_TO_LIVE, *_DUPLICATES)
+TOPIC_PROPERTIES = (_TIME_TO_LIVE, *_DUPLICATES, _PARTITIONING)
 QUEUE_PROPERTIES = (
     _LOCK_DURATION,
     _MAX_DELIVERY_COUNT,
@@ -90,6 +96,7 @@ QUEUE_PROPERTIES = (
     _DEAD_LETTERING,
     _SESSION,
     *_DUPLICATES,
+    _PARTITIONING,
     *_FORWARDING,
 )
 
@@ -234,7 +241,8 @@ class _Reader:
         names = tuple(item.name for item in known)
         properties = self._members(f"{at}.Properties", members.get("Properties", {}), names)
         for item in known:
-            fields[item.field] = item.default
+            if item.default is not UNSAID:
+                fields[item.field] = item.default
             if item.name in properties:
                 where = f"{at}.Properties.{item.name}"
                 self.origins[*key, item.field] = Origin(where, properties[item.name])

@@ -18,6 +18,7 @@ from broker.settings.emulator_config import (
     QUEUE_PROPERTIES,
     SUBSCRIPTION_PROPERTIES,
     TOPIC_PROPERTIES,
+    UNSAID,
 )
 from broker.settings.sources import FLAGS, OFF, SECRETS, Loaded, dotted, leaves, limits, optional, section_of, variable
 
@@ -192,7 +193,7 @@ def _emulator_rows() -> Iterable[str]:
         default = item.default
         if item.field.endswith("_ms"):
             default = format_duration(default)
-        shown = "none" if default is None else _value(default)
+        shown = "none" if default is None else "`partitioning.default`" if default is UNSAID else _value(default)
         of = ", ".join(kind for kind, properties in kinds.items() if item in properties)
         yield f"| `{item.name}` | `{item.field}` | {shown} | {of} |\n"
 

@@ -26,10 +26,9 @@ from broker.namespace.rule_descriptions import (
 from broker.settings.config import ConfigurationError, Origin, Place, Problem, Settings
 from broker.settings.emulator_config import is_emulator_config, read_emulator_config, without_comments
 from broker.settings.secrets import masked
-from broker.settings.variables import VARIABLE_PREFIX
+from broker.settings.variables import CONFIG_VARIABLE, VARIABLE_PREFIX
 from protocol.symbols import CORRELATION_FIELDS
 
-CONFIG_VARIABLE = "PEEKLOCK_CONFIG"
 CLIENT_VARIABLE = "PEEKLOCK_CONNECTION_STRING"  # for the commands that are clients; not a setting
 OFF = "off"
 """How None is written: TOML has no null."""

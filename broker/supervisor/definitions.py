@@ -76,7 +76,7 @@ def _reconcile(settings: Settings, left_out: frozenset[int], touching: TouchedPa
             for partition in left_out:
                 keep_log(directory, worker, partition, partition_path(settings.data_dir, partition))
         _replay(opened, touching)
-        return reconcile(stores, settings.entities, int(time.time() * 1000), settings.rules)
+        return reconcile(stores, settings.entities, int(time.time() * 1000), settings.rules, settings.partitioning)
     finally:
         for store in opened.values():
             store.close()

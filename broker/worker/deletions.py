@@ -41,9 +41,10 @@ class Deletions:
         """Entities that these partitions have deleted since the last call. The home must be told of them."""
         found: list[int] = []
         for partition in partitions:
-            for entity_id, name in partition.take_auto_deleted().items():
-                log.info("entity deleted: nobody used it", entity=name, partition=partition.id)
-                found.append(entity_id)
+            if partition.newly_auto_deleted:
+                for entity_id, name in partition.take_auto_deleted().items():
+                    log.info("entity deleted: nobody used it", entity=name, partition=partition.id)
+                    found.append(entity_id)
         return found
 
     def outstanding(self) -> list[int]:

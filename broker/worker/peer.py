@@ -92,14 +92,6 @@ class Peer:
         self.output += self._held
         self._held.clear()
 
-    def take_output(self) -> bytes:
-        """What `write` would write."""
-        output = b"".join(self.output)
-        self.output.clear()
-        self._output_bytes = 0
-        self.is_behind = False
-        return output
-
     def write(self) -> bool:
         """Write what the socket takes; False when the other side is gone."""
         output = self.output

@@ -1,6 +1,7 @@
 """The process of a worker: opens its log and stores, loads its partitions, and serves until it is told to end."""
 
 import os
+import signal
 import socket
 import time
 from collections.abc import Callable
@@ -42,9 +43,29 @@ def main() -> int:
 
     def serve(worker: Worker) -> None:
         announce_ready()
-        worker.run()
+        make_turns(worker)
 
     return run(read_instructions(), serve)
+
+
+def make_turns(worker: Worker) -> None:
+    """Make turns until SIGTERM, and commit everything. Raises what turns raise."""
+    is_told_to_end = False
+
+    def end(*_: object) -> None:
+        nonlocal is_told_to_end
+        is_told_to_end = True
+
+    heard, wake = socket.socketpair()
+    wake.setblocking(False)
+    signal.set_wakeup_fd(wake.fileno())
+    signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides
+    worker.be_woken_by(heard)
+    worker.begin()
+    while not is_told_to_end:
+        worker.turn(worker.poll(worker.wait_seconds()))
+    worker.end()
 
 
 def run(instructions: Instructions, serve: Callable[[Worker], None]) -> int:

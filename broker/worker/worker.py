@@ -11,7 +11,6 @@ an internal error and the worker continues.
 """
 
 import select
-import signal
 import socket
 import time
 from collections import deque
@@ -47,6 +46,7 @@ from broker.wire import (
     SendOperation,
     Sent,
     Settle,
+    Watch,
     unpack_operations,
 )
 from broker.worker.clock import Clock
@@ -158,7 +158,6 @@ class Worker:
         self._deletions = Deletions(partitions, stores, self._touch)
         self._neighbours = Neighbours(sockets, partitions, partition_count, self._poll, self._touch, self._deletions)
         self._underway: deque[tuple[Caller, int, Partition, Underway]] = deque()  # requests, with their ids
-        self._stopping = False
         self._more = False  # a partition could hand out more at once
         self._turn_at = time.monotonic()  # when the last turn began
         self._held_back = False  # the last turn handed out nothing, because a gateway had too much unread
@@ -172,23 +171,11 @@ class Worker:
             Op.SETTLE: self._settle,
             Op.REQUEST: self._request,
             Op.RESTORE: self._restore,
+            Op.WATCH: self._watch,
+            Op.PASS: self._pass,
             Op.FORWARD: self._forward,
             Op.REMOVE: self._remove,
         }
-
-    def run(self) -> None:
-        """Make turns until SIGTERM, and commit everything. Raises StoreError when a commit fails."""
-        wake_receive, wake_send = socket.socketpair()
-        wake_send.setblocking(False)
-        signal.set_wakeup_fd(wake_send.fileno())
-        signal.signal(signal.SIGTERM, lambda *_: setattr(self, "_stopping", True))
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides
-        self._poll.register(wake_receive, select.EPOLLIN)  # the only signal with a handler ends the loop
-        self.begin()
-        poll = self._poll.poll
-        while not self._stopping:
-            self.turn(poll(self.wait_seconds(), EVENTS_AT_ONCE))
-        self.end()
 
     def begin(self) -> None:
         """To be called once, before the first turn."""
@@ -203,9 +190,18 @@ class Worker:
         """Whoever calls `turn` finds events here, those of `poll`."""
         return self._poll.fileno()
 
-    def poll(self) -> list[tuple[int, int]]:
-        """The events that there are now, for `turn`."""
-        return self._poll.poll(0, EVENTS_AT_ONCE)
+    def poll(self, seconds: float = 0) -> list[tuple[int, int]]:
+        """Events for `turn`: those that there are now, or the first ones within this time."""
+        return self._poll.poll(seconds, EVENTS_AT_ONCE)
+
+    def be_woken_by(self, connection: socket.socket) -> None:
+        """`poll` ends when there is something to read from it, which nobody reads."""
+        self._poll.register(connection, select.EPOLLIN)
+
+    @property
+    def must_wait(self) -> bool:
+        """A turn would only wait for the disk now. There will be an event when it need not."""
+        return self._commits.must_wait
 
     def wait_seconds(self) -> float:
         """The time after which `turn` is to be called even if there are no events."""
@@ -222,6 +218,8 @@ class Worker:
 
         Raises StoreError when a commit fails; then there must be no further turn.
         """
+        if self._commits.applied is not None:
+            self._commits.go_on()
         self._turn_at = started = time.monotonic()
         if started >= self._beat_at:
             self._beat()
@@ -269,9 +267,10 @@ class Worker:
         """Until the next timer. The clock was read at `read_at` of time.monotonic."""
         due_ms = NEVER
         for partition in self._partitions.values():
-            timer_ms = partition.next_timer_ms()
-            if timer_ms is not None and timer_ms < due_ms:
-                due_ms = timer_ms
+            if partition.timers:
+                timer_ms = partition.next_timer_ms()
+                if timer_ms is not None and timer_ms < due_ms:
+                    due_ms = timer_ms
         self._due_ms = due_ms
         for own_ms in (self._release_ms, self._accept_ms, self._neighbours.dial_home_ms):
             if own_ms is not None and own_ms < due_ms:
@@ -295,7 +294,7 @@ class Worker:
         self._held_back = is_behind
         may_be_due = self._due_ms <= now_ms
         for partition in self._partitions.values() if more or may_be_due else tuple(self._touched):
-            due_ms = partition.next_timer_ms()
+            due_ms = partition.next_timer_ms() if partition.timers else None
             is_due = due_ms is not None and due_ms <= now_ms
             if not (is_due or partition in self._touched or more):
                 continue
@@ -360,6 +359,8 @@ class Worker:
             peer.answers.append(wire.deliver(channel, locked_until_ms, entries))
         for (peer, channel), delivered in pumped.drained:  # type: ignore[misc]
             peer.answers.append(wire.drained(channel, delivered))
+        for peer, channel in pumped.available:  # type: ignore[misc]
+            peer.answers.append(wire.available(channel))
         for (peer, channel), error in pumped.closed:  # type: ignore[misc]
             peer.receivers.pop(channel, None)
             peer.answers.append(wire.closed(channel, type(error).__name__, str(error)))
@@ -493,7 +494,8 @@ class Worker:
                 for each in messages:
                     self._send(peer, message._replace(messages=[each]))
         else:
-            _answer(peer, wire.sent(channel, len(messages)))
+            if channel:  # commands of channel 0 are not answered
+                peer.answers.append(wire.sent(channel, len(messages)))
 
     def _send_batch(self, peer: Caller, message: Send) -> None:
         partition = self._partition(message)
@@ -529,6 +531,14 @@ class Worker:
         _, _, channel, limit = message
         if channel in peer.receivers:
             self._partition(message).drain((peer, channel), limit)
+
+    def _watch(self, peer: Caller, message: Watch) -> None:
+        if message.channel in peer.receivers:
+            self._partition(message).watch((peer, message.channel))
+
+    def _pass(self, peer: Caller, message: Watch) -> None:
+        if message.channel in peer.receivers:
+            self._partition(message).passes((peer, message.channel))
 
     def _close_receiver(self, peer: Caller, message: CloseReceiver) -> None:
         _, _, channel, broken, unsent_from = message

@@ -4,6 +4,7 @@ It adds what proton does not do: answers to flows (`flow_answers`), message form
 (`incoming`), performatives at full width for peers that need them (`outgoing`).
 """
 
+from itertools import islice
 from typing import Protocol
 
 from protocol.engine.deliveries import ACCEPTED, Delivery, tag_of
@@ -229,16 +230,10 @@ class Engine:
             output = self.output.walk(output)
         return output
 
-    def first_of_last(self, link: Link, count: int) -> bytes | None:
-        """The tag of the first of the last `count` unsettled deliveries on the link; None if there are none."""
-        first = None
-        for each, tag in reversed(self.sent.values()):
-            if each is link:
-                first = tag
-                count -= 1
-                if not count:
-                    break
-        return first
+    def last_tags(self, link: Link, count: int) -> list[bytes]:
+        """The tags of the last `count` unsettled deliveries on the link, or of all if there are fewer; in order."""
+        tags = islice((tag for each, tag in reversed(self.sent.values()) if each is link), count)
+        return [*tags][::-1]
 
     def tick(self, now_ms: int) -> int:
         """Send heartbeats, check the peer's silence. Call it again at the returned time at the latest; 0 is never."""

@@ -46,7 +46,7 @@ class LinkEngine(Protocol):
     sent: dict[Delivery, tuple["Link", bytes]]
     used_up: list["Link"]
 
-    def first_of_last(self, link: "Link", count: int) -> bytes | None: ...
+    def last_tags(self, link: "Link", count: int) -> list[bytes]: ...
 
 
 class Session:

@@ -25,7 +25,7 @@ from broker.namespace.rule_descriptions import DEFAULT_RULE, RuleDescription, Sq
 from broker.partition.partition import Partition
 from broker.partition.settings import PartitionSettings
 from broker.partition.state.terms import Terms
-from broker.settings.config import ConfigurationError
+from broker.settings.config import ConfigurationError, Partitioning
 from storage.lmdb_store import LmdbStore
 from storage.memory import MemoryStore
 from storage.records import decode_document, encode_document, entity_key, rule_key
@@ -69,6 +69,11 @@ def contents(store: Store) -> list[list[tuple[bytes, bytes]]]:
     return [store.scan(table, b"", b"\xff" * 64, 1000) for table in Table]
 
 
+def stored(entity_id: int, described: Description, updated_ms: int = T0, partitions: int = PARTITIONS) -> Definition:
+    """The definition of a plain entity that was created at T0, in a namespace with so many partitions."""
+    return Definition(entity_id, described, T0, updated_ms, (home_partition(described.home_name, partitions),))
+
+
 def assert_alike(stores) -> None:
     assert all(contents(store) == contents(stores[0]) for store in stores)
     assert not any(store.dirty for store in stores)
@@ -80,7 +85,7 @@ def test_a_missing_entity_is_created_on_all_partitions(stores):
     ))  # fmt: skip
     assert reconcile(stores, [orders, queue("bills")], T0) == Reconciled(1, ("orders", "bills"), (), ())
     for store in stores:
-        assert definitions(store) == [Definition(1, orders, T0, T0), Definition(2, queue("bills"), T0, T0)]
+        assert definitions(store) == [stored(1, orders), stored(2, queue("bills"))]
         assert catalog_version(store) == 1
     assert_alike(stores)
 
@@ -104,7 +109,7 @@ def test_mutable_differences_are_updated_and_named(stores):
     changed = ("status", "max_delivery_count", "forward_to")
     assert result == Reconciled(2, (), (Update("orders", changed),), ())
     for store in stores:
-        assert definitions(store) == [Definition(1, wanted, T0, T1), Definition(2, queue("other"), T0, T0)]
+        assert definitions(store) == [stored(1, wanted, T1), stored(2, queue("other"))]
     assert_alike(stores)
 
 
@@ -231,7 +236,7 @@ def test_an_entity_of_an_unknown_kind_is_refused():
         Definition.from_document(document)
 
 
-@pytest.mark.parametrize("change", [{"lock_duration_ms": 1}, {"color": "red"}])
+@pytest.mark.parametrize("change", [{"lock_duration_ms": 1}, {"color": "red"}, {"partitions": None}])
 def test_a_definition_out_of_its_limits_is_refused(change):
     with pytest.raises(ValueError, match="not a definition"):
         Definition.from_document({**Definition(1, queue(), T0, T0).document(), **change})
@@ -255,7 +260,7 @@ def test_entities_are_there_after_a_restart(tmp_path):
         stores = opened()
         try:
             assert reconcile(stores, [queue(max_size_mb=5)], now_ms).created == expected
-            assert definitions(stores[1]) == [Definition(1, queue(max_size_mb=5), T0, T0)]
+            assert definitions(stores[1]) == [stored(1, queue(max_size_mb=5), partitions=len(stores))]
         finally:
             for store in stores:
                 store.close()
@@ -299,7 +304,7 @@ def test_after_any_crashes_a_last_start_makes_all_partitions_equal(starts):
     assert all(item.description.max_delivery_count in begun[item.description.name] for item in left)
 
 
-# Where a plain queue lives: these values are on users' disks.
+# Where a plain entity is put: versions that did not record it computed these values.
 
 
 def test_the_home_of_a_name_never_changes():
@@ -315,6 +320,78 @@ def test_the_home_does_not_depend_on_case():
 def test_names_spread_over_partitions():
     homes = [home_partition(f"queue-{number}", 8) for number in range(800)]
     assert all(60 < homes.count(partition) < 140 for partition in range(8))
+
+
+# Where entities live
+
+
+def placed(stores, name: str) -> tuple[int, ...]:
+    [found] = {item.partitions for store in stores for item in definitions(store) if item.description.path == name}
+    return found
+
+
+def test_a_partitioned_entity_lives_on_all_partitions_and_a_subscription_where_its_topic_does(stores):
+    declared: list[Description] = [
+        queue(enable_partitioning=True), topic(enable_partitioning=True), subscription(), topic("news"),
+        subscription(topic="news"),
+    ]  # fmt: skip
+    reconcile(stores, declared, T0)
+    everywhere, at_home = tuple(range(PARTITIONS)), (home_partition("news", PARTITIONS),)
+    assert placed(stores, "orders") == placed(stores, "prices") == placed(stores, subscription().path) == everywhere
+    assert placed(stores, "news") == placed(stores, "news/Subscriptions/audit") == at_home
+
+
+def test_the_default_of_the_namespace_holds_for_new_entities_that_do_not_say(stores):
+    partitioning = Partitioning(default=True)
+    declared: list[Description] = [queue(), queue("plain", enable_partitioning=False), topic(), subscription()]
+    reconcile(stores, declared, T0, partitioning=partitioning)
+    everywhere = tuple(range(PARTITIONS))
+    assert placed(stores, "orders") == placed(stores, "prices") == placed(stores, subscription().path) == everywhere
+    assert placed(stores, "plain") == (home_partition("plain", PARTITIONS),)
+    unchanged = reconcile(stores, [queue(), topic(), subscription()], T1)
+    assert unchanged == Reconciled(1, (), (), ()), "what is stored stays, whatever the default is now"
+    assert reconcile(stores, [queue("later")], T1).created == ("later",)
+    assert placed(stores, "later") == (home_partition("later", PARTITIONS),)
+
+
+def test_no_more_partitioned_entities_are_created_than_allowed(stores):
+    two = Partitioning(max_entities=2)
+    declared: list[Description] = [queue("a", enable_partitioning=True), topic(enable_partitioning=True)]
+    reconcile(stores, [*declared, subscription(), queue("plain")], T0, partitioning=two)
+    before = [contents(store) for store in stores]
+    with pytest.raises(CannotReconcile, match="3 partitioned queues and topics are more than the 2 that"):
+        reconcile(stores, [queue("b", enable_partitioning=True)], T1, partitioning=two)
+    assert [contents(store) for store in stores] == before
+    assert reconcile(stores, [queue("c")], T1, partitioning=Partitioning(max_entities=1)).created == ("c",)
+
+
+@pytest.mark.parametrize("partitioned", [True, False])
+def test_an_entity_of_an_earlier_version_stays_on_its_only_partition(stores, partitioned):
+    reconcile(stores, [queue(enable_partitioning=partitioned)], T0)
+    [definition] = definitions(stores[0])
+    document = definition._replace(partitions=()).document()
+    del document["partitions"]
+    for store in stores:
+        store.put(Table.ENTITIES, entity_key(1), encode_document(document))
+        store.commit()
+    assert reconcile(stores, [queue(enable_partitioning=partitioned)], T1) == Reconciled(2, (), (), ())
+    assert placed(stores, "orders") == (home_partition("orders", PARTITIONS),)
+    assert_alike(stores)
+    assert reconcile(stores, [], T2).version == 2
+
+
+def test_an_entity_stays_where_its_definition_says(stores):
+    reconcile(stores, [topic(), subscription()], T0, {"prices/subscriptions/audit": (sql(),)})
+    elsewhere = (home_partition("prices", PARTITIONS) + 1) % PARTITIONS
+    for store in stores:
+        for definition in definitions(store):
+            document = definition._replace(partitions=(elsewhere,)).document()
+            store.put(Table.ENTITIES, entity_key(definition.entity_id), encode_document(document))
+        store.commit()
+    change_rules(stores[elsewhere], AUDIT, sql("b"))
+    reconcile(stores, [topic(max_size_mb=7), subscription("large")], T1)
+    assert placed(stores, "prices") == placed(stores, "prices/Subscriptions/large") == (elsewhere,)
+    assert [[rule.name for rule in stored_rules(store, AUDIT)] for store in stores] == [["b"]] * PARTITIONS
 
 
 # Topics, subscriptions and their rules
@@ -358,14 +435,14 @@ def test_a_topic_and_its_subscriptions_are_entities_of_their_own(stores):
     result = reconcile(stores, declared, T0)
     assert result == Reconciled(1, ("prices", "prices/Subscriptions/audit", "prices/Subscriptions/large"), (), ())
     for store in stores:
-        assert definitions(store) == [Definition(number, each, T0, T0) for number, each in enumerate(declared, 1)]
+        assert definitions(store) == [stored(number, each) for number, each in enumerate(declared, 1)]
     assert_alike(stores)
 
 
 def test_a_definition_survives_its_document():
     described: Description
     for described in (queue(), topic(max_size_mb=5), subscription(max_delivery_count=3)):
-        definition = Definition(7, described, T0, T1)
+        definition = Definition(7, described, T0, T1, (0, 2))
         assert Definition.from_document(definition.document()) == definition
         assert definition.document()["kind"] == described.kind
 

@@ -245,5 +245,5 @@ def test_removed_entities_are_no_longer_defined():
     store = MemoryStore()
     reconcile([store], [queue(), queue("bills")], T0)
     remove(store, [1, 77], 9)
-    assert definitions(store) == [Definition(2, queue("bills"), T0, T0)]
+    assert definitions(store) == [Definition(2, queue("bills"), T0, T0, (0,))]
     assert catalog_version(store) == 9

@@ -153,6 +153,13 @@ def test_absent_and_empty_properties_have_the_emulators_default(config, properti
     )
 
 
+@pytest.mark.parametrize(("said", "partitioned"), [({"EnablePartitioning": True}, True), ({}, None)])
+def test_partitioning_is_read_and_else_left_to_the_settings(config, said, partitioned):
+    [queue] = load(config(with_queue(said))).settings.queues
+    assert queue.enable_partitioning is bool(partitioned)
+    assert ("enable_partitioning" in queue.model_fields_set) is (partitioned is not None)
+
+
 def test_a_namespace_without_queues_is_fine(config):
     assert load(config(with_namespace({"Name": "sbemulatorns"}))).settings.queues == ()
 
@@ -208,6 +215,7 @@ def test_queues_of_the_environment_replace_those_of_the_file(config):
         ("DeadLetteringOnMessageExpiration", "yes", '"yes" must be true or false'),
         ("RequiresSession", 1, "1 must be true or false"),
         ("RequiresDuplicateDetection", [], "[] must be true or false"),
+        ("EnablePartitioning", "all", '"all" must be true or false'),
         ("DuplicateDetectionHistoryTimeWindow", "PT1S", '"PT1S" is out of range; it must be from 5000 to 604800000 ms'),
         ("ForwardTo", "a b", '"a b" must be the name of a queue'),
         ("ForwardDeadLetteredMessagesTo", 7, "7 must be a string"),

@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 
 import pytest
@@ -116,15 +117,14 @@ def test_workers_leave_a_processor_to_the_gateway_unless_set(monkeypatch, partit
     ("workers", "gateways", "processors", "is_one"),
     [
         (None, 1, 1, True),
-        (None, 1, 2, True),
-        (None, 1, 3, False),
+        (None, 1, 2, False),
         (None, 2, 1, False),
         (0, 1, 16, True),
         (1, 1, 1, False),
         (2, 1, 2, False),
     ],
 )
-def test_the_partitions_are_in_the_gateways_process_if_set_and_with_few_processors(
+def test_the_partitions_are_in_the_gateways_process_if_set_and_with_one_processor(
     monkeypatch, workers, gateways, processors, is_one
 ):
     monkeypatch.setattr("os.cpu_count", lambda: processors)
@@ -150,8 +150,44 @@ def test_the_partitions_are_in_the_gateways_process_if_set_and_with_few_processo
     ],
 )
 def test_it_is_guessed_before_the_settings_are_read(monkeypatch, arguments, environment, guess):
-    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
     assert guess_one_process(["peeklock", "serve", *arguments], environment) is guess
+
+
+@pytest.mark.parametrize(
+    ("text", "environment", "guess"),
+    [
+        ("workers = 0", {}, True),
+        ("workers = 2\n[[queues]]\nname = 'q'", {}, False),
+        ("workers = 0\ngateways = 2", {}, True),  # refused when the settings are read
+        ("workers = 0", {"PEEKLOCK_WORKERS": "1"}, False),
+        ("workers = 'off'", {}, False),
+        ("workers = false", {}, False),
+        ("workers = 99999999999999999999", {}, False),
+        ("no TOML", {}, False),
+        ("\udc80", {}, False),
+        ("", {}, False),
+    ],
+)
+@pytest.mark.parametrize("how", ["flag", "flag=", "variable"])
+def test_it_is_guessed_from_the_file(monkeypatch, tmp_path, text, environment, guess, how):
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    file = tmp_path / "peeklock.toml"
+    file.write_bytes(text.encode(errors="surrogateescape"))
+    arguments = {"flag": ["--config", str(file)], "flag=": [f"--config={file}"], "variable": []}[how]
+    if how == "variable":
+        environment = environment | {"PEEKLOCK_CONFIG": str(file)}
+    assert guess_one_process(["peeklock", "serve", *arguments], environment) is guess
+
+
+def test_a_guess_reads_nothing_from_a_pipe(monkeypatch):
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    reading, writing = os.pipe()
+    with os.fdopen(reading) as pipe, os.fdopen(writing, "w") as other:
+        other.write("workers = 0")
+        other.close()
+        assert not guess_one_process(["peeklock", "serve", "--config", f"/dev/fd/{reading}"], {})
+        assert pipe.read() == "workers = 0"
 
 
 @pytest.mark.parametrize("host", ["localhost", "LocalHost", "127.0.0.1", "127.1.2.3", "::1"])

@@ -5,9 +5,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
 from broker.catalog.catalog import home_partition
+from storage.data_dir import partition_path
 from tests.brokers import Broker
 from tests.end_to_end.raw_peer import ACCEPTED, DISPOSITION, PATIENCE_S, TRANSFER, RawPeer, body_of, message
 
@@ -79,6 +81,12 @@ def eventually(condition: Callable[[], Any], what: str, within_s: float = PATIEN
 
 def logged(broker: Broker, pattern: str) -> bool:
     return re.search(pattern, broker.log_file.read_text(errors="replace")) is not None
+
+
+def worker_of(broker: Broker, partition: int) -> psutil.Process:
+    """The worker that has this partition."""
+    store = str(partition_path(broker.data_dir, partition))
+    return next(each for each in broker.worker_processes() if any(store in file.path for file in each.open_files()))
 
 
 def elsewhere(queue: str) -> str:

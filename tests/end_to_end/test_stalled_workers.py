@@ -2,14 +2,12 @@
 
 import time
 
-import psutil
 import pytest
 
 from broker.catalog.catalog import home_partition
 from protocol.codec import Int, Long
-from storage.data_dir import partition_path
 from tests.brokers import Broker
-from tests.end_to_end.health import elsewhere, eventually, logged, serves
+from tests.end_to_end.health import elsewhere, eventually, logged, serves, worker_of
 from tests.end_to_end.raw_peer import ACCEPTED, DISPOSITION, TRANSFER, RawPeer, body_of, error_of, message
 from tests.end_to_end.raw_requests import Node
 
@@ -40,13 +38,8 @@ def broker(tmp_path):
     assert "Traceback" not in broker.log_file.read_text(), broker.log()
 
 
-def worker_of(broker: Broker, queue: str) -> psutil.Process:
-    store = str(partition_path(broker.data_dir, home_partition(queue, 2)))
-    return next(each for each in broker.worker_processes() if any(store in file.path for file in each.open_files()))
-
-
 def test_a_stalled_worker_stops_only_those_who_use_it_and_is_replaced(broker):
-    stalled = worker_of(broker, OTHER)
+    stalled = worker_of(broker, home_partition(OTHER, 2))
     senders = [RawPeer.connect(broker.amqp_port) for _ in range(PEERS)]
     handles = [peer.attach_sender(OTHER) for peer in senders]
     idle = RawPeer.connect(broker.amqp_port)
@@ -88,7 +81,7 @@ def test_a_stalled_worker_stops_only_those_who_use_it_and_is_replaced(broker):
 
 def test_sends_and_requests_to_a_stalled_worker_are_refused_as_busy_after_a_third_of_the_time(tmp_path):
     with Broker(tmp_path, CONFIG.replace(f"= {STALL_MS}", "= 12000"), workers=2) as broker:
-        stalled = worker_of(broker, OTHER)
+        stalled = worker_of(broker, home_partition(OTHER, 2))
         with RawPeer.connect(broker.amqp_port) as peer, RawPeer.connect(broker.amqp_port) as asking:
             handle = peer.attach_sender(OTHER)
             node = Node(asking, f"{OTHER}/$management")

@@ -12,7 +12,7 @@ from broker.catalog.catalog import Definition
 from broker.child import Instructions
 from broker.gateway.connection import ClientConnection
 from broker.gateway.gateway import Gateway
-from broker.gateway.router import WorkerConnection
+from broker.gateway.worker_socket import SocketConnection
 from broker.namespace.entities import QueueDescription
 from broker.settings.config import Settings
 from broker.wire import Op
@@ -90,7 +90,7 @@ class Transport(asyncio.Transport):
 class Worker:
     """The other end of a gateway's connection to its worker."""
 
-    def __init__(self, connection: WorkerConnection) -> None:
+    def __init__(self, connection: SocketConnection) -> None:
         self.connection = connection
         self.transport = Transport(connection)
         self.transport.connect()
@@ -181,12 +181,25 @@ class Client:
 
 def started_gateway(directory: Path) -> tuple[Gateway, Worker]:
     """A gateway that knows the queue `orders`, and its only worker."""
-    settings = Settings.model_validate({"data_dir": str(directory), "partitions": 1, "security": {"root_key": KEY}})
+    gateway, [worker] = gateway_with_workers(directory, 1)
+    return gateway, worker
+
+
+def gateway_with_workers(directory: Path, count: int, **properties: Any) -> tuple[Gateway, list[Worker]]:
+    """A gateway with so many workers, each with one partition; the queue `orders` is on all of them."""
+    settings = Settings.model_validate(
+        {"data_dir": str(directory), "partitions": count, "workers": count, "security": {"root_key": KEY}}
+    )
+    sockets = tuple(f"worker-{number}" for number in range(count))
     instructions = Instructions(
-        settings=settings, supervisor=0, gateway=0, worker=None, partitions=(), sockets=("worker",), restarts=0
+        settings=settings, supervisor=0, gateway=0, worker=None, partitions=(), sockets=sockets, restarts=0
     )
     gateway = Gateway(instructions)
-    worker = Worker(gateway.router.workers[0])
-    document = Definition(QUEUE_ID >> 3, QueueDescription(name="orders"), 0, 0).document()
-    worker.say([Op.CATALOG, 1, [document]])
-    return gateway, worker
+    workers = []
+    for connection in gateway.router.workers:
+        assert isinstance(connection, SocketConnection)
+        workers.append(Worker(connection))
+    description = QueueDescription(name="orders", enable_partitioning=count > 1, **properties)
+    document = Definition(QUEUE_ID >> 3, description, 0, 0, tuple(range(count))).document()
+    workers[0].say([Op.CATALOG, 1, [document]])
+    return gateway, workers

@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker import wire
-from broker.gateway import router as router_module
+from broker.gateway import worker_socket
 from broker.gateway.router import EARLY_BYTES, OUTPUT_HIGH_BYTES, TURNS_AT_ONCE, Router, WorkerConnection
+from broker.gateway.worker_socket import SocketConnection
 from broker.metrics import GatewayMetrics
 from broker.wire import Op, Outcome, Send, Settle
 from tests.end_to_end.raw_peer import ACCEPTED, DISPOSITION, message
@@ -35,7 +36,8 @@ class Reader:
         self.data = b""
 
     async def connect(self, router: Router) -> WorkerConnection:
-        worker = router.workers[0]
+        [worker] = router.workers
+        assert isinstance(worker, SocketConnection)
         await asyncio.get_running_loop().create_unix_connection(lambda: worker, sock=self.gateways)
         body = msgpack.packb([[Op.HELLO, wire.VERSION, [0]]])
         self.socket.sendall(len(body).to_bytes(4, "big") + body)
@@ -88,7 +90,7 @@ def test_the_worker_sees_the_same_commands_however_the_output_is_cut(steps, earl
     expected: list[Any] = []
 
     async def run() -> list[tuple[int, list[Any]]]:
-        router, reader = Router(["worker"], 1, GatewayMetrics(), lambda message: None), Reader()
+        router, reader = Router(["worker"], 1, GatewayMetrics(), lambda message: None, SocketConnection), Reader()
         worker = await reader.connect(router)
         for number, step in enumerate(steps):
             match step:
@@ -114,7 +116,7 @@ def test_the_worker_sees_the_same_commands_however_the_output_is_cut(steps, earl
         return list(reader.frames())
 
     with pytest.MonkeyPatch.context() as patch, asyncio.Runner(loop_factory=loop) as runner:
-        patch.setattr(router_module, "EARLY_BYTES", early_bytes)
+        patch.setattr(worker_socket, "EARLY_BYTES", early_bytes)
         frames = runner.run(run())
     seen: list[Any] = []
     for _, commands in frames:
@@ -134,7 +136,7 @@ def test_the_worker_sees_the_same_commands_however_the_output_is_cut(steps, earl
 
 def test_what_is_posted_by_a_timer_leaves_as_well():
     async def run() -> int:
-        router, reader = Router(["worker"], 1, GatewayMetrics(), lambda message: None), Reader()
+        router, reader = Router(["worker"], 1, GatewayMetrics(), lambda message: None, SocketConnection), Reader()
         worker = await reader.connect(router)
         worker.post(wire.grant(0, CHANNEL, 1))
         worker.post(wire.grant(0, CHANNEL, 2))
@@ -148,7 +150,7 @@ def test_what_is_posted_by_a_timer_leaves_as_well():
 
 def test_the_commands_of_several_turns_in_a_round_leave_together_and_those_of_a_single_one_at_once():
     async def run() -> list[int]:
-        router, reader = Router(["worker"], 1, GatewayMetrics(), lambda message: None), Reader()
+        router, reader = Router(["worker"], 1, GatewayMetrics(), lambda message: None, SocketConnection), Reader()
         worker = await reader.connect(router)
         left_at_once = []
         for turns in (*[1] * TURNS_AT_ONCE, 3, 3, 1, 1):
@@ -170,7 +172,7 @@ def test_the_commands_of_several_turns_in_a_round_leave_together_and_those_of_a_
 
 def test_a_worker_that_does_not_read_is_behind_until_it_has_read():
     async def run() -> None:
-        router, reader = Router(["worker"], 1, GatewayMetrics(), lambda message: None), Reader()
+        router, reader = Router(["worker"], 1, GatewayMetrics(), lambda message: None, SocketConnection), Reader()
         caught_up = asyncio.Event()
         router.on_caught_up = caught_up.set
         worker = await reader.connect(router)
@@ -195,7 +197,7 @@ def test_a_worker_that_does_not_read_is_behind_until_it_has_read():
 
 def test_a_broken_socket_is_told_to_the_transport_and_ends_nothing_else():
     async def run() -> None:
-        router, reader = Router(["worker"], 1, GatewayMetrics(), lambda message: None), Reader()
+        router, reader = Router(["worker"], 1, GatewayMetrics(), lambda message: None, SocketConnection), Reader()
         worker = await reader.connect(router)
         reader.socket.close()
         assert worker.post(wire.send(0, CHANNEL, QUEUE, [[b"", bytes(2 * EARLY_BYTES), None, None]]))
@@ -221,7 +223,7 @@ def test_answers_go_to_their_deliveries_however_they_come(answers, cuts, per_fra
             client.connect()
             handle = client.attach(sender=True, address="orders")
             (link,) = client.connection.engine.links.values()
-            channels.append(link.context.channel)
+            channels.append(link.context._only.number)
             count = sum(deliveries for number, deliveries, _ in answers if clients[number] is client)
             sent.append([client.transfer(handle, message(b"x" * 9_000)) for _ in range(count)])
             client.frames()

@@ -13,7 +13,7 @@ FORWARDS = QueueDescription(name="orders", forward_to="billing")
 
 def of(description: Description, **counts: list[int]) -> dict[str, int]:
     """`counts`: part -> available, deferred, scheduled, bytes, locked. Those that are not 0."""
-    entity = Entity(7, description, 0)
+    entity = Entity(7, description, (0,))
     queues = {7 << 3 | Part[part.upper()]: counts[part] for part in counts}
     assert queues.keys() <= set(counted_queues(entity))
     return {name: count for name, count in entity_counts(entity, queues).items() if count}

@@ -7,9 +7,9 @@ from broker.gateway.namespace import Entity, Namespace
 from broker.namespace.entities import QueueDescription, Status, SubscriptionDescription, TopicDescription
 from protocol.addresses import Part, parse
 
-QUEUE = Entity(1, QueueDescription(name="Orders", max_message_size_kb=1), 0)
-TOPIC = Entity(2, TopicDescription(name="news/World"), 1)
-SUBSCRIPTION = Entity(3, SubscriptionDescription(topic="news/World", name="All", requires_session=True), 1)
+QUEUE = Entity(1, QueueDescription(name="Orders", max_message_size_kb=1), (0,))
+TOPIC = Entity(2, TopicDescription(name="news/World"), (1,))
+SUBSCRIPTION = Entity(3, SubscriptionDescription(topic="news/World", name="All", requires_session=True), (1,))
 
 
 @pytest.fixture
@@ -58,12 +58,12 @@ def test_the_error_of_a_missing_entity_has_words_that_sdks_know(namespace, addre
 
 def test_an_entity_is_one_object_over_all_catalogs():
     namespace = Namespace("peeklock")
-    queue = Entity(1, QueueDescription(name="orders"), 0)
-    gone = Entity(2, QueueDescription(name="replies"), 1)
+    queue = Entity(1, QueueDescription(name="orders"), (0,))
+    gone = Entity(2, QueueDescription(name="replies"), (1,))
     namespace.replace([queue, gone])
     changed = QueueDescription(name="orders", status=Status.SEND_DISABLED)
-    made_anew = Entity(3, QueueDescription(name="replies"), 1)
-    assert namespace.replace([Entity(1, changed, 0), made_anew]) == [gone]
+    made_anew = Entity(3, QueueDescription(name="replies"), (1,))
+    assert namespace.replace([Entity(1, changed, (0,)), made_anew]) == [gone]
     assert namespace.find(parse("orders")) is queue
     assert queue.description is changed  # so links know it, too
     assert namespace.find(parse("replies")) is made_anew
@@ -101,7 +101,7 @@ def test_only_queues_go_both_ways():
     ],
 )
 def test_a_status_disables_a_direction(status, sends, receives):
-    entity = Entity(1, QueueDescription(name="q", status=status), 0)
+    entity = Entity(1, QueueDescription(name="q", status=status), (0,))
     for allowed, require in ((sends, entity.require_send), (receives, entity.require_receive)):
         if allowed:
             require()
@@ -117,7 +117,7 @@ def test_nobody_receives_from_an_entity_that_forwards():
         (main, Part.MAIN, (Part.DEAD_LETTER, Part.TRANSFER_DEAD_LETTER)),
         (dead, Part.DEAD_LETTER, (Part.MAIN, Part.TRANSFER_DEAD_LETTER)),
     ):
-        entity = Entity(1, description, 0)
+        entity = Entity(1, description, (0,))
         with pytest.raises(NotAllowed, match=r"auto-forwarding enabled.*forwards to 'b'"):
             entity.require_receive(forwarding)
         for part in others:

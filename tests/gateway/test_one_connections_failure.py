@@ -13,6 +13,7 @@ import pytest
 
 from broker.gateway import connection
 from broker.gateway.gateway import Gateway
+from broker.gateway.links.channel import LinkChannel
 from broker.namespace.entities import Right
 from broker.wire import Op, Outcome
 from protocol import conditions
@@ -65,7 +66,7 @@ class Scene:
         return self.link(handle, client).context
 
     def channel(self, handle: int, client: Client | None = None) -> int:
-        return int(self.bound(handle, client).channel)
+        return int(channel_of(self.bound(handle, client)).number)
 
     def to_both(self, op: Op, handle: int, *rest: Any) -> None:
         """One frame with the same for both clients, the victim first."""
@@ -120,8 +121,16 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
     return scene
 
 
+def channel_of(bound: Any) -> Any:
+    assert isinstance(bound._only, LinkChannel)
+    return bound._only
+
+
 def patched(scene: Scene, handle: int, method: str) -> None:
-    setattr(scene.bound(handle), method, fail)
+    """The method of the link's channel, if it has such a one, or of the link fails."""
+    bound = scene.bound(handle)
+    channel = channel_of(bound)
+    setattr(channel if hasattr(channel, method) else bound, method, fail)
 
 
 ANSWERS: dict[str, Callable[[Scene], None]] = {
@@ -243,6 +252,27 @@ async def test_reading_on_when_the_worker_has_caught_up(scene: Scene) -> None:
     await scene.expect_contained()
 
 
+async def test_only_who_waits_for_the_worker_is_looked_at_when_it_has_caught_up(scene: Scene) -> None:
+    scene.begin()
+    scene.worker.connection.pause_writing()
+    scene.victim.transfer(SENDER, message(b"one more"))
+    assert scene.gateway.waiting == {scene.victim.connection}
+    scene.other.connection.regulate = fail  # type: ignore[method-assign]
+    scene.worker.connection.resume_writing()
+    assert not scene.victim.transport.is_reading_paused
+    assert not scene.gateway.waiting
+
+
+async def test_a_connection_that_ends_while_it_waits_for_the_worker(scene: Scene) -> None:
+    scene.begin()
+    scene.worker.connection.pause_writing()
+    scene.victim.transfer(SENDER, message(b"one more"))
+    scene.victim.connection.connection_lost(None)
+    assert not scene.gateway.waiting
+    scene.worker.connection.resume_writing()
+    assert scene.gateway.metrics.connection_failures == 0
+
+
 async def test_the_deletion_of_an_entity(scene: Scene) -> None:
     scene.begin()
     scene.victim.connection.detach = fail  # type: ignore[method-assign]
@@ -325,10 +355,10 @@ async def test_messages_to_be_received_and_deleted_go_back(scene: Scene) -> None
     client = scene.victim
     client.attach(sender=False, address="orders", credit=10)
     bound = scene.bound(4)
-    bound._receive_and_delete = True
+    bound.receives_and_deletes = True
     entries = [b"a" * 16, 1, 0, RECORD, None, b"b" * 16, 2, 0, b"broken", None, b"c" * 16, 3, 0, RECORD, None]
     await scene.worker.commands()
-    scene.worker.say([Op.DELIVER, bound.channel, 1, entries])
+    scene.worker.say([Op.DELIVER, channel_of(bound).number, 1, entries])
     restored = [command[3] for command in await scene.worker.commands() if command[0] == Op.RESTORE]
     assert [item for items in restored for item in items] == entries[5:]
     await scene.expect_contained()
@@ -354,7 +384,7 @@ async def test_a_command_that_cannot_be_packed(scene: Scene) -> None:
     await scene.worker.commands()
     scene.other.transfer(SENDER, message(b"before"))
     bound = scene.bound(RECEIVER)
-    bound.on_flow = lambda: bound.worker.post((Op.GRANT, 0, bound.channel, 2**64))
+    bound.on_flow = lambda: channel_of(bound).worker.post((Op.GRANT, 0, channel_of(bound).number, 2**64))
     scene.victim.say(FLOW, UInt(0), UInt(1000), UInt(0), UInt(1000), UInt(RECEIVER), UInt(0), UInt(20))
     scene.other.transfer(SENDER, message(b"after"))
     sends = [command for command in await scene.worker.commands() if command[0] == Op.SEND]

@@ -4,6 +4,7 @@ import asyncio
 
 from broker import wire
 from broker.gateway.router import EARLY_BYTES, Router
+from broker.gateway.worker_socket import SocketConnection
 from broker.metrics import GatewayMetrics
 from tests.gateway.in_process import Worker
 
@@ -12,10 +13,12 @@ def frames_of(sizes: list[int]) -> list[list[int]]:
     """The sizes of the messages in each frame, of sends posted in one turn of the loop."""
 
     async def posted() -> list[list[int]]:
-        router = Router(["worker"], 1, GatewayMetrics(), lambda message: None)
-        worker = Worker(router.workers[0])
+        router = Router(["worker"], 1, GatewayMetrics(), lambda message: None, SocketConnection)
+        [connection] = router.workers
+        assert isinstance(connection, SocketConnection)
+        worker = Worker(connection)
         for size in sizes:
-            router.workers[0].post(wire.send(0, 1, 8, [[b"", bytes(size), None, None]]))
+            connection.post(wire.send(0, 1, 8, [[b"", bytes(size), None, None]]))
         await asyncio.sleep(0)
         data = bytes(worker.transport.written)
         found, at = [], 0

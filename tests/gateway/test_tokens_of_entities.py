@@ -36,7 +36,7 @@ async def test_a_token_is_taken_as_long_as_there_is_its_entity(tmp_path: Path) -
     worker.say([Op.DELETED, 2, [QUEUE_ID >> 3]])
     assert (put_token(client, "orders"), put_token(client, "")) == (404, 202)
     documents = [
-        Definition(number, QueueDescription(name=name), 0, 0).document() for number, name in ((8, "invoices"),)
+        Definition(number, QueueDescription(name=name), 0, 0, (0,)).document() for number, name in ((8, "invoices"),)
     ]
     worker.say([Op.CATALOG, 3, documents])
     assert (put_token(client, "orders"), put_token(client, "Invoices/$DeadLetterQueue")) == (404, 202)

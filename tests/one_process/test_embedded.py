@@ -1,9 +1,11 @@
 """A real worker in a real event loop, and the gateway's end of its connection: answers, timers, commits, limits."""
 
 import asyncio
+import os
+import select
 import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,9 @@ import uvloop
 
 from broker import wire
 from broker.errors import BrokerError
-from broker.gateway.router import OUTPUT_HIGH_BYTES, Channel, Router
+from broker.gateway.router import Channel, Router
 from broker.metrics import GatewayMetrics
-from broker.one_process.embedded import EmbeddedWorker
+from broker.one_process.embedded import WAITING_BYTES, EmbeddedWorker
 from broker.partition.partition import Partition
 from broker.partition.settings import PartitionSettings
 from broker.partition.state.terms import Terms
@@ -32,19 +34,47 @@ SOON_MS = 300  # before the worker's next beat, which is each second
 
 
 class Turns(InMemory):
-    """Counts commits; each fails while `fails`."""
+    """Counts commits; each fails while `fails`. While `is_slow`, a commit takes until `written`, or is waited for."""
 
     def __init__(self, store: MemoryStore) -> None:
         super().__init__(store)
         self.commits = 0
-        self.fails = False
+        self.waits = 0
+        self.fails = self.is_slow = self._is_writing = self._is_written = False
+        self._event = os.eventfd(0)
+
+    @property
+    def is_committing(self) -> bool:
+        return self._is_writing
 
     def begin_commit(self, time_ms: int) -> bool:
         if self.fails:
             raise StoreError("the disk is gone")
+        assert not self._is_writing
         done = super().begin_commit(time_ms)
         self.commits += done
+        self._is_writing, self._is_written = done and self.is_slow, False
         return done
+
+    def end_commit(self, wait: bool = True) -> None:
+        self.waits += wait and self._is_writing and not self._is_written
+        if wait or self._is_written:
+            self._is_writing = False
+
+    def written(self) -> None:
+        self._is_written = True
+        os.eventfd_write(self._event, 1)
+
+    def watch(self, poll: select.epoll) -> None:
+        poll.register(self._event, select.EPOLLIN | select.EPOLLET)
+
+    def serve(self, descriptor: int) -> bool:
+        if descriptor == self._event:
+            self.end_commit(wait=False)
+        return descriptor == self._event
+
+    def close(self) -> None:
+        os.close(self._event)
 
 
 class Link(Channel):
@@ -69,6 +99,9 @@ class Link(Channel):
 
     def on_drained(self, delivered: int) -> None:
         self._note("drained", delivered)
+
+    def on_available(self) -> None:
+        self.notes.append("available")
 
     def on_settled(self, count: int, error: BrokerError | None) -> None:
         self._note("settled", count, error)
@@ -161,6 +194,7 @@ def run(tmp_path: Path) -> Callable[..., None]:
                 await asyncio.wait((whole.task,))
                 for peer in whole.worker._peers.values():
                     peer.socket.close()
+                whole.turns.close()
 
         uvloop.run(told())
 
@@ -195,6 +229,32 @@ def test_commands_of_one_round_are_one_commit(run):
             loop.call_soon(whole.send, f"{number}", f"{number} again")
         await whole.until(lambda: len(whole.notes) == 10)
         assert whole.turns.commits == commits + 1
+
+    run(story)
+
+
+def test_the_loop_goes_on_while_the_disk_writes(run):
+    """One turn is applied meanwhile. Later commands wait until the disk is done, and nothing else does."""
+
+    async def story(whole: Whole) -> None:
+        turns = whole.turns
+        turns.is_slow = True
+        whole.send("a")
+        await whole.until(lambda: turns.is_committing)
+        whole.send("b")
+        await whole.until(lambda: whole.worker.must_wait)
+        commits = turns.commits
+        for body in ("c", "d"):
+            whole.send(body)
+            await asyncio.sleep(0.01)
+        assert (whole.notes, turns.waits, turns.commits) == ([], 0, commits)
+        turns.written()
+        await whole.until(lambda: len(whole.notes) == 1)  # the first, and the second is being written
+        assert turns.commits == commits + 1
+        turns.is_slow = False
+        turns.written()
+        await whole.until(lambda: len(whole.notes) == 4)
+        assert (turns.waits, turns.commits) == (0, commits + 2), "the last two were one commit"
 
     run(story)
 
@@ -302,14 +362,59 @@ def test_a_turn_that_fails_is_told_and_is_the_last(run):
 
 def test_a_gateway_that_is_far_ahead_is_told_to_wait_and_to_go_on(run):
     async def story(whole: Whole) -> None:
-        large = "x" * (1 << 20)
-        count = OUTPUT_HIGH_BYTES // len(large) + 2
+        large = "x" * (64 << 10)
+        count = WAITING_BYTES // len(large) + 2
         whole.send(*[large] * count)  # in one round: no turn comes between
         assert whole.router.behind == {whole.connection}
         caught_up: list[bool] = []
         whole.router.on_caught_up = lambda: caught_up.append(not whole.router.behind)
         await whole.until(lambda: len(whole.notes) == count)
         assert caught_up == [True]
+
+    run(story)
+
+
+def test_neither_side_sees_later_changes_of_what_the_other_gave_it(run):
+    """Arguments and results of requests are copied; what is not, nobody changes."""
+
+    async def story(whole: Whole) -> None:
+        whole.send("a")
+        rule = {"name": "r", "filter": {"kind": "true"}}
+        arguments: list[Any] = [0, 10, 1 << 20]
+        results: list[Any] = []
+        asked: list[Sequence[Any]] = []
+        original = whole.partition.request
+
+        def request(name: str, queue: int, given: Sequence[Any], now_ms: int) -> Any:
+            asked.append(given)
+            return kept if name == "enumerate-rules" else original(name, queue, given, now_ms)
+
+        whole.partition.request = request  # type: ignore[method-assign, assignment]
+        kept = [rule]
+        whole.connection.request(0, "peek", MAIN, arguments, lambda result, error: results.append(result), None)
+        arguments.clear()
+        whole.connection.request(0, "enumerate-rules", MAIN, [[1]], lambda result, error: results.append(result), None)
+        await whole.until(lambda: len(results) == 2)
+        assert asked[0] == [0, 10, 1 << 20]
+        assert results[0][1] == 1, "the message's number"
+        results[1][0]["filter"]["kind"] = "changed"
+        assert kept[0]["filter"] == {"kind": "true"}
+
+    run(story)
+
+
+def test_properties_of_a_settlement_are_copied(run):
+    async def story(whole: Whole) -> None:
+        whole.send("a")
+        whole.receive(1)
+        await whole.until(lambda: whole.link.deliveries)
+        [(token, *_)] = whole.link.deliveries
+        properties = {"reason": b"\xa1\x01r"}
+        whole.connection.post(wire.settle(0, MAIN, Outcome.DEFERRED, (whole.number, 1), (token,), properties))
+        properties.clear()
+        await whole.until(lambda: ("settled", 1, None) in whole.notes)
+        [_, _, _, _, overlay] = whole.partition.request("peek", MAIN, [0, 1, 1 << 20], 0)
+        assert {"reason": b"\xa1\x01r"} in overlay.values()
 
     run(story)
 

@@ -15,6 +15,8 @@ class Log:
         self.under_way = []
         self.durable = []
         self.is_slow = False
+        self.is_written = False  # what is under way
+        self.waits = 0
 
     @property
     def is_committing(self):
@@ -25,13 +27,17 @@ class Log:
         if not self.staged:
             return False
         self.staged, self.under_way = [], self.staged
+        self.is_written = False
         if not self.is_slow:
-            self.end_commit()
+            self.is_written = True
+            self.end_commit(wait=False)
         return True
 
-    def end_commit(self):
-        self.durable += self.under_way
-        self.under_way = []
+    def end_commit(self, wait=True):
+        self.waits += wait and self.is_committing
+        if wait or self.is_written:
+            self.durable += self.under_way
+            self.under_way = []
 
 
 turns = st.lists(st.tuples(st.booleans(), st.booleans(), st.booleans()))
@@ -57,14 +63,21 @@ def test_answers_leave_in_order_after_their_commit(turns):
     everything = []
     for turn, (changes, is_slow, is_done_meanwhile) in enumerate(turns):
         log.is_slow = is_slow
+        waits, must_wait = log.waits, commits.must_wait
         if is_done_meanwhile:
-            log.end_commit()
+            log.is_written = True
+            log.end_commit(wait=False)
+            assert not commits.must_wait
+        commits.go_on()
+        assert log.waits == waits + (must_wait and not is_done_meanwhile)
         if changes:
             log.staged.append(turn)
             everything.append(turn)
         answers.append((turn, changes))
+        waits = log.waits
         commits.end_turn(1.0, 1, turn)
-        assert turn - len(left) <= 0, "at most the last turn's answers wait"
+        assert log.waits == waits, "the next turn may have to wait, but this one is applied"
+        assert turn - len(left) <= 1, "at most the answers of the last two turns wait"
     commits.finish()
     assert left == list(range(len(turns)))
     assert log.durable == everything

@@ -65,9 +65,10 @@ def describe(**properties: Any) -> QueueDescription:
     return QueueDescription(name="orders", **{"lock_duration_ms": LOCK_MS, **properties})
 
 
-def define(store: Store, entity_id: int, description: Description) -> None:
+def define(store: Store, entity_id: int, description: Description, partitions: tuple[int, ...] = ()) -> None:
     """As the catalog does."""
-    document = {"kind": description.kind, "entity_id": entity_id, "created_ms": START_MS, "updated_ms": START_MS}
+    document: dict[str, Any] = {"kind": description.kind, "entity_id": entity_id}
+    document |= {"created_ms": START_MS, "updated_ms": START_MS, "partitions": partitions}
     store.put(Table.ENTITIES, entity_key(entity_id), encode_document(document | description.model_dump(mode="json")))
 
 

@@ -31,7 +31,8 @@ class Connection:
 class Entity:
     entity_id: int
     description: Description
-    partition: int
+    partition: int  # the first, if it is partitioned
+    partitions: tuple[int, ...] = ()  # those of a partitioned one
 
     @property
     def queue(self) -> int:
@@ -76,6 +77,11 @@ class Partitions:
         """Create or change it; returns its queue id."""
         return self._put(QueueDescription(name=name, **{"lock_duration_ms": LOCK_MS, **properties}), partition)
 
+    def fragments(self, name: str, partitions: tuple[int, ...], **properties: Any) -> int:
+        """As `queue`, on these partitions."""
+        description = QueueDescription(name=name, **{"lock_duration_ms": LOCK_MS, **properties})
+        return self._put(description, partitions[0], None, partitions)
+
     def topic(self, name: str, partition: int, **properties: Any) -> int:
         return self._put(TopicDescription(name=name, **properties), partition)
 
@@ -83,14 +89,16 @@ class Partitions:
         description = SubscriptionDescription(topic=topic, name=name, **properties)
         return self._put(description, self.entities[topic.lower()].partition, rules)
 
-    def _put(self, description: Description, partition: int, rules: Any = None) -> int:
+    def _put(
+        self, description: Description, partition: int, rules: Any = None, partitions: tuple[int, ...] = ()
+    ) -> int:
         key = description.path.lower()
         known = self.entities.get(key)
         entity_id = known.entity_id if known else len(self.entities) + 1
-        self.entities[key] = entity = Entity(entity_id, description, partition)
+        self.entities[key] = entity = Entity(entity_id, description, partition, partitions)
         for number in range(len(self.stores)):
-            self.partitions[number].put_entity(entity_id, description, self.now_ms, rules)
-            define(self.stores[number], entity_id, description)
+            self.partitions[number].put_entity(entity_id, description, self.now_ms, rules, partitions)
+            define(self.stores[number], entity_id, description, partitions)
             self.turn(number)
         return entity.queue
 
@@ -208,14 +216,15 @@ class Partitions:
     def _partition_of(self, queue_id: int) -> int:
         return next(each.partition for each in self.entities.values() if each.entity_id == queue_id >> 3)
 
-    def send(self, queue_id: int, *messages: list[Any] | str) -> None:
-        number = self._partition_of(queue_id)
+    def send(self, queue_id: int, *messages: list[Any] | str, at: int | None = None) -> None:
+        """`at`: the partition, if the entity is on several."""
+        number = self._partition_of(queue_id) if at is None else at
         made = [message(each) if isinstance(each, str) else each for each in messages]
         self.partitions[number].send(queue_id, made, self.now_ms)
         self.turn(number)
 
-    def peek(self, queue_id: int) -> list[Delivery]:
-        number = self._partition_of(queue_id)
+    def peek(self, queue_id: int, at: int | None = None) -> list[Delivery]:
+        number = self._partition_of(queue_id) if at is None else at
         items = self.partitions[number].request("peek", queue_id, [0, 1000, 1 << 30], self.now_ms)
         self.partitions[number].commit()
         return deliveries(items)

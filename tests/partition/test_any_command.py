@@ -355,11 +355,11 @@ class World:
                 reply(result, None)
 
         answers: list[bytes] = []
-        entity = Entity(entity_id, ENTITIES[entity_id], 5)
+        entity = Entity(entity_id, ENTITIES[entity_id], (5,))
         host: Any = SimpleNamespace(
             gateway=SimpleNamespace(
                 metrics=SimpleNamespace(entity=lambda _: EntityMetrics()),
-                router=SimpleNamespace(request=request),
+                router=SimpleNamespace(request=request, any_of=min),
                 settings=SimpleNamespace(amqp=SimpleNamespace(max_message_size_bytes=1 << 20)),
                 new_message_id=lambda: encode("new"),
             ),
@@ -448,6 +448,11 @@ def credit(world: World, data: st.DataObject) -> None:
     grant(data.draw(st.sampled_from(QUEUE_IDS)), data.draw(st.integers(0, 2**64 - 1)))
 
 
+def watch(world: World, data: st.DataObject) -> None:
+    watch_or_pass = data.draw(st.sampled_from([world.partition.watch, world.partition.passes]))
+    watch_or_pass(data.draw(st.sampled_from(QUEUE_IDS)))
+
+
 def close(world: World, data: st.DataObject) -> None:
     world.partition.close_receiver(data.draw(st.sampled_from(QUEUE_IDS)), data.draw(st.booleans()), world.now_ms)
 
@@ -496,7 +501,21 @@ def pass_time(world: World, data: st.DataObject) -> None:
     world.now_ms += data.draw(st.sampled_from([0, 1, 30_000, 120_000, 10**10]))
 
 
-COMMANDS = (send, manage, manage, manage, settle, receive, credit, close, transact, discharge, restore, take_over)
+COMMANDS = (
+    send,
+    manage,
+    manage,
+    manage,
+    settle,
+    receive,
+    credit,
+    watch,
+    close,
+    transact,
+    discharge,
+    restore,
+    take_over,
+)
 
 
 @settings(max_examples=100, deadline=None)

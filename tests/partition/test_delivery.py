@@ -302,7 +302,7 @@ def test_settled_messages_leave_nothing_behind_in_memory():
     assert (state.locks.held, state.locks.expiring, state.window.returned, state.window.gone) == ({}, set(), [], set())
     assert len(state.window.entries) < 600
     assert core.receivers["r"].tokens == {}
-    assert len(core.timers._heap) < 200
+    assert len(core.timers.heap) < 200
     assert core.bodies._fresh == {}
 
 

@@ -325,5 +325,5 @@ def test_the_first_number_is_told_of_what_was_scheduled_and_dead_lettered(queue)
 def test_timers_do_not_pile_up_when_each_is_earlier_than_the_last(queue):
     for n in range(1000, 0, -1):
         queue.send(message("a", scheduled_ms=START_MS + n * 1000))
-    assert len(queue.partition._core.timers._heap) < 200
+    assert len(queue.partition._core.timers.heap) < 200
     assert queue.partition.next_timer_ms() == START_MS + 1000

@@ -354,6 +354,16 @@ def handing_out_and_deleting(driver: Driver) -> None:
     assert len(driver.pump()["r"]) == MANY
 
 
+def watching(driver: Driver) -> None:
+    for receiver in ("a", "b"):
+        driver.open(receiver)
+        driver.partition.watch(receiver)
+    assert driver.partition.pump(driver.now_ms).available == ["a", "b"]
+    driver.partition.passes("a")
+    driver.grant(MANY, "b")
+    assert len(driver.pump()["b"]) == MANY
+
+
 def settling(outcome: Outcome) -> Callable[[Driver], None]:
     def settle(driver: Driver) -> None:
         tokens = list(driver.tokens)
@@ -626,6 +636,7 @@ ROWS: list[tuple[tuple[Op | Due | str, ...], Callable[[], Driver], Callable[[Any
     ((Op.SEND_BATCH,), of_default_settings, sending_the_largest_batch),
     ((Op.GRANT,), filled, handing_out),
     ((Op.DRAIN,), filled, handing_out_and_deleting),
+    ((Op.WATCH, Op.PASS), filled, watching),
     *(((Op.SETTLE,), with_tokens, settling(outcome)) for outcome in Outcome),
     ((Op.SETTLE,), with_tokens, settling_with_large_properties),
     ((Op.RESTORE,), filled, restoring),
@@ -681,7 +692,7 @@ def test_forwarding_to_another_partition_is_done_in_steps():
 
 # What a worker only says, and nobody does work for in a partition.
 ANSWERS = {Op.HELLO, Op.SENT, Op.REFUSED, Op.OPENED, Op.CLOSED, Op.DRAINED, Op.SETTLED, Op.UNSETTLED, Op.DELIVER}
-ANSWERS |= {Op.REPLY, Op.FAILED, Op.CATALOG}
+ANSWERS |= {Op.REPLY, Op.FAILED, Op.CATALOG, Op.AVAILABLE}
 # Counted by tests of their own, above.
 ELSEWHERE = (Op.FORWARDED, Due.FORWARDING)
 

@@ -60,10 +60,11 @@ class Intake:
 
     def post(self) -> None:
         """End the turn: post what has gathered, then give the client credit again."""
-        self.post_gathered()
+        is_posted = self.post_gathered()
         waiting = self.waiting
         window = self.window
-        if (free := self.credit_due(waiting)) and not self.link.closed:
+        # What was posted waits now, and its answer looks at the credit again.
+        if not is_posted and (free := self.credit_due(waiting)) and not self.link.closed:
             self.link.grant(free)
         if waiting > OVERRUN * window:
             self.connection.overrun.add(self)
@@ -74,4 +75,6 @@ class Intake:
         free = window - self.link.credit - waiting
         return free if free > 0 and 2 * free >= window - 1 else 0
 
-    def post_gathered(self) -> None: ...
+    def post_gathered(self) -> bool:
+        """True if deliveries were posted that will be answered."""
+        return False

@@ -9,6 +9,7 @@ from broker import wire
 from broker.errors import BrokerError, LockLost, OutcomeUnknown, SessionLockLost
 from broker.gateway.conditions import condition_of
 from broker.gateway.host import Host
+from broker.gateway.links.channel import LinkChannel
 from broker.gateway.links.delivery import render_delivery
 from broker.gateway.links.entity_link import EntityLink
 from broker.gateway.links.outcomes import STATE_OF, transactional_outcome
@@ -36,6 +37,133 @@ from protocol.engine.links import Link
 from protocol.lock_tokens import COMMON_BYTES, uuid_bytes
 
 
+class ReceiverChannel(LinkChannel):
+    """A receiver on one partition: the grant that it has there, and settlements that wait for an answer.
+
+    The grant is an absolute limit of deliveries since the receiver was opened.
+    """
+
+    def __init__(self, receiver: "ClientReceiver", partition: int) -> None:
+        super().__init__(receiver.connection, partition)
+        self._receiver = receiver
+        self.delivered = 0
+        self.limit = 0
+        self.is_draining = False
+        self.is_down = False  # a command of this turn could not be posted
+        self.settling: deque[tuple[Delivery, Outcome]] = deque()  # these wait for the partition's answer
+        self._closing = False
+        self._last = b""  # token of the last delivery given to the engine
+
+    def open(self, session: Sequence[Any] | None = None) -> None:
+        """`session`: see `broker.wire`."""
+        self.delivered = self.limit = 0
+        self._last = b""
+        receiver = self._receiver
+        command = wire.open_receiver(
+            self.partition, self.number, receiver.queue, receiver.receives_and_deletes, session
+        )
+        if not self.worker.post(command):
+            self.is_down = True
+
+    def grant(self, limit: int) -> None:
+        self.limit = limit
+        self.worker.post(wire.grant(self.partition, self.number, limit))
+
+    def drain(self, limit: int) -> None:
+        self.limit = limit
+        self.is_draining = True
+        self.worker.post(wire.drain(self.partition, self.number, limit))
+
+    def settle(self, token: bytes, outcome: Outcome, properties: dict[str, Any] | None) -> bool:
+        """Post the settlement that was appended to `settling`. False if the worker is not connected."""
+        if self._settle(self.number, token, outcome, properties):
+            return True
+        self.is_down = True
+        return False
+
+    def settle_quietly(self, token: bytes, outcome: Outcome, properties: dict[str, Any] | None) -> None:
+        """There is no answer."""
+        self._settle(0, token, outcome, properties)
+
+    def _settle(self, number: int, token: bytes, outcome: Outcome, properties: dict[str, Any] | None) -> bool:
+        queue = self._receiver.queue
+        if not properties:
+            return self.worker.settle(self.partition, queue, outcome, number, token)
+        return self.worker.post(wire.settle(self.partition, queue, outcome, (number, 1), (token,), properties))
+
+    def give_back(self, entries: list[Any], outcome: Outcome = Outcome.RELEASED) -> None:
+        """Give deliveries that were never written to the socket back; they do not count as failed.
+
+        Deliveries that were handed out before the partition knew that the receiver is closed were taken back then.
+        """
+        receiver = self._receiver
+        if not entries or (self._closing and not receiver.receives_and_deletes):
+            return
+        if receiver.receives_and_deletes:
+            self.worker.post(wire.restore(self.partition, receiver.queue, entries))
+        else:
+            tokens = entries[0::ENTRY]
+            channels = (0, len(tokens))
+            self.worker.post(wire.settle(self.partition, receiver.queue, outcome, channels, tokens, None))
+
+    def close(self, broken: bool, unsent_from: bytes | None = None) -> None:
+        """`unsent_from`: the token of the first delivery that never reached the client.
+
+        Without it, these are only deliveries that are still on their way from the partition: their tokens are higher.
+        """
+        self.settling.clear()
+        self._closing = True
+        command = wire.close_receiver(self.partition, self.number, broken, unsent_from or self._last + b"\0")
+        if not self.worker.post(command):
+            self.forget()
+
+    # -- answers
+
+    def on_opened(self, session_id: str = "", locked_until_ms: int = 0) -> None:
+        self._receiver.on_opened(self, session_id, locked_until_ms)
+
+    def on_drained(self, delivered: int) -> None:
+        is_used_up = delivered >= self.limit > 0
+        self.is_draining = False
+        self.limit = delivered  # the rest of the grant is void on the partition
+        self._receiver.on_drained(self, is_used_up)
+
+    def on_available(self) -> None:
+        self._receiver.on_available(self)
+
+    def on_deliver(self, locked_until_ms: int, entries: list[Any]) -> None:
+        self.delivered += len(entries) // ENTRY
+        self._receiver.on_deliver(self, locked_until_ms, entries)
+
+    def sent(self, token: bytes) -> None:
+        """The deliveries up to this one were given to the engine."""
+        self._last = token
+
+    def on_settled(self, count: int, error: BrokerError | None) -> None:
+        if not self._closing:  # else the client and its deliveries are gone
+            self._receiver.on_settled(self.settling, count, error)
+
+    def answer_all(self, error: BrokerError) -> None:
+        """Answer all settlements that wait."""
+        self.on_settled(len(self.settling), error)
+
+    def on_closed(self, error: BrokerError | None) -> None:
+        self._receiver.on_closed(self, error)
+
+    def on_worker_lost(self) -> None:
+        self.is_draining = False
+        if self._closing:
+            self.forget()
+            return
+        if self.settling:
+            self.answer_all(OutcomeUnknown(error_texts.OUTCOME_UNKNOWN))
+        self._receiver.on_worker_lost(self)
+
+    def on_worker_back(self) -> None:
+        if not self._closing:
+            self._receiver.on_worker_back(self)
+
+
 class ClientReceiver(EntityLink):
     """A link on which the client receives from an entity.
 
@@ -45,34 +173,35 @@ class ClientReceiver(EntityLink):
 
     right = Right.LISTEN
 
-    def __init__(self, connection: Host, link: Link, entity: Entity, address: Address) -> None:
+    def __init__(
+        self, connection: Host, link: Link, entity: Entity, address: Address, partitions: Sequence[int]
+    ) -> None:
+        """`partitions`: those of the entity's that the link receives from."""
         super().__init__(connection, link, entity, address)
         amqp = connection.gateway.settings.amqp
         self._window = amqp.receiver_window
         self._max_unsettled = amqp.max_unsettled_per_link
         self._max_output_bytes = amqp.max_output_buffer_bytes
         self._latency = connection.gateway.metrics.delivery_latency
-        self._receive_and_delete = link.settled_by_sender
-        self._delivered = 0  # since the receiver was opened on the partition
-        self._limit = 0
+        self.receives_and_deletes = link.settled_by_sender
         self._may_get_more = False  # something has changed, so perhaps the partition can be granted more
         self._is_held_back = False  # by the number of deliveries that the client has not settled
-        self._draining = False
         self._unsettled = 0
-        self._settling: deque[tuple[Delivery, Outcome]] = deque()  # these wait for the partition's answer
         self._closing = False
-        self._last = b""  # token of the last delivery given to the engine
+        self._channels = [ReceiverChannel(self, partition) for partition in partitions]
+        self._only = self._channels[0] if len(self._channels) == 1 else None
         connection.unsent.expect_deliveries()
-        self._open()
+        for channel in self._channels:
+            self._open(channel)
 
-    def _open(self) -> None:
-        self._delivered = 0
-        self._limit = 0
-        self._last = b""
-        self.worker.post(self._open_command(None))
+    def _open(self, channel: ReceiverChannel) -> None:
+        channel.open()
 
-    def _open_command(self, session: Sequence[Any] | None) -> wire.OpenReceiver:
-        return wire.open_receiver(self.partition, self.channel, self.queue, self._receive_and_delete, session)
+    def _channel_of(self, token: bytes) -> ReceiverChannel:
+        """The channel of the delivery with this lock token."""
+        return self._channels[0]
+
+    def on_opened(self, channel: ReceiverChannel, session_id: str, locked_until_ms: int) -> None: ...
 
     # -- credit
 
@@ -87,35 +216,40 @@ class ClientReceiver(EntityLink):
     def grant(self) -> None:
         """Grant the partition as many deliveries as the client's credit and our windows allow now."""
         self._may_get_more = False
-        link = self.link
-        if link.closed or self._draining:
+        link, [channel] = self.link, self._channels
+        if link.closed or channel.is_draining:
             return
         credit = link.credit
         if self._is_blocked:
-            self._may_get_more = True
-            self.connection.blocked.add(self)
-            if self._limit > self._delivered:
-                self._limit = self._delivered
-                self.worker.post(wire.grant(self.partition, self.channel, self._limit))
+            self._wait_until_unblocked()
+            if channel.limit > channel.delivered:
+                channel.grant(channel.delivered)
             return
-        room = min(credit, self._window)
+        room = self._room()
+        limit = channel.delivered + room
+        if link.drain and (limit == channel.delivered or credit > 0):
+            channel.drain(limit)
+        elif limit < channel.limit or (limit > channel.limit and channel.limit - channel.delivered <= room // 2):
+            channel.grant(limit)
+
+    def _room(self) -> int:
+        """The number of deliveries that may come now, as far as the client reads."""
+        room = min(self.link.credit, self._window)
         self._is_held_back = room > self._max_unsettled - self._unsettled
         if self._is_held_back:
             room = self._max_unsettled - self._unsettled
-        limit = self._delivered + max(room, 0)
-        if link.drain and (limit == self._delivered or credit > 0):
-            self._draining = True
-            self.worker.post(wire.drain(self.partition, self.channel, limit))
-            self._limit = limit
-        elif limit < self._limit or (limit > self._limit and self._limit - self._delivered <= room // 2):
-            self.worker.post(wire.grant(self.partition, self.channel, limit))
-            self._limit = limit
+        return max(room, 0)
 
-    def on_drained(self, delivered: int) -> None:
-        self._draining = False
+    def _wait_until_unblocked(self) -> None:
+        self._may_get_more = True
+        self.connection.blocked.add(self)
+
+    def on_available(self, channel: ReceiverChannel) -> None:
+        raise AssertionError("only receivers on several fragments watch")
+
+    def on_drained(self, channel: ReceiverChannel, is_used_up: bool) -> None:
+        """`is_used_up`: as many deliveries came as were granted, so there may be more."""
         link = self.link
-        is_used_up = delivered >= self._limit > 0
-        self._limit = delivered  # the rest of the grant is void on the partition
         if link.closed:
             return
         if link.drain and link.credit > 0 and is_used_up and not self._is_full:
@@ -136,20 +270,20 @@ class ClientReceiver(EntityLink):
 
     # -- deliveries
 
-    def on_deliver(self, locked_until_ms: int, entries: list[Any]) -> None:
+    def on_deliver(self, channel: ReceiverChannel, locked_until_ms: int, entries: list[Any]) -> None:
+        """Deliveries of one partition."""
         count = len(entries) // ENTRY
-        self._delivered += count
         link = self.link
         credit = 0 if link.closed else link.credit
         usable = min(count, credit)
         if usable < count:
-            self._return(entries[usable * ENTRY :])
+            channel.give_back(entries[usable * ENTRY :])
         if usable <= 0:
             return
-        settled = self._receive_and_delete
+        settled = self.receives_and_deletes
         if settled:
             self.connection.unsent.retain(link, entries[: usable * ENTRY])
-        self._last = entries[(usable - 1) * ENTRY]
+        channel.sent(entries[(usable - 1) * ENTRY])
         send = link.send
         size_bytes = 0
         locked_until = token = None
@@ -168,8 +302,8 @@ class ClientReceiver(EntityLink):
         except Exception:
             # This message makes the connection fail, and may make the next fail. It counts as a failed delivery, so
             # that this ends.
-            self._return(entries[at : at + ENTRY], Outcome.ABANDONED)
-            self._return(entries[at + ENTRY : usable * ENTRY])
+            channel.give_back(entries[at : at + ENTRY], Outcome.ABANDONED)
+            channel.give_back(entries[at + ENTRY : usable * ENTRY])
             raise
         if not settled:
             self._unsettled += usable
@@ -177,23 +311,9 @@ class ClientReceiver(EntityLink):
         self.metrics.outgoing_bytes += size_bytes
         enqueued_ms = int.from_bytes(entries[3][8:16], "big")
         self._latency.observe_many(max(0.0, time.time() - enqueued_ms / 1000), usable)
-        granted = self._limit - self._delivered
+        granted = channel.limit - channel.delivered
         if (granted < self._window // 2 and granted < credit - usable) or self._is_blocked:
             self.ask()  # the client has more credit than the partition was granted
-
-    def _return(self, entries: list[Any], outcome: Outcome = Outcome.RELEASED) -> None:
-        """Give deliveries that were never written to the socket back; they do not count as failed.
-
-        Deliveries that were handed out before the partition knew that the receiver is closed were taken back then.
-        """
-        if not entries or (self._closing and not self._receive_and_delete):
-            return
-        if self._receive_and_delete:
-            self.worker.post(wire.restore(self.partition, self.queue, entries))
-        else:
-            tokens = entries[0::ENTRY]
-            channels = (0, len(tokens))
-            self.worker.post(wire.settle(self.partition, self.queue, outcome, channels, tokens, None))
 
     # -- settlement
 
@@ -222,29 +342,26 @@ class ClientReceiver(EntityLink):
             text = f"There is no outcome {state:#x}."
             self.connection.reject(delivery, conditions.NOT_IMPLEMENTED, text, self.tracker)
             return
+        channel = self._only or self._channel_of(token)
         if settled:
             forget(delivery)
-            self._settle_quietly(token, outcome, properties)
+            self._settle_quietly(channel, token, outcome, properties)
             return
-        self._settling.append((delivery, outcome))
-        run, channel = self.worker.run, self.channel
-        if run is not None and run.channel == channel and run.outcome is outcome and not properties:
+        channel.settling.append((delivery, outcome))
+        run = channel.worker.run
+        if run is not None and run.channel == channel.number and run.outcome is outcome and not properties:
             run.channels[-1] += 1  # the usual case: the same channel as the last settlement
             run.tokens.append(token)
-        elif not self._settle(channel, token, outcome, properties):
-            self._worker_is_down = True
+        elif not channel.settle(token, outcome, properties):
             self.connection.active.add(self)
         if self._may_get_more:
             self.connection.active.add(self)
 
-    def _settle(self, channel: int, token: bytes, outcome: Outcome, properties: dict[str, Any] | None) -> bool:
-        if not properties:
-            return self.worker.settle(self.partition, self.queue, outcome, channel, token)
-        return self.worker.post(wire.settle(self.partition, self.queue, outcome, (channel, 1), (token,), properties))
-
-    def _settle_quietly(self, token: bytes, outcome: Outcome, properties: dict[str, Any] | None) -> None:
+    def _settle_quietly(
+        self, channel: ReceiverChannel, token: bytes, outcome: Outcome, properties: dict[str, Any] | None
+    ) -> None:
         """The client has already settled the delivery, so it gets no answer."""
-        self._settle(0, token, outcome, properties)
+        channel.settle_quietly(token, outcome, properties)
         self.metrics.incoming_requests += 1
         self.metrics.successful_requests += 1
         self.metrics.settled[outcome] += 1
@@ -273,7 +390,8 @@ class ClientReceiver(EntityLink):
         try:
             outcome, properties = transactional_outcome(value)
             transaction = connection.transactions.find(transaction_id)
-            transaction.settle(self, settled, token, outcome, properties, answered)
+            channel = self._only or self._channel_of(token)
+            transaction.settle(channel, self, settled, token, outcome, properties, answered)
         except BrokerError as error:
             self.metrics.incoming_requests += 1
             self.metrics.failed(type(error).__name__)
@@ -284,10 +402,8 @@ class ClientReceiver(EntityLink):
         if settled:
             forget(delivery)
 
-    def on_settled(self, count: int, error: BrokerError | None) -> None:
-        if self._closing:
-            return  # the client and its deliveries are gone
-        settling = self._settling
+    def on_settled(self, settling: deque[tuple[Delivery, Outcome]], count: int, error: BrokerError | None) -> None:
+        """The first `count` of `settling` are answered."""
         metrics = self.metrics
         metrics.incoming_requests += count
         if error is None:
@@ -309,39 +425,40 @@ class ClientReceiver(EntityLink):
 
     def post(self) -> None:
         """Do the work that has gathered in one read of the socket."""
-        self.answer_if_down()
+        for channel in self._channels:
+            if channel.is_down:
+                channel.is_down = False
+                self.answer_unposted(channel)
         if self._may_get_more:
             self.grant()
 
     def on_detach(self, broken: bool = False, unsent: int = 0) -> None:
         """`unsent`: the number of last deliveries that the client cannot have. They go back and do not count."""
-        self._settling.clear()
-        unsent_from = self._last + b"\0"  # deliveries still on their way from the partition have higher tokens
-        if unsent and self._receive_and_delete:
-            self._return(self.connection.unsent.retained(self.link)[-unsent * ENTRY :])
-        elif unsent:
-            unsent_from = self.link.engine.first_of_last(self.link, unsent) or unsent_from
         self._closing = True
-        if not self.worker.post(wire.close_receiver(self.partition, self.channel, broken, unsent_from)):
-            self.worker.channels.pop(self.channel, None)
+        tags: list[bytes] = []
+        if unsent and self.receives_and_deletes:
+            entries = self.connection.unsent.retained(self.link)[-unsent * ENTRY :]
+            for at in range(0, len(entries), ENTRY):
+                self._channel_of(entries[at]).give_back(entries[at : at + ENTRY])
+        elif unsent:
+            tags = self.link.engine.last_tags(self.link, unsent)
+        for channel in self._channels:
+            channel.close(broken, next((tag for tag in tags if self._channel_of(tag) is channel), None))
 
-    def on_closed(self, error: BrokerError | None) -> None:
+    def on_closed(self, channel: ReceiverChannel, error: BrokerError | None) -> None:
         if error is not None and not self.link.closed:
             self.detach(error)
 
-    def on_worker_lost(self) -> None:
-        self._draining = False
-        if self._closing:
-            self.worker.channels.pop(self.channel, None)
-        elif self._settling:  # the outcome is unknown
-            self.on_settled(len(self._settling), OutcomeUnknown(error_texts.OUTCOME_UNKNOWN))
+    def on_worker_lost(self, channel: ReceiverChannel) -> None: ...
 
-    def answer_unposted(self) -> None:
-        """These settlements came after their locks had ended with the worker."""
-        self.on_settled(len(self._settling), LockLost(error_texts.LOCK_LOST))
+    def answer_unposted(self, channel: ReceiverChannel) -> None:
+        """Answer what could not be posted, before this turn's output is written, and before the worker is back.
 
-    def on_worker_back(self) -> None:
-        if not self._closing:
-            self._open()
-            self.ask()
-            self.connection.flush()
+        These settlements came after their locks had ended with the worker.
+        """
+        channel.answer_all(LockLost(error_texts.LOCK_LOST))
+
+    def on_worker_back(self, channel: ReceiverChannel) -> None:
+        self._open(channel)
+        self.ask()
+        self.connection.flush()

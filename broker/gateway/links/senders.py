@@ -1,4 +1,4 @@
-"""Links on which clients send: the messages of one read of the socket go to the partition as few commands."""
+"""Links on which clients send: the messages of one read of the socket go to a partition as few commands."""
 
 import time
 from collections import deque
@@ -9,6 +9,7 @@ from broker import wire
 from broker.errors import BrokerError, NotAllowed, OutcomeUnknown, ServerBusy
 from broker.gateway.conditions import condition_of
 from broker.gateway.host import Host
+from broker.gateway.links.channel import LinkChannel
 from broker.gateway.links.entity_link import EntityLink
 from broker.gateway.links.intake import Intake
 from broker.gateway.namespace import Entity
@@ -28,6 +29,90 @@ _BUSY = ServerBusy(error_texts.SERVER_BUSY)
 _UNKNOWN = OutcomeUnknown(error_texts.OUTCOME_UNKNOWN)
 
 
+class SenderChannel(LinkChannel):
+    """A sender on one partition: messages that have gathered, and deliveries that wait for an answer."""
+
+    def __init__(self, sender: "ClientSender", partition: int) -> None:
+        super().__init__(sender.connection, partition)
+        self._sender = sender
+        self.messages: list[Any] = []  # those that have gathered, each a delivery of its own
+        self.gathered_bytes = 0  # of their deliveries
+        self.pending: deque[Delivery | None] = deque()  # in order of arrival; None for one that was sent settled
+        self._sends: deque[tuple[float, int, int, int]] = deque()  # per command: time, deliveries, messages, bytes
+        self.is_down = False  # a command of this turn could not be posted
+
+    def send_batch(self, messages: list[Any], size_bytes: int) -> None:
+        """All messages are one delivery."""
+        if self.messages:
+            self.post_messages()
+        self._post(wire.send_batch, messages, 1, size_bytes)
+
+    def post_messages(self) -> None:
+        messages, self.messages = self.messages, []
+        size_bytes, self.gathered_bytes = self.gathered_bytes, 0
+        self._post(wire.send, messages, len(messages), size_bytes)
+
+    def answer_unposted(self) -> None:
+        """Answer all that waits: before this turn's output is written, and before the worker is back."""
+        self.is_down = False
+        self._answer_all(_BUSY)
+
+    def _post(self, command: Callable[..., Send], messages: list[Any], deliveries: int, size_bytes: int) -> None:
+        self._sends.append((time.perf_counter(), deliveries, len(messages), size_bytes))
+        if not self.worker.post(command(self.partition, self.number, self._sender.queue, messages)):
+            self.is_down = True
+
+    def on_sent(self, count: int, error: BrokerError | None) -> None:
+        pending, sender = self.pending, self._sender
+        metrics, latency = sender.metrics, sender.latency
+        metrics.incoming_requests += count
+        if error is None:
+            metrics.successful_requests += count
+            for _ in range(count):
+                delivery = pending.popleft()
+                if delivery is not None:
+                    settle(delivery, ACCEPTED)
+        else:
+            metrics.failed(type(error).__name__, count)
+            condition, text = condition_of(error), str(error)
+            for _ in range(count):
+                delivery = pending.popleft()
+                if delivery is not None:
+                    self.connection.reject(delivery, condition, text, sender.tracker)
+        sender.answered(count)
+        now = time.perf_counter()
+        sends = self._sends
+        while count and sends:
+            since, deliveries, messages, size_bytes = sends.popleft()
+            if count < deliveries:
+                left = deliveries - count
+                sends.appendleft((since, left, messages * left // deliveries, size_bytes * left // deliveries))
+                messages = messages * count // deliveries
+                size_bytes = size_bytes * count // deliveries
+                deliveries = count
+            count -= deliveries
+            latency.observe_many(now - since, deliveries)
+            if error is None:
+                metrics.incoming_messages += messages
+                metrics.incoming_bytes += size_bytes
+
+    def on_worker_lost(self) -> None:
+        """Answer that the outcome is unknown: the messages may have been stored."""
+        self._answer_all(_UNKNOWN)
+
+    def _answer_all(self, error: BrokerError) -> None:
+        self.on_sent(len(self.pending), error)
+        self._sends.clear()
+
+    def end(self) -> None:
+        """The client is gone. Its messages are still stored; nobody is told."""
+        if self.messages:
+            messages, self.messages = self.messages, []
+            self.worker.post(wire.send(self.partition, 0, self._sender.queue, messages))
+        self.forget()
+        self.pending.clear()
+
+
 class ClientSender(EntityLink, Intake):
     """A link on which the client sends to an entity, or through it to another."""
 
@@ -43,19 +128,21 @@ class ClientSender(EntityLink, Intake):
             self.queue = entity.transfer_queue
             self.paths.append(destination.name.lower())
         self.window = connection.gateway.settings.amqp.sender_credit
-        self._messages: list[Any] = []
-        self._gathered_bytes = 0  # of their deliveries
-        self._pending: deque[Delivery | None] = deque()  # in order of arrival; None for one that was sent settled
+        self.latency = connection.gateway.metrics.send_latency
         self._in_transactions = 0  # deliveries that wait for the answer to their transaction
-        self._sends: deque[tuple[float, int, int, int]] = deque()  # per command: time, deliveries, messages, bytes
         self._requires_session = self._taker.requires_session
         self._wants_id = self._taker.detects_duplicates
         self._new_id = connection.gateway.new_message_id
-        self._latency = connection.gateway.metrics.send_latency
+        self.unanswered = 0  # deliveries on all channels that wait for an answer
+        self._only = SenderChannel(self, entity.partition) if len(entity.partitions) == 1 else None
 
     @property
     def waiting(self) -> int:
-        return len(self._pending) + self._in_transactions
+        return self.unanswered + self._in_transactions
+
+    def _spread(self, delivery: Delivery, messages: list[Any], size_bytes: int, batch: bool, settled: bool) -> None:
+        """Send a delivery to one of several fragments."""
+        raise NotImplementedError
 
     def on_message(self, delivery: Delivery, payload: bytes, batch: bool, settled: bool, state: int) -> None:
         try:
@@ -71,25 +158,29 @@ class ClientSender(EntityLink, Intake):
         except (ProtocolError, BrokerError) as error:
             self.refuse(delivery, settled, error)
             return
-        if self.worker.is_stalled:
+        channel = self._only
+        if channel is not None and channel.worker.is_stalled:
             self.refuse(delivery, settled, _BUSY)
             return
         if state == TRANSACTIONAL:
             self._send_in(transactional_state(delivery)[0], delivery, messages, len(payload), settled)
             return
+        if channel is None:
+            self._spread(delivery, messages, len(payload), batch, settled)
+            return
+        self.unanswered += 1
         if settled:
             forget(delivery)
-            self._pending.append(None)
+            channel.pending.append(None)
         else:
-            self._pending.append(delivery)
+            channel.pending.append(delivery)
         if batch:
-            self._post_gathered()
-            self._post(wire.send_batch, messages, 1, len(payload))
+            channel.send_batch(messages, len(payload))
         else:
-            self._messages += messages
-            self._gathered_bytes += len(payload)
-            if self._gathered_bytes > EARLY_BYTES:
-                self._post_gathered()
+            channel.messages += messages
+            channel.gathered_bytes += len(payload)
+            if channel.gathered_bytes > EARLY_BYTES:
+                channel.post_messages()
 
     def _send_in(
         self, transaction_id: bytes, delivery: Delivery, messages: list[Any], size_bytes: int, settled: bool
@@ -132,80 +223,24 @@ class ClientSender(EntityLink, Intake):
         self.metrics.failed(type(error).__name__)
         super().refuse(delivery, settled, error)
 
-    def post_gathered(self) -> None:
-        self._post_gathered()
-        if self._worker_is_down:
-            self.answer_if_down()
+    def post_gathered(self) -> bool:
+        channel = self._only
+        assert channel is not None
+        is_posted = bool(channel.messages)
+        if is_posted:
+            channel.post_messages()
+        if channel.is_down:
+            channel.answer_unposted()
+            return False
+        return is_posted
 
-    def _post_gathered(self) -> None:
-        if self._messages:
-            messages, self._messages = self._messages, []
-            size_bytes, self._gathered_bytes = self._gathered_bytes, 0
-            self._post(wire.send, messages, len(messages), size_bytes)
-
-    def _post(self, command: Callable[..., Send], messages: list[Any], deliveries: int, size_bytes: int) -> None:
-        self._sends.append((time.perf_counter(), deliveries, len(messages), size_bytes))
-        if not self.worker.post(command(self.partition, self.channel, self.queue, messages)):
-            self._worker_is_down = True
-
-    def on_sent(self, count: int, error: BrokerError | None) -> None:
-        pending = self._pending
-        if error is None:
-            for _ in range(count):
-                delivery = pending.popleft()
-                if delivery is not None:
-                    settle(delivery, ACCEPTED)
-        else:
-            condition, text = condition_of(error), str(error)
-            for _ in range(count):
-                delivery = pending.popleft()
-                if delivery is not None:
-                    self.connection.reject(delivery, condition, text, self.tracker)
-        self._count(count, error)
-        if self.credit_due(len(pending) + self._in_transactions):
+    def answered(self, count: int) -> None:
+        """So many deliveries that were on channels have their outcome."""
+        self.unanswered -= count
+        if self.credit_due(self.waiting):
             self.connection.active.add(self)
 
-    def _count(self, count: int, error: BrokerError | None) -> None:
-        metrics = self.metrics
-        metrics.incoming_requests += count
-        if error is None:
-            metrics.successful_requests += count
-        else:
-            metrics.failed(type(error).__name__, count)
-        now = time.perf_counter()
-        sends = self._sends
-        while count and sends:
-            since, deliveries, messages, size_bytes = sends.popleft()
-            if count < deliveries:
-                left = deliveries - count
-                sends.appendleft((since, left, messages * left // deliveries, size_bytes * left // deliveries))
-                messages = messages * count // deliveries
-                size_bytes = size_bytes * count // deliveries
-                deliveries = count
-            count -= deliveries
-            self._latency.observe_many(now - since, deliveries)
-            if error is None:
-                metrics.incoming_messages += messages
-                metrics.incoming_bytes += size_bytes
-
-    def on_worker_lost(self) -> None:
-        """Answer that the outcome is unknown: the messages may have been stored."""
-        self._answer_all(_UNKNOWN)
-
-    def answer_unposted(self) -> None:
-        self._answer_all(_BUSY)
-
-    def _answer_all(self, error: BrokerError) -> None:
-        self.on_sent(len(self._pending), error)
-        self._sends.clear()
-
     def on_detach(self) -> None:
-        """The client is gone. Its messages are still stored; nobody is told."""
-        self.post_rest()
-        self.worker.channels.pop(self.channel, None)
-        self._pending.clear()
-
-    def post_rest(self) -> None:
-        if self._messages:
-            messages, self._messages = self._messages, []
-            self.worker.post(wire.send(self.partition, 0, self.queue, messages))
+        """The client is gone."""
+        if self._only is not None:
+            self._only.end()

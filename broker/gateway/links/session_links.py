@@ -1,14 +1,17 @@
 """Links on which clients receive one session: the attach is answered when the link has the session."""
 
+import random
+
 from broker.errors import (
     BrokerError,
     OperationTimeout,
+    PartitionParked,
     ServerBusy,
     SessionCannotBeLocked,
     SessionLockLost,
 )
 from broker.gateway.host import Host
-from broker.gateway.links.receivers import ClientReceiver
+from broker.gateway.links.receivers import ClientReceiver, ReceiverChannel
 from broker.gateway.namespace import Entity
 from protocol import error_texts, session_filter
 from protocol.addresses import Address
@@ -27,19 +30,25 @@ class SessionReceiver(ClientReceiver):
     happens at once if the client holds messages, whose locks are lost, or does not wait; else LOST_QUIETLY_S later.
     """
 
-    def __init__(self, connection: Host, link: Link, entity: Entity, address: Address, request: SessionRequest) -> None:
+    def __init__(
+        self, connection: Host, link: Link, entity: Entity, address: Address, partition: int, request: SessionRequest
+    ) -> None:
         self._request = request
         self._lost: BrokerError | None = None  # the lock has ended and the client is not told yet
         self.session_id: str | None = None  # of the session that this link has the lock of
-        super().__init__(connection, link, entity, address)
+        super().__init__(connection, link, entity, address, [partition])
 
-    def _open(self) -> None:
-        session = [self._request.session_id, self._request.wait_ms]
-        if not self.worker.post(self._open_command(session)):
-            self._worker_is_down = True
+    @property
+    def channel(self) -> int:
+        """The number by which the session's partition knows the receiver."""
+        return self._channels[0].number
+
+    def _open(self, channel: ReceiverChannel) -> None:
+        channel.open([self._request.session_id, self._request.wait_ms])
+        if channel.is_down:
             self.connection.active.add(self)
 
-    def on_opened(self, session_id: str = "", locked_until_ms: int = 0) -> None:
+    def on_opened(self, channel: ReceiverChannel, session_id: str, locked_until_ms: int) -> None:
         if self.link.closed:
             return
         self.session_id = session_id
@@ -60,13 +69,13 @@ class SessionReceiver(ClientReceiver):
             del self.connection.sessions[self.queue, self.session_id]
         super().on_detach(broken, unsent)
 
-    def on_closed(self, error: BrokerError | None) -> None:
+    def on_closed(self, channel: ReceiverChannel, error: BrokerError | None) -> None:
         if isinstance(error, SessionLockLost) and self._waits_for_messages:
             self._lost = error
             self.grant()  # answers a drain that the partition did not answer
             self.connection.later(LOST_QUIETLY_S, self._tell_lost)
             return
-        super().on_closed(None if error is None else self._as_clients_know_it(error))
+        super().on_closed(channel, None if error is None else self._as_clients_know_it(error))
 
     @property
     def _waits_for_messages(self) -> bool:
@@ -75,7 +84,7 @@ class SessionReceiver(ClientReceiver):
 
     def _tell_lost(self) -> None:
         if not self._closing:
-            super().on_closed(self._lost)
+            super().on_closed(self._channels[0], self._lost)
 
     def grant(self) -> None:
         if self._lost is None:
@@ -92,15 +101,12 @@ class SessionReceiver(ClientReceiver):
             return OperationTimeout(error_texts.timed_out(self._request.wait_ms))
         return error
 
-    def on_worker_lost(self) -> None:
+    def on_worker_lost(self, channel: ReceiverChannel) -> None:
         """The lock ended with the worker. A client that waited for a session may try again."""
-        is_attached = not self._closing
-        super().on_worker_lost()
-        if is_attached:
-            self._lose()
+        self._lose()
 
-    def answer_unposted(self) -> None:
-        self.on_settled(len(self._settling), SessionLockLost(error_texts.SESSION_LOCK_LOST))
+    def answer_unposted(self, channel: ReceiverChannel) -> None:
+        channel.answer_all(SessionLockLost(error_texts.SESSION_LOCK_LOST))
         self._lose()
 
     def _lose(self) -> None:
@@ -108,3 +114,64 @@ class SessionReceiver(ClientReceiver):
             self.detach(ServerBusy(error_texts.SERVER_BUSY))
         else:
             self.detach(SessionLockLost(error_texts.SESSION_LOCK_LOST))
+
+
+class NextSessionReceiver(SessionReceiver):
+    """A receiver of the next session of a partitioned entity, on whichever fragment there is one.
+
+    First one fragment is asked for a session that is available now. If it has none, all of them wait for one. The first
+    that gets one wins, and the others give theirs back.
+    """
+
+    def __init__(self, connection: Host, link: Link, entity: Entity, address: Address, request: SessionRequest) -> None:
+        self._asks_all = False
+        super().__init__(connection, link, entity, address, random.choice(entity.partitions), request)
+
+    def _open(self, channel: ReceiverChannel) -> None:
+        channel.open([None, self._request.wait_ms if self._asks_all else 0])
+        if channel.is_down:
+            self.connection.active.add(self)
+
+    def on_opened(self, channel: ReceiverChannel, session_id: str, locked_until_ms: int) -> None:
+        if self.session_id is not None:
+            channel.close(broken=False)
+            return
+        losers = [each for each in self._channels if each is not channel]
+        self._channels, self._only = [channel], channel
+        for loser in losers:
+            loser.close(broken=False)
+        super().on_opened(channel, session_id, locked_until_ms)
+
+    def on_closed(self, channel: ReceiverChannel, error: BrokerError | None) -> None:
+        if self.session_id is None and error is not None:
+            self._without(channel, error)
+        elif channel in self._channels:
+            super().on_closed(channel, error)
+
+    def on_worker_lost(self, channel: ReceiverChannel) -> None:
+        channel.forget()
+        if self.session_id is None:
+            self._without(channel, ServerBusy(error_texts.SERVER_BUSY))
+        elif channel in self._channels:
+            super().on_worker_lost(channel)
+
+    def answer_unposted(self, channel: ReceiverChannel) -> None:
+        channel.forget()
+        if self.session_id is None:
+            self._without(channel, ServerBusy(error_texts.SERVER_BUSY))
+        else:
+            super().answer_unposted(channel)
+
+    def _without(self, channel: ReceiverChannel, error: BrokerError) -> None:
+        """This fragment has no session for the client. Ask all; if it was the last of all, the client is told."""
+        if self._closing or channel not in self._channels:
+            return
+        self._channels = [each for each in self._channels if each is not channel]
+        if not self._asks_all and isinstance(error, OperationTimeout | ServerBusy | PartitionParked):
+            self._asks_all = True
+            self._channels = [ReceiverChannel(self, partition) for partition in self.entity.partitions]
+            for each in self._channels:
+                self._open(each)
+        elif not self._channels or not isinstance(error, OperationTimeout | ServerBusy | PartitionParked):
+            self._only = channel
+            super().on_closed(channel, error)

@@ -1,6 +1,6 @@
 """The counts of an entity, from those of its queues."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from broker.gateway.namespace import Entity
 from protocol.addresses import Part
@@ -11,6 +11,15 @@ _NONE = (0,) * 5
 def counted_queues(entity: Entity) -> list[int]:
     """The ids of the queues whose counts are needed."""
     return [*(entity.queue(part) for part in Part), entity.transfer_queue]
+
+
+def summed(counts: Iterable[Mapping[int, Sequence[int]]]) -> dict[int, list[int]]:
+    """The counts of queues on several partitions together."""
+    found: dict[int, list[int]] = {}
+    for each in counts:
+        for queue, numbers in each.items():
+            found[queue] = [a + b for a, b in zip(found[queue], numbers, strict=True)] if queue in found else [*numbers]
+    return found
 
 
 def entity_counts(entity: Entity, counts: Mapping[int, Sequence[int]]) -> dict[str, int]:

@@ -1,20 +1,23 @@
 """The $management node of an entity: translates its requests to requests of the partition, and back (amqp.md 8.4)."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from broker.errors import BrokerError, MessageNotFound, MessageTooLarge, NotAllowed
+from broker.errors import BrokerError, MessageNotFound, MessageTooLarge, NotAllowed, PartitionParked, ServerBusy
 from broker.gateway.conditions import condition_of
 from broker.gateway.host import Host
 from broker.gateway.links.delivery import embed
 from broker.gateway.links.properties import DEAD_LETTER_DESCRIPTION, DEAD_LETTER_REASON, MAX_REASON_CHARACTERS
 from broker.gateway.namespace import Entity
-from broker.gateway.nodes.entity_counts import counted_queues, entity_counts
+from broker.gateway.nodes.entity_counts import counted_queues, entity_counts, summed
+from broker.gateway.nodes.parts import Parts
 from broker.gateway.nodes.request_links import Answer, RequestLink
 from broker.gateway.nodes.rules import rule_document, rule_of_document
 from broker.namespace.entities import Right
+from broker.namespace.fragments import fragment_of, key_of
 from broker.wire import ENTRY, Extra, Outcome
 from protocol import error_texts
 from protocol.addresses import Address, Part
@@ -90,8 +93,18 @@ class ManagementRequests(RequestLink):
         answer(management.encode_failure(request, condition, self.connection.tracked(str(error))))
 
     def _ask(
-        self, request: Request, answer: Answer, encode: Callable[[Any], bytes], name: str, *arguments: Any
+        self,
+        request: Request,
+        answer: Answer,
+        encode: Callable[[Any], bytes],
+        name: str,
+        *arguments: Any,
+        partition: int | None = None,
     ) -> None:
+        """Ask one partition: this one, or the first of the entity's."""
+        if partition is None:
+            partition = self.entity.partition
+
         def reply(result: Any, error: BrokerError | None) -> None:
             if error is None:
                 try:
@@ -105,32 +118,100 @@ class ManagementRequests(RequestLink):
                 self.fail(request, error, answer)
 
         if self.transaction is not None and name in _IN_TRANSACTIONS:
-            self.transaction.request(self.entity, name, self.queue, list(arguments), reply)
+            self.transaction.request(self.entity, partition, name, self.queue, list(arguments), reply)
         else:
-            self.request_partition(self.entity.partition, name, self.queue, arguments, reply)
+            self.request_partition(partition, name, self.queue, arguments, reply)
+
+    def _ask_each(
+        self,
+        request: Request,
+        answer: Answer,
+        encode: Callable[[dict[int, Any]], bytes],
+        name: str,
+        arguments: Mapping[int, Sequence[Any]],
+    ) -> None:
+        """Ask several partitions at once. `arguments` are by partition, and `encode` gets the results in this form.
+
+        Each does its part wholly or not at all. If one fails, the client is told its error.
+        """
+        if len(arguments) == 1:
+            ((partition, only),) = arguments.items()
+            self._ask(request, answer, lambda result: encode({partition: result}), name, *only, partition=partition)
+            return
+        if self.transaction is not None and name in _IN_TRANSACTIONS:
+            raise NotAllowed(error_texts.SEVERAL_PARTITIONS)
+        results: dict[int, Any] = {}
+        errors: list[BrokerError] = []
+
+        def reply(partition: int, result: Any, error: BrokerError | None) -> None:
+            results[partition] = result
+            if error is not None:
+                errors.append(error)
+            if len(results) < len(arguments):
+                return
+            try:
+                if errors:
+                    raise errors[0]
+                response = encode(results)
+            except (BrokerError, ProtocolError) as fault:
+                self.fail(request, fault, answer)
+            else:
+                self._metrics.successful_requests += 1
+                answer(response)
+
+        for partition, wanted in arguments.items():
+            self.request_partition(partition, name, self.queue, wanted, partial(reply, partition))
+
+    def _of_session(self, session_id: str | None) -> int:
+        """The partition of the session; the first of the entity's if there is none."""
+        return self.entity.partition if session_id is None else self.entity.partition_of_session(session_id)
 
     # -- operations (amqp.md 8.4)
 
     def _renew_locks(self, request: Request, arguments: management.RenewLocks, answer: Answer) -> None:
-        tokens = [token_of(token) for token in arguments.lock_tokens]
-        self._ask(request, answer, lambda ends: management.encode_expirations(request, ends), "renew-locks", tokens)
+        parts = Parts([token_of(token) for token in arguments.lock_tokens], self.entity.partition_of_token)
+
+        def encode(ends: dict[int, list[int]]) -> bytes:
+            return management.encode_expirations(request, parts.joined(ends))
+
+        self._ask_each(request, answer, encode, "renew-locks", {at: [tokens] for at, tokens in parts.items()})
 
     def _peek(self, request: Request, arguments: management.PeekMessages, answer: Answer) -> None:
+        """Messages in the order of their sequence numbers, which is that of the entity's partitions."""
         limit = self.max_response_bytes()
+        most = min(arguments.message_count, MAX_PEEK_MESSAGES)
+        start, session_id = arguments.from_sequence_number, arguments.session_id
+        rows: list[list[Any]] = []
+        if session_id is not None:
+            left = [self.entity.partition_of_session(session_id)]
+        else:
+            left = [at for at in self.entity.partitions if at >= self.entity.partition_of_number(start)]
 
-        def encode(entries: list[Any]) -> bytes:
+        def ask() -> None:
+            wanted: list[Any] = [start, most - len(rows), MAX_PEEK_BYTES - sum(len(row[3]) for row in rows)]
+            if session_id is None:
+                self.request_partition(left.pop(0), "peek", self.queue, wanted, reply)
+            else:
+                self.request_partition(left.pop(0), "peek-session", self.queue, [session_id, *wanted], reply)
+
+        def reply(entries: list[Any] | None, error: BrokerError | None) -> None:
+            if error is not None and not rows and not (isinstance(error, PartitionParked) and left):
+                self.fail(request, error, answer)
+                return
+            rows.extend(_rows(entries or []))
+            used_bytes = sum(len(row[3]) for row in rows)
+            if left and len(rows) < most and used_bytes < MAX_PEEK_BYTES:
+                ask()
+                return
             messages = [
                 embed(record, number, count, None, overlay, place=place, omit_body=arguments.omit_body)
-                for place, number, count, record, overlay in _rows(entries)
+                for place, number, count, record, overlay in rows
             ]
             self._metrics.outgoing_messages += len(messages)
-            return management.encode_peeked(request, messages, limit)
+            self._metrics.successful_requests += 1
+            answer(management.encode_peeked(request, messages, limit))
 
-        wanted = (arguments.from_sequence_number, min(arguments.message_count, MAX_PEEK_MESSAGES), MAX_PEEK_BYTES)
-        if arguments.session_id is None:
-            self._ask(request, answer, encode, "peek", *wanted)
-        else:
-            self._ask(request, answer, encode, "peek-session", arguments.session_id, *wanted)
+        ask()
 
     def _schedule(self, request: Request, arguments: management.ScheduleMessages, answer: Answer) -> None:
         self.entity.require_send()
@@ -146,38 +227,53 @@ class ManagementRequests(RequestLink):
         if self.entity.requires_session and not all(has_session):
             raise NotAllowed(error_texts.session_id_missing(self.entity.name))
         self._metrics.incoming_messages += len(messages)
-        self._ask(
-            request, answer, lambda numbers: management.encode_sequence_numbers(request, numbers), "schedule", messages
-        )
+        anywhere = self.connection.gateway.router.any_of(self.entity.partitions)
+        parts = Parts(messages, partial(self._partition_for, anywhere))
+
+        def encode(numbers: dict[int, list[int]]) -> bytes:
+            return management.encode_sequence_numbers(request, parts.joined(numbers))
+
+        self._ask_each(request, answer, encode, "schedule", {at: [part] for at, part in parts.items()})
+
+    def _partition_for(self, anywhere: int, message: Any) -> int:
+        """The partition that takes this message; `anywhere` if it has no key."""
+        if self.transaction is not None:
+            return self.transaction.partition_of(self.entity, [message])
+        key = key_of(message[3])
+        return anywhere if key is None else fragment_of(key, self.entity.partitions)
 
     def _cancel_scheduled(self, request: Request, arguments: management.CancelScheduled, answer: Answer) -> None:
-        numbers = list(arguments.sequence_numbers)
-        self._ask(request, answer, lambda _: management.encode_success(request), "cancel-scheduled", numbers)
+        parts = Parts(arguments.sequence_numbers, self.entity.partition_of_number)
+        wanted = {at: [numbers] for at, numbers in parts.items()}
+        self._ask_each(request, answer, lambda _: management.encode_success(request), "cancel-scheduled", wanted)
 
     def _receive_deferred(self, request: Request, arguments: management.ReceiveDeferred, answer: Answer) -> None:
         self.entity.require_receive(self._part)
 
-        def encode(result: list[Any]) -> bytes:
-            locked_until_ms, entries = result
-            if not entries:
-                raise MessageNotFound("None of the messages could be found.")
+        def encode(results: dict[int, list[Any]]) -> bytes:
             messages = []
-            for token, number, count, record, overlay in _rows(entries):
-                until = None if arguments.receive_and_delete else locked_until_ms
-                uuid = None if arguments.receive_and_delete else uuid_of(token)
-                lock_token = uuid.bytes if uuid else None
-                place = Place.DEFERRED
-                message = embed(record, number, count, until, overlay, place=place, lock_token=lock_token)
-                messages.append((uuid, message))
+            for locked_until_ms, entries in results.values():
+                for token, number, count, record, overlay in _rows(entries):
+                    until = None if arguments.receive_and_delete else locked_until_ms
+                    uuid = None if arguments.receive_and_delete else uuid_of(token)
+                    lock_token = uuid.bytes if uuid else None
+                    place = Place.DEFERRED
+                    message = embed(record, number, count, until, overlay, place=place, lock_token=lock_token)
+                    messages.append((uuid, message))
+            if not messages:
+                raise MessageNotFound("None of the messages could be found.")
             self._metrics.outgoing_messages += len(messages)
             return management.encode_deferred(request, messages, 0)
 
-        wanted = (list(arguments.sequence_numbers), arguments.receive_and_delete)
-        if arguments.session_id is None:
-            self._ask(request, answer, encode, "receive-deferred", *wanted)
+        settles, session_id = arguments.receive_and_delete, arguments.session_id
+        if session_id is None:
+            parts = Parts(arguments.sequence_numbers, self.entity.partition_of_number)
+            wanted: dict[int, list[Any]] = {at: [numbers, settles] for at, numbers in parts.items()}
+            self._ask_each(request, answer, encode, "receive-deferred", wanted)
         else:
-            holder = self._holder(arguments.session_id)
-            self._ask(request, answer, encode, "receive-session-deferred", holder, arguments.session_id, *wanted)
+            named = [self._holder(session_id), session_id, list(arguments.sequence_numbers), settles]
+            partition = self.entity.partition_of_session(session_id)
+            self._ask_each(request, answer, encode, "receive-session-deferred", {partition: named})
 
     def _update_disposition(self, request: Request, arguments: management.UpdateDisposition, answer: Answer) -> None:
         outcome = _OUTCOME[arguments.disposition]
@@ -189,27 +285,43 @@ class ManagementRequests(RequestLink):
             ):
                 if text is not None:
                     properties[name] = text[:MAX_REASON_CHARACTERS]
-        tokens = [token_of(token) for token in arguments.lock_tokens]
+        parts = Parts([token_of(token) for token in arguments.lock_tokens], self.entity.partition_of_token)
 
         def encode(_: Any) -> bytes:
-            self._metrics.settled[outcome] += len(tokens)
+            self._metrics.settled[outcome] += len(arguments.lock_tokens)
             return management.encode_success(request)
 
         # If a token is unknown, the answer says whether the lock of the session is lost.
         holder = () if arguments.session_id is None else (self._holder(arguments.session_id),)
-        self._ask(request, answer, encode, "settle", tokens, outcome, properties or None, *holder)
+        wanted = {at: [tokens, outcome, properties or None, *holder] for at, tokens in parts.items()}
+        self._ask_each(request, answer, encode, "settle", wanted)
 
     def _delete(self, request: Request, arguments: management.DeleteMessages, answer: Answer) -> None:
-        count = min(arguments.message_count, MAX_DELETE_MESSAGES)
-        self._ask(
-            request,
-            answer,
-            lambda deleted: management.encode_deleted(request, deleted),
-            "delete-batch",
-            count,
-            arguments.enqueued_before_ms,
-            *(() if arguments.session_id is None else (arguments.session_id,)),
-        )
+        """One partition after the other, until so many are deleted."""
+        most = min(arguments.message_count, MAX_DELETE_MESSAGES)
+        named: list[Any] = [arguments.enqueued_before_ms]
+        left = [*self.entity.partitions]
+        if arguments.session_id is not None:
+            left = [self.entity.partition_of_session(arguments.session_id)]
+            named.append(arguments.session_id)
+        deleted = 0
+
+        def ask() -> None:
+            self.request_partition(left.pop(0), "delete-batch", self.queue, [most - deleted, *named], reply)
+
+        def reply(count: int, error: BrokerError | None) -> None:
+            nonlocal deleted
+            if error is not None:
+                self.fail(request, error, answer)
+                return
+            deleted += count
+            if left and deleted < most:
+                ask()
+                return
+            self._metrics.successful_requests += 1
+            answer(management.encode_deleted(request, deleted))
+
+        ask()
 
     def _holder(self, session_id: str) -> int:
         """The channel of the link on this connection that has the lock of the session; 0 if none has."""
@@ -221,14 +333,16 @@ class ManagementRequests(RequestLink):
             return management.encode_session_renewed(request, locked_until_ms)
 
         session_id = arguments.session_id
-        self._ask(request, answer, encode, "renew-session-lock", self._holder(session_id), session_id)
+        named = (self._holder(session_id), session_id)
+        self._ask(request, answer, encode, "renew-session-lock", *named, partition=self._of_session(session_id))
 
     def _get_session_state(self, request: Request, arguments: management.GetSessionState, answer: Answer) -> None:
         def encode(state: bytes | None) -> bytes:
             return management.encode_session_state(request, state)
 
         session_id = arguments.session_id
-        self._ask(request, answer, encode, "get-session-state", self._holder(session_id), session_id)
+        named = (self._holder(session_id), session_id)
+        self._ask(request, answer, encode, "get-session-state", *named, partition=self._of_session(session_id))
 
     def _set_session_state(self, request: Request, arguments: management.SetSessionState, answer: Answer) -> None:
         session_id, state = arguments.session_id, arguments.state
@@ -245,25 +359,41 @@ class ManagementRequests(RequestLink):
             self._holder(session_id),
             session_id,
             state,
+            partition=self._of_session(session_id),
         )
 
     def _get_message_sessions(self, request: Request, arguments: management.GetMessageSessions, answer: Answer) -> None:
         limit = self.max_response_bytes()
 
-        def encode(session_ids: list[str]) -> bytes:
-            return management.encode_sessions(request, arguments.skip, session_ids, limit)
+        skip, top, after_ms = arguments.skip, arguments.top, arguments.updated_after_ms
+        partitions = self.entity.partitions
+        # Each of several partitions names those to skip, too, because nobody knows before on which these are.
+        wanted = [after_ms, skip, top] if len(partitions) == 1 else [after_ms, 0, skip + top]
 
-        wanted = (arguments.updated_after_ms, arguments.skip, arguments.top)
-        self._ask(request, answer, encode, "get-message-sessions", *wanted)
+        def encode(found: dict[int, list[str]]) -> bytes:
+            session_ids = [session_id for at in partitions for session_id in found[at]]
+            if len(partitions) > 1:
+                session_ids = session_ids[skip : skip + top]
+            return management.encode_sessions(request, skip, session_ids, limit)
+
+        self._ask_each(request, answer, encode, "get-message-sessions", dict.fromkeys(partitions, wanted))
 
     # The rule operations need Listen, as in the cloud (management.md 5.4); over HTTP it is Manage.
 
     def _add_rule(self, request: Request, arguments: management.AddRule, answer: Answer) -> None:
-        document = rule_document(arguments.rule)
-        self._ask(request, answer, lambda _: management.encode_success(request), "add-rule", document)
+        self._change_rules(request, answer, "add-rule", rule_document(arguments.rule))
 
     def _remove_rule(self, request: Request, arguments: management.RemoveRule, answer: Answer) -> None:
-        self._ask(request, answer, lambda _: management.encode_success(request), "remove-rule", arguments.name)
+        self._change_rules(request, answer, "remove-rule", arguments.name)
+
+    def _change_rules(self, request: Request, answer: Answer, name: str, argument: Any) -> None:
+        """On all fragments: each evaluates the rules for its messages. At a start they get those of the first one."""
+        router = self.connection.gateway.router
+        away = [at for at in self.entity.partitions if self.entity.is_partitioned and not router.worker(at).is_usable]
+        if away:
+            raise ServerBusy(f"Partition {away[0]} does not answer, so the rules cannot be changed now.")
+        wanted = {at: [argument] for at in self.entity.partitions}
+        self._ask_each(request, answer, lambda _: management.encode_success(request), name, wanted)
 
     def _enumerate_rules(self, request: Request, arguments: management.EnumerateRules, answer: Answer) -> None:
         limit = self.max_response_bytes()
@@ -278,10 +408,12 @@ class ManagementRequests(RequestLink):
     def _purge(self, request: Request, _: management.Purge, answer: Answer) -> None:
         """Delete step by step, so that others are served, until nothing is left or as many are deleted as there were.
 
-        So messages that come in meanwhile cannot keep it going. It also ends with the link.
+        So messages that come in meanwhile cannot keep it going. It also ends with the link. Partitions come one after
+        the other.
         """
-        partition, queue = self.entity.partition, self.queue
-        at_first = deleted = 0
+        queue, left = self.queue, [*self.entity.partitions]
+        partition = left.pop(0)
+        at_first = deleted = before = 0
 
         def counted(counts: Any, error: BrokerError | None) -> None:
             nonlocal at_first
@@ -296,9 +428,14 @@ class ManagementRequests(RequestLink):
             if error is not None:
                 self.fail(request, error, answer)
                 return
+            nonlocal partition, before
             deleted += count
-            if count and deleted < at_first and not self.link.closed:
+            if count and deleted - before < at_first and not self.link.closed:
                 self.request_partition(partition, "purge", queue, (), stepped)
+                return
+            if left and not self.link.closed:
+                partition, before = left.pop(0), deleted
+                self.request_partition(partition, "counts", 0, [queue], counted)
                 return
             self._metrics.successful_requests += 1
             answer(management.encode_purged(request, deleted))
@@ -306,10 +443,11 @@ class ManagementRequests(RequestLink):
         self.request_partition(partition, "counts", 0, [queue], counted)
 
     def _get_counts(self, request: Request, _: management.GetCounts, answer: Answer) -> None:
-        def encode(counts: dict[int, list[int]]) -> bytes:
-            return management.encode_counts(request, entity_counts(self.entity, counts))
+        def encode(counts: dict[int, dict[int, list[int]]]) -> bytes:
+            return management.encode_counts(request, entity_counts(self.entity, summed(counts.values())))
 
-        self._ask(request, answer, encode, "counts", *counted_queues(self.entity))
+        wanted = dict.fromkeys(self.entity.partitions, counted_queues(self.entity))
+        self._ask_each(request, answer, encode, "counts", wanted)
 
 
 # Requests that can be a part of a transaction (amqp.md 10.3); others are done at once.

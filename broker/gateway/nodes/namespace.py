@@ -6,7 +6,7 @@ from typing import Any
 
 from broker.errors import BrokerError
 from broker.gateway.conditions import condition_of
-from broker.gateway.nodes.entity_counts import counted_queues, entity_counts
+from broker.gateway.nodes.entity_counts import counted_queues, entity_counts, summed
 from broker.gateway.nodes.request_links import Answer, RequestLink
 from broker.namespace.entities import Right
 from protocol.nodes import management
@@ -37,9 +37,10 @@ class NamespaceRequests(RequestLink):
         listed = {name: following[name] for name in sorted(following)[: min(arguments.count, MAX_LISTED)]}
         queues: dict[int, list[int]] = defaultdict(list)
         for entity in listed.values():
-            queues[entity.partition] += counted_queues(entity)
+            for partition in entity.partitions:
+                queues[partition] += counted_queues(entity)
         waiting = len(queues)
-        found: dict[int, Any] = {}
+        answers: list[dict[int, Any]] = []
 
         def reply(counts: Any, error: BrokerError | None) -> None:
             nonlocal waiting
@@ -50,8 +51,9 @@ class NamespaceRequests(RequestLink):
                 self.fail(request, error, answer)
                 return
             waiting -= 1
-            found.update(counts)
+            answers.append(counts)
             if waiting == 0:
+                found = summed(answers)
                 self._answer(request, answer, {name: entity_counts(entity, found) for name, entity in listed.items()})
 
         if not queues:

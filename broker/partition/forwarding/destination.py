@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from broker.errors import BrokerError, EntityDisabled, EntityNotFound, NotAllowed
+from broker.namespace.fragments import key_of
 from broker.partition.messages.admission import entity_size, too_large
 from broker.partition.messages.duplicates import sift
 from broker.partition.messages.expiry import end_of_life
@@ -199,6 +200,17 @@ def _extra(record: bytes, overlay: Overlay) -> dict[int, Any] | None:
         return extra_of(layout, body)
     except ProtocolError:
         return None  # actions have made a message that nobody could send: it counts as new
+
+
+def key_in(record: bytes, overlay: Overlay, detects_duplicates: bool) -> bytes | None:
+    """The key of a forwarded message at a partitioned entity: see `broker.namespace.fragments.key_of`."""
+    extra = dict(_extra(record, overlay) or {})
+    session_id = session_id_of(overlay, extra.pop(Extra.SESSION_ID, None))
+    if session_id is not None:
+        extra[Extra.SESSION_ID] = session_id
+    if not detects_duplicates:
+        extra.pop(Extra.MESSAGE_ID, None)
+    return key_of(extra)
 
 
 def enter(core: Core, queue: Queue, messages: Sequence[tuple[int, int, int, Overlay]], now_ms: int) -> None:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from broker.errors import BrokerError, NotAllowed
 from broker.namespace.entities import MAX_HOPS
 from broker.partition.forwarding import transfer_queue
-from broker.partition.forwarding.destination import ENTRY, arrive, enter, judge, refusal
+from broker.partition.forwarding.destination import ENTRY, arrive, enter, judge, key_in, refusal
 from broker.partition.messages.expiry import resume
 from broker.partition.messages.hand_out import take
 from broker.partition.messages.moves import (
@@ -38,12 +38,11 @@ from broker.partition.state.lanes import destination_of
 from broker.partition.state.locks import Held, ref_of
 from broker.partition.state.outbox import Outbox
 from broker.partition.state.queue import Queue
-from broker.partition.state.terms import Kind
 from broker.partition.state.timers import Due
 from broker.partition.state.window import message_id_of, number_of
 from broker.wire import Forward, forward
 from protocol import error_texts
-from storage.queue_ids import Part, queue_id_of
+from storage.queue_ids import Part, queue_id_of, with_part
 from storage.records import (
     NEVER,
     STORE_ID_KEY,
@@ -140,8 +139,12 @@ def _step(core: Core, queue: Queue, now_ms: int, commands: list[Forward]) -> int
         return 0
     if not queue.terms.can_receive or not queue.ready():
         return 0
-    destination = _destination(core, outbox, name)
-    partition = core.partition_id if destination is None else core.home(name)
+    destination = core.destination_ids.get(name)
+    partition, *others = (core.partition_id,) if destination is None else core.partitions_of(name)
+    if others:
+        assert destination is not None
+        _bind(core, queue, None)
+        return _step_to_fragments(core, queue, outbox, name, destination, now_ms)
     if partition == core.partition_id:
         _bind(core, queue, None)
         travelling, used_bytes, more = _take(core, queue, now_ms)
@@ -158,6 +161,29 @@ def _step(core: Core, queue: Queue, now_ms: int, commands: list[Forward]) -> int
     if travelling:
         _send(core, queue, outbox, destination, travelling, used_bytes, commands)
     elif more:
+        core.turn.wake(queue)
+    return used_bytes
+
+
+def _step_to_fragments(core: Core, queue: Queue, outbox: Outbox, name: str, destination: int, now_ms: int) -> int:
+    """As `_step`, to a partitioned entity: each message goes to the fragment of its key (PE9 of Service Bus).
+
+    Messages for this partition are moved within the turn. Those for others go to the entity's transfer queue, which has
+    a lane for each partition, so that a partition that is away delays no others.
+    """
+    travelling, used_bytes, more = _take(core, queue, now_ms)
+    detects = bool(core.terms[destination].duplicate_window_ms)
+    transfers = core.queue(with_part(queue.id, Part.TRANSFER))
+    here: list[Travelling] = []
+    for each in travelling:
+        number = number_of(ref_of(each.held))
+        partition = core.partition_for(name, key_in(each.record, each.overlay, detects), number)
+        if partition == core.partition_id:
+            here.append(each)
+        else:
+            transfer_queue.enter(core, queue, transfers, each.held, each.overlay, name, partition)
+    _move(core, queue, outbox, here, [destination] * len(here), now_ms)
+    if more:
         core.turn.wake(queue)
     return used_bytes
 
@@ -186,24 +212,6 @@ def _step_of_lane(core: Core, queue: Queue, lane: Outbox, now_ms: int, commands:
     if more or (here and travelling):  # some messages may have been put back
         core.turn.wake(queue)
     return used_bytes
-
-
-def _destination(core: Core, outbox: Outbox, name: str) -> int | None:
-    """The entity id of the queue or topic, None if there is none."""
-    known_name, entity_id = outbox.destination
-    if known_name != name or entity_id not in core.terms:
-        entity_id = _entity_id(core, name)
-        outbox.destination = (name, entity_id)
-    return entity_id or None
-
-
-def _entity_id(core: Core, name: str) -> int:
-    found = (
-        entity_id
-        for entity_id, terms in core.terms.items()
-        if terms.kind != Kind.SUBSCRIPTION and terms.name.lower() == name
-    )
-    return next(found, 0)
 
 
 def _bind(core: Core, queue: Queue, partition: int | None) -> None:
@@ -260,28 +268,25 @@ def _take_of_lane(core: Core, queue: Queue, lane: Outbox) -> tuple[list[Travelli
     travelling: list[Travelling] = []
     destinations: list[int] = []
     gone: list[Held] = []
-    assert queue.transfers is not None
-    known = queue.transfers.destinations
     errors: dict[str, BrokerError | None] = {}  # by name
     for ref, record in taken:
         number, _, _, own = ref
         name = destination_of(ref)
-        overlay = {Field.ENQUEUE_SEQUENCE_NUMBER: number, **(own or {}), Field.HOPS: 1}
+        overlay = {Field.ENQUEUE_SEQUENCE_NUMBER: number, Field.HOPS: 1, **(own or {})}
         del overlay[Field.DESTINATION]
+        overlay.pop(Field.LANE, None)
         held = unlocked(ref, len(record), NEVER, Place.AVAILABLE)
         if number <= lane.taken:
             gone.append(held)
             continue
+        destination = core.destination_ids.get(name, 0)
         if name not in errors:
-            terms = core.terms.get(known.get(name, 0))
-            if terms is None or terms.name.lower() != name:
-                known[name] = _entity_id(core, name)
-            errors[name] = refusal(core, known[name], name)
+            errors[name] = refusal(core, destination, name)
         if (error := errors[name]) is not None:
             _give_up(core, queue, held, type(error).__name__, str(error))
             continue
         travelling.append(Travelling(held, record, overlay))
-        destinations.append(known[name])
+        destinations.append(destination)
     _gone(core, queue, gone)
     return travelling, destinations, used_bytes, more
 

@@ -9,13 +9,15 @@ transfer dead-letter queue.
 
 from collections.abc import Sequence
 
+from broker.namespace.fragments import key_of
 from broker.partition.messages.admission import Incoming
 from broker.partition.messages.expiry import end_of_life
 from broker.partition.messages.hand_out import READ_MAX, WEIGHT_BYTES
-from broker.partition.messages.moves import set_aside, set_aside_unlocked
+from broker.partition.messages.moves import move, set_aside, set_aside_unlocked
 from broker.partition.state.bodies import staged_id, with_times
 from broker.partition.state.core import Core
 from broker.partition.state.lanes import Transfers
+from broker.partition.state.locks import Held
 from broker.partition.state.outbox import Outbox
 from broker.partition.state.queue import Queue
 from broker.partition.state.timers import Due
@@ -66,12 +68,9 @@ def store(core: Core, queue: Queue, transfers: Transfers, messages: Sequence[Inc
             numbers.append(0)
             continue
         name = extra[Extra.DESTINATION]
-        partition = core.home(name)
-        if partition not in transfers.lanes:
-            core.changing()
-            transfers.add(partition, first)
-            core.store.put(Table.META, forwarded_key(queue.id), encode_document(sorted(transfers.lanes)))
-        overlay: Overlay = {Field.DESTINATION: name}
+        partition = core.partition_for(name, key_of(extra), number)
+        add_lane(core, queue, transfers, partition, first)
+        overlay: Overlay = {Field.DESTINATION: name, Field.LANE: partition}
         staged = staged_id(extra)
         message_id = staged or next_id
         scheduled_ms = extra.get(Extra.SCHEDULED_MS) or 0
@@ -121,6 +120,26 @@ def store(core: Core, queue: Queue, transfers: Transfers, messages: Sequence[Inc
         core.store.insert_many(Table.DUE, due)
         core.arm_scheduled(queue.id, earliest_ms, now_ms)
     return numbers
+
+
+def add_lane(core: Core, queue: Queue, transfers: Transfers, partition: int, first: int) -> None:
+    """Before the first message for a partition, which has this number or a higher one."""
+    if partition not in transfers.lanes:
+        core.changing()
+        transfers.add(partition, first)
+        core.store.put(Table.META, forwarded_key(queue.id), encode_document(sorted(transfers.lanes)))
+
+
+def enter(
+    core: Core, queue: Queue, target: Queue, held: Held, overlay: Overlay, destination: str, partition: int
+) -> None:
+    """Move a message of `queue`, which forwards, to `target`, the transfer queue of its entity.
+
+    `destination` is a name in lower case, and `partition` the one that the message goes to.
+    """
+    assert target.transfers is not None
+    add_lane(core, target, target.transfers, partition, target.next_number)
+    move(core, queue, held, target, {**overlay, Field.DESTINATION: destination, Field.LANE: partition})
 
 
 def take(

@@ -45,9 +45,10 @@ Drained = list[tuple[Hashable, int]]
 class Pumped(NamedTuple):
     """`deliveries`: (receiver, locked_until_ms or 0 if not locked, entry items: see broker.wire).
 
-    `drained`: (receiver, deliveries since it was opened). `closed`: receivers that the partition closed, and the
-    errors. `more`: there is more to do at once, which this turn was too short for. `forwards` may leave after the
-    commit. `accepted`: (receiver, session id, locked_until_ms) of receivers that have got their session.
+    `drained`: (receiver, deliveries since it was opened). `available`: receivers that watch, and could take messages.
+    `closed`: receivers that the partition closed, and the errors. `more`: there is more to do at once, which this turn
+    was too short for. `forwards` may leave after the commit. `accepted`: (receiver, session id, locked_until_ms) of
+    receivers that have got their session.
     """
 
     deliveries: Sequence[tuple[Hashable, int, list[Any]]] = ()
@@ -56,17 +57,22 @@ class Pumped(NamedTuple):
     more: bool = False
     forwards: Sequence[Forward] = ()
     accepted: Sequence[tuple[Hashable, str, int]] = ()
+    available: Sequence[Hashable] = ()
 
 
 NOTHING = Pumped()
 Taken = list[tuple[Ref, bytes, int]]  # ref, record, time of its DUE entry or NEVER
 
 
-def pump(core: Core, now_ms: int) -> tuple[Deliveries, Drained]:
-    """Serve the queues that are awake. Those that it does not get to the end of stay awake."""
+def pump(core: Core, now_ms: int) -> tuple[Deliveries, Drained, list[Hashable]]:
+    """Serve the queues that are awake. Those that it does not get to the end of stay awake.
+
+    Returns what `Pumped` has as `deliveries`, `drained` and `available`.
+    """
     awake = core.turn.take_awake()
     deliveries: Deliveries = []
     drained: Drained = []
+    available: list[Hashable] = []
     budget_bytes = core.settings.pump_bytes
     later = []  # queues that were cut short; they come after those that got nothing
     core.begin_part()
@@ -81,11 +87,15 @@ def pump(core: Core, now_ms: int) -> tuple[Deliveries, Drained]:
         budget_bytes -= used_bytes
         if cut:
             later.append(queue)
-        elif queue.line.draining:
-            drained += [(receiver.key, receiver.delivered) for receiver in queue.line.take_drained()]
+            continue
+        line = queue.line
+        if line.draining:
+            drained += [(receiver.key, receiver.delivered) for receiver in line.take_drained()]
+        if line.watching and not line.waiting and (ready := queue.ready()) > 0:
+            available += [receiver.key for receiver in line.tell(ready)]
     for queue in later:
         core.turn.awake[queue.id] = queue
-    return deliveries, drained
+    return deliveries, drained, available
 
 
 def _hand_out(core: Core, queue: Queue, now_ms: int, budget_bytes: int, deliveries: Deliveries) -> tuple[int, bool]:

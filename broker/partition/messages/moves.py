@@ -134,25 +134,34 @@ def dead_letter(
     core: Core, queue: Queue, held: Held, properties: Properties | None, reason: str, part: Part = Part.DEAD_LETTER
 ) -> None:
     """Move the message to the entity's dead-letter queue, or to another `part`. It is counted under `reason`."""
-    (number, message_id, delivery_count, overlay), size, due_ms, place, _, _ = held
-    store, target = core.store, core.queue(with_part(queue.id, part))
+    (number, _, _, overlay), *_ = held
+    overlay = dict(with_properties(overlay, properties) or {})
+    if queue.sessions is not None:
+        del overlay[Field.SESSION]  # ordinary receivers read a dead-letter queue
+    overlay.pop(Field.DESTINATION, None)
+    overlay.pop(Field.LANE, None)
+    overlay.setdefault(Field.ENQUEUE_SEQUENCE_NUMBER, number)
+    overlay[Field.DEAD_LETTER_SOURCE] = queue.terms.name
+    target = core.queue(with_part(queue.id, part))
+    move(core, queue, held, target, overlay)
+    target.tally.moved_in += 1
+    queue.tally.dead_lettered[reason] = queue.tally.dead_lettered.get(reason, 0) + 1
+
+
+def move(core: Core, queue: Queue, held: Held, target: Queue, overlay: Overlay) -> None:
+    """Move the message to another part of the same entity, where it has this overlay and no timer."""
+    (number, message_id, delivery_count, _), size, due_ms, place, _, _ = held
+    store = core.store
     store.delete(_QUEUE, queue_key(queue.id, place, number))
     core.turn.work += 1
     if due_ms != NEVER:
         store.delete(_DUE, due_key(queue.id, _EXPIRY, due_ms, number))
     queue.counts[place] -= 1
     queue.size_bytes -= size
-    overlay = dict(with_properties(overlay, properties) or {})
     if queue.sessions is not None:
         queue.sessions.leave([held])
-        del overlay[Field.SESSION]  # ordinary receivers read a dead-letter queue
-    overlay.pop(Field.DESTINATION, None)
-    overlay.setdefault(Field.ENQUEUE_SEQUENCE_NUMBER, number)
-    overlay[Field.DEAD_LETTER_SOURCE] = queue.terms.name
     enqueue(core, target, [(message_id, delivery_count, overlay)])
     target.size_bytes += size
-    target.tally.moved_in += 1
-    queue.tally.dead_lettered[reason] = queue.tally.dead_lettered.get(reason, 0) + 1
     core.turn.touch(queue)
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Hashable, Sequence
 from itertools import count as count_from
 
 from broker.errors import BrokerError, EntityNotFound
+from broker.namespace.fragments import fragment_of
 from broker.partition.settings import PartitionSettings
 from broker.partition.state.bodies import Bodies
 from broker.partition.state.lanes import Transfers
@@ -76,14 +77,16 @@ class Core:
         settings: PartitionSettings,
         home: Callable[[str], int],
     ) -> None:
+        """`home`: name of a queue or topic -> the partition to ask for it, if its definition does not say."""
         self.store = store
         self.partition_id = partition_id
-        self.home = home  # name of a queue or topic -> the partition that it lives on
+        self._home = home
         self.settings = settings
         self.bodies = Bodies(store)
         self.timers = Timers()
         self.terms: dict[int, Terms] = {}  # by entity id
         self.topic_ids: dict[str, int] = {}  # topic's name in lower case -> entity id
+        self.destination_ids: dict[str, int] = {}  # the same for queues and topics: all that is sent to
         self.subscription_ids: dict[int, set[int]] = {}  # topic -> its subscriptions, entity ids
         self.deleted: dict[int, int | None] = {}  # entities whose messages are still being deleted -> their topic
         self.idle: dict[int, Idle] = {}  # entities that are deleted when nobody uses them, by entity id
@@ -106,6 +109,22 @@ class Core:
         self.ahead_ms = 0  # milliseconds ahead of the wall clock: see `wall_ms`
         self.changes = 0  # the number of changes in memory: see `changing`
         self._changes_before = 0
+
+    def partitions_of(self, name: str) -> tuple[int, ...]:
+        """Those that the queue or topic of this name, in lower case, lives on; one if there is no such entity."""
+        terms = self.terms.get(self.destination_ids.get(name, 0))
+        return (terms and terms.partitions) or (self._home(name),)
+
+    def partition_for(self, name: str, key: bytes | None, number: int) -> int:
+        """The partition that a message to this queue or topic goes to; `number` is its sequence number here.
+
+        Without a key it stays on this partition if it can. Otherwise the number decides, so that the result is the same
+        whenever it is asked for.
+        """
+        partitions = self.partitions_of(name)
+        if key is not None or len(partitions) == 1:
+            return fragment_of(key or b"", partitions)
+        return self.partition_id if self.partition_id in partitions else partitions[number % len(partitions)]
 
     def wall_ms(self, time_ms: int) -> int:
         """The time of the wall clock at a time of the partition, which is ahead after the wall clock was set back.
@@ -153,7 +172,10 @@ class Core:
         if terms is None or part_of(queue_id) not in (PARTS if terms.kind != Kind.TOPIC else _TOPIC_PARTS):
             return None
         topic_id = self.topic_ids[terms.topic] if terms.kind == Kind.SUBSCRIPTION else None
-        queue = self.queues[queue_id] = Queue(queue_id, terms, self._counts(queue_id), topic_id)
+        counts = self._counts(queue_id)
+        if counts.next_sequence_number < (first := terms.first_number(self.partition_id)):
+            counts = counts._replace(next_sequence_number=first)
+        queue = self.queues[queue_id] = Queue(queue_id, terms, counts, topic_id)
         main = self.queues.get(queue_id_of(queue.entity_id))
         if main is not None:
             main.counted_with = None
@@ -161,7 +183,7 @@ class Core:
             queue.outbox = Outbox(queue.window)
             queue.window.active = True
         if part_of(queue_id) == Part.TRANSFER:
-            queue.transfers = Transfers(self.home)
+            queue.transfers = Transfers(lambda name: self.partitions_of(name)[0])
         if terms.requires_session and part_of(queue_id) == Part.MAIN:
             queue.sessions = Sessions(self.store, queue_id, self.settings.session_window)
         return queue
@@ -177,11 +199,15 @@ class Core:
             if topic_id is None:
                 raise EntityNotFound(f"The topic of '{terms.name}' could not be found.")
             self.subscription_ids[topic_id].add(entity_id)
+        if terms.kind != Kind.SUBSCRIPTION:
+            self.destination_ids[terms.name.lower()] = entity_id
         self.terms[entity_id] = terms
 
     def forget(self, entity_id: int) -> int | None:
         """Remove the terms of an entity. Returns the topic of a subscription."""
         terms = self.terms.pop(entity_id)
+        if terms.kind != Kind.SUBSCRIPTION:
+            del self.destination_ids[terms.name.lower()]
         if terms.kind == Kind.TOPIC:
             del self.topic_ids[terms.name.lower()]
             del self.subscription_ids[entity_id]

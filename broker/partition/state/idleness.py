@@ -39,11 +39,11 @@ def load(core: Core, now_ms: int) -> None:
 
 
 def _limit_ms(core: Core, entity_id: int) -> int:
-    """The interval; 0 if the entity has none or lives on another partition, which alone knows who uses it."""
+    """The interval; 0 if the entity has none, or does not live here alone: only its partition knows who uses it."""
     terms = core.terms[entity_id]
     if not terms.idle_limit_ms:
         return 0
-    is_here = core.home(terms.topic or terms.name.lower()) == core.partition_id
+    is_here = core.partitions_of(terms.topic or terms.name.lower()) == (core.partition_id,)
     return terms.idle_limit_ms if is_here else 0
 
 

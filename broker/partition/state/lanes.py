@@ -13,13 +13,12 @@ from storage.records import Field
 
 
 class Transfers:
-    __slots__ = ("_home", "destinations", "lanes", "next_partition")
+    __slots__ = ("_home", "lanes", "next_partition")
 
     def __init__(self, home: Callable[[str], int]) -> None:
-        """`home` returns the partition that a destination of this name lives on."""
+        """`home` returns the partition of a destination of this name, for messages that do not say it."""
         self._home = home
         self.lanes: dict[int, Outbox] = {}  # by partition
-        self.destinations: dict[str, int] = {}  # entity ids by name, as last looked up
         self.next_partition: int | None = None  # the partition of the lane that the last turn did not get to
 
     def add(self, partition: int, cursor: int) -> Outbox:
@@ -40,15 +39,21 @@ class Transfers:
 
     def of(self, partition: int, refs: Iterable[Ref]) -> list[Ref]:
         """Those of `refs` that are for this partition."""
-        return [ref for ref in refs if self._home(destination_of(ref)) == partition]
+        return [ref for ref in refs if self._lane_of(ref) == partition]
 
     def extend(self, refs: list[Ref], first: int, end: int, limit: int) -> None:
         """As `Window.extend`, for new messages of all lanes."""
         by_partition: dict[int, list[Ref]] = {partition: [] for partition in self.lanes}
         for ref in refs:
-            by_partition[self._home(destination_of(ref))].append(ref)
+            by_partition[self._lane_of(ref)].append(ref)
         for partition, lane in self.lanes.items():
             lane.window.extend(by_partition[partition], first, end, limit)
+
+    def _lane_of(self, ref: Ref) -> int:
+        _, _, _, overlay = ref
+        assert overlay is not None
+        partition: int | None = overlay.get(Field.LANE)
+        return self._home(overlay[Field.DESTINATION]) if partition is None else partition
 
 
 def destination_of(ref: Ref) -> str:

@@ -28,7 +28,6 @@ BACK_OFF_MAX_MS = 2000
 class Outbox:
     __slots__ = (
         "awaited",
-        "destination",
         "failures",
         "highest",
         "numbers",
@@ -50,7 +49,6 @@ class Outbox:
         self.numbers: list[int] = []  # sequence numbers of messages sent without an answer, or in doubt
         self.taken = 0  # in a transfer queue: up to this number, taken over before the start; to delete
         self.highest = 0  # the highest sequence number that was taken out since the start
-        self.destination = ("", 0)  # name in lower case and entity id, as last looked up
         self.failures = 0  # consecutive ones
         self.retry_ms = 0  # the earliest time of the next try
 

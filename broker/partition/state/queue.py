@@ -79,8 +79,11 @@ class Queue:
 
     @property
     def is_pulled(self) -> bool:
-        """True if a receiver has credit, or waits for a session."""
-        return bool(self.line.waiting) or (self.sessions is not None and bool(self.sessions.waiting))
+        """True if a receiver has credit, here or on another partition, or waits for a session."""
+        line = self.line
+        return bool(line.waiting or line.watching or line.told) or (
+            self.sessions is not None and bool(self.sessions.waiting)
+        )
 
     @property
     def is_awaited(self) -> bool:

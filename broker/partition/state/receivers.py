@@ -11,9 +11,12 @@ ALL = 1 << 63  # above every sequence number: cursor of a window with all messag
 
 
 class Receiver(Holder):
-    """`limit` and `delivered` count deliveries since it was opened. Locks of a session's messages are the session's."""
+    """`limit` and `delivered` count deliveries since it was opened. Locks of a session's messages are the session's.
 
-    __slots__ = ("delivered", "key", "limit", "queue_id", "receive_and_delete", "session")
+    `watches`: it has credit elsewhere, and wants to know when there are messages here (see `Line`).
+    """
+
+    __slots__ = ("delivered", "key", "limit", "queue_id", "receive_and_delete", "session", "watches")
 
     def __init__(self, key: Hashable, queue_id: int, receive_and_delete: bool) -> None:
         super().__init__()
@@ -22,6 +25,7 @@ class Receiver(Holder):
         self.receive_and_delete = receive_and_delete
         self.limit = 0
         self.delivered = 0
+        self.watches = False
         self.session: Session | None = None  # it holds the lock of this session, and receives only its messages
 
 

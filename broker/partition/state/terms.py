@@ -12,6 +12,7 @@ from broker.namespace.entities import (
     TopicDescription,
 )
 from storage.queue_ids import Part
+from storage.records import PARTITION_SHIFT
 
 
 class Kind(IntEnum):
@@ -45,6 +46,7 @@ class Terms(NamedTuple):
     duplicate_window_ms: int = 0  # for a queue or topic with duplicate detection
     requires_session: bool = False
     idle_limit_ms: int = 0  # the entity is deleted after this time without a use; 0: never
+    partitions: tuple[int, ...] = ()  # those that the entity lives on; empty if that is only known by its name
 
     @classmethod
     def of(cls, description: Description) -> "Terms":
@@ -102,7 +104,12 @@ class Terms(NamedTuple):
         if kind is None:
             raise ValueError(f"kind {document['kind']!r} is unknown")
         known = _FIELDS[document["kind"]]
-        return cls.of(kind.model_validate({name: value for name, value in document.items() if name in known}))
+        terms = cls.of(kind.model_validate({name: value for name, value in document.items() if name in known}))
+        return terms._replace(partitions=tuple(document.get("partitions", ())))
+
+    def first_number(self, partition: int) -> int:
+        """The first sequence number that this partition gives: those of a partitioned entity say which it is."""
+        return (partition << PARTITION_SHIFT) + 1 if len(self.partitions) > 1 else 1
 
     def forwards_to(self, part: int) -> str:
         """The name, in lower case, of the entity that this part forwards messages to; empty if they stay."""

@@ -29,7 +29,7 @@ Thing = tuple[int, int]
 
 class Timers:
     def __init__(self) -> None:
-        self._heap: list[tuple[int, Thing]] = []
+        self.heap: list[tuple[int, Thing]] = []  # always the same list; empty if no timer is armed
         self._armed: dict[Thing, int] = {}
 
     def arm(self, time_ms: int, thing: Thing) -> None:
@@ -38,11 +38,11 @@ class Timers:
         if armed_ms is not None and armed_ms <= time_ms:
             return
         self._armed[thing] = time_ms
-        heappush(self._heap, (time_ms, thing))
+        heappush(self.heap, (time_ms, thing))
         # Arming a thing earlier again leaves a stale item behind. Stale items must not outnumber the others.
-        if len(self._heap) > 2 * len(self._armed) + 64:
-            self._heap = [(time_ms, thing) for thing, time_ms in self._armed.items()]
-            heapify(self._heap)
+        if len(self.heap) > 2 * len(self._armed) + 64:
+            self.heap[:] = [(time_ms, thing) for thing, time_ms in self._armed.items()]
+            heapify(self.heap)
 
     def take_due(self, now_ms: int, count: int) -> list[tuple[int, Thing]]:
         """Up to `count` things due at or before `now_ms`, each once and with its time, the earliest first.
@@ -50,17 +50,17 @@ class Timers:
         They are no longer armed.
         """
         due: list[tuple[int, Thing]] = []
-        while self._heap and self._heap[0][0] <= now_ms and len(due) < count:
-            time_ms, thing = heappop(self._heap)
+        while self.heap and self.heap[0][0] <= now_ms and len(due) < count:
+            time_ms, thing = heappop(self.heap)
             if self._armed.get(thing) == time_ms:
                 del self._armed[thing]
                 due.append((time_ms, thing))
         return due
 
     def next_ms(self) -> int | None:
-        while self._heap:
-            time_ms, thing = self._heap[0]
+        while self.heap:
+            time_ms, thing = self.heap[0]
             if self._armed.get(thing) == time_ms:
                 return time_ms
-            heappop(self._heap)
+            heappop(self.heap)
         return None

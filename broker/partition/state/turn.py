@@ -41,7 +41,8 @@ class Turn:
 
     def wake(self, queue: Queue) -> None:
         """Note that the queue may have messages to hand out or forward, or sessions to offer."""
-        if queue.line.waiting or queue.line.draining:
+        line = queue.line
+        if line.waiting or line.draining or line.watching:
             self.awake[queue.id] = queue
         if queue.outbox is not None or queue.transfers is not None:
             self.outgoing[queue.id] = queue

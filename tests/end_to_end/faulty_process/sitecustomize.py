@@ -33,5 +33,5 @@ if "broker.one_process" in sys.orig_argv:
     from broker.one_process.embedded import LocalConnection
     from broker.worker.worker import Worker
 
-    _faulty(LocalConnection, "data_received", "answers")
+    _faulty(LocalConnection, "take", "answers")
     _faulty(Worker, "_finish_turn", "turn")

@@ -17,7 +17,7 @@ from broker.partition.settings import PartitionSettings
 from broker.settings.config import Settings
 from broker.touched_partition import TouchedPartition
 from broker.worker.clock import Clock
-from broker.worker.process import listen
+from broker.worker.process import listen, make_turns
 from broker.worker.worker import Worker
 from storage.records import encode_document, entity_key
 from storage.store import Table
@@ -50,7 +50,7 @@ def main() -> None:
     clock = Clock(int(time.time() * 1000), int(time.monotonic() * 1000))
     partition = Partition(0, store, now_ms=clock.now_ms, incarnation=bytes(6), settings=PartitionSettings())
     touching = TouchedPartition(Path(directory) / "touched")
-    Worker(0, 0, {0: partition}, {0: store}, listen(path), [path], 1, clock, touching, turns).run()
+    make_turns(Worker(0, 0, {0: partition}, {0: store}, listen(path), [path], 1, clock, touching, turns))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,50 @@
+"""One link on one partition: it posts the link's commands, and takes the partition's answers."""
+
+from typing import Any
+
+from broker.errors import BrokerError
+from broker.gateway.host import Host
+
+
+class LinkChannel:
+    """The common part of a sender's and a receiver's channel (`router.Channel`)."""
+
+    def __init__(self, connection: Host, partition: int) -> None:
+        router = connection.gateway.router
+        self.connection = connection
+        self.partition = partition
+        self.worker = router.worker(partition)
+        self.number = router.next_number()
+        self.worker.channels[self.number] = self
+
+    def forget(self) -> None:
+        """No answer is awaited any more."""
+        self.worker.channels.pop(self.number, None)
+
+    # Answers that only senders or only receivers get.
+
+    def on_sent(self, count: int, error: BrokerError | None) -> None:
+        raise AssertionError("no sends on this channel")
+
+    def on_opened(self, session_id: str = "", locked_until_ms: int = 0) -> None:
+        raise AssertionError("no receiver on this channel")
+
+    def on_drained(self, delivered: int) -> None:
+        raise AssertionError("no receiver on this channel")
+
+    def on_available(self) -> None:
+        raise AssertionError("no receiver on this channel")
+
+    def on_settled(self, count: int, error: BrokerError | None) -> None:
+        raise AssertionError("no receiver on this channel")
+
+    def on_deliver(self, locked_until_ms: int, entries: list[Any]) -> None:
+        raise AssertionError("no receiver on this channel")
+
+    def on_closed(self, error: BrokerError | None) -> None:
+        raise AssertionError("no receiver on this channel")
+
+    def on_worker_lost(self) -> None:
+        raise NotImplementedError
+
+    def on_worker_back(self) -> None: ...

@@ -1,0 +1,108 @@
+"""Links on which clients receive from a partitioned entity: from all fragments, with one credit (see `shares`)."""
+
+from collections.abc import Iterable
+
+from broker import wire
+from broker.errors import BrokerError, PartitionParked
+from broker.gateway.host import Host
+from broker.gateway.links.receivers import ClientReceiver, ReceiverChannel
+from broker.gateway.links.shares import Action, Kind, Shares
+from broker.gateway.namespace import Entity
+from broker.wire import ENTRY
+from protocol.addresses import Address
+from protocol.engine.links import Link
+
+# A fragment that does not answer a recall for this long is slow: its credit is used elsewhere.
+RECALL_SECONDS = 0.2
+
+
+class PartitionedReceiver(ClientReceiver):
+    """A link on which the client receives from a partitioned entity."""
+
+    def __init__(self, connection: Host, link: Link, entity: Entity, address: Address) -> None:
+        self._shares = Shares(entity.partitions)
+        self._recalls = dict.fromkeys(entity.partitions, 0)  # the number of recalls of each fragment
+        super().__init__(connection, link, entity, address, entity.partitions)
+        self._by_prefix = {channel.partition.to_bytes(2, "big"): channel for channel in self._channels}
+
+    def _channel_of(self, token: bytes) -> ReceiverChannel:
+        return self._by_prefix[token[:2]]  # see "Lock tokens" in docs/architecture.md
+
+    def _open(self, channel: ReceiverChannel) -> None:
+        channel.open()
+        channel.is_down = False  # nothing waits for an answer, and it is opened when the worker is back
+        if channel.worker.post(wire.watch(channel.partition, channel.number)):
+            self._shares.connected(channel.partition)
+
+    # -- credit
+
+    def grant(self) -> None:
+        self._may_get_more = False
+        link = self.link
+        if link.closed:
+            return
+        if self._is_blocked:
+            self._wait_until_unblocked()
+            self._do(self._shares.spread(0))
+            return
+        room = self._room()
+        if not link.drain:
+            self._shares.is_draining = False
+            self._do(self._shares.spread(room))
+            return
+        self._do(self._shares.drain(room))
+        if self._shares.is_drained(room):
+            link.drained()
+
+    def _do(self, actions: Iterable[Action]) -> None:
+        for kind, partition, granted in actions:
+            channel = self._by_partition(partition)
+            if kind is Kind.GRANT:
+                channel.grant(channel.delivered + granted)
+            elif kind is Kind.RECALL:
+                channel.drain(channel.delivered + granted)
+                self._expect_answer(partition)
+            else:
+                channel.worker.post(wire.passes(channel.partition, channel.number))
+
+    def _by_partition(self, partition: int) -> ReceiverChannel:
+        return self._by_prefix[partition.to_bytes(2, "big")]
+
+    def _expect_answer(self, partition: int) -> None:
+        """A fragment that does not give back what it was granted keeps nothing from the others for long."""
+        self._recalls[partition] = number = self._recalls[partition] + 1
+
+        def look() -> None:
+            if self._recalls[partition] == number and partition in self._shares.recalled and not self._closing:
+                self._shares.overdue(partition)
+                self.ask()
+
+        self.connection.later(RECALL_SECONDS, look)
+
+    def on_drained(self, channel: ReceiverChannel, is_used_up: bool) -> None:
+        self._shares.returned(channel.partition, is_used_up)
+        self.ask()
+
+    def on_available(self, channel: ReceiverChannel) -> None:
+        self._shares.available(channel.partition)
+        self.ask()
+
+    # -- deliveries, and the end
+
+    def on_deliver(self, channel: ReceiverChannel, locked_until_ms: int, entries: list[object]) -> None:
+        self._shares.delivered(channel.partition, len(entries) // ENTRY)
+        super().on_deliver(channel, locked_until_ms, entries)
+        self.ask()
+
+    def on_worker_lost(self, channel: ReceiverChannel) -> None:
+        self._shares.lost(channel.partition)
+        self.ask()
+
+    def on_closed(self, channel: ReceiverChannel, error: BrokerError | None) -> None:
+        if isinstance(error, PartitionParked) and not self.link.closed:
+            # The other fragments are served. This one is opened again when its worker has been started anew.
+            self._shares.lost(channel.partition)
+            channel.worker.channels[channel.number] = channel
+            self.ask()
+        else:
+            super().on_closed(channel, error)

@@ -1,0 +1,261 @@
+"""Links on which clients send to a partitioned entity.
+
+A message with a key goes to the fragment of its key. Any other goes to each fragment in turn, and to the next one if a
+fragment is down, full or busy (PE4 of Service Bus): its client sees no error while any fragment can take it. A message
+whose fragment ended before it answered is sent again, too. It may then be stored twice, as after a time-out of any
+client that tries again. With duplicate detection each message has a key, so this cannot happen.
+"""
+
+import time
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+from broker import wire
+from broker.errors import BrokerError, OutcomeUnknown, PartitionParked, QuotaExceeded, ServerBusy
+from broker.gateway.conditions import condition_of
+from broker.gateway.host import Host
+from broker.gateway.links.channel import LinkChannel
+from broker.gateway.links.senders import ClientSender
+from broker.gateway.namespace import Entity
+from broker.gateway.router import EARLY_BYTES
+from broker.namespace.fragments import fragment_of, key_of, split
+from protocol import error_texts
+from protocol.addresses import Address
+from protocol.engine.deliveries import ACCEPTED, Delivery, forget, settle
+from protocol.engine.links import Link
+
+AVOID_SECONDS = 1.0  # a fragment that refused a message is not tried again for this time, if there are others
+
+# The fragment could not take the message; another one may. `OutcomeUnknown`: it ended, so it is not there.
+_NOT_HERE = (ServerBusy, QuotaExceeded, PartitionParked, OutcomeUnknown)
+
+
+class _Parts:
+    """A batch that is stored on several fragments; it is done when all its parts are."""
+
+    def __init__(self, delivery: Delivery, count: int) -> None:
+        self.delivery = delivery
+        self.left = count
+        self.error: BrokerError | None = None
+
+
+class _Command:
+    """Deliveries that were sent to a fragment together. A batch is one delivery of several messages."""
+
+    __slots__ = ("deliveries", "has_key", "is_batch", "messages", "since", "size_bytes", "tried")
+
+    def __init__(self, has_key: bool, is_batch: bool, since: float, tried: tuple[int, ...] = ()) -> None:
+        self.has_key = has_key
+        self.is_batch = is_batch
+        self.since = since
+        self.tried = tried  # partitions that did not take it
+        self.deliveries: list[Delivery | _Parts | None] = []  # None for one that was sent settled
+        self.messages: list[Any] = []
+        self.size_bytes = 0
+
+    def split(self, count: int) -> "_Command":
+        """Remove the first `count` deliveries; returns a command of them."""
+        first = _Command(self.has_key, self.is_batch, self.since, self.tried)
+        share = self.size_bytes * count // len(self.deliveries)
+        first.deliveries, self.deliveries = self.deliveries[:count], self.deliveries[count:]
+        first.messages, self.messages = self.messages[:count], self.messages[count:]
+        first.size_bytes, self.size_bytes = share, self.size_bytes - share
+        return first
+
+
+class FragmentChannel(LinkChannel):
+    """A sender on one fragment."""
+
+    def __init__(self, sender: "PartitionedSender", partition: int) -> None:
+        super().__init__(sender.connection, partition)
+        self._sender = sender
+        self._gathering: dict[bool, _Command] = {}  # by whether the messages have keys
+        self._sent: deque[_Command] = deque()
+        self.unanswered = 0
+        self.avoided_until = 0.0  # by time.monotonic
+
+    @property
+    def is_usable(self) -> bool:
+        return self.worker.is_usable
+
+    def gather(self, delivery: Delivery | _Parts | None, message: Any, size_bytes: int, has_key: bool) -> None:
+        command = self._gathering.get(has_key)
+        if command is None:
+            command = self._gathering[has_key] = _Command(has_key, False, time.perf_counter())
+        command.deliveries.append(delivery)
+        command.messages.append(message)
+        command.size_bytes += size_bytes
+        self.unanswered += 1
+        if command.size_bytes > EARLY_BYTES:
+            self.post_gathered()
+
+    def send_batch(
+        self, delivery: Delivery | _Parts | None, messages: list[Any], size_bytes: int, has_key: bool
+    ) -> None:
+        self.post_gathered()
+        command = _Command(has_key, True, time.perf_counter())
+        command.deliveries.append(delivery)
+        command.messages = messages
+        command.size_bytes = size_bytes
+        self.unanswered += 1
+        self.post(command)
+
+    def take(self, command: _Command) -> None:
+        """Send what another fragment did not take."""
+        self.unanswered += len(command.deliveries)
+        self.post(command)
+
+    def post_gathered(self) -> None:
+        commands, self._gathering = self._gathering, {}
+        for command in commands.values():
+            self.post(command)
+
+    def post(self, command: _Command) -> None:
+        make = wire.send_batch if command.is_batch else wire.send
+        if self.worker.post(make(self.partition, self.number, self._sender.queue, command.messages)):
+            self._sent.append(command)
+        else:
+            self._end(command, ServerBusy(error_texts.SERVER_BUSY))
+
+    def on_sent(self, count: int, error: BrokerError | None) -> None:
+        while count > 0:
+            command = self._sent[0]
+            deliveries = len(command.deliveries)
+            if deliveries > count:
+                command = command.split(count)
+                deliveries = count
+            else:
+                self._sent.popleft()
+            count -= deliveries
+            self._end(command, error)
+
+    def _end(self, command: _Command, error: BrokerError | None) -> None:
+        self.unanswered -= len(command.deliveries)
+        if isinstance(error, _NOT_HERE):
+            self.avoided_until = time.monotonic() + AVOID_SECONDS
+            command.tried += (self.partition,)
+            if not command.has_key and self._sender.move_on(command):
+                return
+        self._sender.end(command, error)
+
+    def on_worker_lost(self) -> None:
+        lost, self._sent = self._sent, deque()
+        for command in lost:
+            self._end(command, OutcomeUnknown(error_texts.OUTCOME_UNKNOWN))
+
+    def end(self) -> None:
+        """The client is gone. Its messages are still stored; nobody is told."""
+        self.post_gathered()
+        self.forget()
+        self._sent.clear()
+
+
+class PartitionedSender(ClientSender):
+    """A link on which the client sends to a partitioned entity."""
+
+    def __init__(
+        self, connection: Host, link: Link, entity: Entity, address: Address, destination: Entity | None = None
+    ) -> None:
+        super().__init__(connection, link, entity, address, destination)
+        self._channels = {partition: FragmentChannel(self, partition) for partition in entity.partitions}
+        self._turns = deque(self._channels.values())  # the first is the next that gets messages without a key
+        # A fragment that is slow gets no more than its share of the client's credit, so that the others get the rest.
+        self._share = max(1, self.window // len(self._channels))
+        self._has_ended = False
+
+    def _spread(self, delivery: Delivery, messages: list[Any], size_bytes: int, batch: bool, settled: bool) -> None:
+        try:
+            if batch:
+                self._spread_batch(delivery, messages, size_bytes, settled)
+                return
+            [message] = messages
+            key = key_of(message[3])
+            channel = self._channel_for(None if key is None else fragment_of(key, self.entity.partitions))
+        except BrokerError as error:
+            self.refuse(delivery, settled, error)
+            return
+        self.unanswered += 1
+        if settled:
+            forget(delivery)
+        channel.gather(None if settled else delivery, message, size_bytes, key is not None)
+
+    def _spread_batch(self, delivery: Delivery, messages: list[Any], size_bytes: int, settled: bool) -> None:
+        """Raises BrokerError."""
+        parts = split(messages, self.entity.partitions)
+        channels = {partition: self._channel_for(partition) for partition in parts}
+        self.unanswered += len(parts)
+        if settled:
+            forget(delivery)
+        waits = None if settled else delivery if len(parts) == 1 else _Parts(delivery, len(parts))
+        for partition, part in parts.items():
+            channels[partition].send_batch(waits, part, size_bytes // len(parts), partition is not None)
+
+    def _channel_for(self, partition: int | None) -> FragmentChannel:
+        """The channel to this partition, or for a message without a key. Raises ServerBusy."""
+        channel = self._next() if partition is None else self._channels[partition]
+        if channel is None or not channel.is_usable:
+            raise ServerBusy(error_texts.SERVER_BUSY)
+        return channel
+
+    def _next(self, tried: Iterable[int] = ()) -> FragmentChannel | None:
+        """The fragment for a message without a key; None if all are down, or among those that were `tried`."""
+        first = self._turns[0]
+        if not (tried or first.avoided_until) and first.unanswered < self._share and first.is_usable:
+            return first  # the usual case
+        usable = [each for each in self._turns if each.is_usable and each.partition not in tried]
+        now = time.monotonic()
+        for channel in usable:
+            if channel.avoided_until <= now:
+                channel.avoided_until = 0.0
+                if channel.unanswered < self._share:
+                    return channel
+        return min(usable, key=lambda each: (each.avoided_until, each.unanswered), default=None)
+
+    def move_on(self, command: _Command) -> bool:
+        """A fragment did not take the command, which has no key: send it to another one. False if there is none."""
+        channel = None if self._has_ended else self._next(command.tried)
+        if channel is None:
+            return False
+        channel.take(command)
+        return True
+
+    def post_gathered(self) -> bool:
+        for channel in self._channels.values():
+            channel.post_gathered()
+        self._turns.rotate(-1)
+        return False
+
+    def end(self, command: _Command, error: BrokerError | None) -> None:
+        """The deliveries of the command have this outcome."""
+        if self._has_ended:
+            return
+        count, metrics = len(command.deliveries), self.metrics
+        metrics.incoming_requests += count
+        self.latency.observe_many(time.perf_counter() - command.since, count)
+        if error is None:
+            metrics.successful_requests += count
+            metrics.incoming_messages += len(command.messages)
+            metrics.incoming_bytes += command.size_bytes
+        else:
+            metrics.failed(type(error).__name__, count)
+        for delivery in command.deliveries:
+            if isinstance(delivery, _Parts):
+                delivery.left -= 1
+                delivery.error = delivery.error or error
+                if not delivery.left:
+                    self._tell(delivery.delivery, delivery.error)
+            elif delivery is not None:
+                self._tell(delivery, error)
+        self.answered(count)
+
+    def _tell(self, delivery: Delivery, error: BrokerError | None) -> None:
+        if error is None:
+            settle(delivery, ACCEPTED)
+        else:
+            self.connection.reject(delivery, condition_of(error), str(error), self.tracker)
+
+    def on_detach(self) -> None:
+        self._has_ended = True
+        for channel in self._channels.values():
+            channel.end()

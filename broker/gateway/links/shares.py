@@ -1,0 +1,202 @@
+"""The credit of a receiving link on a partitioned entity, shared out to the entity's fragments.
+
+All grants together are never more than the link may get. No credit lies idle while a fragment has a message: a fragment
+without a grant says that it has messages (`available`), and then it gets free credit, or credit that is recalled from
+another one. With enough credit every fragment has a part of it in advance, and nothing needs to be said.
+
+A fragment answers a recall when it has delivered what it could. If it does not answer in time (`overdue`), its credit
+is used elsewhere; what it still delivers then may be more than the link's credit, and goes back.
+
+Pure: the caller sends the actions that are returned. `GRANT`: the fragment's grant is `granted` from now on, and it
+says when it has messages and no grant. `RECALL`: the same, and then the rest of the grant ends, and the fragment says
+so. `PASS`: the fragment has said that it has messages, but the link cannot take any now.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from enum import Enum
+from typing import NamedTuple
+
+
+class Kind(Enum):
+    GRANT = 0
+    RECALL = 1
+    PASS = 2
+
+
+class Action(NamedTuple):
+    kind: Kind
+    fragment: int
+    granted: int = 0
+
+
+class _Share:
+    """What one fragment has of the credit."""
+
+    __slots__ = ("awaits", "fragment", "granted", "has_more", "is_empty", "is_recalled", "is_there", "watches")
+
+    def __init__(self, fragment: int) -> None:
+        self.fragment = fragment
+        self.granted = 0  # deliveries that may still come and are counted
+        self.has_more = False  # it has said that it has messages, and got no grant since then
+        self.awaits = False  # it has said so, and got no answer yet
+        self.watches = True  # it will say when it has messages and no grant
+        self.is_recalled = False  # a recall is under way
+        self.is_empty = False  # asked since the drain began, it had fewer messages than its grant
+        self.is_there = False  # connected
+
+
+class Shares:
+    """The credit of one link. `room` is always the number of deliveries that the link may get now in all."""
+
+    def __init__(self, fragments: Iterable[int]) -> None:
+        """No fragment is connected yet."""
+        self._shares = {fragment: _Share(fragment) for fragment in fragments}
+        self._order = list(self._shares.values())  # who waited longest for a grant comes first
+        self.is_draining = False
+
+    # -- what happens
+
+    def connected(self, fragment: int) -> None:
+        """The receiver is open there, without a grant."""
+        share = self._shares[fragment] = self._replace(fragment)
+        share.is_there = True
+
+    def lost(self, fragment: int) -> None:
+        """Nothing more comes from it."""
+        self._replace(fragment)
+
+    def delivered(self, fragment: int, count: int) -> None:
+        share = self._shares[fragment]
+        share.granted = max(0, share.granted - count)
+
+    def available(self, fragment: int) -> None:
+        """It has messages and no grant."""
+        share = self._shares[fragment]
+        if not (share.granted or share.is_recalled):  # else a grant, which is the answer, was on its way
+            share.has_more = share.awaits = True
+            share.watches = False
+
+    def returned(self, fragment: int, is_used_up: bool) -> None:
+        """The answer to a recall. `is_used_up`: it has delivered all that it was granted, so it may have more."""
+        share = self._shares[fragment]
+        share.is_recalled = False
+        share.granted = 0
+        share.watches = True
+        share.is_empty = not is_used_up
+
+    def overdue(self, fragment: int) -> None:
+        """It has not answered a recall in time. Its grant does not count any more."""
+        share = self._shares[fragment]
+        share.granted = 0
+        share.is_empty = True
+
+    # -- what to do
+
+    def spread(self, room: int) -> Iterator[Action]:
+        """Share out the credit as it is now."""
+        free = room - self.granted
+        if free < 0:
+            yield from self._reduce(-free)
+            free = room - self.granted
+        shares = [share for share in self._order if share.is_there and not share.is_recalled]
+        if not shares:
+            return
+        wanting = [share for share in shares if share.has_more]
+        if room <= 0:
+            for share in wanting:
+                if share.awaits:
+                    share.awaits = False
+                    yield Action(Kind.PASS, share.fragment)
+            return
+        part = room // len(self._order)
+        most = part if part >= 2 else room
+        for index, share in enumerate(wanting):
+            count = min(most - share.granted, -(-free // (len(wanting) - index)))
+            if count > 0:
+                free -= count
+                yield self._grant(share, share.granted + count)
+        unserved = [share for share in wanting if share.has_more]
+        if unserved:
+            yield from self._recall(len(unserved), shares)
+        else:
+            for share in shares:
+                count = min(part - share.granted, free)
+                if count > 0 and share.granted <= part // 2:
+                    free -= count
+                    yield self._grant(share, share.granted + count)
+        for share in shares:
+            if not (share.granted or share.watches or share.has_more):
+                yield self._grant(share, 0)
+
+    def drain(self, room: int) -> Iterator[Action]:
+        """Ask all fragments for what they have, as far as the credit allows. To be called until `is_drained`."""
+        if not self.is_draining:
+            self.is_draining = True
+            for share in self._order:
+                share.is_empty = False
+        free = room - self.granted
+        left = [share for share in self._order if share.is_there and not share.is_recalled and not share.is_empty]
+        for index, share in enumerate(left):
+            count = share.granted
+            if not count and free > 0:
+                count = -(-free // (len(left) - index))
+                free -= count
+            if count > 0:
+                self._grant(share, count)
+                share.is_recalled = True
+                yield Action(Kind.RECALL, share.fragment, count)
+
+    def is_drained(self, room: int) -> bool:
+        """True if every fragment was asked, or the credit is used up. Then the drain has ended."""
+        if any(share.is_recalled and share.granted for share in self._order):
+            return False
+        if room > 0 and not all(share.is_empty for share in self._order if share.is_there):
+            return False
+        self.is_draining = False
+        return True
+
+    @property
+    def granted(self) -> int:
+        return sum(share.granted for share in self._order)
+
+    @property
+    def recalled(self) -> Sequence[int]:
+        """The fragments that have not answered a recall."""
+        return [share.fragment for share in self._order if share.is_recalled]
+
+    # -- parts
+
+    def _replace(self, fragment: int) -> _Share:
+        """Forget what was said to the fragment and by it."""
+        before = self._shares[fragment]
+        share = self._shares[fragment] = _Share(fragment)
+        self._order[self._order.index(before)] = share
+        return share
+
+    def _grant(self, share: _Share, count: int) -> Action:
+        if count > share.granted:
+            self._order.remove(share)
+            self._order.append(share)
+        share.granted = count
+        share.has_more = share.awaits = False
+        share.watches = True
+        return Action(Kind.GRANT, share.fragment, count)
+
+    def _reduce(self, excess: int) -> Iterator[Action]:
+        """The link may get less than it was: take the largest grants back, without waiting for an answer."""
+        for share in sorted(self._order, key=lambda share: -share.granted):
+            cut = min(share.granted, excess)
+            if cut > 0 and not share.is_recalled:
+                excess -= cut
+                yield self._grant(share, share.granted - cut)
+
+    def _recall(self, wanted: int, shares: Sequence[_Share]) -> Iterator[Action]:
+        """Recall grants of fragments that do not say that they have more, until `wanted` credits come back."""
+        coming = sum(share.granted for share in self._order if share.is_recalled)
+        for share in sorted(shares, key=lambda share: -share.granted):
+            if coming >= wanted or not share.granted:
+                break
+            if not share.has_more:
+                coming += share.granted
+                share.is_recalled = True
+                yield Action(Kind.RECALL, share.fragment, share.granted)

@@ -1,0 +1,145 @@
+"""A gateway's connection to a worker that is a process of its own: a unix socket with frames of messages each way."""
+
+import asyncio
+import os
+import struct
+from typing import cast
+
+import msgpack
+
+from broker import wire
+from broker.gateway.router import EARLY_BYTES, OUTPUT_HIGH_BYTES, RECONNECT_SECONDS, Router, WorkerConnection
+from broker.wire import Command, Message
+
+KEPT_BUFFER_BYTES = 1 << 20  # a packer whose buffer has grown larger is not used again
+
+_ARRAY_32 = 0xDD  # msgpack's: four bytes of count follow
+_frame_head = struct.Struct(">IBI").pack  # length of the rest, and the begin of the array
+
+
+class SocketConnection(WorkerConnection, asyncio.Protocol):
+    """A frame has the commands of a turn, or is large."""
+
+    def __init__(self, path: str, router: Router) -> None:
+        super().__init__(path, router)
+        self._packer = msgpack.Packer(autoreset=False)
+        self._packed: list[Command] = []  # the commands that the packer holds
+        self._chunks: list[bytes] = []
+        self._chunk_bytes = 0
+        self._wanted = 4  # bytes that the frame being read has
+        self._descriptor = -1  # of the socket; -1 if only the transport can write to it
+
+    async def keep_connected(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                await loop.create_unix_connection(lambda: self, self._path)
+            except OSError:
+                await asyncio.sleep(RECONNECT_SECONDS)
+            else:
+                await self._stay_connected()
+
+    # -- asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but its base class
+        self._transport.set_write_buffer_limits(high=OUTPUT_HIGH_BYTES)
+        self._lost.clear()
+        connection = transport.get_extra_info("socket")
+        self._descriptor = -1 if connection is None else connection.fileno()
+
+    def pause_writing(self) -> None:
+        self.fall_behind()
+
+    def resume_writing(self) -> None:
+        self.catch_up()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._chunks.clear()
+        self._chunk_bytes = 0
+        self._descriptor = -1
+        self._packer = msgpack.Packer(autoreset=False)
+        self._packed = []
+        self.lost()
+
+    def data_received(self, data: bytes) -> None:
+        if not self._chunks and len(data) - 4 == int.from_bytes(data[:4], "big"):
+            self.take(wire.unpack(memoryview(data)[4:]))  # the usual case: one frame, whole
+        else:
+            self._take_frames(data)
+
+    def _take_frames(self, data: bytes) -> None:
+        """Take those that are whole now, and keep the rest."""
+        if self._chunks:
+            self._chunks.append(data)
+            self._chunk_bytes += len(data)
+            if self._chunk_bytes < self._wanted:
+                self.take(())  # it is a sign of life
+                return
+            data = b"".join(self._chunks)
+            self._chunks.clear()
+        view = memoryview(data)
+        messages: list[Message] = []
+        at = 0
+        end = len(data)
+        while end - at >= 4:
+            stop = at + 4 + int.from_bytes(view[at : at + 4], "big")
+            if stop > end:
+                break
+            messages += wire.unpack(view[at + 4 : stop])
+            at = stop
+        if at < end:
+            rest = data[at:]
+            self._chunks.append(rest)
+            self._chunk_bytes = len(rest)
+            self._wanted = 4 + int.from_bytes(rest[:4], "big") if len(rest) >= 4 else 4
+        self.take(messages)
+
+    # -- commands
+
+    def _put(self, command: Command) -> None:
+        try:
+            self._packer.pack(command)
+        except Exception:
+            # One client made this command, but the packer has thrown away commands of other clients, too.
+            self._packer = msgpack.Packer(autoreset=False)
+            for packed in self._packed:
+                self._packer.pack(packed)
+            raise
+        self._packed.append(command)
+        if len(self._packer.getbuffer()) > EARLY_BYTES:
+            self._send()
+        elif not self._is_due:
+            self._become_due()
+
+    def _send(self) -> None:
+        if not self._packed:
+            return
+        transport, packer = self._transport, self._packer
+        body = packer.getbuffer()
+        head = _frame_head(5 + len(body), _ARRAY_32, len(self._packed))
+        self._packed = []
+        sent = self._write_now(head, body)
+        if sent == len(head) + len(body) and sent <= KEPT_BUFFER_BYTES:
+            body.release()
+            packer.reset()
+            return
+        # The packer's buffer goes to the transport without a copy, and the next frame gets a new packer.
+        self._packer = msgpack.Packer(autoreset=False)
+        if sent < len(head):
+            transport.writelines((head[sent:], body))
+        elif sent < len(head) + len(body):
+            transport.write(body[sent - len(head) :])
+
+    def _write_now(self, head: bytes, body: memoryview) -> int:
+        """Write a frame without waiting for the event loop; returns the bytes that were taken.
+
+        The loop writes when it has handled all that can be read. A frame that is not behind others leaves now.
+        """
+        sent = 0
+        if self._descriptor >= 0 and not self._transport.get_write_buffer_size():
+            try:
+                sent = os.writev(self._descriptor, (head, body))
+            except OSError:  # it takes nothing now, or it is broken, which the transport will find out
+                sent = 0
+        return sent
