@@ -78,7 +78,7 @@ WORKER_HISTOGRAMS = {
 }
 
 LOG = {  # attribute of LogUsage: type, name, help
-    "young_bytes": (GaugeMetricFamily, "log_young_bytes", "Bytes of logged changes that the stores do not have yet."),
+    "young_bytes": (GaugeMetricFamily, "log_young_bytes", "Bytes of the log with what the stores do not have yet."),
     "log_bytes": (GaugeMetricFamily, "log_limit_bytes", "Young bytes beyond which sends are refused."),
     "segments": (GaugeMetricFamily, "log_segments", "Files of the log."),
     "disk_bytes": (GaugeMetricFamily, "log_disk_bytes", "Bytes of the files of the log."),

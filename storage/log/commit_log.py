@@ -41,7 +41,7 @@ SLOWEST_BYTES_PER_SECOND = 32 * MIB  # of frames, when the log is almost as long
 
 
 class LogLimits(NamedTuple):
-    """Bytes of a segment, and of all frames that are not in the tables: with more than these, a commit waits for a
+    """Bytes of a segment, and of what the tables do not have yet: with more than these, a commit waits for a
     checkpoint, and if it has waited in vain, no messages are accepted."""
 
     segment_bytes: int = SEGMENT_BYTES
@@ -58,7 +58,7 @@ DEFAULT_LIMITS = LogLimits()
 
 
 class LogUsage(NamedTuple):
-    young_bytes: int  # of frames that are not in the tables
+    young_bytes: int  # of frames that are not in the tables, and of what they left unused of their segments
     log_bytes: int  # see LogLimits
     segments: int
     disk_bytes: int  # of all segments
@@ -94,9 +94,9 @@ class CommitLog:
         self._worker = worker
         self._limits = limits
         self._works_on = works_on
-        self._young_bytes = 0  # of frames since the last checkpoint began
+        self._young_bytes = 0  # that the log became longer by since the last checkpoint began
         self._look_at_bytes = limits.segment_bytes // LOOKS  # with so many, see whether a checkpoint is due
-        self._frozen_bytes = 0  # of frames in the checkpoint that is being made
+        self._frozen_bytes = 0  # of the log, in the checkpoint that is being made
         self.is_checkpointing = False
         self._checkpoint_is_due = False  # it begins when nothing is staged or being committed
         self._is_full = False  # the last checkpoint found no room in the tables
@@ -400,7 +400,7 @@ class CommitLog:
         return self._writer.lsn
 
     def young_bytes(self) -> int:
-        """Bytes of frames that are not in the tables."""
+        """Bytes of frames that are not in the tables, and of what they left unused of their segments."""
         return self._young_bytes + self._frozen_bytes
 
     def accepts(self, partition: int, added_bytes: int, pages: int) -> bool:

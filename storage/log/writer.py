@@ -84,20 +84,23 @@ class LogWriter:
         self.release()
 
     def begin_turn(self, time_ms: int, changes: list[Any]) -> int:
-        """Begin to write and sync the frame of a turn; see `FrameCodec.pack_turn`. Returns the bytes that it takes.
+        """Begin to write and sync the frame of a turn; see `FrameCodec.pack_turn`. Returns the bytes that it takes,
+        with what stays unused of a segment because this turn did not fit into it.
 
         The turn before must be on disk.
         """
         with self._codec.pack_turn(time_ms, changes, []) as payload:
             current = self._used[-1]
+            unused = 0
             # A frame larger than a segment gets one to itself.
             if current.at + len(payload) + 2 * BLOCK_BYTES > self._segment_bytes and not current.is_empty:
                 self._continue_in_next()
+                unused = max(0, self._segment_bytes - current.at)
                 current = self._used[-1]
             at = current.at
             current.at = current.file.begin(at, self._frame(_TURN, payload))
             self.is_writing = current.file.is_writing
-            return current.at - at
+            return unused + current.at - at
 
     def end_turn(self, wait: bool) -> None:
         """`wait` until the last turn is on disk, or only see whether it is: then nothing `is_writing`."""

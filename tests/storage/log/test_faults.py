@@ -283,6 +283,34 @@ def test_a_stopped_checkpointer_slows_sends_then_refuses_them_and_settling_goes_
     assert len(log._writer._used) <= 2
 
 
+@pytest.mark.parametrize("share", [0.05, 0.34, 0.51, 0.7, 0.98])
+def test_the_log_is_no_longer_than_allowed_however_much_of_a_segment_its_turns_leave_unused(
+    monkeypatch, tmp_path, share
+):
+    monkeypatch.setattr(commit_log, "LONGEST_WAIT_SECONDS", 0.1)
+    limits = LogLimits(256 << 10, 4 << 20)
+    log = open_log(tmp_path, (0,), limits=limits)
+    log.checkpointer.start()
+    checkpoint(log)
+    stopped = log.checkpointer.pid
+    assert stopped is not None
+    stop(stopped)
+    try:
+        number = 0
+        while log.accepts(0, 1000, 0):
+            number += 1
+            log.stores[0].append(
+                Table.MESSAGES, [(number.to_bytes(8, "big"), bytes(int(share * limits.segment_bytes)))]
+            )
+            log.commit()
+        # The current segment, the one behind which the log was too long, and the turn that waited in vain.
+        assert log.usage().disk_bytes <= limits.log_bytes + 3 * limits.segment_bytes
+        assert number * share * limits.segment_bytes > limits.log_bytes / 2 - limits.segment_bytes
+    finally:
+        os.kill(stopped, signal.SIGCONT)
+        crash(log)
+
+
 def test_a_killed_checkpointer_is_started_again_and_does_what_it_was_asked(running):
     log, turns = running
     for life in range(4):
