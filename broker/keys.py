@@ -98,9 +98,16 @@ class Keyring:
         """Replace the rules of all entities by those of `descriptions`. Subscriptions have those of their topics."""
         self._rules = {None: self._rules[None]}
         for description in descriptions:
-            if not isinstance(description, SubscriptionDescription) and description.authorization_rules:
-                rules = {rule.key_name: rule for rule in description.authorization_rules}
-                self._rules[description.name.lower()] = rules
+            self.set_entity(description)
+
+    def set_entity(self, description: Description) -> None:
+        """Replace the rules of one entity."""
+        if isinstance(description, SubscriptionDescription):
+            return
+        name = description.name.lower()
+        self._rules.pop(name, None)
+        if description.authorization_rules:
+            self._rules[name] = {rule.key_name: rule for rule in description.authorization_rules}
 
     def lookup(self, key_name: str, entity: str | None = None) -> AuthorizationRule | None:
         """The rule with this key name at `entity`: the entity's own, else the namespace's, else None.

@@ -33,6 +33,7 @@ Requests, their arguments and results (all or nothing each; `docs/architecture.m
     counts                                                       queue -> available, deferred, scheduled, bytes, locked
     metrics                                                      see broker.metrics
     probe                                                        None, after a real write and read
+    change-catalog    [change, ...] as a client asks for it, see broker.worker.home  definition | None of each change
     transact          transaction id, begins, [operation, ...]   per operation None, or per delivery of it None or
                                                                  [error name, text]
     transact-request  transaction id, begins, name, [argument, ...]   as `schedule` or `settle` of that name
@@ -76,8 +77,10 @@ class Op(IntEnum):
     # worker -> another worker, and back
     FORWARD = 10
     FORWARDED = 11
-    # a worker -> the worker of partition 0
+    # a worker -> the worker of partition 0, which has the catalog
     REMOVE = 12
+    JOIN = 15
+    FOLLOWED = 16
     # worker -> gateway, and the first and those of the catalog -> another worker as well
     HELLO = 100
     SENT = 101
@@ -93,6 +96,8 @@ class Op(IntEnum):
     CATALOG = 111
     DELETED = 112
     AVAILABLE = 113
+    CHANGED = 114
+    RULES = 115
 
 
 # Each message is a tuple whose first item is its `Op`, which the function of the same name puts there.
@@ -215,6 +220,23 @@ class Remove(NamedTuple):
     entity_ids: Sequence[int]
 
 
+class Join(NamedTuple):
+    """A worker has got the catalog: from now on it wants every change, for these partitions. It needs the rules of
+    these subscriptions, and gets RULES.
+    """
+
+    op: int
+    partitions: Sequence[int]
+    entity_ids: Sequence[int]
+
+
+class Followed(NamedTuple):
+    """All of the worker's partitions have the catalog of this version."""
+
+    op: int
+    version: int
+
+
 class Hello(NamedTuple):
     op: int
     version: int
@@ -313,13 +335,31 @@ class Deleted(NamedTuple):
     entity_ids: Sequence[int]
 
 
+class Changed(NamedTuple):
+    """The catalog has this version now, with these changes: see `broker.worker.copies`. A gateway is told when all
+    workers have followed.
+    """
+
+    op: int
+    version: int
+    changes: list[Any]
+
+
+class Rules(NamedTuple):
+    """The rules that subscriptions have in the catalog of this version: pairs of an entity id and rule documents."""
+
+    op: int
+    version: int
+    rules: list[Any]
+
+
 # Messages for one partition.
 Command = Send | OpenReceiver | Credit | Watch | CloseReceiver | Settle | Request | Restore | Forward
 
 Message = (
     Send | OpenReceiver | Credit | Watch | CloseReceiver | Settle | Request | Restore | Forward | Forwarded | Remove
     | Hello | Sent | Refused | Opened | Closed | Drained | Available | Settled | Deliver | Reply | Failed | Catalog
-    | Deleted
+    | Deleted | Join | Followed | Changed | Rules
 )  # fmt: skip
 
 _KINDS_BY_OP: dict[Op, type[Message]] = {
@@ -337,6 +377,8 @@ _KINDS_BY_OP: dict[Op, type[Message]] = {
     Op.FORWARD: Forward,
     Op.FORWARDED: Forwarded,
     Op.REMOVE: Remove,
+    Op.JOIN: Join,
+    Op.FOLLOWED: Followed,
     Op.HELLO: Hello,
     Op.SENT: Sent,
     Op.REFUSED: Refused,
@@ -351,6 +393,8 @@ _KINDS_BY_OP: dict[Op, type[Message]] = {
     Op.CATALOG: Catalog,
     Op.DELETED: Deleted,
     Op.AVAILABLE: Available,
+    Op.CHANGED: Changed,
+    Op.RULES: Rules,
 }
 _KINDS = {int(op): kind for op, kind in _KINDS_BY_OP.items()}  # found faster by what is read, which are plain numbers
 
@@ -405,6 +449,8 @@ restore = partial(Restore, Op.RESTORE)
 forward = partial(Forward, Op.FORWARD)
 forwarded = partial(Forwarded, Op.FORWARDED)
 remove = partial(Remove, Op.REMOVE)
+join = partial(Join, Op.JOIN)
+followed = partial(Followed, Op.FOLLOWED)
 hello = partial(Hello, Op.HELLO)
 refused = partial(Refused, Op.REFUSED)
 opened = partial(Opened, Op.OPENED)
@@ -416,6 +462,8 @@ reply = partial(Reply, Op.REPLY)
 failed = partial(Failed, Op.FAILED)
 catalog = partial(Catalog, Op.CATALOG)
 deleted = partial(Deleted, Op.DELETED)
+changed = partial(Changed, Op.CHANGED)
+rules = partial(Rules, Op.RULES)
 
 
 # Requests with a `receiver`, and the index of that argument.
@@ -492,7 +540,7 @@ def unpack_operations(packed: Iterable[Any]) -> list[Operation]:
 ITEMS_AT_ONCE = 256
 
 
-def cut(command: Command | Remove) -> tuple[Command | Remove, Command | None]:
+def cut(command: Command | Remove | Join | Followed) -> tuple[Command | Remove | Join | Followed, Command | None]:
     """The command with its first ITEMS_AT_ONCE items, if they are independent, and one with the rest, if any."""
     if isinstance(command, Send):
         if command.op == _SEND and len(command.messages) > ITEMS_AT_ONCE:

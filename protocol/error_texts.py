@@ -28,6 +28,19 @@ def tracked(
     return f"{text} TrackingId:{tracking_id}_G{gateway}_B{partition}, SystemTracker:{system_tracker}, Timestamp:{time}"
 
 
+def too_many(what: str, limit: int, of: str) -> str:
+    return f"{what} may have {limit} {of}, and has them."
+
+
+def rule_exists(name: str, subscription: str) -> str:
+    return f"The rule '{name}' of '{subscription}' already exists."
+
+
+def rule_not_found(name: str, subscription: str) -> str:
+    """A rule counts as an entity: by this text SDKs know that it does not exist."""
+    return f"The messaging entity '{subscription}/Rules/{name}' could not be found."
+
+
 # --- on attach --------------------------------------------------------------------------------------------------------
 
 

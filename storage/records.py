@@ -24,6 +24,7 @@ NEVER = (1 << 63) - 1  # the time that never comes, milliseconds
 
 FORMAT_VERSION_KEY = b"format-version"  # in META, a document: FORMAT_VERSION
 PARTITION_ID_KEY = b"partition-id"  # in META, a document: the partition of this store
+NEXT_ENTITY_ID_KEY = b"next-entity-id"  # in META, a document: greater than the ids of all entities so far
 STORE_ID_KEY = b"store-id"  # in META, a document: STORE_ID_BYTES random bytes, which no other store and no copy has
 STORE_ID_BYTES = 8
 LOG_POSITION_KEY = b"log-position"  # in META, a document: log id, worker, LSN; see `storage.log.tables`

@@ -22,6 +22,7 @@ MAY_IMPORT = {
     "protocol": {"protocol"},
     "storage": {"storage"},
     "broker": {"broker", "storage"},
+    "broker.catalog": {"broker", "storage", "protocol.error_texts"},
     "broker.partition": {
         "broker.partition",
         "broker.errors",

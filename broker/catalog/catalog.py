@@ -5,12 +5,13 @@ crash comes in between, the next start copies the catalog with the highest versi
 home's, unless partitions were restored from copies of different moments.
 
 An entity that nobody used for its interval is deleted by the partition that it lives on, which tells the home to remove
-it from the catalog (`broker.worker.deletions`). If the broker ends before that, the next start removes it. So the next
+it from the catalog (`broker.worker.copies`). If the broker ends before that, the next start removes it. So the next
 start creates a declared entity again, empty and with another id.
 
-Clients change rules while the broker runs. Only the partition of the topic stores these changes; each start copies its
-rules to the other partitions. If that partition does not have a new subscription yet, the start takes the rules of the
-subscription from the store with the latest catalog.
+Clients change entities while the broker runs (`broker.worker.home`), and rules. Only the partition of a plain topic
+stores the changes of its rules; each start copies them to the other partitions. If that partition does not have a new
+subscription yet, the start takes the rules of the subscription from the store with the latest catalog. Rules of a
+partitioned topic are changed like entities, and are always taken from there.
 
 META      next-entity-id, catalog-version
 ENTITIES  entity id -> the description's fields, and kind, entity_id, created_ms, updated_ms, partitions
@@ -35,6 +36,7 @@ from broker.namespace.rule_descriptions import DEFAULT_RULE, FILTER_KINDS, RuleD
 from broker.settings.config import FORWARDING, MAX_RULES, MAX_SUBSCRIPTIONS, ConfigurationError, Partitioning
 from storage.records import (
     IDLE_PREFIX,
+    NEXT_ENTITY_ID_KEY,
     CorruptRecord,
     auto_deleted_key,
     decode_document,
@@ -46,7 +48,6 @@ from storage.records import (
 from storage.store import Store, StoreDamaged, Table
 
 HOME = 0  # the partition that has the catalog first
-NEXT_ENTITY_ID_KEY = b"next-entity-id"
 CATALOG_VERSION_KEY = b"catalog-version"
 FIRST_ENTITY_ID = 1
 MAX_ENTITIES = 10_000  # queues and topics of a namespace
@@ -123,9 +124,50 @@ def home_partition(name: str, partitions: int) -> int:
     return xxh3_64_intdigest(name.lower().encode()) % partitions
 
 
+def place(new: Description, partitions: int) -> tuple[int, ...]:
+    """The partitions that a new queue or topic will live on, of so many that the namespace has."""
+    if isinstance(new, QueueDescription | TopicDescription) and new.enable_partitioning:
+        return tuple(range(partitions))
+    return (home_partition(new.home_name, partitions),)
+
+
+def with_partitioning(wanted: Description, stored: Description | None, partitioning: Partitioning) -> Description:
+    """A description that does not say whether the entity is partitioned leaves a stored one as it is."""
+    if "enable_partitioning" not in type(wanted).model_fields or "enable_partitioning" in wanted.model_fields_set:
+        return wanted
+    as_stored = getattr(stored, "enable_partitioning", partitioning.default)
+    return wanted.model_copy(update={"enable_partitioning": as_stored})
+
+
+def differences(stored: Description, wanted: Description) -> list[str]:
+    """Names of the properties that have another value. Both describe an entity of the same kind."""
+    return [name for name in type(wanted).model_fields if getattr(stored, name) != getattr(wanted, name)]
+
+
+def immutable(name: str, stored: Description, wanted: Description) -> str:
+    """Says that this property, which differs, cannot be changed."""
+    return (
+        f"{name} is {_word(getattr(stored, name))} since its creation and cannot become {_word(getattr(wanted, name))}"
+    )
+
+
 def catalog_version(store: Store) -> int:
     """0 before the first change. Raises StoreError."""
     return _number(store, CATALOG_VERSION_KEY, 0)
+
+
+def next_entity_id(store: Store) -> int:
+    """Greater than the ids of all entities that there ever were. Raises StoreError."""
+    return _number(store, NEXT_ENTITY_ID_KEY, FIRST_ENTITY_ID)
+
+
+def definition(store: Store, entity_id: int) -> Definition:
+    """The stored definition of an entity that exists. Raises StoreError."""
+    key = entity_key(entity_id)
+    value = store.get(Table.ENTITIES, key)
+    if value is None:
+        raise StoreDamaged(f"entity {entity_id}: its definition is missing")
+    return _definition(key, value)
 
 
 def definitions(store: Store) -> list[Definition]:
@@ -169,12 +211,24 @@ def reconcile(
     )
 
 
-def remove(store: Store, entity_ids: Iterable[int], version: int) -> None:
-    """Stage the removal of these entities from the catalog, which gets `version`.
+def put(store: Store, document: dict[str, Any]) -> None:
+    """Stage a definition. `set_version` is to be called, too."""
+    entity_id = document["entity_id"]
+    store.put(Table.ENTITIES, entity_key(entity_id), encode_document(document))
+    if entity_id >= next_entity_id(store):
+        store.put(Table.META, NEXT_ENTITY_ID_KEY, encode_document(entity_id + 1))
 
-    Their messages are not touched: the partition deletes them.
+
+def remove(store: Store, entity_ids: Iterable[int]) -> None:
+    """Stage the removal of these entities from the catalog. Their messages are not touched: the partition deletes them.
+
+    `set_version` is to be called, too.
     """
     store.delete_many(Table.ENTITIES, map(entity_key, entity_ids))
+
+
+def set_version(store: Store, version: int) -> None:
+    """Stage the version of the catalog after a change."""
     store.put(Table.META, CATALOG_VERSION_KEY, encode_document(version))
 
 
@@ -187,7 +241,7 @@ class _Catalog:
         self.created: dict[str, None] = {}  # paths
         self.entities = dict(store.scan(Table.ENTITIES, *_ALL, _LIMIT))
         self.rules: dict[bytes, bytes] = {}
-        self.next_id = _number(store, NEXT_ENTITY_ID_KEY, FIRST_ENTITY_ID)
+        self.next_id = next_entity_id(store)
         self._partitions = partitions
         self._partitioning = partitioning
         self._now_ms = now_ms
@@ -219,9 +273,9 @@ class _Catalog:
                 return
             wanted = wanted.model_copy(update={"topic": topic.description.name})
         known = self._by_path.get(wanted.path.lower())
-        wanted = self._with_partitioning(wanted, None if known is None else known.description)
+        wanted = with_partitioning(wanted, None if known is None else known.description, self._partitioning)
         if known is None:
-            partitions = self._place(wanted) if topic is None else topic.partitions
+            partitions = place(wanted, self._partitions) if topic is None else topic.partitions
             self._put(Definition(self.next_id, wanted, self._now_ms, self._now_ms, partitions))
             self.created[wanted.path] = None
             self.next_id += 1
@@ -231,27 +285,15 @@ class _Catalog:
             )
         else:
             wanted = wanted.model_copy(update={"name": known.description.name})
-            names = [name for name in type(wanted).model_fields if _differ(name, known.description, wanted)]
+            names = differences(known.description, wanted)
             for name in wanted.immutable:
                 if name in names:
-                    self._refuse(wanted, _immutable(name, known.description, wanted))
+                    text = immutable(name, known.description, wanted)
+                    self._refuse(wanted, f"{text}. Declare it as stored, or declare a {wanted.kind} of another name")
             if names:
                 self._put(known._replace(description=wanted, updated_ms=self._now_ms))
                 self._updated[wanted.path] = names
         self._declared.append(wanted)
-
-    def _with_partitioning(self, wanted: Description, stored: Description | None) -> Description:
-        """A declaration that does not say whether the entity is partitioned leaves a stored one as it is."""
-        if "enable_partitioning" not in type(wanted).model_fields or "enable_partitioning" in wanted.model_fields_set:
-            return wanted
-        as_stored = getattr(stored, "enable_partitioning", self._partitioning.default)
-        return wanted.model_copy(update={"enable_partitioning": as_stored})
-
-    def _place(self, new: Description) -> tuple[int, ...]:
-        """The partitions of a new queue or topic."""
-        if isinstance(new, QueueDescription | TopicDescription) and new.enable_partitioning:
-            return tuple(range(self._partitions))
-        return (home_partition(new.home_name, self._partitions),)
 
     def _put(self, definition: Definition) -> None:
         self.changed = True
@@ -330,9 +372,12 @@ class _StoredRules:
 
     def of(self, definition: Definition) -> dict[bytes, bytes]:
         key, end = entity_key(definition.entity_id), entity_key(definition.entity_id + 1)
-        home = self._stores[definition.partitions[0]]
-        has_it = home.get(Table.ENTITIES, key) is not None
-        return dict((home if has_it else self._latest).scan(Table.RULES, key, end, _LIMIT))
+        store = self._latest
+        if len(definition.partitions) == 1:
+            home = self._stores[definition.partitions[0]]
+            if home.get(Table.ENTITIES, key) is not None:
+                store = home
+        return dict(store.scan(Table.RULES, key, end, _LIMIT))
 
 
 def _write(store: Store, catalog: _Catalog, version: int, now_ms: int) -> None:
@@ -396,10 +441,6 @@ def _definition(key: bytes, value: bytes) -> Definition:
         raise StoreDamaged(f"entity {int.from_bytes(key, 'big')}: {error}") from error
 
 
-def _differ(name: str, one: Description, other: Description) -> bool:
-    return bool(getattr(one, name) != getattr(other, name))
-
-
 def _number(store: Store, key: bytes, default: int) -> int:
     value = store.get(Table.META, key)
     if value is None:
@@ -408,13 +449,6 @@ def _number(store: Store, key: bytes, default: int) -> int:
         return int(decode_document(value))
     except (CorruptRecord, ValueError, TypeError) as error:
         raise StoreDamaged(f"META {key.decode()}: {error}") from error
-
-
-def _immutable(name: str, stored: Description, wanted: Description) -> str:
-    return (
-        f"{name} is {_word(getattr(stored, name))} since its creation and cannot become "
-        f"{_word(getattr(wanted, name))}. Declare it as stored, or declare a {stored.kind} of another name"
-    )
 
 
 def _word(value: object) -> str:

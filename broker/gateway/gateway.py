@@ -68,6 +68,7 @@ class Gateway:
         )
         self.new_message_id = MessageIds()
         self.router.on_caught_up = self._on_caught_up
+        self.router.on_changed = self._on_changed
         self.router.on_deleted = self._on_deleted
         self.unfinished = Pool(self.settings.amqp.unfinished_bytes)
         self.connections: set[ClientConnection] = set()
@@ -163,13 +164,16 @@ class Gateway:
                     connection.tick(now_ms)
 
     def _on_catalog(self, documents: Sequence[dict[str, Any]]) -> None:
-        definitions = [Definition.from_document(document) for document in documents]
-        removed = self.namespace.replace(
-            Entity(each.entity_id, each.description, each.partitions) for each in definitions
-        )
-        self.keyring.set_entities(each.description for each in definitions)
+        entities = [_entity(document) for document in documents]
+        removed = self.namespace.replace(entities)
+        self.keyring.set_entities(each.description for each in entities)
         self._catalog_known.set()
         self._forget(frozenset(removed))
+
+    def _on_changed(self, documents: Sequence[dict[str, Any]]) -> None:
+        for entity in map(_entity, documents):
+            self.namespace.put(entity)
+            self.keyring.set_entity(entity.description)
 
     def _on_deleted(self, entity_ids: Sequence[int]) -> None:
         removed = self.namespace.remove(frozenset(entity_ids))
@@ -275,6 +279,11 @@ class Gateway:
         except Exception as error:
             log.warning("partition did not answer a request for metrics", partition=partition, error=str(error))
             return None
+
+
+def _entity(document: dict[str, Any]) -> Entity:
+    definition = Definition.from_document(document)
+    return Entity(definition.entity_id, definition.description, definition.partitions)
 
 
 def tls_context(amqp: Amqp) -> ssl.SSLContext:

@@ -134,6 +134,14 @@ class Namespace:
             self._entities[known.name.lower()] = known
         return list(left.values())
 
+    def put(self, entity: Entity) -> None:
+        """Take one entity, which may be known."""
+        known = self._entities.get(entity.name.lower(), entity)
+        if known.entity_id == entity.entity_id:
+            known.description = entity.description
+            entity = known
+        self._entities[entity.name.lower()] = entity
+
     def remove(self, entity_ids: Container[int]) -> list[Entity]:
         """Returns those of them that were there."""
         removed = [entity for entity in self._entities.values() if entity.entity_id in entity_ids]

@@ -22,6 +22,7 @@ from broker.metrics import GatewayMetrics
 from broker.wire import (
     Available,
     Catalog,
+    Changed,
     Closed,
     Command,
     Deleted,
@@ -48,6 +49,8 @@ EARLY_BYTES = 64 << 10
 TURNS_AT_ONCE = 16  # after so many turns whose commands left at their end, the turns of one round are counted
 LOOK_SECONDS = 1.0  # between two checks whether workers answer
 RECONNECT_SECONDS = 0.05
+# The worker answers this when all other workers have followed, so its silence says nothing about it.
+CHANGE_CATALOG = "change-catalog"
 # Bytes of commands kept for one worker before the clients that use it have to wait.
 OUTPUT_HIGH_BYTES = 32 << 20
 
@@ -233,8 +236,8 @@ class WorkerConnection:
             self._end_run()
         if self._is_behind:
             self._router.posted_behind.add(self)
-        if isinstance(command, Send | Request):  # these are always answered
-            self._awaits = True
+        if isinstance(command, Send) or (isinstance(command, Request) and command.name != CHANGE_CATALOG):
+            self._awaits = True  # these are answered soon
         self._put(command)
         return True
 
@@ -322,6 +325,8 @@ class WorkerConnection:
                     self._begin()
                 case Catalog():
                     self._router.on_catalog(message.definitions)
+                case Changed():
+                    self._router.on_changed([change[1] for change in message.changes if change[0] == "put"])
                 case Deleted():
                     self._router.on_deleted(message.entity_ids)
         for connection in touched:
@@ -384,6 +389,7 @@ class Router:
         # Those of `behind` that got another command. The connection that posts reads and clears the set.
         self.posted_behind: set[WorkerConnection] = set()
         self.on_caught_up: Callable[[], None] = lambda: None
+        self.on_changed: Callable[[list[Any]], None] = lambda definitions: None
         self.on_deleted: Callable[[Sequence[int]], None] = lambda entity_ids: None
         self.workers = [connection(path, self) for path in sockets]
         self.in_turn = False  # True while a read is handled, at the end of which `end_turn` is called

@@ -29,6 +29,7 @@ from storage.records import (
     AUTO_DELETED_PREFIX,
     DELETED_ENTITY_PREFIX,
     FORWARDED_PREFIX,
+    NEXT_ENTITY_ID_KEY,
     STORE_ID_BYTES,
     CorruptRecord,
     Place,
@@ -78,6 +79,11 @@ def load(core: Core, now_ms: int, known: dict[bytes, Terms] | None = None) -> No
             core.define(entity_id, terms)
         except EntityNotFound as error:
             raise StoreError(f"entity {entity_id}: {error}") from error
+    if (next_id := core.store.get(Table.META, NEXT_ENTITY_ID_KEY)) is not None:
+        try:
+            core.next_entity_id = int(decode_document(next_id))
+        except (CorruptRecord, ValueError, TypeError) as error:
+            raise StoreError(f"the next entity id: {error}") from error
     for key, value in _of_meta(core, DELETED_ENTITY_PREFIX):
         entity_id = int.from_bytes(key, "big")
         try:

@@ -12,6 +12,7 @@ from typing import Any
 from broker.errors import BrokerError, EntityNotFound, NotAllowed
 from broker.namespace.entities import Description
 from broker.partition import entities, sending, transactions
+from broker.partition.entity_index import EntityIndex
 from broker.partition.forwarding import destination
 from broker.partition.forwarding import source as forwarding
 from broker.partition.messages import duplicates, expiry, hand_out, schedule, settlement
@@ -26,7 +27,7 @@ from broker.partition.state.core import Core
 from broker.partition.state.receivers import Receiver
 from broker.partition.state.terms import Terms
 from broker.partition.state.timers import Due
-from broker.partition.topics import publishing
+from broker.partition.topics import publishing, rule_requests
 from broker.wire import Operation, Outcome
 from storage.queue_ids import entity_of
 from storage.records import Place
@@ -68,6 +69,7 @@ class Partition:
         self.next_timer_ms: Callable[[], int | None] = self._core.timers.next_ms
         self.timers: Sequence[Any] = self._core.timers.heap
         self.newly_auto_deleted = self._core.newly_auto_deleted
+        self.index = EntityIndex(self._core)
         entities.load(self._core, now_ms, known_terms)
 
     @property
@@ -404,6 +406,30 @@ class Partition:
         topic of a subscription does not exist, InvalidArgument for a rule.
         """
         entities.put_entity(self._core, entity_id, description, now_ms, rules, partitions)
+
+    def set_rules(self, entity_id: int, documents: Sequence[dict[str, Any]]) -> None:
+        """Let a subscription have just these rules, which another partition has checked."""
+        rule_requests.set_rules(self._core, entity_id, documents)
+
+    def set_rule(self, entity_id: int, document: dict[str, Any]) -> None:
+        """Add a rule to a subscription, in place of one of this name; as `set_rules`."""
+        rule_requests.set_rule(self._core, entity_id, document)
+
+    def drop_rule(self, entity_id: int, name: str) -> None:
+        """Remove a rule of a subscription if there is one of this name."""
+        rule_requests.drop_rule(self._core, entity_id, name)
+
+    def rules(self, entity_id: int) -> list[dict[str, Any]]:
+        """The rule documents of a subscription, as far as they can be read."""
+        return rule_requests.rules_of(self._core, entity_id)
+
+    def knows(self, entity_id: int) -> bool:
+        """True if the entity is here, and it was not deleted because nobody used it."""
+        return entity_id in self._core.terms
+
+    def begin_change(self, now_ms: int) -> None:
+        """A change of the catalog begins; see `has_changed`."""
+        self._begin(0, now_ms)
 
     def delete_entity(self, entity_id: int, now_ms: int) -> None:
         """Delete an entity with all it holds, a topic with its subscriptions; the caller removes their definitions.

@@ -16,9 +16,10 @@ from broker import wire
 from broker.catalog.catalog import HOME
 from broker.logging import get_logger
 from broker.partition.partition import Partition
-from broker.wire import Catalog, Deleted, Forward, Forwarded, Hello, Remove
-from broker.worker.deletions import Deletions
+from broker.wire import Catalog, Changed, Deleted, Forward, Forwarded, Hello, Remove, Rules
+from broker.worker.copies import Copies
 from broker.worker.peer import Peer
+from storage.records import encode_document, entity_key
 
 REDIAL_MS = 100
 
@@ -29,7 +30,7 @@ class Neighbours:
     """Partition p, of `partition_count`, is on worker p % len(sockets); `sockets` are the paths, by worker.
 
     `partitions` are this worker's. `touch` is called with each of them that must commit because of an answer.
-    `deletions` gets the home's messages about the catalog.
+    `copies` follow the home's messages about the catalog.
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class Neighbours:
         partition_count: int,
         poll: select.epoll,
         touch: Callable[[Partition], None],
-        deletions: Deletions,
+        copies: Copies,
     ) -> None:
         self.inbox: list[Forward | Forwarded | Remove] = []  # for partitions of this worker, for the next turn
         self._sockets = sockets
@@ -50,7 +51,9 @@ class Neighbours:
         self._links: dict[int, Peer] = {}  # by worker
         self._workers: dict[int, int] = {}  # file descriptor of a link -> worker
         self._unreachable: set[int] = set()  # workers, so that it is logged once
-        self._deletions = deletions
+        self._copies = copies
+        self._catalog: Catalog | None = None  # the home's, until the rules come that it lacks
+        self._followed: int | None = None  # version of the catalog that the home is to be told of after the commit
         self._home = HOME % len(sockets)
         self.dial_home_ms: int | None = None if HOME in partitions else 0  # None: it is connected, or here
 
@@ -89,11 +92,7 @@ class Neighbours:
                         self.answered(message, now_ms)
                     case Hello():
                         assert message.version == wire.VERSION
-                    case Catalog():
-                        log.info("catalog received", version=message.version)
-                        there = {definition["entity_id"] for definition in message.definitions}
-                        self.remove(self._deletions.catch_up(message.version, there, now_ms), now_ms)
-                    case Deleted() if not self._deletions.follow(message.version, message.entity_ids, now_ms):
+                    case Catalog() | Rules() | Changed() | Deleted() if not self._follow(message, link, now_ms):
                         log.warning(
                             "missed a version of the catalog; reconnecting for all of it", version=message.version
                         )
@@ -102,6 +101,42 @@ class Neighbours:
         if event & select.EPOLLOUT:
             self._write(worker, link, now_ms)
         return True
+
+    def _follow(self, message: Catalog | Rules | Changed | Deleted, home: Peer, now_ms: int) -> bool:
+        """The home sends its catalog, or a change of it. False if a change was missed."""
+        match message:
+            case Catalog():
+                log.info("catalog received", version=message.version)
+                self._catalog = message
+                lacking = self._copies.lacking(message.version, _stored(message))
+                home.answers.append(wire.join(self._copies.in_service(), lacking))
+                self._write(self._home, home, now_ms)
+                return True
+            case Rules():
+                catalog, self._catalog = self._catalog, None
+                if catalog is None or catalog.version != message.version:
+                    return False
+                rules = dict(message.rules)
+                self.remove(self._copies.catch_up(message.version, _stored(catalog), rules, now_ms), now_ms)
+            case Deleted():
+                if not self._copies.remove(message.version, message.entity_ids, now_ms):
+                    return False
+            case Changed():
+                if not self._copies.change(message.version, message.changes, now_ms):
+                    return False
+        self._followed = message.version
+        return True
+
+    def take_followed(self) -> int | None:
+        """The version that this worker's partitions have with the commit that begins now; to be told by `tell`."""
+        followed, self._followed = self._followed, None
+        return followed
+
+    def tell(self, followed: int, now_ms: int) -> None:
+        """Tell the home, after the commit."""
+        if (link := self._links.get(self._home)) is not None:
+            link.answers.append(wire.followed(followed))
+            self._write(self._home, link, now_ms)
 
     def dial_home(self, now_ms: int) -> None:
         if self._home not in self._links:
@@ -168,6 +203,7 @@ class Neighbours:
         log.info("connection to worker lost", worker=worker)
         if worker == self._home:
             self.dial_home_ms = now_ms + REDIAL_MS
+            self._catalog = self._followed = None
         self._lost(worker, now_ms)
 
     def _lost(self, worker: int, now_ms: int) -> None:
@@ -175,3 +211,8 @@ class Neighbours:
         there = range(worker, self._partition_count, len(self._sockets))
         for partition in self._partitions.values():
             partition.unreachable(there, now_ms)
+
+
+def _stored(catalog: Catalog) -> dict[bytes, bytes]:
+    """The definitions as ENTITIES holds them."""
+    return {entity_key(document["entity_id"]): encode_document(document) for document in catalog.definitions}

@@ -100,6 +100,7 @@ def run(instructions: Instructions, serve: Callable[[Worker], None]) -> int:
         touching,
         turns,
         Pulse().beat,
+        settings.partitioning,
     )
     turns.checkpointer.start()
     starting.done()

@@ -19,21 +19,26 @@ from typing import Any, Protocol
 
 from broker import wire
 from broker.catalog.catalog import HOME, catalog_version
-from broker.errors import BrokerError, InternalError
+from broker.errors import BrokerError, InternalError, InvalidArgument
 from broker.logging import get_logger
 from broker.metrics import WorkerMetrics
 from broker.partition.forwarding.destination import ENTRY
 from broker.partition.messages.hand_out import NOTHING, Pumped
 from broker.partition.partition import Partition
 from broker.partition.requests import Underway
+from broker.settings.config import Partitioning
 from broker.touched_partition import TouchedPartition
 from broker.wire import (
     Catalog,
+    Changed,
     CloseReceiver,
     Command,
     Credit,
+    Deleted,
+    Followed,
     Forward,
     Forwarded,
+    Join,
     Message,
     Op,
     OpenReceiver,
@@ -51,7 +56,8 @@ from broker.wire import (
 )
 from broker.worker.clock import Clock
 from broker.worker.commits import Commits, TurnLog
-from broker.worker.deletions import Deletions
+from broker.worker.copies import Copies
+from broker.worker.home import Home
 from broker.worker.neighbours import Neighbours
 from broker.worker.parked import ParkedPartition
 from broker.worker.peer import Peer
@@ -71,6 +77,7 @@ ACCEPT_AGAIN_MS = 100
 EVENTS_AT_ONCE = 64  # others come with the next turn
 SET_BACK_MS = 1000  # the smallest change of the system's clock that is logged
 
+NO_PARTITIONING = Partitioning()
 INTERNAL_ERROR = "The service was unable to process the request; nothing of it was done. The broker's log says why."
 
 _EPOLLIN, _EPOLLOUT = select.EPOLLIN, select.EPOLLOUT
@@ -91,8 +98,12 @@ class Turns(TurnLog, Protocol):
 
 
 # What leaves when its turns are committed: callers, who hold their answers themselves; batches to other partitions, and
-# answers to partitions of this worker; entities that were deleted. Not a named tuple, because one is made in each turn.
-Held = tuple[list["Caller"], list[Forward], list[Forwarded], list[int]]
+# answers to partitions of this worker; entities that were deleted; the version of the catalog that was followed. Not a
+# named tuple, because one is made in each turn.
+Held = tuple[list["Caller"], list[Forward], list[Forwarded], list[int], int | None]
+
+
+OfCatalog = Remove | Join | Followed
 
 
 class Caller(Peer):
@@ -101,7 +112,7 @@ class Caller(Peer):
     def __init__(self, connection: socket.socket) -> None:
         super().__init__(connection)
         self.number = 0  # the worker sets it
-        self.unread: deque[Command | Remove] = deque()  # commands that the last turn did not get to
+        self.unread: deque[Command | OfCatalog] = deque()  # commands that the last turn did not get to
         self.receivers: dict[int, Partition] = {}
         self.transactions: dict[bytes, Partition] = {}  # those that have not ended
 
@@ -122,6 +133,7 @@ class Worker:
         touching: TouchedPartition,
         turns: Turns,
         beat: Callable[[], None] = lambda: None,
+        partitioning: Partitioning = NO_PARTITIONING,
     ) -> None:
         """`sockets` are the paths of all workers' sockets, `partition_count` is the number of all partitions.
 
@@ -155,8 +167,11 @@ class Worker:
         self._metrics = WorkerMetrics()
         self._commits = Commits(turns, self._metrics, self._hold, self._release)
         self._poll = select.epoll()
-        self._deletions = Deletions(partitions, stores, self._touch)
-        self._neighbours = Neighbours(sockets, partitions, partition_count, self._poll, self._touch, self._deletions)
+        self._copies = Copies(partitions, stores, self._touch)
+        self._home: Home[Caller] | None = None
+        if HOME in partitions:
+            self._home = Home(self._copies, partitions, stores, partition_count, partitioning)
+        self._neighbours = Neighbours(sockets, partitions, partition_count, self._poll, self._touch, self._copies)
         self._underway: deque[tuple[Caller, int, Partition, Underway]] = deque()  # requests, with their ids
         self._more = False  # a partition could hand out more at once
         self._turn_at = time.monotonic()  # when the last turn began
@@ -175,6 +190,8 @@ class Worker:
             Op.PASS: self._pass,
             Op.FORWARD: self._forward,
             Op.REMOVE: self._remove,
+            Op.JOIN: self._join,
+            Op.FOLLOWED: self._followed,
         }
 
     def begin(self) -> None:
@@ -182,7 +199,7 @@ class Worker:
         self._poll.register(self._listener, select.EPOLLIN)
         self._turns.watch(self._poll)
         if HOME in self._partitions:
-            self._neighbours.remove(self._deletions.align(self._now_ms), self._now_ms)
+            self._neighbours.remove(self._copies.align(self._now_ms), self._now_ms)
         self._more = bool(self._touched)
 
     @property
@@ -208,6 +225,7 @@ class Worker:
         if (
             self._more
             or self._neighbours.inbox
+            or (self._home is not None and self._home.done)
             or (self._unfinished and not all(map(_is_behind, self._unfinished.values())))
         ):
             return 0.0
@@ -285,6 +303,8 @@ class Worker:
         now_ms = self._now_ms
         if self._underway:
             self._go_on()
+        if self._home is not None and self._home.done:
+            self._answer_changes(self._home)
         remaining = bool(self._underway)
         is_behind = False
         for peer in self._peers.values():
@@ -327,12 +347,14 @@ class Worker:
         forwards, answers = self._forwards, self._answers
         if forwards or answers:
             self._forwards, self._answers = [], []
-        deleted = self._deletions.take_new(self._worked)
+        deleted = self._copies.take_deleted(self._worked)
         self._worked.clear()
-        return callers, forwards, answers, deleted
+        return callers, forwards, answers, deleted, self._neighbours.take_followed()
 
     def _release(self, held: Held) -> None:
-        callers, forwards, answers, deleted = held
+        callers, forwards, answers, deleted, followed = held
+        if followed is not None:
+            self._neighbours.tell(followed, self._now_ms)
         if deleted:
             self._neighbours.remove(deleted, self._now_ms)
         if forwards or answers:
@@ -418,7 +440,7 @@ class Worker:
         apply, cut = self._apply, wire.cut
         while unread:
             message = unread[0]
-            if not (isinstance(message, Remove) or self._partitions[message.partition].has_work_left):
+            if not (isinstance(message, OfCatalog) or self._partitions[message.partition].has_work_left):
                 break
             message, rest = cut(unread.popleft())
             if rest is not None:
@@ -443,6 +465,8 @@ class Worker:
         self._unfinished.pop(descriptor, None)
         self._poll.unregister(descriptor)
         peer.socket.close()
+        if self._home is not None:
+            self._home.leave(peer)
         for channel, partition in peer.receivers.items():
             self._touch(partition)
             partition.close_receiver((peer, channel), True, self._now_ms)
@@ -584,6 +608,9 @@ class Worker:
                 result: Any = self._metrics.snapshot(
                     self._number, self._restarts, gauges, self._turns.usage()._asdict()
                 )
+            elif name == "change-catalog":
+                self._change_catalog(peer, number, arguments)
+                return
             elif name in _OF_TRANSACTIONS:
                 result = self._in_transaction(peer, partition, name, queue, arguments)
             else:
@@ -680,14 +707,38 @@ class Worker:
                 case _:
                     neighbours.answered(message, self._now_ms)
 
-    # -- deleted entities
+    # -- the catalog, at the home's worker
+
+    def _join(self, peer: Caller, message: Join) -> None:
+        if self._home is not None:
+            peer.answers.append(self._home.join(peer, message.partitions, message.entity_ids))
+
+    def _followed(self, peer: Caller, message: Followed) -> None:
+        if self._home is not None:
+            self._home.followed(peer, message.version)
+
+    def _change_catalog(self, peer: Caller, number: int, arguments: list[Any]) -> None:
+        """The followers are told after the commit; the gateways, and the caller, when all have followed."""
+        if self._home is None:
+            raise InvalidArgument("This partition is not the home of the namespace.")
+        self._tell_followers(self._home, self._home.change(peer, number, arguments, self._now_ms))
 
     def _remove(self, peer: Caller | None, message: Remove) -> None:
-        """At the home's worker: take a deletion from any worker. All connected callers are told after the commit."""
-        removed = self._deletions.remove(message.entity_ids, self._now_ms)
-        if removed is not None:
+        """Take a deletion from any worker."""
+        if self._home is not None and (news := self._home.remove(message.entity_ids, self._now_ms)) is not None:
+            self._tell_followers(self._home, news)
+
+    def _tell_followers(self, home: Home[Caller], news: Changed | Deleted) -> None:
+        for caller in home.followers:
+            caller.answers.append(news)
+
+    def _answer_changes(self, home: Home[Caller]) -> None:
+        for done in home.take_done():
             for caller in self._peers.values():
-                caller.answers.append(wire.deleted(*removed))
+                if caller not in home.followers:
+                    caller.answers.append(done.news)
+            if done.caller is not None:
+                done.caller.answers.append(wire.reply(done.number, done.result))
 
 
 def _answer(peer: Caller, answer: Sent | Refused) -> None:

@@ -16,6 +16,15 @@ from uuid import UUID
 
 from protocol import bounds, conditions
 from protocol.codec import Array, Int, Long, Symbol, Timestamp, array, encode
+from protocol.nodes.entity_operations import CreateEntity as CreateEntity
+from protocol.nodes.entity_operations import DeleteEntity as DeleteEntity
+from protocol.nodes.entity_operations import UpdateEntity as UpdateEntity
+from protocol.nodes.entity_operations import (
+    entity_body,
+    read_create_entity,
+    read_delete_entity,
+    read_update_entity,
+)
 from protocol.nodes.management_fields import ArgumentError as ArgumentError
 from protocol.nodes.management_fields import ArgumentOutOfRange as ArgumentOutOfRange
 from protocol.nodes.management_fields import Fields
@@ -179,6 +188,9 @@ Arguments = (
     | Purge
     | GetCounts
     | ListCounts
+    | CreateEntity
+    | UpdateEntity
+    | DeleteEntity
     | AddRule
     | RemoveRule
     | EnumerateRules
@@ -337,6 +349,9 @@ _READERS: Final[Mapping[str, Callable[[Fields], Arguments]]] = {
     "peeklock:purge": _purge,
     "peeklock:get-counts": _get_counts,
     "peeklock:list-counts": _list_counts,
+    "peeklock:create-entity": read_create_entity,
+    "peeklock:update-entity": read_update_entity,
+    "peeklock:delete-entity": read_delete_entity,
 }
 
 
@@ -377,6 +392,11 @@ def encode_counts_of_all(request: Request, counts: Mapping[str, Mapping[str, int
     """200 to list-counts; `counts` by entity, in their order."""
     items = [{"name": entity, "counts": _longs(values)} for entity, values in counts.items()]
     return encode_success(request, {"entities": items})
+
+
+def encode_entity(request: Request, properties: Mapping[str, Any]) -> bytes:
+    """200 to create-entity and update-entity: all properties of the entity."""
+    return encode_success(request, entity_body(properties))
 
 
 def _longs(values: Mapping[str, int]) -> dict[str, Long]:

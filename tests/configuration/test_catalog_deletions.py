@@ -12,6 +12,7 @@ from broker.catalog.catalog import (
     home_partition,
     reconcile,
     remove,
+    set_version,
 )
 from broker.namespace.entities import Description, QueueDescription, SubscriptionDescription, TopicDescription
 from broker.partition.partition import Partition
@@ -233,7 +234,8 @@ def test_a_partition_that_is_behind_frees_entities_that_the_catalog_has_no_more(
     behind.send(1 << 3, [[LAYOUT, b"old", None, None]], T0)
     behind.commit()
     for store in others_of(stores):
-        remove(store, [1], 2)
+        remove(store, [1])
+        set_version(store, 2)
         store.commit()
     assert reconcile(stores, [], T1) == Reconciled(2, (), (), (stores.index(home),))
     assert names(home) == {2: "bills"}
@@ -244,6 +246,7 @@ def test_a_partition_that_is_behind_frees_entities_that_the_catalog_has_no_more(
 def test_removed_entities_are_no_longer_defined():
     store = MemoryStore()
     reconcile([store], [queue(), queue("bills")], T0)
-    remove(store, [1, 77], 9)
+    remove(store, [1, 77])
+    set_version(store, 9)
     assert definitions(store) == [Definition(2, queue("bills"), T0, T0, (0,))]
     assert catalog_version(store) == 9

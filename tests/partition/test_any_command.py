@@ -212,7 +212,8 @@ def fields_of(operation: str) -> list[str]:
     return list(read)
 
 
-FIELDS_OF = {operation: fields_of(operation) for operation in _READERS}
+# Changes of entities are for the namespace's home; tests/configuration/test_catalog_of_workers.py draws them.
+FIELDS_OF = {operation: fields_of(operation) for operation in _READERS if not operation.endswith("-entity")}
 
 
 @st.composite
@@ -412,7 +413,7 @@ def send(world: World, data: st.DataObject) -> None:
 
 
 def manage(world: World, data: st.DataObject, operation: str = "") -> None:
-    operation = operation or data.draw(st.sampled_from(sorted(_READERS)))
+    operation = operation or data.draw(st.sampled_from(sorted(FIELDS_OF)))
     body = data.draw(bodies(operation, [uuid_of(token) for token in world.tokens]))
     transaction = data.draw(st.sampled_from([None, None, "t", "u"]))
     part = data.draw(st.sampled_from([Part.MAIN, Part.MAIN, *Part]))
@@ -538,7 +539,7 @@ def test_only_a_broker_error_comes_out_and_the_partition_goes_on(data):
     assert world.received["after"][-1].body.endswith(b"after")
 
 
-@pytest.mark.parametrize("operation", sorted(_READERS))
+@pytest.mark.parametrize("operation", sorted(FIELDS_OF))
 @settings(max_examples=50, deadline=None)
 @given(data=st.data())
 def test_only_a_broker_error_comes_of_a_request(operation, data):

@@ -21,16 +21,20 @@ from broker.errors import OutOfRange, QuotaExceeded
 from broker.namespace.entities import SubscriptionDescription
 from broker.partition import requests
 from broker.partition.settings import PartitionSettings
+from broker.partition.state.stored_rules import default_rule
 from broker.partition.state.timers import Due
+from broker.settings.config import Partitioning
 from broker.touched_partition import TouchedPartition
 from broker.wire import ENTRY, Op, Outcome, SendOperation, SettleOperation, pack_operations
 from broker.worker.clock import Clock
+from broker.worker.copies import Copies
+from broker.worker.home import Home
 from broker.worker.worker import Caller, Worker
 from protocol.codec import encode
 from protocol.message.batches import MAX_BATCH_MESSAGES
 from storage.memory import MemoryStore
 from storage.quarantine import quarantine_key
-from storage.records import entity_key
+from storage.records import NEXT_ENTITY_ID_KEY, encode_document, entity_key
 from storage.store import Table
 from tests.logs import InMemory
 
@@ -141,6 +145,25 @@ def wide(**rules: Any) -> TopicDriver:
 
 
 # -- what clients can ask for; each checks its answer
+
+
+def changing_entities(driver: TopicDriver) -> None:
+    partitions, stores = {0: driver.partition}, {0: driver.store}
+    home: Home[str] = Home(Copies(partitions, stores, lambda _: None), partitions, stores, 1, Partitioning())
+    driver.store.put(Table.META, NEXT_ENTITY_ID_KEY, encode_document(FIRST + SUBSCRIPTIONS))
+    path = "news/Subscriptions/new"
+    for change in (
+        ["create", "queue", {"name": "new"}, None],
+        ["create", "subscription", {"topic": "news", "name": "new"}, None],
+        ["update", path, {"lock_duration_ms": 7000}],
+        ["add-rule", path, default_rule(0) | {"name": "another"}],
+        ["remove-rule", path, "$Default"],
+        ["delete", path],
+        ["delete", "new"],
+    ):
+        home.change("gateway", 1, change, driver.now_ms)
+        driver.partition.commit()
+    assert len(home.take_done()) == 7
 
 
 def deleting_what_is_not_there(driver: Driver) -> None:
@@ -622,6 +645,7 @@ ROWS: list[tuple[tuple[Op | Due | str, ...], Callable[[], Driver], Callable[[Any
     ),
     ((Due.LOCKS,), one_session_locked, ending_the_lock_of_a_session),
     ((Op.OPEN_RECEIVER,), one_session_locked, accepting_a_session_whose_lock_ran_out),
+    (("change-catalog", Op.CHANGED, Op.FOLLOWED), wide, changing_entities),
     ((Op.REMOVE, Op.DELETED, Due.DELETION, Due.IDLE), filled, deleting_the_entity),
     ((Op.SEND_BATCH,), wide, publishing_a_batch),
     (("transact", "discharge"), wide, publishing_in_a_transaction),
@@ -693,6 +717,8 @@ def test_forwarding_to_another_partition_is_done_in_steps():
 # What a worker only says, and nobody does work for in a partition.
 ANSWERS = {Op.HELLO, Op.SENT, Op.REFUSED, Op.OPENED, Op.CLOSED, Op.DRAINED, Op.SETTLED, Op.UNSETTLED, Op.DELIVER}
 ANSWERS |= {Op.REPLY, Op.FAILED, Op.CATALOG, Op.AVAILABLE}
+# Once for each connection between two workers: the whole catalog is compared.
+ANSWERS |= {Op.JOIN, Op.RULES}
 # Counted by tests of their own, above.
 ELSEWHERE = (Op.FORWARDED, Due.FORWARDING)
 
@@ -700,7 +726,7 @@ ELSEWHERE = (Op.FORWARDED, Due.FORWARDING)
 def test_each_operation_of_the_protocol_has_a_row():
     counted = [*ELSEWHERE, *(operation for operations, _, _ in ROWS for operation in operations)]
     of_transactions = {"transact", "transact-request", "discharge"}
-    names = {*requests._OF_QUEUE, *requests._OF_PARTITION, "metrics"} | of_transactions
+    names = {*requests._OF_QUEUE, *requests._OF_PARTITION, "metrics", "change-catalog"} | of_transactions
     assert set(re.findall(r"^    ([a-z]+(?:-[a-z]+)*)(?: {2,}|$)", wire.__doc__ or "", re.MULTILINE)) == names
     assert {each for each in counted if isinstance(each, str)} == names
     assert {each for each in counted if isinstance(each, Op)} == set(Op) - ANSWERS

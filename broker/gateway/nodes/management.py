@@ -6,7 +6,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from broker.errors import BrokerError, MessageNotFound, MessageTooLarge, NotAllowed, PartitionParked, ServerBusy
+from broker.catalog.catalog import HOME
+from broker.errors import BrokerError, MessageNotFound, MessageTooLarge, NotAllowed, PartitionParked
 from broker.gateway.conditions import condition_of
 from broker.gateway.host import Host
 from broker.gateway.links.delivery import embed
@@ -16,6 +17,7 @@ from broker.gateway.nodes.entity_counts import counted_queues, entity_counts, su
 from broker.gateway.nodes.parts import Parts
 from broker.gateway.nodes.request_links import Answer, RequestLink
 from broker.gateway.nodes.rules import rule_document, rule_of_document
+from broker.gateway.router import CHANGE_CATALOG
 from broker.namespace.entities import Right
 from broker.namespace.fragments import fragment_of, key_of
 from broker.wire import ENTRY, Extra, Outcome
@@ -387,13 +389,15 @@ class ManagementRequests(RequestLink):
         self._change_rules(request, answer, "remove-rule", arguments.name)
 
     def _change_rules(self, request: Request, answer: Answer, name: str, argument: Any) -> None:
-        """On all fragments: each evaluates the rules for its messages. At a start they get those of the first one."""
-        router = self.connection.gateway.router
-        away = [at for at in self.entity.partitions if self.entity.is_partitioned and not router.worker(at).is_usable]
-        if away:
-            raise ServerBusy(f"Partition {away[0]} does not answer, so the rules cannot be changed now.")
-        wanted = {at: [argument] for at in self.entity.partitions}
-        self._ask_each(request, answer, lambda _: management.encode_success(request), name, wanted)
+        """The rules of a partitioned topic are on all its partitions: each evaluates them for its messages."""
+
+        def encode(_: Any) -> bytes:
+            return management.encode_success(request)
+
+        if self.entity.is_partitioned:
+            self._ask(request, answer, encode, CHANGE_CATALOG, name, self.entity.name, argument, partition=HOME)
+        else:
+            self._ask(request, answer, encode, name, argument)
 
     def _enumerate_rules(self, request: Request, arguments: management.EnumerateRules, answer: Answer) -> None:
         limit = self.max_response_bytes()

@@ -1,13 +1,16 @@
-"""The management node of the namespace: requests about all entities at once."""
+"""The management node of the namespace: requests about all entities at once, and changes of entities."""
 
 import time
 from collections import defaultdict
 from typing import Any
 
+from broker.catalog.catalog import HOME
 from broker.errors import BrokerError
 from broker.gateway.conditions import condition_of
 from broker.gateway.nodes.entity_counts import counted_queues, entity_counts, summed
 from broker.gateway.nodes.request_links import Answer, RequestLink
+from broker.gateway.nodes.rules import described_rule
+from broker.gateway.router import CHANGE_CATALOG
 from broker.namespace.entities import Right
 from protocol.nodes import management
 from protocol.nodes.request_message import Request
@@ -22,9 +25,31 @@ class NamespaceRequests(RequestLink):
     def handle(self, request: Request, answer: Answer) -> None:
         self.connection.rights.require("", Right.MANAGE, time.time())
         call = management.parse(request)
-        if not isinstance(call.arguments, management.ListCounts):
-            raise management.UnknownOperation(f"The operation '{call.operation}' is not offered by the namespace.")
-        self._list_counts(request, call.arguments, answer)
+        match call.arguments:
+            case management.ListCounts():
+                self._list_counts(request, call.arguments, answer)
+            case management.CreateEntity(kind, properties, rules):
+                documents = None if rules is None else [described_rule(each) for each in rules]
+                self._change(request, answer, "create", kind, properties, documents)
+            case management.UpdateEntity(path, properties):
+                self._change(request, answer, "update", path, properties)
+            case management.DeleteEntity(path):
+                self._change(request, answer, "delete", path)
+            case _:
+                raise management.UnknownOperation(f"The operation '{call.operation}' is not offered by the namespace.")
+
+    def _change(self, request: Request, answer: Answer, *change: Any) -> None:
+        """See `broker.worker.home`, which makes the change."""
+
+        def reply(definition: dict[str, Any] | None, error: BrokerError | None) -> None:
+            if error is not None:
+                self.fail(request, error, answer)
+            elif definition is None:
+                answer(management.encode_success(request))
+            else:
+                answer(management.encode_entity(request, definition))
+
+        self.request_partition(HOME, CHANGE_CATALOG, 0, change, reply)
 
     def fail(self, request: Request, error: Exception, answer: Answer) -> None:
         condition = error.condition if isinstance(error, management.ManagementError) else condition_of(error)

@@ -25,9 +25,21 @@ def rule_document(rule: wire.Rule) -> dict[str, Any]:
         action = None if rule.action is None else SqlAction(expression=rule.action)
         return RuleDescription(name=rule.name, filter=_filter(rule.filter), action=action).document(0)
     except ValidationError as error:
-        [first, *_] = error.errors(include_url=False)
-        place = ".".join(map(str, first["loc"]))
-        raise InvalidArgument(f"The rule is not valid: {f'{place}: ' if place else ''}{first['msg']}.") from None
+        raise _invalid(error) from None
+
+
+def described_rule(rule: Mapping[str, Any]) -> dict[str, Any]:
+    """As `rule_document`, of a rule with the fields of the configuration file. Raises InvalidArgument."""
+    try:
+        return RuleDescription.model_validate(rule).document(0)
+    except ValidationError as error:
+        raise _invalid(error) from None
+
+
+def _invalid(error: ValidationError) -> InvalidArgument:
+    [first, *_] = error.errors(include_url=False)
+    place = ".".join(map(str, first["loc"]))
+    return InvalidArgument(f"The rule is not valid: {f'{place}: ' if place else ''}{first['msg']}.")
 
 
 def _filter(described: bool | wire.SqlFilter | wire.CorrelationFilter) -> Any:

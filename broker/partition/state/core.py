@@ -3,7 +3,7 @@
 from collections.abc import Callable, Hashable, Sequence
 from itertools import count as count_from
 
-from broker.errors import BrokerError, EntityNotFound
+from broker.errors import BrokerError, EntityNotFound, ServerBusy
 from broker.namespace.fragments import fragment_of
 from broker.partition.settings import PartitionSettings
 from broker.partition.state.bodies import Bodies
@@ -22,6 +22,7 @@ from broker.partition.state.timers import Due, Timers
 from broker.partition.state.topic import Topic
 from broker.partition.state.turn import Turn
 from broker.rules import load_language
+from protocol import error_texts
 from storage.quarantine import quarantine
 from storage.queue_ids import Part, entity_of, part_of, queue_id_of
 from storage.records import CorruptRecord, Counts, decode_counts, due_key, encode_counts, entity_key
@@ -85,6 +86,7 @@ class Core:
         self.bodies = Bodies(store)
         self.timers = Timers()
         self.terms: dict[int, Terms] = {}  # by entity id
+        self.next_entity_id = 1 << 32  # greater than the ids of all entities that this partition has heard of
         self.topic_ids: dict[str, int] = {}  # topic's name in lower case -> entity id
         self.destination_ids: dict[str, int] = {}  # the same for queues and topics: all that is sent to
         self.subscription_ids: dict[int, set[int]] = {}  # topic -> its subscriptions, entity ids
@@ -161,9 +163,11 @@ class Core:
         return queue if queue is not None else self._open(queue_id)
 
     def queue(self, queue_id: int) -> Queue:
-        """The queue, which is opened if needed. Raises EntityNotFound."""
+        """The queue, which is opened if needed. Raises EntityNotFound, ServerBusy."""
         queue = self.queues.get(queue_id) or self._open(queue_id)
         if queue is None:
+            if entity_of(queue_id) >= self.next_entity_id:  # the partition has missed its creation, and will hear of it
+                raise ServerBusy(error_texts.SERVER_BUSY)
             raise EntityNotFound("The messaging entity could not be found.")
         return queue
 
@@ -202,6 +206,8 @@ class Core:
         if terms.kind != Kind.SUBSCRIPTION:
             self.destination_ids[terms.name.lower()] = entity_id
         self.terms[entity_id] = terms
+        if entity_id >= self.next_entity_id:
+            self.next_entity_id = entity_id + 1
 
     def forget(self, entity_id: int) -> int | None:
         """Remove the terms of an entity. Returns the topic of a subscription."""

@@ -6,8 +6,9 @@ from typing import Any
 from broker.errors import EntityAlreadyExists, EntityNotFound, InvalidArgument, NotAllowed, QuotaExceeded
 from broker.partition.state.core import Core
 from broker.partition.state.queue import Queue
-from broker.partition.state.stored_rules import Document, compiled, write_rules
+from broker.partition.state.stored_rules import Document, StoredRule, compiled, write_rules
 from broker.partition.state.topic import Topic
+from protocol import error_texts
 from storage.queue_ids import Part, queue_id_of
 from storage.records import rule_key
 from storage.store import Table
@@ -22,22 +23,68 @@ def add_rule(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> None
     topic, entity_id = _topic(core, queue), queue.entity_id
     name = document["name"]
     if topic.rule(entity_id, name) is not None:
-        raise EntityAlreadyExists(f"The rule '{name}' of '{queue.terms.name}' already exists.")
+        raise EntityAlreadyExists(error_texts.rule_exists(name, queue.terms.name))
     stored = compiled(document)
     limit = LIMITS.get(stored.kind)
     if limit is not None and topic.filters[stored.kind] >= limit:
-        raise QuotaExceeded(f"The topic of '{queue.terms.name}' has its maximum of {limit} {stored.kind} filters.")
-    write_rules(core.store, entity_id, [stored])
-    topic.add_rule(entity_id, stored)
+        raise QuotaExceeded(error_texts.too_many(f"The topic of '{queue.terms.name}'", limit, f"{stored.kind} filters"))
+    _add(core, topic, entity_id, stored)
 
 
 def remove_rule(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> None:
     """Raises EntityNotFound."""
     topic, entity_id = _topic(core, queue), queue.entity_id
-    stored = topic.rule(entity_id, args[0])
-    if stored is None:
-        # A rule counts as an entity: by this text SDKs know that it does not exist.
-        raise EntityNotFound(f"The messaging entity '{queue.terms.name}/Rules/{args[0]}' could not be found.")
+    if topic.rule(entity_id, args[0]) is None:
+        raise EntityNotFound(error_texts.rule_not_found(args[0], queue.terms.name))
+    _remove(core, topic, entity_id, args[0])
+
+
+def set_rule(core: Core, entity_id: int, document: Document) -> None:
+    """Add a rule to the subscription, in place of one of this name. Another partition has checked it."""
+    topic = _topic(core, core.queue(queue_id_of(entity_id)))
+    if topic.rule(entity_id, document["name"]) is not None:
+        _remove(core, topic, entity_id, document["name"])
+    _add(core, topic, entity_id, compiled(document))
+
+
+def drop_rule(core: Core, entity_id: int, name: str) -> None:
+    """Remove the rule of this name if there is one."""
+    topic = _topic(core, core.queue(queue_id_of(entity_id)))
+    if topic.rule(entity_id, name) is not None:
+        _remove(core, topic, entity_id, name)
+
+
+def set_rules(core: Core, entity_id: int, documents: Sequence[Document]) -> None:
+    """Let the subscription have just these rules. Another partition has checked them."""
+    topic = _topic(core, core.queue(queue_id_of(entity_id)))
+    wanted = {document["name"].lower(): document for document in documents}
+    for stored in topic.rules(entity_id):
+        if stored.document != wanted.get(stored.rule.name.lower()):
+            _remove(core, topic, entity_id, stored.rule.name)
+    for name, document in wanted.items():
+        if topic.rule(entity_id, name) is None:
+            _add(core, topic, entity_id, compiled(document))
+
+
+def has_rule(core: Core, entity_id: int, name: str) -> bool:
+    """Raises EntityNotFound, NotAllowed if there is no such subscription."""
+    return _topic(core, core.queue(queue_id_of(entity_id))).rule(entity_id, name) is not None
+
+
+def rules_of(core: Core, entity_id: int) -> list[Document]:
+    """All rules of the subscription that can be read."""
+    topic = _topic(core, core.queue(queue_id_of(entity_id)))
+    return [stored.document for stored in topic.rules(entity_id) if stored.document is not None]
+
+
+def _add(core: Core, topic: Topic, entity_id: int, stored: StoredRule) -> None:
+    write_rules(core.store, entity_id, [stored])
+    topic.add_rule(entity_id, stored)
+
+
+def _remove(core: Core, topic: Topic, entity_id: int, name: str) -> None:
+    stored = topic.rule(entity_id, name)
+    assert stored is not None
     core.store.delete(Table.RULES, rule_key(entity_id, stored.rule.name))
     topic.remove_rule(entity_id, stored.rule.name)
 

@@ -1,0 +1,174 @@
+"""Checks the changes of entities that clients ask for while the broker runs, and makes the definitions they lead to.
+
+What a start declares is checked by `broker.catalog.catalog`, which can look at all definitions.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from pydantic import ValidationError
+
+from broker.catalog.catalog import (
+    MAX_ENTITIES,
+    MAX_OF_TOPIC,
+    Definition,
+    differences,
+    immutable,
+    place,
+    with_partitioning,
+)
+from broker.errors import EntityAlreadyExists, EntityNotFound, InvalidArgument, NotAllowed, QuotaExceeded, ServerBusy
+from broker.namespace.entities import DESCRIPTIONS, Description, SubscriptionDescription
+from broker.settings.config import FORWARDING, Partitioning
+from protocol import error_texts
+
+
+class Index(Protocol):
+    """What is known of all entities without reading their definitions; see `broker.partition.entity_index`."""
+
+    def find(self, path: str) -> int | None: ...
+
+    def is_being_deleted(self, path: str) -> bool: ...
+
+    def count_destinations(self) -> int: ...
+
+    def count_partitioned(self) -> int: ...
+
+    def count_subscriptions(self, topic: str) -> int: ...
+
+    def has_rule(self, entity_id: int, name: str) -> bool: ...
+
+    def check_rules(self, topic: str, documents: Sequence[dict[str, Any]]) -> None: ...
+
+
+class Changing:
+    """`partitions` is the number of the namespace's partitions."""
+
+    def __init__(self, index: Index, partitions: int, partitioning: Partitioning) -> None:
+        self._index = index
+        self._partitions = partitions
+        self._partitioning = partitioning
+
+    def created(self, kind: Any, fields: Any, topic: Definition | None, entity_id: int, now_ms: int) -> Definition:
+        """The definition of a new entity with this id. `topic` is that of a subscription.
+
+        Raises InvalidArgument, NotAllowed, EntityAlreadyExists, QuotaExceeded, ServerBusy.
+        """
+        wanted = _described(kind, fields)
+        if topic is not None:
+            wanted = wanted.model_copy(update={"topic": topic.description.name})
+        if self._index.is_being_deleted(wanted.path):
+            raise ServerBusy(f"'{wanted.path}' is being deleted, because nobody used it. Please try again.")
+        if self._index.find(wanted.path) is not None:
+            raise EntityAlreadyExists(f"The messaging entity '{wanted.path}' already exists.")
+        wanted = with_partitioning(wanted, None, self._partitioning)
+        self._check_destinations(wanted)
+        partitions = place(wanted, self._partitions) if topic is None else topic.partitions
+        self._check_numbers(wanted, len(partitions) > 1)
+        return Definition(entity_id, wanted, now_ms, now_ms, partitions)
+
+    def check_first_rules(self, of: Definition, documents: Sequence[dict[str, Any]]) -> None:
+        """Those of a new subscription. Raises InvalidArgument, NotAllowed, EntityAlreadyExists, QuotaExceeded."""
+        description = of.description
+        if not isinstance(description, SubscriptionDescription):
+            raise NotAllowed(f"'{description.path}' is not a subscription; only subscriptions have rules.")
+        names = set()
+        for document in documents:
+            name = document["name"].lower()
+            if name in names:
+                raise EntityAlreadyExists(error_texts.rule_exists(document["name"], description.path))
+            names.add(name)
+        self._index.check_rules(description.topic, documents)
+
+    def check_rule(self, of: Definition, document: dict[str, Any]) -> None:
+        """A further rule. Raises as `check_first_rules`."""
+        description = of.description
+        if self._index.has_rule(of.entity_id, document["name"]):
+            raise EntityAlreadyExists(error_texts.rule_exists(document["name"], description.path))
+        self._index.check_rules(description.home_name, [document])
+
+    def check_has_rule(self, of: Definition, name: str) -> None:
+        """Raises EntityNotFound, NotAllowed."""
+        if not self._index.has_rule(of.entity_id, name):
+            raise EntityNotFound(error_texts.rule_not_found(name, of.description.path))
+
+    def updated(self, known: Definition, fields: Any, now_ms: int) -> Definition:
+        """The definition with other values of these properties; all others stay.
+
+        Raises InvalidArgument, also for a property that never changes.
+        """
+        stored = known.description
+        if not isinstance(fields, Mapping):
+            raise InvalidArgument("The properties are not a map.")
+        own = {"name": stored.name} | ({"topic": stored.topic} if isinstance(stored, SubscriptionDescription) else {})
+        for name, value in own.items():
+            if str(fields.get(name, value)).lower() != value.lower():
+                raise InvalidArgument(f"{stored.kind} '{stored.path}': {name} cannot be changed.")
+        wanted = _described(stored.kind, {**stored.model_dump(mode="json"), **fields, **own})
+        changed = differences(stored, wanted)
+        for name in stored.immutable:
+            if name in changed:
+                raise InvalidArgument(f"{stored.kind} '{stored.path}': {immutable(name, stored, wanted)}.")
+        self._check_destinations(wanted)
+        return known._replace(description=wanted, updated_ms=now_ms)
+
+    def entity(self, path: Any) -> int:
+        """Raises InvalidArgument, EntityNotFound."""
+        if not isinstance(path, str):
+            raise InvalidArgument("The path of an entity is not a string.")
+        found = self._index.find(path)
+        if found is None:
+            raise EntityNotFound(f"The messaging entity '{path}' could not be found.")
+        return found
+
+    def topic_of(self, kind: Any, fields: Any) -> int | None:
+        """The topic of a new subscription; None of another entity. Raises InvalidArgument, EntityNotFound."""
+        if kind != SubscriptionDescription.kind or not isinstance(fields, Mapping):
+            return None
+        return self.entity(_described(kind, fields).home_name)
+
+    def _check_destinations(self, description: Description) -> None:
+        """Entities forward to queues and topics that exist. Only the fields that were named are looked at."""
+        for field in FORWARDING:
+            to = getattr(description, field, None)
+            if not to:
+                continue
+            if to.lower() == description.path.lower():
+                raise InvalidArgument(f"{description.kind} '{description.path}': {field} names the entity itself.")
+            if self._index.find(to) is None or "/subscriptions/" in to.lower():
+                raise InvalidArgument(
+                    f"{description.kind} '{description.path}': {field}: there is no queue or topic '{to}'."
+                )
+
+    def _check_numbers(self, new: Description, is_partitioned: bool) -> None:
+        index = self._index
+        if isinstance(new, SubscriptionDescription):
+            limit = MAX_OF_TOPIC["subscriptions"]
+            if index.count_subscriptions(new.topic) >= limit:
+                raise QuotaExceeded(error_texts.too_many(f"The topic '{new.topic}'", limit, "subscriptions"))
+            return
+        if index.count_destinations() >= MAX_ENTITIES:
+            raise QuotaExceeded(error_texts.too_many("The namespace", MAX_ENTITIES, "queues and topics"))
+        limit = self._partitioning.max_entities
+        if is_partitioned and index.count_partitioned() >= limit:
+            raise QuotaExceeded(
+                error_texts.too_many(
+                    "The namespace", limit, "partitioned queues and topics (partitioning.max_entities)"
+                )
+            )
+
+
+def _described(kind: Any, fields: Any) -> Description:
+    described = DESCRIPTIONS.get(kind) if isinstance(kind, str) else None
+    if described is None:
+        raise InvalidArgument(f"The kind of the entity is not one of {', '.join(DESCRIPTIONS)}.")
+    if not isinstance(fields, Mapping):
+        raise InvalidArgument("The properties are not a map.")
+    try:
+        return described.model_validate(dict(fields))
+    except ValidationError as error:
+        problems = [
+            f"{'.'.join(map(str, each['loc'])) or 'properties'}: {each['msg']}"
+            for each in error.errors(include_url=False, include_input=False)
+        ]
+        raise InvalidArgument(f"The {kind} is not valid: {'; '.join(problems[:10])}.") from None

@@ -1,0 +1,61 @@
+"""What is asked about the namespace's entities before they are changed. Every partition knows all of them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from broker.errors import QuotaExceeded
+from broker.partition.state.core import Core
+from broker.partition.state.stored_rules import compiled
+from broker.partition.topics.rule_requests import LIMITS, has_rule
+from protocol import error_texts
+from storage.queue_ids import queue_id_of
+
+SUBSCRIPTIONS = "/subscriptions/"
+
+
+class EntityIndex:
+    """Paths are compared without regard to case."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    def find(self, path: str) -> int | None:
+        """The entity id; None if there is no such entity."""
+        wanted = path.lower()
+        topic, separator, _ = wanted.rpartition(SUBSCRIPTIONS)
+        topic_id = self._core.topic_ids.get(topic) if separator else None
+        if topic_id is None:
+            return self._core.destination_ids.get(wanted)
+        ids, terms = self._core.subscription_ids[topic_id], self._core.terms
+        return next((each for each in ids if terms[each].name.lower() == wanted), None)
+
+    def is_being_deleted(self, path: str) -> bool:
+        """Nobody used it, so it was deleted, but the catalog may still have it."""
+        return path.lower() in (name.lower() for name in self._core.auto_deleted.values())
+
+    def count_destinations(self) -> int:
+        """Queues and topics."""
+        return len(self._core.destination_ids)
+
+    def count_partitioned(self) -> int:
+        """Queues and topics on several partitions."""
+        terms = self._core.terms
+        return sum(len(terms[each].partitions) > 1 for each in self._core.destination_ids.values())
+
+    def count_subscriptions(self, topic: str) -> int:
+        topic_id = self._core.topic_ids.get(topic.lower())
+        return 0 if topic_id is None else len(self._core.subscription_ids[topic_id])
+
+    def has_rule(self, entity_id: int, name: str) -> bool:
+        """Raises EntityNotFound, NotAllowed if there is no such subscription."""
+        return has_rule(self._core, entity_id, name)
+
+    def check_rules(self, topic: str, documents: Sequence[dict[str, Any]]) -> None:
+        """Raises InvalidArgument with the position in a wrong expression, QuotaExceeded."""
+        core = self._core
+        filters = core.topic(core.queue(queue_id_of(core.topic_ids[topic.lower()]))).filters.copy()
+        for document in documents:
+            kind = compiled(document).kind
+            filters[kind] += 1
+            if filters[kind] > (limit := LIMITS.get(kind, filters[kind])):
+                raise QuotaExceeded(error_texts.too_many(f"The topic '{topic}'", limit, f"{kind} filters"))

@@ -1,0 +1,192 @@
+"""The copies of the catalog that the partitions of one worker have, and how they follow the namespace's home.
+
+A change begins at the home, partition 0 (`broker.worker.home`). Its worker commits it for its own partitions and sends
+it to the other workers (CHANGED, DELETED), which do the same. Only deletions of entities that nobody used begin
+elsewhere: such an entity is deleted by the partition that it lives on, and that is final; its worker tells the home's
+(REMOVE).
+
+After connecting again, a worker receives the whole catalog and compares it with what its partitions hold. So whichever
+commits a crash has lost, each partition has the home's catalog again. Definitions are compared, because a version
+number does not tell whether an earlier version was missed. Then it tells the home again of deletions by its partitions
+that the catalog still has. Other partitions on the home's own worker are compared with the catalog at the start.
+
+A change is a list, as it travels:
+    "put", definition document, rule documents | None    create an entity, a subscription with these rules, or change it
+    "set-rule", entity id, rule document                 add a rule to a subscription of a partitioned topic
+    "drop-rule", entity id, name
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from broker.catalog.catalog import HOME, Definition, catalog_version, put, remove, set_version
+from broker.logging import get_logger
+from broker.namespace.entities import SubscriptionDescription
+from broker.partition.partition import Partition
+from broker.worker.parked import ParkedPartition
+from storage.records import decode_document, entity_key
+from storage.store import Store, Table
+
+log = get_logger("worker")
+
+Document = dict[str, Any]
+_ALL = (b"", b"\xff" * 8, 1 << 30)
+
+
+class Copies:
+    """The copies of one worker. `touch` is called with those of its `partitions` that have something to commit."""
+
+    def __init__(
+        self,
+        partitions: Mapping[int, Partition],
+        stores: Mapping[int, Store],
+        touch: Callable[[Partition], None],
+    ) -> None:
+        self._partitions = partitions
+        self._stores = stores
+        self._touch = touch
+
+    # -- entities that nobody used
+
+    def take_deleted(self, partitions: Iterable[Partition]) -> list[int]:
+        """Entities that these partitions have deleted since the last call. The home must be told of them."""
+        found: list[int] = []
+        for partition in partitions:
+            if partition.newly_auto_deleted:
+                for entity_id, name in partition.take_auto_deleted().items():
+                    log.info("entity deleted: nobody used it", entity=name, partition=partition.id)
+                    found.append(entity_id)
+        return found
+
+    def outstanding(self) -> list[int]:
+        """Entities that this worker's partitions have deleted and the catalog may still have."""
+        return [entity_id for partition in self._partitions.values() for entity_id in partition.auto_deleted]
+
+    # -- changes of the catalog
+
+    def in_service(self) -> list[int]:
+        """The partitions that are not parked."""
+        return [each for each, partition in self._partitions.items() if not isinstance(partition, ParkedPartition)]
+
+    def remove(self, version: int, entity_ids: Sequence[int], now_ms: int) -> bool:
+        """The home has removed these entities from the catalog, which now has this version.
+
+        False if some of the partitions have missed an earlier version. They wait for the whole catalog, see `catch_up`.
+        """
+
+        def apply(partition: Partition, store: Store) -> None:
+            remove(store, entity_ids)
+            partition.delete_entities(entity_ids, now_ms)
+
+        return self._follow(version, apply)
+
+    def change(self, version: int, changes: Sequence[Sequence[Any]], now_ms: int) -> bool:
+        """As `remove`, for other changes."""
+
+        def apply(partition: Partition, store: Store) -> None:
+            for change in changes:
+                self._apply(partition, store, change, now_ms)
+
+        return self._follow(version, apply)
+
+    def _follow(self, version: int, apply: Callable[[Partition, Store], None]) -> bool:
+        complete = True
+        for number in self.in_service():
+            partition, store = self._partitions[number], self._stores[number]
+            known = catalog_version(store)
+            if known == version - 1:
+                apply(partition, store)
+                set_version(store, version)
+                self._touch(partition)
+            elif known < version:
+                complete = False
+        return complete
+
+    def _apply(self, partition: Partition, store: Store, change: Sequence[Any], now_ms: int) -> None:
+        match change:
+            case ["put", document, rules]:
+                definition = Definition.from_document(document)
+                put(store, document)
+                if self._is_deleted(partition, definition):
+                    return  # the home will remove it
+                of = definition.description
+                partition.put_entity(definition.entity_id, of, now_ms, rules, definition.partitions)
+            case ["set-rule", entity_id, document] if partition.knows(entity_id):
+                partition.set_rule(entity_id, document)
+            case ["drop-rule", entity_id, name] if partition.knows(entity_id):
+                partition.drop_rule(entity_id, name)
+
+    def _is_deleted(self, partition: Partition, definition: Definition) -> bool:
+        """Nobody used the entity, or the topic of this subscription, and the partition has deleted it."""
+        if definition.entity_id in partition.auto_deleted:
+            return True
+        of = definition.description
+        return isinstance(of, SubscriptionDescription) and partition.index.find(of.topic) is None
+
+    # -- the whole catalog
+
+    def lacking(self, version: int, stored: Mapping[bytes, bytes]) -> list[int]:
+        """The subscriptions whose rules `catch_up` needs, of a catalog with this version.
+
+        They are those that a partition does not have yet, and those of partitioned topics if it has missed a version.
+        """
+        behind = [self._stores[each] for each in self.in_service() if catalog_version(self._stores[each]) != version]
+        if not behind:
+            return []
+        documents = [(key, decode_document(value)) for key, value in stored.items()]
+        return [
+            document["entity_id"]
+            for key, document in documents
+            if _is_subscription(document)
+            and (
+                len(document.get("partitions", ())) > 1
+                or any(store.get(Table.ENTITIES, key) is None for store in behind)
+            )
+        ]
+
+    def catch_up(
+        self, version: int, stored: Mapping[bytes, bytes], rules: Mapping[int, list[Document]], now_ms: int
+    ) -> list[int]:
+        """The home's catalog has this version, and stores this in ENTITIES. `rules` are those of `lacking`.
+
+        Returns those entities of the catalog that were deleted here.
+        """
+        for number in self.in_service():
+            partition, store = self._partitions[number], self._stores[number]
+            found = dict(store.scan(Table.ENTITIES, *_ALL))
+            gone = [entity_id_of(key) for key in found if key not in stored]
+            differing = [decode_document(value) for key, value in stored.items() if found.get(key) != value]
+            behind = catalog_version(store) != version
+            if not (gone or differing or behind):
+                continue
+            remove(store, gone)
+            partition.delete_entities(gone, now_ms)
+            for document in sorted(differing, key=_is_subscription):  # topics first
+                is_new = entity_key(document["entity_id"]) not in found
+                first = rules.get(document["entity_id"]) if is_new else None
+                self._apply(partition, store, ["put", document, first], now_ms)
+            if behind:
+                for entity_id, documents in rules.items():
+                    if partition.knows(entity_id):
+                        partition.set_rules(entity_id, documents)
+            set_version(store, version)
+            self._touch(partition)
+        return [entity_id for entity_id in self.outstanding() if entity_key(entity_id) in stored]
+
+    def align(self, now_ms: int) -> list[int]:
+        """At the start of the home's worker: as `catch_up`, for the partitions beside it."""
+        version, stored = catalog_version(self._stores[HOME]), self.stored()
+        rules = {each: self._partitions[HOME].rules(each) for each in self.lacking(version, stored)}
+        return self.catch_up(version, stored, rules, now_ms)
+
+    def stored(self) -> dict[bytes, bytes]:
+        """The home's catalog: what ENTITIES holds."""
+        return dict(self._stores[HOME].scan(Table.ENTITIES, *_ALL))
+
+
+def _is_subscription(document: Document) -> bool:
+    return bool(document["kind"] == SubscriptionDescription.kind)
+
+
+def entity_id_of(key: bytes) -> int:
+    return int.from_bytes(key, "big")

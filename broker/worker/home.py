@@ -1,0 +1,194 @@
+"""Changes of entities while the broker runs: the side of the namespace's home, partition 0.
+
+A gateway asks (request `change-catalog`, one change each). The home checks the change against the entities that it
+knows, commits it for all partitions of its own worker, and sends it to the other workers. When all of them have
+followed, the gateways are told, and then the client is answered: what was created can be used, and what was changed
+holds everywhere.
+
+While a partition is not in service, changes are refused as busy. If one is lost after the home has committed, the
+change is answered all the same: a partition that comes back gets the home's catalog, and until then it refuses what is
+for entities that it has not heard of as busy.
+
+    "create", kind, properties, rule documents | None     definition document
+    "update", path, properties that get another value      definition document
+    "delete", path                                         None
+    "add-rule", path, rule document                        None; for a subscription of a partitioned topic
+    "remove-rule", path, name                              None
+"""
+
+from collections import deque
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from broker import wire
+from broker.catalog.catalog import HOME, Definition, catalog_version, definition, next_entity_id
+from broker.catalog.changing import Changing
+from broker.errors import EntityNotFound, InvalidArgument, ServerBusy
+from broker.namespace.rule_descriptions import DEFAULT_RULE
+from broker.partition.partition import Partition
+from broker.settings.config import Partitioning
+from broker.wire import Changed, Deleted, Rules
+from broker.worker.copies import Copies
+from storage.records import entity_key
+from storage.store import Store, Table
+
+# A worker that has not followed for this time hangs. The changes that it has not followed wait until it is replaced;
+# more are refused.
+HANGS_MS = 3000
+
+C = TypeVar("C", bound=Hashable)
+
+
+class Done(NamedTuple, Generic[C]):
+    """All workers have followed. The gateways get `news`; then the caller, if there is one, is answered."""
+
+    news: Changed | Deleted
+    caller: C | None = None
+    number: int = 0  # of the request
+    result: Any = None
+
+
+class _UnderWay(NamedTuple, Generic[C]):
+    done: Done[C]
+    since_ms: int
+    awaited: set[C]  # followers
+
+
+class Home(Generic[C]):
+    """A caller (C) is a gateway, or another worker, which becomes a follower by `join`."""
+
+    def __init__(
+        self,
+        copies: Copies,
+        partitions: Mapping[int, Partition],
+        stores: Mapping[int, Store],
+        partition_count: int,
+        partitioning: Partitioning,
+    ) -> None:
+        """`partitions` and `stores` are those of the home's worker, of so many in all."""
+        self._copies = copies
+        self._partition = partitions[HOME]
+        self._store = stores[HOME]
+        self._partition_count = partition_count
+        self._changing = Changing(self._partition.index, partition_count, partitioning)
+        self.followers: dict[C, tuple[int, ...]] = {}  # and their partitions
+        self._under_way: deque[_UnderWay[C]] = deque()
+        self.done: list[Done[C]] = []  # changes to be answered, for `take_done`
+
+    # -- followers
+
+    def join(self, caller: C, partitions: Iterable[int], entity_ids: Iterable[int]) -> Rules:
+        """From now on the caller gets all changes; see `wire.Join`."""
+        self.followers[caller] = tuple(partitions)
+        known = [each for each in entity_ids if self._partition.knows(each)]
+        return wire.rules(catalog_version(self._store), [[each, self._partition.rules(each)] for each in known])
+
+    def followed(self, caller: C, version: int) -> None:
+        for change in self._under_way:
+            if change.done.news.version <= version:
+                change.awaited.discard(caller)
+        self._finish()
+
+    def leave(self, caller: C) -> None:
+        """The caller is gone."""
+        if self.followers.pop(caller, None) is not None:
+            for change in self._under_way:
+                change.awaited.discard(caller)
+            self._finish()
+
+    def _finish(self) -> None:
+        while self._under_way and not self._under_way[0].awaited:
+            self.done.append(self._under_way.popleft().done)
+
+    def take_done(self) -> list[Done[C]]:
+        done, self.done = self.done, []
+        return done
+
+    # -- changes
+
+    def change(self, caller: C, number: int, arguments: Sequence[Any], now_ms: int) -> Changed | Deleted:
+        """Make the change here. Returns what the followers are to get. Raises ServerBusy, and what `Changing` does."""
+        self._require_all(now_ms)
+        self._partition.begin_change(now_ms)
+        version = catalog_version(self._store) + 1
+        news: Changed | Deleted
+        result: Any = None
+        match arguments:
+            case ["delete", path]:
+                news = self._removed(version, self._partition.with_subscriptions([self._changing.entity(path)]), now_ms)
+            case _:
+                change, result = self._decided(arguments, now_ms)
+                self._aligned(self._copies.change(version, [change], now_ms), now_ms)
+                news = wire.changed(version, [change])
+        self._begin(Done(news, caller, number, result), now_ms)
+        return news
+
+    def remove(self, entity_ids: Sequence[int], now_ms: int) -> Deleted | None:
+        """Remove entities that nobody used, which their partitions have deleted, a topic with its subscriptions.
+
+        Returns what the followers are to get; None if the catalog had none of them.
+        """
+        wanted = self._partition.with_subscriptions(entity_ids)
+        gone = [each for each in wanted if self._store.get(Table.ENTITIES, entity_key(each)) is not None]
+        if not gone:
+            return None
+        news = self._removed(catalog_version(self._store) + 1, gone, now_ms)
+        self._begin(Done(news), now_ms)
+        return news
+
+    def _removed(self, version: int, gone: list[int], now_ms: int) -> Deleted:
+        self._aligned(self._copies.remove(version, gone, now_ms), now_ms)
+        return wire.deleted(version, gone)
+
+    def _begin(self, done: Done[C], now_ms: int) -> None:
+        """The followers are told. The gateways are told in the order of versions."""
+        self._under_way.append(_UnderWay(done, now_ms, set(self.followers)))
+        self._finish()
+
+    def _aligned(self, is_complete: bool, now_ms: int) -> None:
+        if not is_complete:
+            self._copies.align(now_ms)
+
+    def _require_all(self, now_ms: int) -> None:
+        """Raises ServerBusy, which names a partition that is not in service, or that does not follow."""
+        there = {*self._copies.in_service(), *(each for partitions in self.followers.values() for each in partitions)}
+        away = [each for each in range(self._partition_count) if each not in there]
+        if away:
+            raise ServerBusy(f"Partition {away[0]} is not in service, so entities cannot be changed. Please try again.")
+        if self._under_way and (first := self._under_way[0]).since_ms + HANGS_MS < now_ms:
+            slow = min(each for caller in first.awaited for each in self.followers[caller])
+            raise ServerBusy(f"Partition {slow} does not answer, so entities cannot be changed. Please try again.")
+
+    def _decided(self, arguments: Sequence[Any], now_ms: int) -> tuple[list[Any], Any]:
+        """The change as it travels, and the result."""
+        match arguments:
+            case ["create", kind, fields, rules]:
+                topic = self._topic(self._changing.topic_of(kind, fields))
+                new = self._changing.created(kind, fields, topic, next_entity_id(self._store), now_ms)
+                if rules is not None:
+                    rules = [{**rule, "created_ms": now_ms} for rule in rules]
+                    self._changing.check_first_rules(new, rules)
+                elif topic is not None:
+                    rules = [DEFAULT_RULE.document(now_ms)]
+                return ["put", new.document(), rules], new.document()
+            case ["update", path, fields]:
+                known = definition(self._store, self._changing.entity(path))
+                document = self._changing.updated(known, fields, now_ms).document()
+                return ["put", document, None], document
+            case ["add-rule", path, rule]:
+                of = definition(self._store, self._changing.entity(path))
+                self._changing.check_rule(of, rule)
+                return ["set-rule", of.entity_id, {**rule, "created_ms": now_ms}], None
+            case ["remove-rule", path, name]:
+                of = definition(self._store, self._changing.entity(path))
+                self._changing.check_has_rule(of, name)
+                return ["drop-rule", of.entity_id, name], None
+        raise InvalidArgument("This is no change of entities.")
+
+    def _topic(self, entity_id: int | None) -> Definition | None:
+        if entity_id is None:
+            return None
+        found = definition(self._store, entity_id)
+        if found.description.kind != "topic":
+            raise EntityNotFound(f"The messaging entity '{found.description.path}' is no topic.")
+        return found
