@@ -50,6 +50,7 @@ class Instructions:
     sockets: tuple[str, ...]
     restarts: int  # how often this child was restarted
     parked: tuple[int, ...] = ()  # those of `partitions` whose stores are damaged and stay closed
+    is_observer: bool = False  # a gateway without clients, beside a worker: the operations endpoint of its `partitions`
     directory: str = "."  # the working directory from now on
 
     def to_json(self) -> str:
@@ -63,6 +64,7 @@ class Instructions:
                 "sockets": self.sockets,
                 "restarts": self.restarts,
                 "parked": self.parked,
+                "is_observer": self.is_observer,
                 "directory": self.directory,
             }
         )
@@ -79,6 +81,7 @@ class Instructions:
             sockets=tuple(fields["sockets"]),
             restarts=fields["restarts"],
             parked=tuple(fields["parked"]),
+            is_observer=fields["is_observer"],
             directory=fields["directory"],
         )
 

@@ -52,7 +52,11 @@ from typing import Any, NamedTuple
 
 import msgpack
 
-VERSION = 1
+# The versions of these messages that this process can speak. A version may add kinds of messages, and items behind
+# those that a message had; who reads them, supplies what an older process does not send. Processes of one namespace may
+# be of neighbouring versions while they are replaced one after the other.
+VERSION = 2
+OLDEST_VERSION = 1
 ENTRY = 5  # items per delivery in DELIVER and in the results of peek and receive-deferred
 
 
@@ -238,9 +242,14 @@ class Followed(NamedTuple):
 
 
 class Hello(NamedTuple):
+    """The first message of a worker. Those of version 1 had no more than the partitions: use `greeting`."""
+
     op: int
     version: int
     partitions: Sequence[int]
+    oldest_version: int = 1
+    identity: bytes = b""  # random bytes of this process
+    namespace_id: bytes = b""  # that of the catalog; empty if the worker has never heard of it
 
 
 class Sent(NamedTuple):
@@ -466,6 +475,22 @@ changed = partial(Changed, Op.CHANGED)
 rules = partial(Rules, Op.RULES)
 
 
+def greeting(hello: Hello) -> Hello:
+    """With what a worker of an older version does not say."""
+    said: list[Any] = list(hello)
+    return Hello(*said[: len(Hello._fields)])
+
+
+def incompatible(hello: Hello) -> str:
+    """Why this process cannot talk to a worker that greets so; empty if it can."""
+    if hello.version < OLDEST_VERSION or hello.oldest_version > VERSION:
+        return (
+            f"it speaks the versions {hello.oldest_version} to {hello.version} of the inner protocol, and this process "
+            f"{OLDEST_VERSION} to {VERSION}: upgrade the older of the two"
+        )
+    return ""
+
+
 # Requests with a `receiver`, and the index of that argument.
 RECEIVER_AT = {
     "receive-session-deferred": 0,
@@ -573,9 +598,12 @@ def _cut_channels(channels: Sequence[int]) -> tuple[list[int], list[int]]:
 
 
 def unpack(frame: bytes | memoryview) -> list[Message]:
-    """The messages of a frame that another process of this broker made, each with all of its items."""
+    """The messages of a frame that another process of this namespace made. Kinds that are unknown are left out."""
     kinds, make = _KINDS, tuple.__new__  # calling the class costs twice as much
     messages: list[Message] = []
     for items in msgpack.unpackb(frame, strict_map_key=False):  # no comprehension: most frames have few messages
-        messages.append(make(kinds[items[0]], items))
+        try:
+            messages.append(make(kinds[items[0]], items))
+        except KeyError:  # a later version's, which we have not said that we understand
+            continue
     return messages

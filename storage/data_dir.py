@@ -1,6 +1,6 @@
 """The broker's directory: one per broker, on a disk of this machine, used by one broker at a time.
 
-peeklock.json        format version and the number of partitions, fixed at creation
+peeklock.json        format version, the number of partitions, and which of them are here; fixed at creation
 lock                 held by the broker that uses the directory; contains its process id
 root-key             the key made at first start, mode 0600
 partitions/<n>/      one store each, see lmdb_store
@@ -12,7 +12,7 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from storage.durable import sync_directory, write_file
 from storage.file_lock import FileLock, FileLocked
@@ -88,15 +88,31 @@ class PartitionCountMismatch(DataDirectoryError):
         self.path, self.found, self.wanted = path, found, wanted
 
 
+class OtherPartitions(DataDirectoryError):
+    def __init__(self, path: Path, found: tuple[int, ...], wanted: tuple[int, ...]) -> None:
+        has, configured = (", ".join(map(str, each)) or "all of the namespace" for each in (found, wanted))
+        super().__init__(
+            f"data directory {path} has the partitions {has}, and {configured} are configured: they cannot change. "
+            "Set cluster.owned (--partitions) to those, or give the worker its own --data-dir"
+        )
+
+
 @dataclass(frozen=True)
 class Description:
-    """The content of `peeklock.json`."""
+    """The content of `peeklock.json`. `owned` are the partitions in this directory; empty if all are."""
 
     partitions: int
     layout_version: int = LAYOUT_VERSION
+    owned: tuple[int, ...] = ()
+
+    @property
+    def here(self) -> tuple[int, ...]:
+        return self.owned or tuple(range(self.partitions))
 
     def to_json(self) -> bytes:
-        document = {"layout-version": self.layout_version, "partitions": self.partitions}
+        document: dict[str, Any] = {"layout-version": self.layout_version, "partitions": self.partitions}
+        if self.owned:
+            document["owned"] = list(self.owned)
         return json.dumps(document, indent=2).encode() + b"\n"
 
 
@@ -118,7 +134,10 @@ def read_description(path: Path) -> Description | None:
         )
     if type(partitions) is not int or partitions < 1:
         raise UnknownLayout(f"{file}: the number of partitions is {partitions!r}")
-    return Description(partitions, version)
+    owned = document.get("owned", [])
+    if not isinstance(owned, list) or any(type(each) is not int or not 0 <= each < partitions for each in owned):
+        raise UnknownLayout(f"{file}: the partitions in it are {owned!r}")
+    return Description(partitions, version, tuple(owned))
 
 
 def partition_path(path: Path, partition: int) -> Path:
@@ -133,9 +152,13 @@ class DataDirectory:
     Raises a DataDirectoryError.
     """
 
-    def __init__(self, path: Path, *, partitions: int, mount_table: Path = MOUNT_TABLE) -> None:
+    def __init__(
+        self, path: Path, *, partitions: int, owned: tuple[int, ...] = (), mount_table: Path = MOUNT_TABLE
+    ) -> None:
+        """`owned` are the partitions in it; empty if all are."""
         self.path = path = path.absolute()
         self.partitions = partitions
+        self._owned = tuple(sorted(owned))
         refuse_network_file_system(path, mount_table)
         try:
             if not path.exists():
@@ -177,12 +200,14 @@ class DataDirectory:
         if found is not None:
             if found.partitions != self.partitions:
                 raise PartitionCountMismatch(self.path, found.partitions, self.partitions)
+            if found.owned != self._owned:
+                raise OtherPartitions(self.path, found.owned, self._owned)
             if found.layout_version == LAYOUT_VERSION:
                 return
         # The description is written before anything else, so the number of partitions of stores without one is unknown.
         elif (self.path / PARTITIONS).exists():
             raise UnknownLayout(f"{self.path}: has {PARTITIONS}/ but no {DESCRIPTION_FILE}; restore that file")
-        write_file(self.path / DESCRIPTION_FILE, Description(self.partitions).to_json())
+        write_file(self.path / DESCRIPTION_FILE, Description(self.partitions, owned=self._owned).to_json())
 
     def __enter__(self) -> Self:
         return self

@@ -77,7 +77,7 @@ def verify(path: Path) -> Report:
     partition whose latest changes are in it.
     """
     description = _description(path)
-    return Report(tuple(_verify_partition(path, partition) for partition in range(description.partitions)))
+    return Report(tuple(_verify_partition(path, partition) for partition in description.here))
 
 
 def backup(source: Path, target: Path) -> int:
@@ -96,7 +96,7 @@ def backup(source: Path, target: Path) -> int:
     except FileExistsError:
         raise MaintenanceError(f"{partial} exists: another backup is under way, or one was killed; remove it") from None
     try:
-        copied_bytes = _copy(source, partial, description.partitions)
+        copied_bytes = _copy(source, partial, description)
         partial.rename(target)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
@@ -121,21 +121,21 @@ def restore(source: Path, data_directory: Path) -> int:
     data_directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock = FileLock(data_directory / LOCK_FILE)
     try:
-        copied_bytes = _copy(source, data_directory, description.partitions)
+        copied_bytes = _copy(source, data_directory, description)
         sync_directory(data_directory.parent)
     finally:
         lock.release()
     return copied_bytes
 
 
-def _copy(source: Path, target: Path, partitions: int) -> int:
+def _copy(source: Path, target: Path, description: Description) -> int:
     """Copy and sync all partitions, and last the description, without which the copy is no data directory.
 
     Each store of the copy gets a new id, even in a backup, because somebody may use the backup as a data directory.
     """
     (target / PARTITIONS).mkdir(mode=0o700)
     copied_bytes = 0
-    for partition in range(partitions):
+    for partition in description.here:
         directory = partition_path(target, partition)
         directory.mkdir(mode=0o700)
         original = partition_path(source, partition)
@@ -146,7 +146,7 @@ def _copy(source: Path, target: Path, partitions: int) -> int:
         sync_directory(directory)
         copied_bytes += file.stat().st_size
     sync_directory(target / PARTITIONS)
-    write_file(target / DESCRIPTION_FILE, Description(partitions).to_json())
+    write_file(target / DESCRIPTION_FILE, Description(description.partitions, owned=description.owned).to_json())
     return copied_bytes
 
 

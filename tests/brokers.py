@@ -105,24 +105,30 @@ class Broker:
             "UseDevelopmentEmulator=true;"
         )
 
+    def command(self) -> list[str]:
+        command = ["serve", "--config", str(self.config_file), "--data-dir", str(self.data_dir)]
+        command += ["--amqp-port", str(self.amqp_port), "--ops-port", str(self.ops_port), *self.arguments]
+        return command if self.workers is None else [*command, "--workers", str(self.workers)]
+
     def start(self) -> None:
         """Start it and wait until it is ready; on failure kill what started and raise BrokerFailed."""
+        said_before = self.begin()
+        try:
+            self.wait_until_ready(said_before)
+        except BrokerFailed:
+            self.kill()
+            raise
+
+    def begin(self) -> int:
+        """Start it. Returns what `wait_until_ready` needs: the bytes that its log had before."""
         assert self._process is None, "the broker is running already"
-        command = [*self.prefix, sys.executable, "-m", "broker.cli", "serve"]
-        command += ["--config", str(self.config_file), "--data-dir", str(self.data_dir)]
-        command += ["--amqp-port", str(self.amqp_port), "--ops-port", str(self.ops_port), *self.arguments]
-        if self.workers is not None:
-            command += ["--workers", str(self.workers)]
+        command = [*self.prefix, sys.executable, "-m", "broker.cli", *self.command()]
         with self.log_file.open("ab") as log:
             said_before = log.tell()
             self._process = subprocess.Popen(
                 command, cwd=REPOSITORY, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
-        try:
-            self._wait_until_ready(said_before)
-        except BrokerFailed:
-            self.kill()
-            raise
+        return said_before
 
     def stop(self) -> None:
         """End it by SIGTERM, as an operator does. Raises BrokerFailed if it does not end cleanly in time."""
@@ -206,7 +212,7 @@ class Broker:
             log.seek(max(0, os.fstat(log.fileno()).st_size - LOG_TAIL_BYTES))
             return f"--- {self.log_file} ---\n{log.read().decode(errors='replace')}"
 
-    def _wait_until_ready(self, said_before: int) -> None:
+    def wait_until_ready(self, said_before: int) -> None:
         """Until it says so behind `said_before` bytes of its log: who answers on its port may be another broker."""
         deadline = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < deadline:

@@ -72,6 +72,7 @@ MAY_IMPORT = {
     "broker.settings.config": {
         "broker.namespace.entities",
         "broker.namespace.rule_descriptions",
+        "broker.settings.addresses",
         "broker.settings.placement",
     },
     "pipeline": {"protocol", "pipeline"},

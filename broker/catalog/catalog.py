@@ -67,7 +67,8 @@ class Definition(NamedTuple):
     """One entity as it is stored. `partitions` are those that it lives on, ascending: several if it is partitioned.
 
     They are chosen when the entity is created. Earlier versions did not store them: then the tuple is empty, until
-    `reconcile` has recorded the only one.
+    `reconcile` has recorded the only one. `rules_ms` is when a declaration changed the rules of a subscription, so that
+    a partition on another machine notices it.
     """
 
     entity_id: int
@@ -75,6 +76,7 @@ class Definition(NamedTuple):
     created_ms: int
     updated_ms: int
     partitions: tuple[int, ...] = ()
+    rules_ms: int = 0
 
     def document(self) -> dict[str, Any]:
         return {
@@ -83,6 +85,7 @@ class Definition(NamedTuple):
             "created_ms": self.created_ms,
             "updated_ms": self.updated_ms,
             "partitions": list(self.partitions),
+            **({"rules_ms": self.rules_ms} if self.rules_ms else {}),
             **self.description.model_dump(mode="json"),
         }
 
@@ -95,8 +98,9 @@ class Definition(NamedTuple):
             if kind not in DESCRIPTIONS:
                 raise ValueError(f"kind {kind!r} is unknown")
             entity_id, created_ms, updated_ms = (fields.pop(name) for name in ("entity_id", "created_ms", "updated_ms"))
-            partitions = tuple(fields.pop("partitions", ()))
-            return cls(entity_id, DESCRIPTIONS[kind].model_validate(fields), created_ms, updated_ms, partitions)
+            partitions, rules_ms = tuple(fields.pop("partitions", ())), fields.pop("rules_ms", 0)
+            described = DESCRIPTIONS[kind].model_validate(fields)
+            return cls(entity_id, described, created_ms, updated_ms, partitions, rules_ms)
         except (KeyError, TypeError, ValidationError) as error:
             raise ValueError(f"not a definition: {error}") from error
 
@@ -176,38 +180,42 @@ def definitions(store: Store) -> list[Definition]:
 
 
 def reconcile(
-    stores: Sequence[Store],
+    stores: Sequence[Store] | Mapping[int, Store],
     declared: Iterable[Description],
     now_ms: int,
     declared_rules: Mapping[str, Sequence[RuleDescription]] | None = None,
     partitioning: Partitioning = _PARTITIONING,
+    partitions: int | None = None,
 ) -> Reconciled:
     """Create declared entities that are missing, update those that differ, and copy the catalog to all partitions.
 
     Entities that are not declared stay.
 
-    `stores` are those of all partitions, in order; a topic is declared before its subscriptions. `declared_rules` are
-    by the path of their subscription, in lower case: it gets these and no others. Without an entry its rules stay, or
-    are the default rule if it is new. Raises CannotReconcile before anything is changed; StoreError.
+    `stores` are those of all partitions, in order; or, on one of several machines, by partition, those that are there,
+    the home's among them, of so many `partitions`: the others follow the home. A topic is declared before its
+    subscriptions. `declared_rules` are by the path of their subscription, in lower case: it gets these and no others.
+    Without an entry its rules stay, or are the default rule if it is new. Raises CannotReconcile before anything is
+    changed; StoreError.
     """
-    versions = [catalog_version(store) for store in stores]
-    version = max(versions)
-    latest = stores[versions.index(version)]
-    catalog = _Catalog(latest, len(stores), now_ms, partitioning)
-    catalog.delete_unused(stores)
+    here = stores if isinstance(stores, Mapping) else dict(enumerate(stores))
+    versions = {partition: catalog_version(store) for partition, store in here.items()}
+    version = max(versions.values())
+    latest = next(here[partition] for partition, found in versions.items() if found == version)
+    catalog = _Catalog(latest, partitions or len(here), now_ms, partitioning)
+    catalog.delete_unused(here)
     for wanted in declared:
         catalog.declare(wanted)
-    all_rules = _StoredRules(stores, latest)
-    for definition in catalog.subscriptions():
-        catalog.set_rules(
-            definition, all_rules.of(definition), (declared_rules or {}).get(definition.description.path.lower())
-        )
+    all_rules = _StoredRules(here, latest)
+    for definition in list(catalog.subscriptions()):
+        declared_here = (declared_rules or {}).get(definition.description.path.lower())
+        if catalog.set_rules(definition, all_rules.of(definition), declared_here):
+            catalog.tell_others(definition, here)
     catalog.check()
-    copied = tuple(partition for partition, found in enumerate(versions) if found < version)
-    for store in stores:
+    copied = tuple(partition for partition, found in versions.items() if found < version)
+    for store in here.values():
         _write(store, catalog, version + 1 if catalog.changed else version, now_ms)
     return Reconciled(
-        catalog_version(stores[0]), tuple(catalog.created), catalog.updates(), copied, tuple(catalog.deleted)
+        catalog_version(here[HOME]), tuple(catalog.created), catalog.updates(), copied, tuple(catalog.deleted)
     )
 
 
@@ -255,11 +263,11 @@ class _Catalog:
             if not item.partitions:
                 self._put(item._replace(partitions=(home_partition(item.description.home_name, partitions),)))
 
-    def delete_unused(self, stores: Sequence[Store]) -> None:
+    def delete_unused(self, stores: Mapping[int, Store]) -> None:
         """Remove the entities that their partitions have deleted because nobody used them."""
         for path, found in list(self._by_path.items()):
-            home = stores[found.partitions[0]]
-            if home.get(Table.META, auto_deleted_key(found.entity_id)) is not None:
+            home = stores.get(found.partitions[0])
+            if home is not None and home.get(Table.META, auto_deleted_key(found.entity_id)) is not None:
                 del self._by_path[path], self.entities[entity_key(found.entity_id)]
                 self.deleted.append(found.description.path)
                 self.changed = True
@@ -303,12 +311,12 @@ class _Catalog:
     def subscriptions(self) -> Iterator[Definition]:
         return (item for item in self._by_path.values() if item.description.kind == "subscription")
 
-    def set_rules(self, of: Definition, stored: dict[bytes, bytes], declared: Sequence[RuleDescription] | None) -> None:
-        """`stored` are the rules as they are now."""
+    def set_rules(self, of: Definition, stored: dict[bytes, bytes], declared: Sequence[RuleDescription] | None) -> bool:
+        """`stored` are the rules as they are now. True if they are changed."""
         is_new = of.description.path in self.created
         if declared is None and not is_new:
             self.rules |= stored
-            return
+            return False
         known = {rule["name"].lower(): rule for rule in map(_rule, stored.values()) if rule is not None}
         found = {}
         for rule in (DEFAULT_RULE,) if declared is None else declared:
@@ -318,6 +326,12 @@ class _Catalog:
         if found != stored and not is_new:
             self._updated.setdefault(of.description.path, []).append("rules")
         self.rules |= found
+        return found != stored and not is_new
+
+    def tell_others(self, of: Definition, here: Mapping[int, Store]) -> None:
+        """Let partitions on other machines notice that the rules of this subscription are others."""
+        if not set(of.partitions) <= here.keys():
+            self._put(of._replace(rules_ms=self._now_ms))
 
     def updates(self) -> tuple[Update, ...]:
         return tuple(Update(path, tuple(names)) for path, names in self._updated.items())
@@ -366,7 +380,7 @@ class _Catalog:
 class _StoredRules:
     """The rules of each subscription, from the store that has them up to date."""
 
-    def __init__(self, stores: Sequence[Store], latest: Store) -> None:
+    def __init__(self, stores: Mapping[int, Store], latest: Store) -> None:
         self._latest = latest
         self._stores = stores
 
@@ -374,8 +388,8 @@ class _StoredRules:
         key, end = entity_key(definition.entity_id), entity_key(definition.entity_id + 1)
         store = self._latest
         if len(definition.partitions) == 1:
-            home = self._stores[definition.partitions[0]]
-            if home.get(Table.ENTITIES, key) is not None:
+            home = self._stores.get(definition.partitions[0])
+            if home is not None and home.get(Table.ENTITIES, key) is not None:
                 store = home
         return dict(store.scan(Table.RULES, key, end, _LIMIT))
 

@@ -10,7 +10,7 @@ can fix is one message on standard error, never a traceback.
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,7 +20,7 @@ import typer
 from broker import __version__
 from broker.cli.client import app as client_app
 from broker.settings.config import ConfigurationError, Settings
-from broker.settings.sources import FLAGS, Loaded, leaves, load
+from broker.settings.sources import CLUSTER_FLAGS, FLAGS, Loaded, leaves, load
 
 if TYPE_CHECKING:
     from storage.maintenance import Report
@@ -89,13 +89,13 @@ def _fail(text: str, code: int) -> None:
     raise typer.Exit(code)
 
 
-def _load(config: Path | None, **flags: str | bool | None) -> Loaded:
-    """Load the settings. `flags` are by name, with underscores."""
+def _load(config: Path | None, known: Mapping[str, tuple[str, ...]] = FLAGS, **flags: str | bool | None) -> Loaded:
+    """Load the settings. `flags` are by name, with underscores; `known` says what they set."""
     texts = {
         "--" + name.replace("_", "-"): str(value).lower() if isinstance(value, bool) else value
         for name, value in flags.items()
     }
-    return load(config, texts, os.environ)
+    return load(config, texts, os.environ, known)
 
 
 @app.command()
@@ -126,6 +126,78 @@ def serve(
         from broker.supervisor.supervisor import run
 
         code = run(settings)
+    raise typer.Exit(code)
+
+
+ClusterWorkersOption = Annotated[
+    str | None,
+    typer.Option("--workers", metavar="HOST:PORT,...", help="Addresses of all workers.", show_default=False),
+]
+
+
+@app.command()
+def worker(
+    config: ConfigOption = None,
+    data_dir: DataDirOption = None,
+    partitions: Annotated[
+        str | None,
+        typer.Option("--partitions", metavar="N,...", help="The partitions of this worker.", show_default=False),
+    ] = None,
+    listen: Annotated[
+        str | None,
+        typer.Option(
+            "--listen", metavar="HOST:PORT", help="Where gateways and other workers reach it.", show_default=False
+        ),
+    ] = None,
+    workers: ClusterWorkersOption = None,
+    host: HostOption = None,
+    ops_port: OpsPortOption = None,
+    log_level: LogLevelOption = None,
+) -> None:
+    """Run one worker of a namespace on several machines, with some of its partitions."""
+    with _failures():
+        settings = _load(
+            config,
+            CLUSTER_FLAGS,
+            data_dir=data_dir,
+            partitions=partitions,
+            listen=listen,
+            workers=workers,
+            host=host,
+            ops_port=ops_port,
+            log_level=log_level,
+        ).settings
+        from broker.supervisor.supervisor import Part, run
+
+        code = run(settings, Part.WORKER)
+    raise typer.Exit(code)
+
+
+@app.command()
+def gateway(
+    config: ConfigOption = None,
+    workers: ClusterWorkersOption = None,
+    host: HostOption = None,
+    amqp_port: AmqpPortOption = None,
+    ops_port: OpsPortOption = None,
+    emulator: EmulatorOption = None,
+    log_level: LogLevelOption = None,
+) -> None:
+    """Run the gateways of a namespace on several machines: clients connect here. They keep no data."""
+    with _failures():
+        settings = _load(
+            config,
+            CLUSTER_FLAGS,
+            workers=workers,
+            host=host,
+            amqp_port=amqp_port,
+            ops_port=ops_port,
+            emulator=emulator,
+            log_level=log_level,
+        ).settings
+        from broker.supervisor.supervisor import Part, run
+
+        code = run(settings, Part.GATEWAY)
     raise typer.Exit(code)
 
 

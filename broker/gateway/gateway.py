@@ -19,6 +19,7 @@ from broker.gateway.message_ids import MessageIds
 from broker.gateway.namespace import Entity, Namespace
 from broker.gateway.router import Router, WorkerConnection
 from broker.gateway.worker_socket import SocketConnection
+from broker.gateway.worker_tcp import connections
 from broker.http.ops import OpsServer, start_ops
 from broker.keys import Keyring
 from broker.listening import Listener, listen
@@ -48,15 +49,21 @@ class Gateway:
     def __init__(
         self,
         instructions: Instructions,
-        connection: Callable[[str, Router], WorkerConnection] = SocketConnection,
+        connection: Callable[[str, Router], WorkerConnection] | None = None,
     ) -> None:
-        """`connection` makes the connection to a worker; see `Router`."""
+        """`connection` makes the connection to a worker; see `Router`. Raises ConfigurationError."""
         self.settings: Settings = instructions.settings
         self.metrics = GatewayMetrics()
-        self.keyring = Keyring.of(self.settings)
+        self.keyring = Keyring() if instructions.is_observer else Keyring.of(self.settings)
         self.namespace = Namespace(self.settings.namespace)
         self._number = instructions.gateway or 0
         self._has_worker = instructions.worker is not None
+        self._is_observer = instructions.is_observer
+        self._partitions = instructions.partitions if self._is_observer else range(self.settings.partitions)
+        cluster = self.settings.cluster
+        self._is_cluster = bool(cluster.workers)
+        if connection is None:
+            connection = connections(cluster) if self._is_cluster else SocketConnection
         self.container_id = f"{uuid.uuid4().hex}_G{self._number}"
         self.router = Router(
             instructions.sockets,
@@ -78,6 +85,7 @@ class Gateway:
         self.refusals = RepeatedWarning("connections refused")
         self._failures = RepeatedWarning("no connection can be accepted")
         self._catalog_known = asyncio.Event()
+        self._serves = False  # all workers were there, and clients are taken
         self._listeners: list[Listener] = []
         self._ops: OpsServer | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -101,13 +109,26 @@ class Gateway:
             task.result()
 
     async def _run(self) -> None:
-        for worker in self.router.workers:
-            await worker.connected.wait()
-        await self._catalog_known.wait()
-        ports = await self._listen()
-        announce_ready(**ports)
+        ports = await self._start_ops()
+        if self._is_observer:
+            announce_ready(**ports)
+        else:
+            for worker in self.router.workers:
+                await worker.connected.wait()
+            await self._catalog_known.wait()
+            self._serves = True
+            announce_ready(**ports, **await self._listen())
         await self._stopping.wait()
         await self._stop()
+
+    async def _start_ops(self) -> dict[str, int]:
+        """Before anything else, so that it says what this process waits for."""
+        if self.settings.ops.port is None:
+            return {}
+        # Each gateway counts its own connections, so each has its own endpoint, on the ports after the first.
+        port = self.settings.ops.port and self.settings.ops.port + self._number
+        self._ops = await start_ops(self, self.settings.ops.host, port)
+        return {"ops_port": self._ops.port}
 
     async def _listen(self) -> dict[str, int]:
         amqp = self.settings.amqp
@@ -116,11 +137,6 @@ class Gateway:
             ports["amqp_port"] = await self._serve(amqp.host, amqp.port, "amqp.port", None)
         if amqp.tls_port is not None:
             ports["amqps_port"] = await self._serve(amqp.host, amqp.tls_port, "amqp.tls_port", tls_context(amqp))
-        if self.settings.ops.port is not None:
-            # Each gateway counts its own connections, so each has its own endpoint, on the ports after the first.
-            port = self.settings.ops.port and self.settings.ops.port + self._number
-            self._ops = await start_ops(self, self.settings.ops.host, port)
-            ports["ops_port"] = self._ops.port
         return ports
 
     async def _serve(self, host: str, port: int, setting: str, tls: ssl.SSLContext | None) -> int:
@@ -237,10 +253,14 @@ class Gateway:
 
     @property
     def partitions(self) -> Sequence[int]:
-        return range(self.settings.partitions)
+        return self._partitions
 
     def unready(self) -> str | None:
-        return "the broker is shutting down" if self._stopping.is_set() else None
+        if self._stopping.is_set():
+            return "the broker is shutting down"
+        if self._serves or self._is_observer:
+            return None
+        return f"waiting for the workers: {self.router.missing() or 'for the catalog'}"
 
     def ops_connection_dropped(self) -> None:
         self.metrics.ops_connections_dropped += 1
@@ -249,19 +269,23 @@ class Gateway:
         try:
             await self.router.ask(partition, "probe")
         except ServerBusy:
-            phase = phase_of(Path(phase_file(partition % len(self.router.workers))))
+            if self._is_cluster and not self._is_observer:
+                raise
+            worker = 0 if self._is_cluster else partition % len(self.router.workers)
+            phase = phase_of(Path(phase_file(worker)))
             if phase is None:
                 raise
             raise ServerBusy(phase) from None
 
     async def scene(self) -> Scene:
         self.metrics.tls_handshakes = len(self._arriving)
-        if self._number:  # only the first gateway's page shows the workers
+        if self._number or (self._is_cluster and not self._is_observer):  # somebody else's page shows the workers
             return Scene(
                 gateway=self.metrics, workers={}, counts=[], entities=self.namespace.names(), version=__version__
             )
         counts = await asyncio.gather(*(self._scrape(partition, "counts") for partition in self.partitions))
-        workers = await asyncio.gather(*(self._scrape(worker, "metrics") for worker in range(len(self.router.workers))))
+        asked = self.partitions[:1] if self._is_cluster else range(len(self.router.workers))  # one for each worker
+        workers = await asyncio.gather(*(self._scrape(partition, "metrics") for partition in asked))
         return Scene(
             gateway=self.metrics,
             workers=dict(enumerate(workers)),

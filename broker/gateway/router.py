@@ -11,7 +11,7 @@ channels are told, and they are told again when it is back.
 
 import asyncio
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -29,7 +29,9 @@ from broker.wire import (
     Deliver,
     Drained,
     Failed,
+    Followed,
     Hello,
+    Join,
     Message,
     Op,
     Opened,
@@ -122,11 +124,13 @@ class WorkerConnection:
 
     def __init__(self, path: str, router: "Router") -> None:
         self._path = path
+        self.name = path
         self._router = router
         self._lost = asyncio.Event()
         self._is_due = False  # it is among the router's workers with commands to send
         self._was_lost = False
         self._is_behind = False
+        self.problem = ""  # why the worker is not used
         self._awaits = False  # True if an answer is due and nothing has come since the command
         self._silent_looks = 0  # checks since then
         self.is_stalled = False  # it has not answered for long, so commands for it are refused
@@ -144,7 +148,7 @@ class WorkerConnection:
         """Connect, and connect again whenever the connection is lost; runs until cancelled."""
         raise NotImplementedError
 
-    def _put(self, command: Command) -> None:
+    def _put(self, command: Command | Join | Followed) -> None:
         """Take a command, to be sent by `send` or before."""
         raise NotImplementedError
 
@@ -170,6 +174,19 @@ class WorkerConnection:
             self._router.on_caught_up()
 
     # -- the connection comes and goes
+
+    def _greeted(self, hello: Hello) -> None:
+        """Use the worker, unless it speaks another version, or its partitions are another worker's."""
+        self.problem = wire.incompatible(hello) or self._router.claim(self, hello)
+        if self.problem:
+            log.error("worker is not used", worker=self._path, reason=self.problem)
+            self._end()
+        else:
+            self._begin()
+
+    def _end(self) -> None:
+        """End the connection; `lost` is called."""
+        raise NotImplementedError
 
     def _begin(self) -> None:
         """The worker has sent HELLO. Before that it may be a dying worker, whose socket closes last."""
@@ -228,7 +245,7 @@ class WorkerConnection:
 
     # -- commands
 
-    def post(self, command: Command) -> bool:
+    def post(self, command: Command | Join | Followed) -> bool:
         """Send a command with the others of this turn; False if the worker is not connected."""
         if not self.connected.is_set():
             return False
@@ -321,14 +338,16 @@ class WorkerConnection:
                     if (request := self._requests.pop(message.number, None)) is not None:
                         self._answer(*request, None, error_named(message.error, message.text))
                 case Hello():
-                    assert message.version == wire.VERSION
-                    self._begin()
+                    self._greeted(wire.greeting(message))
                 case Catalog():
                     self._router.on_catalog(message.definitions)
+                    self.post(wire.join((), ()))
                 case Changed():
                     self._router.on_changed([change[1] for change in message.changes if change[0] == "put"])
+                    self.post(wire.followed(message.version))
                 case Deleted():
                     self._router.on_deleted(message.entity_ids)
+                    self.post(wire.followed(message.version))
         for connection in touched:
             connection.flush()
 
@@ -392,6 +411,10 @@ class Router:
         self.on_changed: Callable[[list[Any]], None] = lambda definitions: None
         self.on_deleted: Callable[[Sequence[int]], None] = lambda entity_ids: None
         self.workers = [connection(path, self) for path in sockets]
+        # Until a worker has said which partitions it has, they are taken to be distributed in turn.
+        self._by_partition = [self.workers[partition % len(sockets)] for partition in range(partitions)]
+        self._claimed = [False] * partitions
+        self._namespace_id = b""
         self.in_turn = False  # True while a read is handled, at the end of which `end_turn` is called
         self._due: list[WorkerConnection] = []  # those with commands to send
         self._at_once = TURNS_AT_ONCE  # so many turns send at their end, before a round is counted
@@ -439,7 +462,35 @@ class Router:
         return self._number
 
     def worker(self, partition: int) -> WorkerConnection:
-        return self.workers[partition % len(self.workers)]
+        return self._by_partition[partition]
+
+    def claim(self, worker: WorkerConnection, hello: Hello) -> str:
+        """The worker says which partitions it has. Returns why they cannot be used; empty if they can."""
+        for partition in hello.partitions:
+            if partition >= self.partitions:
+                return f"it has partition {partition}, and the namespace {self.partitions} partitions"
+            other = self._by_partition[partition]
+            if other is not worker and other.connected.is_set() and self._claimed[partition]:
+                return f"it claims partition {partition}, which is {other.name}'s"
+        if hello.namespace_id:
+            if self._namespace_id and self._namespace_id != hello.namespace_id and any(self._others(worker)):
+                return "its data directory belongs to another namespace"
+            self._namespace_id = hello.namespace_id
+        for partition in hello.partitions:
+            self._by_partition[partition] = worker
+            self._claimed[partition] = True
+        return ""
+
+    def _others(self, worker: WorkerConnection) -> Iterator[WorkerConnection]:
+        return (each for each in self.workers if each is not worker and each.connected.is_set())
+
+    def missing(self) -> str:
+        """Why not all partitions can be used; empty if all can."""
+        for partition, worker in enumerate(self._by_partition):
+            if not (worker.connected.is_set() and self._claimed[partition]):
+                problems = [f"{each.name}: {each.problem}" for each in self.workers if each.problem]
+                return f"partition {partition} has no worker" + (f" ({'; '.join(problems)})" if problems else "")
+        return ""
 
     def any_of(self, partitions: Sequence[int]) -> int:
         """One of the partitions at random, of those whose workers answer if there are any."""

@@ -1,4 +1,4 @@
-"""A gateway's connection to a worker that is a process of its own: a unix socket with frames of messages each way."""
+"""A gateway's connection to a worker that is a process of its own: frames of messages each way, over a unix socket."""
 
 import asyncio
 import os
@@ -9,8 +9,9 @@ import msgpack
 
 from broker import wire
 from broker.gateway.router import EARLY_BYTES, OUTPUT_HIGH_BYTES, RECONNECT_SECONDS, Router, WorkerConnection
-from broker.wire import Command, Message
+from broker.wire import Command, Followed, Join, Message
 
+REFUSED_SECONDS = 2.0  # between two looks at a worker that cannot be used
 KEPT_BUFFER_BYTES = 1 << 20  # a packer whose buffer has grown larger is not used again
 
 _ARRAY_32 = 0xDD  # msgpack's: four bytes of count follow
@@ -20,24 +21,38 @@ _frame_head = struct.Struct(">IBI").pack  # length of the rest, and the begin of
 class SocketConnection(WorkerConnection, asyncio.Protocol):
     """A frame has the commands of a turn, or is large."""
 
+    reconnect_seconds = RECONNECT_SECONDS
+
     def __init__(self, path: str, router: Router) -> None:
         super().__init__(path, router)
         self._packer = msgpack.Packer(autoreset=False)
-        self._packed: list[Command] = []  # the commands that the packer holds
+        self._packed: list[Command | Join | Followed] = []  # the commands that the packer holds
         self._chunks: list[bytes] = []
         self._chunk_bytes = 0
         self._wanted = 4  # bytes that the frame being read has
         self._descriptor = -1  # of the socket; -1 if only the transport can write to it
 
     async def keep_connected(self) -> None:
-        loop = asyncio.get_running_loop()
         while True:
             try:
-                await loop.create_unix_connection(lambda: self, self._path)
-            except OSError:
-                await asyncio.sleep(RECONNECT_SECONDS)
+                await self._connect()
+            except OSError as error:
+                self._cannot_connect(error)
+                await asyncio.sleep(self.reconnect_seconds)
             else:
                 await self._stay_connected()
+                if self.problem:
+                    await asyncio.sleep(REFUSED_SECONDS)
+
+    async def _connect(self) -> None:
+        """Raises OSError."""
+        await asyncio.get_running_loop().create_unix_connection(lambda: self, self._path)
+
+    def _cannot_connect(self, error: OSError) -> None:
+        """On this machine the supervisor knows better."""
+
+    def _end(self) -> None:
+        self._transport.abort()
 
     # -- asyncio.Protocol
 
@@ -46,7 +61,8 @@ class SocketConnection(WorkerConnection, asyncio.Protocol):
         self._transport.set_write_buffer_limits(high=OUTPUT_HIGH_BYTES)
         self._lost.clear()
         connection = transport.get_extra_info("socket")
-        self._descriptor = -1 if connection is None else connection.fileno()
+        is_plain = connection is not None and transport.get_extra_info("ssl_object") is None
+        self._descriptor = connection.fileno() if is_plain else -1
 
     def pause_writing(self) -> None:
         self.fall_behind()
@@ -97,7 +113,7 @@ class SocketConnection(WorkerConnection, asyncio.Protocol):
 
     # -- commands
 
-    def _put(self, command: Command) -> None:
+    def _put(self, command: Command | Join | Followed) -> None:
         try:
             self._packer.pack(command)
         except Exception:

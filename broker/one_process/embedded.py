@@ -15,7 +15,7 @@ import msgpack
 from broker import wire
 from broker.gateway.router import RECONNECT_SECONDS, Router, WorkerConnection
 from broker.logging import get_logger
-from broker.wire import Command, Message, Send
+from broker.wire import Command, Followed, Join, Message, Send
 from broker.worker.peer import TURN_BYTES
 from broker.worker.worker import Caller, Worker
 
@@ -41,7 +41,7 @@ class LocalCaller(Caller):
         self._kept: list[Message] = []  # answers that wait for their commit
         self._leaving: list[Message] = []  # answers for `write`
 
-    def put(self, command: Command) -> None:
+    def put(self, command: Command | Join | Followed) -> None:
         """Keep a command for the next turn. The gateway is told to wait when there are more than WAITING_BYTES."""
         if not wire.is_shareable(command):
             size, taken = _copied(command)
@@ -125,7 +125,10 @@ class LocalConnection(WorkerConnection):
             await asyncio.sleep(RECONNECT_SECONDS)
             self._caller = LocalCaller(self)
 
-    def _put(self, command: Command) -> None:
+    def _end(self) -> None:
+        self._caller.hang_up()
+
+    def _put(self, command: Command | Join | Followed) -> None:
         self._caller.put(command)
         if not self._is_due:
             self._become_due()

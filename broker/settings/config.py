@@ -9,7 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, Self
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import AfterValidator, Field, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
 
 from broker.namespace.entities import (
@@ -26,6 +26,7 @@ from broker.namespace.entities import (
 )
 from broker.namespace.rule_descriptions import RuleDescription
 from broker.settings import placement
+from broker.settings.addresses import parse_address
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -271,6 +272,56 @@ class Partitioning(Frozen):
     )
 
 
+def _is_address(text: str) -> str:
+    try:
+        parse_address(text)
+    except ValueError as error:
+        raise PydanticCustomError("address", "{text}", {"text": str(error)}) from None
+    return text
+
+
+HostAndPort = Annotated[str, AfterValidator(_is_address)]
+
+
+class Cluster(Frozen):
+    """A namespace on several machines: for `peeklock worker` and `peeklock gateway`."""
+
+    workers: tuple[HostAndPort, ...] = Field(
+        (), max_length=MAX_PARTITIONS, description="Addresses of all workers of the namespace, as host:port."
+    )
+    listen: HostAndPort | None = Field(None, description="Address at which this worker listens, as host:port.")
+    owned: tuple[Annotated[int, Field(ge=0, lt=MAX_PARTITIONS)], ...] = Field(
+        (),
+        max_length=MAX_PARTITIONS,
+        description="Partitions of this worker; partition 0 is the home of the namespace.",
+    )
+    certificate: Path | None = Field(
+        None,
+        description="PEM file with the certificate, and its chain, that this process shows to the others. A worker's "
+        "has the name by which the others reach it.",
+    )
+    key: Path | None = Field(None, description="PEM file with the certificate's private key.")
+    ca: Path | None = Field(
+        None, description="PEM file of the authorities whose certificates the other processes must have."
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        _refuse_duplicates("worker", "workers", [str(parse_address(each)).lower() for each in self.workers])
+        _refuse_duplicates("partition", "owned", [str(each) for each in self.owned])
+        files = {"certificate": self.certificate, "key": self.key, "ca": self.ca}
+        missing = [name for name, path in files.items() if path is None]
+        if missing and len(missing) < len(files):
+            raise inconsistent(f"is missing; certificate, key and ca belong together, {missing[0]} too", missing[0])
+        if missing:
+            for name, text in (*(("workers", each) for each in self.workers), ("listen", self.listen)):
+                if text is not None and not parse_address(text).is_loopback:
+                    raise inconsistent(
+                        f"has {text}: beyond this machine the processes need cluster.certificate, key and ca", name
+                    )
+        return self
+
+
 class Delivery(Frozen):
     """How messages are handed out."""
 
@@ -396,6 +447,7 @@ class Settings(Frozen):
     partitioning: Partitioning = Field(
         Partitioning(), description="Partitioned queues and topics, which are on all partitions."
     )
+    cluster: Cluster = Field(Cluster(), description="A namespace on several machines.")
     delivery: Delivery = Field(Delivery(), description="How messages are handed out.")
     security: Security = Field(Security(), description="Who may do what.")
     log: Log = Field(Log(), description="Logs, on standard error.")
@@ -427,6 +479,11 @@ class Settings(Frozen):
             for subscription in topic.subscriptions
             if subscription.rules is not None
         }
+
+    @property
+    def partitions_here(self) -> tuple[int, ...]:
+        """Those of this worker of a cluster, else all of the namespace."""
+        return tuple(sorted(self.cluster.owned)) or tuple(range(self.partitions))
 
     @property
     def log_bytes(self) -> int:
@@ -471,6 +528,10 @@ class Settings(Frozen):
                 f"would open the namespace to everybody who reaches {self.amqp.host}; "
                 "set amqp.host to 127.0.0.1, or turn this off",
                 "security.allow_anonymous",
+            )
+        if beyond := [each for each in self.cluster.owned if each >= self.partitions]:
+            raise inconsistent(
+                f"has {beyond[0]}, and the {self.partitions} partitions are 0 to {self.partitions - 1}", "cluster.owned"
             )
         self._check_ports()
         _refuse_duplicates("queue", "queues", [queue.name.lower() for queue in self.queues])

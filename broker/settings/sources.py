@@ -44,6 +44,14 @@ FLAGS: dict[str, tuple[str, ...]] = {
     "--log-level": ("log.level",),
 }
 
+# Of `peeklock worker` and `peeklock gateway`.
+CLUSTER_FLAGS: dict[str, tuple[str, ...]] = {
+    **FLAGS,
+    "--workers": ("cluster.workers",),
+    "--partitions": ("cluster.owned",),
+    "--listen": ("cluster.listen",),
+}
+
 SECRETS = frozenset({"root_key", "primary_key", "secondary_key"})
 
 # Kubernetes sets these for a service called peeklock or peeklock-something; they are not meant for us. A variable that
@@ -73,8 +81,9 @@ def load(
     config: Path | None = None,
     flags: Mapping[str, str | None] | None = None,
     environment: Mapping[str, str] | None = None,
+    known_flags: Mapping[str, tuple[str, ...]] = FLAGS,
 ) -> Loaded:
-    """Settings from a file (else the one that PEEKLOCK_CONFIG names), an environment, and flags (a key of FLAGS: text).
+    """Settings from a file (else the one that PEEKLOCK_CONFIG names), an environment, and flags (a known one: text).
 
     Raises ConfigurationError with everything that is wrong.
     """
@@ -85,7 +94,7 @@ def load(
     if config is not None:
         sources.read_file(config)
     sources.read_environment(environment)
-    sources.read_flags(flags or {})
+    sources.read_flags(flags or {}, known_flags)
     return sources.settings()
 
 
@@ -209,11 +218,15 @@ class _Sources:
                     Problem(name, "no such setting; " + _suggestion(name, by_variable, VARIABLE_PREFIX))
                 )
 
-    def read_flags(self, flags: Mapping[str, str | None]) -> None:
+    def read_flags(self, flags: Mapping[str, str | None], known: Mapping[str, tuple[str, ...]]) -> None:
+        """Lists are written with commas."""
         for flag, text in flags.items():
             if text is None:
                 continue
-            for place in (tuple(name.split(".")) for name in FLAGS[flag]):
+            for place in (tuple(name.split(".")) for name in known[flag]):
+                if _is_list(self._leaves[place]):
+                    items = [each.strip() for each in text.split(",")]
+                    text = json.dumps([int(each) if each.isdecimal() else each for each in items])
                 self._set_text(place, text, flag)
 
     def _set_text(self, place: Place, text: str, spelling: str) -> None:

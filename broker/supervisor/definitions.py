@@ -11,7 +11,7 @@ Only the home cannot be left out, because without its catalog nobody knows which
 import time
 from typing import Any, NamedTuple, cast
 
-from broker.catalog.catalog import HOME, Reconciled, reconcile
+from broker.catalog.catalog import FIRST_ENTITY_ID, HOME, Reconciled, reconcile
 from broker.logging import get_logger
 from broker.settings.config import ConfigurationError, Settings
 from broker.supervisor.parking import home_is_damaged
@@ -22,7 +22,8 @@ from storage.lmdb_store import LmdbStore
 from storage.log.recovery import detach, keep_log, logs
 from storage.log.tables import position
 from storage.memory import MemoryStore
-from storage.store import Store, StoreDamaged
+from storage.records import NEXT_ENTITY_ID_KEY, encode_document
+from storage.store import Store, StoreDamaged, Table
 
 log = get_logger("supervisor")
 
@@ -62,24 +63,42 @@ def bring_in_line(settings: Settings) -> InLine:
 
 
 def _reconcile(settings: Settings, left_out: frozenset[int], touching: TouchedPartition) -> Reconciled:
-    stores: list[Store] = []  # of all partitions
+    stores: dict[int, Store] = {}  # of all partitions that are here
     opened: dict[int, LmdbStore] = {}
     try:
-        for partition in range(settings.partitions):
+        for partition in settings.partitions_here:
             if partition in left_out:
-                stores.append(MemoryStore())
+                stores[partition] = MemoryStore()
                 continue
             touching.set(partition)
             opened[partition] = store = _opened(settings, partition)
-            stores.append(cast(Store, _Watched(store, partition, touching)))
+            stores[partition] = cast(Store, _Watched(store, partition, touching))
         for worker, directory in logs(settings.data_dir):
             for partition in left_out:
                 keep_log(directory, worker, partition, partition_path(settings.data_dir, partition))
         _replay(opened, touching)
-        return reconcile(stores, settings.entities, int(time.time() * 1000), settings.rules, settings.partitioning)
+        if HOME not in stores:
+            _await_home(stores)
+            return Reconciled(0, (), (), ())
+        return reconcile(
+            stores,
+            settings.entities,
+            int(time.time() * 1000),
+            settings.rules,
+            settings.partitioning,
+            settings.partitions,
+        )
     finally:
         for store in opened.values():
             store.close()
+
+
+def _await_home(stores: dict[int, Store]) -> None:
+    """A new partition has heard of no entity yet: it will when its worker is connected to the home's."""
+    for store in stores.values():
+        if store.get(Table.META, NEXT_ENTITY_ID_KEY) is None:
+            store.put(Table.META, NEXT_ENTITY_ID_KEY, encode_document(FIRST_ENTITY_ID))
+            store.commit()
 
 
 def _replay(opened: dict[int, LmdbStore], touching: TouchedPartition) -> None:

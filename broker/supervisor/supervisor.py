@@ -3,8 +3,10 @@
 import os
 import sys
 from collections.abc import Callable
+from enum import StrEnum
 from errno import ENOMEM
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NoReturn
 
 from broker import __version__
@@ -23,22 +25,32 @@ from storage.store import StoreError, StoreFull
 log = get_logger("supervisor")
 
 
-def run(settings: Settings) -> int:
+class Part(StrEnum):
+    """What runs here: everything, or a part of a namespace on several machines."""
+
+    ALL = "serve"
+    WORKER = "worker"
+    GATEWAY = "gateway"
+
+
+def run(settings: Settings, part: Part = Part.ALL) -> int:
     """Serve until SIGTERM, SIGINT or SIGHUP; returns the exit code. If it cannot start, it says why on stderr."""
     configure_logging(settings.log)
     try:
+        _require(settings, part)
+        if part is Part.GATEWAY:
+            return _run_gateways(_with_absolute_paths(settings))
         # It is locked to the end, so that a second broker on the same directory is refused.
         with _opened(settings := _with_absolute_paths(settings)) as directory:
-            makes_key = makes_root_key(settings)
-            given, settings = settings, _with_key(settings)
-            key = shown_key(given, settings, is_new=makes_key)
-            parkings = [Parking(settings.data_dir / touched_file(worker)) for worker in range(settings.worker_count)]
-            processes = Processes(
-                _roles(settings, parkings),
-                directory.path,
-                settings.shutdown_timeout_ms / 1000,
-                settings.worker_stall_timeout_ms / 1000,
-            )
+            key = ""
+            if part is Part.ALL:
+                makes_key = makes_root_key(settings)
+                given, settings = settings, _with_key(settings)
+                key = shown_key(given, settings, is_new=makes_key)
+            workers = settings.worker_count if part is Part.ALL else 1
+            parkings = [Parking(settings.data_dir / touched_file(worker)) for worker in range(workers)]
+            roles = _roles(settings, parkings) if part is Part.ALL else _roles_of_worker(settings, parkings[0])
+            processes = _processes(settings, roles, directory.path)
             processes.load()
             try:
                 for partition, damage in _reconcile(settings).items():
@@ -46,10 +58,47 @@ def run(settings: Settings) -> int:
             except BaseException:
                 processes.discard()
                 raise
-            return processes.run(lambda answers: _announce(settings, answers, key))
+            return processes.run(lambda answers: _announce(settings, part, answers, key))
     except ConfigurationError as error:
         print(f"peeklock: cannot start: {error}", file=sys.stderr)
         return PERMANENT_FAULT
+
+
+def _require(settings: Settings, part: Part) -> None:
+    """Raises ConfigurationError if a setting is missing that this part needs."""
+    cluster = settings.cluster
+    if part is Part.ALL:
+        if cluster.workers or cluster.owned or cluster.listen:
+            raise ConfigurationError(
+                "cluster.workers, cluster.listen and cluster.owned are for `peeklock worker` and `peeklock gateway`; "
+                "leave them out, or run one of these"
+            )
+        return
+    if not cluster.workers:
+        raise ConfigurationError("cluster.workers (--workers) is missing: name the addresses of all workers")
+    if part is Part.WORKER and not cluster.owned:
+        raise ConfigurationError("cluster.owned (--partitions) is missing: name the partitions of this worker")
+    if part is Part.WORKER and cluster.listen is None:
+        raise ConfigurationError("cluster.listen (--listen) is missing: name the address at which this worker listens")
+    if part is Part.GATEWAY and settings.security.root_key is None and not settings.emulator:
+        raise ConfigurationError(
+            "security.root_key is missing, and a gateway has no data directory to keep one: set it, or "
+            "PEEKLOCK_SECURITY__ROOT_KEY, to the same key in all gateways of the namespace"
+        )
+
+
+def _run_gateways(settings: Settings) -> int:
+    given, settings = settings, _with_key(settings)
+    key = shown_key(given, settings, is_new=False)
+    with TemporaryDirectory(prefix="peeklock-gateway-") as directory:
+        processes = _processes(settings, [_gateway_roles(settings)], Path(directory))
+        processes.load()
+        return processes.run(lambda answers: _announce(settings, Part.GATEWAY, answers, key))
+
+
+def _processes(settings: Settings, roles: list[list[Role]], directory: Path) -> Processes:
+    stop_seconds, stall_seconds = settings.shutdown_timeout_ms / 1000, settings.worker_stall_timeout_ms / 1000
+    return Processes(roles, directory, stop_seconds, stall_seconds)
 
 
 def _with_absolute_paths(settings: Settings) -> Settings:
@@ -59,14 +108,23 @@ def _with_absolute_paths(settings: Settings) -> Settings:
         for name in ("tls_certificate", "tls_key", "tls_client_ca")
         if isinstance(path := getattr(settings.amqp, name), Path)
     }
+    cluster = {
+        name: path.absolute()
+        for name in ("certificate", "key", "ca")
+        if isinstance(path := getattr(settings.cluster, name), Path)
+    }
     return settings.model_copy(
-        update={"data_dir": settings.data_dir.absolute(), "amqp": settings.amqp.model_copy(update=amqp)}
+        update={
+            "data_dir": settings.data_dir.absolute(),
+            "amqp": settings.amqp.model_copy(update=amqp),
+            "cluster": settings.cluster.model_copy(update=cluster),
+        }
     )
 
 
 def _opened(settings: Settings) -> DataDirectory:
     try:
-        return DataDirectory(settings.data_dir, partitions=settings.partitions)
+        return DataDirectory(settings.data_dir, partitions=settings.partitions, owned=settings.cluster.owned)
     except DataDirectoryError as error:
         raise ConfigurationError(str(error)) from error
 
@@ -115,43 +173,90 @@ def _refuse(error: StoreError) -> NoReturn:
 
 def _roles(settings: Settings, parkings: list[Parking]) -> list[list[Role]]:
     """Groups of processes in the order of their stop: gateways first, so that clients are told before workers end."""
-    for_children = settings.model_copy(update={"queues": (), "topics": ()})
     workers = settings.worker_count
     sockets = tuple(f"{RUN}/worker-{worker}.sock" for worker in range(workers))
-
-    def instructions(gateway: int | None, worker: int | None) -> Callable[[int], Instructions]:
-        def after(restarts: int) -> Instructions:
-            return Instructions(
-                settings=for_children,
-                supervisor=os.getpid(),
-                gateway=gateway,
-                worker=worker,
-                partitions=() if worker is None else tuple(range(worker, settings.partitions, workers)),
-                sockets=sockets,
-                restarts=restarts,
-                parked=() if worker is None else parkings[worker].parked,
-            )
-
-        return after
-
-    def gateway(number: int) -> Role:
-        name = "gateway" if number == 0 else f"gateway-{number}"
-        return Role(name, "broker.gateway", instructions(number, None))
-
-    def worker(number: int) -> Role:
-        crashed = parkings[number].crashed
-        return Role(f"worker-{number}", "broker.worker", instructions(None, number), has_pulse=True, crashed=crashed)
-
     if settings.is_one_process:
-        both = instructions(0, 0)
+        both = _instructions(settings, sockets, 0, 0, settings.partitions_here, parkings[0])
         return [[Role("gateway", "broker.one_process", both, has_pulse=True, crashed=parkings[0].crashed)]]
-    return [list(map(gateway, range(settings.gateways))), list(map(worker, range(workers)))]
+    partitions = [tuple(range(worker, settings.partitions, workers)) for worker in range(workers)]
+    return [
+        _gateway_roles(settings, sockets),
+        [_worker_role(settings, sockets, worker, partitions[worker], parkings[worker]) for worker in range(workers)],
+    ]
 
 
-def _announce(settings: Settings, answers: dict[str, dict[str, Any]], key: str) -> None:
-    answer = answers["gateway"]
+def _roles_of_worker(settings: Settings, parking: Parking) -> list[list[Role]]:
+    """A worker, and the operations endpoint beside it."""
+    sockets, partitions = settings.cluster.workers, settings.partitions_here
+    observes = _instructions(settings, sockets, 0, None, partitions, is_observer=True)
+    return [
+        [Role("observer", "broker.gateway", observes)],
+        [_worker_role(settings, sockets, 0, partitions, parking)],
+    ]
+
+
+def _gateway_roles(settings: Settings, sockets: tuple[str, ...] = ()) -> list[Role]:
+    return [
+        Role(
+            "gateway" if number == 0 else f"gateway-{number}",
+            "broker.gateway",
+            _instructions(settings, sockets or settings.cluster.workers, number, None),
+        )
+        for number in range(settings.gateways)
+    ]
+
+
+def _worker_role(
+    settings: Settings, sockets: tuple[str, ...], number: int, partitions: tuple[int, ...], parking: Parking
+) -> Role:
+    instructions = _instructions(settings, sockets, None, number, partitions, parking)
+    return Role(f"worker-{number}", "broker.worker", instructions, has_pulse=True, crashed=parking.crashed)
+
+
+def _instructions(
+    settings: Settings,
+    sockets: tuple[str, ...],
+    gateway: int | None,
+    worker: int | None,
+    partitions: tuple[int, ...] = (),
+    parking: Parking | None = None,
+    is_observer: bool = False,
+) -> Callable[[int], Instructions]:
+    for_children = settings.model_copy(update={"queues": (), "topics": ()})
+
+    def after(restarts: int) -> Instructions:
+        return Instructions(
+            settings=for_children,
+            supervisor=os.getpid(),
+            gateway=gateway,
+            worker=worker,
+            partitions=partitions,
+            sockets=sockets,
+            restarts=restarts,
+            parked=() if parking is None else parking.parked,
+            is_observer=is_observer,
+        )
+
+    return after
+
+
+def _announce(settings: Settings, part: Part, answers: dict[str, dict[str, Any]], key: str) -> None:
+    if part is Part.WORKER:
+        log.info("ready", partitions=settings.partitions_here, listen=settings.cluster.listen)
+        print(worker_text(settings, answers["observer"]), flush=True)
+        return
     log.info("ready", partitions=settings.partitions, workers=settings.worker_count)
-    print(start_text(settings, answer, key), flush=True)
+    print(start_text(settings, answers["gateway"], key, with_data=part is Part.ALL), flush=True)
+
+
+def worker_text(settings: Settings, answer: dict[str, Any]) -> str:
+    """The text for the user when a worker serves; `answer` is that of the process beside it."""
+    lines = [f"Peeklock {__version__}: a worker is ready.", ""]
+    lines.append(f"  Partitions  {', '.join(map(str, settings.partitions_here))} of {settings.partitions}")
+    lines.append(f"  Listens     {settings.cluster.listen}")
+    if (ops := answer.get("ops_port")) is not None:
+        lines.append(f"  Operations  http://{_address(settings.ops.host, ops)}/metrics, /readyz")
+    return "\n".join([*lines, f"  Data        {settings.data_dir}", ""])
 
 
 def shown_key(given: Settings, settings: Settings, *, is_new: bool) -> str:
@@ -169,7 +274,7 @@ def shown_key(given: Settings, settings: Settings, *, is_new: bool) -> str:
     return f"<the key in {settings.data_dir / ROOT_KEY_FILE}>"
 
 
-def start_text(settings: Settings, answer: dict[str, Any], key: str) -> str:
+def start_text(settings: Settings, answer: dict[str, Any], key: str, *, with_data: bool = True) -> str:
     """The text for the user when the broker serves; `answer` is the gateway's, with its ports."""
     plain, tls, ops = (answer.get(name) for name in ("amqp_port", "amqps_port", "ops_port"))
     lines = [f"Peeklock {__version__} is ready.", ""]
@@ -179,7 +284,8 @@ def start_text(settings: Settings, answer: dict[str, Any], key: str) -> str:
         lines.append(f"  AMQP, TLS   amqps://{_address(settings.amqp.host, tls)}")
     if ops is not None:
         lines.append(f"  Operations  http://{_address(settings.ops.host, ops)}/metrics, /readyz")
-    lines.append(f"  Data        {settings.data_dir}")
+    if with_data:
+        lines.append(f"  Data        {settings.data_dir}")
     lines += ["", "  Connection string for the Service Bus SDKs:"]
     port = plain if plain is not None else tls
     assert port is not None

@@ -24,7 +24,7 @@ from broker.logging import get_logger
 from broker.namespace.entities import SubscriptionDescription
 from broker.partition.partition import Partition
 from broker.worker.parked import ParkedPartition
-from storage.records import decode_document, entity_key
+from storage.records import NAMESPACE_ID_KEY, decode_document, encode_document, entity_key
 from storage.store import Store, Table
 
 log = get_logger("worker")
@@ -45,6 +45,25 @@ class Copies:
         self._partitions = partitions
         self._stores = stores
         self._touch = touch
+
+    # -- the namespace
+
+    def namespace_id(self) -> bytes:
+        """That of the catalog; empty if none of the partitions has heard of it."""
+        found = (self._stores[each].get(Table.META, NAMESPACE_ID_KEY) for each in self.in_service())
+        return next((bytes(decode_document(each)) for each in found if each is not None), b"")
+
+    def adopt(self, namespace_id: bytes) -> int | None:
+        """Belong to the namespace of this home from now on. Returns a partition that belongs to another one."""
+        for number in self.in_service() if namespace_id else ():
+            store = self._stores[number]
+            known = store.get(Table.META, NAMESPACE_ID_KEY)
+            if known is None:
+                store.put(Table.META, NAMESPACE_ID_KEY, encode_document(namespace_id))
+                self._touch(self._partitions[number])
+            elif decode_document(known) != namespace_id:
+                return number
+        return None
 
     # -- entities that nobody used
 
@@ -128,21 +147,20 @@ class Copies:
     def lacking(self, version: int, stored: Mapping[bytes, bytes]) -> list[int]:
         """The subscriptions whose rules `catch_up` needs, of a catalog with this version.
 
-        They are those that a partition does not have yet, and those of partitioned topics if it has missed a version.
+        They are those that a partition does not have yet or whose rules a declaration has changed, and those of
+        partitioned topics, if it has missed a version.
         """
         behind = [self._stores[each] for each in self.in_service() if catalog_version(self._stores[each]) != version]
         if not behind:
             return []
-        documents = [(key, decode_document(value)) for key, value in stored.items()]
-        return [
-            document["entity_id"]
-            for key, document in documents
-            if _is_subscription(document)
-            and (
-                len(document.get("partitions", ())) > 1
-                or any(store.get(Table.ENTITIES, key) is None for store in behind)
-            )
-        ]
+        found = []
+        for key, value in stored.items():
+            document = decode_document(value)
+            if _is_subscription(document) and (
+                len(document.get("partitions", ())) > 1 or any(_lacks(store, key, document) for store in behind)
+            ):
+                found.append(document["entity_id"])
+        return found
 
     def catch_up(
         self, version: int, stored: Mapping[bytes, bytes], rules: Mapping[int, list[Document]], now_ms: int
@@ -182,6 +200,11 @@ class Copies:
     def stored(self) -> dict[bytes, bytes]:
         """The home's catalog: what ENTITIES holds."""
         return dict(self._stores[HOME].scan(Table.ENTITIES, *_ALL))
+
+
+def _lacks(store: Store, key: bytes, document: Document) -> bool:
+    known = store.get(Table.ENTITIES, key)
+    return known is None or decode_document(known).get("rules_ms") != document.get("rules_ms")
 
 
 def _is_subscription(document: Document) -> bool:

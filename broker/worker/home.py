@@ -2,8 +2,8 @@
 
 A gateway asks (request `change-catalog`, one change each). The home checks the change against the entities that it
 knows, commits it for all partitions of its own worker, and sends it to the other workers. When all of them have
-followed, the gateways are told, and then the client is answered: what was created can be used, and what was changed
-holds everywhere.
+followed, the gateways are told, and when these have followed, the client is answered: what was created can be used over
+any gateway, and what was changed holds everywhere. A gateway that does not answer is not waited for long.
 
 While a partition is not in service, changes are refused as busy. If one is lost after the home has committed, the
 change is answered all the same: a partition that comes back gets the home's catalog, and until then it refuses what is
@@ -35,12 +35,13 @@ from storage.store import Store, Table
 # A worker that has not followed for this time hangs. The changes that it has not followed wait until it is replaced;
 # more are refused.
 HANGS_MS = 3000
+GATEWAYS_MS = 1000  # a gateway is waited for no longer
 
 C = TypeVar("C", bound=Hashable)
 
 
 class Done(NamedTuple, Generic[C]):
-    """All workers have followed. The gateways get `news`; then the caller, if there is one, is answered."""
+    """The caller, if there is one, is to be answered."""
 
     news: Changed | Deleted
     caller: C | None = None
@@ -51,7 +52,7 @@ class Done(NamedTuple, Generic[C]):
 class _UnderWay(NamedTuple, Generic[C]):
     done: Done[C]
     since_ms: int
-    awaited: set[C]  # followers
+    awaited: set[C]
 
 
 class Home(Generic[C]):
@@ -72,33 +73,61 @@ class Home(Generic[C]):
         self._partition_count = partition_count
         self._changing = Changing(self._partition.index, partition_count, partitioning)
         self.followers: dict[C, tuple[int, ...]] = {}  # and their partitions
-        self._under_way: deque[_UnderWay[C]] = deque()
-        self.done: list[Done[C]] = []  # changes to be answered, for `take_done`
+        self._gateways: set[C] = set()  # those that follow
+        self._under_way: deque[_UnderWay[C]] = deque()  # changes that workers have not all followed
+        self._told: deque[_UnderWay[C]] = deque()  # changes that gateways have not all followed
+        self.news: list[Changed | Deleted] = []  # for the gateways, in the order of versions
+        self.done: list[Done[C]] = []  # changes to be answered
 
     # -- followers
 
     def join(self, caller: C, partitions: Iterable[int], entity_ids: Iterable[int]) -> Rules:
-        """From now on the caller gets all changes; see `wire.Join`."""
-        self.followers[caller] = tuple(partitions)
+        """From now on the caller gets all changes; see `wire.Join`. One without partitions is a gateway."""
+        if owned := tuple(partitions):
+            self.followers[caller] = owned
+        else:
+            self._gateways.add(caller)
         known = [each for each in entity_ids if self._partition.knows(each)]
         return wire.rules(catalog_version(self._store), [[each, self._partition.rules(each)] for each in known])
 
-    def followed(self, caller: C, version: int) -> None:
-        for change in self._under_way:
+    def followed(self, caller: C, version: int, now_ms: int) -> None:
+        for change in self._told if caller in self._gateways else self._under_way:
             if change.done.news.version <= version:
                 change.awaited.discard(caller)
-        self._finish()
+        self._finish(now_ms)
 
-    def leave(self, caller: C) -> None:
+    def leave(self, caller: C, now_ms: int) -> None:
         """The caller is gone."""
-        if self.followers.pop(caller, None) is not None:
-            for change in self._under_way:
-                change.awaited.discard(caller)
-            self._finish()
+        self.followers.pop(caller, None)
+        self._gateways.discard(caller)
+        for change in (*self._under_way, *self._told):
+            change.awaited.discard(caller)
+        self._finish(now_ms)
 
-    def _finish(self) -> None:
+    def look(self, now_ms: int) -> None:
+        """To be called each second: do not wait for gateways that do not answer."""
+        for change in self._told:
+            if change.since_ms + GATEWAYS_MS <= now_ms:
+                change.awaited.clear()
+        self._finish(now_ms)
+
+    def _finish(self, now_ms: int) -> None:
         while self._under_way and not self._under_way[0].awaited:
-            self.done.append(self._under_way.popleft().done)
+            done = self._under_way.popleft().done
+            self.news.append(done.news)
+            self._told.append(_UnderWay(done, now_ms, set(self._gateways)))
+        while self._told and not self._told[0].awaited:
+            self.done.append(self._told.popleft().done)
+
+    @property
+    def has_answers(self) -> bool:
+        """`take_news` or `take_done` has something."""
+        return bool(self.news or self.done)
+
+    def take_news(self) -> list[Changed | Deleted]:
+        """For all callers that are no followers; to be sent before what `take_done` has."""
+        news, self.news = self.news, []
+        return news
 
     def take_done(self) -> list[Done[C]]:
         done, self.done = self.done, []
@@ -141,9 +170,9 @@ class Home(Generic[C]):
         return wire.deleted(version, gone)
 
     def _begin(self, done: Done[C], now_ms: int) -> None:
-        """The followers are told. The gateways are told in the order of versions."""
+        """The followers are told."""
         self._under_way.append(_UnderWay(done, now_ms, set(self.followers)))
-        self._finish()
+        self._finish(now_ms)
 
     def _aligned(self, is_complete: bool, now_ms: int) -> None:
         if not is_complete:

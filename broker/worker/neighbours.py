@@ -1,41 +1,45 @@
 """Connections to other workers: they carry forwarded messages there, and the answers back.
 
 Between two partitions of this worker, a command is done in the next turn and its answer in the turn after that, so that
-each comes after the other side's commit, as over a socket. Other workers are dialled when there is something for them.
-When a connection cannot be made or is lost, the partitions are told, and try again after a while.
+each comes after the other side's commit, as over a socket. When a connection cannot be made or is lost, the partitions
+are told, and try again after a while.
 
-The worker of the namespace's home partition is dialled at once, and again when the connection is lost, because it sends
-the catalog.
+On one machine other workers are dialled when there is something for them. Only the worker of the namespace's home is
+dialled at once, and again when the connection is lost, because it sends the catalog. Between machines all others are,
+because only they say which partitions they have.
 """
 
 import select
-import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from broker import wire
 from broker.catalog.catalog import HOME
 from broker.logging import get_logger
 from broker.partition.partition import Partition
+from broker.settings.config import ConfigurationError
 from broker.wire import Catalog, Changed, Deleted, Forward, Forwarded, Hello, Remove, Rules
 from broker.worker.copies import Copies
+from broker.worker.dialling import Dialler
 from broker.worker.peer import Peer
-from storage.records import encode_document, entity_key
+from storage.records import NEVER, encode_document, entity_key
 
 REDIAL_MS = 100
+REDIAL_CLUSTER_MS = 250  # a name is resolved each time
+LOOK_MS = 50  # at a connection that is under way
+CLAIM_MS = 5000  # between two looks at a worker that claims a partition of this one
 
 log = get_logger("worker")
 
 
 class Neighbours:
-    """Partition p, of `partition_count`, is on worker p % len(sockets); `sockets` are the paths, by worker.
-
-    `partitions` are this worker's. `touch` is called with each of them that must commit because of an answer.
-    `copies` follow the home's messages about the catalog.
+    """`partitions` are this worker's. `touch` is called with each of them that must commit because of an answer.
+    `copies` follow the home's messages about the catalog. `identity` is that of this worker: see `wire.Hello`.
     """
 
     def __init__(
         self,
-        sockets: Sequence[str],
+        dialler: Dialler,
+        identity: bytes,
         partitions: Mapping[int, Partition],
         partition_count: int,
         poll: select.epoll,
@@ -43,9 +47,9 @@ class Neighbours:
         copies: Copies,
     ) -> None:
         self.inbox: list[Forward | Forwarded | Remove] = []  # for partitions of this worker, for the next turn
-        self._sockets = sockets
+        self._dialler = dialler
+        self._identity = identity
         self._partitions = partitions
-        self._partition_count = partition_count
         self._poll = poll
         self._touch = touch
         self._links: dict[int, Peer] = {}  # by worker
@@ -54,8 +58,19 @@ class Neighbours:
         self._copies = copies
         self._catalog: Catalog | None = None  # the home's, until the rules come that it lacks
         self._followed: int | None = None  # version of the catalog that the home is to be told of after the commit
-        self._home = HOME % len(sockets)
-        self.dial_home_ms: int | None = None if HOME in partitions else 0  # None: it is connected, or here
+        self._where: dict[int, int] = {}  # partition -> its worker, as far as that is known
+        self._redial_ms: dict[int, int] = {}  # when to dial workers that are to be connected always
+        if dialler.is_cluster:
+            self._redial_ms = dict.fromkeys(range(dialler.workers), 0)
+        else:
+            self._where = {partition: partition % dialler.workers for partition in range(partition_count)}
+            if HOME not in partitions:
+                self._redial_ms[self._where[HOME]] = 0
+
+    @property
+    def dial_ms(self) -> int | None:
+        """When `dial_due` is to be called."""
+        return min(self._redial_ms.values()) if self._redial_ms else None
 
     def send(self, forwards: Iterable[Forward], answers: Iterable[Forwarded], now_ms: int) -> None:
         """Send batches, and answers to partitions of this worker; to be called after the commit of their turn."""
@@ -65,10 +80,10 @@ class Neighbours:
             if forward.partition in self._partitions:
                 self.inbox.append(forward)
                 continue
-            worker = forward.partition % len(self._sockets)
-            link = self._links.get(worker) or self._dial(worker, now_ms)
-            if link is None:
-                self._lost(worker, now_ms)
+            worker = self._where.get(forward.partition)
+            link = None if worker is None else self._links.get(worker) or self._dial(worker, now_ms)
+            if worker is None or link is None:
+                self._lost([forward.partition] if worker is None else self._there(worker), now_ms)
             else:
                 link.answers.append(forward)
                 used[worker] = link
@@ -79,28 +94,37 @@ class Neighbours:
         """Read and write a link; False if no link has this descriptor."""
         worker = self._workers.get(descriptor)
         if worker is None:
-            return False
+            if (waiting := self._dialler.waits(descriptor)) is None:
+                return False
+            self._dial(waiting, now_ms)
+            return True
         link = self._links[worker]
-        if event & (select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR):
-            messages = link.read()
-            if messages is None:
-                self._drop(worker, now_ms)
-                return True
-            for message in messages:
-                match message:
-                    case Forwarded():
-                        self.answered(message, now_ms)
-                    case Hello():
-                        assert message.version == wire.VERSION
-                    case Catalog() | Rules() | Changed() | Deleted() if not self._follow(message, link, now_ms):
-                        log.warning(
-                            "missed a version of the catalog; reconnecting for all of it", version=message.version
-                        )
-                        self._drop(worker, now_ms)  # after the next dial the home sends the whole catalog
-                        return True
+        if event & (select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR) and not self._read(worker, link, now_ms):
+            return True
         if event & select.EPOLLOUT:
             self._write(worker, link, now_ms)
         return True
+
+    def _read(self, worker: int, link: Peer, now_ms: int) -> bool:
+        """False if the link was dropped."""
+        messages = link.read()
+        if messages is None:
+            self._drop(worker, now_ms)
+            return False
+        if link.waits_to_read:
+            self._write(worker, link, now_ms)
+        for message in messages:
+            match message:
+                case Forwarded():
+                    self.answered(message, now_ms)
+                case Hello():
+                    if not self._greeted(worker, message, now_ms):
+                        return False
+                case Catalog() | Rules() | Changed() | Deleted() if not self._follow(message, link, now_ms):
+                    log.warning("missed a version of the catalog; reconnecting for all of it", version=message.version)
+                    self._drop(worker, now_ms)  # after the next dial the home sends the whole catalog
+                    return False
+        return worker in self._links
 
     def _follow(self, message: Catalog | Rules | Changed | Deleted, home: Peer, now_ms: int) -> bool:
         """The home sends its catalog, or a change of it. False if a change was missed."""
@@ -110,7 +134,7 @@ class Neighbours:
                 self._catalog = message
                 lacking = self._copies.lacking(message.version, _stored(message))
                 home.answers.append(wire.join(self._copies.in_service(), lacking))
-                self._write(self._home, home, now_ms)
+                self._write(self._where[HOME], home, now_ms)
                 return True
             case Rules():
                 catalog, self._catalog = self._catalog, None
@@ -134,13 +158,43 @@ class Neighbours:
 
     def tell(self, followed: int, now_ms: int) -> None:
         """Tell the home, after the commit."""
-        if (link := self._links.get(self._home)) is not None:
-            link.answers.append(wire.followed(followed))
-            self._write(self._home, link, now_ms)
+        self._tell_home(wire.followed(followed), now_ms)
 
-    def dial_home(self, now_ms: int) -> None:
-        if self._home not in self._links:
-            self._dial(self._home, now_ms, quiet=True)
+    def _tell_home(self, message: wire.Message, now_ms: int) -> None:
+        home = self._where.get(HOME, -1)
+        if (link := self._links.get(home)) is not None:
+            link.answers.append(message)
+            self._write(home, link, now_ms)
+
+    def dial_due(self, now_ms: int) -> None:
+        for worker, due_ms in [*self._redial_ms.items()]:
+            if due_ms <= now_ms:
+                self._dial(worker, now_ms, quiet=not self._dialler.is_cluster)
+
+    def _greeted(self, worker: int, message: Hello, now_ms: int) -> bool:
+        """Note which partitions the worker has. False if the link was dropped."""
+        hello = wire.greeting(message)
+        name = self._dialler.name(worker)
+        if hello.identity == self._identity:  # this address is our own
+            self._drop(worker, now_ms)
+            del self._redial_ms[worker]
+            return False
+        if problem := wire.incompatible(hello):
+            log.error("worker speaks another version", worker=name, problem=problem)
+            self._drop(worker, now_ms, REDIAL_CLUSTER_MS)
+            return False
+        if self._dialler.is_cluster:
+            if claimed := sorted(self._partitions.keys() & set(hello.partitions)):
+                log.error("another worker claims partitions of this one", worker=name, partitions=claimed)
+                self._drop(worker, now_ms, CLAIM_MS)
+                return False
+            self._where |= dict.fromkeys(hello.partitions, worker)
+        if HOME in hello.partitions and (other := self._copies.adopt(hello.namespace_id)) is not None:
+            raise ConfigurationError(
+                f"partition {other} of this data directory belongs to another namespace than the home at {name}. "
+                "Give the worker its own --data-dir, or set cluster.workers to those of its namespace"
+            )
+        return True
 
     def remove(self, entity_ids: Sequence[int], now_ms: int) -> None:
         """Tell the home of entities that were deleted here; to be called after the commit.
@@ -152,9 +206,8 @@ class Neighbours:
         command = wire.remove(list(entity_ids))
         if HOME in self._partitions:
             self.inbox.append(command)
-        elif (link := self._links.get(self._home)) is not None:
-            link.answers.append(command)
-            self._write(self._home, link, now_ms)
+        else:
+            self._tell_home(command, now_ms)
 
     def answered(self, answer: Forwarded, now_ms: int) -> None:
         """Take an answer, from another worker or from a partition of this one."""
@@ -163,29 +216,38 @@ class Neighbours:
         self._touch(partition)
 
     def _dial(self, worker: int, now_ms: int, quiet: bool = False) -> Peer | None:
-        connection: socket.socket | None = None
+        if (link := self._links.get(worker)) is not None:
+            return link
+        is_cluster = self._dialler.is_cluster
         try:
-            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            link = Peer(connection)
-            connection.connect(self._sockets[worker])
+            connection = self._dialler.dial(worker, now_ms)
         except OSError as error:  # the worker is not running, its listen backlog is full, or there is no descriptor
-            if connection is not None:
-                connection.close()
-            if worker == self._home:
-                self.dial_home_ms = now_ms + REDIAL_MS
-            if worker not in self._unreachable and not quiet:
-                self._unreachable.add(worker)
-                log.warning("cannot connect to worker; messages for it wait", worker=worker, error=str(error))
+            if worker in self._redial_ms:
+                self._redial_ms[worker] = now_ms + (REDIAL_CLUSTER_MS if is_cluster else REDIAL_MS)
+            self._note_unreachable(worker, str(error), quiet)
             return None
-        if worker in self._unreachable:
-            self._unreachable.discard(worker)
-            log.info("connected to worker again", worker=worker)
-        if worker == self._home:
-            self.dial_home_ms = None
-        self._links[worker] = link
+        if connection is None:
+            self._redial_ms[worker] = now_ms + LOOK_MS
+            return None
+        if worker in self._unreachable and not is_cluster:
+            self._reached(worker)
+        if worker in self._redial_ms:
+            self._redial_ms[worker] = NEVER
+        link = self._links[worker] = Peer(connection)
         self._workers[connection.fileno()] = worker
         self._poll.register(connection, select.EPOLLIN)
-        return link
+        # TLS begins with what the side that dials wants to read.
+        return link if self._read(worker, link, now_ms) else None
+
+    def _note_unreachable(self, worker: int, reason: str, quiet: bool = False) -> None:
+        if worker not in self._unreachable and not quiet:
+            self._unreachable.add(worker)
+            name = self._dialler.name(worker)
+            log.warning("cannot connect to worker; messages for it wait", worker=name, error=reason)
+
+    def _reached(self, worker: int) -> None:
+        self._unreachable.discard(worker)
+        log.info("connected to worker again", worker=self._dialler.name(worker))
 
     def _write(self, worker: int, link: Peer, now_ms: int) -> None:
         link.hold_answers()
@@ -193,22 +255,29 @@ class Neighbours:
         if not link.write():
             self._drop(worker, now_ms)
             return
-        link.await_events(self._poll, select.EPOLLIN | select.EPOLLOUT if link.output else select.EPOLLIN)
+        link.await_events(self._poll, select.EPOLLIN | select.EPOLLOUT if link.waits_to_write else select.EPOLLIN)
 
-    def _drop(self, worker: int, now_ms: int) -> None:
+    def _drop(self, worker: int, now_ms: int, redial_ms: int = REDIAL_MS) -> None:
         link = self._links.pop(worker)
         del self._workers[link.socket.fileno()]
         self._poll.unregister(link.socket)
         link.socket.close()
-        log.info("connection to worker lost", worker=worker)
-        if worker == self._home:
-            self.dial_home_ms = now_ms + REDIAL_MS
+        if link.problem:
+            self._note_unreachable(worker, link.problem)
+        else:
+            log.info("connection to worker lost", worker=self._dialler.name(worker))
+        if worker in self._redial_ms:
+            self._redial_ms[worker] = now_ms + (max(redial_ms, REDIAL_CLUSTER_MS) if link.problem else redial_ms)
+        if worker == self._where.get(HOME):
             self._catalog = self._followed = None
-        self._lost(worker, now_ms)
+        self._lost(self._there(worker), now_ms)
 
-    def _lost(self, worker: int, now_ms: int) -> None:
-        """Tell the partitions that no command to this worker will be answered any more."""
-        there = range(worker, self._partition_count, len(self._sockets))
+    def _there(self, worker: int) -> list[int]:
+        """The partitions that this worker has, as far as that is known."""
+        return [partition for partition, at in self._where.items() if at == worker]
+
+    def _lost(self, there: Sequence[int], now_ms: int) -> None:
+        """Tell the partitions that no command to these others will be answered any more."""
         for partition in self._partitions.values():
             partition.unreachable(there, now_ms)
 

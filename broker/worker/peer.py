@@ -1,7 +1,11 @@
-"""One connection on a worker's unix socket, a gateway's or another worker's: frames in, frames out (broker.wire)."""
+"""One connection of a worker to a gateway or another worker: frames in, frames out (broker.wire).
+
+Between machines it is TLS. Then the handshake is a part of the first reads and writes.
+"""
 
 import select
 import socket
+import ssl
 import struct
 from collections import deque
 from itertools import islice
@@ -30,6 +34,9 @@ class Peer:
         connection.setblocking(False)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         self.socket = connection
+        self._tls = connection if isinstance(connection, ssl.SSLSocket) else None
+        self.problem = ""  # why TLS failed
+        self.waits_to_read = False  # its handshake needs an answer before anything can be written
         self.answers: list[Message] = []
         self.is_behind = False  # it has more unread than OUTPUT_HIGH_BYTES
         self._input = bytearray()
@@ -43,8 +50,10 @@ class Peer:
         """Whole messages that have arrived; None when the other side is gone."""
         messages: list[Message] = []
         buffer = self._input
+        if self._tls is not None and not self._read_tls(self._tls):
+            return None
         taken = 0
-        while taken < TURN_BYTES:
+        while taken < TURN_BYTES and self._tls is None:
             try:
                 data = self.socket.recv(READ_BYTES)
             except BlockingIOError:
@@ -74,6 +83,23 @@ class Peer:
                 del buffer[:at]
         return messages
 
+    def _read_tls(self, connection: ssl.SSLSocket) -> bool:
+        """Take what has arrived. What is decrypted already must be taken, because no event tells of it."""
+        taken = 0
+        while taken < TURN_BYTES or connection.pending():
+            try:
+                data = connection.recv(READ_BYTES)
+            except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                break  # a handshake is far smaller than the socket's buffer, so it never waits to write
+            except OSError as error:
+                self.problem = error.strerror or str(error)
+                return False
+            if not data:
+                return False
+            self._input += data
+            taken += len(data)
+        return True
+
     def hold_answers(self) -> None:
         """Pack the answers; they leave after `release`."""
         if self.answers:
@@ -95,15 +121,20 @@ class Peer:
     def write(self) -> bool:
         """Write what the socket takes; False when the other side is gone."""
         output = self.output
+        self.waits_to_read = False
         while output:
             try:
-                if len(output) == 1:
+                if len(output) == 1 or self._tls is not None:
                     sent = self.socket.send(output[0])
                 else:
                     sent = self.socket.sendmsg(list(islice(output, 16)))
-            except BlockingIOError:
+            except ssl.SSLWantReadError:
+                self.waits_to_read = True
                 return True
-            except OSError:
+            except (BlockingIOError, ssl.SSLWantWriteError):
+                return True
+            except OSError as error:
+                self.problem = error.strerror or str(error)
                 return False
             self._output_bytes -= sent
             self.is_behind = self._output_bytes > OUTPUT_HIGH_BYTES
@@ -116,6 +147,11 @@ class Peer:
                     output[0] = memoryview(first)[sent:]
                     sent = 0
         return True
+
+    @property
+    def waits_to_write(self) -> bool:
+        """There is output, and an event tells when the socket takes it."""
+        return bool(self.output) and not self.waits_to_read
 
     def await_events(self, poll: select.epoll, events: int) -> None:
         """From now on `poll`, which reported EPOLLIN when the socket was registered, reports these."""

@@ -1,6 +1,7 @@
 """The process of a worker: opens its log and stores, loads its partitions, and serves until it is told to end."""
 
 import os
+import select
 import signal
 import socket
 import time
@@ -10,6 +11,7 @@ from typing import NamedTuple
 
 from broker.catalog.catalog import home_partition
 from broker.child import DAMAGED_STORE, Instructions, Pulse, announce_ready, fail, read_instructions
+from broker.cluster.tls import client_context, server_context
 from broker.logging import configure_logging, get_logger
 from broker.partition.partition import Partition
 from broker.partition.settings import PartitionSettings
@@ -18,6 +20,8 @@ from broker.settings.config import ConfigurationError
 from broker.starting import Phase, Starting, phase_file
 from broker.touched_partition import TouchedPartition, touched_file
 from broker.worker.clock import Clock
+from broker.worker.dialling import Dialler, TcpDialler, UnixDialler
+from broker.worker.listening import TcpListener, UnixListener, WorkerListener
 from broker.worker.parked import ParkedPartition
 from broker.worker.worker import Worker
 from storage.data_dir import partition_path
@@ -81,10 +85,10 @@ def run(instructions: Instructions, serve: Callable[[Worker], None]) -> int:
     try:
         touching = TouchedPartition(Path(touched_file(number)))
         partitions, stores, turns = _open(instructions, number, touching, starting, clock.now_ms)
-        listener = listen(instructions.sockets[number])
+        listener, dialler = _network(instructions, number)
     except StoreDamaged as error:
         return _damaged(number, error)
-    except StoreError as error:
+    except (StoreError, ConfigurationError) as error:
         fail(str(error))
     except OSError as error:
         fail(f"{settings.data_dir}: cannot be written: {error}")
@@ -94,7 +98,7 @@ def run(instructions: Instructions, serve: Callable[[Worker], None]) -> int:
         partitions,
         stores,
         listener,
-        instructions.sockets,
+        dialler,
         settings.partitions,
         clock,
         touching,
@@ -167,6 +171,23 @@ def _open(
     return Opened(partitions, stores, turns)
 
 
+def _network(instructions: Instructions, number: int) -> tuple[WorkerListener, Callable[[select.epoll], Dialler]]:
+    """Where the worker listens, and what connects it to others. Raises OSError, ConfigurationError."""
+    cluster = instructions.settings.cluster
+    if not cluster.workers:
+        return UnixListener(instructions.sockets[number]), lambda poll: UnixDialler(instructions.sockets)
+    assert cluster.listen is not None
+    tls = client_context(cluster)
+    try:
+        listener = TcpListener(cluster.listen, server_context(cluster))
+    except OSError as error:
+        raise ConfigurationError(
+            f"cannot listen on {cluster.listen} for gateways and workers: {error.strerror or error}. "
+            "Free the port, or set cluster.listen (--listen) to another"
+        ) from error
+    return listener, lambda poll: TcpDialler(cluster.workers, tls, poll)
+
+
 def _replay(
     instructions: Instructions, number: int, tables: dict[int, LmdbStore], touching: TouchedPartition
 ) -> CommitLog:
@@ -192,18 +213,3 @@ def _replay(
         log.warning("a damaged log, which no partition needs, was put aside", worker=number, log=turns.put_aside)
     log.info("log replayed", worker=number, turn=turns.lsn, seconds=round(time.monotonic() - began, 3))
     return turns
-
-
-def listen(path: str) -> socket.socket:
-    """A unix socket that only this user can connect to, in place of a dead worker's."""
-    if os.path.exists(path):  # noqa: PTH110 - a relative path short enough for sun_path
-        os.unlink(path)  # noqa: PTH108
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    previous = os.umask(0o177)
-    try:
-        listener.bind(path)
-    finally:
-        os.umask(previous)
-    listener.setblocking(False)
-    listener.listen(64)
-    return listener

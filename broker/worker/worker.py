@@ -10,11 +10,12 @@ BrokerError comes out of a partition. There is one exception: if the failed comm
 an internal error and the worker continues.
 """
 
+import os
 import select
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from broker import wire
@@ -57,12 +58,14 @@ from broker.wire import (
 from broker.worker.clock import Clock
 from broker.worker.commits import Commits, TurnLog
 from broker.worker.copies import Copies
+from broker.worker.dialling import Dialler
 from broker.worker.home import Home
+from broker.worker.listening import WorkerListener
 from broker.worker.neighbours import Neighbours
 from broker.worker.parked import ParkedPartition
 from broker.worker.peer import Peer
 from storage.log.commit_log import LogUsage
-from storage.records import NEVER, decode_document
+from storage.records import NAMESPACE_ID_BYTES, NEVER, decode_document
 from storage.store import Store, StoreError, Table
 
 log = get_logger("worker")
@@ -126,8 +129,8 @@ class Worker:
         restarts: int,
         partitions: dict[int, Partition],
         stores: dict[int, Store],
-        listener: socket.socket,
-        sockets: Sequence[str],
+        listener: WorkerListener,
+        dialler: Callable[[select.epoll], Dialler],
         partition_count: int,
         clock: Clock,
         touching: TouchedPartition,
@@ -135,7 +138,7 @@ class Worker:
         beat: Callable[[], None] = lambda: None,
         partitioning: Partitioning = NO_PARTITIONING,
     ) -> None:
-        """`sockets` are the paths of all workers' sockets, `partition_count` is the number of all partitions.
+        """`dialler` connects to the other workers, `partition_count` is the number of all partitions.
 
         The partitions were created with the time of `clock`. `beat` is called each second, as long as turns are made.
         """
@@ -171,7 +174,10 @@ class Worker:
         self._home: Home[Caller] | None = None
         if HOME in partitions:
             self._home = Home(self._copies, partitions, stores, partition_count, partitioning)
-        self._neighbours = Neighbours(sockets, partitions, partition_count, self._poll, self._touch, self._copies)
+        self._identity = os.urandom(16)
+        self._neighbours = Neighbours(
+            dialler(self._poll), self._identity, partitions, partition_count, self._poll, self._touch, self._copies
+        )
         self._underway: deque[tuple[Caller, int, Partition, Underway]] = deque()  # requests, with their ids
         self._more = False  # a partition could hand out more at once
         self._turn_at = time.monotonic()  # when the last turn began
@@ -199,6 +205,8 @@ class Worker:
         self._poll.register(self._listener, select.EPOLLIN)
         self._turns.watch(self._poll)
         if HOME in self._partitions:
+            if not self._copies.namespace_id():
+                self._copies.adopt(os.urandom(NAMESPACE_ID_BYTES))
             self._neighbours.remove(self._copies.align(self._now_ms), self._now_ms)
         self._more = bool(self._touched)
 
@@ -225,7 +233,7 @@ class Worker:
         if (
             self._more
             or self._neighbours.inbox
-            or (self._home is not None and self._home.done)
+            or (self._home is not None and self._home.has_answers)
             or (self._unfinished and not all(map(_is_behind, self._unfinished.values())))
         ):
             return 0.0
@@ -245,6 +253,8 @@ class Worker:
             self._turns.beat()
             for partition in self._partitions.values():
                 partition.forget_room()
+            if self._home is not None:
+                self._home.look(self._now_ms)
         self._read_clock(started)
         unfinished, self._unfinished = self._unfinished, {}
         for descriptor, event in events:
@@ -263,8 +273,8 @@ class Worker:
         if self._accept_ms is not None and self._accept_ms <= self._now_ms:
             self._accept_ms = None
             self._poll.register(self._listener, select.EPOLLIN)
-        if (dial_ms := self._neighbours.dial_home_ms) is not None and dial_ms <= self._now_ms:
-            self._neighbours.dial_home(self._now_ms)
+        if (dial_ms := self._neighbours.dial_ms) is not None and dial_ms <= self._now_ms:
+            self._neighbours.dial_due(self._now_ms)
         self._more = self._finish_turn(started, self._more)
 
     def end(self) -> None:
@@ -290,7 +300,7 @@ class Worker:
                 if timer_ms is not None and timer_ms < due_ms:
                     due_ms = timer_ms
         self._due_ms = due_ms
-        for own_ms in (self._release_ms, self._accept_ms, self._neighbours.dial_home_ms):
+        for own_ms in (self._release_ms, self._accept_ms, self._neighbours.dial_ms):
             if own_ms is not None and own_ms < due_ms:
                 due_ms = own_ms
         left = (due_ms - self._now_ms) / 1000 - (time.monotonic() - read_at)
@@ -303,7 +313,7 @@ class Worker:
         now_ms = self._now_ms
         if self._underway:
             self._go_on()
-        if self._home is not None and self._home.done:
+        if self._home is not None and self._home.has_answers:
             self._answer_changes(self._home)
         remaining = bool(self._underway)
         is_behind = False
@@ -391,7 +401,7 @@ class Worker:
 
     def _accept(self) -> None:
         try:
-            connection, _ = self._listener.accept()
+            connection = self._listener.accept()
         except OSError as error:  # usually no file descriptor is free; the connection waits
             if not self._cannot_accept:
                 log.warning("no connection can be accepted", reason=error.strerror)
@@ -408,7 +418,15 @@ class Worker:
         peer.number = self._callers
         self._peers[peer.socket.fileno()] = peer
         self._poll.register(peer.socket, select.EPOLLIN)
-        peer.answers.append(wire.hello(wire.VERSION, list(self._partitions)))
+        peer.answers.append(
+            wire.hello(
+                wire.VERSION,
+                list(self._partitions),
+                wire.OLDEST_VERSION,
+                self._identity,
+                self._copies.namespace_id(),
+            )
+        )
         if HOME in self._partitions and not isinstance(self._partitions[HOME], ParkedPartition):
             peer.answers.append(self._catalog())
 
@@ -428,6 +446,8 @@ class Worker:
             if messages is None:
                 self._drop(peer)
                 return
+            if peer.waits_to_read:
+                self._write(peer)
             peer.unread.extend(messages)  # type: ignore[arg-type] # callers send nothing else
             self._take_commands(peer)
 
@@ -455,18 +475,20 @@ class Worker:
             return
         if peer.output or peer.awaited != _EPOLLIN:
             interest = 0 if peer.is_behind else _EPOLLIN
-            peer.await_events(self._poll, interest | _EPOLLOUT if peer.output else interest)
+            peer.await_events(self._poll, interest | _EPOLLOUT if peer.waits_to_write else interest)
 
     def _drop(self, peer: Caller) -> None:
         """A caller is gone. If it is a gateway, the connections of all its receivers are gone with it."""
         descriptor = peer.socket.fileno()
         if self._peers.pop(descriptor, None) is None:
             return
+        if peer.problem:
+            log.warning("connection of a gateway or worker failed", reason=peer.problem)
         self._unfinished.pop(descriptor, None)
         self._poll.unregister(descriptor)
         peer.socket.close()
         if self._home is not None:
-            self._home.leave(peer)
+            self._home.leave(peer, self._now_ms)
         for channel, partition in peer.receivers.items():
             self._touch(partition)
             partition.close_receiver((peer, channel), True, self._now_ms)
@@ -715,7 +737,7 @@ class Worker:
 
     def _followed(self, peer: Caller, message: Followed) -> None:
         if self._home is not None:
-            self._home.followed(peer, message.version)
+            self._home.followed(peer, message.version, self._now_ms)
 
     def _change_catalog(self, peer: Caller, number: int, arguments: list[Any]) -> None:
         """The followers are told after the commit; the gateways, and the caller, when all have followed."""
@@ -733,10 +755,11 @@ class Worker:
             caller.answers.append(news)
 
     def _answer_changes(self, home: Home[Caller]) -> None:
-        for done in home.take_done():
+        for news in home.take_news():
             for caller in self._peers.values():
                 if caller not in home.followers:
-                    caller.answers.append(done.news)
+                    caller.answers.append(news)
+        for done in home.take_done():
             if done.caller is not None:
                 done.caller.answers.append(wire.reply(done.number, done.result))
 

@@ -25,7 +25,7 @@ from broker.partition.partition import Partition
 from broker.partition.settings import PartitionSettings
 from broker.settings.config import Partitioning
 from broker.worker.copies import Copies
-from broker.worker.home import HANGS_MS, Done, Home
+from broker.worker.home import GATEWAYS_MS, HANGS_MS, Done, Home
 from storage.memory import MemoryStore
 from storage.queue_ids import queue_id_of
 from storage.records import DELETED_ENTITY_PREFIX, entity_key
@@ -89,7 +89,7 @@ class Broker:
             copies.align(T0)
             self.commit(0, None)
         else:
-            self.home.leave(worker)
+            self.home.leave(worker, T0)
         for other in self.copies:  # who is connected to the home gets the catalog
             if other != 0 and (worker in (0, other)):
                 self.connect(other)
@@ -101,7 +101,7 @@ class Broker:
         assert rules.version == version
         copies.catch_up(version, stored, dict(rules.rules), T0)
         self.commit(worker, None)
-        self.home.followed(worker, version)
+        self.home.followed(worker, version, T0)
 
     def commit(self, worker: int, crash_after: int | None) -> bool:
         """False if the worker was killed after so many commits."""
@@ -127,11 +127,12 @@ class Broker:
         assert not self.home.done
         self.follow(news)
         if self.commit(1, crash_after[1]):
-            self.home.followed(1, news.version)
+            self.home.followed(1, news.version, T0)
         else:
             self.start(1)
+        [told] = self.home.take_news()
         [done] = self.home.take_done()
-        assert done.news == news
+        assert done.news == told == news
         return done
 
     def follow(self, news: Any) -> bool:
@@ -209,7 +210,8 @@ def test_a_deletion_after_one_that_was_not_heard_of_does_not_hide_it(broker):
     broker.commit(1, None)
     broker.connect(1)
     broker.check()
-    assert [done.news.version for done in broker.home.take_done()] == [2, 3]
+    assert [news.version for news in broker.home.take_news()] == [2, 3]
+    broker.home.take_done()
 
 
 def test_what_is_created_is_on_all_partitions_when_the_client_is_answered(broker):
@@ -286,7 +288,8 @@ def test_a_partition_refuses_what_is_for_an_entity_that_it_has_not_heard_of_as_b
         broker.partitions[1].send(queue, [[LAYOUT, b"m", None, None]], T0)
     broker.commit(0, None)
     broker.follow(news)
-    broker.home.followed(1, news.version)
+    broker.home.followed(1, news.version, T0)
+    broker.home.take_news()
     broker.home.take_done()
     broker.partitions[1].send(queue, [[LAYOUT, b"m", None, None]], T0)
     broker.change("delete", "q1")
@@ -296,7 +299,7 @@ def test_a_partition_refuses_what_is_for_an_entity_that_it_has_not_heard_of_as_b
 
 def test_while_a_partition_is_away_changes_name_it_and_change_nothing(broker):
     before = [broker.tables(number) for number in range(PARTITIONS)]
-    broker.home.leave(1)
+    broker.home.leave(1, T0)
     for change in (
         ("create", "queue", {"name": "new"}, None),
         ("update", "q0", {"max_delivery_count": 3}),
@@ -319,9 +322,33 @@ def test_a_worker_that_hangs_holds_up_no_more_than_one_change(broker):
     assert broker.home.take_done() == []
     broker.commit(0, None)
     broker.start(1)
+    assert len(broker.home.take_news()) == 2
     assert [done.number for done in broker.home.take_done()] == [1, 2]
     broker.change("create", "queue", {"name": "c"}, None)
     broker.check()
+
+
+def test_the_client_is_answered_when_the_gateways_know_and_one_that_hangs_is_not_waited_for(broker):
+    home = broker.home
+    for gateway in ("one", "other"):
+        home.join(gateway, [], [])
+    news = home.change("one", 1, ["create", "queue", {"name": "a"}, None], T0)
+    assert not home.has_answers
+    broker.follow(news)
+    home.followed(1, news.version, T0)
+    assert (home.take_news(), home.take_done()) == ([news], [])
+    home.followed("one", news.version, T0)
+    assert not home.has_answers
+    home.look(T0 + GATEWAYS_MS - 1)
+    assert not home.has_answers
+    home.look(T0 + GATEWAYS_MS)
+    [done] = home.take_done()
+    assert (done.caller, done.number) == ("one", 1)
+    second = home.change("one", 2, ["delete", "a"], T0)
+    home.followed(1, second.version, T0)
+    home.followed("one", second.version, T0)
+    home.leave("other", T0)
+    assert [done.number for done in home.take_done()] == [2]
 
 
 QUEUE = {"name": "new"}

@@ -90,21 +90,23 @@ class Transport(asyncio.Transport):
 class Worker:
     """The other end of a gateway's connection to its worker."""
 
-    def __init__(self, connection: SocketConnection) -> None:
+    def __init__(self, connection: SocketConnection, partition: int = 0) -> None:
         self.connection = connection
         self.transport = Transport(connection)
         self.transport.connect()
-        self.say([Op.HELLO, wire.VERSION, [0]])
+        self.say([Op.HELLO, wire.VERSION, [partition]])
 
     async def commands(self) -> list[list[Any]]:
-        """What came since the last call."""
+        """What came since the last call, but that the gateway follows the catalog."""
         await asyncio.sleep(0)
         data, self.transport.written = bytes(self.transport.written), bytearray()
         commands: list[list[Any]] = []
         at = 0
         while at < len(data):
             end = at + 4 + int.from_bytes(data[at : at + 4], "big")
-            commands += map(list, wire.unpack(data[at + 4 : end]))
+            commands += [
+                list(each) for each in wire.unpack(data[at + 4 : end]) if each.op not in (Op.JOIN, Op.FOLLOWED)
+            ]
             at = end
         return commands
 
@@ -196,9 +198,9 @@ def gateway_with_workers(directory: Path, count: int, **properties: Any) -> tupl
     )
     gateway = Gateway(instructions)
     workers = []
-    for connection in gateway.router.workers:
+    for number, connection in enumerate(gateway.router.workers):
         assert isinstance(connection, SocketConnection)
-        workers.append(Worker(connection))
+        workers.append(Worker(connection, number))
     description = QueueDescription(name="orders", enable_partitioning=count > 1, **properties)
     document = Definition(QUEUE_ID >> 3, description, 0, 0, tuple(range(count))).document()
     workers[0].say([Op.CATALOG, 1, [document]])

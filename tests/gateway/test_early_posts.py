@@ -275,8 +275,9 @@ def test_a_window_of_messages_leaves_in_several_frames_and_is_answered_in_severa
         sends: list[Send] = []
         while written:
             end = 4 + int.from_bytes(written[:4], "big")
-            sends += [each for each in wire.unpack(written[4:end]) if isinstance(each, Send)]
-            written, frames = written[end:], frames + 1
+            found = [each for each in wire.unpack(written[4:end]) if isinstance(each, Send)]
+            sends += found
+            written, frames = written[end:], frames + bool(found)
         for send in sends:
             worker.say([Op.SENT, send.channel, len(send.messages)])
         told = [frame.fields for frame in client.frames() if frame.code == DISPOSITION]

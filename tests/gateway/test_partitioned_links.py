@@ -87,7 +87,7 @@ class Scene:
         self.workers[number].lose()
 
     def restart(self, number: int) -> None:
-        self.workers[number] = Worker(self.workers[number].connection)
+        self.workers[number] = Worker(self.workers[number].connection, number)
 
     def outcomes(self) -> dict[int, int]:
         """Delivery numbers of the client, and how they ended, since the last call."""

@@ -3,9 +3,9 @@
 import asyncio
 import os
 import select
-import socket
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,8 @@ from broker.partition.state.terms import Terms
 from broker.touched_partition import TouchedPartition
 from broker.wire import ENTRY, Outcome
 from broker.worker.clock import Clock
+from broker.worker.dialling import UnixDialler
+from broker.worker.listening import UnixListener
 from broker.worker.worker import Worker
 from storage.memory import MemoryStore
 from storage.store import StoreError, Table
@@ -144,11 +146,9 @@ class Whole:
             known_terms={definition: terms},
         )  # fmt: skip
         self.turns = Turns(store)
-        self.listener = socket.socket(socket.AF_UNIX)
-        self.listener.bind(str(directory / "s"))
-        self.listener.listen()
+        self.listener = UnixListener(str(directory / "s"))
         self.worker = Worker(
-            0, 0, {0: self.partition}, {0: store}, self.listener, ["s"], 1, clock,
+            0, 0, {0: self.partition}, {0: store}, self.listener, lambda _: UnixDialler(["s"]), 1, clock,
             TouchedPartition(directory / "touched"), self.turns, self._beat,
         )  # fmt: skip
         self.embedded = EmbeddedWorker(self.worker, asyncio.get_running_loop())
@@ -187,7 +187,7 @@ def run(tmp_path: Path) -> Callable[..., None]:
     def run(story: Callable[[Whole], Awaitable[None]], **properties: Any) -> None:
         async def told() -> None:
             whole = Whole(tmp_path, **properties)
-            with whole.listener:
+            with closing(whole.listener):
                 await whole.begin()
                 await story(whole)
                 whole.task.cancel()

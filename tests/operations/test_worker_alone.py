@@ -19,6 +19,7 @@ import psutil
 import pytest
 
 from broker.wire import ENTRY, Op, Outcome
+from broker.worker.dialling import UnixDialler
 from broker.worker.neighbours import REDIAL_MS, Neighbours
 from protocol.codec import Described, encode
 from protocol.message.intake import take_apart
@@ -223,14 +224,15 @@ def test_a_worker_without_a_descriptor_for_another_tries_again(monkeypatch):
     def no_socket(*_: object) -> socket.socket:
         raise OSError(errno.EMFILE, "too many open files")
 
-    monkeypatch.setattr("broker.worker.neighbours.socket.socket", no_socket)
+    monkeypatch.setattr("broker.worker.dialling.socket.socket", no_socket)
     told: list[tuple[list[int], int]] = []
     partition: Any = SimpleNamespace(unreachable=lambda there, now_ms: told.append(([*there], now_ms)))
-    deletions: Any = None
+    copies: Any = None
+    dialler, partitions = UnixDialler(["a", "b"]), {1: partition, 3: partition}
     with select.epoll() as poll:
-        neighbours = Neighbours(["a", "b"], {1: partition, 3: partition}, 4, poll, lambda _: None, deletions)
-        neighbours.dial_home(1000)
-        assert neighbours.dial_home_ms == 1000 + REDIAL_MS
+        neighbours = Neighbours(dialler, b"us", partitions, 4, poll, lambda _: None, copies)
+        neighbours.dial_due(1000)
+        assert neighbours.dial_ms == 1000 + REDIAL_MS
         forward: Any = SimpleNamespace(partition=2)
         neighbours.send([forward], [], 2000)
     assert told == [([0, 2], 2000)] * 2

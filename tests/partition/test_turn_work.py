@@ -28,6 +28,7 @@ from broker.touched_partition import TouchedPartition
 from broker.wire import ENTRY, Op, Outcome, SendOperation, SettleOperation, pack_operations
 from broker.worker.clock import Clock
 from broker.worker.copies import Copies
+from broker.worker.dialling import UnixDialler
 from broker.worker.home import Home
 from broker.worker.worker import Caller, Worker
 from protocol.codec import encode
@@ -344,7 +345,11 @@ def through_a_worker(driver: Driver, *commands: list[Any]) -> None:
         touched = TouchedPartition(Path(directory) / "touched")
         partitions: dict[int, Any] = {PARTITION: driver.partition}
         turns = InMemory(driver.store)
-        worker = Worker(0, 0, partitions, {PARTITION: driver.store}, ours, ["0"], 6, clock, touched, turns)
+        listener: Any = ours  # nobody connects
+        dialler = UnixDialler(["0"])
+        worker = Worker(
+            0, 0, partitions, {PARTITION: driver.store}, listener, lambda _: dialler, 6, clock, touched, turns
+        )
         caller = Caller(ours)
         caller.unread.extend(wire.unpack(msgpack.packb(commands)))  # type: ignore[arg-type]
         more = True

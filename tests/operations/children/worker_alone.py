@@ -4,8 +4,10 @@ Two requests fail as if the broker had a mistake: `peek` before it has changed a
 is set back by an hour as soon as there is a file `back` beside the store.
 """
 
+import select
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -17,10 +19,12 @@ from broker.partition.settings import PartitionSettings
 from broker.settings.config import Settings
 from broker.touched_partition import TouchedPartition
 from broker.worker.clock import Clock
-from broker.worker.process import listen, make_turns
+from broker.worker.dialling import UnixDialler
+from broker.worker.listening import UnixListener
+from broker.worker.process import make_turns
 from broker.worker.worker import Worker
 from storage.records import encode_document, entity_key
-from storage.store import Table
+from storage.store import Store, Table
 from tests.logs import open_log
 
 
@@ -50,7 +54,14 @@ def main() -> None:
     clock = Clock(int(time.time() * 1000), int(time.monotonic() * 1000))
     partition = Partition(0, store, now_ms=clock.now_ms, incarnation=bytes(6), settings=PartitionSettings())
     touching = TouchedPartition(Path(directory) / "touched")
-    make_turns(Worker(0, 0, {0: partition}, {0: store}, listen(path), [path], 1, clock, touching, turns))
+    stores: dict[int, Store] = {0: store}
+    listener = UnixListener(path)
+    dialler = partial(_dialler, path)
+    make_turns(Worker(0, 0, {0: partition}, stores, listener, dialler, 1, clock, touching, turns))
+
+
+def _dialler(path: str, poll: select.epoll) -> UnixDialler:
+    return UnixDialler([path])
 
 
 if __name__ == "__main__":

@@ -1,0 +1,74 @@
+"""Where a worker is reached: a unix socket on its machine, or a TCP port, with TLS beyond the machine."""
+
+import os
+import socket
+import ssl
+from typing import Protocol
+
+from broker.cluster.sockets import end_when_silent
+from broker.settings.addresses import parse_address
+
+BACKLOG = 64
+
+
+class WorkerListener(Protocol):
+    def accept(self) -> socket.socket:
+        """A connection, non-blocking. Raises OSError."""
+
+    def fileno(self) -> int: ...
+
+
+class UnixListener:
+    """A socket that only this user can connect to, in place of a dead worker's."""
+
+    def __init__(self, path: str) -> None:
+        if os.path.exists(path):  # noqa: PTH110 - a relative path short enough for sun_path
+            os.unlink(path)  # noqa: PTH108
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        previous = os.umask(0o177)
+        try:
+            self._socket.bind(path)
+        finally:
+            os.umask(previous)
+        self._socket.setblocking(False)
+        self._socket.listen(BACKLOG)
+
+    def accept(self) -> socket.socket:
+        connection, _ = self._socket.accept()
+        return connection
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class TcpListener:
+    """Raises OSError if the address cannot be used."""
+
+    def __init__(self, address: str, tls: ssl.SSLContext | None) -> None:
+        host, port = parse_address(address)
+        self._tls = tls
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._socket = socket.create_server((host, port), family=family, backlog=BACKLOG)
+        self._socket.setblocking(False)
+
+    @property
+    def port(self) -> int:
+        port: int = self._socket.getsockname()[1]
+        return port
+
+    def accept(self) -> socket.socket:
+        connection, _ = self._socket.accept()
+        connection.setblocking(False)
+        end_when_silent(connection)
+        if self._tls is None:
+            return connection
+        return self._tls.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def close(self) -> None:
+        self._socket.close()

@@ -1,0 +1,135 @@
+"""Workers and gateways of one namespace, each with a supervisor and a directory of its own, as on several machines."""
+
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import trustme
+
+from tests.brokers import Broker, free_ports
+from tests.end_to_end.health import eventually
+from tests.end_to_end.raw_peer import RawPeer
+from tests.end_to_end.raw_requests import Node
+
+HOST = "127.0.0.1"
+
+
+class Certificates:
+    """An authority, and PEM files of a certificate that it made for each name."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._authority = trustme.CA()
+        directory.mkdir(parents=True, exist_ok=True)
+        self.ca = directory / "ca.pem"
+        self._authority.cert_pem.write_to_path(self.ca)
+
+    def settings(self, *names: str, ca: Path | None = None) -> str:
+        """The settings of a process with a certificate for these names. It trusts `ca`, else this authority."""
+        made = self._authority.issue_cert(*names)
+        certificate, key = self._directory / f"{names[0]}.pem", self._directory / f"{names[0]}.key"
+        certificate.write_bytes(b"".join(each.bytes() for each in made.cert_chain_pems))
+        made.private_key_pem.write_to_path(key)
+        return f'certificate = "{certificate}"\nkey = "{key}"\nca = "{ca or self.ca}"\n'
+
+
+class Machine(Broker):
+    """A worker, if it owns partitions, else a gateway. `cluster` are settings of that section."""
+
+    def __init__(
+        self,
+        directory: Path,
+        config: str,
+        cluster: str,
+        addresses: Sequence[str],
+        owned: Sequence[int] = (),
+        listen: str = "",
+    ) -> None:
+        super().__init__(directory, f"{config}\n[cluster]\n{cluster}", workers=None)
+        self.addresses = list(addresses)
+        self.owned = owned
+        self.listen = listen
+
+    def command(self) -> list[str]:
+        part = "worker" if self.owned else "gateway"
+        command = [part, "--config", str(self.config_file), "--workers", ",".join(self.addresses)]
+        command += ["--ops-port", str(self.ops_port)]
+        if not self.owned:
+            return [*command, "--amqp-port", str(self.amqp_port), "--emulator"]
+        owned = ",".join(map(str, self.owned))
+        return [*command, "--partitions", owned, "--listen", self.listen, "--data-dir", str(self.data_dir)]
+
+
+class Cluster:
+    """`partitions` of the namespace on so many workers, in turn. `config` is that of all processes."""
+
+    def __init__(
+        self,
+        directory: Path,
+        config: str,
+        *,
+        partitions: int = 4,
+        workers: int = 2,
+        gateways: int = 1,
+        certificates: Certificates | None = None,
+    ) -> None:
+        config = f"partitions = {partitions}\n{config}"
+        self.partitions = partitions
+        self.addresses = [f"{HOST}:{port}" for port in free_ports(workers)]
+
+        def cluster(name: str) -> str:
+            return "" if certificates is None else certificates.settings(name, HOST)
+
+        self.workers = [
+            Machine(
+                directory / f"worker-{number}",
+                config,
+                cluster(f"worker-{number}"),
+                self.addresses,
+                range(number, partitions, workers),
+                address,
+            )
+            for number, address in enumerate(self.addresses)
+        ]
+        self.gateways = [
+            Machine(directory / f"gateway-{number}", config, cluster(f"gateway-{number}"), self.addresses)
+            for number in range(gateways)
+        ]
+
+    @property
+    def machines(self) -> list[Machine]:
+        return [*self.workers, *self.gateways]
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with contextlib.ExitStack() as stack:
+            for machine in self.machines:
+                stack.callback(machine.kill if error else machine.stop)
+
+    def start(self) -> None:
+        """Start all at once, and wait until they are ready; on failure kill what started."""
+        try:
+            begun = [(machine, machine.begin()) for machine in self.machines]
+            for machine, said_before in begun:
+                machine.wait_until_ready(said_before)
+            eventually(self._joined, "all workers follow the home")
+        except BaseException:
+            for machine in self.machines:
+                machine.kill()
+            raise
+
+    def _joined(self) -> bool:
+        """Entities can be changed: a change of one that does not exist is not refused as busy."""
+        with RawPeer.connect(self.gateways[0].amqp_port) as peer:
+            answer = Node(peer, "$management").ask("peeklock:delete-entity", {"path": "no such entity"})
+            return answer.status == 404
+
+    def of(self, partition: int) -> Machine:
+        return next(each for each in self.workers if partition in each.owned)
