@@ -57,10 +57,6 @@ def kustomize() -> tuple[str, ...] | None:
 @functools.cache
 def build(overlay: str, components: tuple[str, ...] = ()) -> tuple[Object, ...]:
     """The objects of an overlay with some components, as in a kustomization that a user writes."""
-    command = kustomize()
-    if command is None:
-        skip_or_fail("neither kubectl 1.27 or later nor kustomize 5 is installed")
-        raise AssertionError
     with tempfile.TemporaryDirectory() as directory:
         here = Path(directory).resolve()
         own = {
@@ -69,10 +65,19 @@ def build(overlay: str, components: tuple[str, ...] = ()) -> tuple[Object, ...]:
             "components": [os.path.relpath(KUBERNETES / "components" / each, here) for each in components],
         }
         (here / "kustomization.yaml").write_text(yaml.safe_dump(own))
-        built = subprocess.run([*command, str(here)], capture_output=True, text=True, timeout=60, check=False)
-    assert built.returncode == 0, built.stderr
-    assert built.stderr == "", "a warning, as of a field that is deprecated"
-    return tuple(yaml.safe_load_all(built.stdout))
+        return built(here)
+
+
+def built(directory: Path) -> tuple[Object, ...]:
+    """The objects of the kustomization in a directory."""
+    command = kustomize()
+    if command is None:
+        skip_or_fail("neither kubectl 1.27 or later nor kustomize 5 is installed")
+        raise AssertionError
+    done = subprocess.run([*command, str(directory)], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == "", "a warning, as of a field that is deprecated"
+    return tuple(yaml.safe_load_all(done.stdout))
 
 
 def of_kind(objects: tuple[Object, ...], *kinds: str) -> list[Object]:
@@ -151,7 +156,7 @@ def settings(objects: tuple[Object, ...], workload: Object, here: Path, more: di
             assert config_map, volume
             for name, text in config_map["data"].items():
                 (place / name).write_text(text)
-        else:
+        elif "secret" in volume:
             for name in ("tls.crt", "tls.key", "ca.crt"):
                 (place / name).touch()
     for name, value in environment.items():

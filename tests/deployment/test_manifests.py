@@ -2,7 +2,10 @@
 
 import json
 import os
+import re
+import shutil
 import subprocess
+import tomllib
 from typing import Any, cast
 
 import jsonschema
@@ -11,10 +14,13 @@ import pytest
 from manifests import (
     BUILDS,
     CLUSTER,
+    COMPONENTS,
     KUBERNETES,
     NAMESPACE,
     OVERLAYS,
+    ROOT,
     build,
+    built,
     container,
     fits,
     image_environment,
@@ -258,15 +264,11 @@ def test_pods_have_no_rights(objects):
             mode = volume.get("secret", {}).get("defaultMode", 0o440)
             assert mode == 0o440  # the broker's group reads it, and others do not
         writable = [mount for mount in broker_container["volumeMounts"] if not mount.get("readOnly")]
-        assert [mount["name"] for mount in writable] == (["data"] if each["kind"] == "StatefulSet" else [])
+        assert [mount["name"] for mount in writable] == (["data"] if each["kind"] == "StatefulSet" else ["run"])
 
 
 def image_user():
-    [user] = [
-        line.split()[1]
-        for line in (KUBERNETES.parents[1] / "Dockerfile").read_text().splitlines()
-        if line.startswith("USER")
-    ]
+    [user] = [line.split()[1] for line in (ROOT / "Dockerfile").read_text().splitlines() if line.startswith("USER")]
     return user
 
 
@@ -464,3 +466,41 @@ def test_workers_can_be_updated_before_gateways(objects):
     used = [source["configMapRef"]["name"] for source in container(worker)["envFrom"]]
     used += [volume["configMap"]["name"] for volume in pod(worker)["volumes"] if "configMap" in volume]
     assert all(named(tuple(first), "ConfigMap", name) for name in used)
+
+
+def test_stores_are_full_before_their_volume(overlay):
+    worker = workload(overlay, "worker")
+    [volume] = [each for each in pod(worker)["volumes"] if each["name"] == "settings"]
+    store = tomllib.loads(named(overlay, "ConfigMap", volume["configMap"]["name"])["data"]["peeklock.toml"])["store"]
+    partitions = int(variables(overlay, worker)["PARTITIONS_PER_WORKER"])
+    size = worker["spec"]["volumeClaimTemplates"][0]["spec"]["resources"]["requests"]["storage"]
+    volume_bytes = int(size.removesuffix("Gi")) << 30
+    log_bytes = 2 * Settings().store.log_bytes
+    assert partitions * store["map_size_bytes"] + log_bytes + Settings().store.min_free_disk_bytes < volume_bytes
+
+
+def test_the_kustomization_of_the_documentation_builds(tmp_path):
+    """With the checkout as its folder peeklock."""
+    text = (ROOT / "docs" / "operating.md").read_text()
+    [example] = re.findall(r"^```yaml\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    place = tmp_path / "own"
+    place.mkdir()
+    shutil.copytree(KUBERNETES, tmp_path / "own" / "peeklock" / "deploy" / "kubernetes")
+    (place / "kustomization.yaml").write_text(example)
+    (place / "peeklock.toml").write_text('namespace = "mine"\n')
+    objects = built(place)
+    for each in workloads(objects):
+        assert container(each)["image"] == f"registry.example.net/peeklock:{broker.__version__}"
+        [volume] = [volume for volume in pod(each)["volumes"] if volume["name"] == "settings"]
+        assert named(objects, "ConfigMap", volume["configMap"]["name"])["data"] == {
+            "peeklock.toml": 'namespace = "mine"\n'
+        }
+    assert {each["kind"] for each in objects} == {each["kind"] for each in build("production", tuple(COMPONENTS))}
+
+
+def test_the_documentation_names_overlays_and_components():
+    text = (ROOT / "docs" / "operating.md").read_text()
+    for name in OVERLAYS:
+        assert f"overlays/{name}" in text
+    for name in COMPONENTS:
+        assert f"components/{name}" in text
