@@ -37,7 +37,7 @@ ENV PATH=/opt/peeklock/bin:$PATH \
 USER 10001:10001
 WORKDIR /var/lib/peeklock
 VOLUME /var/lib/peeklock
-EXPOSE 5672 5671 9464
+EXPOSE 5672 5671 5680 9464
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=10s --timeout=6s --start-period=30s --retries=3 \
     CMD ["python", "-c", "import os, urllib.request; urllib.request.urlopen('http://127.0.0.1:' + os.environ.get('PEEKLOCK_OPS__PORT', '9464') + '/readyz', timeout=5)"]
