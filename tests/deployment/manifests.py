@@ -27,12 +27,6 @@ BUILDS = [
 ]
 """(overlay, components): each overlay alone, with each component, and with all of them."""
 
-CLUSTER = pytest.mark.xfail(
-    "cluster" not in Settings.model_fields,
-    strict=True,
-    reason="the settings of several machines come with their commands",
-)
-
 NAMESPACE = "peeklock"
 
 Object = dict[str, Any]

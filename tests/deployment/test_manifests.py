@@ -13,7 +13,6 @@ import kubernetes_validate
 import pytest
 from manifests import (
     BUILDS,
-    CLUSTER,
     COMPONENTS,
     KUBERNETES,
     NAMESPACE,
@@ -287,7 +286,6 @@ def test_data_are_on_the_volume(objects):
     assert claim["spec"]["accessModes"] == ["ReadWriteOnce"]
 
 
-@CLUSTER
 def test_pods_have_settings_that_the_broker_takes(overlay, tmp_path):
     for each in workloads(overlay):
         found: Any = settings(

@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from manifests import CLUSTER, ROOT, build, container, image_environment, named, pod, variables, workload
+from manifests import ROOT, build, container, image_environment, named, pod, variables, workload
 
 from tests.brokers import free_ports
 
@@ -139,7 +139,6 @@ class Pods:
         return done.stdout
 
 
-@CLUSTER
 @pytest.mark.slow
 def test_production_serves_and_goes_on_without_a_worker(tmp_path):
     with Pods("production", tmp_path) as pods:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from manifests import CLUSTER, skip_or_fail
+from manifests import skip_or_fail
 
 from broker.child import PERMANENT_FAULT
 from broker.settings.config import Settings
@@ -138,7 +138,6 @@ def test_one_machine_needs_nothing_but_its_settings(tmp_path):
     assert str(found.data_dir) == "/var/lib/" + value("peeklock.service", "StateDirectory")
 
 
-@CLUSTER
 def test_the_files_of_several_machines_fit_together(tmp_path):
     file = UNITS / "cluster.toml"
     worker: Any = load(file, environment=environment("peeklock-worker@.service", tmp_path)).settings
