@@ -6,6 +6,7 @@ import ssl
 import time
 import uuid
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ BACKLOG = 4096
 # A worker that does not answer a scrape within this time is left out.
 SCRAPE_SECONDS = 2.0
 DETACH_SECONDS = 1.0
+OTHERS_SECONDS = 5.0  # a gateway waits so long for further workers when it has the catalog
 
 
 class Gateway:
@@ -113,13 +115,19 @@ class Gateway:
         if self._is_observer:
             announce_ready(**ports)
         else:
-            for worker in self.router.workers:
-                await worker.connected.wait()
             await self._catalog_known.wait()
+            await self._wait_for_workers()
             self._serves = True
             announce_ready(**ports, **await self._listen())
         await self._stopping.wait()
         await self._stop()
+
+    async def _wait_for_workers(self) -> None:
+        """Between machines one may be away for long, and what the others have is served without it."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(OTHERS_SECONDS if self._is_cluster else None):
+                for worker in self.router.workers:
+                    await worker.connected.wait()
 
     async def _start_ops(self) -> dict[str, int]:
         """Before anything else, so that it says what this process waits for."""

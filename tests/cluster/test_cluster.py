@@ -172,6 +172,21 @@ def test_a_gateway_that_starts_first_waits_and_says_for_what(tmp_path: Path) -> 
             machine.kill()
 
 
+def test_a_gateway_that_starts_while_a_worker_is_away_serves_what_the_others_have(tmp_path: Path) -> None:
+    with Cluster(tmp_path, CONFIG) as cluster:
+        [gateway] = cluster.gateways
+        away = cluster.of(1)
+        gateway.stop()
+        away.stop()
+        said_before = gateway.begin()
+        eventually(lambda: b" is ready." in gateway.log_file.read_bytes()[said_before:], "it takes clients", 15)
+        assert gateway.get("/readyz")[0] == 503
+        with RawPeer.connect(gateway.amqp_port) as peer:
+            send(peer, "wide", b"1", b"2", b"3", b"4")
+            away.start()
+            assert receive(peer, "wide", 4) == [b"1", b"2", b"3", b"4"]
+
+
 def is_waiting(machine) -> bool:
     try:
         return bool(machine.get("/readyz")[0] == 503 and machine.get("/livez")[0] == 200)
