@@ -24,17 +24,21 @@ from broker import wire
 from broker.catalog.catalog import HOME, Definition, catalog_version, definition, next_entity_id
 from broker.catalog.changing import Changing
 from broker.errors import EntityNotFound, InvalidArgument, ServerBusy
+from broker.logging import get_logger
 from broker.namespace.rule_descriptions import DEFAULT_RULE
 from broker.partition.partition import Partition
 from broker.settings.config import Partitioning
-from broker.wire import Changed, Deleted, Rules
+from broker.wire import Answer, Ask, Changed, Deleted, Keep, Rules
 from broker.worker.copies import Copies
+from broker.worker.unused import UnusedEntities
 from storage.records import entity_key
 from storage.store import Store, Table
 
 # A worker that has not followed for this time hangs. The changes that it has not followed wait until it is replaced;
 # more are refused.
 HANGS_MS = 3000
+
+log = get_logger("worker")
 
 C = TypeVar("C", bound=Hashable)
 
@@ -72,6 +76,7 @@ class Home(Generic[C]):
         self._partition_count = partition_count
         self._changing = Changing(self._partition.index, partition_count, partitioning)
         self.followers: dict[C, tuple[int, ...]] = {}  # and their partitions
+        self._unused = UnusedEntities(copies, partitions, self.followers)
         self._under_way: deque[_UnderWay[C]] = deque()
         self.done: list[Done[C]] = []  # changes to be answered, for `take_done`
 
@@ -79,7 +84,11 @@ class Home(Generic[C]):
 
     def join(self, caller: C, partitions: Iterable[int], entity_ids: Iterable[int]) -> Rules:
         """From now on the caller gets all changes; see `wire.Join`."""
-        self.followers[caller] = tuple(partitions)
+        joined = tuple(partitions)
+        for other, theirs in list(self.followers.items()):
+            if not set(joined).isdisjoint(theirs):
+                self.leave(other)  # its process is gone, and that was not heard of yet
+        self.followers[caller] = joined
         known = [each for each in entity_ids if self._partition.knows(each)]
         return wire.rules(catalog_version(self._store), [[each, self._partition.rules(each)] for each in known])
 
@@ -91,7 +100,8 @@ class Home(Generic[C]):
 
     def leave(self, caller: C) -> None:
         """The caller is gone."""
-        if self.followers.pop(caller, None) is not None:
+        if (partitions := self.followers.pop(caller, None)) is not None:
+            self._unused.left(caller, partitions)
             for change in self._under_way:
                 change.awaited.discard(caller)
             self._finish()
@@ -99,6 +109,16 @@ class Home(Generic[C]):
     def _finish(self) -> None:
         while self._under_way and not self._under_way[0].awaited:
             self.done.append(self._under_way.popleft().done)
+
+    @property
+    def has_news(self) -> bool:
+        """True if `take_done` or `take_messages` has something."""
+        return bool(self.done or self._unused.messages)
+
+    def take_messages(self) -> list[tuple[C, Ask | Keep]]:
+        """What followers are to be told, besides changes."""
+        messages, self._unused.messages = self._unused.messages, []
+        return messages
 
     def take_done(self) -> list[Done[C]]:
         done, self.done = self.done, []
@@ -120,8 +140,29 @@ class Home(Generic[C]):
                 change, result = self._decided(arguments, now_ms)
                 self._aligned(self._copies.change(version, [change], now_ms), now_ms)
                 news = wire.changed(version, [change])
+                self._unused.used([change[1]["entity_id"] if change[0] == "put" else change[1]])
         self._begin(Done(news, caller, number, result), now_ms)
         return news
+
+    def said_unused(self, partition: int, entity_ids: Sequence[int], now_ms: int) -> Deleted | None:
+        """Nobody has used the fragments of these entities on this partition. Returns as `remove`."""
+        return self._delete_unused(self._unused.said(partition, entity_ids, now_ms), now_ms)
+
+    def answered(self, caller: C, answer: Answer, now_ms: int) -> Deleted | None:
+        """A follower answers what it was asked by `take_messages`. Returns as `remove`."""
+        _, entity_id, number, agrees = answer
+        return self._delete_unused(self._unused.answered(caller, entity_id, number, agrees, now_ms), now_ms)
+
+    def end_overdue(self, now_ms: int) -> None:
+        """Do not wait any longer for followers that hang; to be called about each second."""
+        self._unused.end_overdue(now_ms)
+
+    def _delete_unused(self, entity_ids: Sequence[int], now_ms: int) -> Deleted | None:
+        if not entity_ids:
+            return None
+        for name in self._partition.count_auto_deleted(self._partition.with_subscriptions(entity_ids)):
+            log.info("entity deleted: nobody used it", entity=name)
+        return self.remove(entity_ids, now_ms)
 
     def remove(self, entity_ids: Sequence[int], now_ms: int) -> Deleted | None:
         """Remove entities that nobody used, which their partitions have deleted, a topic with its subscriptions.
@@ -137,6 +178,7 @@ class Home(Generic[C]):
         return news
 
     def _removed(self, version: int, gone: list[int], now_ms: int) -> Deleted:
+        self._unused.forget(gone)
         self._aligned(self._copies.remove(version, gone, now_ms), now_ms)
         return wire.deleted(version, gone)
 

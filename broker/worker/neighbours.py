@@ -16,7 +16,21 @@ from broker import wire
 from broker.catalog.catalog import HOME
 from broker.logging import get_logger
 from broker.partition.partition import Partition
-from broker.wire import Catalog, Changed, Deleted, Forward, Forwarded, Hello, Remove, Rules
+from broker.wire import (
+    Answer,
+    Ask,
+    Catalog,
+    Changed,
+    Deleted,
+    Followed,
+    Forward,
+    Forwarded,
+    Hello,
+    Keep,
+    Remove,
+    Rules,
+    Unused,
+)
 from broker.worker.copies import Copies
 from broker.worker.peer import Peer
 from storage.records import encode_document, entity_key
@@ -24,6 +38,8 @@ from storage.records import encode_document, entity_key
 REDIAL_MS = 100
 
 log = get_logger("worker")
+
+Replies = tuple[Peer, list[Followed | Answer]]  # to the home, by the connection that they answer on
 
 
 class Neighbours:
@@ -42,7 +58,7 @@ class Neighbours:
         touch: Callable[[Partition], None],
         copies: Copies,
     ) -> None:
-        self.inbox: list[Forward | Forwarded | Remove] = []  # for partitions of this worker, for the next turn
+        self.inbox: list[Forward | Forwarded | Remove | Unused] = []  # for partitions of this worker, for the next turn
         self._sockets = sockets
         self._partitions = partitions
         self._partition_count = partition_count
@@ -53,7 +69,7 @@ class Neighbours:
         self._unreachable: set[int] = set()  # workers, so that it is logged once
         self._copies = copies
         self._catalog: Catalog | None = None  # the home's, until the rules come that it lacks
-        self._followed: int | None = None  # version of the catalog that the home is to be told of after the commit
+        self._replies: list[Followed | Answer] = []  # to the home, which are to leave after the commit
         self._home = HOME % len(sockets)
         self.dial_home_ms: int | None = None if HOME in partitions else 0  # None: it is connected, or here
 
@@ -90,6 +106,11 @@ class Neighbours:
                 match message:
                     case Forwarded():
                         self.answered(message, now_ms)
+                    case Ask(_, entity_id, number):
+                        agrees = self._copies.agree(entity_id, now_ms)
+                        self._replies.append(wire.answer(entity_id, number, agrees))
+                    case Keep(_, entity_id):
+                        self._copies.keep(entity_id, now_ms)
                     case Hello():
                         assert message.version == wire.VERSION
                     case Catalog() | Rules() | Changed() | Deleted() if not self._follow(message, link, now_ms):
@@ -124,18 +145,21 @@ class Neighbours:
             case Changed():
                 if not self._copies.change(message.version, message.changes, now_ms):
                     return False
-        self._followed = message.version
+        self._replies.append(wire.followed(message.version))
         return True
 
-    def take_followed(self) -> int | None:
-        """The version that this worker's partitions have with the commit that begins now; to be told by `tell`."""
-        followed, self._followed = self._followed, None
-        return followed
+    def take_replies(self) -> Replies | None:
+        """What the home is to be told, by `reply`, after the commit that begins now."""
+        if not self._replies:
+            return None
+        replies, self._replies = self._replies, []
+        return self._links[self._home], replies
 
-    def tell(self, followed: int, now_ms: int) -> None:
-        """Tell the home, after the commit."""
-        if (link := self._links.get(self._home)) is not None:
-            link.answers.append(wire.followed(followed))
+    def reply(self, replies: Replies, now_ms: int) -> None:
+        """Tell the home, unless the connection that these are for was lost."""
+        link, messages = replies
+        if self._links.get(self._home) is link:
+            link.answers += messages
             self._write(self._home, link, now_ms)
 
     def dial_home(self, now_ms: int) -> None:
@@ -143,17 +167,19 @@ class Neighbours:
             self._dial(self._home, now_ms, quiet=True)
 
     def remove(self, entity_ids: Sequence[int], now_ms: int) -> None:
-        """Tell the home of entities that were deleted here; to be called after the commit.
+        """Tell the home of entities that were deleted here; as `tell_home`."""
+        if entity_ids:
+            self.tell_home([wire.remove(list(entity_ids))], now_ms)
+
+    def tell_home(self, news: Sequence[Remove | Unused], now_ms: int) -> None:
+        """Tell the home what its `Copies` have found; to be called after the commit.
 
         Does nothing while the home is not connected: after connecting, the home sends its catalog, and then it is told.
         """
-        if not entity_ids:
-            return
-        command = wire.remove(list(entity_ids))
         if HOME in self._partitions:
-            self.inbox.append(command)
+            self.inbox += news
         elif (link := self._links.get(self._home)) is not None:
-            link.answers.append(command)
+            link.answers += news
             self._write(self._home, link, now_ms)
 
     def answered(self, answer: Forwarded, now_ms: int) -> None:
@@ -203,7 +229,8 @@ class Neighbours:
         log.info("connection to worker lost", worker=worker)
         if worker == self._home:
             self.dial_home_ms = now_ms + REDIAL_MS
-            self._catalog = self._followed = None
+            self._catalog = None
+            self._replies.clear()
         self._lost(worker, now_ms)
 
     def _lost(self, worker: int, now_ms: int) -> None:
