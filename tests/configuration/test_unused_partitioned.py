@@ -390,17 +390,37 @@ class Crashes(RuleBasedStateMachine):
         self.scene.wait_steps(steps)
         self.turns += 1
 
-    @rule(steps=st.integers(7, 10))
-    def nearly_over(self, steps):
-        self.scene.wait_steps(steps)
-        self.scene.wait(STEP_MS, 0)
-        self.turns += 1
-
-    @precondition(is_any_running)
-    @rule(data=st.data(), kill_after=st.sampled_from([None] * 12 + [0, 1, 2]), ms=st.sampled_from([0, 0, 0, 50, 100]))
-    def turn(self, data, kill_after, ms):
-        self.scene.wait(ms, 0)
-        self.scene.turn(self.worker(data), kill_after)
+    @rule(
+        steps=st.lists(
+            st.tuples(
+                st.sampled_from(["turn"] * 12 + ["use"] * 3 + ["start"] * 2 + ["kill", "die"]),
+                st.integers(0, PARTITIONS - 1),  # of the partition's worker
+                st.sampled_from([QUEUE, QUEUE, TOPIC, SUBSCRIPTION]),
+                st.integers(0, 2),
+            ),
+            min_size=8,
+            max_size=40,
+        ),
+        restarts=st.booleans(),
+    )
+    def decide(self, steps, restarts):
+        """The intervals have ended. What happens to the question whether the entities can be deleted?"""
+        if restarts:
+            self.scene.start_all()
+        nearly_over(self.scene)
+        for kind, partition, entity_id, kill_after in steps:
+            worker = partition % self.scene.count
+            if kind == "start":
+                self.scene.start(worker)
+            elif worker not in self.scene.running:
+                continue
+            elif kind == "use":
+                self.scene.use(entity_id, partition)
+            elif kind == "kill":
+                self.scene.kill(worker)
+            else:
+                self.scene.wait(20, 0)
+                self.scene.turn(worker, kill_after if kind == "die" else None)
         self.turns += 1
 
     @precondition(is_any_running)
