@@ -8,6 +8,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from broker import wire
 from broker.catalog.catalog import catalog_version, definitions
 from broker.errors import EntityNotFound, ServerBusy
 from broker.namespace.entities import Description, QueueDescription, SubscriptionDescription, TopicDescription
@@ -366,6 +367,46 @@ def test_a_worker_that_hangs_keeps_the_others_from_uses_for_a_moment_only() -> N
     assert QUEUE in scene.catalog
     scene.end()
     scene.close()
+
+
+def test_an_answer_to_an_earlier_question_is_none(pair: Scene) -> None:
+    asked(pair)
+    home = pair.home
+    first = home._rounds[QUEUE]
+    [caller] = first.asked
+    home.used([QUEUE])
+    assert [message for _, message in home.messages] == [wire.keep(QUEUE)]
+    for partition in range(PARTITIONS):
+        assert home.said(partition, [QUEUE], pair.now_ms) == []
+    second = home._rounds[QUEUE]
+    assert home.answered(caller, QUEUE, first.number, True, pair.now_ms) == []
+    assert home.answered("another", QUEUE, second.number, True, pair.now_ms) == []
+    assert home.answered(caller, QUEUE, second.number, True, pair.now_ms) == [QUEUE]
+
+
+def test_a_worker_that_says_what_is_unused_before_it_has_joined_is_away(pair: Scene) -> None:
+    nearly_over(pair)
+    home: Any = pair._running[0][0]._home
+    [caller] = home.followers
+    home.leave(caller)
+    for partition in range(PARTITIONS):
+        pair.partitions[partition].advance(pair.now_ms)
+        assert home.said_unused(partition, [QUEUE], pair.now_ms) is None
+    assert not pair.home._rounds
+    assert QUEUE in pair.catalog
+
+
+def test_a_worker_that_joins_takes_the_place_of_the_one_before_it_and_agreed_to_nothing(pair: Scene) -> None:
+    """Its earlier connection was lost, and the home has not heard that yet."""
+    asked(pair)
+    home: Any = pair._running[0][0]._home
+    [caller] = home.followers
+    number = pair.home._rounds[QUEUE].number
+    home.join("its new connection", [1, 3], [])
+    assert list(home.followers) == ["its new connection"]
+    assert home.answered(caller, wire.answer(QUEUE, number, True), pair.now_ms) is None
+    assert QUEUE in pair.catalog
+    assert home.take_messages() == []
 
 
 class Crashes(RuleBasedStateMachine):
