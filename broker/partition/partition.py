@@ -457,6 +457,11 @@ class Partition:
         of = self._core.subscription_ids
         return list(dict.fromkeys(found for each in entity_ids for found in (*sorted(of.get(each, ())), each)))
 
+    def with_topic(self, entity_id: int) -> list[int]:
+        """The entity, and its topic if it is a subscription."""
+        terms = self._core.terms.get(entity_id)
+        return [entity_id] if terms is None or not terms.topic else [entity_id, self._core.topic_ids[terms.topic]]
+
     @property
     def auto_deleted(self) -> Collection[int]:
         """Entities that were deleted because nobody used them, and whose definitions are still to be removed."""

@@ -140,7 +140,7 @@ class Home(Generic[C]):
                 change, result = self._decided(arguments, now_ms)
                 self._aligned(self._copies.change(version, [change], now_ms), now_ms)
                 news = wire.changed(version, [change])
-                self._unused.used([change[1]["entity_id"] if change[0] == "put" else change[1]])
+                self._unused.used(change[1]["entity_id"] if change[0] == "put" else change[1])
         self._begin(Done(news, caller, number, result), now_ms)
         return news
 

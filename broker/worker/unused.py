@@ -84,13 +84,11 @@ class UnusedEntities(Generic[C]):
 
     # -- what ends rounds
 
-    def used(self, entity_ids: Iterable[int]) -> None:
-        """These entities were changed, which uses all fragments. A use of a subscription is a use of its topic."""
-        used = set(entity_ids)
-        for entity_id in list(self._said):
-            if not used.isdisjoint(self._partitions[HOME].with_subscriptions([entity_id])):
-                self._end(entity_id)
-                del self._said[entity_id]
+    def used(self, entity_id: int) -> None:
+        """The entity was changed, which uses all its fragments. A use of a subscription is a use of its topic."""
+        for each in self._partitions[HOME].with_topic(entity_id):
+            self._end(each)
+            self._said.pop(each, None)
 
     def forget(self, entity_ids: Iterable[int]) -> None:
         """These entities are deleted. The followers hear of that, so their agreements end with it."""

@@ -374,7 +374,7 @@ def test_an_answer_to_an_earlier_question_is_none(pair: Scene) -> None:
     home = pair.home
     first = home._rounds[QUEUE]
     [caller] = first.asked
-    home.used([QUEUE])
+    home.used(QUEUE)
     assert [message for _, message in home.messages] == [wire.keep(QUEUE)]
     for partition in range(PARTITIONS):
         assert home.said(partition, [QUEUE], pair.now_ms) == []
