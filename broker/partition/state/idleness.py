@@ -149,7 +149,8 @@ def has_ended(core: Core, entity_id: int, now_ms: int) -> bool:
 
 def refuses(core: Core, queue_id: int) -> bool:
     """True if the entity of the queue, or its topic, refuses uses. As long as `core.kept` is empty, none does."""
-    return any(idle.has_agreed for idle in core.kept.get(entity_of(queue_id), ()))
+    kept = core.kept.get(entity_of(queue_id))
+    return kept is not None and any(idle.has_agreed for idle in kept)
 
 
 def require(core: Core, queue_id: int) -> None:
