@@ -14,7 +14,7 @@ from topic_driver import rule as rule_document
 from broker.errors import EntityNotFound, TransactionRollback
 from broker.partition.partition import DUE_PER_TURN
 from broker.partition.state.idleness import STEPS
-from broker.wire import Outcome, SendOperation
+from broker.wire import Outcome, SendOperation, SettleOperation
 from storage.memory import MemoryStore
 from storage.records import entity_key, idle_key
 from storage.store import Table
@@ -464,6 +464,20 @@ def test_a_transaction_that_sent_to_what_is_deleted_is_rolled_back():
     queue.partition.delete_entity(ENTITY, queue.now_ms)
     with pytest.raises(TransactionRollback):
         queue.partition.discharge("t", True, queue.now_ms)
+
+
+@pytest.mark.parametrize("name", ["send", "settle"])
+def test_the_commit_of_a_transaction_is_a_use(queue, name):
+    opened(queue)
+    operation = (
+        SendOperation(MAIN, False, [[message("t")]])
+        if name == "send"
+        else SettleOperation(MAIN, False, [queue.delivery.token], Outcome.ACCEPTED)
+    )
+    queue.partition.transact("t", True, [operation], queue.now_ms)
+    queue.wait(119_000)
+    queue.partition.discharge("t", True, queue.now_ms)
+    assert_goes_after(queue, INTERVAL_MS)
 
 
 def test_many_that_go_at_once_go_over_several_turns():
