@@ -76,7 +76,7 @@ def test_a_queue_that_nobody_uses_on_any_partition_is_deleted_and_its_links_end(
     broker = start(workers)
     send(broker, *["replies"] * 8, "witness")
     broker.stop()
-    nearly_over(broker, QUEUE, left_ms=1500)
+    nearly_over(broker, QUEUE, left_ms=5000)
     broker.start()
     with RawPeer.connect(broker.amqp_port) as peer:
         handles = [
@@ -85,7 +85,7 @@ def test_a_queue_that_nobody_uses_on_any_partition_is_deleted_and_its_links_end(
         ]
         other = peer.attach_sender("witness")
         for handle in handles:
-            detached = peer.expect(DETACH, timeout_s=10)
+            detached = peer.expect(DETACH, timeout_s=20)
             assert (detached.fields[0], detached.fields[1], error_of(detached)[0]) == (handle, True, NOT_FOUND)
         assert_missing(peer, "replies")
         peer.transfer(message(b"m"), other)
