@@ -85,6 +85,8 @@ class Op(IntEnum):
     REMOVE = 12
     JOIN = 15
     FOLLOWED = 16
+    UNUSED = 17
+    ANSWER = 18
     # worker -> gateway, and the first and those of the catalog -> another worker as well
     HELLO = 100
     SENT = 101
@@ -102,6 +104,9 @@ class Op(IntEnum):
     AVAILABLE = 113
     CHANGED = 114
     RULES = 115
+    # the worker of partition 0 -> another worker
+    ASK = 116
+    KEEP = 117
 
 
 # Each message is a tuple whose first item is its `Op`, which the function of the same name puts there.
@@ -241,6 +246,23 @@ class Followed(NamedTuple):
     version: int
 
 
+class Unused(NamedTuple):
+    """Nobody has used this partition's fragments of these entities for their intervals: see `broker.worker.unused`."""
+
+    op: int
+    partition: int
+    entity_ids: Sequence[int]
+
+
+class Answer(NamedTuple):
+    """The answer to ASK. If the worker agrees, its fragments refuse all uses, also after a restart."""
+
+    op: int
+    entity_id: int
+    number: int
+    agrees: bool
+
+
 class Hello(NamedTuple):
     """The first message of a worker. Those of version 1 had no more than the partitions: use `greeting`."""
 
@@ -362,13 +384,31 @@ class Rules(NamedTuple):
     rules: list[Any]
 
 
+class Ask(NamedTuple):
+    """May this entity be deleted because nobody has used it? The number is that of the question."""
+
+    op: int
+    entity_id: int
+    number: int
+
+
+class Keep(NamedTuple):
+    """The entity that was asked for stays."""
+
+    op: int
+    entity_id: int
+
+
 # Messages for one partition.
 Command = Send | OpenReceiver | Credit | Watch | CloseReceiver | Settle | Request | Restore | Forward
+
+# Messages for the home.
+ForHome = Remove | Join | Followed | Unused | Answer
 
 Message = (
     Send | OpenReceiver | Credit | Watch | CloseReceiver | Settle | Request | Restore | Forward | Forwarded | Remove
     | Hello | Sent | Refused | Opened | Closed | Drained | Available | Settled | Deliver | Reply | Failed | Catalog
-    | Deleted | Join | Followed | Changed | Rules
+    | Deleted | Join | Followed | Changed | Rules | Unused | Answer | Ask | Keep
 )  # fmt: skip
 
 _KINDS_BY_OP: dict[Op, type[Message]] = {
@@ -388,6 +428,8 @@ _KINDS_BY_OP: dict[Op, type[Message]] = {
     Op.REMOVE: Remove,
     Op.JOIN: Join,
     Op.FOLLOWED: Followed,
+    Op.UNUSED: Unused,
+    Op.ANSWER: Answer,
     Op.HELLO: Hello,
     Op.SENT: Sent,
     Op.REFUSED: Refused,
@@ -404,6 +446,8 @@ _KINDS_BY_OP: dict[Op, type[Message]] = {
     Op.AVAILABLE: Available,
     Op.CHANGED: Changed,
     Op.RULES: Rules,
+    Op.ASK: Ask,
+    Op.KEEP: Keep,
 }
 _KINDS = {int(op): kind for op, kind in _KINDS_BY_OP.items()}  # found faster by what is read, which are plain numbers
 
@@ -460,6 +504,8 @@ forwarded = partial(Forwarded, Op.FORWARDED)
 remove = partial(Remove, Op.REMOVE)
 join = partial(Join, Op.JOIN)
 followed = partial(Followed, Op.FOLLOWED)
+unused = partial(Unused, Op.UNUSED)
+answer = partial(Answer, Op.ANSWER)
 hello = partial(Hello, Op.HELLO)
 refused = partial(Refused, Op.REFUSED)
 opened = partial(Opened, Op.OPENED)
@@ -473,6 +519,8 @@ catalog = partial(Catalog, Op.CATALOG)
 deleted = partial(Deleted, Op.DELETED)
 changed = partial(Changed, Op.CHANGED)
 rules = partial(Rules, Op.RULES)
+ask = partial(Ask, Op.ASK)
+keep = partial(Keep, Op.KEEP)
 
 
 def greeting(hello: Hello) -> Hello:
@@ -565,7 +613,7 @@ def unpack_operations(packed: Iterable[Any]) -> list[Operation]:
 ITEMS_AT_ONCE = 256
 
 
-def cut(command: Command | Remove | Join | Followed) -> tuple[Command | Remove | Join | Followed, Command | None]:
+def cut(command: Command | ForHome) -> tuple[Command | ForHome, Command | None]:
     """The command with its first ITEMS_AT_ONCE items, if they are independent, and one with the rest, if any."""
     if isinstance(command, Send):
         if command.op == _SEND and len(command.messages) > ITEMS_AT_ONCE:

@@ -34,7 +34,9 @@ PARTITION_SHIFT = 48  # the sequence numbers of a partitioned entity have its pa
 DELETED_ENTITY_PREFIX = b"deleted-entity-"  # in META, then the key of an entity whose messages are still being deleted
 AUTO_DELETED_PREFIX = b"auto-deleted-"  # in META, then the key of an entity deleted here that the catalog still has
 STAGED_PREFIX = b"staged-"  # in META, then the key of a message that is stored, and that no entry refers to yet
-IDLE_PREFIX = b"idle-"  # in META, then the key of an entity: the milliseconds for which nobody had used it
+# In META, then the key of an entity: the milliseconds for which nobody had used it, or that its fragment has agreed to
+# its deletion; see `broker.partition.state.idleness`.
+IDLE_PREFIX = b"idle-"
 # In META, then a queue id: the partition that may have taken over messages of the queue; for a transfer queue, a list
 # of the partitions that its messages are for.
 FORWARDED_PREFIX = b"forwarded-"

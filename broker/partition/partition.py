@@ -29,7 +29,7 @@ from broker.partition.state.terms import Terms
 from broker.partition.state.timers import Due
 from broker.partition.topics import publishing, rule_requests
 from broker.wire import Operation, Outcome
-from storage.queue_ids import entity_of
+from storage.queue_ids import entity_of, queue_id_of
 from storage.records import Place
 from storage.store import Store, Table
 
@@ -65,10 +65,11 @@ class Partition:
         self._store = store
         self._core = Core(store, partition_id, incarnation, settings, home or (lambda name: partition_id))
         # These are asked for in each turn, so they are no methods: the time of the next timer, or None; a list that is
-        # empty if there is none; and whether `take_auto_deleted` has something.
+        # empty if there is none; and whether `take_auto_deleted` and `take_unused` have something.
         self.next_timer_ms: Callable[[], int | None] = self._core.timers.next_ms
         self.timers: Sequence[Any] = self._core.timers.heap
         self.newly_auto_deleted = self._core.newly_auto_deleted
+        self.newly_unused = self._core.newly_unused
         self.index = EntityIndex(self._core)
         entities.load(self._core, now_ms, known_terms)
 
@@ -89,10 +90,17 @@ class Partition:
         self._core.ahead_ms = ahead_ms
 
     def _begin(self, queue_id: int, now_ms: int) -> None:
-        """A command for this queue begins. It is a use of the entity, even if the command fails."""
-        if self._core.kept:
-            idleness.use(self._core, queue_id, now_ms)
-        self._core.begin_command()
+        """A command for this queue begins. It is a use of the entity, even if the command fails.
+
+        Raises ServerBusy while it is being decided whether the entity is deleted because nobody has used it.
+        """
+        core = self._core
+        if not core.kept:
+            core.begin_command()
+            return
+        idleness.use(core, queue_id, now_ms)
+        core.begin_command()
+        idleness.require(core, queue_id)
 
     def send(self, queue_id: int, messages: Sequence[Incoming], now_ms: int) -> None:
         """Accept all of them or none. Raises EntityNotFound, NotAllowed, EntityDisabled, QuotaExceeded."""
@@ -344,8 +352,10 @@ class Partition:
         if turn.offering:
             session_locks.offer(core, now_ms)
         if core.kept:
-            for queue_id in turn.awake:
+            for queue_id in list(turn.awake):
                 idleness.use(core, queue_id, now_ms)
+                if idleness.refuses(core, queue_id):
+                    del turn.awake[queue_id]  # `idleness.keep` wakes it again
         deliveries, drained, available = hand_out.pump(core, now_ms) if turn.awake else ([], [], [])
         if core.ahead_ms:
             deliveries = [(key, until_ms and core.wall_ms(until_ms), items) for key, until_ms, items in deliveries]
@@ -447,6 +457,11 @@ class Partition:
         of = self._core.subscription_ids
         return list(dict.fromkeys(found for each in entity_ids for found in (*sorted(of.get(each, ())), each)))
 
+    def with_topic(self, entity_id: int) -> list[int]:
+        """The entity, and its topic if it is a subscription."""
+        terms = self._core.terms.get(entity_id)
+        return [entity_id] if terms is None or not terms.topic else [entity_id, self._core.topic_ids[terms.topic]]
+
     @property
     def auto_deleted(self) -> Collection[int]:
         """Entities that were deleted because nobody used them, and whose definitions are still to be removed."""
@@ -457,6 +472,46 @@ class Partition:
         found = dict(self.newly_auto_deleted)
         self.newly_auto_deleted.clear()
         return found
+
+    def count_auto_deleted(self, entity_ids: Sequence[int]) -> list[str]:
+        """Count these entities as deleted because nobody used them, by decision of the home. Returns their names."""
+        core = self._core
+        core.auto_deletions += len(entity_ids)
+        return [core.terms[each].name for each in entity_ids]
+
+    def use(self, entity_id: int, now_ms: int) -> None:
+        """The entity is used by a change that reaches it by way of the home."""
+        idleness.use(self._core, queue_id_of(entity_id), now_ms)
+
+    def partitions_of(self, entity_id: int) -> tuple[int, ...]:
+        """The partitions that a partitioned entity lives on; empty if it is plain, or not known."""
+        terms = self._core.terms.get(entity_id)
+        if terms is None:
+            return ()
+        partitions = self._core.partitions_of(terms.topic or terms.name.lower())
+        return partitions if len(partitions) > 1 else ()
+
+    def take_unused(self) -> list[int]:
+        """Partitioned entities whose fragments here nobody has used for their intervals; the home is to be told."""
+        found = sorted(self.newly_unused)
+        self.newly_unused.clear()
+        return found
+
+    def is_unused(self, entity_id: int, now_ms: int) -> bool:
+        """True if nobody has used this fragment of the entity for its interval."""
+        return idleness.is_unused(self._core, entity_id, now_ms)
+
+    def agree(self, entity_id: int, now_ms: int) -> bool:
+        """As `is_unused`; if so, refuse all uses with ServerBusy from the next commit on, also after a restart."""
+        return idleness.agree(self._core, entity_id, now_ms)
+
+    def keep(self, entity_id: int, now_ms: int) -> None:
+        """The entity to whose deletion this partition has perhaps agreed stays."""
+        idleness.keep(self._core, entity_id, now_ms)
+
+    def keep_all(self, now_ms: int) -> None:
+        """All entities here are in the home's catalog, and the home knows of no agreement of this partition."""
+        idleness.keep_all(self._core, now_ms)
 
     def check(self) -> None:
         """Assert the invariants of the state in memory, for tests. Takes time in proportion to the state."""

@@ -29,6 +29,7 @@ from broker.partition.messages.moves import Properties, put_back_failed
 from broker.partition.sessions import locks as session_locks
 from broker.partition.state.bodies import STAGED
 from broker.partition.state.core import Core
+from broker.partition.state.idleness import use
 from broker.partition.state.open_transactions import Send, Settle, Transaction
 from broker.partition.state.queue import Queue
 from broker.partition.state.timers import Due
@@ -307,6 +308,8 @@ def _obstacle(core: Core, transaction: Transaction, now_ms: int) -> TransactionR
 
 def _apply(core: Core, transaction: Transaction, now_ms: int) -> None:
     for operation in transaction.operations:
+        if core.kept:
+            use(core, operation.queue_id, now_ms)
         if isinstance(operation, Send):
             sending.store(core, core.queue(operation.queue_id), operation.messages, now_ms, operation.reserved)
         else:

@@ -1,12 +1,13 @@
 """The copies of the catalog that the partitions of one worker have, and how they follow the namespace's home.
 
 A change begins at the home, partition 0 (`broker.worker.home`). Its worker commits it for its own partitions and sends
-it to the other workers (CHANGED, DELETED), which do the same. Only deletions of entities that nobody used begin
-elsewhere: such an entity is deleted by the partition that it lives on, and that is final; its worker tells the home's
-(REMOVE).
+it to the other workers (CHANGED, DELETED), which do the same. Only deletions of plain entities that nobody used
+begin elsewhere: such an entity is deleted by the partition that it lives on, and that is final; its worker tells the
+home's (REMOVE). Of a partitioned entity, the home asks all partitions first (`broker.worker.unused`).
 
 After connecting again, a worker receives the whole catalog and compares it with what its partitions hold. So whichever
-commits a crash has lost, each partition has the home's catalog again. Definitions are compared, because a version
+commits a crash has lost, each partition has the home's catalog again, and no earlier agreement to a deletion holds any
+more. Definitions are compared, because a version
 number does not tell whether an earlier version was missed. Then it tells the home again of deletions by its partitions
 that the catalog still has. Other partitions on the home's own worker are compared with the catalog at the start.
 
@@ -19,10 +20,12 @@ A change is a list, as it travels:
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from broker import wire
 from broker.catalog.catalog import HOME, Definition, catalog_version, put, remove, set_version
 from broker.logging import get_logger
 from broker.namespace.entities import SubscriptionDescription
 from broker.partition.partition import Partition
+from broker.wire import Remove, Unused
 from broker.worker.parked import ParkedPartition
 from storage.records import NAMESPACE_ID_KEY, decode_document, encode_document, entity_key
 from storage.store import Store, Table
@@ -67,15 +70,37 @@ class Copies:
 
     # -- entities that nobody used
 
-    def take_deleted(self, partitions: Iterable[Partition]) -> list[int]:
-        """Entities that these partitions have deleted since the last call. The home must be told of them."""
-        found: list[int] = []
+    def take_news(self, partitions: Iterable[Partition]) -> list[Remove | Unused]:
+        """What the home must be told of these partitions: entities that they have deleted, or that are unused there."""
+        news: list[Remove | Unused] = []
         for partition in partitions:
             if partition.newly_auto_deleted:
-                for entity_id, name in partition.take_auto_deleted().items():
+                deleted = partition.take_auto_deleted()
+                for name in deleted.values():
                     log.info("entity deleted: nobody used it", entity=name, partition=partition.id)
-                    found.append(entity_id)
-        return found
+                news.append(wire.remove(list(deleted)))
+            if partition.newly_unused:
+                news.append(wire.unused(partition.id, partition.take_unused()))
+        return news
+
+    def fragments(self, entity_id: int) -> list[int]:
+        """The partitions in service that have a fragment of this entity."""
+        return [each for each in self.in_service() if each in self._partitions[each].partitions_of(entity_id)]
+
+    def agree(self, entity_id: int, now_ms: int) -> bool:
+        """The home asks whether the entity may be deleted. If so, it is not used from this commit on."""
+        agrees = [self._touched(number).agree(entity_id, now_ms) for number in self.fragments(entity_id)]
+        return bool(agrees) and all(agrees)
+
+    def keep(self, entity_id: int, now_ms: int) -> None:
+        """It is not deleted."""
+        for number in self.fragments(entity_id):
+            self._touched(number).keep(entity_id, now_ms)
+
+    def _touched(self, number: int) -> Partition:
+        partition = self._partitions[number]
+        self._touch(partition)
+        return partition
 
     def outstanding(self) -> list[int]:
         """Entities that this worker's partitions have deleted and the catalog may still have."""
@@ -131,8 +156,10 @@ class Copies:
                 of = definition.description
                 partition.put_entity(definition.entity_id, of, now_ms, rules, definition.partitions)
             case ["set-rule", entity_id, document] if partition.knows(entity_id):
+                partition.use(entity_id, now_ms)
                 partition.set_rule(entity_id, document)
             case ["drop-rule", entity_id, name] if partition.knows(entity_id):
+                partition.use(entity_id, now_ms)
                 partition.drop_rule(entity_id, name)
 
     def _is_deleted(self, partition: Partition, definition: Definition) -> bool:
@@ -176,6 +203,7 @@ class Copies:
             differing = [decode_document(value) for key, value in stored.items() if found.get(key) != value]
             behind = catalog_version(store) != version
             if not (gone or differing or behind):
+                self._touched(number).keep_all(now_ms)
                 continue
             remove(store, gone)
             partition.delete_entities(gone, now_ms)
@@ -188,6 +216,7 @@ class Copies:
                     if partition.knows(entity_id):
                         partition.set_rules(entity_id, documents)
             set_version(store, version)
+            partition.keep_all(now_ms)
             self._touch(partition)
         return [entity_id for entity_id in self.outstanding() if entity_key(entity_id) in stored]
 

@@ -24,11 +24,13 @@ from broker import wire
 from broker.catalog.catalog import HOME, Definition, catalog_version, definition, next_entity_id
 from broker.catalog.changing import Changing
 from broker.errors import EntityNotFound, InvalidArgument, ServerBusy
+from broker.logging import get_logger
 from broker.namespace.rule_descriptions import DEFAULT_RULE
 from broker.partition.partition import Partition
 from broker.settings.config import Partitioning
-from broker.wire import Changed, Deleted, Rules
+from broker.wire import Answer, Ask, Changed, Deleted, Keep, Rules
 from broker.worker.copies import Copies
+from broker.worker.unused import UnusedEntities
 from storage.records import entity_key
 from storage.store import Store, Table
 
@@ -36,6 +38,8 @@ from storage.store import Store, Table
 # more are refused.
 HANGS_MS = 3000
 GATEWAYS_MS = 1000  # a gateway is waited for no longer
+
+log = get_logger("worker")
 
 C = TypeVar("C", bound=Hashable)
 
@@ -73,6 +77,7 @@ class Home(Generic[C]):
         self._partition_count = partition_count
         self._changing = Changing(self._partition.index, partition_count, partitioning)
         self.followers: dict[C, tuple[int, ...]] = {}  # and their partitions
+        self._unused = UnusedEntities(copies, partitions, self.followers)
         self._gateways: set[C] = set()  # those that follow
         self._under_way: deque[_UnderWay[C]] = deque()  # changes that workers have not all followed
         self._told: deque[_UnderWay[C]] = deque()  # changes that gateways have not all followed
@@ -81,9 +86,11 @@ class Home(Generic[C]):
 
     # -- followers
 
-    def join(self, caller: C, partitions: Iterable[int], entity_ids: Iterable[int]) -> Rules:
+    def join(self, caller: C, partitions: Iterable[int], entity_ids: Iterable[int], now_ms: int) -> Rules:
         """From now on the caller gets all changes; see `wire.Join`. One without partitions is a gateway."""
         if owned := tuple(partitions):
+            for other in [each for each, theirs in self.followers.items() if not set(owned).isdisjoint(theirs)]:
+                self.leave(other, now_ms)  # its process or connection is gone, and that was not heard of yet
             self.followers[caller] = owned
         else:
             self._gateways.add(caller)
@@ -98,14 +105,16 @@ class Home(Generic[C]):
 
     def leave(self, caller: C, now_ms: int) -> None:
         """The caller is gone."""
-        self.followers.pop(caller, None)
+        if (partitions := self.followers.pop(caller, None)) is not None:
+            self._unused.left(caller, partitions)
         self._gateways.discard(caller)
         for change in (*self._under_way, *self._told):
             change.awaited.discard(caller)
         self._finish(now_ms)
 
     def look(self, now_ms: int) -> None:
-        """To be called each second: do not wait for gateways that do not answer."""
+        """To be called each second: do not wait for gateways and followers that do not answer."""
+        self._unused.end_overdue(now_ms)
         for change in self._told:
             if change.since_ms + GATEWAYS_MS <= now_ms:
                 change.awaited.clear()
@@ -119,15 +128,20 @@ class Home(Generic[C]):
         while self._told and not self._told[0].awaited:
             self.done.append(self._told.popleft().done)
 
-    @property
-    def has_answers(self) -> bool:
-        """`take_news` or `take_done` has something."""
-        return bool(self.news or self.done)
-
     def take_news(self) -> list[Changed | Deleted]:
         """For all callers that are no followers; to be sent before what `take_done` has."""
         news, self.news = self.news, []
         return news
+
+    @property
+    def has_news(self) -> bool:
+        """`take_news`, `take_done` or `take_messages` has something."""
+        return bool(self.news or self.done or self._unused.messages)
+
+    def take_messages(self) -> list[tuple[C, Ask | Keep]]:
+        """What followers are to be told, besides changes."""
+        messages, self._unused.messages = self._unused.messages, []
+        return messages
 
     def take_done(self) -> list[Done[C]]:
         done, self.done = self.done, []
@@ -149,8 +163,25 @@ class Home(Generic[C]):
                 change, result = self._decided(arguments, now_ms)
                 self._aligned(self._copies.change(version, [change], now_ms), now_ms)
                 news = wire.changed(version, [change])
+                self._unused.used(change[1]["entity_id"] if change[0] == "put" else change[1])
         self._begin(Done(news, caller, number, result), now_ms)
         return news
+
+    def said_unused(self, partition: int, entity_ids: Sequence[int], now_ms: int) -> Deleted | None:
+        """Nobody has used the fragments of these entities on this partition. Returns as `remove`."""
+        return self._delete_unused(self._unused.said(partition, entity_ids, now_ms), now_ms)
+
+    def answered(self, caller: C, answer: Answer, now_ms: int) -> Deleted | None:
+        """A follower answers what it was asked by `take_messages`. Returns as `remove`."""
+        _, entity_id, number, agrees = answer
+        return self._delete_unused(self._unused.answered(caller, entity_id, number, agrees, now_ms), now_ms)
+
+    def _delete_unused(self, entity_ids: Sequence[int], now_ms: int) -> Deleted | None:
+        if not entity_ids:
+            return None
+        for name in self._partition.count_auto_deleted(self._partition.with_subscriptions(entity_ids)):
+            log.info("entity deleted: nobody used it", entity=name)
+        return self.remove(entity_ids, now_ms)
 
     def remove(self, entity_ids: Sequence[int], now_ms: int) -> Deleted | None:
         """Remove entities that nobody used, which their partitions have deleted, a topic with its subscriptions.
@@ -166,6 +197,7 @@ class Home(Generic[C]):
         return news
 
     def _removed(self, version: int, gone: list[int], now_ms: int) -> Deleted:
+        self._unused.forget(gone)
         self._aligned(self._copies.remove(version, gone, now_ms), now_ms)
         return wire.deleted(version, gone)
 

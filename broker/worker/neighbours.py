@@ -17,7 +17,21 @@ from broker.catalog.catalog import HOME
 from broker.logging import get_logger
 from broker.partition.partition import Partition
 from broker.settings.config import ConfigurationError
-from broker.wire import Catalog, Changed, Deleted, Forward, Forwarded, Hello, Remove, Rules
+from broker.wire import (
+    Answer,
+    Ask,
+    Catalog,
+    Changed,
+    Deleted,
+    Followed,
+    Forward,
+    Forwarded,
+    Hello,
+    Keep,
+    Remove,
+    Rules,
+    Unused,
+)
 from broker.worker.copies import Copies
 from broker.worker.dialling import Dialler
 from broker.worker.peer import Peer
@@ -29,6 +43,8 @@ LOOK_MS = 50  # at a connection that is under way
 CLAIM_MS = 5000  # between two looks at a worker that claims a partition of this one
 
 log = get_logger("worker")
+
+Replies = tuple[Peer, list[Followed | Answer]]  # to the home, by the connection that they answer on
 
 
 class Neighbours:
@@ -46,7 +62,7 @@ class Neighbours:
         touch: Callable[[Partition], None],
         copies: Copies,
     ) -> None:
-        self.inbox: list[Forward | Forwarded | Remove] = []  # for partitions of this worker, for the next turn
+        self.inbox: list[Forward | Forwarded | Remove | Unused] = []  # for partitions of this worker, for the next turn
         self._dialler = dialler
         self._identity = identity
         self._partitions = partitions
@@ -57,7 +73,7 @@ class Neighbours:
         self._unreachable: set[int] = set()  # workers, so that it is logged once
         self._copies = copies
         self._catalog: Catalog | None = None  # the home's, until the rules come that it lacks
-        self._followed: int | None = None  # version of the catalog that the home is to be told of after the commit
+        self._replies: list[Followed | Answer] = []  # to the home, which are to leave after the commit
         self._where: dict[int, int] = {}  # partition -> its worker, as far as that is known
         self._redial_ms: dict[int, int] = {}  # when to dial workers that are to be connected always
         if dialler.is_cluster:
@@ -117,6 +133,11 @@ class Neighbours:
             match message:
                 case Forwarded():
                     self.answered(message, now_ms)
+                case Ask(_, entity_id, number):
+                    agrees = self._copies.agree(entity_id, now_ms)
+                    self._replies.append(wire.answer(entity_id, number, agrees))
+                case Keep(_, entity_id):
+                    self._copies.keep(entity_id, now_ms)
                 case Hello():
                     if not self._greeted(worker, message, now_ms):
                         return False
@@ -148,23 +169,26 @@ class Neighbours:
             case Changed():
                 if not self._copies.change(message.version, message.changes, now_ms):
                     return False
-        self._followed = message.version
+        self._replies.append(wire.followed(message.version))
         return True
 
-    def take_followed(self) -> int | None:
-        """The version that this worker's partitions have with the commit that begins now; to be told by `tell`."""
-        followed, self._followed = self._followed, None
-        return followed
+    def take_replies(self) -> Replies | None:
+        """What the home is to be told, by `reply`, after the commit that begins now."""
+        if not self._replies:
+            return None
+        replies, self._replies = self._replies, []
+        return self._links[self._where[HOME]], replies
 
-    def tell(self, followed: int, now_ms: int) -> None:
-        """Tell the home, after the commit."""
-        self._tell_home(wire.followed(followed), now_ms)
+    def reply(self, replies: Replies, now_ms: int) -> None:
+        """Tell the home, unless the connection that these are for was lost."""
+        link, messages = replies
+        if self._home_link() is link:
+            link.answers += messages
+            self._write(self._where[HOME], link, now_ms)
 
-    def _tell_home(self, message: wire.Message, now_ms: int) -> None:
-        home = self._where.get(HOME, -1)
-        if (link := self._links.get(home)) is not None:
-            link.answers.append(message)
-            self._write(home, link, now_ms)
+    def _home_link(self) -> Peer | None:
+        """The connection to the home's worker."""
+        return self._links.get(self._where.get(HOME, -1))
 
     def dial_due(self, now_ms: int) -> None:
         for worker, due_ms in [*self._redial_ms.items()]:
@@ -197,17 +221,20 @@ class Neighbours:
         return True
 
     def remove(self, entity_ids: Sequence[int], now_ms: int) -> None:
-        """Tell the home of entities that were deleted here; to be called after the commit.
+        """Tell the home of entities that were deleted here; as `tell_home`."""
+        if entity_ids:
+            self.tell_home([wire.remove(list(entity_ids))], now_ms)
+
+    def tell_home(self, news: Sequence[Remove | Unused], now_ms: int) -> None:
+        """Tell the home what its `Copies` have found; to be called after the commit.
 
         Does nothing while the home is not connected: after connecting, the home sends its catalog, and then it is told.
         """
-        if not entity_ids:
-            return
-        command = wire.remove(list(entity_ids))
         if HOME in self._partitions:
-            self.inbox.append(command)
-        else:
-            self._tell_home(command, now_ms)
+            self.inbox += news
+        elif (link := self._home_link()) is not None:
+            link.answers += news
+            self._write(self._where[HOME], link, now_ms)
 
     def answered(self, answer: Forwarded, now_ms: int) -> None:
         """Take an answer, from another worker or from a partition of this one."""
@@ -269,7 +296,8 @@ class Neighbours:
         if worker in self._redial_ms:
             self._redial_ms[worker] = now_ms + (max(redial_ms, REDIAL_CLUSTER_MS) if link.problem else redial_ms)
         if worker == self._where.get(HOME):
-            self._catalog = self._followed = None
+            self._catalog = None
+            self._replies.clear()
         self._lost(self._there(worker), now_ms)
 
     def _there(self, worker: int) -> list[int]:

@@ -30,6 +30,7 @@ from broker.partition.requests import Underway
 from broker.settings.config import Partitioning
 from broker.touched_partition import TouchedPartition
 from broker.wire import (
+    Answer,
     Catalog,
     Changed,
     CloseReceiver,
@@ -37,6 +38,7 @@ from broker.wire import (
     Credit,
     Deleted,
     Followed,
+    ForHome,
     Forward,
     Forwarded,
     Join,
@@ -52,6 +54,7 @@ from broker.wire import (
     SendOperation,
     Sent,
     Settle,
+    Unused,
     Watch,
     unpack_operations,
 )
@@ -61,7 +64,7 @@ from broker.worker.copies import Copies
 from broker.worker.dialling import Dialler
 from broker.worker.home import Home
 from broker.worker.listening import WorkerListener
-from broker.worker.neighbours import Neighbours
+from broker.worker.neighbours import Neighbours, Replies
 from broker.worker.parked import ParkedPartition
 from broker.worker.peer import Peer
 from storage.log.commit_log import LogUsage
@@ -101,12 +104,9 @@ class Turns(TurnLog, Protocol):
 
 
 # What leaves when its turns are committed: callers, who hold their answers themselves; batches to other partitions, and
-# answers to partitions of this worker; entities that were deleted; the version of the catalog that was followed. Not a
-# named tuple, because one is made in each turn.
-Held = tuple[list["Caller"], list[Forward], list[Forwarded], list[int], int | None]
-
-
-OfCatalog = Remove | Join | Followed
+# answers to partitions of this worker; what the home is to be told, and what it is answered. Not a named tuple, because
+# one is made in each turn.
+Held = tuple[list["Caller"], list[Forward], list[Forwarded], list[Remove | Unused], Replies | None]
 
 
 class Caller(Peer):
@@ -115,7 +115,7 @@ class Caller(Peer):
     def __init__(self, connection: socket.socket) -> None:
         super().__init__(connection)
         self.number = 0  # the worker sets it
-        self.unread: deque[Command | OfCatalog] = deque()  # commands that the last turn did not get to
+        self.unread: deque[Command | ForHome] = deque()  # commands that the last turn did not get to
         self.receivers: dict[int, Partition] = {}
         self.transactions: dict[bytes, Partition] = {}  # those that have not ended
 
@@ -198,6 +198,8 @@ class Worker:
             Op.REMOVE: self._remove,
             Op.JOIN: self._join,
             Op.FOLLOWED: self._followed,
+            Op.UNUSED: self._unused,
+            Op.ANSWER: self._answered,
         }
 
     def begin(self) -> None:
@@ -233,7 +235,7 @@ class Worker:
         if (
             self._more
             or self._neighbours.inbox
-            or (self._home is not None and self._home.has_answers)
+            or (self._home is not None and self._home.has_news)
             or (self._unfinished and not all(map(_is_behind, self._unfinished.values())))
         ):
             return 0.0
@@ -313,8 +315,8 @@ class Worker:
         now_ms = self._now_ms
         if self._underway:
             self._go_on()
-        if self._home is not None and self._home.has_answers:
-            self._answer_changes(self._home)
+        if self._home is not None and self._home.has_news:
+            self._tell_news(self._home)
         remaining = bool(self._underway)
         is_behind = False
         for peer in self._peers.values():
@@ -357,16 +359,16 @@ class Worker:
         forwards, answers = self._forwards, self._answers
         if forwards or answers:
             self._forwards, self._answers = [], []
-        deleted = self._copies.take_deleted(self._worked)
+        news = self._copies.take_news(self._worked)
         self._worked.clear()
-        return callers, forwards, answers, deleted, self._neighbours.take_followed()
+        return callers, forwards, answers, news, self._neighbours.take_replies()
 
     def _release(self, held: Held) -> None:
-        callers, forwards, answers, deleted, followed = held
-        if followed is not None:
-            self._neighbours.tell(followed, self._now_ms)
-        if deleted:
-            self._neighbours.remove(deleted, self._now_ms)
+        callers, forwards, answers, news, replies = held
+        if replies is not None:
+            self._neighbours.reply(replies, self._now_ms)
+        if news:
+            self._neighbours.tell_home(news, self._now_ms)
         if forwards or answers:
             self._neighbours.send(forwards, answers, self._now_ms)
         for caller in callers:
@@ -460,7 +462,7 @@ class Worker:
         apply, cut = self._apply, wire.cut
         while unread:
             message = unread[0]
-            if not (isinstance(message, OfCatalog) or self._partitions[message.partition].has_work_left):
+            if not (isinstance(message, ForHome) or self._partitions[message.partition].has_work_left):
                 break
             message, rest = cut(unread.popleft())
             if rest is not None:
@@ -726,6 +728,8 @@ class Worker:
                     self._take_over(message, self._answers)
                 case Remove():
                     self._remove(None, message)
+                case Unused():
+                    self._unused(None, message)
                 case _:
                     neighbours.answered(message, self._now_ms)
 
@@ -733,7 +737,7 @@ class Worker:
 
     def _join(self, peer: Caller, message: Join) -> None:
         if self._home is not None:
-            peer.answers.append(self._home.join(peer, message.partitions, message.entity_ids))
+            peer.answers.append(self._home.join(peer, message.partitions, message.entity_ids, self._now_ms))
 
     def _followed(self, peer: Caller, message: Followed) -> None:
         if self._home is not None:
@@ -750,11 +754,24 @@ class Worker:
         if self._home is not None and (news := self._home.remove(message.entity_ids, self._now_ms)) is not None:
             self._tell_followers(self._home, news)
 
+    def _unused(self, peer: Caller | None, message: Unused) -> None:
+        """A partition of any worker says what nobody has used there."""
+        if self._home is not None:
+            news = self._home.said_unused(message.partition, message.entity_ids, self._now_ms)
+            if news is not None:
+                self._tell_followers(self._home, news)
+
+    def _answered(self, peer: Caller, message: Answer) -> None:
+        if self._home is not None and (news := self._home.answered(peer, message, self._now_ms)) is not None:
+            self._tell_followers(self._home, news)
+
     def _tell_followers(self, home: Home[Caller], news: Changed | Deleted) -> None:
         for caller in home.followers:
             caller.answers.append(news)
 
-    def _answer_changes(self, home: Home[Caller]) -> None:
+    def _tell_news(self, home: Home[Caller]) -> None:
+        for caller, message in home.take_messages():
+            caller.answers.append(message)
         for news in home.take_news():
             for caller in self._peers.values():
                 if caller not in home.followers:

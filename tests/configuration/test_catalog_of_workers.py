@@ -97,7 +97,7 @@ class Broker:
     def connect(self, worker: int) -> None:
         copies = self.copies[worker]
         version, stored = catalog_version(self.stores[0]), self.copies[0].stored()
-        rules = self.home.join(worker, copies.in_service(), copies.lacking(version, stored))
+        rules = self.home.join(worker, copies.in_service(), copies.lacking(version, stored), T0)
         assert rules.version == version
         copies.catch_up(version, stored, dict(rules.rules), T0)
         self.commit(worker, None)
@@ -331,16 +331,16 @@ def test_a_worker_that_hangs_holds_up_no_more_than_one_change(broker):
 def test_the_client_is_answered_when_the_gateways_know_and_one_that_hangs_is_not_waited_for(broker):
     home = broker.home
     for gateway in ("one", "other"):
-        home.join(gateway, [], [])
+        home.join(gateway, [], [], T0)
     news = home.change("one", 1, ["create", "queue", {"name": "a"}, None], T0)
-    assert not home.has_answers
+    assert not home.has_news
     broker.follow(news)
     home.followed(1, news.version, T0)
     assert (home.take_news(), home.take_done()) == ([news], [])
     home.followed("one", news.version, T0)
-    assert not home.has_answers
+    assert not home.has_news
     home.look(T0 + GATEWAYS_MS - 1)
-    assert not home.has_answers
+    assert not home.has_news
     home.look(T0 + GATEWAYS_MS)
     [done] = home.take_done()
     assert (done.caller, done.number) == ("one", 1)
@@ -349,6 +349,14 @@ def test_the_client_is_answered_when_the_gateways_know_and_one_that_hangs_is_not
     home.followed("one", second.version, T0)
     home.leave("other", T0)
     assert [done.number for done in home.take_done()] == [2]
+
+
+def test_a_worker_that_comes_again_is_not_waited_for_on_its_earlier_connection(broker):
+    home = broker.home
+    news = home.change(GATEWAY, 1, ["create", "queue", {"name": "a"}, None], T0)
+    home.join("again", [1, 3], [], T0)
+    assert [*home.followers] == ["again"]
+    assert (home.take_news(), [done.number for done in home.take_done()]) == ([news], [1])
 
 
 QUEUE = {"name": "new"}

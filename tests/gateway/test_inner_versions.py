@@ -19,6 +19,7 @@ VERSION_1 = bytes.fromhex(
     "616c4572726f72a474657874936f039181a9656e746974795f6964019372049193a370757481a9656e746974795f696401c09373049192"
     "05909370059101"
 )
+SINCE_VERSION_2 = {Op.UNUSED, Op.ANSWER, Op.ASK, Op.KEEP}
 OF_VERSION_1: list[Any] = [
     wire.send(1, 7, 8, [[b"layout", b"body", 1000, {2: "s"}]]),
     wire.send_batch(1, 7, 8, [[b"layout", b"body", None, None]]),
@@ -62,7 +63,7 @@ def test_frames_of_the_version_before_are_read():
     assert not wire.incompatible(wire.greeting(hello))
     expected = [tuple(each) if each.op != Op.HELLO else (Op.HELLO, 1, [0, 2]) for each in OF_VERSION_1]
     assert [tuple(each) for each in wire.unpack(VERSION_1)] == expected
-    assert {each.op for each in OF_VERSION_1} == set(Op), "a message that is new in a later version is left out here"
+    assert {each.op for each in OF_VERSION_1} == set(Op) - SINCE_VERSION_2
 
 
 def test_what_a_later_version_has_more_is_left_out():

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from broker.gateway.links import partitioned_receivers
 from broker.namespace.fragments import fragment_of
 from broker.wire import Op
 from protocol.codec import Described, Symbol, UInt, ULong, encode
@@ -385,6 +386,23 @@ async def test_scarce_credit_goes_to_the_fragment_with_messages(receiving: Recei
     assert not recalled[0]
     receiving.workers[2].say([Op.DRAINED, receiving.channel(2), 0])
     assert ops((await receiving.commands())[0]) == [Op.GRANT]
+
+
+async def test_a_receiver_without_credit_stops_watching_and_begins_again_with_credit(
+    receiving: Receiving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(partitioned_receivers, "REST_SECONDS", 0.05)
+    await receiving.begin()
+    receiving.attach(credit=0)
+    seen: dict[int, list[int]] = {number: [] for number in range(WORKERS)}
+    while not all(Op.PASS in found for found in seen.values()):
+        for number, commands in (await receiving.commands()).items():
+            seen[number] += ops(commands)
+    assert all(found == [Op.OPEN_RECEIVER, Op.WATCH, Op.PASS] for found in seen.values())
+    receiving.client.say(FLOW, UInt(0), UInt(2048), UInt(0), UInt(2048), UInt(receiving.receiver), UInt(0), UInt(1))
+    for found in (await receiving.commands()).values():
+        [[op, *_, limit]] = found
+        assert (op, limit) == (Op.GRANT, 0)
 
 
 async def test_outcomes_go_to_the_fragments_of_their_deliveries(receiving: Receiving) -> None:

@@ -138,6 +138,13 @@ class SharesMachine(RuleBasedStateMachine):
         self.links[link].drains = True
         self.links[link].act()
 
+    @precondition(lambda self: any(link.credit == 0 and not link.drains for link in self.links))
+    @rule()
+    def links_without_credit_rest(self) -> None:
+        for link in self.links:
+            if link.credit == 0 and not link.drains:
+                link._send(link.shares.rest())
+
     @rule(at=st.integers(0, FRAGMENTS - 1))
     def fragment_works(self, at: int) -> None:
         if at not in self.stopped:
@@ -252,6 +259,24 @@ def test_without_credit_messages_are_left_to_others():
     assert [*shares.spread(0)] == [Action(Kind.PASS, 1)]
     assert [*shares.spread(0)] == []
     assert [*shares.spread(1)] == [Action(Kind.GRANT, 1, 1)], "they may be there still"
+
+
+def test_a_link_that_rests_waits_for_nothing_until_it_has_credit_again():
+    shares = connected(3)
+    shares.lost(2)
+    assert [*shares.rest()] == [Action(Kind.PASS, 0), Action(Kind.PASS, 1)]
+    assert [*shares.rest()] == [*shares.spread(0)] == []
+    assert [*shares.spread(1)] == [Action(Kind.GRANT, 0), Action(Kind.GRANT, 1)]
+    assert [*shares.spread(1)] == []
+
+
+def test_a_fragment_with_a_grant_is_not_told_to_rest():
+    shares = connected(2)
+    shares.available(0)
+    assert [*shares.spread(1)] == [Action(Kind.GRANT, 0, 1)]
+    assert [*shares.rest()] == [Action(Kind.PASS, 1)]
+    shares.delivered(0, 1)
+    assert [*shares.rest()] == [Action(Kind.PASS, 0)]
 
 
 def test_a_fragment_that_is_away_gets_nothing():

@@ -6,30 +6,23 @@ from driver import DEAD, ENTITY, LOCK_MS, MAIN, START_MS, Driver, define, descri
 from forwarding_driver import Partitions, transfer, via
 from hypothesis import given
 from hypothesis import strategies as st
+from idle_driver import DAY_MS, INTERVAL_MS, STEP_MS, USES, is_there, opened
 from session_driver import SessionDriver
 from topic_driver import TOPIC, TOPIC_ENTITY, A, B, TopicDriver, event
 from topic_driver import rule as rule_document
 
-from broker.errors import BrokerError, EntityNotFound, TransactionRollback
+from broker.errors import EntityNotFound, TransactionRollback
 from broker.partition.partition import DUE_PER_TURN
 from broker.partition.state.idleness import STEPS
-from broker.wire import Outcome, SendOperation
+from broker.wire import Outcome, SendOperation, SettleOperation
 from storage.memory import MemoryStore
 from storage.records import entity_key, idle_key
 from storage.store import Table
-
-INTERVAL_MS = 300_000
-STEP_MS = INTERVAL_MS // STEPS
-DAY_MS = 86_400_000
 
 
 @pytest.fixture
 def queue() -> Driver:
     return Driver(auto_delete_on_idle_ms=INTERVAL_MS, lock_duration_ms=300_000)
-
-
-def is_there(driver: Driver, queue_id: int = MAIN) -> bool:
-    return bool(driver.partition.request("counts", 0, [queue_id], driver.now_ms))
 
 
 def assert_goes_after(driver: Driver, ms: int, queue_id: int = MAIN) -> None:
@@ -78,44 +71,6 @@ def test_its_receivers_are_told_that_it_is_not_there(queue):
     for error in closed.values():
         assert isinstance(error, EntityNotFound)
         assert "The messaging entity 'orders' could not be found" in str(error)  # a client looks for it (amqp.md 2.4)
-
-
-def opened(queue: Driver) -> None:
-    queue.open()
-    queue.send("a", "b", "c")
-    queue.delivery = queue.receive_one()  # type: ignore[attr-defined]
-
-
-def refused(queue: Driver) -> None:
-    with pytest.raises(BrokerError):
-        queue.request("receive-deferred", [99], False)
-
-
-USES = {
-    "a send": lambda queue: queue.send("x"),
-    "a ping": lambda queue: queue.send(message("x", ping=True)),
-    "scheduling, and cancelling": lambda queue: queue.request(
-        "cancel-scheduled", queue.request("schedule", [message("s", scheduled_ms=queue.now_ms + DAY_MS)])
-    ),
-    "a receive": lambda queue: queue.receive_one(),
-    "a receive of nothing from the dead-letter queue": lambda queue: queue.receive(1, "d", DEAD),
-    "opening a receiver": lambda queue: queue.open("other"),
-    "closing a receiver": lambda queue: queue.close(),
-    "a settlement": lambda queue: queue.settle(Outcome.ACCEPTED, queue.delivery),
-    "a settlement by request": lambda queue: queue.request("settle", [queue.delivery.token], Outcome.RELEASED, None),
-    "renewing a lock": lambda queue: queue.request("renew-locks", [queue.delivery.token]),
-    "browsing": lambda queue: queue.peek(),
-    "browsing the dead-letter queue": lambda queue: queue.peek(DEAD),
-    "deleting": lambda queue: queue.request("purge"),
-    "what is refused": refused,
-    "a change of its properties": lambda queue: queue.change(max_delivery_count=7),
-    "a send in a transaction": lambda queue: queue.partition.transact(
-        "t", True, [SendOperation(MAIN, False, [[message("t")]])], queue.now_ms
-    ),
-    "scheduling in a transaction": lambda queue: queue.partition.request_in(
-        "t", True, "schedule", MAIN, [[message("t", scheduled_ms=queue.now_ms + DAY_MS)]], queue.now_ms
-    ),
-}
 
 
 @pytest.mark.parametrize("use", USES.values(), ids=USES.keys())
@@ -509,6 +464,20 @@ def test_a_transaction_that_sent_to_what_is_deleted_is_rolled_back():
     queue.partition.delete_entity(ENTITY, queue.now_ms)
     with pytest.raises(TransactionRollback):
         queue.partition.discharge("t", True, queue.now_ms)
+
+
+@pytest.mark.parametrize("name", ["send", "settle"])
+def test_the_commit_of_a_transaction_is_a_use(queue, name):
+    opened(queue)
+    operation = (
+        SendOperation(MAIN, False, [[message("t")]])
+        if name == "send"
+        else SettleOperation(MAIN, False, [queue.delivery.token], Outcome.ACCEPTED)
+    )
+    queue.partition.transact("t", True, [operation], queue.now_ms)
+    queue.wait(119_000)
+    queue.partition.discharge("t", True, queue.now_ms)
+    assert_goes_after(queue, INTERVAL_MS)
 
 
 def test_many_that_go_at_once_go_over_several_turns():

@@ -128,6 +128,14 @@ def empty() -> Driver:
     return Driver(MeteredStore(), SETTINGS)
 
 
+def fragment_with_interval() -> Driver:
+    driver = filled()
+    description = driver.description.model_copy(update={"auto_delete_on_idle_ms": 300_000})
+    driver.partition.put_entity(1, description, driver.now_ms, partitions=(4, 5))
+    driver.partition.commit()
+    return driver
+
+
 def with_sessions() -> SessionDriver:
     driver = SessionDriver(MeteredStore(), SETTINGS)
     for at in range(0, MANY, 100):
@@ -287,6 +295,15 @@ def deleting_the_entity(driver: Driver) -> None:
     driver.partition.commit()
     driver.wait(1)
     assert driver.store.scan(Table.MESSAGES, b"", b"\xff" * 9, 1) == []
+
+
+def agreeing_to_the_deletion(driver: Driver) -> None:
+    driver.wait(300_000)
+    assert driver.partition.take_unused() == [1]
+    assert driver.partition.agree(1, driver.now_ms)
+    driver.partition.commit()
+    driver.partition.keep(1, driver.now_ms)
+    driver.partition.commit()
 
 
 def publishing_a_batch(driver: TopicDriver) -> None:
@@ -652,6 +669,7 @@ ROWS: list[tuple[tuple[Op | Due | str, ...], Callable[[], Driver], Callable[[Any
     ((Op.OPEN_RECEIVER,), one_session_locked, accepting_a_session_whose_lock_ran_out),
     (("change-catalog", Op.CHANGED, Op.FOLLOWED), wide, changing_entities),
     ((Op.REMOVE, Op.DELETED, Due.DELETION, Due.IDLE), filled, deleting_the_entity),
+    ((Op.UNUSED, Op.ASK, Op.ANSWER, Op.KEEP, Due.IDLE), fragment_with_interval, agreeing_to_the_deletion),
     ((Op.SEND_BATCH,), wide, publishing_a_batch),
     (("transact", "discharge"), wide, publishing_in_a_transaction),
     ((Due.PUBLISHING,), wide, publishing_what_is_due),

@@ -14,6 +14,9 @@ from protocol.engine.links import Link
 
 # A fragment that does not answer a recall for this long is slow: its credit is used elsewhere.
 RECALL_SECONDS = 0.2
+# A link without credit does not use its entity (AutoDeleteOnIdle). The fragments are told that some time later, because
+# most links get credit again with each message.
+REST_SECONDS = 60.0
 
 
 class PartitionedReceiver(ClientReceiver):
@@ -22,8 +25,10 @@ class PartitionedReceiver(ClientReceiver):
     def __init__(self, connection: Host, link: Link, entity: Entity, address: Address) -> None:
         self._shares = Shares(entity.partitions)
         self._recalls = dict.fromkeys(entity.partitions, 0)  # the number of recalls of each fragment
+        self._will_rest = False  # a timer for that runs
         super().__init__(connection, link, entity, address, entity.partitions)
         self._by_prefix = {channel.partition.to_bytes(2, "big"): channel for channel in self._channels}
+        self._rest_later()
 
     def _channel_of(self, token: bytes) -> ReceiverChannel:
         return self._by_prefix[token[:2]]  # see "Lock tokens" in docs/architecture.md
@@ -46,6 +51,8 @@ class PartitionedReceiver(ClientReceiver):
             self._do(self._shares.spread(0))
             return
         room = self._room()
+        if room <= 0:
+            self._rest_later()
         if not link.drain:
             self._shares.is_draining = False
             self._do(self._shares.spread(room))
@@ -53,6 +60,19 @@ class PartitionedReceiver(ClientReceiver):
         self._do(self._shares.drain(room))
         if self._shares.is_drained(room):
             link.drained()
+
+    def _rest_later(self) -> None:
+        """If the link still has no credit then, let the fragments know that it waits for nothing."""
+        if self._will_rest:
+            return
+        self._will_rest = True
+
+        def rest() -> None:
+            self._will_rest = False
+            if not (self._closing or self.link.closed) and self._room() <= 0:
+                self._do(self._shares.rest())
+
+        self.connection.later(REST_SECONDS, rest)
 
     def _do(self, actions: Iterable[Action]) -> None:
         for kind, partition, granted in actions:

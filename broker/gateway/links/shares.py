@@ -9,7 +9,7 @@ is used elsewhere; what it still delivers then may be more than the link's credi
 
 Pure: the caller sends the actions that are returned. `GRANT`: the fragment's grant is `granted` from now on, and it
 says when it has messages and no grant. `RECALL`: the same, and then the rest of the grant ends, and the fragment says
-so. `PASS`: the fragment has said that it has messages, but the link cannot take any now.
+so. `PASS`: the link cannot take any messages now, so the fragment need not say that it has some, or its word is vain.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -145,6 +145,13 @@ class Shares:
                 self._grant(share, count)
                 share.is_recalled = True
                 yield Action(Kind.RECALL, share.fragment, count)
+
+    def rest(self) -> Iterator[Action]:
+        """The link gets nothing for a while: no fragment is to say that it has messages, until the next `spread`."""
+        for share in self._order:
+            if share.is_there and share.watches and not (share.granted or share.is_recalled):
+                share.watches = False
+                yield Action(Kind.PASS, share.fragment)
 
     def is_drained(self, room: int) -> bool:
         """True if every fragment was asked, or the credit is used up. Then the drain has ended."""

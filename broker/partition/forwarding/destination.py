@@ -17,7 +17,7 @@ from broker.partition.messages.expiry import end_of_life
 from broker.partition.messages.moves import enqueue
 from broker.partition.sessions.membership import session_id_in, session_id_of, without_session
 from broker.partition.state.core import Core
-from broker.partition.state.idleness import use
+from broker.partition.state.idleness import refuses, use
 from broker.partition.state.queue import Queue
 from broker.partition.state.terms import Kind
 from broker.partition.state.timers import Due
@@ -124,6 +124,8 @@ def take_over(
         return mark, [], "The store of the destination's partition is nearly full."
     overlays: list[Overlay] = list(entries[2::ENTRY][new:])
     entity_ids = [entity_id or overlay.pop(Field.DESTINATION) for overlay in overlays]
+    if any(refuses(core, queue_id_of(destination)) for destination in set(entity_ids)):
+        return mark, [], "It is being decided whether the destination is deleted because nobody has used it."
     verdict = judge(core, entity_ids, [len(record) for record in records])
     if verdict.accepted:
         arrived: dict[int, list[tuple[bytes, Overlay]]] = {}

@@ -33,7 +33,7 @@ from broker.partition.messages.moves import (
     unlocked,
 )
 from broker.partition.state.core import Core
-from broker.partition.state.idleness import use
+from broker.partition.state.idleness import refuses, use
 from broker.partition.state.lanes import destination_of
 from broker.partition.state.locks import Held, ref_of
 from broker.partition.state.outbox import Outbox
@@ -310,6 +310,11 @@ def _move(
     core: Core, queue: Queue, outbox: Outbox, travelling: list[Travelling], destinations: Sequence[int], now_ms: int
 ) -> None:
     """Move messages within the turn, each to its destination: an entity id, or 0 if the entity does not exist."""
+    if any(refuses(core, queue_id_of(destination)) for destination in set(destinations)):
+        for held, _, _ in travelling:
+            _return(core, queue, outbox, held, now_ms)
+        _try_later(core, queue, outbox, now_ms)
+        return
     verdict = judge(core, destinations, [len(record) for _, record, _ in travelling])
     accepted: dict[int, list[Travelling]] = {}
     for each, destination in zip(travelling[: verdict.accepted], destinations, strict=False):
