@@ -86,6 +86,11 @@ class Scene:
     def lose(self, number: int) -> None:
         self.workers[number].lose()
 
+    def stall(self, number: int) -> None:
+        """The worker has not answered for long."""
+        self.gateway.router.busy_seconds = 1
+        self.workers[number].connection._look()
+
     def restart(self, number: int) -> None:
         self.workers[number] = Worker(self.workers[number].connection)
 
@@ -263,6 +268,43 @@ async def test_what_a_fragment_had_when_it_ended_goes_to_others(scene: Scene) ->
                 for command in sent:
                     scene.answer(number, command)
     assert scene.outcomes() == dict.fromkeys(numbers, ACCEPTED)
+
+
+async def test_what_a_fragment_has_that_does_not_answer_for_long_goes_to_others(scene: Scene) -> None:
+    await scene.begin()
+    for _ in range(3):
+        scene.client.transfer(scene.sender, message(b"m"))
+    scene.client.transfer(scene.sender, keyed(key_of_worker(0)))
+    before = await scene.sends()
+    assert [len(each[4]) for each in before[0]] == [1, 1]
+    for number in (1, 2):
+        scene.answer(number, before[number][0])
+    scene.outcomes()
+    scene.stall(0)
+    [(number, [again])] = (await scene.sends()).items()
+    assert number != 0
+    assert again[4] == before[0][0][4], "the one without a key"
+    scene.answer(number, again)
+    assert list(scene.outcomes().values()) == [ACCEPTED]
+    for command in before[0]:
+        scene.answer(0, command)  # it goes on after all; only the message with a key still waits for that
+    assert scene.outcomes() == {3: ACCEPTED}
+    scene.stall(0)
+    scene.lose(0)
+    assert await scene.sends() == {}
+    assert scene.outcomes() == {}
+
+
+async def test_what_went_to_another_fragment_does_not_go_again_when_the_first_one_ends(scene: Scene) -> None:
+    await scene.begin()
+    scene.client.transfer(scene.sender, message(b"m"))
+    [(first, _)] = (await scene.sends()).items()
+    scene.stall(first)
+    [(second, [again])] = (await scene.sends()).items()
+    scene.lose(first)
+    assert await scene.sends() == {}
+    scene.answer(second, again)
+    assert scene.outcomes() == {0: ACCEPTED}
 
 
 async def test_with_a_key_the_outcome_is_unknown_when_the_fragment_ends(scene: Scene) -> None:

@@ -113,6 +113,9 @@ class Link(Channel):
     def on_worker_lost(self) -> None:
         self._note("lost")
 
+    def on_worker_stalled(self) -> None:
+        raise AssertionError
+
     def on_worker_back(self) -> None:
         self._note("back")
 
