@@ -1,16 +1,31 @@
 """Links to a partitioned queue in a gateway without sockets: what goes to which worker, and what their answers do."""
 
+import asyncio
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from broker.gateway.links.session_links import FIRST_ANSWER_S
 from broker.namespace.fragments import fragment_of
 from broker.wire import Op
-from protocol.codec import Described, Symbol, UInt, ULong, encode
+from protocol.codec import Described, Symbol, UByte, UInt, ULong, encode
 from storage.records import LAYOUT_BYTES, MESSAGE_HEADER_BYTES
-from tests.end_to_end.raw_peer import ACCEPTED, DETACH, DISPOSITION, FLOW, REJECTED, TRANSFER, Frame, message, outcome
+from tests.end_to_end.raw_peer import (
+    ACCEPTED,
+    ATTACH,
+    DETACH,
+    DISPOSITION,
+    FLOW,
+    REJECTED,
+    TRANSFER,
+    Frame,
+    message,
+    outcome,
+    source,
+    target,
+)
 from tests.gateway.in_process import QUEUE_ID, Client, Worker, gateway_with_workers
 
 WORKERS = 3
@@ -536,6 +551,65 @@ async def test_deliveries_that_cannot_have_left_go_back_to_their_fragments(recei
     closed = await receiving.commands()
     assert closed[0][0][4] == token_of(0, 1)
     assert closed[2][0][4] == token_of(2, 1)
+
+
+# The next session
+
+SESSION_FILTER = {Symbol("com.microsoft:session-filter"): None}
+PASSES = "OperationTimeout"
+
+
+async def ask_for_the_next(scene: Scene) -> tuple[int, int]:
+    """Attach; the worker that is asked first, and its channel."""
+    await scene.begin(requires_session=True)
+    modes = UByte(0), UByte(1)
+    ends = source("orders", filters=SESSION_FILTER), target("here")
+    scene.client.say(ATTACH, "next", UInt(7), True, *modes, *ends)
+    return next(iter((await asked(scene)).items()))
+
+
+async def asked(scene: Scene) -> dict[int, int]:
+    """The channels that workers were asked to open since the last call, by worker."""
+    found = {}
+    for number, worker in enumerate(scene.workers):
+        for command in await worker.commands():
+            if command[0] == Op.OPEN_RECEIVER:
+                found[number] = command[2]
+    return found
+
+
+def has_session(scene: Scene) -> bool:
+    return any(frame.code == ATTACH and frame.fields[5] is not None for frame in scene.client.frames())
+
+
+async def test_if_the_first_fragment_has_no_session_all_are_asked(scene: Scene) -> None:
+    first, channel = await ask_for_the_next(scene)
+    scene.workers[first].say([Op.CLOSED, channel, PASSES, "no session"])
+    assert (await asked(scene)).keys() == {0, 1, 2}
+    await asyncio.sleep(FIRST_ANSWER_S * 1.5)
+    assert await asked(scene) == {}
+
+
+async def test_if_the_first_fragment_is_slow_the_others_are_asked_and_the_first_is_when_it_has_answered(
+    scene: Scene,
+) -> None:
+    first, channel = await ask_for_the_next(scene)
+    await asyncio.sleep(FIRST_ANSWER_S * 1.5)
+    others = await asked(scene)
+    assert others.keys() == {0, 1, 2} - {first}
+    scene.workers[first].say([Op.CLOSED, channel, PASSES, "no session"])
+    assert (await asked(scene)).keys() == {first}
+    number, opened = next(iter(others.items()))
+    scene.workers[number].say([Op.OPENED, opened, "s", 0])
+    assert has_session(scene)
+
+
+async def test_the_session_of_a_fragment_that_was_slow_is_taken_if_no_other_has_one(scene: Scene) -> None:
+    first, channel = await ask_for_the_next(scene)
+    await asyncio.sleep(FIRST_ANSWER_S * 1.5)
+    await asked(scene)
+    scene.workers[first].say([Op.OPENED, channel, "s", 0])
+    assert has_session(scene)
 
 
 def test_the_keys_of_a_message() -> None:
