@@ -222,6 +222,7 @@ class WorkerConnection:
     def take(self, messages: Iterable[Message]) -> None:
         """Handle what the worker has sent together, in one turn."""
         self._awaits = self.is_stalled = False
+        self._silent_looks = 0
         router = self._router
         router.in_turn = True
         try:
