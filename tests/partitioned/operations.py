@@ -174,6 +174,8 @@ def sends(partition: int | None, count: int = 1) -> Callable[[Scene], Run]:
         yield
         for _ in range(count):
             scene.peer.transfer(keyed(partition), handle)
+            if count > 1:
+                scene.peer.wait_until_read()  # what is read at once goes to one fragment
         return answered(scene.peer, count)
 
     return run
