@@ -147,7 +147,9 @@ def run(broker: Broker, rate_per_s: float) -> Figures:
     starting_s = 2.0  # of the clients' interpreters
     killed_at = time.monotonic() + starting_s + WARM_UP_S + BEFORE_S
     until = killed_at + AFTER_S
-    others = [key_of(partition) for partition in range(PARTITIONS) if partition != FAULTY]
+    assert broker.workers is not None
+    lost = range(FAULTY % broker.workers, PARTITIONS, broker.workers)
+    others = [key_of(partition) for partition in range(PARTITIONS) if partition not in lost]
     sender = Client(send, port, "without-keys", [None], rate_per_s, until)
     keyed = Client(send, port, "with-keys", others, rate_per_s, until)
     receivers = [Client(receive, port, name, until + 0.5) for name in ("without-keys", "with-keys")]
