@@ -9,6 +9,7 @@
 #   make structure  modules by folder, longest functions, circles of imports
 #   make dead-code  unused code; make coverage  code that no test runs    ARGS="tests/partition"
 #   make soak, make fuzz, make power-loss                          ARGS="--help" lists the options
+#   make losing-a-worker  what clients of a partitioned queue notice when a worker is killed
 #   make install   only make .venv, with the command peeklock in it
 #   make clean     remove what these made, but no data of brokers
 
@@ -23,7 +24,7 @@ EXAMPLES ?= 2000
 OF_BROKERS := $(addprefix tests/,end_to_end sessions forwarding operations client_commands protocol_client crash_ledger)
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-one-process lint bench model soak fuzz power-loss structure dead-code coverage clean
+.PHONY: help install serve test test-one-process lint bench model soak fuzz power-loss losing-a-worker structure dead-code coverage clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -85,6 +86,9 @@ fuzz: $(INSTALLED)
 
 power-loss: $(INSTALLED)
 	$(BIN)/python -m tests.power_loss.run $(ARGS)
+
+losing-a-worker: $(INSTALLED)
+	$(BIN)/python -m tests.partitioned.losing_a_worker $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis tests/interop/.build

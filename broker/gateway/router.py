@@ -84,6 +84,9 @@ class Channel(Protocol):
 
     def on_worker_back(self) -> None: ...
 
+    def on_worker_stalled(self) -> None:
+        """The worker has not answered for long. It may still do, or be replaced."""
+
     @property
     def connection(self) -> "Owner":
         """The client's connection. It writes once per frame of answers, for all of its channels."""
@@ -172,6 +175,15 @@ class WorkerConnection:
             log.warning("worker does not answer; operations for it are refused as busy", worker=self._path)
             self._router.behind.discard(self)
             self._router.on_caught_up()
+            self._tell_all(lambda channel: channel.on_worker_stalled())
+
+    def _tell_all(self, tell: Callable[[Channel], None]) -> None:
+        for channel in list(self.channels.values()):
+            try:
+                tell(channel)
+            except Exception as error:
+                channel.connection.fail(error)
+            channel.connection.flush()
 
     # -- the connection comes and goes
 
@@ -194,11 +206,7 @@ class WorkerConnection:
         self._router.metrics.worker_connects += 1
         if self._was_lost:
             log.info("worker connected again", worker=self._path)
-            for channel in list(self.channels.values()):
-                try:
-                    channel.on_worker_back()
-                except Exception as error:
-                    channel.connection.fail(error)
+            self._tell_all(lambda channel: channel.on_worker_back())
 
     def fall_behind(self) -> None:
         """The worker has too many unread commands."""
@@ -226,16 +234,12 @@ class WorkerConnection:
         requests, self._requests = self._requests, {}
         for reply, owner in requests.values():
             self._answer(reply, owner, None, unknown)
-        for channel in list(self.channels.values()):
-            try:
-                channel.on_worker_lost()
-            except Exception as failure:
-                channel.connection.fail(failure)
-            channel.connection.flush()
+        self._tell_all(lambda channel: channel.on_worker_lost())
 
     def take(self, messages: Iterable[Message]) -> None:
         """Handle what the worker has sent together, in one turn."""
         self._awaits = self.is_stalled = False
+        self._silent_looks = 0
         router = self._router
         router.in_turn = True
         try:

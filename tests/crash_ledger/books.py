@@ -170,6 +170,57 @@ class Order(Book):
                 self.breach(f"{(session, number)} was accepted and is lost")
 
 
+class Copies(Book):
+    """Messages without a key on a partitioned queue. If a fragment does not answer, another one gets its messages, too.
+
+    - What was accepted comes.
+    - It comes once, unless a process was killed or stopped between its sending and its acceptance.
+    - A copy whose completion was confirmed does not come again.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._sent: dict[int, int | None] = {}  # in which epoch; None: while something was killed or stopped
+        self._accepted: dict[int, bool] = {}  # whether nothing was killed or stopped since the sending
+        self._copies: dict[int, set[int]] = defaultdict(set)  # sequence numbers
+        self._completed: set[int] = set()
+
+    @property
+    def accepted_count(self) -> int:
+        return len(self._accepted)
+
+    @property
+    def completed_count(self) -> int:
+        return len(self._completed)
+
+    @property
+    def doubled_count(self) -> int:
+        return sum(len(copies) > 1 for copies in self._copies.values())
+
+    def sent(self, number: int, epoch: int | None) -> None:
+        self._sent[number] = epoch
+
+    def accepted(self, number: int, epoch: int | None) -> None:
+        self._accepted[number] = epoch is not None and epoch == self._sent[number]
+
+    def delivered(self, number: int, sequence_number: int) -> None:
+        if number not in self._sent:
+            self.breach(f"message {number} was never sent")
+        if sequence_number in self._completed:
+            self.breach(f"message {number} came again after the completion of {sequence_number} was confirmed")
+        self._copies[number].add(sequence_number)
+
+    def completed(self, sequence_number: int) -> None:
+        self._completed.add(sequence_number)
+
+    def close(self) -> None:
+        for number in self._accepted.keys() - self._copies.keys():
+            self.breach(f"message {number} was accepted and is lost")
+        for number, copies in self._copies.items():
+            if len(copies) > 1 and self._accepted.get(number):
+                self.breach(f"message {number} is there {len(copies)} times, and nothing was killed or stopped")
+
+
 class Ids(Book):
     """Messages with ids, sent again whenever an answer is missing and sometimes though it is not.
 

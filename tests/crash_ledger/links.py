@@ -19,6 +19,13 @@ READ_BYTES = 256 * 1024
 DURABLE_HEADER = b"\x00\x53\x70\xc0\x02\x01\x41"
 
 
+def with_key(partition_key: str) -> bytes:
+    """The section of a message's annotations."""
+    name, value = b"x-opt-partition-key", partition_key.encode()
+    pair = b"\xa3" + bytes((len(name),)) + name + b"\xa1" + bytes((len(value),)) + value
+    return b"\x00\x53\x72\xc1" + bytes((1 + len(pair), 2)) + pair
+
+
 @dataclass(frozen=True)
 class Login:
     """Where to connect, and as whom (SASL PLAIN)."""
@@ -143,8 +150,16 @@ class Peer(ABC):
 class Sender(Peer):
     """Sends messages and reports what the broker answered: `answered(key, accepted)`."""
 
-    def __init__(self, login: Login, name: str, address: str, answered: Callable[[Key, bool], None]) -> None:
+    def __init__(
+        self,
+        login: Login,
+        name: str,
+        address: str,
+        answered: Callable[[Key, bool], None],
+        partition_key: str | None = None,
+    ) -> None:
         self._answered = answered
+        self._head = DURABLE_HEADER + (b"" if partition_key is None else with_key(partition_key))
         self.unanswered = 0
         super().__init__(login, name, address)
 
@@ -162,7 +177,7 @@ class Sender(Peer):
         """Needs credit. The bytes leave with the next `write`."""
         delivery = self._link.delivery(f"{key[0]}-{key[1]}")
         delivery.key = key
-        self._link.stream(DURABLE_HEADER + b"\x00\x53\x75\xb0" + struct.pack(">I", len(body)) + body)
+        self._link.stream(self._head + b"\x00\x53\x75\xb0" + struct.pack(">I", len(body)) + body)
         self._link.advance()
         self.unanswered += 1
 

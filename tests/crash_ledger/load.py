@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from proton import Delivery
 
@@ -38,6 +39,7 @@ class Mix:
     abandon: float = 0.05
     hold: float = 0.2  # locked for up to `hold_s`, then settled like the others
     hold_s: float = 0.2
+    has_keys: bool = False  # each sender has a partition key for its messages, so their order holds
 
 
 @dataclass
@@ -84,7 +86,7 @@ class Load:
         self._chance = random.Random(self.seed)
         self._selector = selectors.DefaultSelector()
         self._next_number = [0] * self.mix.senders
-        self._senders = [Slot(f"sender-{n}", self._open_sender) for n in range(self.mix.senders)]
+        self._senders = [Slot(f"sender-{n}", partial(self._open_sender, n)) for n in range(self.mix.senders)]
         self._receivers = [Slot(f"receiver-{n}", self._open_receiver) for n in range(self.mix.receivers)]
         self._slots = [*self._receivers, *self._senders]
         self._confirmed: list[tuple[Key, Outcome, bool]] = []
@@ -221,8 +223,9 @@ class Load:
                 slot.is_lost = False
                 self.ledger.link_back()
 
-    def _open_sender(self, name: str) -> Peer:
-        return Sender(self.login, name, self.queue, self._answered)
+    def _open_sender(self, number: int, name: str) -> Peer:
+        key = f"sender-{number}" if self.mix.has_keys else None
+        return Sender(self.login, name, self.queue, self._answered, key)
 
     def _open_receiver(self, name: str) -> Peer:
         address = f"{self.queue}/$deadletterqueue" if self._dead_letter else self.queue

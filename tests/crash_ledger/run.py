@@ -23,6 +23,7 @@ from tests.crash_ledger.ledger import Ledger, Summary
 from tests.crash_ledger.links import Login
 from tests.crash_ledger.load import Load, Mix
 from tests.crash_ledger.workers import Workers
+from tests.end_to_end.health import is_ready
 
 QUEUE = "ledger"
 # The delivery limit is out of reach, or messages that crashes interrupt would be dead-lettered; locks outlive the run.
@@ -32,11 +33,21 @@ name = "{QUEUE}"
 max_delivery_count = 2000000000
 lock_duration_ms = 300000
 {workers.CONFIG}"""
+PARTITIONED = f"""
+partitions = 4
+gateways = 2
+worker_stall_timeout_ms = 6000
+
+[partitioning]
+default = true
+{CONFIG}"""
+LONGEST_PAUSE_S = 2.0
+HUNG_TIMEOUT_S = 15.0
 RECOVERY_TIMEOUT_S = 30.0
 
 
 class Victim(Enum):
-    """What is killed. Workers and gateways are started again by their supervisor, most others by us."""
+    """What is killed or stopped. Workers and gateways are started again by their supervisor, most others by us."""
 
     ALL = "all"
     STARTING = "starting"  # all, and all again while it starts
@@ -45,6 +56,9 @@ class Victim(Enum):
     WORKER = "worker"
     CHECKPOINTER = "checkpointer"  # of a worker, which starts it again
     ONE_PROCESS = "one process"  # of a broker without processes for workers
+    PAUSED_WORKER = "worker, stopped for a time"
+    PAUSED_GATEWAY = "gateway, stopped for a time"
+    HUNG_WORKER = "worker, stopped until it was replaced"
 
 
 MODULES = {
@@ -52,6 +66,9 @@ MODULES = {
     Victim.WORKER: "broker.worker",
     Victim.CHECKPOINTER: "storage.log.checkpointer",
     Victim.ONE_PROCESS: "broker.one_process",
+    Victim.PAUSED_WORKER: "broker.worker",
+    Victim.PAUSED_GATEWAY: "broker.gateway",
+    Victim.HUNG_WORKER: "broker.worker",
 }
 
 WEIGHTS = {
@@ -68,6 +85,17 @@ WEIGHTS_OF_ONE_PROCESS = {
     Victim.SUPERVISOR: 1,
     Victim.ONE_PROCESS: 4,
     Victim.CHECKPOINTER: 2,
+}
+WEIGHTS_OF_PARTITIONED = {
+    Victim.ALL: 2,
+    Victim.STARTING: 1,
+    Victim.SUPERVISOR: 1,
+    Victim.GATEWAY: 3,
+    Victim.WORKER: 5,
+    Victim.CHECKPOINTER: 1,
+    Victim.PAUSED_WORKER: 3,
+    Victim.PAUSED_GATEWAY: 2,
+    Victim.HUNG_WORKER: 1,
 }
 STARTED_BY_US = (Victim.ALL, Victim.STARTING, Victim.SUPERVISOR)
 
@@ -89,7 +117,7 @@ class Report:
     def __str__(self) -> str:
         kills = ", ".join(f"{victim.value} {count}" for victim, count in self.kills.most_common())
         lines = [
-            f"{self.kills.total()} kills with SIGKILL in {self.seconds:.0f} s: {kills}",
+            f"{self.kills.total()} kills and stops in {self.seconds:.0f} s: {kills}",
             f"links lost {self.links_lost:,}, slowest recovery {self.slowest_recovery_s:.2f} s",
             str(self.summary),
             str(self.others),
@@ -106,9 +134,12 @@ def run(
     mix: Mix | None = None,
     longest_gap_s: float = 1.5,
     workers: int = 1,
+    partitioned: bool = False,
     say: Callable[[str], None] = lambda text: None,
 ) -> Report:
     """Load a fresh broker with so many workers, kill something `kills` times, drain, and judge.
+
+    `partitioned`: all queues are, on 4 partitions, and clients use two gateways.
 
     `victims` are taken in turn; without any they are drawn at random from those that this broker has. Raises
     BrokerFailed if it does not start again.
@@ -118,19 +149,20 @@ def run(
     done: Counter[Victim] = Counter()
     slowest = 0.0
     problem = ""
-    broker = Broker(directory, CONFIG, workers=workers)
+    weights = WEIGHTS_OF_PARTITIONED if partitioned else WEIGHTS if workers else WEIGHTS_OF_ONE_PROCESS
+    broker = Broker(directory, PARTITIONED if partitioned else CONFIG, workers=workers)
     ledger = Ledger()
-    load = Load(Login(broker.amqp_port, KEY_NAME, KEY), QUEUE, ledger, mix or Mix(), seed)
-    others = Workers(broker.amqp_port, seed, epoch=lambda: None if ledger.outage else ledger.epoch)
+    mix = mix or Mix(has_keys=partitioned)
+    load = Load(Login(broker.amqp_port, KEY_NAME, KEY), QUEUE, ledger, mix, seed)
+    others = Workers(broker.amqp_port, seed, lambda: None if ledger.outage else ledger.epoch, partitioned)
     broker.start()
     try:
         others.start()
         for number in range(kills):
-            recover(load)
+            recover(load, broker)
             if victims:
                 victim = victims[number % len(victims)]
             else:
-                weights = WEIGHTS if workers else WEIGHTS_OF_ONE_PROCESS
                 victim = chance.choices(list(weights), list(weights.values()))[0]
             kill_during(load, broker, victim, after_s=chance.uniform(0.05, longest_gap_s))
             done[victim] += 1
@@ -139,7 +171,7 @@ def run(
                 kill_while_starting(broker, after_s=chance.uniform(0.0, 1.0))
             if victim in STARTED_BY_US:
                 broker.start()
-            recover(load)
+            recover(load, broker)
             slowest = max(slowest, time.monotonic() - killed)
             say(f"kill {number + 1} of {kills}, {victim.value}: {load.accepted:,} accepted, {load.gone:,} settled")
         load.run(0.5)
@@ -161,10 +193,10 @@ def run(
     )
 
 
-def recover(load: Load) -> None:
-    """Raises TimeoutError unless the broker serves every link again in time."""
-    load.run(RECOVERY_TIMEOUT_S, until=load.serves)
-    if not load.serves():
+def recover(load: Load, broker: Broker) -> None:
+    """Raises TimeoutError unless the broker serves every link again in time, with all partitions."""
+    load.run(RECOVERY_TIMEOUT_S, until=lambda: load.serves() and is_ready(broker))
+    if not (load.serves() and is_ready(broker)):
         lost = "; ".join(load.lost_links[-3:])
         raise TimeoutError(f"not serving {RECOVERY_TIMEOUT_S:.0f} s after a kill. Links lost last: {lost}")
     load.ledger.outage = False
@@ -182,7 +214,7 @@ def kill_during(load: Load, broker: Broker, victim: Victim, after_s: float) -> N
 
     thread = threading.Thread(target=act)
     thread.start()
-    load.run(after_s + 10, until=killed.is_set)
+    load.run(after_s + HUNG_TIMEOUT_S, until=killed.is_set)
     thread.join()
     load.new_epoch()
     if victim in STARTED_BY_US:
@@ -190,7 +222,10 @@ def kill_during(load: Load, broker: Broker, victim: Victim, after_s: float) -> N
 
 
 def kill(broker: Broker, victim: Victim) -> None:
-    """SIGKILL, and return when the victim is gone. A killed supervisor must take its children with it."""
+    """SIGKILL, or SIGSTOP, and return when the victim is gone, or goes on.
+
+    A killed supervisor must take its children with it.
+    """
     processes = broker.processes()
     if victim in (Victim.ALL, Victim.STARTING):
         broker.kill()
@@ -203,8 +238,17 @@ def kill(broker: Broker, victim: Victim) -> None:
         of_kind = [process for process in processes[1:] if MODULES[victim] in _command(process)]
         assert of_kind, f"no {victim.value} among {[_command(process) for process in processes]}"
         chosen = random.choice(of_kind)
-        chosen.kill()
-        psutil.wait_procs([chosen], timeout=5)
+        if victim in (Victim.PAUSED_WORKER, Victim.PAUSED_GATEWAY):
+            chosen.suspend()
+            time.sleep(random.uniform(0.05, LONGEST_PAUSE_S))
+            chosen.resume()
+        elif victim is Victim.HUNG_WORKER:
+            chosen.suspend()
+            _, alive = psutil.wait_procs([chosen], timeout=HUNG_TIMEOUT_S)
+            assert not alive, "it was not replaced"
+        else:
+            chosen.kill()
+            psutil.wait_procs([chosen], timeout=5)
 
 
 def kill_while_starting(broker: Broker, after_s: float) -> None:
@@ -237,6 +281,7 @@ def main() -> int:
         "--victim", choices=[victim.value for victim in Victim], help="kill only these (default: mixed)"
     )
     parser.add_argument("--workers", type=int, default=1, help="0: all in one process (default: %(default)s)")
+    parser.add_argument("--partitioned", action="store_true", help="all queues are partitioned; needs workers")
     options = parser.parse_args()
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(2**32)
     victims = [Victim(options.victim)] if options.victim else []
@@ -248,6 +293,7 @@ def main() -> int:
             seed=seed,
             victims=victims,
             workers=options.workers,
+            partitioned=options.partitioned,
             say=lambda text: print(text, flush=True),
         )
     print(report)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.crash_ledger.books import Chains, Ending, Ids, Link, Order
+from tests.crash_ledger.books import Chains, Copies, Ending, Ids, Link, Order
 
 
 @pytest.fixture
@@ -152,3 +152,60 @@ def test_an_id_that_comes_again_after_its_completion_is_told():
     ids.completed.add("a")
     ids.delivered("a", 1)
     assert "came again" in ids.breaches[0]
+
+
+def test_messages_without_a_key_that_come_once_are_right():
+    book = Copies()
+    for number in (1, 2):
+        book.sent(number, 0)
+        book.accepted(number, 0)
+        book.delivered(number, 100 + number)
+        book.completed(100 + number)
+    book.sent(3, 0)  # never answered, never delivered
+    book.close()
+    assert book.breaches == []
+    assert book.doubled_count == 0
+
+
+@pytest.mark.parametrize(("sent", "accepted"), [(0, 1), (None, 1), (0, None), (None, None)])
+def test_a_message_may_be_there_twice_after_a_kill(sent, accepted):
+    book = Copies()
+    book.sent(1, sent)
+    book.accepted(1, accepted)
+    for number in (101, 102):
+        book.delivered(1, number)
+        book.completed(number)
+    book.close()
+    assert book.breaches == []
+    assert book.doubled_count == 1
+
+
+def test_a_message_that_is_there_twice_without_a_kill_is_told():
+    book = Copies()
+    book.sent(1, 0)
+    book.accepted(1, 0)
+    book.delivered(1, 101)
+    book.delivered(1, 102)
+    book.close()
+    assert "there 2 times" in book.breaches[0]
+
+
+def test_a_copy_that_comes_again_after_its_completion_is_told():
+    book = Copies()
+    book.sent(1, None)
+    book.delivered(1, 101)
+    book.delivered(1, 101)  # its lock was lost
+    assert book.breaches == []
+    book.completed(101)
+    book.delivered(1, 101)
+    assert "came again" in book.breaches[0]
+
+
+def test_what_was_never_sent_or_is_lost_without_a_key_is_told():
+    book = Copies()
+    book.delivered(7, 101)
+    assert "never sent" in book.breaches[0]
+    book.sent(1, 0)
+    book.accepted(1, 0)
+    book.close()
+    assert "is lost" in book.breaches[1]

@@ -31,6 +31,19 @@ def test_nothing_accepted_is_lost_and_nothing_settled_returns_over_kills(tmp_pat
     assert len(report.others.ids.completed) > 100
 
 
+@pytest.mark.slow
+def test_on_partitioned_queues_nothing_is_lost_nothing_returns_and_keys_keep_their_order(tmp_path):
+    victims = (Victim.WORKER, Victim.PAUSED_WORKER, Victim.GATEWAY, Victim.PAUSED_GATEWAY)
+    report = run(tmp_path, 4, seed=3, victims=victims, longest_gap_s=0.5, workers=2, partitioned=True)
+    assert report.sound, str(report)
+    assert report.summary.accepted > 500
+    assert report.summary.completed > 500
+    assert report.others.chains.committed > 20
+    assert report.others.order.completed_count > 100
+    assert len(report.others.ids.completed) > 100
+    assert report.others.copies.completed_count > 500
+
+
 def test_a_message_taken_behind_the_ledgers_back_is_reported_lost_and_one_put_back_as_resurrected(tmp_path):
     """The whole tool, with one message lost and one resurrected by another client in the broker's place."""
     with Broker(tmp_path, CONFIG) as broker:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 from protocol.codec import Symbol, UInt, decode
-from tests.crash_ledger.books import Book, Chains, Ending, Ids, Link, Order
+from tests.crash_ledger.books import Book, Chains, Copies, Ending, Ids, Link, Order
 from tests.end_to_end.raw_peer import (
     ACCEPTED,
     ATTACH,
@@ -33,7 +33,7 @@ from tests.end_to_end.raw_peer import (
 from tests.end_to_end.raw_transactions import TRANSACTIONAL, Coordinator, within
 from tests.sessions.raw_sessions import FILTER, TIMEOUT, session_of
 
-CHAINS, SESSIONS, IDS = "chains", "sessions", "ids"
+CHAINS, SESSIONS, IDS, COPIES = "chains", "sessions", "ids", "copies"
 CONFIG = f"""
 [[queues]]
 name = "{CHAINS}"
@@ -52,15 +52,22 @@ max_delivery_count = 2000000000
 lock_duration_ms = 300000
 requires_duplicate_detection = true
 duplicate_detection_history_time_window_ms = 86400000
+
+[[queues]]
+name = "{COPIES}"
+max_delivery_count = 2000000000
+lock_duration_ms = 300000
 """
 CHAIN_COUNT = 100
 IN_ONE = 10  # chains that a transaction moves
+KEYS = 8  # partition keys that chains have on partitioned queues
 SESSION_COUNT = 16
 MOST_WAITING = 1000  # messages of sessions, and with ids, above which senders pause
 PATIENCE_S = 5.0
 QUIET_S = 1.5  # after so long without a message there is none
 UNDONE = ("amqp:transaction:rollback", "amqp:transaction:timeout", "amqp:transaction:unknown-id")
 SEQUENCE_NUMBER = Symbol("x-opt-sequence-number")
+PARTITION_KEY = Symbol("x-opt-partition-key")
 
 
 def answers(
@@ -144,10 +151,14 @@ class Worker(threading.Thread):
 class Mover(Worker):
     """Moves chains on, some of them at a time, in transactions of which some are rolled back or left behind."""
 
-    def __init__(self, port: int, seed: int, lock: threading.Lock, book: Chains, number: Callable[[], int]) -> None:
+    def __init__(
+        self, port: int, seed: int, lock: threading.Lock, book: Chains, number: Callable[[], int], has_keys: bool
+    ) -> None:
+        """`has_keys`: each transaction is of chains with one partition key."""
         super().__init__(port, seed, lock)
         self._book = book
         self._number = number
+        self._has_keys = has_keys
 
     def work(self, peer: RawPeer) -> None:
         sender = peer.attach_sender(CHAINS)
@@ -157,26 +168,36 @@ class Mover(Worker):
             frames = inbox.take(IN_ONE, 0.3)
             if not frames:
                 continue
-            links = [read(body_of(frame.payload)) for frame in frames]
+            groups: dict[str | None, list[tuple[Frame, Link]]] = {}
+            for frame in frames:
+                link = read(body_of(frame.payload))
+                groups.setdefault(key_of(link) if self._has_keys else None, []).append((frame, link))
             with self.lock:
-                for link in links:
-                    self._book.delivered(link)
-                number = self._number()
-                moves = self._book.begun(number, links)
-            ending = Ending.UNKNOWN
-            try:
-                ending = self._move(peer, sender, coordinator, frames, moves)
-            finally:
-                with self.lock:
-                    self._book.ended(number, ending)
-            if ending is not Ending.COMMITTED:
-                return  # the messages stay locked for this connection, until their lock ends or it does
+                for group in groups.values():
+                    for _, link in group:
+                        self._book.delivered(link)
+            for group in groups.values():
+                ending = self._do(peer, sender, coordinator, group)
+                if ending is not Ending.COMMITTED:
+                    return  # the messages stay locked for this connection, until their lock ends or it does
+
+    def _do(self, peer: RawPeer, sender: int, coordinator: Coordinator, taken: list[tuple[Frame, Link]]) -> Ending:
+        with self.lock:
+            number = self._number()
+            moves = self._book.begun(number, [link for _, link in taken])
+        ending = Ending.UNKNOWN
+        try:
+            ending = self._move(peer, sender, coordinator, [frame for frame, _ in taken], moves)
+        finally:
+            with self.lock:
+                self._book.ended(number, ending)
+        return ending
 
     def _move(
         self, peer: RawPeer, sender: int, coordinator: Coordinator, frames: list[Frame], moves: list[Link]
     ) -> Ending:
         transaction = coordinator.declare()
-        sends = [peer.transfer(message(write(link)), sender, state=within(transaction)) for link in moves]
+        sends = [peer.transfer(encoded(link, self._has_keys), sender, state=within(transaction)) for link in moves]
         for frame in frames:
             peer.settle(frame.fields[1], state=within(transaction, outcome(ACCEPTED)))
         sent, settled = answers(peer, sends, [frame.fields[1] for frame in frames])
@@ -191,6 +212,14 @@ class Mover(Worker):
         if fails or answer in UNDONE:
             return Ending.UNDONE
         return Ending.COMMITTED if answer == "accepted" else Ending.UNKNOWN
+
+
+def key_of(link: Link) -> str:
+    return f"key-{link.chain % KEYS}"
+
+
+def encoded(link: Link, has_key: bool) -> bytes:
+    return message(write(link), annotations={PARTITION_KEY: key_of(link)} if has_key else None)
 
 
 def write(link: Link) -> bytes:
@@ -348,6 +377,64 @@ class IdReceiver(Worker):
                         self._book.completed.add(ids[delivery])
 
 
+class CopySender(Worker):
+    """Sends without a key."""
+
+    def __init__(
+        self, port: int, seed: int, lock: threading.Lock, book: Copies, epoch: Callable[[], int | None]
+    ) -> None:
+        super().__init__(port, seed, lock)
+        self._book = book
+        self._epoch = epoch
+        self._next = 0
+
+    def work(self, peer: RawPeer) -> None:
+        handle = peer.attach_sender(COPIES)
+        while not self.done():
+            if self._book.accepted_count - self._book.completed_count > MOST_WAITING:
+                time.sleep(0.02)
+                continue
+            sent = {}
+            for _ in range(20):
+                self._next += 1
+                with self.lock:
+                    self._book.sent(self._next, self._epoch())
+                sent[peer.transfer(message(b"%d" % self._next), handle)] = self._next
+            for delivery, state in answers(peer, sends=sent)[0].items():
+                if state.descriptor == ACCEPTED:
+                    with self.lock:
+                        self._book.accepted(sent[delivery], self._epoch())
+
+
+class CopyReceiver(Worker):
+    """Completes all that comes; once stopped, until nothing does."""
+
+    def __init__(self, port: int, seed: int, lock: threading.Lock, book: Copies) -> None:
+        super().__init__(port, seed, lock)
+        self._book = book
+        self._drained = False
+
+    def done(self) -> bool:
+        return self.stopping.is_set() and self._drained
+
+    def work(self, peer: RawPeer) -> None:
+        inbox = Inbox(peer, peer.attach_receiver(COPIES))
+        while not self.done():
+            stopping = self.stopping.is_set()
+            frames = inbox.take(50, QUIET_S if stopping else 0.1)
+            self._drained = stopping and not frames
+            numbers = {}
+            for frame in frames:
+                numbers[frame.fields[1]] = number = int(annotations_of(frame.payload)[SEQUENCE_NUMBER])
+                with self.lock:
+                    self._book.delivered(int(body_of(frame.payload)), number)
+                peer.settle(frame.fields[1])
+            for delivery, state in answers(peer, settlements=numbers)[1].items():
+                if state.descriptor == ACCEPTED:
+                    with self.lock:
+                        self._book.completed(numbers[delivery])
+
+
 def id_of(payload: bytes) -> str:
     at = 0
     while True:
@@ -357,23 +444,31 @@ def id_of(payload: bytes) -> str:
 
 
 class Workers:
-    """All of them on one broker, and their books. `epoch` changes with each kill, and is None around it."""
+    """All of them on one broker, and their books. `epoch` changes with each kill, and is None around it.
 
-    def __init__(self, port: int, seed: int, epoch: Callable[[], int | None]) -> None:
+    `has_keys`: the queues are partitioned, so chains have partition keys.
+    """
+
+    def __init__(self, port: int, seed: int, epoch: Callable[[], int | None], has_keys: bool) -> None:
         self._port = port
-        self.chains, self.order, self.ids = Chains(CHAIN_COUNT), Order(), Ids()
-        chains_lock, order_lock, ids_lock = threading.Lock(), threading.Lock(), threading.Lock()
+        self._has_keys = has_keys
+        self.chains, self.order, self.ids, self.copies = Chains(CHAIN_COUNT), Order(), Ids(), Copies()
+        chains_lock, order_lock, ids_lock, copies_lock = (threading.Lock() for _ in range(4))
         self._last = 0
         seeds = random.Random(seed)
-        movers = [Mover(port, seeds.randrange(1 << 30), chains_lock, self.chains, self._number) for _ in range(2)]
+        movers = [
+            Mover(port, seeds.randrange(1 << 30), chains_lock, self.chains, self._number, has_keys) for _ in range(2)
+        ]
         self._senders: list[Worker] = [
             *movers,
             SessionSender(port, seeds.randrange(1 << 30), order_lock, self.order),
             IdSender(port, seeds.randrange(1 << 30), ids_lock, self.ids),
+            CopySender(port, seeds.randrange(1 << 30), copies_lock, self.copies, epoch),
         ]
         self._receivers: list[Worker] = [
             *[SessionReceiver(port, seeds.randrange(1 << 30), order_lock, self.order, epoch) for _ in range(2)],
             IdReceiver(port, seeds.randrange(1 << 30), ids_lock, self.ids),
+            CopyReceiver(port, seeds.randrange(1 << 30), copies_lock, self.copies),
         ]
 
     def _number(self) -> int:
@@ -384,7 +479,8 @@ class Workers:
         """Needs a broker that serves."""
         with RawPeer.connect(self._port) as peer:
             handle = peer.attach_sender(CHAINS)
-            sent = [peer.transfer(message(write(Link(chain, 0, 0))), handle) for chain in range(CHAIN_COUNT)]
+            links = [Link(chain, 0, 0) for chain in range(CHAIN_COUNT)]
+            sent = [peer.transfer(encoded(link, self._has_keys), handle) for link in links]
             assert all(state.descriptor == ACCEPTED for state in answers(peer, sends=sent)[0].values())
         for worker in [*self._senders, *self._receivers]:
             worker.start()
@@ -403,6 +499,7 @@ class Workers:
         self.chains.close(self._left())
         self.order.close()
         self.ids.close()
+        self.copies.close()
 
     def _left(self) -> list[Link]:
         with RawPeer.connect(self._port) as peer:
@@ -414,7 +511,7 @@ class Workers:
 
     @property
     def breaches(self) -> list[str]:
-        books: tuple[Book, ...] = (self.chains, self.order, self.ids)
+        books: tuple[Book, ...] = (self.chains, self.order, self.ids, self.copies)
         return [breach for book in books for breach in book.breaches]
 
     def __str__(self) -> str:
@@ -424,6 +521,8 @@ class Workers:
             f"in sessions: accepted {self.order.accepted_count:,}, completed {self.order.completed_count:,}",
             f"with ids: accepted {len(self.ids.accepted):,}, completed {len(self.ids.completed):,}, "
             f"repeated {repeated:,}",
+            f"without a key: accepted {self.copies.accepted_count:,}, completed {self.copies.completed_count:,}, "
+            f"there twice {self.copies.doubled_count:,}",
             f"breaches in these: {len(self.breaches):,}",
             *self.breaches[:20],
         ]

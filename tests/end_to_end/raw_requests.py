@@ -7,7 +7,7 @@ from uuid import UUID
 from protocol.codec import Described, ULong, decode, encode
 from protocol.nodes.sas_tokens import generate
 from tests.brokers import KEY, KEY_NAME
-from tests.end_to_end.raw_peer import TRANSFER, RawPeer
+from tests.end_to_end.raw_peer import PATIENCE_S, TRANSFER, RawPeer
 
 
 class Response(NamedTuple):
@@ -50,8 +50,8 @@ class Node:
         )
         self._peer.transfer(request, self.sender, settled=True, state=state)
 
-    def response(self) -> Response:
-        payload = self._peer.expect(TRANSFER).payload
+    def response(self, timeout_s: float = PATIENCE_S) -> Response:
+        payload = self._peer.expect(TRANSFER, timeout_s).payload
         properties: dict[str, Any] = {}
         body = None
         at = 0

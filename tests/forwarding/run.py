@@ -118,7 +118,7 @@ def run(
     try:
         turns = _turns()
         for number in range(kills):
-            recover(load)
+            recover(load, broker)
             name = next(turns)
             since = _kill_under_load(load, broker, name, chance.uniform(0.05, longest_gap_s))
             killed[name] += 1
@@ -126,7 +126,7 @@ def run(
             if not broker.running or name in ("all", "supervisor"):
                 broker.kill()
                 broker.start()
-            recover(load)
+            recover(load, broker)
             slowest = max(slowest, time.monotonic() - since)
             say(f"kill {number + 1} of {kills}, {name}: {load.accepted:,} accepted")
         load.run(0.3)

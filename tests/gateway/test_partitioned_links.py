@@ -1,5 +1,6 @@
 """Links to a partitioned queue in a gateway without sockets: what goes to which worker, and what their answers do."""
 
+import asyncio
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -7,11 +8,25 @@ from typing import Any
 import pytest
 
 from broker.gateway.links import partitioned_receivers
+from broker.gateway.links.session_links import FIRST_ANSWER_S
 from broker.namespace.fragments import fragment_of
 from broker.wire import Op
-from protocol.codec import Described, Symbol, UInt, ULong, encode
+from protocol.codec import Described, Symbol, UByte, UInt, ULong, encode
 from storage.records import LAYOUT_BYTES, MESSAGE_HEADER_BYTES
-from tests.end_to_end.raw_peer import ACCEPTED, DETACH, DISPOSITION, FLOW, REJECTED, TRANSFER, Frame, message, outcome
+from tests.end_to_end.raw_peer import (
+    ACCEPTED,
+    ATTACH,
+    DETACH,
+    DISPOSITION,
+    FLOW,
+    REJECTED,
+    TRANSFER,
+    Frame,
+    message,
+    outcome,
+    source,
+    target,
+)
 from tests.gateway.in_process import QUEUE_ID, Client, Worker, gateway_with_workers
 
 WORKERS = 3
@@ -86,6 +101,11 @@ class Scene:
 
     def lose(self, number: int) -> None:
         self.workers[number].lose()
+
+    def stall(self, number: int) -> None:
+        """The worker has not answered for long."""
+        self.gateway.router.busy_seconds = 1
+        self.workers[number].connection._look()
 
     def restart(self, number: int) -> None:
         self.workers[number] = Worker(self.workers[number].connection, number)
@@ -264,6 +284,43 @@ async def test_what_a_fragment_had_when_it_ended_goes_to_others(scene: Scene) ->
                 for command in sent:
                     scene.answer(number, command)
     assert scene.outcomes() == dict.fromkeys(numbers, ACCEPTED)
+
+
+async def test_what_a_fragment_has_that_does_not_answer_for_long_goes_to_others(scene: Scene) -> None:
+    await scene.begin()
+    for _ in range(3):
+        scene.client.transfer(scene.sender, message(b"m"))
+    scene.client.transfer(scene.sender, keyed(key_of_worker(0)))
+    before = await scene.sends()
+    assert [len(each[4]) for each in before[0]] == [1, 1]
+    for number in (1, 2):
+        scene.answer(number, before[number][0])
+    scene.outcomes()
+    scene.stall(0)
+    [(number, [again])] = (await scene.sends()).items()
+    assert number != 0
+    assert again[4] == before[0][0][4], "the one without a key"
+    scene.answer(number, again)
+    assert list(scene.outcomes().values()) == [ACCEPTED]
+    for command in before[0]:
+        scene.answer(0, command)  # it goes on after all; only the message with a key still waits for that
+    assert scene.outcomes() == {3: ACCEPTED}
+    scene.stall(0)
+    scene.lose(0)
+    assert await scene.sends() == {}
+    assert scene.outcomes() == {}
+
+
+async def test_what_went_to_another_fragment_does_not_go_again_when_the_first_one_ends(scene: Scene) -> None:
+    await scene.begin()
+    scene.client.transfer(scene.sender, message(b"m"))
+    [(first, _)] = (await scene.sends()).items()
+    scene.stall(first)
+    [(second, [again])] = (await scene.sends()).items()
+    scene.lose(first)
+    assert await scene.sends() == {}
+    scene.answer(second, again)
+    assert scene.outcomes() == {0: ACCEPTED}
 
 
 async def test_with_a_key_the_outcome_is_unknown_when_the_fragment_ends(scene: Scene) -> None:
@@ -512,6 +569,65 @@ async def test_deliveries_that_cannot_have_left_go_back_to_their_fragments(recei
     closed = await receiving.commands()
     assert closed[0][0][4] == token_of(0, 1)
     assert closed[2][0][4] == token_of(2, 1)
+
+
+# The next session
+
+SESSION_FILTER = {Symbol("com.microsoft:session-filter"): None}
+PASSES = "OperationTimeout"
+
+
+async def ask_for_the_next(scene: Scene) -> tuple[int, int]:
+    """Attach; the worker that is asked first, and its channel."""
+    await scene.begin(requires_session=True)
+    modes = UByte(0), UByte(1)
+    ends = source("orders", filters=SESSION_FILTER), target("here")
+    scene.client.say(ATTACH, "next", UInt(7), True, *modes, *ends)
+    return next(iter((await asked(scene)).items()))
+
+
+async def asked(scene: Scene) -> dict[int, int]:
+    """The channels that workers were asked to open since the last call, by worker."""
+    found = {}
+    for number, worker in enumerate(scene.workers):
+        for command in await worker.commands():
+            if command[0] == Op.OPEN_RECEIVER:
+                found[number] = command[2]
+    return found
+
+
+def has_session(scene: Scene) -> bool:
+    return any(frame.code == ATTACH and frame.fields[5] is not None for frame in scene.client.frames())
+
+
+async def test_if_the_first_fragment_has_no_session_all_are_asked(scene: Scene) -> None:
+    first, channel = await ask_for_the_next(scene)
+    scene.workers[first].say([Op.CLOSED, channel, PASSES, "no session"])
+    assert (await asked(scene)).keys() == {0, 1, 2}
+    await asyncio.sleep(FIRST_ANSWER_S * 1.5)
+    assert await asked(scene) == {}
+
+
+async def test_if_the_first_fragment_is_slow_the_others_are_asked_and_the_first_is_when_it_has_answered(
+    scene: Scene,
+) -> None:
+    first, channel = await ask_for_the_next(scene)
+    await asyncio.sleep(FIRST_ANSWER_S * 1.5)
+    others = await asked(scene)
+    assert others.keys() == {0, 1, 2} - {first}
+    scene.workers[first].say([Op.CLOSED, channel, PASSES, "no session"])
+    assert (await asked(scene)).keys() == {first}
+    number, opened = next(iter(others.items()))
+    scene.workers[number].say([Op.OPENED, opened, "s", 0])
+    assert has_session(scene)
+
+
+async def test_the_session_of_a_fragment_that_was_slow_is_taken_if_no_other_has_one(scene: Scene) -> None:
+    first, channel = await ask_for_the_next(scene)
+    await asyncio.sleep(FIRST_ANSWER_S * 1.5)
+    await asked(scene)
+    scene.workers[first].say([Op.OPENED, channel, "s", 0])
+    assert has_session(scene)
 
 
 def test_the_keys_of_a_message() -> None:

@@ -115,6 +115,9 @@ class Link(Channel):
     def on_worker_lost(self) -> None:
         self._note("lost")
 
+    def on_worker_stalled(self) -> None:
+        raise AssertionError
+
     def on_worker_back(self) -> None:
         self._note("back")
 
@@ -166,6 +169,8 @@ class Whole:
         self.task = asyncio.create_task(self.connection.keep_connected())
         self.embedded.begin()
         await self.connection.connected.wait()
+        home: Any = self.worker._home
+        await self.until(lambda: home._gateways)  # its turn is over, too
 
     def send(self, *bodies: str, **extra: Any) -> None:
         for body in bodies:

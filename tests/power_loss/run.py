@@ -15,7 +15,8 @@ from pathlib import Path
 from tests.power_loss import simulate
 from tests.power_loss.record import record
 from tests.power_loss.simulate import Plan, Report
-from tests.power_loss.trace import NoCompiler, make_shim
+from tests.power_loss.trace import SHIM
+from tests.shims import NoCompiler, make_shim
 
 LOSSES_OF_A_TRACE = 1000
 RECORD_S = 8.0
@@ -38,7 +39,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="peeklock-power-loss-") as name:
         folder = Path(name)
         try:
-            shim = make_shim(folder)
+            shim = make_shim(SHIM, folder)
         except NoCompiler as error:
             print(f"cannot run: {error}", file=sys.stderr)
             return 2

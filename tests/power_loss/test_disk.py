@@ -10,7 +10,8 @@ import pytest
 
 from tests.power_loss.disk import SECTOR, Deaf, Disk, Metadata, UnknownOperation
 from tests.power_loss.record import resolve
-from tests.power_loss.trace import Kind, Marker, NoCompiler, Phase, Record, Trace, make_shim, packed
+from tests.power_loss.trace import SHIM, Kind, Marker, Phase, Record, Trace, packed
+from tests.shims import NoCompiler, make_shim
 
 IMAGES = 60
 
@@ -18,7 +19,7 @@ IMAGES = 60
 @pytest.fixture(scope="session")
 def shim(tmp_path_factory):
     try:
-        return make_shim(tmp_path_factory.mktemp("shim"))
+        return make_shim(SHIM, tmp_path_factory.mktemp("shim"))
     except NoCompiler as error:
         pytest.skip(str(error))
 

@@ -10,7 +10,8 @@ import pytest
 from tests.power_loss.disk import Deaf, Disk, Metadata
 from tests.power_loss.record import TRACE_FILE, record
 from tests.power_loss.simulate import AGAIN, Plan, run
-from tests.power_loss.trace import Kind, NoCompiler, Trace, make_shim, mark_of
+from tests.power_loss.trace import SHIM, Kind, Trace, mark_of
+from tests.shims import NoCompiler, make_shim
 
 pytestmark = pytest.mark.slow
 
@@ -21,7 +22,7 @@ RECORD_S = 3.0
 @pytest.fixture(scope="module")
 def shim(tmp_path_factory):
     try:
-        return make_shim(tmp_path_factory.mktemp("shim"))
+        return make_shim(SHIM, tmp_path_factory.mktemp("shim"))
     except NoCompiler as error:
         pytest.skip(str(error))
 

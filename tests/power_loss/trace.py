@@ -7,11 +7,9 @@ import json
 import mmap
 import os
 import struct
-import subprocess
 from collections.abc import Iterator
 from enum import IntEnum
 from pathlib import Path
-from shutil import which
 from typing import Any, NamedTuple
 
 SHIM = Path(__file__).with_name("shim.c")
@@ -58,21 +56,6 @@ class Record(NamedTuple):
     path: str
     target: str
     data: memoryview | bytes
-
-
-class NoCompiler(Exception):
-    """There is no C compiler to make the shim with."""
-
-
-def make_shim(directory: Path) -> Path:
-    """Compile the shim. Raises NoCompiler."""
-    compiler = which("cc") or which("gcc") or which("clang")
-    if compiler is None:
-        raise NoCompiler("no C compiler (cc, gcc, clang) to compile tests/power_loss/shim.c with")
-    library = directory / "power_loss.so"
-    command = [compiler, "-O2", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", "-o", str(library), str(SHIM)]
-    subprocess.run(command, check=True, capture_output=True, text=True)
-    return library
 
 
 def packed(record: Record) -> bytes:

@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -19,7 +19,7 @@ from tests.brokers import KEY, KEY_NAME, Broker
 from tests.crash_ledger.ledger import Ledger, Summary
 from tests.crash_ledger.links import Login
 from tests.crash_ledger.load import BROKEN_BY_US, Load, Mix
-from tests.crash_ledger.run import CONFIG, QUEUE
+from tests.crash_ledger.run import CONFIG, PARTITIONED, QUEUE
 from tests.soak.checks import MB, Limits, Sample, problems, quantile
 
 MIX = Mix(senders=3, receivers=4, window=50, rate_per_s=500, dead_letter=0.01, abandon=0.05, hold=0.1)
@@ -45,13 +45,19 @@ def run(
     mix: Mix = MIX,
     limits: Limits | None = None,
     seed: int = 0,
+    partitioned: bool = False,
     say: Callable[[str], None] = lambda text: None,
 ) -> Report:
-    """Load for `seconds`, a sample each `every_s`; one connection at random breaks each `break_every_s`."""
+    """Load for `seconds`, a sample each `every_s`; one connection at random breaks each `break_every_s`.
+
+    `partitioned`: the queue is, on 4 partitions and 2 workers, and clients use two gateways.
+    """
     found: list[str] = []
     samples: list[Sample] = []
     ledger = Ledger()
-    with Broker(directory, CONFIG) as broker, contextlib.ExitStack() as stack:
+    mix = replace(mix, has_keys=partitioned)
+    made = Broker(directory, PARTITIONED, workers=2) if partitioned else Broker(directory, CONFIG)
+    with made as broker, contextlib.ExitStack() as stack:
         login = Login(broker.amqp_port, KEY_NAME, KEY)
         held = idle_connections.open_all("127.0.0.1", login.port, KEY_NAME, KEY, [QUEUE], HELD_CONNECTIONS, credit=0)
         for connection in held:
@@ -127,6 +133,7 @@ def main() -> int:
         "--memory-growth", type=float, default=Limits().memory_growth_mb, help="MB allowed (default 20)"
     )
     parser.add_argument("--seed", type=int, default=None, help="repeats the choices (default: a new one)")
+    parser.add_argument("--partitioned", action="store_true", help="the queue is, and there are two gateways")
     options = parser.parse_args()
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(2**32)
     seconds = options.minutes * 60
@@ -141,6 +148,7 @@ def main() -> int:
             mix=mix,
             limits=limits,
             seed=seed,
+            partitioned=options.partitioned,
             say=lambda text: print(text, flush=True),
         )
     print(report)

@@ -2,8 +2,9 @@
 
 A message with a key goes to the fragment of its key. Any other goes to each fragment in turn, and to the next one if a
 fragment is down, full or busy (PE4 of Service Bus): its client sees no error while any fragment can take it. A message
-whose fragment ended before it answered is sent again, too. It may then be stored twice, as after a time-out of any
-client that tries again. With duplicate detection each message has a key, so this cannot happen.
+whose fragment ended before it answered, or does not answer for long (PE13), is sent again, too. It may then be stored
+twice, as after a time-out of any client that tries again. With duplicate detection each message has a key, so this
+cannot happen.
 """
 
 import time
@@ -43,7 +44,7 @@ class _Parts:
 class _Command:
     """Deliveries that were sent to a fragment together. A batch is one delivery of several messages."""
 
-    __slots__ = ("deliveries", "has_key", "is_batch", "messages", "since", "size_bytes", "tried")
+    __slots__ = ("deliveries", "has_key", "has_moved", "is_batch", "messages", "since", "size_bytes", "tried")
 
     def __init__(self, has_key: bool, is_batch: bool, since: float, tried: tuple[int, ...] = ()) -> None:
         self.has_key = has_key
@@ -53,15 +54,23 @@ class _Command:
         self.deliveries: list[Delivery | _Parts | None] = []  # None for one that was sent settled
         self.messages: list[Any] = []
         self.size_bytes = 0
+        self.has_moved = False  # another fragment has it now, and only that one's answer counts
 
     def split(self, count: int) -> "_Command":
         """Remove the first `count` deliveries; returns a command of them."""
         first = _Command(self.has_key, self.is_batch, self.since, self.tried)
+        first.has_moved = self.has_moved
         share = self.size_bytes * count // len(self.deliveries)
         first.deliveries, self.deliveries = self.deliveries[:count], self.deliveries[count:]
         first.messages, self.messages = self.messages[:count], self.messages[count:]
         first.size_bytes, self.size_bytes = share, self.size_bytes - share
         return first
+
+    def again(self, partition: int) -> "_Command":
+        """The same for another fragment, because this partition does not answer."""
+        again = _Command(self.has_key, self.is_batch, self.since, (*self.tried, partition))
+        again.deliveries, again.messages, again.size_bytes = self.deliveries, self.messages, self.size_bytes
+        return again
 
 
 class FragmentChannel(LinkChannel):
@@ -132,6 +141,8 @@ class FragmentChannel(LinkChannel):
 
     def _end(self, command: _Command, error: BrokerError | None) -> None:
         self.unanswered -= len(command.deliveries)
+        if command.has_moved:
+            return
         if isinstance(error, _NOT_HERE):
             self.avoided_until = time.monotonic() + AVOID_SECONDS
             command.tried += (self.partition,)
@@ -143,6 +154,11 @@ class FragmentChannel(LinkChannel):
         lost, self._sent = self._sent, deque()
         for command in lost:
             self._end(command, OutcomeUnknown(error_texts.OUTCOME_UNKNOWN))
+
+    def on_worker_stalled(self) -> None:
+        for command in self._sent:
+            if not (command.has_key or command.has_moved):
+                command.has_moved = self._sender.move_on(command.again(self.partition))
 
     def end(self) -> None:
         """The client is gone. Its messages are still stored; nobody is told."""

@@ -1,6 +1,7 @@
 """Links on which clients receive one session: the attach is answered when the link has the session."""
 
 import random
+from collections.abc import Iterable
 
 from broker.errors import (
     BrokerError,
@@ -21,6 +22,8 @@ from protocol.session_filter import SessionRequest
 # When an SDK waits for messages as long as the lock lasts, its wait begins a little after the lock. The wait must end
 # before the SDK is told that the lock has ended.
 LOST_QUIETLY_S = 5.0
+# If the fragment that is asked first for the next session does not answer for this long, it is slow: all are asked.
+FIRST_ANSWER_S = 0.2
 
 
 class SessionReceiver(ClientReceiver):
@@ -119,13 +122,27 @@ class SessionReceiver(ClientReceiver):
 class NextSessionReceiver(SessionReceiver):
     """A receiver of the next session of a partitioned entity, on whichever fragment there is one.
 
-    First one fragment is asked for a session that is available now. If it has none, all of them wait for one. The first
-    that gets one wins, and the others give theirs back.
+    First one fragment is asked for a session that is available now. If it has none, or is slow, all of them wait for
+    one. The first that gets one wins, and the others give theirs back.
     """
 
     def __init__(self, connection: Host, link: Link, entity: Entity, address: Address, request: SessionRequest) -> None:
         self._asks_all = False
         super().__init__(connection, link, entity, address, random.choice(entity.partitions), request)
+        [self._first] = self._channels  # it does not wait for a session
+        connection.later(FIRST_ANSWER_S, self._wait_on_others)
+
+    def _wait_on_others(self) -> None:
+        """The first fragment, if it has not answered yet, still may."""
+        if not (self._asks_all or self.session_id is not None or self._closing):
+            self._wait_on([each for each in self.entity.partitions if each != self._first.partition])
+
+    def _wait_on(self, partitions: Iterable[int]) -> None:
+        self._asks_all = True
+        channels = [ReceiverChannel(self, partition) for partition in partitions]
+        self._channels = [*self._channels, *channels]
+        for each in channels:
+            self._open(each)
 
     def _open(self, channel: ReceiverChannel) -> None:
         channel.open([None, self._request.wait_ms if self._asks_all else 0])
@@ -167,11 +184,11 @@ class NextSessionReceiver(SessionReceiver):
         if self._closing or channel not in self._channels:
             return
         self._channels = [each for each in self._channels if each is not channel]
-        if not self._asks_all and isinstance(error, OperationTimeout | ServerBusy | PartitionParked):
-            self._asks_all = True
-            self._channels = [ReceiverChannel(self, partition) for partition in self.entity.partitions]
-            for each in self._channels:
-                self._open(each)
-        elif not self._channels or not isinstance(error, OperationTimeout | ServerBusy | PartitionParked):
+        is_passing = isinstance(error, OperationTimeout | ServerBusy | PartitionParked)
+        if not self._asks_all and is_passing:
+            self._wait_on(self.entity.partitions)
+        elif self._channels and channel is self._first and is_passing:
+            self._wait_on([channel.partition])  # while others wait, too
+        elif not self._channels or not is_passing:
             self._only = channel
             super().on_closed(channel, error)

@@ -1,0 +1,350 @@
+"""Measures what clients see when a worker has a fault: `python -m tests.partitioned.failure_table` writes the page.
+
+A cell says whether an operation works or which condition the client gets, and in which time. Times are put into
+classes that are far apart, so that a busy machine changes no cell.
+"""
+
+import argparse
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from broker.worker.home import HANGS_MS
+from tests.brokers import REPOSITORY, Broker
+from tests.end_to_end.health import eventually, is_ready, logged, worker_of
+from tests.end_to_end.raw_peer import Closed, RawPeer, message
+from tests.own_disk import OwnDisk
+from tests.partitioned.operations import (
+    ALL,
+    FAULTY,
+    KEPT,
+    NOT_READY,
+    PARTITIONS,
+    WORKERS,
+    Operation,
+    Run,
+    Scene,
+    answered,
+    declared,
+    entity_of,
+    name_on,
+)
+from tests.shims import make_shim
+
+PAGE = REPOSITORY / "docs" / "failures.md"
+SHIM = Path(__file__).with_name("slow_disk.c")
+AT_ONCE_S = 0.5
+STALL_S = 6.0
+NOTICED_S = STALL_S / 3 + 1  # a worker that does not answer is looked for each second, so it takes up to this long
+AWAY_S = 1.5  # until a killed worker is started again
+CHANGES_WAIT_S = HANGS_MS / 1000 + 0.5  # by now it is known that the worker does not follow the first change
+DELAY_S = 0.7  # of each sync of a slow disk
+FILE_BYTES = 8 << 20  # that stay free on a disk, and that a log may have: they fit onto a small disk
+BUSY_QUEUE = name_on(FAULTY, "busy")
+
+AT_ONCE = f"< {AT_ONCE_S:g} s"
+NOTICED, PROBE, REPLACED, BACK, DISK = "< T/3 + 1 s", "< 6 s", "when replaced", "when back", "with the disk"
+
+UNDER_WAY, AWAY, HUNG, STALLED, SLOW, FULL = "under-way", "away", "hung", "stalled", "slow", "full"
+TITLES = {
+    UNDER_WAY: "killed: under way",
+    AWAY: "killed: begun while it is away",
+    HUNG: "hung: begun before anyone notices",
+    STALLED: "hung: begun after T/3 + 1 s",
+    SLOW: "slow disk",
+    FULL: "full disk",
+}
+Cells = dict[str, list[str]]
+"""Column → a cell for each of the operations."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The condition that an operation ended with, and the seconds that it took."""
+
+    answer: str
+    seconds: float
+
+
+class Column:
+    """All operations at once, each in a thread with a connection of its own."""
+
+    def __init__(self, broker: Broker, name: str) -> None:
+        self._broker, self._name = broker, name
+        self._begins, self._over = threading.Event(), threading.Event()
+        self._outcomes: dict[Operation, Outcome] = {}
+        self._failures: list[BaseException] = []
+        self._prepared = threading.Semaphore(0)
+        self._threads = [threading.Thread(target=self._run, args=(each,), daemon=True) for each in ALL]
+        for thread in self._threads:
+            thread.start()
+        for _ in self._threads:
+            self._prepared.acquire()
+        self._raise()
+
+    def _run(self, operation: Operation) -> None:
+        try:
+            with RawPeer.connect(self._broker.amqp_port) as peer:
+                scene = Scene(self._broker, peer, entity_of(operation, self._name), self._over.is_set)
+                run = operation.run(scene)
+                try:
+                    next(run)
+                finally:
+                    self._prepared.release()
+                self._begins.wait()
+                self._outcomes[operation] = self._measured(run)
+        except BaseException as failure:
+            failure.add_note(f"{operation.kind.value}: {operation.title}")
+            self._failures.append(failure)
+
+    def _measured(self, run: Run) -> Outcome:
+        began = time.monotonic()
+        try:
+            next(run)
+        except StopIteration as end:
+            return Outcome(str(end.value), time.monotonic() - began)
+        raise AssertionError("an operation yields once")
+
+    def begin(self) -> None:
+        self._begins.set()
+
+    def end(self) -> list[Outcome]:
+        """Of all operations; the fault is over. Raises what one failed of."""
+        self._over.set()
+        for thread in self._threads:
+            thread.join()
+        self._raise()
+        return [self._outcomes[each] for each in ALL]
+
+    def _raise(self) -> None:
+        if self._failures:
+            raise self._failures[0]
+
+
+def cell(column: str, outcome: Outcome) -> str:
+    if outcome.answer == KEPT:
+        return KEPT
+    if outcome.seconds < AT_ONCE_S:
+        within = AT_ONCE
+    elif outcome.answer == NOT_READY:
+        within = PROBE
+    elif column in (UNDER_WAY, AWAY):
+        within = BACK
+    elif column == HUNG and outcome.seconds < (NOTICED_S + STALL_S) / 2:
+        within = NOTICED
+    else:
+        within = {HUNG: REPLACED, STALLED: REPLACED, SLOW: DISK}.get(column, "late")
+    shown = f"`{outcome.answer.removeprefix('com.microsoft:')}`" if outcome.answer else "yes"
+    return f"{shown}, {within}"
+
+
+def config(*columns: str) -> str:
+    return f"""
+partitions = {PARTITIONS}
+worker_stall_timeout_ms = {STALL_S * 1000:.0f}
+
+[store]
+min_free_disk_bytes = {FILE_BYTES}
+log_bytes = {FILE_BYTES}
+
+[[queues]]
+name = "{BUSY_QUEUE}"
+
+{declared(columns)}"""
+
+
+@contextmanager
+def running(broker: Broker) -> Iterator[Broker]:
+    try:
+        broker.start()
+        yield broker
+        assert "Traceback" not in broker.log_file.read_text(), broker.log()
+    finally:
+        for process in broker.processes():
+            process.resume()
+        broker.kill()
+
+
+# -- faults
+
+
+def killed(directory: Path, column: str) -> list[Outcome]:
+    """The supervisor is stopped for a time, so that it does not start the worker anew at once."""
+    with running(Broker(directory, config(column), workers=WORKERS)) as broker:
+        operations = Column(broker, column)
+        worker, supervisor = worker_of(broker, FAULTY), broker.processes()[0]
+        supervisor.suspend()
+        worker.suspend()
+        if column == UNDER_WAY:
+            operations.begin()
+            time.sleep(0.1)  # the operations have reached the worker's socket, as far as they go there
+        worker.kill()
+        eventually(lambda: logged(broker, "worker connection lost"), "the gateway knows")
+        operations.begin()
+        time.sleep(AWAY_S)
+        supervisor.resume()
+        eventually(lambda: is_ready(broker), "it is back")
+        return operations.end()
+
+
+def hung(directory: Path) -> dict[str, list[Outcome]]:
+    with running(Broker(directory, config(HUNG, STALLED), workers=WORKERS)) as broker:
+        first, second = Column(broker, HUNG), Column(broker, STALLED)
+        worker = worker_of(broker, FAULTY)
+        worker.suspend()
+        first.begin()
+        began = time.monotonic()
+        eventually(lambda: logged(broker, "worker does not answer"), "it is noticed")
+        time.sleep(max(0.0, began + CHANGES_WAIT_S - time.monotonic()))
+        second.begin()
+        worker.wait(2 * STALL_S)
+        eventually(lambda: is_ready(broker), "it is replaced")
+        return {HUNG: first.end(), STALLED: second.end()}
+
+
+def slow(directory: Path) -> list[Outcome]:
+    """Raises NoCompiler."""
+    directory.mkdir(parents=True, exist_ok=True)
+    control = directory / "slow"
+    prefix = ("env", f"LD_PRELOAD={make_shim(SHIM, directory)}", f"SLOW_DISK={control}")
+    with running(Broker(directory / "broker", config(SLOW), prefix=prefix, workers=WORKERS)) as broker:
+        operations = Column(broker, SLOW)
+        written = control.with_suffix(".new")
+        written.write_text(f"{DELAY_S * 1e6:.0f} {worker_of(broker, FAULTY).pid}")
+        written.rename(control)
+        with load_on(broker):
+            operations.begin()
+            time.sleep(DELAY_S)
+            return operations.end()
+
+
+@contextmanager
+def load_on(broker: Broker) -> Iterator[None]:
+    """The worker always writes something to its disk."""
+    ends = threading.Event()
+
+    def send() -> None:
+        with suppress(OSError, Closed), RawPeer.connect(broker.amqp_port) as peer:
+            handle = peer.attach_sender(BUSY_QUEUE)
+            while not ends.is_set():
+                peer.transfer(message(b"load"), handle)
+                answered(peer, 1)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    time.sleep(DELAY_S / 10)  # the first write is under way
+    try:
+        yield
+    finally:
+        ends.set()
+        thread.join()
+
+
+def full(directory: Path, disk: OwnDisk) -> list[Outcome]:
+    """The worker's log and its partitions are on a disk of their own, which somebody else has filled."""
+    broker = Broker(directory, config(FULL), prefix=disk.prefix, workers=WORKERS)
+    broker.start()
+    broker.stop()
+    for name in ("logs/1", *(f"partitions/{number}" for number in range(1, PARTITIONS, WORKERS))):
+        there = disk.path / name
+        disk.run("mkdir", "-p", str(there.parent))
+        # Zeros stay zeros: a log has written its segments in advance, so that they do not lack room later.
+        disk.run("cp", "-a", str(broker.data_dir / name), str(there))
+        disk.run("mount", "--bind", str(there), str(broker.data_dir / name))
+    with running(broker):
+        operations = Column(broker, FULL)
+        disk.fill()
+        eventually(lambda: is_refused(broker), "nothing more is taken")
+        operations.begin()
+        return operations.end()
+
+
+def is_refused(broker: Broker) -> bool:
+    with RawPeer.connect(broker.amqp_port) as peer:
+        peer.transfer(message(b"one more"), peer.attach_sender(BUSY_QUEUE))
+        return answered(peer, 1) != ""
+
+
+def shown(measured: dict[str, list[Outcome]]) -> Cells:
+    return {column: [cell(column, each) for each in outcomes] for column, outcomes in measured.items()}
+
+
+# -- the page
+
+INTRODUCTION = f"""\
+# What clients see when a worker has a fault
+
+A broker with {PARTITIONS} partitions and {WORKERS} workers, of which one has a fault. T is `worker_stall_timeout_ms`.
+`tests/partitioned/failure_table.py` has made the table; `tests/partitioned/test_failure_table.py` measures it again.
+
+- **killed**: the process dies. It is started again at once, and is back when its log is replayed. *Under way*: the
+  worker had got the operation, and nobody knows whether it was done (`timeout`).
+- **hung**: the process does nothing. Who begins before anyone notices waits. After T/3 + 1 s at most, operations for
+  this worker are refused (`server-busy`). After T the supervisor replaces it.
+- **slow disk**: each sync of the worker takes long, and so does what needs this worker.
+- **full disk**: less than `store.min_free_disk_bytes` is free. What would store something is refused until there is
+  room. What is stored can be received and settled.
+
+*yes* means that the operation works. Otherwise the client gets that condition (without `com.microsoft:`), or the HTTP
+status. Then comes the time that it takes: at once ({AT_ONCE}), at most {NOTICED[2:]} or {PROBE[2:]}, until there is a
+new process (*{REPLACED}*, *{BACK}*), or as long as the disk (*{DISK}*). *{KEPT}*: the session stays locked.
+
+SDKs try again after `server-busy` and `timeout`. After `message-lock-lost` and `session-lock-lost` the message is
+delivered again. While a fragment is away, peek shows the messages of the others.
+"""
+
+
+def render(cells: Cells) -> str:
+    rows = [["entity", "operation", *TITLES.values()]]
+    rows.append(["---"] * len(rows[0]))
+    before = None
+    for number, operation in enumerate(ALL):
+        entity = "" if operation.kind is before else operation.kind.value
+        before = operation.kind
+        rows.append([entity, operation.title, *(cells[column][number] for column in TITLES)])
+    table = "\n".join("| " + " | ".join(row) + " |" for row in rows)
+    return f"{INTRODUCTION}\n{table}\n"
+
+
+def documented() -> Cells:
+    """What the page says."""
+    lines = [line for line in PAGE.read_text().splitlines() if line.startswith("|")][2:]
+    rows = [line.strip("|").split("|")[2:] for line in lines]
+    return {column: [row[number].strip() for row in rows] for number, column in enumerate(TITLES)}
+
+
+def measure_all(directory: Path, say: Callable[[str], None]) -> dict[str, list[Outcome]]:
+    say("killed")
+    found = {column: killed(directory / column, column) for column in (UNDER_WAY, AWAY)}
+    say("hung")
+    found |= hung(directory / HUNG)
+    say("slow")
+    found[SLOW] = slow(directory / SLOW)
+    say("full")
+    (directory / FULL).mkdir()
+    with OwnDisk(directory / FULL) as disk:
+        found[FULL] = full(directory / FULL / "broker", disk)
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.partitioned.failure_table", description=__doc__)
+    parser.add_argument("--seconds", action="store_true", help="print the measured times, too")
+    options = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory(prefix="peeklock-failures-") as name:
+        measured = measure_all(Path(name), lambda text: print(text, flush=True))
+    if options.seconds:
+        for number, operation in enumerate(ALL):
+            seconds = " ".join(f"{measured[column][number].seconds:8.3f}" for column in TITLES)
+            print(f"{seconds}  {operation.kind.value}: {operation.title}")
+    PAGE.write_text(render(shown(measured)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
