@@ -8,6 +8,7 @@
 #   make model     the model tests, each with many examples       EXAMPLES=20000
 #   make structure  modules by folder, longest functions, circles of imports
 #   make dead-code  unused code; make coverage  code that no test runs    ARGS="tests/partition"
+#   make split     hosts of their own whose links are cut, for 10 minutes; needs root
 #   make soak, make fuzz, make power-loss                          ARGS="--help" lists the options
 #   make losing-a-worker  what clients of a partitioned queue notice when a worker is killed
 #   make install   only make .venv, with the command peeklock in it
@@ -24,7 +25,7 @@ EXAMPLES ?= 2000
 OF_BROKERS := $(addprefix tests/,end_to_end sessions forwarding operations client_commands protocol_client crash_ledger)
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-one-process lint bench model soak fuzz power-loss losing-a-worker structure dead-code coverage clean
+.PHONY: help install serve test test-one-process lint bench model soak fuzz power-loss split losing-a-worker structure dead-code coverage clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -89,6 +90,9 @@ power-loss: $(INSTALLED)
 
 losing-a-worker: $(INSTALLED)
 	$(BIN)/python -m tests.partitioned.losing_a_worker $(ARGS)
+
+split: $(INSTALLED)
+	$(BIN)/python -m tests.cluster.split $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis tests/interop/.build

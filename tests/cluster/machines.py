@@ -8,7 +8,8 @@ from typing import Self
 
 import trustme
 
-from tests.brokers import Broker, free_ports
+from tests.brokers import START_TIMEOUT_S, Broker, free_ports
+from tests.cluster.hosts import Host
 from tests.end_to_end.health import eventually
 from tests.end_to_end.raw_peer import RawPeer
 from tests.end_to_end.raw_requests import Node
@@ -46,8 +47,12 @@ class Machine(Broker):
         addresses: Sequence[str],
         owned: Sequence[int] = (),
         listen: str = "",
+        host: Host | None = None,
     ) -> None:
-        super().__init__(directory, f"{config}\n[cluster]\n{cluster}", workers=None)
+        """It runs on this host, else here."""
+        prefix = () if host is None else host.prefix
+        super().__init__(directory, f"{config}\n[cluster]\n{cluster}", workers=None, prefix=prefix)
+        self.is_elsewhere = host is not None
         self.addresses = list(addresses)
         self.owned = owned
         self.listen = listen
@@ -57,9 +62,15 @@ class Machine(Broker):
         command = [part, "--config", str(self.config_file), "--workers", ",".join(self.addresses)]
         command += ["--ops-port", str(self.ops_port)]
         if not self.owned:
+            if self.is_elsewhere:
+                command += ["--host", "0.0.0.0"]
             return [*command, "--amqp-port", str(self.amqp_port), "--emulator"]
         owned = ",".join(map(str, self.owned))
         return [*command, "--partitions", owned, "--listen", self.listen, "--data-dir", str(self.data_dir)]
+
+    def wait_until_told(self) -> None:
+        """As `wait_until_ready`, where its operations endpoint cannot be reached."""
+        eventually(lambda: b" is ready." in self.log_file.read_bytes(), "it says so", START_TIMEOUT_S)
 
 
 class Cluster:

@@ -33,6 +33,7 @@ class Login:
     port: int
     user: str
     password: str
+    host: str = "127.0.0.1"
 
 
 class LinkLost(Exception):
@@ -44,7 +45,7 @@ class Peer(ABC):
 
     def __init__(self, login: Login, name: str, address: str) -> None:
         try:
-            self.socket = socket.create_connection(("127.0.0.1", login.port), timeout=5)
+            self.socket = socket.create_connection((login.host, login.port), timeout=5)
         except OSError as error:
             raise LinkLost(str(error)) from None
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -106,20 +106,22 @@ class Load:
         while time.monotonic() < end and not until():
             self._turn()
 
-    def drain(self, timeout_s: float = DRAIN_TIMEOUT_S) -> None:
+    def drain(self, timeout_s: float = DRAIN_TIMEOUT_S, quiet_s: float = 1.0) -> None:
         """Stop sending; receive and complete until both queues are empty and everything is answered.
+
+        A message that was handed to a lost link may come later. `quiet_s` is longer than the broker takes to notice.
 
         Silence alone would not tell an empty queue from a broker that does not deliver, so a last message must
         come through it. Raises TimeoutError.
         """
         self.sending = False
-        self._until_quiet(timeout_s)
+        self._until_quiet(timeout_s, quiet_s)
         self._send_one_through(timeout_s)
-        self._until_quiet(timeout_s)
+        self._until_quiet(timeout_s, 1.0)
         self._close(self._slots)
         self._dead_letter = True
         self._slots = [Slot("dead-letter-receiver", self._open_receiver)]
-        self._until_quiet(timeout_s)
+        self._until_quiet(timeout_s, 1.0)
         self._close(self._slots)
         self._selector.close()
 
@@ -153,7 +155,7 @@ class Load:
         """Call once a process is dead."""
         self.ledger.new_epoch()
 
-    def _until_quiet(self, timeout_s: float, quiet_s: float = 1.0) -> None:
+    def _until_quiet(self, timeout_s: float, quiet_s: float) -> None:
         end = time.monotonic() + timeout_s
         self._last_delivery = time.monotonic()
         while time.monotonic() - self._last_delivery < quiet_s or self._unanswered() or not self.all_attached():

@@ -1,0 +1,21 @@
+"""Links between hosts are cut while clients use the namespace. `make split` does it for longer."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.caller import REQUIRE_DISKS
+from tests.cluster import split
+from tests.cluster.hosts import reason_missing
+
+
+@pytest.mark.slow
+def test_nothing_accepted_is_lost_and_nothing_settled_comes_back_when_links_are_cut(tmp_path: Path) -> None:
+    if reason := reason_missing():
+        pytest.fail(reason) if REQUIRE_DISKS else pytest.skip(reason)
+    summaries = split.run(tmp_path, 25, seed=1)
+    assert set(summaries) == set(split.QUEUES)
+    for summary in summaries.values():
+        assert split.wrong(summary) == []
+        assert summary.accepted > 100
+        assert summary.completed > 100
