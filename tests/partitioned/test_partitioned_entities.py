@@ -7,7 +7,7 @@ from uuid import UUID
 
 import pytest
 
-from protocol.codec import Array, Described, Long, Symbol, Timestamp, UInt
+from protocol.codec import Array, Described, Long, Symbol, Timestamp, UInt, ULong
 from tests.brokers import Broker
 from tests.end_to_end.health import metrics
 from tests.end_to_end.raw_peer import (
@@ -374,6 +374,16 @@ def test_an_id_that_was_sent_is_dropped_wherever_it_comes_again(peer: RawPeer) -
     assert peer.expect(DISPOSITION).fields[4].descriptor == ACCEPTED
     frames = received(peer, "once", 13)
     assert len(set(map(fragment_of, frames))) > 1
+    peer.nothing_more(TRANSFER)
+
+
+def test_ids_with_the_same_text_are_the_same_whatever_their_type(peer: RawPeer) -> None:
+    base = time.time_ns()
+    for number in range(base, base + 12):
+        forms: list[Any] = [str(number), ULong(number), str(number).encode()]
+        send(peer, "once", *[message(b"m", properties=[form]) for form in forms])
+    received(peer, "once", 12)
+    peer.attach_receiver("once", credit=1)
     peer.nothing_more(TRANSFER)
 
 

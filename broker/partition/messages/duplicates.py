@@ -16,7 +16,7 @@ from broker.partition.state.core import Core
 from broker.partition.state.queue import Queue
 from broker.partition.state.timers import Due
 from broker.wire import Extra
-from protocol.codec import decode_exactly
+from protocol.message.fields import id_text
 from storage.queue_ids import queue_id_of
 from storage.records import NEVER
 from storage.seen_ids import PURGE_EVERY_MS, SeenIds, has_ids
@@ -24,7 +24,6 @@ from storage.seen_ids import PURGE_EVERY_MS, SeenIds, has_ids
 # As plain numbers, because they are looked up for each message.
 _MESSAGE_ID, _PARTITION_KEY = int(Extra.MESSAGE_ID), int(Extra.PARTITION_KEY)
 _SESSION_ID, _PING = int(Extra.SESSION_ID), int(Extra.PING)
-_SHORT_STRING = 0xA1
 
 # The time between steps without a send: each such step has a commit of its own, for which the next send would wait.
 PAUSE_MS = 10
@@ -35,11 +34,7 @@ def digest_of(extra: dict[int, Any]) -> bytes | None:
     encoded: bytes | None = extra.get(_MESSAGE_ID)
     if encoded is None or extra.get(_PING):
         return None
-    if encoded[0] == _SHORT_STRING:
-        message_id = encoded[2:]
-    else:
-        value = decode_exactly(encoded)
-        message_id = value if isinstance(value, bytes) else str(value).encode()
+    message_id = id_text(encoded)
     key: str | None = extra.get(_PARTITION_KEY)
     if key is None:
         return xxh3_128_digest(message_id)
