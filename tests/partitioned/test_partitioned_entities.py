@@ -89,6 +89,13 @@ def test_messages_without_a_key_are_on_all_fragments_and_come_once(peer: RawPeer
     assert len(set(map(number_of, frames))) == 20
 
 
+def test_senders_that_send_one_message_each_spread_them_over_all_fragments(peer: RawPeer) -> None:
+    for number in range(2 * PARTITIONS):
+        send(peer, "orders", message(b"%d" % number))
+    frames = received(peer, "orders", 2 * PARTITIONS)
+    assert Counter(map(fragment_of, frames)) == Counter(dict.fromkeys(range(PARTITIONS), 2))
+
+
 def test_messages_with_a_key_are_on_one_fragment_in_order(peer: RawPeer) -> None:
     send(peer, "orders", *[keyed(key, b"%s %d" % (key.encode(), n)) for n in range(5) for key in "abcdefgh"])
     frames = received(peer, "orders", 40)
