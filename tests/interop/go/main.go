@@ -26,6 +26,7 @@ var config struct {
 	ListenOnly       string `json:"listen_only"`
 	SendOnly         string `json:"send_only"`
 	EntityPrefix     string `json:"entity_prefix"`
+	Keyed            []string `json:"keyed"`
 }
 
 type result struct {
@@ -89,6 +90,19 @@ type scene struct {
 	ctx    context.Context
 }
 
+// key is a partition key for messages whose order matters; none where every queue is one fragment.
+func (s *scene) key() *string {
+	if name := strings.TrimPrefix(s.queue, config.EntityPrefix); slices.Contains(config.Keyed, name) {
+		return &name
+	}
+	return nil
+}
+
+// local is the sequence number without the partition, which is in the highest 16 bits on partitioned entities.
+func local(message *azservicebus.ReceivedMessage) int64 {
+	return value(message.SequenceNumber) & (1<<48 - 1)
+}
+
 func newScene(ctx context.Context, queue, connectionString string) *scene {
 	options := &azservicebus.ClientOptions{RetryOptions: azservicebus.RetryOptions{MaxRetries: -1}}
 	return &scene{queue, must(azservicebus.NewClientFromConnectionString(connectionString, options)), ctx}
@@ -101,7 +115,7 @@ func (s *scene) sender() *azservicebus.Sender {
 func (s *scene) trySend(body string) error {
 	sender := s.sender()
 	defer sender.Close(s.ctx)
-	return sender.SendMessage(s.ctx, &azservicebus.Message{Body: []byte(body)}, nil)
+	return sender.SendMessage(s.ctx, &azservicebus.Message{Body: []byte(body), PartitionKey: s.key()}, nil)
 }
 
 func (s *scene) send(bodies ...string) {
