@@ -394,6 +394,22 @@ def test_ids_with_the_same_text_are_the_same_whatever_their_type(peer: RawPeer) 
     peer.nothing_more(TRANSFER)
 
 
+def test_an_id_is_known_for_each_session_by_itself(peer: RawPeer) -> None:
+    """The key of a message is its session id, and a part of what must be the same (PE5, amqp.md 13.2)."""
+    ids = [f"d{number}" for number in range(2 * PARTITIONS)]
+    handle = peer.attach_sender("once-in-session")
+    for session_id in [*ids, *ids]:
+        peer.transfer(message(b"m", properties=["same id", *[None] * 9, session_id]), handle)
+        assert peer.expect(DISPOSITION).fields[4].descriptor == ACCEPTED
+    for session_id in ids:
+        link, _ = accept(peer, "once-in-session", session_id)
+        peer.flow(link, 2)
+        peer.settle(peer.expect(TRANSFER).fields[1])
+        peer.expect(DISPOSITION)
+        peer.nothing_more(TRANSFER)
+        peer.detach(link)
+
+
 def test_a_topic_publishes_on_every_fragment(peer: RawPeer) -> None:
     send(peer, "news", *[message(b"%d" % n, application={"size": n}) for n in range(12)])
     everything = received(peer, "news/Subscriptions/all", 12)

@@ -29,13 +29,18 @@ _SESSION_ID, _PING = int(Extra.SESSION_ID), int(Extra.PING)
 PAUSE_MS = 10
 
 
-def digest_of(extra: dict[int, Any]) -> bytes | None:
-    """Digest of a message's id and partition key; None if it has no id. Ids with the same text have the same digest."""
+def digest_of(extra: dict[int, Any], is_partitioned: bool) -> bytes | None:
+    """Digest of a message's id and partition key; None if it has no id. Ids with the same text have the same digest.
+
+    On a partitioned entity the session id is a partition key: another fragment cannot know what a session had.
+    """
     encoded: bytes | None = extra.get(_MESSAGE_ID)
     if encoded is None or extra.get(_PING):
         return None
     message_id = id_text(encoded)
     key: str | None = extra.get(_PARTITION_KEY)
+    if key is None and is_partitioned:
+        key = extra.get(_SESSION_ID)
     if key is None:
         return xxh3_128_digest(message_id)
     return xxh3_128_digest(len(message_id).to_bytes(4, "big") + message_id + key.encode(), seed=1)
@@ -50,7 +55,8 @@ def sift(
     `reserved`, each message has the number at its place from there on. The number 0 stands for an original without a
     number in this queue: it came without the session that the queue requires.
     """
-    digests = [digest_of(extra) if extra else None for extra in extras]
+    is_partitioned = len(queue.terms.partitions) > 1
+    digests = [digest_of(extra, is_partitioned) if extra else None for extra in extras]
     with_id = [digest for digest in digests if digest is not None]
     if not with_id:
         return {}
