@@ -225,4 +225,3 @@ var partitionedScenarios = map[string]func(*scene){
 		}
 	},
 }
-
