@@ -91,7 +91,7 @@ export const sessionScenarios = {
   async "session-connection-lost"(scene) {
     await send(scene, "a", "held");
     await killedWhileHolding(scene.queue, "a");
-    const [message] = await allOf(await accept(scene, "a"), 1);
+    const [message] = await allOf(await acceptNext(scene), 1);
     equal([message.body, message.deliveryCount], ["held", 1], "second delivery");
   },
 

@@ -123,7 +123,7 @@ def session_close(scene: Scene) -> None:
 def session_connection_lost(scene: Scene) -> None:
     send(scene, "a", "held")
     killed_while_holding(scene.queue, "a")
-    with accept(scene, "a") as receiver:
+    with accept(scene) as receiver:
         (message,) = all_of(receiver, 1)
         equal((body(message), message.delivery_count), (b"held", 1), "second delivery")
 

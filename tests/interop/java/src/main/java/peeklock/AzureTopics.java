@@ -312,7 +312,7 @@ final class AzureTopics {
 
         SCENARIOS.put("subscription-receive-and-delete", () -> {
             Scene scene = new Scene("subscription-receive-and-delete");
-            publish(scene, message("x"), message("y"));
+            publish(scene, scene.keyed("x"), scene.keyed("y"));
             try (ServiceBusReceiverClient receiver =
                     receiving(scene, "a").receiveMode(ServiceBusReceiveMode.RECEIVE_AND_DELETE).buildClient()) {
                 equal(bodies(allOf(receiver, 2, false)), List.of("x", "y"), "bodies");

@@ -231,7 +231,7 @@ final class JmsTopics {
         SCENARIOS.put("subscription-receive-and-delete", () -> {
             try (Scene scene = new Scene("subscription-receive-and-delete");
                     Scene deleting = new Scene("subscription-receive-and-delete", "jms.presettlePolicy.presettleConsumers=true")) {
-                publish(scene, message(scene, "x"), message(scene, "y"));
+                publish(scene, scene.keyed(message(scene, "x")), scene.keyed(message(scene, "y")));
                 try (MessageConsumer consumer = subscription(deleting, "a")) {
                     equal(text(one(consumer)) + text(one(consumer)), "xy", "bodies");
                 }
