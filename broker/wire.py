@@ -581,7 +581,7 @@ class SendOperation(NamedTuple):
     """Sends in a transaction, to one queue."""
 
     queue: int
-    quiet: bool  # the client is not told of errors, so an error rolls the transaction back
+    quiet: bool  # the client may not know of errors, so an error rolls the transaction back
     deliveries: list[list[Any]]  # the messages of each
 
 

@@ -58,7 +58,13 @@ MAY_IMPORT = {
     "broker.errors": set(),
     "broker.wire": set(),
     "broker.namespace.entities": {"protocol.bounds"},
-    "broker.namespace.fragments": {"broker.errors", "broker.wire", "protocol.error_texts", "storage.records"},
+    "broker.namespace.fragments": {
+        "broker.errors",
+        "broker.wire",
+        "protocol.error_texts",
+        "protocol.message.fields",
+        "storage.records",
+    },
     "broker.namespace.rule_descriptions": {
         "broker.namespace.entities",
         "broker.namespace.durations",

@@ -1,11 +1,12 @@
 """A gateway process: listeners, client connections, connections to the workers, the operations endpoint."""
 
 import asyncio
+import itertools
 import signal
 import ssl
 import time
 import uuid
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,7 @@ class Gateway:
             connection=connection,
         )
         self.new_message_id = MessageIds()
+        self.sender_turns: Iterator[int] = itertools.count()
         self.router.on_caught_up = self._on_caught_up
         self.router.on_changed = self._on_changed
         self.router.on_deleted = self._on_deleted

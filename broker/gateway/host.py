@@ -4,7 +4,7 @@ A connection binds links to entities and nodes, so it imports their classes. The
 interfaces.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from broker.errors import BrokerError
@@ -33,6 +33,7 @@ class Shared(Protocol):
     namespace: Namespace
     router: Router
     new_message_id: MessageIds
+    sender_turns: Iterator[int]  # senders to partitioned entities begin with each fragment in turn
 
 
 class Overrunning(Protocol):

@@ -98,8 +98,12 @@ class Transaction:
         elif self._partition != partition:
             raise NotAllowed(error_texts.SEVERAL_PARTITIONS)
 
-    def send(self, sender: Sending, quiet: bool, messages: list[Any], answered: Answered) -> None:
-        """One delivery; `quiet`: the client does not wait for its outcome. Raises NotAllowed."""
+    def send(self, sender: Sending, messages: list[Any], answered: Answered) -> None:
+        """One delivery. Raises NotAllowed.
+
+        The transaction cannot be committed if it is refused, whether or not the client is told: the SDK for Java tells
+        its user of every send in a transaction that it was done.
+        """
         queue = sender.queue
         if sender.destination is None:
             partition = self.partition_of(sender.entity, messages)
@@ -114,11 +118,11 @@ class Transaction:
         else:
             self.join(sender.entity, partition)
         last = self._operations[-1] if self._operations else None
-        if isinstance(last, SendOperation) and last[:2] == (queue, quiet):
+        if isinstance(last, SendOperation) and last.queue == queue:
             last.deliveries.append(messages)
             self._answered[-1].append(answered)
         else:
-            self._append(SendOperation(queue, quiet, [messages]), answered)
+            self._append(SendOperation(queue, True, [messages]), answered)
 
     def partition_of(self, entity: Entity, messages: list[Any]) -> int:
         """The partition for messages to this entity. Raises NotAllowed.
@@ -276,7 +280,7 @@ class Transactions:
         return transaction
 
     def fail(self, transaction_id: bytes | None, error: Exception) -> None:
-        """An operation of the transaction was refused and the client is not told, so the transaction must fail."""
+        """An operation of the transaction was refused, so the transaction must fail."""
         transaction = self._by_id.get(transaction_id or b"")
         if transaction is not None:
             transaction.fail(error)

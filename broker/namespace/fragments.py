@@ -8,6 +8,7 @@ from xxhash import xxh3_64_intdigest
 from broker.errors import NotAllowed
 from broker.wire import Extra
 from protocol import error_texts
+from protocol.message.fields import id_text
 from storage.records import PARTITION_SHIFT
 
 _SESSION_ID, _PARTITION_KEY, _MESSAGE_ID = int(Extra.SESSION_ID), int(Extra.PARTITION_KEY), int(Extra.MESSAGE_ID)
@@ -25,7 +26,7 @@ def key_of(extra: dict[int, Any] | None) -> bytes | None:
     if key is not None:
         return key.encode()
     message_id: bytes | None = extra.get(_MESSAGE_ID)
-    return message_id
+    return None if message_id is None else id_text(message_id)  # duplicates have the same text, and maybe another type
 
 
 def _set_key(extra: dict[int, Any] | None) -> str | None:

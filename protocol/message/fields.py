@@ -48,6 +48,17 @@ Extra = dict[int, Any]
 UINT_MAX: Final = (1 << 32) - 1
 
 
+_SHORT_STRING: Final = 0xA1
+
+
+def id_text(encoded: bytes) -> bytes:
+    """The text of an encoded message-id, whatever its type and form: ids with the same text are the same id."""
+    if encoded[0] == _SHORT_STRING:
+        return encoded[2:]
+    value = decode_exactly(encoded)
+    return value if isinstance(value, bytes) else str(value).encode()
+
+
 @lru_cache(maxsize=256)  # the headers of a sender mostly have the same bytes
 def header(value: bytes) -> tuple[int, int, int | None]:
     """Flags, priority and ttl in milliseconds of a header's encoded list."""

@@ -45,7 +45,7 @@ def identified(message_id: str) -> bytes:
 
 def id_of_worker(number: int) -> str:
     ids = (f"id-{index}" for index in range(1000))
-    return next(each for each in ids if fragment_of(encode(each), range(WORKERS)) == number)
+    return next(each for each in ids if fragment_of(each.encode(), range(WORKERS)) == number)
 
 
 def key_of_worker(number: int) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from protocol.nodes.sas_tokens import generate
 from tests.brokers import KEY, KEY_NAME, Broker
+from tests.interop.partitioned_scenarios import KEYED, PLAIN
 from tests.interop.scenario import ENTITY_PREFIX
 from tests.interop.scenarios import SCENARIOS
 from tests.interop.sdks import CACHE, Program
@@ -19,6 +20,11 @@ RUN_TIMEOUT_S = 150
 RESULTS = CACHE / "results"
 LISTENER = ("listen-only", "key of the listener")
 SENDER = ("send-only", "key of the sender")
+PARTITIONED = """\
+partitions = 4
+gateways = 2
+partitioning = { default = true, max_entities = 1000 }
+"""
 
 
 @dataclass(frozen=True)
@@ -50,14 +56,23 @@ def _rule(login: tuple[str, str], right: str) -> str:
     )
 
 
-def broker_config() -> str:
-    """Keys with one right each, and the queue or the topic of every scenario that wants one."""
+def broker(directory: Path, *, partitioned: bool) -> Broker:
+    """A broker with keys that have one right each, and with the queue or the topic of every scenario that wants one.
+
+    If these are to be partitioned, there are also two workers, and two gateways between which connections are shared.
+    """
+    config = _broker_config()
+    return Broker(directory, PARTITIONED + config, workers=2) if partitioned else Broker(directory, config)
+
+
+def _broker_config() -> str:
     parts = [_rule(LISTENER, "Listen"), _rule(SENDER, "Send")]
     for scenario in SCENARIOS:
         if scenario.topic is not None:
             parts.append(_entity("topics", scenario.entity, scenario.topic))
         elif scenario.queue is not None:
-            parts.append(_entity("queues", scenario.entity, scenario.queue))
+            plain = {"enable_partitioning": False} if scenario.id in PLAIN else {}
+            parts.append(_entity("queues", scenario.entity, {**scenario.queue, **plain}))
         parts += [_entity("queues", name, {}) for name in scenario.other_queues]
     return "\n".join(parts)
 
@@ -69,9 +84,13 @@ def signed_connection_string(broker: Broker) -> str:
     return f"Endpoint=sb://{host};SharedAccessSignature={signature};UseDevelopmentEmulator=true;"
 
 
-def program_config(broker: Broker) -> dict[str, object]:
-    """What a program finds, as JSON, in PEEKLOCK_INTEROP: connection strings, and (key name, key) for the others."""
+def program_config(broker: Broker, *, partitioned: bool) -> dict[str, object]:
+    """What a program finds, as JSON, in PEEKLOCK_INTEROP: connection strings, and (key name, key) for the others.
+
+    `keyed` are the scenarios whose messages the program is to give a partition key, one for each scenario.
+    """
     return {
+        "keyed": sorted(KEYED) if partitioned else [],
         "connection_string": broker.connection_string,
         "wrong_key": broker.connection_string_for(KEY_NAME, "wrong"),
         "listen_only": broker.connection_string_for(*LISTENER),
@@ -87,13 +106,13 @@ def program_config(broker: Broker) -> dict[str, object]:
     }
 
 
-def run(program: Program, broker: Broker, scenarios: Iterable[str]) -> dict[str, Result]:
+def run(program: Program, broker: Broker, scenarios: Iterable[str], *, partitioned: bool) -> dict[str, Result]:
     """Results by scenario. One that the program never reported is a failure with what it wrote on its terminal."""
     names = list(scenarios)
     with tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
             [*program.command, *names],
-            env={**os.environ, "PEEKLOCK_INTEROP": json.dumps(program_config(broker))},
+            env={**os.environ, "PEEKLOCK_INTEROP": json.dumps(program_config(broker, partitioned=partitioned))},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=errors,
@@ -116,9 +135,13 @@ def run(program: Program, broker: Broker, scenarios: Iterable[str]) -> dict[str,
     return {name: results.get(name, missing) for name in names}
 
 
-def keep(sdk: str, results: dict[str, Result]) -> Path:
+def results_file(sdk: str, *, partitioned: bool) -> Path:
+    return RESULTS / (f"{sdk}-partitioned.json" if partitioned else f"{sdk}.json")
+
+
+def keep(sdk: str, results: dict[str, Result], *, partitioned: bool) -> Path:
     """Write results where `readme.py` reads them."""
     RESULTS.mkdir(parents=True, exist_ok=True)
-    file = RESULTS / f"{sdk}.json"
+    file = results_file(sdk, partitioned=partitioned)
     file.write_text(json.dumps({name: result.ok for name, result in results.items()}, indent=1))
     return file

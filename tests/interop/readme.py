@@ -5,19 +5,25 @@ import re
 import sys
 from pathlib import Path
 
-from tests.interop.harness import RESULTS
+from tests.interop.harness import results_file
+from tests.interop.partitioned_scenarios import NOT_PARTITIONED_WITH, ONLY_PARTITIONED, PLAIN
 from tests.interop.scenario import Scenario
 from tests.interop.scenarios import NOT_APPLICABLE, NOTES, SCENARIOS, SDKS, applicable
 
 HERE = Path(__file__).resolve().parent
 README = HERE / "README.md"
 PASSES, FAILS, NONE = "yes", "**no**", "-"
+FORMS = (False, True)  # are the entities partitioned?
+Results = dict[bool, dict[str, dict[str, bool]]]  # by form, library and scenario
 
 _INTRODUCTION = """\
 # Scenarios with real client libraries
 
-Each library, unmodified, runs the same scenarios against a real broker. A program asserts what it observes; *yes* means
-that all of the sentence held, - marks what a library cannot do, a number a footnote.
+Each library, unmodified, runs the same scenarios against two real brokers. One has plain entities and one gateway. The
+other has partitioned entities on four partitions and two workers, and two gateways that share the connections. A
+program asserts what it observes; *yes* means that all of the sentence held on both brokers, - marks what a library
+cannot do, a number a footnote. The column *partitioned* says which scenarios run on plain entities on both brokers, and
+which on the second broker only.
 
     python tests/interop/sdks.py                     # install the libraries, pinned, and build the programs
     python -m pytest tests/interop                   # run them: a test for each scenario with each library
@@ -26,9 +32,9 @@ that all of the sentence held, - marks what a library cannot do, a number a foot
 With PEEKLOCK_REQUIRE_INTEROP=1 the tests install by themselves, and fail where they would skip.
 
 `scenarios.py` is the table of scenarios, settings of their entities and exceptions, with those on topics in
-`topic_scenarios.py` and on sessions in `session_scenarios.py`; `python/`, `javascript/`, `go/`, `java/` and `proton/`
-hold the programs. All run as `program SCENARIO...`, read connection strings as JSON from PEEKLOCK_INTEROP and print a
-line of JSON for each scenario.
+`topic_scenarios.py`, on sessions in `session_scenarios.py` and on what only partitioned entities have in
+`partitioned_scenarios.py`; `python/`, `javascript/`, `go/`, `java/` and `proton/` hold the programs. All run as
+`program SCENARIO...`, read connection strings as JSON from PEEKLOCK_INTEROP and print a line of JSON for each scenario.
 """
 
 
@@ -65,36 +71,44 @@ class _Footnotes:
         return f"<sup>{self.texts.index(text) + 1}</sup>"
 
 
-def _cell(sdk: str, scenario: Scenario, results: dict[str, dict[str, bool]], footnotes: _Footnotes) -> str:
+def _cell(sdk: str, scenario: Scenario, results: Results, footnotes: _Footnotes) -> str:
     if reason := NOT_APPLICABLE[sdk].get(scenario.id):
         return NONE + footnotes.number(reason)
-    verdict = PASSES if results[sdk][scenario.id] else FAILS
-    note = NOTES.get(sdk, {}).get(scenario.id)
-    return verdict + (footnotes.number(note) if note else "")
+    ran = [results[form][sdk][scenario.id] for form in FORMS if scenario in applicable(sdk, partitioned=form)]
+    texts = (tables.get(sdk, {}).get(scenario.id) for tables in (NOTES, NOT_PARTITIONED_WITH))
+    return (PASSES if all(ran) else FAILS) + "".join(footnotes.number(text) for text in texts if text)
 
 
-def render(results: dict[str, dict[str, bool]]) -> str:
-    """`results` by library and scenario; all that are applicable must be there."""
+def _partitioned(scenario: Scenario, footnotes: _Footnotes) -> str:
+    if reason := PLAIN.get(scenario.id):
+        return NONE + footnotes.number(reason)
+    return "only" if scenario.id in ONLY_PARTITIONED else PASSES
+
+
+def render(results: Results) -> str:
+    """All results that are applicable must be there."""
     names = titles()
     footnotes = _Footnotes()
-    rows = [["scenario", "what must hold", "shows", *(names[sdk] for sdk in SDKS)]]
+    rows = [["scenario", "what must hold", "shows", "partitioned", *(names[sdk] for sdk in SDKS)]]
     rows.append(["---"] * len(rows[0]))
     for scenario in SCENARIOS:
-        cells = [_cell(sdk, scenario, results, footnotes) for sdk in SDKS]
+        cells = [_partitioned(scenario, footnotes), *(_cell(sdk, scenario, results, footnotes) for sdk in SDKS)]
         rows.append([scenario.id, scenario.sentence, ", ".join(scenario.seeds), *cells])
     table = "\n".join("| " + " | ".join(row) + " |" for row in rows)
     notes = "\n".join(f"{number}. {text}" for number, text in enumerate(footnotes.texts, 1))
     return f"{_INTRODUCTION}\n{table}\n\n{notes}\n"
 
 
-def last_results() -> dict[str, dict[str, bool]]:
+def last_results() -> Results:
     """Results of the last run of each library. Raises SystemExit if one is missing or has not all scenarios."""
-    results = {}
-    for sdk in SDKS:
-        file = RESULTS / f"{sdk}.json"
-        results[sdk] = json.loads(file.read_text()) if file.is_file() else {}
-        if missing := [scenario.id for scenario in applicable(sdk) if scenario.id not in results[sdk]]:
-            sys.exit(f"no result of {sdk} for {', '.join(missing)}: run python -m pytest tests/interop first")
+    results: Results = {form: {} for form in FORMS}
+    for form in FORMS:
+        for sdk in SDKS:
+            file = results_file(sdk, partitioned=form)
+            found = json.loads(file.read_text()) if file.is_file() else {}
+            if missing := [each.id for each in applicable(sdk, partitioned=form) if each.id not in found]:
+                sys.exit(f"no result of {sdk} for {', '.join(missing)}: run python -m pytest tests/interop first")
+            results[form][sdk] = found
     return results
 
 

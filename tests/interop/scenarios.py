@@ -1,12 +1,14 @@
 """The scenarios every SDK runs, in one table; and which SDK cannot run which, with the reason.
 
-Those on topics are in `topic_scenarios.py`, those on sessions in `session_scenarios.py`. What a program does for an id
-is the sentence here in its SDK's own words: a program asserts values, not only that nothing was raised.
+Those on topics are in `topic_scenarios.py`, those on sessions in `session_scenarios.py`, and those on what only
+partitioned entities have in `partitioned_scenarios.py`, which also says which of the others do not hold there. What a
+program does for an id is the sentence here in its SDK's own words: a program asserts values, not only that nothing was
+raised.
 """
 
 from collections.abc import Iterable
 
-from tests.interop import session_scenarios, topic_scenarios
+from tests.interop import partitioned_scenarios, session_scenarios, topic_scenarios
 from tests.interop.scenario import Scenario
 
 SHORT_LOCK = {"lock_duration_ms": 5_000}
@@ -266,7 +268,12 @@ QUEUE_SCENARIOS = (
     ),
 )
 
-SCENARIOS = (*QUEUE_SCENARIOS, *topic_scenarios.SCENARIOS, *session_scenarios.SCENARIOS)
+SCENARIOS = (
+    *QUEUE_SCENARIOS,
+    *topic_scenarios.SCENARIOS,
+    *session_scenarios.SCENARIOS,
+    *partitioned_scenarios.SCENARIOS,
+)
 
 _NO_PRESETTLED = "the SDK always waits for the outcome"
 _NO_BULK = "the SDK has no call for it"
@@ -343,7 +350,12 @@ def _merged(sdk: str, tables: Iterable[dict[str, dict[str, str]]]) -> dict[str, 
     return {scenario: text for table in tables for scenario, text in table.get(sdk, {}).items()}
 
 
-_WITHOUT = (_NOT_APPLICABLE, topic_scenarios.NOT_APPLICABLE, session_scenarios.NOT_APPLICABLE)
+_WITHOUT = (
+    _NOT_APPLICABLE,
+    topic_scenarios.NOT_APPLICABLE,
+    session_scenarios.NOT_APPLICABLE,
+    partitioned_scenarios.NOT_APPLICABLE,
+)
 NOT_APPLICABLE = {sdk: _merged(sdk, _WITHOUT) for sdk in _NOT_APPLICABLE}
 
 # Where a scenario passes with less, or otherwise, than its sentence says.
@@ -363,11 +375,14 @@ _NOTES: dict[str, dict[str, str]] = {
     },
 }
 
-_NOTED = (_NOTES, topic_scenarios.NOTES, session_scenarios.NOTES)
+_NOTED = (_NOTES, topic_scenarios.NOTES, session_scenarios.NOTES, partitioned_scenarios.NOTES)
 NOTES = {sdk: _merged(sdk, _NOTED) for sdk in NOT_APPLICABLE}
 
 SDKS = tuple(NOT_APPLICABLE)
 
 
-def applicable(sdk: str) -> list[Scenario]:
-    return [scenario for scenario in SCENARIOS if scenario.id not in NOT_APPLICABLE[sdk]]
+def applicable(sdk: str, *, partitioned: bool) -> list[Scenario]:
+    """What this SDK runs on the broker with plain entities, or on the one with partitioned ones."""
+    others = partitioned_scenarios.NOT_PARTITIONED_WITH.get(sdk, {})
+    without = {*NOT_APPLICABLE[sdk], *(others if partitioned else partitioned_scenarios.ONLY_PARTITIONED)}
+    return [scenario for scenario in SCENARIOS if scenario.id not in without]

@@ -1,7 +1,11 @@
-"""Every scenario with every SDK: one broker and one run of the SDK's program, a test for each result."""
+"""Every scenario with every SDK: two brokers and two runs of the SDK's program at once, a test for each result.
+
+One broker has plain entities and one gateway, the other has partitioned entities on two workers, and two gateways.
+"""
 
 import os
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -15,6 +19,9 @@ from tests.interop.sdks import FIRST_MESSAGES, PROGRAMS, Toolchain
 
 pytestmark = pytest.mark.interop
 
+FORMS = (False, True)  # are the entities partitioned?
+Run = tuple[dict[str, Result], str]  # results by scenario, and the end of the broker's log
+
 
 def ensure(toolchain: Toolchain) -> None:
     """Install what the SDK needs if PEEKLOCK_REQUIRE_INTEROP=1; skip the test if it is not installed otherwise."""
@@ -27,24 +34,30 @@ def ensure(toolchain: Toolchain) -> None:
         pytest.skip(f"not installed: python tests/interop/sdks.py {toolchain.name}")
 
 
+def run(sdk: str, directory: Path, partitioned: bool) -> Run:
+    names = [scenario.id for scenario in applicable(sdk, partitioned=partitioned)]
+    with harness.broker(directory, partitioned=partitioned) as broker:
+        results = harness.run(PROGRAMS[sdk], broker, names, partitioned=partitioned)
+        harness.keep(sdk, results, partitioned=partitioned)
+        return results, broker.log()
+
+
 class Runs:
-    """Runs an SDK's program when the first of its tests asks."""
+    """Runs an SDK's program on both brokers when the first of its tests asks: most of the time it only waits."""
 
     def __init__(self, directories: pytest.TempPathFactory) -> None:
         self._directories = directories
-        self._results: dict[str, dict[str, Result]] = {}
-        self._logs: dict[str, str] = {}
+        self._runs: dict[str, list[Run]] = {}
 
-    def result(self, sdk: str, scenario: str) -> tuple[Result, str]:
+    def result(self, sdk: str, partitioned: bool, scenario: str) -> tuple[Result, str]:
         """The result and the end of the broker's log."""
-        if sdk not in self._results:
-            program = PROGRAMS[sdk]
-            ensure(program.toolchain)
-            with Broker(self._directories.mktemp(sdk), harness.broker_config()) as broker:
-                self._results[sdk] = harness.run(program, broker, [scenario.id for scenario in applicable(sdk)])
-                self._logs[sdk] = broker.log()
-            harness.keep(sdk, self._results[sdk])
-        return self._results[sdk][scenario], self._logs[sdk]
+        if sdk not in self._runs:
+            ensure(PROGRAMS[sdk].toolchain)
+            directories = [self._directories.mktemp(sdk) for _ in FORMS]
+            with ThreadPoolExecutor(len(FORMS)) as pool:
+                self._runs[sdk] = list(pool.map(run, [sdk] * len(FORMS), directories, FORMS))
+        results, log = self._runs[sdk][FORMS.index(partitioned)]
+        return results[scenario], log
 
 
 @pytest.fixture(scope="session")
@@ -52,9 +65,17 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     return Runs(tmp_path_factory)
 
 
-@pytest.mark.parametrize(("sdk", "scenario"), [(sdk, scenario.id) for sdk in SDKS for scenario in applicable(sdk)])
-def test_scenario(runs: Runs, sdk: str, scenario: str) -> None:
-    result, log = runs.result(sdk, scenario)
+@pytest.mark.parametrize(
+    ("sdk", "form", "scenario"),
+    [
+        (sdk, "partitioned" if partitioned else "plain", scenario.id)
+        for sdk in SDKS
+        for partitioned in FORMS
+        for scenario in applicable(sdk, partitioned=partitioned)
+    ],
+)
+def test_scenario(runs: Runs, sdk: str, form: str, scenario: str) -> None:
+    result, log = runs.result(sdk, form == "partitioned", scenario)
     assert result.ok, f"{result.detail}\n{log}"
 
 

@@ -2,20 +2,27 @@
 
 from broker.catalog.catalog import home_partition
 from broker.settings.config import Settings
-from tests.interop.readme import README, render
+from tests.interop.partitioned_scenarios import KEYED, NOT_PARTITIONED_WITH, ONLY_PARTITIONED, PLAIN
+from tests.interop.readme import FORMS, README, render
 from tests.interop.scenarios import NOT_APPLICABLE, NOTES, SCENARIOS, SDKS, applicable
 from tests.interop.sdks import PROGRAMS
 
 
 def test_the_readme_has_every_scenario_with_every_library_and_all_pass() -> None:
-    all_pass = {sdk: {scenario.id: True for scenario in applicable(sdk)} for sdk in SDKS}
+    all_pass = {
+        form: {sdk: {scenario.id: True for scenario in applicable(sdk, partitioned=form)} for sdk in SDKS}
+        for form in FORMS
+    }
     assert README.read_text() == render(all_pass), "write it anew: python -m tests.interop.readme"
 
 
 def test_exceptions_and_notes_are_about_scenarios_that_exist() -> None:
     ids = {scenario.id for scenario in SCENARIOS}
-    for exceptions in (*NOT_APPLICABLE.values(), *NOTES.values()):
+    for exceptions in (*NOT_APPLICABLE.values(), *NOTES.values(), PLAIN, *NOT_PARTITIONED_WITH.values()):
         assert exceptions.keys() <= ids
+    assert ids >= KEYED
+    assert not KEYED & PLAIN.keys()
+    assert not ONLY_PARTITIONED & {*KEYED, *PLAIN}
     for sdk, notes in NOTES.items():
         assert not notes.keys() & NOT_APPLICABLE[sdk].keys()
 
@@ -23,7 +30,9 @@ def test_exceptions_and_notes_are_about_scenarios_that_exist() -> None:
 def test_every_scenario_is_run_by_some_library_and_has_a_name_of_its_own() -> None:
     assert len({scenario.id for scenario in SCENARIOS}) == len(SCENARIOS)
     assert all(len(scenario.entity) <= 250 for scenario in SCENARIOS)
-    assert {scenario.id for sdk in SDKS for scenario in applicable(sdk)} == {scenario.id for scenario in SCENARIOS}
+    run = {form: {scenario.id for sdk in SDKS for scenario in applicable(sdk, partitioned=form)} for form in FORMS}
+    ids = {scenario.id for scenario in SCENARIOS}
+    assert run == {False: ids - ONLY_PARTITIONED, True: ids}
 
 
 def test_a_scenario_on_several_queues_has_some_on_other_partitions() -> None:

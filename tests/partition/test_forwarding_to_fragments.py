@@ -64,7 +64,7 @@ def test_a_message_id_is_the_key_where_duplicates_are_detected(net: Partitions) 
     net.run()
     found = spread(net, there)
     assert Counter(body for held in found.values() for body in held) == Counter(f"m{number}" for number in range(12))
-    assert all(fragment_of(encode(body), ALL) == at for at, held in found.items() for body in held)
+    assert all(fragment_of(body.encode(), ALL) == at for at, held in found.items() for body in held)
 
 
 def test_messages_without_a_key_stay_on_a_partition_that_is_a_fragment(net: Partitions) -> None:

@@ -32,6 +32,12 @@ enable_partitioning = true
 requires_duplicate_detection = true
 
 [[queues]]
+name = "once-in-session"
+enable_partitioning = true
+requires_session = true
+requires_duplicate_detection = true
+
+[[queues]]
 name = "dead"
 enable_partitioning = true
 

@@ -7,7 +7,7 @@ from uuid import UUID
 
 import pytest
 
-from protocol.codec import Array, Described, Long, Symbol, Timestamp, UInt
+from protocol.codec import Array, Described, Long, Symbol, Timestamp, UInt, ULong
 from tests.brokers import Broker
 from tests.end_to_end.health import metrics
 from tests.end_to_end.raw_peer import (
@@ -87,6 +87,13 @@ def test_messages_without_a_key_are_on_all_fragments_and_come_once(peer: RawPeer
     assert Counter(map(fragment_of, frames)) == Counter(dict.fromkeys(range(PARTITIONS), 5))
     assert {body_of(frame.payload) for frame in frames} == {b"%d" % number for number in range(20)}
     assert len(set(map(number_of, frames))) == 20
+
+
+def test_senders_that_send_one_message_each_spread_them_over_all_fragments(peer: RawPeer) -> None:
+    for number in range(2 * PARTITIONS):
+        send(peer, "orders", message(b"%d" % number))
+    frames = received(peer, "orders", 2 * PARTITIONS)
+    assert Counter(map(fragment_of, frames)) == Counter(dict.fromkeys(range(PARTITIONS), 2))
 
 
 def test_messages_with_a_key_are_on_one_fragment_in_order(peer: RawPeer) -> None:
@@ -375,6 +382,32 @@ def test_an_id_that_was_sent_is_dropped_wherever_it_comes_again(peer: RawPeer) -
     frames = received(peer, "once", 13)
     assert len(set(map(fragment_of, frames))) > 1
     peer.nothing_more(TRANSFER)
+
+
+def test_ids_with_the_same_text_are_the_same_whatever_their_type(peer: RawPeer) -> None:
+    base = time.time_ns()
+    for number in range(base, base + 12):
+        forms: list[Any] = [str(number), ULong(number), str(number).encode()]
+        send(peer, "once", *[message(b"m", properties=[form]) for form in forms])
+    received(peer, "once", 12)
+    peer.attach_receiver("once", credit=1)
+    peer.nothing_more(TRANSFER)
+
+
+def test_an_id_is_known_for_each_session_by_itself(peer: RawPeer) -> None:
+    """The key of a message is its session id, and a part of what must be the same (PE5, amqp.md 13.2)."""
+    ids = [f"d{number}" for number in range(2 * PARTITIONS)]
+    handle = peer.attach_sender("once-in-session")
+    for session_id in [*ids, *ids]:
+        peer.transfer(message(b"m", properties=["same id", *[None] * 9, session_id]), handle)
+        assert peer.expect(DISPOSITION).fields[4].descriptor == ACCEPTED
+    for session_id in ids:
+        link, _ = accept(peer, "once-in-session", session_id)
+        peer.flow(link, 2)
+        peer.settle(peer.expect(TRANSFER).fields[1])
+        peer.expect(DISPOSITION)
+        peer.nothing_more(TRANSFER)
+        peer.detach(link)
 
 
 def test_a_topic_publishes_on_every_fragment(peer: RawPeer) -> None:

@@ -48,10 +48,9 @@ class Intake:
         self.refuse(delivery, settled, ServerBusy(error_texts.UNFINISHED_TOO_MUCH))
 
     def refuse(self, delivery: Delivery, settled: bool, error: Exception) -> None:
-        """`error` is a BrokerError or a ProtocolError."""
+        """`error` is a BrokerError or a ProtocolError. A transaction is not done without this delivery."""
+        self.connection.transactions.fail(transaction_of(delivery), error)
         if settled:
-            # The client is not told, but a transaction must not be done without this delivery.
-            self.connection.transactions.fail(transaction_of(delivery), error)
             forget(delivery)
         else:
             self.connection.reject(delivery, condition_of(error), str(error), self.tracker)

@@ -176,6 +176,7 @@ class PartitionedSender(ClientSender):
         super().__init__(connection, link, entity, address, destination)
         self._channels = {partition: FragmentChannel(self, partition) for partition in entity.partitions}
         self._turns = deque(self._channels.values())  # the first is the next that gets messages without a key
+        self._turns.rotate(-next(connection.gateway.sender_turns))  # many clients open a sender for each message
         # A fragment that is slow gets no more than its share of the client's credit, so that the others get the rest.
         self._share = max(1, self.window // len(self._channels))
         self._has_ended = False

@@ -205,7 +205,7 @@ class ClientSender(EntityLink, Intake):
 
         try:
             transaction = self.connection.transactions.find(transaction_id)
-            transaction.send(self, settled, messages, answered)
+            transaction.send(self, messages, answered)
         except BrokerError as error:
             self.refuse(delivery, settled, error)
         else:

@@ -16,7 +16,7 @@ from broker.partition.state.core import Core
 from broker.partition.state.queue import Queue
 from broker.partition.state.timers import Due
 from broker.wire import Extra
-from protocol.codec import decode_exactly
+from protocol.message.fields import id_text
 from storage.queue_ids import queue_id_of
 from storage.records import NEVER
 from storage.seen_ids import PURGE_EVERY_MS, SeenIds, has_ids
@@ -24,23 +24,23 @@ from storage.seen_ids import PURGE_EVERY_MS, SeenIds, has_ids
 # As plain numbers, because they are looked up for each message.
 _MESSAGE_ID, _PARTITION_KEY = int(Extra.MESSAGE_ID), int(Extra.PARTITION_KEY)
 _SESSION_ID, _PING = int(Extra.SESSION_ID), int(Extra.PING)
-_SHORT_STRING = 0xA1
 
 # The time between steps without a send: each such step has a commit of its own, for which the next send would wait.
 PAUSE_MS = 10
 
 
-def digest_of(extra: dict[int, Any]) -> bytes | None:
-    """Digest of a message's id and partition key; None if it has no id. Ids with the same text have the same digest."""
+def digest_of(extra: dict[int, Any], is_partitioned: bool) -> bytes | None:
+    """Digest of a message's id and partition key; None if it has no id. Ids with the same text have the same digest.
+
+    On a partitioned entity the session id is a partition key: another fragment cannot know what a session had.
+    """
     encoded: bytes | None = extra.get(_MESSAGE_ID)
     if encoded is None or extra.get(_PING):
         return None
-    if encoded[0] == _SHORT_STRING:
-        message_id = encoded[2:]
-    else:
-        value = decode_exactly(encoded)
-        message_id = value if isinstance(value, bytes) else str(value).encode()
+    message_id = id_text(encoded)
     key: str | None = extra.get(_PARTITION_KEY)
+    if key is None and is_partitioned:
+        key = extra.get(_SESSION_ID)
     if key is None:
         return xxh3_128_digest(message_id)
     return xxh3_128_digest(len(message_id).to_bytes(4, "big") + message_id + key.encode(), seed=1)
@@ -55,7 +55,8 @@ def sift(
     `reserved`, each message has the number at its place from there on. The number 0 stands for an original without a
     number in this queue: it came without the session that the queue requires.
     """
-    digests = [digest_of(extra) if extra else None for extra in extras]
+    is_partitioned = len(queue.terms.partitions) > 1
+    digests = [digest_of(extra, is_partitioned) if extra else None for extra in extras]
     with_id = [digest for digest in digests if digest is not None]
     if not with_id:
         return {}

@@ -1,12 +1,13 @@
 // What the scenarios with @azure/service-bus share: a client with an entity, and what is done with its messages.
 import { ServiceBusClient } from "@azure/service-bus";
-import { config, equal, truth } from "./harness.js";
+import { config, equal, keyOf, local, truth } from "./harness.js";
 
 const RETRY = { maxRetries: 0, timeoutInMs: 20_000 };
 
 export class Scene {
   constructor(queue, connectionString = config.connection_string, retryOptions = {}) {
     this.queue = queue;
+    this.keyed = keyOf(queue) && { partitionKey: keyOf(queue) };
     this.client = new ServiceBusClient(connectionString, { retryOptions: { ...RETRY, ...retryOptions } });
   }
   sender() {
@@ -21,7 +22,7 @@ export class Scene {
   }
   async send(...bodies) {
     const sender = this.sender();
-    for (const body of bodies) await sender.sendMessages({ body });
+    for (const body of bodies) await sender.sendMessages({ body, ...this.keyed });
     await sender.close();
   }
   async nothingIsLeft() {
@@ -57,4 +58,5 @@ export async function allOf(receiver, count, { complete = true } = {}) {
 }
 
 export const bodies = (messages) => messages.map((message) => message.body);
+export const sequenceNumbers = (messages) => messages.map((message) => local(message.sequenceNumber.toNumber()));
 export const code = (expected) => (error) => error.code === expected;

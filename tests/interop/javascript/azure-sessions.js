@@ -91,7 +91,7 @@ export const sessionScenarios = {
   async "session-connection-lost"(scene) {
     await send(scene, "a", "held");
     await killedWhileHolding(scene.queue, "a");
-    const [message] = await allOf(await accept(scene, "a"), 1);
+    const [message] = await allOf(await acceptNext(scene), 1);
     equal([message.body, message.deliveryCount], ["held", 1], "second delivery");
   },
 
@@ -229,8 +229,8 @@ export const sessionScenarios = {
     const browsed = await receiver.peekMessages(10);
     equal(bodies(browsed), ["1", "3", "4"], "browsed");
     equal(browsed.map((m) => m.sessionId), ["a", "a", "a"], "session ids");
-    const some = await receiver.peekMessages(10, { fromSequenceNumber: Long.fromNumber(2) });
-    equal(bodies(some), ["3", "4"], "browsed from another's number");
+    const some = await receiver.peekMessages(10, { fromSequenceNumber: browsed[0].sequenceNumber.add(1) });
+    equal(bodies(some), ["3", "4"], "browsed from a number that is none of the session");
     equal(bodies(await allOf(receiver, 3)), ["1", "3", "4"], "messages, which browsing does not lock");
     equal(await receiver.peekMessages(10, { fromSequenceNumber: Long.ONE }), [], "browsed when empty");
   },
@@ -287,7 +287,7 @@ export const sessionScenarios = {
 
   async "session-many"(scene) {
     const ids = range(20).map((i) => `s${String(i).padStart(2, "0")}`);
-    for (const turn of range(3)) await scene.sender().sendMessages(ids.map((sessionId) => ({ body: `${sessionId} ${turn}`, sessionId })));
+    for (const turn of range(3)) for (const id of ids) await send(scene, id, `${id} ${turn}`);
     const receivers = [];
     for (const _ of ids) receivers.push(await acceptNext(scene));
     equal(receivers.map((receiver) => receiver.sessionId).sort(), ids, "sessions");
@@ -342,7 +342,7 @@ export const sessionScenarios = {
     await rejects(() => scene.client.acceptSession(scene.queue, "a", "a", NOT_RENEWED), TAKEN, "accepting it again");
     await rejects(() => acceptNextWithin(scene, 1000, next), TIMED_OUT, "accepting any session when all are empty");
     const plain = await allOf(scene.client.createReceiver(scene.queue, "plain"), 3);
-    equal(bodies(plain), ["1", "2", "3"], "messages of a subscription without sessions");
+    equal(bodies(plain).sort(), ["1", "2", "3"], "messages of a subscription without sessions");
   },
 };
 

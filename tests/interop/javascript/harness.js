@@ -17,6 +17,12 @@ const show = (value) => JSON.stringify(value, (_, v) => (typeof v === "bigint" ?
 
 export const range = (count, from = 0) => Array.from({ length: count }, (_, i) => i + from);
 
+/** A partition key, for messages whose order matters; no key where every queue is one fragment. */
+export const keyOf = (queue) => config.keyed.find((name) => config.entity_prefix + name === queue);
+
+/** A sequence number without the partition, which is in the highest 16 bits on partitioned entities. */
+export const local = (number) => number % 2 ** 48;
+
 export async function rejects(action, isExpected, what) {
   try {
     await action();

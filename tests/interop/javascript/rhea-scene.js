@@ -1,6 +1,6 @@
 // What the scenarios with rhea share: a connection with an entity, its links and its management node.
 import rhea from "rhea";
-import { config, equal, sleep, truth } from "./harness.js";
+import { config, equal, keyOf, local, sleep, truth } from "./harness.js";
 
 export const { message: outcomes, types } = rhea;
 const SECOND = 1; // rcv-settle-mode: wait for the broker's answer to every settlement (2.8.3)
@@ -10,6 +10,7 @@ const LONG = 0x81;
 export class Scene {
   constructor(queue, [username, password] = [config.key_name, config.key]) {
     this.queue = queue;
+    this.keyed = keyOf(queue) && { message_annotations: { "x-opt-partition-key": keyOf(queue) } };
     this.login = { username, password };
   }
 
@@ -43,7 +44,7 @@ export class Scene {
 
   async send(...bodies) {
     const sender = await this.sender();
-    for (const body of bodies) await post(sender, { body });
+    for (const body of bodies) await post(sender, { body, ...this.keyed });
     sender.close();
   }
 
@@ -196,6 +197,7 @@ function lockToken({ delivery }) {
 export const tokens = (...contexts) => types.wrap_array(contexts.map(lockToken), UUID);
 export const numbers = (...sequenceNumbers) => types.wrap_array(sequenceNumbers, LONG);
 export const annotation = (message, name) => message.message_annotations[name];
+export const sequenceNumbers = (messages) => messages.map((message) => local(annotation(message, "x-opt-sequence-number")));
 export const bodies = (messages) => messages.map((message) => message.body);
 export const text = (message) => message.body;
 export const condition = (expected) => (error) => error.condition === expected;

@@ -34,13 +34,13 @@ const LOCK_LOST = condition("com.microsoft:session-lock-lost");
 const TIMED_OUT = condition("com.microsoft:timeout");
 
 /** A receiver of a session, or of any for which the broker waits so many milliseconds. */
-const accept = (scene, sessionId = null, wait = 5000, address = scene.queue, options = {}) =>
+export const accept = (scene, sessionId = null, wait = 5000, address = scene.queue, options = {}) =>
   scene.receiver({
     source: { address, filter: { [FILTER]: sessionId } },
     properties: { "com.microsoft:timeout": types.wrap_uint(wait) },
     ...options,
   });
-const sessionOf = (receiver) => receiver.source.filter[FILTER];
+export const sessionOf = (receiver) => receiver.source.filter[FILTER];
 const lockEnd = (receiver) => Number((receiver.properties[LOCKED_UNTIL].readBigInt64BE() - TICKS_OF_1970) / 10_000n);
 const noneIsAvailable = (scene, what) => rejects(() => accept(scene, null, 1000), TIMED_OUT, what);
 
@@ -50,16 +50,16 @@ async function send(scene, sessionId, ...texts) {
   sender.close();
 }
 
-async function close(receiver) {
+export async function close(receiver) {
   const closed = opened(receiver, "receiver_close", ["receiver_error"]);
   receiver.close();
   await closed;
 }
 
 const counted = (messages) => messages.map((m) => [m.body, m.delivery_count ?? 0]);
-const getState = async (scene, sessionId) =>
+export const getState = async (scene, sessionId) =>
   (await scene.manage("get-session-state", { "session-id": sessionId })).body["session-state"];
-const setState = (scene, sessionId, state) =>
+export const setState = (scene, sessionId, state) =>
   scene.manage("set-session-state", { "session-id": sessionId, "session-state": state && types.wrap_binary(state) });
 const renew = async (scene, sessionId) => (await scene.manage("renew-session-lock", { "session-id": sessionId })).body.expiration;
 
@@ -279,7 +279,8 @@ export const sessionScenarios = {
     const browsed = await browse(scene, "a", 1);
     equal(bodies(browsed), ["1", "3", "4"], "browsed");
     equal(browsed.map((m) => m.group_id), ["a", "a", "a"], "session ids");
-    equal(bodies(await browse(scene, "a", 2)), ["3", "4"], "browsed from another's number");
+    const next = annotation(browsed[0], "x-opt-sequence-number") + 1;
+    equal(bodies(await browse(scene, "a", next)), ["3", "4"], "browsed from a number that is none of the session");
     equal(bodies(await allOf(receiver, 3)), ["1", "3", "4"], "messages, which browsing does not lock");
     equal(await browse(scene, "a", 1), [], "browsed when empty");
   },
@@ -320,8 +321,7 @@ export const sessionScenarios = {
     const ids = range(20).map((i) => `s${String(i).padStart(2, "0")}`);
     const sender = await scene.sender();
     for (const turn of range(3)) {
-      const inner = ids.map((id) => outcomes.encode({ body: `${id} ${turn}`, group_id: id }));
-      await post(sender, outcomes.encode({ body: outcomes.data_sections(inner) }), undefined, 0x80013700);
+      for (const id of ids) await post(sender, { body: `${id} ${turn}`, group_id: id });
     }
     const receivers = [];
     for (const _ of ids) receivers.push(await accept(scene));
@@ -340,8 +340,7 @@ export const sessionScenarios = {
   async "session-list"(scene) {
     equal(await listed(scene, EVER), [], "sessions at first");
     const ids = range(150).map((i) => `s${String(i).padStart(3, "0")}`);
-    const inner = ids.map((id) => outcomes.encode({ body: "x", group_id: id }));
-    await post(await scene.sender(), outcomes.encode({ body: outcomes.data_sections(inner) }), undefined, 0x80013700);
+    for (const id of ids) await send(scene, id, "x");
     await accept(scene, "early");
     await setState(scene, "early", Buffer.from("early"));
     await sleep(100);
@@ -397,7 +396,7 @@ export const sessionScenarios = {
     await rejects(() => accept(scene, "a", 0, a), TAKEN, "accepting it again");
     await rejects(() => accept(scene, null, 1000, a), TIMED_OUT, "accepting any session when all are empty");
     const received = await allOf(await scene.receiver({ source: plain }), 3);
-    equal(bodies(received), ["1", "2", "3"], "messages of a subscription without sessions");
+    equal(bodies(received).sort(), ["1", "2", "3"], "messages of a subscription without sessions");
   },
 };
 

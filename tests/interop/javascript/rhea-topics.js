@@ -16,6 +16,7 @@ import {
   one,
   outcomes,
   post,
+  sequenceNumbers,
   take,
   tokens,
   types,
@@ -53,8 +54,6 @@ async function publish(scene, ...messages) {
   sender.close();
 }
 
-const sequenceNumbers = (messages) => messages.map((m) => annotation(m, "x-opt-sequence-number"));
-
 const addRule = (scene, name, description) =>
   scene.manage("add-rule", { "rule-name": name, "rule-description": description }, address(scene, "a"));
 const removeRule = (scene, name) => scene.manage("remove-rule", { "rule-name": name }, address(scene, "a"));
@@ -77,7 +76,7 @@ const described = (value) => [Number(value.descriptor.value), value.value.map(pl
 
 export const topicScenarios = {
   async "topic-publish"(scene) {
-    await publish(scene, { body: "first" }, { body: "second", subject: "second" });
+    await publish(scene, { body: "first", ...scene.keyed }, { body: "second", subject: "second", ...scene.keyed });
     let messages = await received(subscription(scene, "a"), 2);
     equal(bodies(messages), ["first", "second"], "messages in a subscription");
     equal(sequenceNumbers(messages), [1, 2], "their sequence numbers");
@@ -130,7 +129,8 @@ export const topicScenarios = {
     await received(subscription(scene, "dropped"), 0);
     await received(deadLetters(scene, "dropped"), 0);
     const long = await received(subscription(scene, "long"), 2);
-    equal(long.map((m) => [m.body, m.ttl]), [["x", 2 * HALF_HOUR], ["half", HALF_HOUR]], "messages that live");
+    const lives = Object.fromEntries(long.map((message) => [message.body, message.ttl]));
+    equal(lives, { x: 2 * HALF_HOUR, half: HALF_HOUR }, "messages that live");
   },
 
   async "topic-disabled"(scene) {
@@ -231,8 +231,9 @@ export const topicScenarios = {
     await scene.send(..."abcde");
     await received(subscription(scene, "b"), 5);
     const peek = (count, from) => scene.peek(count, from, address(scene, "a"));
-    equal(bodies(await peek(10, 1)), [..."abcde"], "browsed");
-    const some = await peek(2, 3);
+    const browsed = await peek(10, 1);
+    equal(bodies(browsed), [..."abcde"], "browsed");
+    const some = await peek(2, annotation(browsed[2], "x-opt-sequence-number"));
     equal(bodies(some), ["c", "d"], "browsed from a number");
     equal(sequenceNumbers(some), [3, 4], "their numbers");
     await received(subscription(scene, "a"), 5);
@@ -263,8 +264,8 @@ export const topicScenarios = {
       { body: "3", message_id: "x" },
       { body: "4", application_properties: { price: types.wrap_double(101), color: "red" } },
     );
-    equal(bodies(await received(subscription(scene, "dear"), 2)), ["1", "4"], "by price and color");
-    equal(bodies(await received(subscription(scene, "named"), 2)), ["2", "3"], "by label or id");
+    equal(bodies(await received(subscription(scene, "dear"), 2)).sort(), ["1", "4"], "by price and color");
+    equal(bodies(await received(subscription(scene, "named"), 2)).sort(), ["2", "3"], "by label or id");
     equal(bodies(await received(subscription(scene, "bare"), 1)), ["3"], "without color and price");
   },
 
@@ -281,7 +282,7 @@ export const topicScenarios = {
     );
     equal(bodies(await received(subscription(scene, "labelled"), 1)), ["1"], "by label and correlation id");
     equal(bodies(await received(subscription(scene, "red"), 1)), ["2"], "by a string");
-    equal(bodies(await received(subscription(scene, "seven"), kinds.length)), kinds, "by a number");
+    equal(bodies(await received(subscription(scene, "seven"), kinds.length)).sort(), kinds.sort(), "by a number");
   },
 
   async "filter-error"(scene) {
@@ -298,7 +299,7 @@ export const topicScenarios = {
     equal([letter.body, reason], ["bad", "FilterException"], "dead letter");
     truth(/kept/.test(description), `description: ${description}`);
     await received(deadLetters(scene, "dropped"), 0);
-    equal(bodies(await received(subscription(scene, "a"), 2)), ["good", "bad"], "messages in another subscription");
+    equal(bodies(await received(subscription(scene, "a"), 2)).sort(), ["bad", "good"], "messages in another subscription");
   },
 
   async "rule-action"(scene) {
@@ -332,7 +333,7 @@ export const topicScenarios = {
     await scene.send("nowhere");
     await addRule(scene, "$Default", { "sql-filter": { expression: "1=1" } });
     await scene.send("after");
-    equal(bodies(await received(subscription(scene, "a"), 2)), ["before", "after"], "messages that arrived");
+    equal(bodies(await received(subscription(scene, "a"), 2)).sort(), ["after", "before"], "messages that arrived");
   },
 
   async "rule-manager"(scene) {
@@ -364,7 +365,7 @@ export const topicScenarios = {
     );
     await removeRule(scene, "sql");
     await publish(scene, { body: "4", application_properties: { price: 150 } }, matching("5"));
-    const messages = await received(subscription(scene, "a"), 3);
+    const messages = (await received(subscription(scene, "a"), 3)).sort((a, b) => a.body - b.body);
     equal(bodies(messages), ["1", "2", "5"], "messages that arrived");
     equal(messages[0].application_properties, { price: 75, RuleName: "sql" }, "properties after the action");
   },

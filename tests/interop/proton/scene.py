@@ -188,10 +188,14 @@ def killed_while_holding(queue: str, *session_id: str) -> None:
 
 
 class Scene:
-    """Connections with one login, and the queue of one scenario."""
+    """Connections with one login, and the queue of one scenario.
+
+    Messages whose order matters get `keyed`, which is one partition key.
+    """
 
     def __init__(self, name: str, login: tuple[str, str] = (CONFIG["key_name"], CONFIG["key"])) -> None:
         self.queue = CONFIG["entity_prefix"] + name
+        self.keyed = {"annotations": {symbol("x-opt-partition-key"): name}} if name in CONFIG["keyed"] else {}
         self.login = login
         self._connection: BlockingConnection | None = None
 
@@ -218,7 +222,7 @@ class Scene:
     def send(self, *bodies: object) -> None:
         sender = self.sender()
         for body in bodies:
-            sender.post(Message(body=body))
+            sender.post(Message(body=body, **self.keyed))
         sender.close()
 
     def receiver(self, options: LinkOption | None = None, connection: BlockingConnection | None = None) -> Receiver:
@@ -284,6 +288,15 @@ def decoded(encoded: bytes) -> Message:
 
 def annotation(message: Message, name: str) -> Any:
     return message.annotations[symbol(name)]
+
+
+def number_of(message: Message) -> int:
+    return int(annotation(message, "x-opt-sequence-number"))
+
+
+def local(message: Message) -> int:
+    """The message's sequence number without the partition, which is in the highest 16 bits on partitioned entities."""
+    return number_of(message) & (1 << 48) - 1
 
 
 def numbers(*sequence_numbers: int) -> Array:

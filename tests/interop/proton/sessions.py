@@ -23,6 +23,7 @@ from scene import (
     equal,
     fails,
     killed_while_holding,
+    number_of,
     numbers,
     scenario,
     tokens,
@@ -338,7 +339,8 @@ def session_peek(scene: Scene) -> None:
     browsed = browse(scene, "a", 1)
     equal(bodies(browsed), ["1", "3", "4"], "browsed")
     equal({message.group_id for message in browsed}, {"a"}, "session ids")
-    equal(bodies(browse(scene, "a", 2)), ["3", "4"], "browsed from another's number")
+    after_first = browse(scene, "a", number_of(browsed[0]) + 1)
+    equal(bodies(after_first), ["3", "4"], "browsed from a number that is none of the session")
     equal(bodies(receiver.all_of(3)), ["1", "3", "4"], "messages, which browsing does not lock")
     equal(browse(scene, "a", 1), [], "browsed when empty")
 
@@ -476,4 +478,4 @@ def session_subscription(scene: Scene) -> None:
     fails(TAKEN, lambda: accept(scene, "a", address=a), "accepting it again")
     none_is_available(scene, "accepting any session when all are empty", a)
     messages = Receiver(scene.connection, plain).all_of(3)
-    equal(bodies(messages), ["1", "2", "3"], "messages of a subscription without sessions")
+    equal(sorted(bodies(messages)), ["1", "2", "3"], "messages of a subscription without sessions")

@@ -29,6 +29,8 @@ from scene import (
     decoded,
     equal,
     fails,
+    local,
+    number_of,
     numbers,
     scenario,
     tokens,
@@ -81,7 +83,7 @@ def bodies(messages: list[Message]) -> list[Any]:
 
 
 def sequence_numbers(messages: list[Message]) -> list[int]:
-    return [annotation(message, "x-opt-sequence-number") for message in messages]
+    return [local(message) for message in messages]
 
 
 def later(body: str, due_ms: int) -> Message:
@@ -114,7 +116,7 @@ def is_missing(text: str) -> None:
 
 @scenario("topic-publish")
 def topic_publish(scene: Scene) -> None:
-    publish(scene, Message(body="first"), Message(body="second", subject="second"))
+    publish(scene, Message(body="first", **scene.keyed), Message(body="second", subject="second", **scene.keyed))
     messages = received(subscription(scene, "a"), 2)
     equal(bodies(messages), ["first", "second"], "messages in a subscription")
     equal((sequence_numbers(messages), messages[0].delivery_count), ([1, 2], 0), "numbers and delivery count")
@@ -152,8 +154,8 @@ def topic_time_to_live(scene: Scene) -> None:
     equal(reasons, {"TTLExpiredException"}, "reasons")
     received(subscription(scene, "dropped"), 0)
     received(dead_letters(scene, "dropped"), 0)
-    long = [(message.body, message.ttl) for message in received(subscription(scene, "long"), 2)]
-    equal(long, [("x", 2 * HALF_HOUR_S), ("half", HALF_HOUR_S)], "messages with their time to live")
+    long = {message.body: message.ttl for message in received(subscription(scene, "long"), 2)}
+    equal(long, {"x": 2 * HALF_HOUR_S, "half": HALF_HOUR_S}, "messages with their time to live")
 
 
 @scenario("topic-disabled")
@@ -260,8 +262,9 @@ def subscription_lock(scene: Scene) -> None:
 def subscription_peek(scene: Scene) -> None:
     scene.send(*"abcde")
     received(subscription(scene, "b"), 5)
-    equal(bodies(scene.peek(10, queue=address(scene, "a"))), list("abcde"), "browsed")
-    some = scene.peek(2, 3, address(scene, "a"))
+    browsed = scene.peek(10, queue=address(scene, "a"))
+    equal(bodies(browsed), list("abcde"), "browsed")
+    some = scene.peek(2, number_of(browsed[2]), address(scene, "a"))
     equal((bodies(some), sequence_numbers(some)), (["c", "d"], [3, 4]), "browsed from a number")
     received(subscription(scene, "a"), 5)
     equal(scene.peek(10, queue=address(scene, "a")), [], "browsed when empty")
@@ -295,8 +298,8 @@ def sql_filter(scene: Scene) -> None:
         Message(body="3", id="x"),
         Message(body="4", properties={"price": 100.5, "color": "red"}),
     )
-    equal(bodies(received(subscription(scene, "dear"), 2)), ["1", "4"], "by price and color")
-    equal(bodies(received(subscription(scene, "named"), 2)), ["2", "3"], "by label or id")
+    equal(sorted(bodies(received(subscription(scene, "dear"), 2))), ["1", "4"], "by price and color")
+    equal(sorted(bodies(received(subscription(scene, "named"), 2))), ["2", "3"], "by label or id")
     equal(bodies(received(subscription(scene, "bare"), 1)), ["3"], "without color and price")
 
 
@@ -313,8 +316,8 @@ def correlation_filter(scene: Scene) -> None:
     )
     equal(bodies(received(subscription(scene, "labelled"), 1)), ["1"], "by label and correlation id")
     equal(bodies(received(subscription(scene, "red"), 1)), ["2"], "by a string")
-    types = [type(seven).__name__ for seven in sevens]
-    equal(bodies(received(subscription(scene, "seven"), len(types))), types, "by a number")
+    types = sorted(type(seven).__name__ for seven in sevens)
+    equal(sorted(bodies(received(subscription(scene, "seven"), len(types)))), types, "by a number")
 
 
 @scenario("filter-error")
@@ -331,7 +334,8 @@ def filter_error(scene: Scene) -> None:
     description = letter.properties["DeadLetterErrorDescription"]
     true("kept" in description, f"description: {description}")
     received(dead_letters(scene, "dropped"), 0)
-    equal(bodies(received(subscription(scene, "a"), 2)), ["good", "bad"], "messages in another subscription")
+    others = sorted(bodies(received(subscription(scene, "a"), 2)))
+    equal(others, ["bad", "good"], "messages in another subscription")
 
 
 @scenario("rule-action")
@@ -366,7 +370,7 @@ def rule_default(scene: Scene) -> None:
     scene.send("nowhere")
     add_rule(scene, "$Default", sql_filter={"expression": "1=1"})
     scene.send("after")
-    equal(bodies(received(subscription(scene, "a"), 2)), ["before", "after"], "messages that arrived")
+    equal(sorted(bodies(received(subscription(scene, "a"), 2))), ["after", "before"], "messages that arrived")
 
 
 @scenario("rule-manager")
@@ -395,7 +399,7 @@ def rule_manager(scene: Scene) -> None:
     )
     remove_rule(scene, "sql")
     publish(scene, Message(body="4", properties={"price": 150}), Message(body="5", subject="s", properties=matching))
-    messages = received(subscription(scene, "a"), 3)
+    messages = sorted(received(subscription(scene, "a"), 3), key=lambda message: message.body)
     equal(bodies(messages), ["1", "2", "5"], "messages that arrived")
     equal(messages[0].properties, {"price": 75, "RuleName": "sql"}, "properties after the action")
 

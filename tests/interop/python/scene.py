@@ -51,16 +51,17 @@ def body(message: ServiceBusReceivedMessage) -> bytes:
 
 
 class Scene:
-    """A client and the queue of one scenario."""
+    """A client and the queue of one scenario. Messages whose order matters get `keyed`, which is one partition key."""
 
     def __init__(self, name: str, connection_string: str = CONFIG["connection_string"]) -> None:
         self.queue = CONFIG["entity_prefix"] + name
+        self.keyed = {"partition_key": name} if name in CONFIG["keyed"] else {}
         self.client = ServiceBusClient.from_connection_string(connection_string, retry_total=0)
 
     def send(self, *bodies: str | bytes) -> None:
         with self.client.get_queue_sender(self.queue) as sender:
             for content in bodies:
-                sender.send_messages(ServiceBusMessage(content, message_id=str(content)[:100]))
+                sender.send_messages(ServiceBusMessage(content, message_id=str(content)[:100], **self.keyed))
 
     def receiver(self, **options: object) -> ServiceBusReceiver:
         return self.client.get_queue_receiver(self.queue, **options)
@@ -72,6 +73,11 @@ class Scene:
         with self.receiver() as receiver:
             equal(receiver.receive_messages(1, max_wait_time=1), [], "messages left")
             equal(receiver.peek_messages(10), [], "messages left to browse")
+
+
+def local(message: ServiceBusReceivedMessage) -> int:
+    """The message's sequence number without the partition, which is in the highest 16 bits on partitioned entities."""
+    return message.sequence_number & (1 << 48) - 1
 
 
 def one(receiver: ServiceBusReceiver, wait_s: float = 10) -> ServiceBusReceivedMessage:

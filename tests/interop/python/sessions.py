@@ -123,7 +123,7 @@ def session_close(scene: Scene) -> None:
 def session_connection_lost(scene: Scene) -> None:
     send(scene, "a", "held")
     killed_while_holding(scene.queue, "a")
-    with accept(scene, "a") as receiver:
+    with accept(scene) as receiver:
         (message,) = all_of(receiver, 1)
         equal((body(message), message.delivery_count), (b"held", 1), "second delivery")
 
@@ -270,7 +270,8 @@ def session_peek(scene: Scene) -> None:
         browsed = receiver.peek_messages(10)
         equal(bodies(browsed), ["1", "3", "4"], "browsed")
         equal({message.session_id for message in browsed}, {"a"}, "session ids")
-        equal(bodies(receiver.peek_messages(10, sequence_number=2)), ["3", "4"], "browsed from another's number")
+        after_first = receiver.peek_messages(10, sequence_number=browsed[0].sequence_number + 1)
+        equal(bodies(after_first), ["3", "4"], "browsed from a number that is none of the session")
         equal(bodies(all_of(receiver, 3)), ["1", "3", "4"], "messages, which browsing does not lock")
         equal(receiver.peek_messages(10), [], "browsed when empty")
 
@@ -321,7 +322,8 @@ def session_many(scene: Scene) -> None:
     session_ids = [f"s{number:02}" for number in range(20)]
     with scene.client.get_queue_sender(scene.queue) as sender:
         for turn in range(3):
-            sender.send_messages([ServiceBusMessage(f"{id_} {turn}", session_id=id_) for id_ in session_ids])
+            for id_ in session_ids:
+                sender.send_messages(ServiceBusMessage(f"{id_} {turn}", session_id=id_))
     receivers = []
     for _ in session_ids:
         receiver = accept(scene)
@@ -342,7 +344,8 @@ def session_many(scene: Scene) -> None:
 def session_list(scene: Scene) -> None:
     equal(list(scene.client.list_queue_sessions(scene.queue)), [], "sessions at first")
     with scene.client.get_queue_sender(scene.queue) as sender:
-        sender.send_messages([ServiceBusMessage("x", session_id=id_) for id_ in LATER_SESSION_IDS])
+        for id_ in LATER_SESSION_IDS:
+            sender.send_messages(ServiceBusMessage("x", session_id=id_))
     with accept(scene, "early") as receiver:
         receiver.session.set_state(b"early")
     time.sleep(0.1)
@@ -405,4 +408,4 @@ def session_subscription(scene: Scene) -> None:
         refused(accepted("a"), SessionCannotBeLockedError, "accepting it again")
     refused(accepted(wait_s=1), OperationTimeoutError, "accepting any session when all are empty")
     with scene.client.get_subscription_receiver(scene.queue, "plain") as receiver:
-        equal(bodies(all_of(receiver, 3)), ["1", "2", "3"], "messages of a subscription without sessions")
+        equal(sorted(bodies(all_of(receiver, 3))), ["1", "2", "3"], "messages of a subscription without sessions")

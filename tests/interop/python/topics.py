@@ -17,13 +17,14 @@ from azure.servicebus.exceptions import (
     ServiceBusAuthenticationError,
     ServiceBusError,
 )
-from scene import Scene, all_of, body, equal, one, raises, scenario, true
+from scene import Scene, all_of, body, equal, local, one, raises, scenario, true
 
 
 def publish(scene: Scene, *messages: ServiceBusMessage | str, topic: str | None = None) -> None:
     with scene.client.get_topic_sender(topic or scene.queue) as sender:
         for message in messages:
-            sender.send_messages(ServiceBusMessage(message) if isinstance(message, str) else message)
+            text = isinstance(message, str)
+            sender.send_messages(ServiceBusMessage(message, **scene.keyed) if text else message)
 
 
 def subscription(scene: Scene, name: str, **options: object) -> ServiceBusReceiver:
@@ -63,11 +64,11 @@ def not_allowed(error: Exception, what: str) -> None:
 
 @scenario("topic-publish")
 def topic_publish(scene: Scene) -> None:
-    publish(scene, "first", ServiceBusMessage("second", subject="second"))
-    shown = [(body(m), m.sequence_number, m.delivery_count) for m in received(subscription(scene, "a"), 2)]
+    publish(scene, "first", ServiceBusMessage("second", subject="second", **scene.keyed))
+    shown = [(body(m), local(m), m.delivery_count) for m in received(subscription(scene, "a"), 2)]
     equal(shown, [(b"first", 1, 0), (b"second", 2, 0)], "messages in a subscription")
     equal(bodies(received(subscription(scene, "b"), 2)), [b"first", b"second"], "messages in another")
-    shown = [(body(m), m.sequence_number) for m in received(subscription(scene, "second"), 1)]
+    shown = [(body(m), local(m)) for m in received(subscription(scene, "second"), 1)]
     equal(shown, [(b"second", 1)], "messages where a rule selects")
 
 
@@ -81,7 +82,7 @@ def topic_batch(scene: Scene) -> None:
     for name in "ab":
         messages = received(subscription(scene, name), 100)
         equal([message.message_id for message in messages], [str(i) for i in range(100)], "ids")
-        equal([message.sequence_number for message in messages], list(range(1, 101)), "sequence numbers")
+        equal([local(message) for message in messages], list(range(1, 101)), "sequence numbers")
 
 
 @scenario("topic-schedule")
@@ -111,8 +112,8 @@ def topic_time_to_live(scene: Scene) -> None:
     equal(shown, {(b"x", "TTLExpiredException"), (b"half", "TTLExpiredException")}, "dead letters")
     received(subscription(scene, "dropped"), 0)
     received(dead_letters(scene, "dropped"), 0)
-    long = [(body(message), message.time_to_live) for message in received(subscription(scene, "long"), 2)]
-    equal(long, [(b"x", timedelta(hours=1)), (b"half", timedelta(minutes=30))], "messages with their time to live")
+    long = {body(message): message.time_to_live for message in received(subscription(scene, "long"), 2)}
+    equal(long, {b"x": timedelta(hours=1), b"half": timedelta(minutes=30)}, "messages with their time to live")
 
 
 @scenario("topic-disabled")
@@ -206,9 +207,10 @@ def subscription_peek(scene: Scene) -> None:
     publish(scene, *"abcde")
     received(subscription(scene, "b"), 5)
     with subscription(scene, "a") as receiver:
-        equal(bodies(receiver.peek_messages(10)), [b"a", b"b", b"c", b"d", b"e"], "browsed")
-        some = receiver.peek_messages(2, sequence_number=3)
-        equal([(m.sequence_number, body(m)) for m in some], [(3, b"c"), (4, b"d")], "browsed from a number")
+        browsed = receiver.peek_messages(10)
+        equal(bodies(browsed), [b"a", b"b", b"c", b"d", b"e"], "browsed")
+        some = receiver.peek_messages(2, sequence_number=browsed[2].sequence_number)
+        equal([(local(m), body(m)) for m in some], [(3, b"c"), (4, b"d")], "browsed from a number")
         all_of(receiver, 5)
         equal(receiver.peek_messages(10), [], "browsed when empty")
 
@@ -238,8 +240,8 @@ def sql_filter(scene: Scene) -> None:
         ServiceBusMessage("3", message_id="x"),
         ServiceBusMessage("4", application_properties={"price": 100.5, "color": "red"}),
     )
-    equal(bodies(received(subscription(scene, "dear"), 2)), [b"1", b"4"], "by price and color")
-    equal(bodies(received(subscription(scene, "named"), 2)), [b"2", b"3"], "by label or id")
+    equal(sorted(bodies(received(subscription(scene, "dear"), 2))), [b"1", b"4"], "by price and color")
+    equal(sorted(bodies(received(subscription(scene, "named"), 2))), [b"2", b"3"], "by label or id")
     equal(bodies(received(subscription(scene, "bare"), 1)), [b"3"], "without color and price")
 
 
@@ -255,7 +257,7 @@ def correlation_filter(scene: Scene) -> None:
     )
     equal(bodies(received(subscription(scene, "labelled"), 1)), [b"1"], "by label and correlation id")
     equal(bodies(received(subscription(scene, "red"), 1)), [b"2"], "by a string")
-    equal(bodies(received(subscription(scene, "seven"), 2)), [b"3", b"4"], "by a number")
+    equal(sorted(bodies(received(subscription(scene, "seven"), 2))), [b"3", b"4"], "by a number")
 
 
 @scenario("filter-error")
@@ -271,7 +273,8 @@ def filter_error(scene: Scene) -> None:
     equal((body(letter), letter.dead_letter_reason), (b"bad", "FilterException"), "dead letter")
     true("kept" in letter.dead_letter_error_description, f"description: {letter.dead_letter_error_description}")
     received(dead_letters(scene, "dropped"), 0)
-    equal(bodies(received(subscription(scene, "a"), 2)), [b"good", b"bad"], "messages in another subscription")
+    others = sorted(bodies(received(subscription(scene, "a"), 2)))
+    equal(others, [b"bad", b"good"], "messages in another subscription")
 
 
 @scenario("rule-action")
@@ -291,7 +294,7 @@ def rule_action(scene: Scene) -> None:
 def rule_copies(scene: Scene) -> None:
     publish(scene, ServiceBusMessage("x", application_properties={"color": "red"}))
     messages = received(subscription(scene, "a"), 3)
-    equal(sorted(message.sequence_number for message in messages), [1, 2, 3], "sequence numbers")
+    equal(sorted(map(local, messages)), [1, 2, 3], "sequence numbers")
     shown = [application_properties(message) for message in messages]
     pairs = {(properties.get("RuleName"), properties.get("number")) for properties in shown}
     equal(pairs, {(None, None), ("one", 1), ("two", 2)}, "names of rules, and what they set")

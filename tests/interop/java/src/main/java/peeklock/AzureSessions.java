@@ -8,6 +8,7 @@ import static peeklock.Azure.none;
 import static peeklock.Azure.one;
 import static peeklock.Azure.reason;
 import static peeklock.Azure.sleep;
+import static peeklock.Azure.sorted;
 import static peeklock.Harness.counting;
 import static peeklock.Harness.equal;
 import static peeklock.Harness.fails;
@@ -69,7 +70,7 @@ final class AzureSessions {
         return acceptingAlone(scene).buildClient().acceptSession(sessionId);
     }
 
-    private static ServiceBusReceiverClient acceptNext(Scene scene) {
+    static ServiceBusReceiverClient acceptNext(Scene scene) {
         return accepting(scene).buildClient().acceptNextSession();
     }
 
@@ -184,7 +185,7 @@ final class AzureSessions {
             Scene scene = new Scene("session-connection-lost");
             send(scene, "a", "held");
             killedWhileHolding(Azure.class, scene.queue, "a");
-            try (ServiceBusReceiverClient receiver = accept(scene, "a")) {
+            try (ServiceBusReceiverClient receiver = acceptNext(scene)) {
                 equal(described(allOf(receiver, 1).get(0)), "held 1", "second delivery");
             }
         });
@@ -348,7 +349,8 @@ final class AzureSessions {
                 List<ServiceBusReceivedMessage> browsed = receiver.peekMessages(10, 1).stream().toList();
                 equal(bodies(browsed), List.of("1", "3", "4"), "browsed");
                 equal(sessions(browsed), List.of("a", "a", "a"), "session ids");
-                equal(bodies(receiver.peekMessages(10, 2)), List.of("3", "4"), "browsed from another's number");
+                long next = browsed.get(0).getSequenceNumber() + 1;
+                equal(bodies(receiver.peekMessages(10, next)), List.of("3", "4"), "browsed from a number of no message");
                 equal(bodies(allOf(receiver, 3)), List.of("1", "3", "4"), "messages, which browsing does not lock");
                 equal(bodies(receiver.peekMessages(10, 1)), List.of(), "browsed when empty");
             }
@@ -404,7 +406,7 @@ final class AzureSessions {
             List<String> ids = ids(10);
             try (ServiceBusSenderClient sender = scene.sender()) {
                 for (String body : counting(0, 5)) {
-                    sender.sendMessages(ids.stream().map(id -> message(id, body)).toList());
+                    ids.forEach(id -> sender.sendMessage(message(id, body)));
                 }
             }
             Map<String, List<String>> received = new ConcurrentHashMap<>();
@@ -443,7 +445,7 @@ final class AzureSessions {
             List<String> ids = ids(20);
             try (ServiceBusSenderClient sender = scene.sender()) {
                 for (String turn : counting(0, 3)) {
-                    sender.sendMessages(ids.stream().map(id -> message(id, id + " " + turn)).toList());
+                    ids.forEach(id -> sender.sendMessage(message(id, id + " " + turn)));
                 }
             }
             List<ServiceBusReceiverClient> receivers = new ArrayList<>();
@@ -519,7 +521,7 @@ final class AzureSessions {
             fails(() -> subscription(hasty, "a").buildClient().acceptNextSession(), TIMED_OUT, "accepting when all are empty");
             try (ServiceBusReceiverClient plain =
                     scene.builder.receiver().topicName(scene.queue).subscriptionName("plain").buildClient()) {
-                equal(bodies(allOf(plain, 3)), List.of("1", "2", "3"), "messages of a subscription without sessions");
+                equal(sorted(bodies(allOf(plain, 3))), List.of("1", "2", "3"), "messages of a subscription without sessions");
             }
         });
     }

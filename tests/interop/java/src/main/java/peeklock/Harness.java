@@ -41,6 +41,21 @@ final class Harness {
         return CONFIG.get("entity_prefix").asText() + scenario;
     }
 
+    /** A partition key, for messages whose order matters; null where every queue is one fragment. */
+    static String keyOf(String queue) {
+        for (JsonNode scenario : CONFIG.get("keyed")) {
+            if (queue(scenario.asText()).equals(queue)) {
+                return scenario.asText();
+            }
+        }
+        return null;
+    }
+
+    /** A sequence number without the partition, which is in the highest 16 bits on partitioned entities. */
+    static long local(long sequenceNumber) {
+        return sequenceNumber & (1L << 48) - 1;
+    }
+
     static void equal(Object actual, Object expected, String what) {
         if (!Objects.deepEquals(actual, expected)) {
             throw new AssertionError(what + ": expected " + expected + ", got " + actual);
