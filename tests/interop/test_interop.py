@@ -1,11 +1,10 @@
-"""Every scenario with every SDK: two brokers and two runs of the SDK's program, often at once; a test for each result.
+"""Every scenario with every SDK: a run of the SDK's program on each of two brokers, and a test for each result.
 
 One broker has plain entities and one gateway, the other has partitioned entities on two workers, and two gateways.
 """
 
 import os
 import subprocess
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,6 @@ from tests.interop.sdks import FIRST_MESSAGES, PROGRAMS, Toolchain
 pytestmark = pytest.mark.interop
 
 FORMS = (False, True)  # are the entities partitioned?
-BUSY = ("java",)  # programs that do not only wait: two at once leave each other too little of two processors
 Run = tuple[dict[str, Result], str]  # results by scenario, and the end of the broker's log
 
 
@@ -44,7 +42,7 @@ def run(sdk: str, directory: Path, partitioned: bool) -> Run:
 
 
 class Runs:
-    """Runs an SDK's program on both brokers when the first of its tests asks: most of the time it only waits."""
+    """Runs an SDK's program on both brokers, one after the other, when the first of its tests asks."""
 
     def __init__(self, directories: pytest.TempPathFactory) -> None:
         self._directories = directories
@@ -55,8 +53,7 @@ class Runs:
         if sdk not in self._runs:
             ensure(PROGRAMS[sdk].toolchain)
             directories = [self._directories.mktemp(sdk) for _ in FORMS]
-            with ThreadPoolExecutor(1 if sdk in BUSY else len(FORMS)) as pool:
-                self._runs[sdk] = list(pool.map(run, [sdk] * len(FORMS), directories, FORMS))
+            self._runs[sdk] = [run(sdk, *each) for each in zip(directories, FORMS, strict=True)]
         results, log = self._runs[sdk][FORMS.index(partitioned)]
         return results[scenario], log
 
