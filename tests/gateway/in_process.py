@@ -190,7 +190,13 @@ def started_gateway(directory: Path) -> tuple[Gateway, Worker]:
 def gateway_with_workers(directory: Path, count: int, **properties: Any) -> tuple[Gateway, list[Worker]]:
     """A gateway with so many workers, each with one partition; the queue `orders` is on all of them."""
     settings = Settings.model_validate(
-        {"data_dir": str(directory), "partitions": count, "workers": count, "security": {"root_key": KEY}}
+        {
+            "data_dir": str(directory),
+            "partitions": count,
+            "workers": count,
+            "security": {"root_key": KEY},
+            "ops": {"port": None},
+        }
     )
     sockets = tuple(f"worker-{number}" for number in range(count))
     instructions = Instructions(

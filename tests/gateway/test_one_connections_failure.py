@@ -407,6 +407,11 @@ async def test_a_gateway_whose_own_task_fails_ends(tmp_path: Path, monkeypatch: 
     gateway, _ = started_gateway(tmp_path)
     gateway.router.workers[0].connected.clear()
 
+    async def no_ops() -> dict[str, int]:
+        return {}
+
+    monkeypatch.setattr(gateway, "_start_ops", no_ops)
+
     async def keep_connected() -> None:
         raise Foreseen
 

@@ -395,7 +395,7 @@ def test_ids_with_the_same_text_are_the_same_whatever_their_type(peer: RawPeer) 
 
 
 def test_an_id_is_known_for_each_session_by_itself(peer: RawPeer) -> None:
-    """The key of a message is its session id, and a part of what must be the same (PE5, amqp.md 13.2)."""
+    """The key of a message is its session id, and a part of what must be the same (PE5)."""
     ids = [f"d{number}" for number in range(2 * PARTITIONS)]
     handle = peer.attach_sender("once-in-session")
     for session_id in [*ids, *ids]:
