@@ -69,5 +69,5 @@ def test_what_is_due_for_many_subscriptions_ends_no_worker(tmp_path):
         broker.restart()
         before = process_ids(broker)
         assert asyncio.run(bodies(broker, 7, 20)) == [b"%04d" % number for number in range(20)]
-        eventually(lambda: accepts(broker), "it takes a message of another")
+        eventually(lambda: accepts(broker), "it takes a message of another", 40)
         assert_undisturbed(broker, before)
