@@ -28,6 +28,8 @@ class Index(Protocol):
 
     def find(self, path: str) -> int | None: ...
 
+    def is_destination(self, name: str) -> bool: ...
+
     def is_being_deleted(self, path: str) -> bool: ...
 
     def count_destinations(self) -> int: ...
@@ -49,12 +51,11 @@ class Changing:
         self._partitions = partitions
         self._partitioning = partitioning
 
-    def created(self, kind: Any, fields: Any, topic: Definition | None, entity_id: int, now_ms: int) -> Definition:
+    def created(self, wanted: Description, topic: Definition | None, entity_id: int, now_ms: int) -> Definition:
         """The definition of a new entity with this id. `topic` is that of a subscription.
 
-        Raises InvalidArgument, NotAllowed, EntityAlreadyExists, QuotaExceeded, ServerBusy.
+        Raises InvalidArgument, EntityAlreadyExists, QuotaExceeded, ServerBusy.
         """
-        wanted = _described(kind, fields)
         if topic is not None:
             wanted = wanted.model_copy(update={"topic": topic.description.name})
         if self._index.is_being_deleted(wanted.path):
@@ -104,7 +105,7 @@ class Changing:
         for name, value in own.items():
             if str(fields.get(name, value)).lower() != value.lower():
                 raise InvalidArgument(f"{stored.kind} '{stored.path}': {name} cannot be changed.")
-        wanted = _described(stored.kind, {**stored.model_dump(mode="json"), **fields, **own})
+        wanted = described(stored.kind, {**stored.model_dump(mode="json"), **fields, **own})
         changed = differences(stored, wanted)
         for name in stored.immutable:
             if name in changed:
@@ -121,21 +122,15 @@ class Changing:
             raise EntityNotFound(f"The messaging entity '{path}' could not be found.")
         return found
 
-    def topic_of(self, kind: Any, fields: Any) -> int | None:
-        """The topic of a new subscription; None of another entity. Raises InvalidArgument, EntityNotFound."""
-        if kind != SubscriptionDescription.kind or not isinstance(fields, Mapping):
-            return None
-        return self.entity(_described(kind, fields).home_name)
-
     def _check_destinations(self, description: Description) -> None:
-        """Entities forward to queues and topics that exist. Only the fields that were named are looked at."""
+        """Entities forward to queues and topics that exist, and not to themselves. Raises InvalidArgument."""
         for field in FORWARDING:
             to = getattr(description, field, None)
             if not to:
                 continue
             if to.lower() == description.path.lower():
                 raise InvalidArgument(f"{description.kind} '{description.path}': {field} names the entity itself.")
-            if self._index.find(to) is None or "/subscriptions/" in to.lower():
+            if not self._index.is_destination(to):
                 raise InvalidArgument(
                     f"{description.kind} '{description.path}': {field}: there is no queue or topic '{to}'."
                 )
@@ -158,14 +153,15 @@ class Changing:
             )
 
 
-def _described(kind: Any, fields: Any) -> Description:
-    described = DESCRIPTIONS.get(kind) if isinstance(kind, str) else None
-    if described is None:
+def described(kind: Any, fields: Any) -> Description:
+    """An entity with these properties, whatever they are. Raises InvalidArgument, which names each that is wrong."""
+    model = DESCRIPTIONS.get(kind) if isinstance(kind, str) else None
+    if model is None:
         raise InvalidArgument(f"The kind of the entity is not one of {', '.join(DESCRIPTIONS)}.")
     if not isinstance(fields, Mapping):
         raise InvalidArgument("The properties are not a map.")
     try:
-        return described.model_validate(dict(fields))
+        return model.model_validate(dict(fields))
     except ValidationError as error:
         problems = [
             f"{'.'.join(map(str, each['loc'])) or 'properties'}: {each['msg']}"

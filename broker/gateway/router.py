@@ -126,7 +126,6 @@ class WorkerConnection:
     """
 
     def __init__(self, path: str, router: "Router") -> None:
-        self._path = path
         self.name = path
         self._router = router
         self._lost = asyncio.Event()
@@ -172,7 +171,7 @@ class WorkerConnection:
         self._silent_looks = self._silent_looks + 1 if self._awaits else 0
         if not self.is_stalled and self._silent_looks * LOOK_SECONDS >= self._router.busy_seconds:
             self.is_stalled = True
-            log.warning("worker does not answer; operations for it are refused as busy", worker=self._path)
+            log.warning("worker does not answer; operations for it are refused as busy", worker=self.name)
             self._router.behind.discard(self)
             self._router.on_caught_up()
             self._tell_all(lambda channel: channel.on_worker_stalled())
@@ -191,7 +190,7 @@ class WorkerConnection:
         """Use the worker, unless it speaks another version, or its partitions are another worker's."""
         self.problem = wire.incompatible(hello) or self._router.claim(self, hello)
         if self.problem:
-            log.error("worker is not used", worker=self._path, reason=self.problem)
+            log.error("worker is not used", worker=self.name, reason=self.problem)
             self._end()
         else:
             self._begin()
@@ -205,7 +204,7 @@ class WorkerConnection:
         self.connected.set()
         self._router.metrics.worker_connects += 1
         if self._was_lost:
-            log.info("worker connected again", worker=self._path)
+            log.info("worker connected again", worker=self.name)
             self._tell_all(lambda channel: channel.on_worker_back())
 
     def fall_behind(self) -> None:
@@ -229,7 +228,7 @@ class WorkerConnection:
         self.catch_up()
         self._was_lost = True
         self.run = None
-        log.warning("worker connection lost", worker=self._path)
+        log.warning("worker connection lost", worker=self.name)
         unknown = OutcomeUnknown(error_texts.OUTCOME_UNKNOWN)
         requests, self._requests = self._requests, {}
         for reply, owner in requests.values():

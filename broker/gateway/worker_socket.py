@@ -46,7 +46,7 @@ class SocketConnection(WorkerConnection, asyncio.Protocol):
 
     async def _connect(self) -> None:
         """Raises OSError."""
-        await asyncio.get_running_loop().create_unix_connection(lambda: self, self._path)
+        await asyncio.get_running_loop().create_unix_connection(lambda: self, self.name)
 
     def _cannot_connect(self, error: OSError) -> None:
         """On this machine the supervisor knows better."""

@@ -10,8 +10,6 @@ from broker.partition.topics.rule_requests import LIMITS, has_rule
 from protocol import error_texts
 from storage.queue_ids import queue_id_of
 
-SUBSCRIPTIONS = "/subscriptions/"
-
 
 class EntityIndex:
     """Paths are compared without regard to case."""
@@ -21,13 +19,16 @@ class EntityIndex:
 
     def find(self, path: str) -> int | None:
         """The entity id; None if there is no such entity."""
-        wanted = path.lower()
-        topic, separator, _ = wanted.rpartition(SUBSCRIPTIONS)
-        topic_id = self._core.topic_ids.get(topic) if separator else None
-        if topic_id is None:
-            return self._core.destination_ids.get(wanted)
-        ids, terms = self._core.subscription_ids[topic_id], self._core.terms
-        return next((each for each in ids if terms[each].name.lower() == wanted), None)
+        core, wanted = self._core, path.lower()
+        if (found := core.destination_ids.get(wanted)) is not None:
+            return found
+        topic_id = core.topic_ids.get(wanted.rpartition("/subscriptions/")[0])
+        subscriptions = () if topic_id is None else core.subscription_ids[topic_id]
+        return next((each for each in subscriptions if core.terms[each].name.lower() == wanted), None)
+
+    def is_destination(self, name: str) -> bool:
+        """True if messages can be sent to it: it is a queue or topic."""
+        return name.lower() in self._core.destination_ids
 
     def is_being_deleted(self, path: str) -> bool:
         """Nobody used it, so it was deleted, but the catalog may still have it."""

@@ -32,4 +32,5 @@ def parse_address(text: str) -> Address:
         raise ValueError("must be host:port")
     if not (port.isascii() and port.isdecimal() and len(port) <= 5 and 0 <= int(port) <= 65535):
         raise ValueError("the port must be a number from 0 to 65535")
+    host.encode("idna")  # a ValueError says what is wrong with the name
     return Address(host, int(port))

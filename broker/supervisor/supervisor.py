@@ -245,7 +245,8 @@ def _announce(settings: Settings, part: Part, answers: dict[str, dict[str, Any]]
         log.info("ready", partitions=settings.partitions_here, listen=settings.cluster.listen)
         print(worker_text(settings, answers["observer"]), flush=True)
         return
-    log.info("ready", partitions=settings.partitions, workers=settings.worker_count)
+    workers = settings.worker_count if part is Part.ALL else len(settings.cluster.workers)
+    log.info("ready", partitions=settings.partitions, workers=workers)
     print(start_text(settings, answers["gateway"], key, with_data=part is Part.ALL), flush=True)
 
 

@@ -7,9 +7,9 @@ home's (REMOVE). Of a partitioned entity, the home asks all partitions first (`b
 
 After connecting again, a worker receives the whole catalog and compares it with what its partitions hold. So whichever
 commits a crash has lost, each partition has the home's catalog again, and no earlier agreement to a deletion holds any
-more. Definitions are compared, because a version
-number does not tell whether an earlier version was missed. Then it tells the home again of deletions by its partitions
-that the catalog still has. Other partitions on the home's own worker are compared with the catalog at the start.
+more. Definitions are compared, because a version number does not tell whether an earlier version was missed. Then it
+tells the home again of deletions by its partitions that the catalog still has. Other partitions on the home's own
+worker are compared with the catalog at the start.
 
 A change is a list, as it travels:
     "put", definition document, rule documents | None    create an entity, a subscription with these rules, or change it
@@ -199,7 +199,7 @@ class Copies:
         for number in self.in_service():
             partition, store = self._partitions[number], self._stores[number]
             found = dict(store.scan(Table.ENTITIES, *_ALL))
-            gone = [entity_id_of(key) for key in found if key not in stored]
+            gone = [int.from_bytes(key, "big") for key in found if key not in stored]
             differing = [decode_document(value) for key, value in stored.items() if found.get(key) != value]
             behind = catalog_version(store) != version
             if not (gone or differing or behind):
@@ -238,7 +238,3 @@ def _lacks(store: Store, key: bytes, document: Document) -> bool:
 
 def _is_subscription(document: Document) -> bool:
     return bool(document["kind"] == SubscriptionDescription.kind)
-
-
-def entity_id_of(key: bytes) -> int:
-    return int.from_bytes(key, "big")

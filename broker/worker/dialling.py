@@ -8,6 +8,7 @@ import os
 import select
 import socket
 import ssl
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
@@ -19,7 +20,7 @@ CONNECT_MS = 5000  # a connection that takes longer has failed
 
 
 class Dialler(Protocol):
-    """Workers are numbered. All methods that connect raise OSError."""
+    """Connects to the workers of the namespace, which are numbered from 0."""
 
     is_cluster: bool  # True: a worker keeps connections to all others, because only they say which partitions they have
 
@@ -29,7 +30,7 @@ class Dialler(Protocol):
     def name(self, worker: int) -> str: ...
 
     def dial(self, worker: int, now_ms: int) -> socket.socket | None:
-        """A connection; None if it is not there yet: then `poll` and call it again."""
+        """A connection; None if it is not there yet: then call it again. Raises OSError."""
 
     def waits(self, descriptor: int) -> int | None:
         """The worker that this descriptor of a connection under way is for. Then `dial` is to be called again."""
@@ -73,6 +74,7 @@ class TcpDialler:
         self._poll = poll
         self._resolver = ThreadPoolExecutor(max_workers=4, thread_name_prefix="resolver")
         self._resolving: dict[int, Future[list[Any]]] = {}
+        self._dialled: Counter[int] = Counter()  # how often each worker: a name may have several addresses
         self._connecting: dict[int, tuple[socket.socket, int]] = {}  # by worker, with the time of its begin
         self._by_descriptor: dict[int, int] = {}
 
@@ -97,7 +99,9 @@ class TcpDialler:
         if not resolving.done():
             return None
         del self._resolving[worker]
-        family, kind, protocol, _, target = resolving.result()[0]
+        found = resolving.result()
+        family, kind, protocol, _, target = found[self._dialled[worker] % len(found)]
+        self._dialled[worker] += 1
         connection = socket.socket(family, kind, protocol)
         try:
             connection.setblocking(False)

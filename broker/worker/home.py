@@ -22,9 +22,10 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from broker import wire
 from broker.catalog.catalog import HOME, Definition, catalog_version, definition, next_entity_id
-from broker.catalog.changing import Changing
+from broker.catalog.changing import Changing, described
 from broker.errors import EntityNotFound, InvalidArgument, ServerBusy
 from broker.logging import get_logger
+from broker.namespace.entities import SubscriptionDescription
 from broker.namespace.rule_descriptions import DEFAULT_RULE
 from broker.partition.partition import Partition
 from broker.settings.config import Partitioning
@@ -224,8 +225,9 @@ class Home(Generic[C]):
         """The change as it travels, and the result."""
         match arguments:
             case ["create", kind, fields, rules]:
-                topic = self._topic(self._changing.topic_of(kind, fields))
-                new = self._changing.created(kind, fields, topic, next_entity_id(self._store), now_ms)
+                wanted = described(kind, fields)
+                topic = self._topic(wanted.topic) if isinstance(wanted, SubscriptionDescription) else None
+                new = self._changing.created(wanted, topic, next_entity_id(self._store), now_ms)
                 if rules is not None:
                     rules = [{**rule, "created_ms": now_ms} for rule in rules]
                     self._changing.check_first_rules(new, rules)
@@ -246,10 +248,8 @@ class Home(Generic[C]):
                 return ["drop-rule", of.entity_id, name], None
         raise InvalidArgument("This is no change of entities.")
 
-    def _topic(self, entity_id: int | None) -> Definition | None:
-        if entity_id is None:
-            return None
-        found = definition(self._store, entity_id)
+    def _topic(self, name: str) -> Definition:
+        found = definition(self._store, self._changing.entity(name))
         if found.description.kind != "topic":
             raise EntityNotFound(f"The messaging entity '{found.description.path}' is no topic.")
         return found

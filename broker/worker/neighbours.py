@@ -213,6 +213,9 @@ class Neighbours:
                 self._drop(worker, now_ms, CLAIM_MS)
                 return False
             self._where |= dict.fromkeys(hello.partitions, worker)
+        if worker in self._unreachable:
+            self._unreachable.discard(worker)
+            log.info("connected to worker again", worker=name)
         if HOME in hello.partitions and (other := self._copies.adopt(hello.namespace_id)) is not None:
             raise ConfigurationError(
                 f"partition {other} of this data directory belongs to another namespace than the home at {name}. "
@@ -245,19 +248,16 @@ class Neighbours:
     def _dial(self, worker: int, now_ms: int, quiet: bool = False) -> Peer | None:
         if (link := self._links.get(worker)) is not None:
             return link
-        is_cluster = self._dialler.is_cluster
         try:
             connection = self._dialler.dial(worker, now_ms)
         except OSError as error:  # the worker is not running, its listen backlog is full, or there is no descriptor
             if worker in self._redial_ms:
-                self._redial_ms[worker] = now_ms + (REDIAL_CLUSTER_MS if is_cluster else REDIAL_MS)
+                self._redial_ms[worker] = now_ms + (REDIAL_CLUSTER_MS if self._dialler.is_cluster else REDIAL_MS)
             self._note_unreachable(worker, str(error), quiet)
             return None
         if connection is None:
             self._redial_ms[worker] = now_ms + LOOK_MS
             return None
-        if worker in self._unreachable and not is_cluster:
-            self._reached(worker)
         if worker in self._redial_ms:
             self._redial_ms[worker] = NEVER
         link = self._links[worker] = Peer(connection)
@@ -271,10 +271,6 @@ class Neighbours:
             self._unreachable.add(worker)
             name = self._dialler.name(worker)
             log.warning("cannot connect to worker; messages for it wait", worker=name, error=reason)
-
-    def _reached(self, worker: int) -> None:
-        self._unreachable.discard(worker)
-        log.info("connected to worker again", worker=self._dialler.name(worker))
 
     def _write(self, worker: int, link: Peer, now_ms: int) -> None:
         link.hold_answers()

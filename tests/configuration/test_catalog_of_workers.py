@@ -242,6 +242,14 @@ def test_a_change_leaves_other_properties_and_the_messages(broker):
     broker.check()
 
 
+def test_a_queue_whose_name_looks_like_a_subscription_is_found_and_forwarded_to(broker):
+    broker.change("create", "queue", {"name": "news/subscriptions/a/b"}, None)
+    done = broker.change("update", "q0", {"forward_to": "News/Subscriptions/a/b"})
+    assert done.result["forward_to"] == "News/Subscriptions/a/b"
+    broker.change("update", "NEWS/subscriptions/A/b", {"max_delivery_count": 3})
+    broker.check()
+
+
 def test_a_deleted_topic_goes_with_its_subscriptions(broker):
     broker.change("delete", "News")
     assert broker.known()[3] == set(range(1, QUEUES + 1))
