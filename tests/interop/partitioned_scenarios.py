@@ -38,10 +38,6 @@ _LARGE_NUMBERS = "not on partitioned entities: the SDK cannot send their sequenc
 
 # Not on the second broker with this SDK.
 NOT_PARTITIONED_WITH: dict[str, dict[str, str]] = {
-    "javascript": {
-        "auto-renew-many": "not on partitioned entities: while both programs of the SDK ran on a busy machine, one of "
-        "300 locks ended in two runs of three; the cause is not known"
-    },
     "python-7.14.3": {"send-again": _LARGE_NUMBERS},
     "python-7.15.0": {"send-again": _LARGE_NUMBERS},
 }
