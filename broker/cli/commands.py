@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -98,6 +98,18 @@ def _load(config: Path | None, known: Mapping[str, tuple[str, ...]] = FLAGS, **f
     return load(config, texts, os.environ, known)
 
 
+def _serve(
+    part: str, config: Path | None, known: Mapping[str, tuple[str, ...]], **flags: str | bool | None
+) -> NoReturn:
+    """Run a `Part` of a namespace (`broker.supervisor.supervisor`) to its end; other arguments are those of `_load`."""
+    with _failures():
+        settings = _load(config, known, **flags).settings
+        from broker.supervisor.supervisor import Part, run
+
+        code = run(settings, Part(part))
+    raise typer.Exit(code)
+
+
 @app.command()
 def serve(
     config: ConfigOption = None,
@@ -111,22 +123,19 @@ def serve(
     log_level: LogLevelOption = None,
 ) -> None:
     """Run the broker until SIGTERM or Ctrl-C."""
-    with _failures():
-        settings = _load(
-            config,
-            data_dir=data_dir,
-            host=host,
-            amqp_port=amqp_port,
-            ops_port=ops_port,
-            partitions=partitions,
-            workers=workers,
-            emulator=emulator,
-            log_level=log_level,
-        ).settings
-        from broker.supervisor.supervisor import run
-
-        code = run(settings)
-    raise typer.Exit(code)
+    _serve(
+        "serve",
+        config,
+        FLAGS,
+        data_dir=data_dir,
+        host=host,
+        amqp_port=amqp_port,
+        ops_port=ops_port,
+        partitions=partitions,
+        workers=workers,
+        emulator=emulator,
+        log_level=log_level,
+    )
 
 
 ClusterWorkersOption = Annotated[
@@ -155,22 +164,18 @@ def worker(
     log_level: LogLevelOption = None,
 ) -> None:
     """Run one worker of a namespace on several machines, with some of its partitions."""
-    with _failures():
-        settings = _load(
-            config,
-            CLUSTER_FLAGS,
-            data_dir=data_dir,
-            partitions=partitions,
-            listen=listen,
-            workers=workers,
-            host=host,
-            ops_port=ops_port,
-            log_level=log_level,
-        ).settings
-        from broker.supervisor.supervisor import Part, run
-
-        code = run(settings, Part.WORKER)
-    raise typer.Exit(code)
+    _serve(
+        "worker",
+        config,
+        CLUSTER_FLAGS,
+        data_dir=data_dir,
+        partitions=partitions,
+        listen=listen,
+        workers=workers,
+        host=host,
+        ops_port=ops_port,
+        log_level=log_level,
+    )
 
 
 @app.command()
@@ -184,21 +189,17 @@ def gateway(
     log_level: LogLevelOption = None,
 ) -> None:
     """Run the gateways of a namespace on several machines: clients connect here. They keep no data."""
-    with _failures():
-        settings = _load(
-            config,
-            CLUSTER_FLAGS,
-            workers=workers,
-            host=host,
-            amqp_port=amqp_port,
-            ops_port=ops_port,
-            emulator=emulator,
-            log_level=log_level,
-        ).settings
-        from broker.supervisor.supervisor import Part, run
-
-        code = run(settings, Part.GATEWAY)
-    raise typer.Exit(code)
+    _serve(
+        "gateway",
+        config,
+        CLUSTER_FLAGS,
+        workers=workers,
+        host=host,
+        amqp_port=amqp_port,
+        ops_port=ops_port,
+        emulator=emulator,
+        log_level=log_level,
+    )
 
 
 @app.command("connection-string")

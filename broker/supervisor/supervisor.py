@@ -33,7 +33,7 @@ class Part(StrEnum):
     GATEWAY = "gateway"
 
 
-def run(settings: Settings, part: Part = Part.ALL) -> int:
+def run(settings: Settings, part: Part) -> int:
     """Serve until SIGTERM, SIGINT or SIGHUP; returns the exit code. If it cannot start, it says why on stderr."""
     configure_logging(settings.log)
     try:

@@ -350,31 +350,58 @@ class IdSender(Worker):
                     self._unanswered.discard(sent[delivery])
 
 
-class IdReceiver(Worker):
-    def __init__(self, port: int, seed: int, lock: threading.Lock, book: Ids) -> None:
+class Draining(Worker):
+    """Completes all that comes to `address`; once stopped, until nothing does."""
+
+    address: str
+
+    def __init__(self, port: int, seed: int, lock: threading.Lock) -> None:
         super().__init__(port, seed, lock)
-        self._book = book
         self._drained = False
 
     def done(self) -> bool:
         return self.stopping.is_set() and self._drained
 
+    def delivered(self, frame: Frame, number: int) -> Any:
+        """Write a message with this sequence number into the book. Returns what `completed` gets. It has the lock."""
+        raise NotImplementedError
+
+    def completed(self, item: Any) -> None:
+        """The broker has confirmed it. It has the lock."""
+        raise NotImplementedError
+
     def work(self, peer: RawPeer) -> None:
-        inbox = Inbox(peer, peer.attach_receiver(IDS))
+        inbox = Inbox(peer, peer.attach_receiver(self.address))
         while not self.done():
             stopping = self.stopping.is_set()
             frames = inbox.take(50, QUIET_S if stopping else 0.1)
             self._drained = stopping and not frames
-            ids = {}
+            items = {}
             for frame in frames:
-                ids[frame.fields[1]] = message_id = id_of(frame.payload)
                 with self.lock:
-                    self._book.delivered(message_id, int(annotations_of(frame.payload)[SEQUENCE_NUMBER]))
+                    number = int(annotations_of(frame.payload)[SEQUENCE_NUMBER])
+                    items[frame.fields[1]] = self.delivered(frame, number)
                 peer.settle(frame.fields[1])
-            for delivery, state in answers(peer, settlements=ids)[1].items():
+            for delivery, state in answers(peer, settlements=items)[1].items():
                 if state.descriptor == ACCEPTED:
                     with self.lock:
-                        self._book.completed.add(ids[delivery])
+                        self.completed(items[delivery])
+
+
+class IdReceiver(Draining):
+    address = IDS
+
+    def __init__(self, port: int, seed: int, lock: threading.Lock, book: Ids) -> None:
+        super().__init__(port, seed, lock)
+        self._book = book
+
+    def delivered(self, frame: Frame, number: int) -> str:
+        message_id = id_of(frame.payload)
+        self._book.delivered(message_id, number)
+        return message_id
+
+    def completed(self, item: str) -> None:
+        self._book.completed.add(item)
 
 
 class CopySender(Worker):
@@ -406,33 +433,19 @@ class CopySender(Worker):
                         self._book.accepted(sent[delivery], self._epoch())
 
 
-class CopyReceiver(Worker):
-    """Completes all that comes; once stopped, until nothing does."""
+class CopyReceiver(Draining):
+    address = COPIES
 
     def __init__(self, port: int, seed: int, lock: threading.Lock, book: Copies) -> None:
         super().__init__(port, seed, lock)
         self._book = book
-        self._drained = False
 
-    def done(self) -> bool:
-        return self.stopping.is_set() and self._drained
+    def delivered(self, frame: Frame, number: int) -> int:
+        self._book.delivered(int(body_of(frame.payload)), number)
+        return number
 
-    def work(self, peer: RawPeer) -> None:
-        inbox = Inbox(peer, peer.attach_receiver(COPIES))
-        while not self.done():
-            stopping = self.stopping.is_set()
-            frames = inbox.take(50, QUIET_S if stopping else 0.1)
-            self._drained = stopping and not frames
-            numbers = {}
-            for frame in frames:
-                numbers[frame.fields[1]] = number = int(annotations_of(frame.payload)[SEQUENCE_NUMBER])
-                with self.lock:
-                    self._book.delivered(int(body_of(frame.payload)), number)
-                peer.settle(frame.fields[1])
-            for delivery, state in answers(peer, settlements=numbers)[1].items():
-                if state.descriptor == ACCEPTED:
-                    with self.lock:
-                        self._book.completed(numbers[delivery])
+    def completed(self, item: int) -> None:
+        self._book.completed(item)
 
 
 def id_of(payload: bytes) -> str:

@@ -188,6 +188,25 @@ def test_a_subscription_goes_alone_and_what_it_shared_stays_for_the_others(broke
     assert_verified(broker)
 
 
+def assert_goes(broker: Broker, within_s: float) -> None:
+    """The queue `replies`, whose deletion a process may not have heard of yet, is gone in the end, and only that."""
+    with RawPeer.connect(broker.amqp_port) as peer:
+
+        def is_missing() -> bool:
+            peer.attach(sender=True, address="replies")
+            attached = peer.expect(ATTACH)
+            if attached.fields[6] is not None:
+                return False
+            return error_of(peer.expect(DETACH))[0] == NOT_FOUND
+
+        eventually(is_missing, "the catalog has it no more", within_s)
+    eventually(lambda: broker.get("/readyz")[0] == 200, "ready")
+    serves(broker.amqp_port)
+    broker.stop()
+    assert catalogs(broker) == [(2, [1, 3, 4, 5])] * PARTITIONS
+    assert_verified(broker)
+
+
 @pytest.mark.parametrize("dies", ["home", "own"])
 def test_a_worker_that_dies_before_the_catalog_knows_changes_nothing_of_it(broker, dies):
     """The home's worker is stopped while the queue goes, and killed; or the queue's, when the home has not heard."""
@@ -204,21 +223,7 @@ def test_a_worker_that_dies_before_the_catalog_knows_changes_nothing_of_it(broke
         home.resume()
     else:
         home.kill()
-    with RawPeer.connect(broker.amqp_port) as peer:
-
-        def is_missing() -> bool:
-            peer.attach(sender=True, address="replies")
-            attached = peer.expect(ATTACH)
-            if attached.fields[6] is not None:
-                return False
-            return error_of(peer.expect(DETACH))[0] == NOT_FOUND
-
-        eventually(is_missing, "the catalog has it no more", 15)
-    eventually(lambda: broker.get("/readyz")[0] == 200, "ready")
-    serves(broker.amqp_port)
-    broker.stop()
-    assert catalogs(broker) == [(2, [1, 3, 4, 5])] * PARTITIONS
-    assert_verified(broker)
+    assert_goes(broker, 15)
 
 
 def test_a_broker_killed_before_the_catalog_knows_makes_what_is_declared_anew(broker):

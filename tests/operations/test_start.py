@@ -44,7 +44,7 @@ resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 supervisor.Processes = Started
 if len(sys.argv) > 2:  # the user id to run as
     os.setuid(int(sys.argv[2]))
-sys.exit(supervisor.run(Settings.model_validate_json(sys.argv[1])))
+sys.exit(supervisor.run(Settings.model_validate_json(sys.argv[1]), supervisor.Part.ALL))
 """
 
 
