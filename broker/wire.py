@@ -30,6 +30,7 @@ Requests, their arguments and results (all or nothing each; `docs/architecture.m
     get-session-state   receiver, session id                     state | None
     set-session-state   receiver, session id, state | None       None
     get-message-sessions  state set after ms | None, skip, top   [session id, ...]; None: with messages, or a state
+    page-message-sessions  the same                              the number skipped, and [session id, ...]
     counts                                                       queue -> available, deferred, scheduled, bytes, locked
     metrics                                                      see broker.metrics
     probe                                                        None, after a real write and read

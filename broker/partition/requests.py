@@ -452,6 +452,7 @@ _OF_QUEUE: dict[str, Callable[[Core, Queue, Sequence[Any], int], Any]] = {
     "get-session-state": session_requests.get_session_state,
     "set-session-state": session_requests.set_session_state,
     "get-message-sessions": session_requests.get_message_sessions,
+    "page-message-sessions": session_requests.page_message_sessions,
 }
 _OF_TOPIC = ("schedule", "cancel-scheduled")
 

@@ -43,8 +43,16 @@ def test_a_page_of_sessions_beyond_all_bounds_is_refused(skip, top):
     queue = SessionDriver()
     queue.put("a", "1")
     for after_ms in (None, 0):
-        with pytest.raises(InvalidArgument, match="skip"):
-            queue.request("get-message-sessions", after_ms, skip, top)
+        for name in ("get-message-sessions", "page-message-sessions"):
+            with pytest.raises(InvalidArgument, match="skip"):
+                queue.request(name, after_ms, skip, top)
+
+
+def test_a_page_of_sessions_tells_how_many_were_skipped(queue):
+    for session_id in ("a", "b", "c"):
+        queue.put(session_id, "1")
+    for skip, skipped, page in ((0, 0, ["a", "b"]), (2, 2, ["c"]), (1, 1, ["b", "c"]), (3, 3, []), (9, 3, [])):
+        assert queue.request("page-message-sessions", None, skip, 2) == (skipped, page)
 
 
 def test_a_session_has_no_state_until_one_is_set(queue):

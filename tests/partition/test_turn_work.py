@@ -342,6 +342,11 @@ def listing_the_last_sessions(driver: SessionDriver) -> None:
     assert len(driver.request("get-message-sessions", None, MANY - 10, 100)) == 10
 
 
+def listing_a_page_of_sessions(driver: SessionDriver) -> None:
+    skipped, page = driver.request("page-message-sessions", None, MANY - 10, 100)
+    assert (skipped, len(page)) == (MANY - 10, 10)
+
+
 def browsing_a_session_after_a_start(driver: SessionDriver) -> None:
     assert len(driver.request("peek-session", "s7", 0, 10, 1 << 20)) == ENTRY
 
@@ -676,6 +681,7 @@ ROWS: list[tuple[tuple[Op | Due | str, ...], Callable[[], Driver], Callable[[Any
     ((Op.FORWARD,), wide, publishing_what_is_forwarded),
     (("get-message-sessions",), with_states, listing_sessions_changed_since),
     (("get-message-sessions",), with_sessions, listing_the_last_sessions),
+    (("page-message-sessions",), with_sessions, listing_a_page_of_sessions),
     (("peek-session",), restarted, browsing_a_session_after_a_start),
     ((Op.OPEN_RECEIVER, Due.SESSION_WAITS), restarted, accepting_a_session_after_a_start),
     ((Op.SEND,), restarted, sending_to_a_session_after_a_start),

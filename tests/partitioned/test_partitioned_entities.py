@@ -7,7 +7,7 @@ from uuid import UUID
 
 import pytest
 
-from protocol.codec import Array, Described, Long, Symbol, Timestamp, UInt, ULong
+from protocol.codec import Array, Described, Int, Long, Symbol, Timestamp, UInt, ULong
 from tests.brokers import Broker
 from tests.end_to_end.health import metrics
 from tests.end_to_end.raw_peer import (
@@ -370,6 +370,29 @@ def test_the_state_of_a_session_is_kept_where_the_session_is(peer: RawPeer) -> N
         assert node.ask("com.microsoft:renew-session-lock", {"session-id": f"state-{index}"}).status == 200
         cleared = {"session-id": f"state-{index}", "session-state": None}
         assert node.ask("com.microsoft:set-session-state", cleared).status == 200
+
+
+def listed(node: Node, skip: int, top: int) -> list[str]:
+    """A page of all sessions with messages or a state."""
+    body = {"last-updated-time": Timestamp(253_402_300_800_000), "skip": Int(skip), "top": Int(top)}
+    response = node.ask("com.microsoft:get-message-sessions", body)
+    assert response.status in (200, 204), response
+    return [] if response.status == 204 else list(response.body["sessions-ids"])
+
+
+def test_the_sessions_of_all_fragments_are_listed_page_by_page(peer: RawPeer) -> None:
+    session_ids = [f"listed-{index}" for index in range(10)]
+    send(peer, "sessions", *[in_session(session_id, b"m") for session_id in session_ids])
+    node = Node(peer, "sessions/$management")
+    found = listed(node, 0, 10_000)
+    assert sorted(found) == session_ids
+    paged: list[str] = []
+    while page := listed(node, len(paged), 3):
+        assert len(page) <= 3
+        paged += page
+    assert paged == found
+    for skip in (7, 2, 9, 10, 0, 11, 2**31 - 1):  # pages that follow no other
+        assert listed(node, skip, 3) == found[skip : skip + 3]
 
 
 def test_an_id_that_was_sent_is_dropped_wherever_it_comes_again(peer: RawPeer) -> None:

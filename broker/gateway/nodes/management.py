@@ -48,6 +48,9 @@ class ManagementRequests(RequestLink):
         self.queue = entity.queue(address.part)
         self._part = address.part
         self._metrics = connection.gateway.metrics.entity(entity.name)
+        # Where the last page of sessions ended, where clients mostly go on: what `_get_message_sessions` was asked for
+        # and skips on the next page; the partitions left, and the number of sessions passed on the first of these.
+        self._page_end: tuple[int | None, int, list[int], int] | None = None
         self._operations: dict[type, Callable[[Request, Any, Answer], None]] = {
             management.RenewLocks: self._renew_locks,
             management.PeekMessages: self._peek,
@@ -94,6 +97,16 @@ class ManagementRequests(RequestLink):
         condition = error.condition if isinstance(error, management.ManagementError) else condition_of(error)
         answer(management.encode_failure(request, condition, self.connection.tracked(str(error))))
 
+    def _succeed(self, request: Request, answer: Answer, encode: Callable[[], bytes]) -> None:
+        """Answer a request that the partitions have done; with an error if what they sent cannot be encoded."""
+        try:
+            response = encode()
+        except (BrokerError, ProtocolError) as error:
+            self.fail(request, error, answer)
+        else:
+            self._metrics.successful_requests += 1
+            answer(response)
+
     def _ask(
         self,
         request: Request,
@@ -109,13 +122,7 @@ class ManagementRequests(RequestLink):
 
         def reply(result: Any, error: BrokerError | None) -> None:
             if error is None:
-                try:
-                    response = encode(result)
-                except (BrokerError, ProtocolError) as fault:
-                    self.fail(request, fault, answer)
-                    return
-                self._metrics.successful_requests += 1
-                answer(response)
+                self._succeed(request, answer, lambda: encode(result))
             else:
                 self.fail(request, error, answer)
 
@@ -151,15 +158,10 @@ class ManagementRequests(RequestLink):
                 errors.append(error)
             if len(results) < len(arguments):
                 return
-            try:
-                if errors:
-                    raise errors[0]
-                response = encode(results)
-            except (BrokerError, ProtocolError) as fault:
-                self.fail(request, fault, answer)
+            if errors:
+                self.fail(request, errors[0], answer)
             else:
-                self._metrics.successful_requests += 1
-                answer(response)
+                self._succeed(request, answer, lambda: encode(results))
 
         for partition, wanted in arguments.items():
             self.request_partition(partition, name, self.queue, wanted, partial(reply, partition))
@@ -204,14 +206,16 @@ class ManagementRequests(RequestLink):
             used_bytes = sum(len(row[3]) for row in rows)
             if left and len(rows) < most and used_bytes < MAX_PEEK_BYTES:
                 ask()
-                return
+            else:
+                self._succeed(request, answer, encode)
+
+        def encode() -> bytes:
             messages = [
                 embed(record, number, count, None, overlay, place=place, omit_body=arguments.omit_body)
                 for place, number, count, record, overlay in rows
             ]
             self._metrics.outgoing_messages += len(messages)
-            self._metrics.successful_requests += 1
-            answer(management.encode_peeked(request, messages, limit))
+            return management.encode_peeked(request, messages, limit)
 
         ask()
 
@@ -319,9 +323,8 @@ class ManagementRequests(RequestLink):
             deleted += count
             if left and deleted < most:
                 ask()
-                return
-            self._metrics.successful_requests += 1
-            answer(management.encode_deleted(request, deleted))
+            else:
+                self._succeed(request, answer, lambda: management.encode_deleted(request, deleted))
 
         ask()
 
@@ -365,20 +368,40 @@ class ManagementRequests(RequestLink):
         )
 
     def _get_message_sessions(self, request: Request, arguments: management.GetMessageSessions, answer: Answer) -> None:
-        limit = self.max_response_bytes()
+        """One partition after the other, until the page is full."""
+        after_ms, skip, top = arguments.updated_after_ms, arguments.skip, arguments.top
 
-        skip, top, after_ms = arguments.skip, arguments.top, arguments.updated_after_ms
-        partitions = self.entity.partitions
-        # Each of several partitions names those to skip, too, because nobody knows before on which these are.
-        wanted = [after_ms, skip, top] if len(partitions) == 1 else [after_ms, 0, skip + top]
+        def encode(session_ids: Sequence[str]) -> bytes:
+            return management.encode_sessions(request, skip, session_ids, self.max_response_bytes())
 
-        def encode(found: dict[int, list[str]]) -> bytes:
-            session_ids = [session_id for at in partitions for session_id in found[at]]
-            if len(partitions) > 1:
-                session_ids = session_ids[skip : skip + top]
-            return management.encode_sessions(request, skip, session_ids, limit)
+        if not self.entity.is_partitioned:
+            self._ask(request, answer, encode, "get-message-sessions", after_ms, skip, top)
+            return
+        left, to_skip = list(self.entity.partitions), skip
+        if self._page_end is not None and self._page_end[:2] == (after_ms, skip):
+            _, _, left, to_skip = self._page_end
+        found: list[str] = []
 
-        self._ask_each(request, answer, encode, "get-message-sessions", dict.fromkeys(partitions, wanted))
+        def ask() -> None:
+            wanted = [after_ms, to_skip, top - len(found)]
+            self.request_partition(left[0], "page-message-sessions", self.queue, wanted, reply)
+
+        def reply(page: Any, error: BrokerError | None) -> None:
+            nonlocal left, to_skip
+            if error is not None:
+                self.fail(request, error, answer)
+                return
+            skipped, session_ids = page
+            found.extend(session_ids)
+            if len(found) < top and len(left) > 1:
+                left, to_skip = left[1:], to_skip - skipped
+                ask()
+                return
+            end = (after_ms, skip + len(found), left, skipped + len(session_ids))
+            self._page_end = end if found else None
+            self._succeed(request, answer, lambda: encode(found))
+
+        ask()
 
     # The rule operations need Listen, as in the cloud (management.md 5.4); over HTTP it is Manage.
 
@@ -441,8 +464,7 @@ class ManagementRequests(RequestLink):
                 partition, before = left.pop(0), deleted
                 self.request_partition(partition, "counts", 0, [queue], counted)
                 return
-            self._metrics.successful_requests += 1
-            answer(management.encode_purged(request, deleted))
+            self._succeed(request, answer, lambda: management.encode_purged(request, deleted))
 
         self.request_partition(partition, "counts", 0, [queue], counted)
 

@@ -37,16 +37,18 @@ def get_message_sessions(
     core: Core, queue: Queue, args: Sequence[Any], now_ms: int
 ) -> Generator[None, None, list[str]]:
     """A page of session ids. Shorter ids come first."""
+    _, page = yield from page_message_sessions(core, queue, args, now_ms)
+    return page
+
+
+def page_message_sessions(
+    core: Core, queue: Queue, args: Sequence[Any], now_ms: int
+) -> Generator[None, None, tuple[int, list[str]]]:
+    """The number of sessions that were skipped, which is less than `skip` if there are fewer, and the page."""
     updated_after_ms, skip, top = args
     sessions = sessions_of(queue)
     if not 0 <= skip <= MAX_COUNT or not 1 <= top <= MAX_COUNT:
         raise InvalidArgument(f"skip is 0 to {MAX_COUNT} and top is 1 to {MAX_COUNT}, not {skip} and {top}.")
-    return _page(core, queue, sessions, updated_after_ms, skip, top)
-
-
-def _page(
-    core: Core, queue: Queue, sessions: Sessions, updated_after_ms: int | None, skip: int, top: int
-) -> Generator[None, None, list[str]]:
     # After a page clients ask for the next one. It begins where the last one ended, instead of counting from the start.
     after, passed = None, 0
     if sessions.last_page is not None and sessions.last_page[:2] == (updated_after_ms, skip):
@@ -64,7 +66,7 @@ def _page(
             yield
             core.queue(queue.id)  # raises EntityNotFound if it was deleted meanwhile
     sessions.last_page = (updated_after_ms, skip + len(found), found[-1]) if found else None
-    return [session_id.decode() for session_id in found]
+    return passed - len(found), [session_id.decode() for session_id in found]
 
 
 def _session_ids(core: Core, queue: Queue, updated_after_ms: int | None, after: bytes | None) -> Iterator[bytes | None]:
