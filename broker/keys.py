@@ -102,12 +102,14 @@ class Keyring:
 
     def set_entity(self, description: Description) -> None:
         """Replace the rules of one entity."""
-        if isinstance(description, SubscriptionDescription):
-            return
-        name = description.name.lower()
-        self._rules.pop(name, None)
-        if description.authorization_rules:
-            self._rules[name] = {rule.key_name: rule for rule in description.authorization_rules}
+        self.forget_entity(description)
+        if not isinstance(description, SubscriptionDescription) and (rules := description.authorization_rules):
+            self._rules[description.name.lower()] = {rule.key_name: rule for rule in rules}
+
+    def forget_entity(self, description: Description) -> None:
+        """The entity was deleted."""
+        if not isinstance(description, SubscriptionDescription):
+            self._rules.pop(description.name.lower(), None)
 
     def lookup(self, key_name: str, entity: str | None = None) -> AuthorizationRule | None:
         """The rule with this key name at `entity`: the entity's own, else the namespace's, else None.

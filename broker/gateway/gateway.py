@@ -89,7 +89,7 @@ class Gateway:
         self.refusals = RepeatedWarning("connections refused")
         self._failures = RepeatedWarning("no connection can be accepted")
         self._catalog_known = asyncio.Event()
-        self._serves = False  # all workers were there, and clients are taken
+        self._serves = False  # clients are taken
         self._listeners: list[Listener] = []
         self._ops: OpsServer | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -203,7 +203,8 @@ class Gateway:
 
     def _on_deleted(self, entity_ids: Sequence[int]) -> None:
         removed = self.namespace.remove(frozenset(entity_ids))
-        self.keyring.set_entities(entity.description for entity in self.namespace)
+        for entity in removed:
+            self.keyring.forget_entity(entity.description)
         self._forget(frozenset(removed))
 
     def _forget(self, removed: Collection[Entity]) -> None:

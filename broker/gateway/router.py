@@ -132,6 +132,7 @@ class WorkerConnection:
         self._is_due = False  # it is among the router's workers with commands to send
         self._was_lost = False
         self._is_behind = False
+        self.partitions: frozenset[int] = frozenset()  # those that the worker has said it has
         self.problem = ""  # why the worker is not used
         self._awaits = False  # True if an answer is due and nothing has come since the command
         self._silent_looks = 0  # checks since then
@@ -416,7 +417,6 @@ class Router:
         self.workers = [connection(path, self) for path in sockets]
         # Until a worker has said which partitions it has, they are taken to be distributed in turn.
         self._by_partition = [self.workers[partition % len(sockets)] for partition in range(partitions)]
-        self._claimed = [False] * partitions
         self._namespace_id = b""
         self.in_turn = False  # True while a read is handled, at the end of which `end_turn` is called
         self._due: list[WorkerConnection] = []  # those with commands to send
@@ -473,15 +473,15 @@ class Router:
             if partition >= self.partitions:
                 return f"it has partition {partition}, and the namespace {self.partitions} partitions"
             other = self._by_partition[partition]
-            if other is not worker and other.connected.is_set() and self._claimed[partition]:
+            if other is not worker and other.connected.is_set() and partition in other.partitions:
                 return f"it claims partition {partition}, which is {other.name}'s"
         if hello.namespace_id:
             if self._namespace_id and self._namespace_id != hello.namespace_id and any(self._others(worker)):
                 return "its data directory belongs to another namespace"
             self._namespace_id = hello.namespace_id
-        for partition in hello.partitions:
+        worker.partitions = frozenset(hello.partitions)
+        for partition in worker.partitions:
             self._by_partition[partition] = worker
-            self._claimed[partition] = True
         return ""
 
     def _others(self, worker: WorkerConnection) -> Iterator[WorkerConnection]:
@@ -490,7 +490,7 @@ class Router:
     def missing(self) -> str:
         """Why not all partitions can be used; empty if all can."""
         for partition, worker in enumerate(self._by_partition):
-            if not (worker.connected.is_set() and self._claimed[partition]):
+            if not (worker.connected.is_set() and partition in worker.partitions):
                 problems = [f"{each.name}: {each.problem}" for each in self.workers if each.problem]
                 return f"partition {partition} has no worker" + (f" ({'; '.join(problems)})" if problems else "")
         return ""

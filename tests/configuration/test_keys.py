@@ -133,6 +133,18 @@ def test_rules_of_a_deleted_entity_are_gone(ring):
     assert ring.lookup("both", "orders").primary_key == "namespace's"
 
 
+def test_the_rules_of_a_topic_outlast_its_subscriptions(ring):
+    topic = TopicDescription(name="News", authorization_rules=(rule("own", Right.SEND),))
+    ring.set_entity(topic)
+    ring.forget_entity(SubscriptionDescription(topic="news", name="all"))
+    assert ring.lookup("own", "news") is not None
+    assert ring.lookup("both", "orders").primary_key == "queue's"
+    ring.forget_entity(topic)
+    ring.forget_entity(topic)
+    assert ring.lookup("own", "news") is None
+    assert ring.lookup("both", "orders").primary_key == "queue's"
+
+
 def test_manage_implies_send_and_listen():
     assert effective_rights(rule("m", Right.MANAGE)) == {Right.SEND, Right.LISTEN, Right.MANAGE}
     assert effective_rights(rule("s", Right.SEND)) == {Right.SEND}
