@@ -1,6 +1,6 @@
 """The broker's directory: one per broker, on a disk of this machine, used by one broker at a time.
 
-peeklock.json        format version, the number of partitions, and which of them are here; fixed at creation
+peeklock.json        format version, the number of partitions, and which of them are here; both may only grow
 lock                 held by the broker that uses the directory; contains its process id
 root-key             the key made at first start, mode 0600
 partitions/<n>/      one store each, see lmdb_store
@@ -10,7 +10,7 @@ run/                 sockets of the running broker; useless when no broker runs
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -79,21 +79,21 @@ class UnknownLayout(DataDirectoryError):
     """`peeklock.json` has another version, or a content that no broker writes."""
 
 
-class PartitionCountMismatch(DataDirectoryError):
+class FewerPartitions(DataDirectoryError):
     def __init__(self, path: Path, found: int, wanted: int) -> None:
         super().__init__(
-            f"data directory {path} was created with {found} partitions, and {wanted} are configured: the number is "
-            f"fixed at creation. Set --partitions {found}, or choose another --data-dir"
+            f"data directory {path} is of a namespace with {found} partitions, and {wanted} are configured: the number "
+            f"may only grow. Set partitions to {found} or more, or choose another --data-dir"
         )
-        self.path, self.found, self.wanted = path, found, wanted
 
 
 class OtherPartitions(DataDirectoryError):
     def __init__(self, path: Path, found: tuple[int, ...], wanted: tuple[int, ...]) -> None:
         has, configured = (", ".join(map(str, each)) or "all of the namespace" for each in (found, wanted))
         super().__init__(
-            f"data directory {path} has the partitions {has}, and {configured} are configured: they cannot change. "
-            "Set cluster.owned (--partitions) to those, or give the worker its own --data-dir"
+            f"data directory {path} has the partitions {has}, and {configured} are configured: it can only get "
+            "partitions that are new in the namespace. Set cluster.owned (--partitions) to those it has, or give the "
+            "worker its own --data-dir"
         )
 
 
@@ -114,6 +114,19 @@ class Description:
         if self.owned:
             document["owned"] = list(self.owned)
         return json.dumps(document, indent=2).encode() + b"\n"
+
+    def require_growth(self, path: Path, wanted: "Description") -> None:
+        """Raises FewerPartitions and OtherPartitions unless the directory `path` can become as wanted.
+
+        Partitions are added; none goes, and none that the namespace has already comes from another worker.
+        """
+        if wanted.partitions < self.partitions:
+            raise FewerPartitions(path, self.partitions, wanted.partitions)
+        added = set(wanted.owned) - set(self.owned)
+        if bool(wanted.owned) != bool(self.owned) or not set(self.owned) <= set(wanted.owned):
+            raise OtherPartitions(path, self.owned, wanted.owned)
+        if any(each < self.partitions for each in added):
+            raise OtherPartitions(path, self.owned, wanted.owned)
 
 
 def read_description(path: Path) -> Description | None:
@@ -148,8 +161,8 @@ class DataDirectory:
     """The directory, locked for this process until `close` or the process's end.
 
     A missing directory is created with mode 0700 for `partitions` partitions. One of an older layout gets the current
-    one's number, and older brokers refuse it from then on. If the directory is refused, nothing in it is changed.
-    Raises a DataDirectoryError.
+    one's number, and older brokers refuse it from then on. One with fewer partitions `grows_from` these until `grow` is
+    called. If the directory is refused, nothing in it is changed. Raises a DataDirectoryError.
     """
 
     def __init__(
@@ -157,8 +170,8 @@ class DataDirectory:
     ) -> None:
         """`owned` are the partitions in it; empty if all are."""
         self.path = path = path.absolute()
-        self.partitions = partitions
-        self._owned = tuple(sorted(owned))
+        self._wanted = Description(partitions, owned=tuple(sorted(owned)))
+        self.grows_from: Description | None = None
         refuse_network_file_system(path, mount_table)
         try:
             if not path.exists():
@@ -195,19 +208,31 @@ class DataDirectory:
     def close(self) -> None:
         self._lock.release()
 
+    def grow(self) -> None:
+        """From now on it has the partitions that are wanted. Entities know which partitions they live on by now."""
+        self._write(self._wanted)
+        self.grows_from = None
+
     def _describe(self) -> None:
         found = read_description(self.path)
-        if found is not None:
-            if found.partitions != self.partitions:
-                raise PartitionCountMismatch(self.path, found.partitions, self.partitions)
-            if found.owned != self._owned:
-                raise OtherPartitions(self.path, found.owned, self._owned)
-            if found.layout_version == LAYOUT_VERSION:
-                return
-        # The description is written before anything else, so the number of partitions of stores without one is unknown.
-        elif (self.path / PARTITIONS).exists():
-            raise UnknownLayout(f"{self.path}: has {PARTITIONS}/ but no {DESCRIPTION_FILE}; restore that file")
-        write_file(self.path / DESCRIPTION_FILE, Description(self.partitions, owned=self._owned).to_json())
+        if found is None:
+            # The description is written before anything else, so the number of partitions of stores without one is
+            # unknown.
+            if (self.path / PARTITIONS).exists():
+                raise UnknownLayout(f"{self.path}: has {PARTITIONS}/ but no {DESCRIPTION_FILE}; restore that file")
+            self._write(self._wanted)
+            return
+        found.require_growth(self.path, self._wanted)
+        if (found.partitions, found.owned) != (self._wanted.partitions, self._wanted.owned):
+            self.grows_from = found
+        if found.layout_version != LAYOUT_VERSION:
+            self._write(replace(found, layout_version=LAYOUT_VERSION))
+
+    def _write(self, description: Description) -> None:
+        try:
+            write_file(self.path / DESCRIPTION_FILE, description.to_json())
+        except OSError as error:
+            raise DataDirectoryUnwritable(self.path, error) from error
 
     def __enter__(self) -> Self:
         return self

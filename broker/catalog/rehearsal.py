@@ -11,7 +11,8 @@ from broker.catalog.catalog import CannotReconcile, reconcile
 from broker.namespace.entities import MAX_HOPS, Description, SubscriptionDescription
 from broker.settings.config import Settings
 from storage.apart import read_apart
-from storage.data_dir import PartitionCountMismatch, partition_path, read_description
+from storage.data_dir import Description as Directory
+from storage.data_dir import partition_path, read_description
 from storage.lmdb_store import DATA_FILE
 from storage.log.snapshot import Snapshot
 from storage.memory import MemoryStore
@@ -22,19 +23,16 @@ _COPIED = (Table.META, Table.ENTITIES, Table.RULES)
 
 def problems(settings: Settings, now_ms: int) -> list[str]:
     """One line for each problem, with the entity and the field. Raises DataDirectoryError, StoreError."""
-    stores = [_copy(settings, partition) for partition in range(_partitions(settings))]
+    wanted = Directory(settings.partitions, owned=settings.cluster.owned)
+    found = read_description(settings.data_dir) or wanted
+    found.require_growth(settings.data_dir, wanted)
+    stores = [_copy(settings, partition) for partition in range(settings.partitions)]
+    reconcile(stores[: found.partitions], (), now_ms)  # so that entities stay where they are if partitions are added
     try:
         reconcile(stores, settings.entities, now_ms, settings.rules, settings.partitioning)
     except CannotReconcile as error:
         return [*str(error).splitlines(), *forwarding_problems(settings.entities)]
     return list(forwarding_problems(settings.entities))
-
-
-def _partitions(settings: Settings) -> int:
-    found = read_description(settings.data_dir)
-    if found is not None and found.partitions != settings.partitions:
-        raise PartitionCountMismatch(settings.data_dir, found.partitions, settings.partitions)
-    return settings.partitions
 
 
 def _copy(settings: Settings, partition: int) -> MemoryStore:

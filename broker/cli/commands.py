@@ -65,7 +65,7 @@ EmulatorOption = Annotated[
 @contextmanager
 def _failures() -> Iterator[None]:
     """Turn expected errors into a message and an exit code."""
-    from storage.data_dir import DataDirectoryError, PartitionCountMismatch
+    from storage.data_dir import DataDirectoryError, FewerPartitions, OtherPartitions
     from storage.maintenance import MaintenanceError
     from storage.store import StoreError
 
@@ -73,7 +73,7 @@ def _failures() -> Iterator[None]:
         yield
     except ConfigurationError as error:
         _fail(str(error), WRONG_CONFIGURATION)
-    except PartitionCountMismatch as error:
+    except (FewerPartitions, OtherPartitions) as error:
         _fail(str(error), WRONG_CONFIGURATION)
     except (DataDirectoryError, MaintenanceError, StoreError) as error:
         _fail(str(error), FAILED)

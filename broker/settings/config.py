@@ -404,7 +404,8 @@ class Settings(Frozen):
         4,
         ge=1,
         le=MAX_PARTITIONS,
-        description="Partitions of the namespace; cannot change after the data directory is made.",
+        description="Partitions of the namespace. The number may grow at a start, and never shrinks. Entities stay on "
+        "the partitions that there were when they were created; new ones use all.",
     )
     workers: int | None = Field(
         None,

@@ -53,6 +53,7 @@ def run(settings: Settings, part: Part) -> int:
             processes = _processes(settings, roles, directory.path)
             processes.load()
             try:
+                _grow(settings, directory)
                 for partition, damage in _reconcile(settings).items():
                     parkings[partition % len(parkings)].park(partition, damage)
             except BaseException:
@@ -137,6 +138,25 @@ def _with_key(settings: Settings) -> Settings:
             f"the root key cannot be read or made: {error.strerror} ({error.filename}). Give user id {os.geteuid()} "
             "the right to, or set PEEKLOCK_SECURITY__ROOT_KEY"
         ) from error
+
+
+def _grow(settings: Settings, directory: DataDirectory) -> None:
+    """Add the partitions that are configured and were not there before.
+
+    First every definition gets the partitions that its entity lives on, because those of earlier versions depend on the
+    number that there was. Raises ConfigurationError.
+    """
+    before = directory.grows_from
+    if before is None:
+        return
+    cluster = settings.cluster.model_copy(update={"owned": before.owned})
+    as_before = {"partitions": before.partitions, "cluster": cluster, "queues": (), "topics": ()}
+    _reconcile(settings.model_copy(update=as_before))
+    try:
+        directory.grow()
+    except DataDirectoryError as error:
+        raise ConfigurationError(str(error)) from error
+    log.info("partitions were added", before=before.partitions, now=settings.partitions)
 
 
 def _reconcile(settings: Settings) -> dict[int, str]:

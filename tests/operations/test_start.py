@@ -131,8 +131,8 @@ def test_a_directory_in_use_names_the_other_process(data_dir):
     assert f"in use by process {os.getpid()}" in message
 
 
-def test_another_number_of_partitions_names_the_setting(data_dir):
-    assert "--partitions 2" in refused(data_dir, partitions=4)
+def test_fewer_partitions_name_the_setting(data_dir):
+    assert "Set partitions to 2 or more" in refused(data_dir, partitions=1)
 
 
 def test_a_root_key_that_others_can_read_is_refused(data_dir):

@@ -12,8 +12,9 @@ from storage.data_dir import (
     DataDirectoryLocked,
     DataDirectoryUnwritable,
     Description,
+    FewerPartitions,
     NetworkFileSystem,
-    PartitionCountMismatch,
+    OtherPartitions,
     UnknownLayout,
     read_description,
 )
@@ -38,11 +39,50 @@ def test_it_opens_again_with_the_same_number_of_partitions(tmp_path: Path) -> No
         DataDirectory(tmp_path / "data", partitions=4).close()
 
 
-def test_another_number_of_partitions_is_refused_naming_both(tmp_path: Path) -> None:
+def test_fewer_partitions_are_refused_naming_both_numbers(tmp_path: Path) -> None:
     DataDirectory(tmp_path / "data", partitions=4).close()
-    with pytest.raises(PartitionCountMismatch, match="created with 4 partitions, and 8 are configured"):
-        DataDirectory(tmp_path / "data", partitions=8)
+    with pytest.raises(FewerPartitions, match="of a namespace with 4 partitions, and 3 are configured"):
+        DataDirectory(tmp_path / "data", partitions=3)
     DataDirectory(tmp_path / "data", partitions=4).close()
+
+
+def test_more_partitions_are_there_once_it_has_grown(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    DataDirectory(path, partitions=4).close()
+    for _ in range(2):  # a crash before `grow` changes nothing
+        with DataDirectory(path, partitions=8) as directory:
+            assert directory.grows_from == read_description(path) == Description(partitions=4)
+    with DataDirectory(path, partitions=8) as directory:
+        directory.grow()
+        assert directory.grows_from is None
+    assert read_description(path) == Description(partitions=8)
+    with DataDirectory(path, partitions=8) as directory:
+        assert directory.grows_from is None
+    with pytest.raises(FewerPartitions):
+        DataDirectory(path, partitions=4)
+
+
+def test_a_workers_directory_gets_partitions_that_are_new_in_the_namespace(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    DataDirectory(path, partitions=4, owned=(0, 2)).close()
+    for partitions, owned in (
+        (4, (0,)),
+        (4, (0, 1, 2)),  # 1 is another worker's
+        (8, (2, 4)),
+        (8, (0, 1, 2, 4)),
+        (8, ()),
+    ):
+        with pytest.raises(OtherPartitions):
+            DataDirectory(path, partitions=partitions, owned=owned)
+    with DataDirectory(path, partitions=8, owned=(2, 0, 7)) as directory:
+        assert directory.grows_from == Description(partitions=4, owned=(0, 2))
+        directory.grow()
+    assert read_description(path) == Description(partitions=8, owned=(0, 2, 7))
+    DataDirectory(path, partitions=9, owned=(0, 2, 7)).close()
+    whole = tmp_path / "whole"
+    DataDirectory(whole, partitions=4).close()
+    with pytest.raises(OtherPartitions):
+        DataDirectory(whole, partitions=8, owned=(0, 1))
 
 
 HOLD = """
@@ -65,10 +105,10 @@ def test_a_directory_in_use_is_refused_naming_the_process_until_that_ends(tmp_pa
 
 
 def test_a_refused_directory_is_not_left_locked(tmp_path: Path) -> None:
-    DataDirectory(tmp_path / "data", partitions=1).close()
-    with pytest.raises(PartitionCountMismatch):
-        DataDirectory(tmp_path / "data", partitions=2)
-    DataDirectory(tmp_path / "data", partitions=1).close()
+    DataDirectory(tmp_path / "data", partitions=2).close()
+    with pytest.raises(FewerPartitions):
+        DataDirectory(tmp_path / "data", partitions=1)
+    DataDirectory(tmp_path / "data", partitions=2).close()
 
 
 # /proc takes no directories, whoever asks; a file is none
@@ -156,8 +196,8 @@ def test_a_directory_of_the_layout_without_logs_is_opened_and_refused_by_brokers
     file.write_text(content)
     (tmp_path / "partitions").mkdir()
     assert read_description(tmp_path) == Description(partitions=2, layout_version=1)
-    with pytest.raises(PartitionCountMismatch):
-        DataDirectory(tmp_path, partitions=3)
+    with pytest.raises(FewerPartitions):
+        DataDirectory(tmp_path, partitions=1)
     assert file.read_text() == content
     DataDirectory(tmp_path, partitions=2).close()
     assert json.loads(file.read_text()) == {"layout-version": 2, "partitions": 2}
