@@ -62,6 +62,9 @@ Reply = Callable[[Any, BrokerError | None], None]
 class Channel(Protocol):
     """The object that takes a worker's answers on one channel."""
 
+    partition: int
+    worker: "WorkerConnection"
+
     def on_sent(self, count: int, error: BrokerError | None) -> None: ...
 
     def on_opened(self, session_id: str = "", locked_until_ms: int = 0) -> None:
@@ -206,7 +209,14 @@ class WorkerConnection:
         self._router.metrics.worker_connects += 1
         if self._was_lost:
             log.info("worker connected again", worker=self.name)
-            self._tell_all(lambda channel: channel.on_worker_back())
+        self._tell_all(lambda channel: channel.on_worker_back())
+
+    def adopt(self, other: "WorkerConnection", partition: int) -> None:
+        """This worker has the partition, and not, or not any more, the other one."""
+        for number, channel in [*other.channels.items()]:
+            if channel.partition == partition:
+                self.channels[number] = other.channels.pop(number)
+                channel.worker = self
 
     def fall_behind(self) -> None:
         """The worker has too many unread commands."""
@@ -415,8 +425,8 @@ class Router:
         self.on_changed: Callable[[list[Any]], None] = lambda definitions: None
         self.on_deleted: Callable[[Sequence[int]], None] = lambda entity_ids: None
         self.workers = [connection(path, self) for path in sockets]
-        # Until a worker has said which partitions it has, they are taken to be distributed in turn.
-        self._by_partition = [self.workers[partition % len(sockets)] for partition in range(partitions)]
+        # A partition that no worker has claimed yet has a connection that is never made, and that holds its channels.
+        self._by_partition: dict[int, WorkerConnection] = {}
         self._namespace_id = b""
         self.in_turn = False  # True while a read is handled, at the end of which `end_turn` is called
         self._due: list[WorkerConnection] = []  # those with commands to send
@@ -465,14 +475,15 @@ class Router:
         return self._number
 
     def worker(self, partition: int) -> WorkerConnection:
-        return self._by_partition[partition]
+        found = self._by_partition.get(partition)
+        if found is None:
+            found = self._by_partition[partition] = WorkerConnection(f"of partition {partition}", self)
+        return found
 
     def claim(self, worker: WorkerConnection, hello: Hello) -> str:
         """The worker says which partitions it has. Returns why they cannot be used; empty if they can."""
         for partition in hello.partitions:
-            if partition >= self.partitions:
-                return f"it has partition {partition}, and the namespace {self.partitions} partitions"
-            other = self._by_partition[partition]
+            other = self.worker(partition)
             if other is not worker and other.connected.is_set() and partition in other.partitions:
                 return f"it claims partition {partition}, which is {other.name}'s"
         if hello.namespace_id:
@@ -481,7 +492,9 @@ class Router:
             self._namespace_id = hello.namespace_id
         worker.partitions = frozenset(hello.partitions)
         for partition in worker.partitions:
-            self._by_partition[partition] = worker
+            if (before := self.worker(partition)) is not worker:
+                self._by_partition[partition] = worker
+                worker.adopt(before, partition)
         return ""
 
     def _others(self, worker: WorkerConnection) -> Iterator[WorkerConnection]:
@@ -489,7 +502,8 @@ class Router:
 
     def missing(self) -> str:
         """Why not all partitions can be used; empty if all can."""
-        for partition, worker in enumerate(self._by_partition):
+        for partition in range(self.partitions):
+            worker = self.worker(partition)
             if not (worker.connected.is_set() and partition in worker.partitions):
                 problems = [f"{each.name}: {each.problem}" for each in self.workers if each.problem]
                 return f"partition {partition} has no worker" + (f" ({'; '.join(problems)})" if problems else "")

@@ -86,28 +86,36 @@ class Cluster:
         gateways: int = 1,
         certificates: Certificates | None = None,
     ) -> None:
-        config = f"partitions = {partitions}\n{config}"
+        self._directory = directory
+        self._config = config
+        self._certificates = certificates
         self.partitions = partitions
         self.addresses = [f"{HOST}:{port}" for port in free_ports(workers)]
-
-        def cluster(name: str) -> str:
-            return "" if certificates is None else certificates.settings(name, HOST)
-
         self.workers = [
-            Machine(
-                directory / f"worker-{number}",
-                config,
-                cluster(f"worker-{number}"),
-                self.addresses,
-                range(number, partitions, workers),
-                address,
-            )
+            self._machine(f"worker-{number}", range(number, partitions, workers), address)
             for number, address in enumerate(self.addresses)
         ]
-        self.gateways = [
-            Machine(directory / f"gateway-{number}", config, cluster(f"gateway-{number}"), self.addresses)
-            for number in range(gateways)
-        ]
+        self.gateways = [self._machine(f"gateway-{number}") for number in range(gateways)]
+
+    def _machine(self, name: str, owned: Sequence[int] = (), listen: str = "") -> Machine:
+        cluster = "" if self._certificates is None else self._certificates.settings(name, HOST)
+        config = f"partitions = {self.partitions}\n{self._config}"
+        return Machine(self._directory / name, config, cluster, self.addresses, owned, listen)
+
+    def grow(self, count: int) -> Machine:
+        """Another worker, with so many new partitions. It is not started, and the others know of it after a restart."""
+        before, self.partitions = f"partitions = {self.partitions}\n", self.partitions + count
+        for machine in self.machines:
+            text = machine.config_file.read_text()
+            machine.config_file.write_text(text.replace(before, f"partitions = {self.partitions}\n"))
+        [port] = free_ports(1)
+        self.addresses = [*self.addresses, f"{HOST}:{port}"]
+        for machine in self.machines:
+            machine.addresses = self.addresses
+        owned = range(self.partitions - count, self.partitions)
+        added = self._machine(f"worker-{len(self.workers)}", owned, self.addresses[-1])
+        self.workers.append(added)
+        return added
 
     @property
     def machines(self) -> list[Machine]:

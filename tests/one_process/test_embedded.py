@@ -14,7 +14,7 @@ import uvloop
 
 from broker import wire
 from broker.errors import BrokerError
-from broker.gateway.router import Channel, Router
+from broker.gateway.router import Channel, Router, WorkerConnection
 from broker.metrics import GatewayMetrics
 from broker.one_process.embedded import WAITING_BYTES, EmbeddedWorker
 from broker.partition.partition import Partition
@@ -82,7 +82,9 @@ class Turns(InMemory):
 class Link(Channel):
     """Notes what it hears, and raises the next of `faults`."""
 
-    def __init__(self, notes: list[Any]) -> None:
+    def __init__(self, notes: list[Any], worker: WorkerConnection) -> None:
+        self.partition = 0
+        self.worker = worker
         self.notes = notes
         self.faults: list[BaseException] = []
         self.deliveries: list[Any] = []
@@ -158,9 +160,8 @@ class Whole:
         self.router = Router(["s"], 1, GatewayMetrics(), lambda definitions: None, connection=self.embedded.connection)
         self.connection = self.router.workers[0]
         self.notes: list[Any] = []
-        self.link = Link(self.notes)
+        self.link = Link(self.notes, self.connection)
         self.number = self.router.next_number()
-        self.connection.channels[self.number] = self.link
 
     def _beat(self) -> None:
         self.beats += 1
@@ -169,6 +170,7 @@ class Whole:
         self.task = asyncio.create_task(self.connection.keep_connected())
         self.embedded.begin()
         await self.connection.connected.wait()
+        self.connection.channels[self.number] = self.link
         home: Any = self.worker._home
         await self.until(lambda: home._gateways)  # its turn is over, too
 
