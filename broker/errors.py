@@ -62,6 +62,10 @@ class ServerBusy(BrokerError):
     """The operation cannot be done now: a partition is down or overloaded. A retry helps."""
 
 
+class EntityMoving(BrokerError):
+    """The entity does not live on the partition that was asked: it is being moved, or was. A retry helps."""
+
+
 class PartitionParked(BrokerError):
     """The partition is out of service until an operator has restored its damaged store."""
 

@@ -34,6 +34,12 @@ Requests, their arguments and results (all or nothing each; `docs/architecture.m
     counts                                                       queue -> available, deferred, scheduled, bytes, locked
     metrics                                                      see broker.metrics
     probe                                                        None, after a real write and read
+    arrive            token of a move, entity id                 None; this and the next: see `broker.partition.moving`
+    depart            token, entity id                           None
+    rows              token, entity id, bytes, rows at most      rows, True if all were read once, how many are noted
+    store-rows        token, rows                                None
+    hold              token, entity id                           number of locks, number of batches without an answer
+    freeze            token, entity id                           None
     change-catalog    [change, ...] as a client asks for it, see broker.worker.home  definition | None of each change
     transact          transaction id, begins, [operation, ...]   per operation None, or per delivery of it None or
                                                                  [error name, text]

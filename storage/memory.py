@@ -39,6 +39,8 @@ class MemoryStore(Store):
         self.writes += 1
         self._before.setdefault((table, key), self._values[table].get(key))
         self._set(table, key, value)
+        if self.noting is not None:
+            self.noting(table, [key])
 
     def append(self, table: Table, items: Sequence[tuple[bytes, bytes]]) -> None:
         last = self.last_key(table) or b""
@@ -67,6 +69,8 @@ class MemoryStore(Store):
         if before is not None:
             self._before.setdefault((table, key), before)
             self._set(table, key, None)
+            if self.noting is not None:
+                self.noting(table, [key])
 
     def delete_many(self, table: Table, keys: Iterable[bytes]) -> None:
         self._dirty = True

@@ -34,6 +34,13 @@ PARTITION_SHIFT = 48  # the sequence numbers of a partitioned entity have its pa
 DELETED_ENTITY_PREFIX = b"deleted-entity-"  # in META, then the key of an entity whose messages are still being deleted
 AUTO_DELETED_PREFIX = b"auto-deleted-"  # in META, then the key of an entity deleted here that the catalog still has
 STAGED_PREFIX = b"staged-"  # in META, then the key of a message that is stored, and that no entry refers to yet
+FROZEN_PREFIX = b"frozen-"  # in META, then the key of an entity that refuses uses, because it is being moved away
+# In META, then the key of an entity that is being moved here from another partition.
+ARRIVING_PREFIX = b"arriving-"
+# In META, then the key of such an entity and a message id of its partition: the id of the same record here. And in the
+# other direction, with the id here.
+ARRIVED_FROM_PREFIX = b"arrived-from-"
+ARRIVED_AS_PREFIX = b"arrived-as-"
 # In META, then the key of an entity: the milliseconds for which nobody had used it, or that its fragment has agreed to
 # its deletion; see `broker.partition.state.idleness`.
 IDLE_PREFIX = b"idle-"
@@ -129,6 +136,14 @@ def deleted_entity_key(entity_id: int) -> bytes:
 
 def auto_deleted_key(entity_id: int) -> bytes:
     return AUTO_DELETED_PREFIX + entity_key(entity_id)
+
+
+def frozen_key(entity_id: int) -> bytes:
+    return FROZEN_PREFIX + entity_key(entity_id)
+
+
+def arriving_key(entity_id: int) -> bytes:
+    return ARRIVING_PREFIX + entity_key(entity_id)
 
 
 def staged_key(message_id: int) -> bytes:

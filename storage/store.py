@@ -1,6 +1,6 @@
 """The store of one partition: ordered tables of bytes, changed in atomic, durable commits."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
 from typing import Protocol
 
@@ -50,6 +50,9 @@ class Store(Protocol):
     store must not be used any more.
     """
 
+    # Called with the keys of each put and deletion, after it was staged. A store that is only read from, or written to
+    # by the checkpointer, does not call it.
+    noting: Callable[[Table, Iterable[bytes]], None] | None = None
     writes: int  # the number of calls since the store was opened that staged a write; attempts to delete count
 
     def get(self, table: Table, key: bytes) -> bytes | None: ...

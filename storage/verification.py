@@ -14,6 +14,7 @@ from storage.findings import PartitionReport, Problem
 from storage.log.snapshot import Snapshot
 from storage.queue_ids import Part, entity_of, part_of, queue_id_of
 from storage.records import (
+    ARRIVING_PREFIX,
     COPY_BYTES,
     DELETED_ENTITY_PREFIX,
     FORWARDED_PREFIX,
@@ -144,6 +145,8 @@ class _Verification:
                 self._deleted.add(entity_id)
                 if isinstance(document, dict) and document["topic_id"] is not None:
                     self._topics[entity_id] = document["topic_id"]
+            elif key.startswith(ARRIVING_PREFIX):  # it is a copy that is not used yet, and perhaps never will be
+                self._deleted.add(int.from_bytes(key.removeprefix(ARRIVING_PREFIX), "big"))
             elif key.startswith(STAGED_PREFIX):
                 self._staged.add(int.from_bytes(key.removeprefix(STAGED_PREFIX), "big"))
             elif key.startswith(FORWARDED_PREFIX):

@@ -1,4 +1,4 @@
-"""The commands of `peeklock` that are clients of a running broker: send, receive, peek, purge, resend, queues.
+"""The commands of `peeklock` that are clients of a running broker: to send, receive, peek, purge, resend, and so on.
 
 Each message is printed as one line of JSON. For a failure that the user can fix there is one message on standard error
 and exit code 1; for a wrong command the exit code is 2.
@@ -179,6 +179,24 @@ def queues(connection_string: ConnectionStringOption = None) -> None:
     for name, *values in rows:
         cells = [value.rjust(width) for value, width in zip(values, widths[1:], strict=True)]
         typer.echo("  ".join([name.ljust(widths[0]), *cells]))
+
+
+@app.command()
+def move(
+    path: Annotated[str, typer.Argument(metavar="ENTITY", help="The name of a queue or topic.")],
+    to: Annotated[int, typer.Option("--to", min=0, metavar="PARTITION", help="The number of the partition.")],
+    connection_string: ConnectionStringOption = None,
+) -> None:
+    """Move a queue, or a topic with its subscriptions, to another partition. Needs the right Manage on the namespace.
+
+    Clients go on using it: in the end locks are lost, and it refuses everything as busy for a moment.
+    """
+
+    async def work(connection: "Connection") -> None:
+        await connection.move(path, to)
+
+    _run(connection_string, work)
+    typer.echo(f"{path} is on partition {to}")
 
 
 @app.command()

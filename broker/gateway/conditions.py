@@ -23,6 +23,7 @@ CONDITION: dict[type[errors.BrokerError], Symbol] = {
     errors.SessionNotFound: conditions.SESSION_NOT_FOUND,
     errors.OperationTimeout: conditions.TIMEOUT,
     errors.ServerBusy: conditions.SERVER_BUSY,
+    errors.EntityMoving: conditions.SERVER_BUSY,
     errors.PartitionParked: conditions.INTERNAL_ERROR,
     # SDKs document it as "may or may not have been done", and try again.
     errors.OutcomeUnknown: conditions.TIMEOUT,

@@ -19,6 +19,7 @@ from broker.gateway.descriptors import RepeatedWarning
 from broker.gateway.host import Overrunning, Responder, SessionHolder, Shared
 from broker.gateway.links.intake import Intake
 from broker.gateway.links.receivers import ClientReceiver
+from broker.gateway.links.senders import ClientSender
 from broker.gateway.namespace import Entity
 from broker.gateway.rights import Rights
 from broker.gateway.router import WorkerConnection
@@ -468,6 +469,13 @@ class ClientConnection(asyncio.Protocol):
                 error = EntityNotFound(error_texts.entity_not_found(namespace, entity.name, kind))
                 self.detach(link, error, entity.tracker(namespace))
         self.flush()
+
+    @_contained
+    def follow(self, entity: Entity) -> None:
+        """The entity was moved to another partition: messages go there from now on."""
+        for link in list(self.engine.links.values()):
+            if isinstance(link.context, ClientSender) and link.context.entity is entity:
+                link.context.follow()
 
     def later(self, delay_s: float, call: Callable[[], None]) -> None:
         asyncio.get_running_loop().call_later(delay_s, self._call, call)

@@ -6,7 +6,7 @@ import signal
 import ssl
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -93,6 +93,7 @@ class Gateway:
         self._listeners: list[Listener] = []
         self._ops: OpsServer | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        self._background: set[asyncio.Task[None]] = set()  # what is done for clients; it may fail
         self._stopping = asyncio.Event()
         self._left = asyncio.Event()
 
@@ -189,6 +190,12 @@ class Gateway:
                 if connection.next_tick_ms <= now_ms:
                     connection.tick(now_ms)
 
+    def go_on_with(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do this for a client beside everything else."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
     def _on_catalog(self, documents: Sequence[dict[str, Any]]) -> None:
         entities = [_entity(document) for document in documents]
         removed = self.namespace.replace(entities)
@@ -198,7 +205,9 @@ class Gateway:
 
     def _on_changed(self, documents: Sequence[dict[str, Any]]) -> None:
         for entity in map(_entity, documents):
-            self.namespace.put(entity)
+            if (moved := self.namespace.put(entity)) is not None:
+                for connection in list(self.connections):
+                    connection.follow(moved)
             self.keyring.set_entity(entity.description)
 
     def _on_deleted(self, entity_ids: Sequence[int]) -> None:

@@ -4,8 +4,8 @@ A connection binds links to entities and nodes, so it imports their classes. The
 interfaces.
 """
 
-from collections.abc import Callable, Iterator
-from typing import Protocol
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any, Protocol
 
 from broker.errors import BrokerError
 from broker.gateway.message_ids import MessageIds
@@ -34,6 +34,9 @@ class Shared(Protocol):
     router: Router
     new_message_id: MessageIds
     sender_turns: Iterator[int]  # senders to partitioned entities begin with each fragment in turn
+
+    def go_on_with(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do this for a client beside everything else."""
 
 
 class Overrunning(Protocol):

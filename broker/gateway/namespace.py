@@ -21,7 +21,8 @@ _QUEUE_PART = {
 class Entity:
     """One entity of the catalog; `name` is its whole path. `partitions` are those that it lives on.
 
-    There is one object for each entity id as long as the entity exists; only its description changes (`Namespace`).
+    There is one object for each entity id as long as the entity exists. Its description changes, and the partition of a
+    plain one (`Namespace`).
     """
 
     __slots__ = ("description", "entity_id", "kind", "name", "partitions")
@@ -52,6 +53,10 @@ class Entity:
     def partition_of_token(self, lock_token: bytes) -> int:
         """The partition of a lock; any if the entity cannot have a lock with this token."""
         return self._known(partition_of_token(lock_token))
+
+    def current(self, partition: int) -> int:
+        """The partition in the place of this one, which the entity lived on and may have left since."""
+        return self._known(partition)
 
     def _known(self, partition: int) -> int:
         return partition if partition in self.partitions else self.partitions[0]
@@ -131,16 +136,20 @@ class Namespace:
         for entity in entities:
             known = left.pop(entity.entity_id, entity)
             known.description = entity.description
+            known.partitions = entity.partitions
             self._entities[known.name.lower()] = known
         return list(left.values())
 
-    def put(self, entity: Entity) -> None:
-        """Take one entity, which may be known."""
+    def put(self, entity: Entity) -> Entity | None:
+        """Take one entity, which may be known. Returns it if it was moved to another partition."""
         known = self._entities.get(entity.name.lower(), entity)
+        is_moved = known.entity_id == entity.entity_id and known.partitions != entity.partitions
         if known.entity_id == entity.entity_id:
             known.description = entity.description
+            known.partitions = entity.partitions
             entity = known
         self._entities[entity.name.lower()] = entity
+        return entity if is_moved else None
 
     def remove(self, entity_ids: Container[int]) -> list[Entity]:
         """Returns those of them that were there."""

@@ -8,7 +8,6 @@ from broker.partition.state.core import Core
 from broker.partition.state.stored_rules import compiled
 from broker.partition.topics.rule_requests import LIMITS, has_rule
 from protocol import error_texts
-from storage.queue_ids import queue_id_of
 
 
 class EntityIndex:
@@ -54,7 +53,7 @@ class EntityIndex:
     def check_rules(self, topic: str, documents: Sequence[dict[str, Any]]) -> None:
         """Raises InvalidArgument with the position in a wrong expression, QuotaExceeded."""
         core = self._core
-        filters = core.topic(core.queue(queue_id_of(core.topic_ids[topic.lower()]))).filters.copy()
+        filters = core.topic(core.topic_ids[topic.lower()]).filters.copy()
         for document in documents:
             kind = compiled(document).kind
             filters[kind] += 1

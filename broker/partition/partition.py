@@ -19,6 +19,7 @@ from broker.partition.messages import duplicates, expiry, hand_out, schedule, se
 from broker.partition.messages.admission import Incoming
 from broker.partition.messages.hand_out import Pumped
 from broker.partition.messages.restoring import restore
+from broker.partition.moving import moves
 from broker.partition.requests import Underway, request
 from broker.partition.sessions import locks as session_locks
 from broker.partition.settings import PartitionSettings
@@ -313,7 +314,7 @@ class Partition:
                 transactions.time_out(core, now_ms)
                 continue
             if due == Due.DELETION:
-                entities.free(core, entity_of(queue_id), now_ms)
+                moves.delete_step(core, entity_of(queue_id), now_ms)
                 continue
             if due == Due.IDLE:
                 if idleness.has_ended(core, entity_of(queue_id), now_ms):
@@ -348,6 +349,8 @@ class Partition:
         turn = core.turn
         if not (turn.awake or turn.outgoing or turn.offering or turn.accepted or turn.closed):
             return hand_out.NOTHING  # the usual case of a send
+        if core.quiet:
+            moves.hold_back(core)
         forwards = forwarding.pump(core, now_ms) if turn.outgoing else ()
         if turn.offering:
             session_locks.offer(core, now_ms)
@@ -512,6 +515,12 @@ class Partition:
     def keep_all(self, now_ms: int) -> None:
         """All entities here are in the home's catalog, and the home knows of no agreement of this partition."""
         idleness.keep_all(self._core, now_ms)
+        moves.keep_all(self._core, now_ms)
+
+    def end_move(self, entity_id: int, now_ms: int) -> None:
+        """The move of this entity is given up, if one has begun."""
+        if entity_id in self._core.terms:
+            moves.keep(self._core, entity_id, now_ms)
 
     def check(self) -> None:
         """Assert the invariants of the state in memory, for tests. Takes time in proportion to the state."""

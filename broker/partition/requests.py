@@ -23,6 +23,7 @@ from broker.partition.forwarding.source import forwards
 from broker.partition.messages import browsing, settlement
 from broker.partition.messages.hand_out import new_token
 from broker.partition.messages.moves import Properties, discard, expire, overlay_expires_ms, set_aside, unlocked
+from broker.partition.moving import moves
 from broker.partition.sessions import locks as session_locks
 from broker.partition.sessions import requests as session_requests
 from broker.partition.state.core import PARTS, Core
@@ -397,10 +398,15 @@ def _counts(core: Core, args: Sequence[Any], now_ms: int) -> dict[int, list[int]
     counts = {
         queue_id: _stored_count(core, queue_id, value)
         for queue_id, value in stored
-        if entity_of(queue_id) in core.terms and part_of(queue_id) in PARTS and queue_id not in queues
+        if _is_counted(core, queue_id) and queue_id not in queues
     }
     used = [queues[queue_id] for queue_id in args if queue_id in queues] if args else queues.values()
     return counts | {queue.id: _count(queue) for queue in used}
+
+
+def _is_counted(core: Core, queue_id: int) -> bool:
+    entity_id = entity_of(queue_id)
+    return entity_id in core.terms and core.is_of_here(entity_id) and part_of(queue_id) in PARTS
 
 
 def _stored_count(core: Core, queue_id: int, value: bytes | None) -> list[int]:
@@ -459,4 +465,10 @@ _OF_TOPIC = ("schedule", "cancel-scheduled")
 _OF_PARTITION: dict[str, Callable[[Core, Sequence[Any], int], Any]] = {
     "counts": _counts,
     "probe": _probe,
+    "arrive": moves.arrive,
+    "store-rows": moves.store,
+    "depart": moves.depart,
+    "rows": moves.rows,
+    "hold": moves.hold,
+    "freeze": moves.freeze,
 }

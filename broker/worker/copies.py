@@ -93,9 +93,11 @@ class Copies:
         return bool(agrees) and all(agrees)
 
     def keep(self, entity_id: int, now_ms: int) -> None:
-        """It is not deleted."""
+        """It is not deleted, and stays where it is."""
         for number in self.fragments(entity_id):
             self._touched(number).keep(entity_id, now_ms)
+        for number in self.in_service():
+            self._touched(number).end_move(entity_id, now_ms)
 
     def _touched(self, number: int) -> Partition:
         partition = self._partitions[number]

@@ -14,6 +14,7 @@ for entities that it has not heard of as busy.
     "delete", path                                         None
     "add-rule", path, rule document                        None; for a subscription of a partitioned topic
     "remove-rule", path, name                              None
+    "begin-move", "end-move", "cancel-move"                see `broker.worker.moves`
 """
 
 from collections import deque
@@ -31,6 +32,7 @@ from broker.partition.partition import Partition
 from broker.settings.config import Partitioning
 from broker.wire import Answer, Ask, Changed, Deleted, Keep, Rules
 from broker.worker.copies import Copies
+from broker.worker.moves import Move, Moves
 from broker.worker.unused import UnusedEntities
 from storage.records import entity_key
 from storage.store import Store, Table
@@ -48,7 +50,7 @@ C = TypeVar("C", bound=Hashable)
 class Done(NamedTuple, Generic[C]):
     """The caller, if there is one, is to be answered."""
 
-    news: Changed | Deleted
+    news: Changed | Deleted | None
     caller: C | None = None
     number: int = 0  # of the request
     result: Any = None
@@ -56,6 +58,7 @@ class Done(NamedTuple, Generic[C]):
 
 class _UnderWay(NamedTuple, Generic[C]):
     done: Done[C]
+    version: int
     since_ms: int
     awaited: set[C]
 
@@ -79,9 +82,11 @@ class Home(Generic[C]):
         self._changing = Changing(self._partition.index, partition_count, partitioning)
         self.followers: dict[C, tuple[int, ...]] = {}  # and their partitions
         self._unused = UnusedEntities(copies, partitions, self.followers)
+        self._moves: Moves[C] = Moves()
         self._gateways: set[C] = set()  # those that follow
         self._under_way: deque[_UnderWay[C]] = deque()  # changes that workers have not all followed
         self._told: deque[_UnderWay[C]] = deque()  # changes that gateways have not all followed
+        self._messages: list[tuple[C, Ask | Keep]] = []
         self.news: list[Changed | Deleted] = []  # for the gateways, in the order of versions
         self.done: list[Done[C]] = []  # changes to be answered
 
@@ -100,14 +105,17 @@ class Home(Generic[C]):
 
     def followed(self, caller: C, version: int, now_ms: int) -> None:
         for change in self._told if caller in self._gateways else self._under_way:
-            if change.done.news.version <= version:
+            if change.version <= version:
                 change.awaited.discard(caller)
         self._finish(now_ms)
 
     def leave(self, caller: C, now_ms: int) -> None:
         """The caller is gone."""
-        if (partitions := self.followers.pop(caller, None)) is not None:
+        partitions = self.followers.pop(caller, ())
+        if partitions:
             self._unused.left(caller, partitions)
+        for move in self._moves.left(caller, partitions):
+            self._give_up(move, now_ms)
         self._gateways.discard(caller)
         for change in (*self._under_way, *self._told):
             change.awaited.discard(caller)
@@ -123,9 +131,10 @@ class Home(Generic[C]):
 
     def _finish(self, now_ms: int) -> None:
         while self._under_way and not self._under_way[0].awaited:
-            done = self._under_way.popleft().done
+            done, version, *_ = self._under_way.popleft()
+            assert done.news is not None
             self.news.append(done.news)
-            self._told.append(_UnderWay(done, now_ms, set(self._gateways)))
+            self._told.append(_UnderWay(done, version, now_ms, set(self._gateways)))
         while self._told and not self._told[0].awaited:
             self.done.append(self._told.popleft().done)
 
@@ -137,11 +146,12 @@ class Home(Generic[C]):
     @property
     def has_news(self) -> bool:
         """`take_news`, `take_done` or `take_messages` has something."""
-        return bool(self.news or self.done or self._unused.messages)
+        return bool(self.news or self.done or self._unused.messages or self._messages)
 
     def take_messages(self) -> list[tuple[C, Ask | Keep]]:
         """What followers are to be told, besides changes."""
-        messages, self._unused.messages = self._unused.messages, []
+        messages = [*self._unused.messages, *self._messages]
+        self._unused.messages, self._messages = [], []
         return messages
 
     def take_done(self) -> list[Done[C]]:
@@ -150,16 +160,31 @@ class Home(Generic[C]):
 
     # -- changes
 
-    def change(self, caller: C, number: int, arguments: Sequence[Any], now_ms: int) -> Changed | Deleted:
+    def change(self, caller: C, number: int, arguments: Sequence[Any], now_ms: int) -> Changed | Deleted | None:
         """Make the change here. Returns what the followers are to get. Raises ServerBusy, and what `Changing` does."""
-        self._require_all(now_ms)
         self._partition.begin_change(now_ms)
+        if arguments[:1] == ["cancel-move"] and len(arguments) == 2:
+            self._give_up(self._moves.end(arguments[1]), now_ms)
+            self.done.append(Done(None, caller, number))
+            return None
+        self._require_all(now_ms)
         version = catalog_version(self._store) + 1
         news: Changed | Deleted
         result: Any = None
         match arguments:
+            case ["begin-move", path, partition]:
+                of = definition(self._store, self._changing.entity(path))
+                token, move = self._moves.begin(caller, of, partition, self._partition_count)
+                self.done.append(Done(None, caller, number, [move.entity_id, move.partitions[0], token]))
+                return None
+            case ["end-move", token]:
+                changes = self._moved(self._moves.end(token))
+                self._aligned(self._copies.change(version, changes, now_ms), now_ms)
+                news, result = wire.changed(version, changes), changes[0][1]
             case ["delete", path]:
-                news = self._removed(version, self._partition.with_subscriptions([self._changing.entity(path)]), now_ms)
+                gone = self._partition.with_subscriptions([self._changing.entity(path)])
+                self._require_still(gone)
+                news = self._removed(version, gone, now_ms)
             case _:
                 change, result = self._decided(arguments, now_ms)
                 self._aligned(self._copies.change(version, [change], now_ms), now_ms)
@@ -167,6 +192,27 @@ class Home(Generic[C]):
                 self._unused.used(change[1]["entity_id"] if change[0] == "put" else change[1])
         self._begin(Done(news, caller, number, result), now_ms)
         return news
+
+    def _moved(self, move: Move[C]) -> list[list[Any]]:
+        """The changes that make it so, the topic's before those of its subscriptions."""
+        ids = self._partition.with_subscriptions([move.entity_id])
+        found = [definition(self._store, each) for each in sorted(ids, key=lambda each: each != move.entity_id)]
+        return [["put", each._replace(partitions=move.partitions[1:]).document(), None] for each in found]
+
+    def _give_up(self, move: Move[C], now_ms: int) -> None:
+        """Both partitions are told that the entity stays."""
+        self._copies.keep(move.entity_id, now_ms)
+        self._messages += (
+            (caller, wire.keep(move.entity_id))
+            for caller, partitions in self.followers.items()
+            if not set(partitions).isdisjoint(move.partitions)
+        )
+
+    def _require_still(self, entity_ids: Iterable[int]) -> None:
+        """Raises ServerBusy if one of these entities, or its topic, is being moved."""
+        for entity_id in entity_ids:
+            for each in self._partition.with_topic(entity_id):
+                self._moves.require_none(each, definition(self._store, each).description.path)
 
     def said_unused(self, partition: int, entity_ids: Sequence[int], now_ms: int) -> Deleted | None:
         """Nobody has used the fragments of these entities on this partition. Returns as `remove`."""
@@ -199,16 +245,20 @@ class Home(Generic[C]):
 
     def _removed(self, version: int, gone: list[int], now_ms: int) -> Deleted:
         self._unused.forget(gone)
+        self._moves.forget(gone)
         self._aligned(self._copies.remove(version, gone, now_ms), now_ms)
         return wire.deleted(version, gone)
 
     def _begin(self, done: Done[C], now_ms: int) -> None:
         """The followers are told."""
-        self._under_way.append(_UnderWay(done, now_ms, set(self.followers)))
+        assert done.news is not None
+        self._under_way.append(_UnderWay(done, done.news.version, now_ms, set(self.followers)))
         self._finish(now_ms)
 
     def _aligned(self, is_complete: bool, now_ms: int) -> None:
         if not is_complete:
+            for move in self._moves.end_all():  # what is aligned does not stay frozen
+                self._give_up(move, now_ms)
             self._copies.align(now_ms)
 
     def _require_all(self, now_ms: int) -> None:
@@ -227,6 +277,7 @@ class Home(Generic[C]):
             case ["create", kind, fields, rules]:
                 wanted = described(kind, fields)
                 topic = self._topic(wanted.topic) if isinstance(wanted, SubscriptionDescription) else None
+                self._require_still([] if topic is None else [topic.entity_id])
                 new = self._changing.created(wanted, topic, next_entity_id(self._store), now_ms)
                 if rules is not None:
                     rules = [{**rule, "created_ms": now_ms} for rule in rules]
@@ -236,6 +287,7 @@ class Home(Generic[C]):
                 return ["put", new.document(), rules], new.document()
             case ["update", path, fields]:
                 known = definition(self._store, self._changing.entity(path))
+                self._require_still([known.entity_id])
                 document = self._changing.updated(known, fields, now_ms).document()
                 return ["put", document, None], document
             case ["add-rule", path, rule]:

@@ -747,7 +747,8 @@ class Worker:
         """The followers are told after the commit; the gateways, and the caller, when all have followed."""
         if self._home is None:
             raise InvalidArgument("This partition is not the home of the namespace.")
-        self._tell_followers(self._home, self._home.change(peer, number, arguments, self._now_ms))
+        if (news := self._home.change(peer, number, arguments, self._now_ms)) is not None:
+            self._tell_followers(self._home, news)
 
     def _remove(self, peer: Caller | None, message: Remove) -> None:
         """Take a deletion from any worker."""

@@ -186,6 +186,12 @@ class Connection(asyncio.Protocol):
                 requests = self._requests[node] = Requests(sender, responses, reply_to)
             return requests
 
+    async def move(self, path: str, partition: int) -> None:
+        """Move a queue, or a topic with its subscriptions, to this partition. Returns when that is done."""
+        management = await self.management("")
+        body = {"path": path, "partition": partition}
+        await management.request("peeklock:move-entity", body, timeout_s=float("inf"))
+
     async def counts(self) -> dict[str, QueueCounts]:
         """The counts of all entities of a Peeklock namespace that hold messages, in the order of their names.
 

@@ -36,6 +36,14 @@ class DeleteEntity:
     path: str
 
 
+@dataclass(frozen=True, slots=True)
+class MoveEntity:
+    """To another partition; a topic with its subscriptions."""
+
+    path: str
+    partition: int
+
+
 def read_create_entity(fields: Fields) -> CreateEntity:
     rules = fields.value("rules")
     if rules is not None:
@@ -49,6 +57,10 @@ def read_update_entity(fields: Fields) -> UpdateEntity:
 
 def read_delete_entity(fields: Fields) -> DeleteEntity:
     return DeleteEntity(fields.string("path"))
+
+
+def read_move_entity(fields: Fields) -> MoveEntity:
+    return MoveEntity(fields.string("path"), fields.integer("partition", 0))
 
 
 def entity_body(properties: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,11 +18,13 @@ from protocol import bounds, conditions
 from protocol.codec import Array, Int, Long, Symbol, Timestamp, array, encode
 from protocol.nodes.entity_operations import CreateEntity as CreateEntity
 from protocol.nodes.entity_operations import DeleteEntity as DeleteEntity
+from protocol.nodes.entity_operations import MoveEntity as MoveEntity
 from protocol.nodes.entity_operations import UpdateEntity as UpdateEntity
 from protocol.nodes.entity_operations import (
     entity_body,
     read_create_entity,
     read_delete_entity,
+    read_move_entity,
     read_update_entity,
 )
 from protocol.nodes.management_fields import ArgumentError as ArgumentError
@@ -191,6 +193,7 @@ Arguments = (
     | CreateEntity
     | UpdateEntity
     | DeleteEntity
+    | MoveEntity
     | AddRule
     | RemoveRule
     | EnumerateRules
@@ -352,6 +355,7 @@ _READERS: Final[Mapping[str, Callable[[Fields], Arguments]]] = {
     "peeklock:create-entity": read_create_entity,
     "peeklock:update-entity": read_update_entity,
     "peeklock:delete-entity": read_delete_entity,
+    "peeklock:move-entity": read_move_entity,
 }
 
 

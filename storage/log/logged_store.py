@@ -180,6 +180,8 @@ class LoggedStore(Store):
         if not staged:
             self._log.changed(self)
         staged.append((kind, table, items))
+        if self.noting is not None:
+            self.noting(Table(table), items if kind == _DELETE else [key for key, _ in items])
 
     # -- commits
 

@@ -96,11 +96,50 @@ class Partitions:
         known = self.entities.get(key)
         entity_id = known.entity_id if known else len(self.entities) + 1
         self.entities[key] = entity = Entity(entity_id, description, partition, partitions)
+        partitions = partitions or (partition,)
         for number in range(len(self.stores)):
             self.partitions[number].put_entity(entity_id, description, self.now_ms, rules, partitions)
             define(self.stores[number], entity_id, description, partitions)
             self.turn(number)
         return entity.queue
+
+    def begin_move(self, name: str, to: int) -> None:
+        entity = self.entities[name.lower()]
+        self._ask(to, "arrive", entity.entity_id)
+        self._ask(entity.partition, "depart", entity.entity_id)
+
+    def rows(self, name: str, to: int, limit: int = 1000) -> bool:
+        """True if there were none."""
+        entity = self.entities[name.lower()]
+        found, _, _ = self._ask(entity.partition, "rows", entity.entity_id, 1 << 20, limit)
+        self._ask(to, "store-rows", found)
+        return not found
+
+    def freeze(self, name: str) -> None:
+        entity = self.entities[name.lower()]
+        self._ask(entity.partition, "hold", entity.entity_id)
+        self._ask(entity.partition, "freeze", entity.entity_id)
+
+    def finish_move(self, name: str, to: int, first: int | None = None) -> None:
+        """The partition `first` hears the home's decision before the others do."""
+        while not self.rows(name, to):
+            pass
+        entity = self.entities[name.lower()]
+        moved = [entity, *(each for path, each in self.entities.items() if path.startswith(f"{name.lower()}/"))]
+        numbers = sorted(range(len(self.stores)), key=lambda number: number != first)
+        for number in numbers:
+            for each in moved:
+                define(self.stores[number], each.entity_id, each.description, (to,))
+                self.partitions[number].put_entity(each.entity_id, each.description, self.now_ms, None, (to,))
+            self.turn(number)
+        for each in moved:
+            each.partition = to
+
+    def _ask(self, number: int, name: str, *args: Any) -> Any:
+        try:
+            return self.partitions[number].request(name, 0, [b"move", *args], self.now_ms)
+        finally:
+            self.turn(number)
 
     def delete(self, name: str) -> None:
         entity = self.entities[name.lower()]

@@ -743,13 +743,35 @@ def test_forwarding_to_another_partition_is_done_in_steps():
         assert store.most_bytes <= bytes_max(SETTINGS)
 
 
+def test_a_move_to_another_partition_is_done_in_steps():
+    """The requests of a move, and what is deleted afterwards."""
+    stores = {number: MeteredStore() for number in range(2)}
+    net = Partitions(2, SETTINGS, dict(stores))
+    queue = net.queue("moved", 0)
+    for _ in range(0, MANY, 100):
+        net.send(queue, *[message(bytes(BODY_BYTES), scheduled_ms=START_MS + 1000 * (at % 2)) for at in range(100)])
+    for store in stores.values():
+        store.forget()
+    net.begin_move("moved", 1)
+    while not net.rows("moved", 1):
+        pass
+    net.freeze("moved")
+    net.finish_move("moved", 1)
+    net.run()
+    assert net.counts(queue)[0] == MANY
+    assert stores[0].record_count(Table.MESSAGES) == 0
+    for store in stores.values():
+        assert store.most_records <= records_max(SETTINGS)
+        assert store.most_bytes <= bytes_max(SETTINGS)
+
+
 # What a worker only says, and nobody does work for in a partition.
 ANSWERS = {Op.HELLO, Op.SENT, Op.REFUSED, Op.OPENED, Op.CLOSED, Op.DRAINED, Op.SETTLED, Op.UNSETTLED, Op.DELIVER}
 ANSWERS |= {Op.REPLY, Op.FAILED, Op.CATALOG, Op.AVAILABLE}
 # Once for each connection between two workers: the whole catalog is compared.
 ANSWERS |= {Op.JOIN, Op.RULES}
 # Counted by tests of their own, above.
-ELSEWHERE = (Op.FORWARDED, Due.FORWARDING)
+ELSEWHERE = (Op.FORWARDED, Due.FORWARDING, "arrive", "depart", "rows", "store-rows", "hold", "freeze")
 
 
 def test_each_operation_of_the_protocol_has_a_row():

@@ -17,6 +17,15 @@ class LinkChannel:
         self.number = router.next_number()
         self.worker.channels[self.number] = self
 
+    def move(self, partition: int) -> None:
+        """The entity lives on this partition now. Answers to earlier commands are not heard."""
+        router = self.connection.gateway.router
+        self.forget()
+        self.partition = partition
+        self.worker = router.worker(partition)
+        self.number = router.next_number()
+        self.worker.channels[self.number] = self
+
     def forget(self) -> None:
         """No answer is awaited any more."""
         self.worker.channels.pop(self.number, None)

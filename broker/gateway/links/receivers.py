@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from broker import wire
-from broker.errors import BrokerError, LockLost, OutcomeUnknown, SessionLockLost
+from broker.errors import BrokerError, EntityMoving, LockLost, OutcomeUnknown, SessionLockLost
 from broker.gateway.conditions import condition_of
 from broker.gateway.host import Host
 from broker.gateway.links.channel import LinkChannel
@@ -35,6 +35,8 @@ from protocol.engine.deliveries import (
 )
 from protocol.engine.links import Link
 from protocol.lock_tokens import COMMON_BYTES, uuid_bytes
+
+MOVING_S = 0.1  # between two tries to receive from an entity that is being moved
 
 
 class ReceiverChannel(LinkChannel):
@@ -100,7 +102,9 @@ class ReceiverChannel(LinkChannel):
         if not entries or (self._closing and not receiver.receives_and_deletes):
             return
         if receiver.receives_and_deletes:
-            self.worker.post(wire.restore(self.partition, receiver.queue, entries))
+            partition = receiver.entity.current(self.partition)
+            worker = self.connection.gateway.router.worker(partition)
+            worker.post(wire.restore(partition, receiver.queue, entries))
         else:
             tokens = entries[0::ENTRY]
             channels = (0, len(tokens))
@@ -140,6 +144,8 @@ class ReceiverChannel(LinkChannel):
         self._last = token
 
     def on_settled(self, count: int, error: BrokerError | None) -> None:
+        if isinstance(error, EntityMoving):
+            error = LockLost(error_texts.LOCK_LOST)
         if not self._closing:  # else the client and its deliveries are gone
             self._receiver.on_settled(self.settling, count, error)
 
@@ -446,8 +452,21 @@ class ClientReceiver(EntityLink):
             channel.close(broken, next((tag for tag in tags if self._channel_of(tag) is channel), None))
 
     def on_closed(self, channel: ReceiverChannel, error: BrokerError | None) -> None:
-        if error is not None and not self.link.closed:
+        if isinstance(error, EntityMoving) and not self._closing:
+            channel.answer_all(LockLost(error_texts.LOCK_LOST))
+            channel.is_draining = False
+            channel.move(self.entity.partition)
+            self.connection.later(MOVING_S, lambda: self._open_again(channel))
+        elif error is not None and not self.link.closed:
             self.detach(error)
+
+    def _open_again(self, channel: ReceiverChannel) -> None:
+        """The entity is being moved, and may be on another partition by now."""
+        if self._closing:
+            return
+        if channel.partition != self.entity.partition:
+            channel.move(self.entity.partition)
+        self.on_worker_back(channel)
 
     def on_worker_lost(self, channel: ReceiverChannel) -> None: ...
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from broker import wire
-from broker.errors import BrokerError, NotAllowed, OutcomeUnknown, ServerBusy
+from broker.errors import BrokerError, EntityMoving, NotAllowed, OutcomeUnknown, ServerBusy
 from broker.gateway.conditions import condition_of
 from broker.gateway.host import Host
 from broker.gateway.links.channel import LinkChannel
@@ -40,6 +40,16 @@ class SenderChannel(LinkChannel):
         self.pending: deque[Delivery | None] = deque()  # in order of arrival; None for one that was sent settled
         self._sends: deque[tuple[float, int, int, int]] = deque()  # per command: time, deliveries, messages, bytes
         self.is_down = False  # a command of this turn could not be posted
+        self.is_left = False  # the entity was moved; only answers come
+
+    def leave(self) -> None:
+        self.is_left = True
+        if self.messages:
+            self.post_messages()
+        if self.is_down:
+            self.answer_unposted()
+        elif not self.pending:
+            self.forget()
 
     def send_batch(self, messages: list[Any], size_bytes: int) -> None:
         """All messages are one delivery."""
@@ -80,6 +90,10 @@ class SenderChannel(LinkChannel):
                 if delivery is not None:
                     self.connection.reject(delivery, condition, text, sender.tracker)
         sender.answered(count)
+        if isinstance(error, EntityMoving):
+            sender.follow()
+        if self.is_left and not pending:
+            self.forget()
         now = time.perf_counter()
         sends = self._sends
         while count and sends:
@@ -135,6 +149,7 @@ class ClientSender(EntityLink, Intake):
         self._new_id = connection.gateway.new_message_id
         self.unanswered = 0  # deliveries on all channels that wait for an answer
         self._only = SenderChannel(self, entity.partition) if len(entity.partitions) == 1 else None
+        self._left: list[SenderChannel] = []  # those of partitions that the entity has left, and that owe answers
 
     @property
     def waiting(self) -> int:
@@ -240,7 +255,16 @@ class ClientSender(EntityLink, Intake):
         if self.credit_due(self.waiting):
             self.connection.active.add(self)
 
+    def follow(self) -> None:
+        """If the entity was moved to another partition, send to that one. The one before refuses what is on its way."""
+        before = self._only
+        if before is not None and before.partition != self.entity.partition:
+            self._only = SenderChannel(self, self.entity.partition)
+            self._left = [each for each in (*self._left, before) if each.pending or each is before]
+            before.leave()
+
     def on_detach(self) -> None:
         """The client is gone."""
         if self._only is not None:
-            self._only.end()
+            for channel in (*self._left, self._only):
+                channel.end()

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 
 from broker.errors import (
     BrokerError,
+    EntityMoving,
     OperationTimeout,
     PartitionParked,
     ServerBusy,
@@ -77,6 +78,9 @@ class SessionReceiver(ClientReceiver):
             self._lost = error
             self.grant()  # answers a drain that the partition did not answer
             self.connection.later(LOST_QUIETLY_S, self._tell_lost)
+            return
+        if isinstance(error, EntityMoving):
+            self._lose()
             return
         super().on_closed(channel, None if error is None else self._as_clients_know_it(error))
 

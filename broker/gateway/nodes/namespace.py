@@ -7,6 +7,7 @@ from typing import Any
 from broker.catalog.catalog import HOME
 from broker.errors import BrokerError
 from broker.gateway.conditions import condition_of
+from broker.gateway.moving import move
 from broker.gateway.nodes.entity_counts import counted_queues, entity_counts, summed
 from broker.gateway.nodes.request_links import Answer, RequestLink
 from broker.gateway.nodes.rules import described_rule
@@ -35,6 +36,9 @@ class NamespaceRequests(RequestLink):
                 self._change(request, answer, "update", path, properties)
             case management.DeleteEntity(path):
                 self._change(request, answer, "delete", path)
+            case management.MoveEntity(path, partition):
+                moving = self._move(request, answer, path, partition)
+                self.connection.gateway.go_on_with(moving)
             case _:
                 raise management.UnknownOperation(f"The operation '{call.operation}' is not offered by the namespace.")
 
@@ -50,6 +54,15 @@ class NamespaceRequests(RequestLink):
                 answer(management.encode_entity(request, definition))
 
         self.request_partition(HOME, CHANGE_CATALOG, 0, change, reply)
+
+    async def _move(self, request: Request, answer: Answer, path: str, partition: int) -> None:
+        try:
+            definition = await move(self.connection.gateway.router, path, partition)
+        except BrokerError as error:
+            failure = error
+            self.connection.later(0, lambda: self.fail(request, failure, answer))
+        else:
+            self.connection.later(0, lambda: answer(management.encode_entity(request, definition)))
 
     def fail(self, request: Request, error: Exception, answer: Answer) -> None:
         condition = error.condition if isinstance(error, management.ManagementError) else condition_of(error)

@@ -125,7 +125,7 @@ def take_over(
     overlays: list[Overlay] = list(entries[2::ENTRY][new:])
     entity_ids = [entity_id or overlay.pop(Field.DESTINATION) for overlay in overlays]
     if any(refuses(core, queue_id_of(destination)) for destination in set(entity_ids)):
-        return mark, [], "It is being decided whether the destination is deleted because nobody has used it."
+        return mark, [], "The destination is being moved, or perhaps deleted because nobody has used it."
     verdict = judge(core, entity_ids, [len(record) for record in records])
     if verdict.accepted:
         arrived: dict[int, list[tuple[bytes, Overlay]]] = {}

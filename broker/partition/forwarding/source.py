@@ -279,6 +279,10 @@ def _take_of_lane(core: Core, queue: Queue, lane: Outbox) -> tuple[list[Travelli
         if number <= lane.taken:
             gone.append(held)
             continue
+        if lane.partition not in core.partitions_of(name):  # the destination was moved
+            partition = core.partition_for(name, None, number)
+            transfer_queue.enter(core, queue, queue, held, own or {}, name, partition)
+            continue
         destination = core.destination_ids.get(name, 0)
         if name not in errors:
             errors[name] = refusal(core, destination, name)

@@ -46,7 +46,7 @@ def check(core: Core, sends: Sequence[tuple[Queue, Sequence[Incoming]]]) -> None
             raise too_large(counted, size_bytes)
         if queue.is_topic:
             # Only copies that are certain, also of messages that wait at the topic. Copies by rules can wait for room.
-            all_taking = len(core.topic(queue).for_all)
+            all_taking = len(core.topic(queue.entity_id).for_all)
             copies += all_taking * (queue.counts[Place.AVAILABLE] + sum(map(_is_for_now, messages)))
             queues += all_taking
     if not core.has_room(sizes, copies, queues):

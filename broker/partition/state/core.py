@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Hashable, Sequence
 from itertools import count as count_from
+from typing import Any
 
-from broker.errors import BrokerError, EntityNotFound, ServerBusy
+from broker.errors import BrokerError, EntityMoving, EntityNotFound, ServerBusy
 from broker.namespace.fragments import fragment_of
 from broker.partition.settings import PartitionSettings
 from broker.partition.state.bodies import Bodies
@@ -93,6 +94,10 @@ class Core:
         self.destination_ids: dict[str, int] = {}  # the same for queues and topics: all that is sent to
         self.subscription_ids: dict[int, set[int]] = {}  # topic -> its subscriptions, entity ids
         self.deleted: dict[int, int | None] = {}  # entities whose messages are still being deleted -> their topic
+        self.frozen: set[int] = set()  # entities that refuse uses, because they are being moved to another partition
+        self.arriving: dict[int, bytes] = {}  # entities that are being moved here -> token of the move
+        self.departing: dict[int, Any] = {}  # entities that are being moved away -> `moving.departure.Departure`
+        self.quiet: set[int] = set()  # entities that hand out and forward nothing, because they soon will be frozen
         self.idle: dict[int, Idle] = {}  # entities that are deleted when nobody uses them, by entity id
         self.kept: dict[int, tuple[Idle, ...]] = {}  # entity id -> the idle times that a use of it resets
         self.auto_deleted: dict[int, str] = {}  # entities deleted as unused, and still in the catalog -> name
@@ -119,6 +124,15 @@ class Core:
         """Those that the queue or topic of this name, in lower case, lives on; one if there is no such entity."""
         terms = self.terms.get(self.destination_ids.get(name, 0))
         return (terms and terms.partitions) or (self._home(name),)
+
+    def is_of_here(self, entity_id: int) -> bool:
+        """True if the definition of this entity, which exists, says that it lives on this partition."""
+        partitions = self.terms[entity_id].partitions
+        return not partitions or self.partition_id in partitions
+
+    def lives_here(self, entity_id: int) -> bool:
+        """The same, and it may be used."""
+        return self.is_of_here(entity_id) and entity_id not in self.frozen
 
     def partition_for(self, name: str, key: bytes | None, number: int) -> int:
         """The partition that a message to this queue or topic goes to; `number` is its sequence number here.
@@ -166,9 +180,11 @@ class Core:
         return queue if queue is not None else self._open(queue_id)
 
     def queue(self, queue_id: int) -> Queue:
-        """The queue, which is opened if needed. Raises EntityNotFound, ServerBusy."""
+        """The queue, which is opened if needed. Raises EntityNotFound, EntityMoving, ServerBusy."""
         queue = self.queues.get(queue_id) or self._open(queue_id)
         if queue is None:
+            if entity_of(queue_id) in self.terms and not self.lives_here(entity_of(queue_id)):
+                raise EntityMoving(error_texts.SERVER_BUSY)
             if entity_of(queue_id) >= self.next_entity_id:  # the partition has missed its creation, and will hear of it
                 raise ServerBusy(error_texts.SERVER_BUSY)
             raise EntityNotFound("The messaging entity could not be found.")
@@ -176,7 +192,9 @@ class Core:
 
     def _open(self, queue_id: int) -> Queue | None:
         terms = self.terms.get(entity_of(queue_id))
-        if terms is None or part_of(queue_id) not in (PARTS if terms.kind != Kind.TOPIC else _TOPIC_PARTS):
+        if terms is None or not self.lives_here(entity_of(queue_id)):
+            return None
+        if part_of(queue_id) not in (PARTS if terms.kind != Kind.TOPIC else _TOPIC_PARTS):
             return None
         topic_id = self.topic_ids[terms.topic] if terms.kind == Kind.SUBSCRIPTION else None
         counts = self._counts(queue_id)
@@ -226,9 +244,8 @@ class Core:
             return topic_id
         return None
 
-    def topic(self, queue: Queue) -> Topic:
-        """The subscriptions and rules of the topic of `queue`."""
-        topic_id = queue.entity_id
+    def topic(self, topic_id: int) -> Topic:
+        """The subscriptions and rules of this topic, which exists."""
         topic = self.topics.get(topic_id)
         if topic is None:
             topic = self.topics[topic_id] = Topic()

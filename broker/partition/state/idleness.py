@@ -148,8 +148,11 @@ def has_ended(core: Core, entity_id: int, now_ms: int) -> bool:
 
 
 def refuses(core: Core, queue_id: int) -> bool:
-    """True if the entity of the queue, or its topic, refuses uses. As long as `core.kept` is empty, none does."""
-    kept = core.kept.get(entity_of(queue_id))
+    """True if the entity of the queue, or its topic, refuses uses, because it is being deleted, or lives elsewhere."""
+    entity_id = entity_of(queue_id)
+    if entity_id in core.terms and not core.lives_here(entity_id):
+        return True
+    kept = core.kept.get(entity_id)
     return kept is not None and any(idle.has_agreed for idle in kept)
 
 
@@ -204,6 +207,8 @@ def keep_all(core: Core, now_ms: int) -> None:
 
 def _is_in_use(core: Core, entity_id: int) -> bool:
     """True if a scheduled message, a message in the transfer queue or a receiver with credit uses the entity."""
+    if entity_id in core.frozen:
+        return True
     transfers = core.queues.get(queue_id_of(entity_id, Part.TRANSFER))  # a transfer queue with messages is always open
     if _has_scheduled(core, queue_id_of(entity_id)) or (transfers is not None and any(transfers.counts)):
         return True

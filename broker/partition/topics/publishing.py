@@ -257,7 +257,7 @@ def publish(
     core: Core, queue: Queue, messages: Sequence[Incoming], now_ms: int, reserved: int | None = None
 ) -> list[int]:
     """As `sending.store`, for the topic of `queue`. Scheduled messages wait at the topic, under their numbers there."""
-    topic = core.topic(queue)
+    topic = core.topic(queue.entity_id)
     fan_out = _FanOut(core, topic)
     records: list[bytes] = []
     scheduled: list[tuple[bytes, bytes]] = []
@@ -347,7 +347,7 @@ def publish_forwarded(core: Core, queue: Queue, messages: Sequence[tuple[bytes, 
 
     Properties in the overlay become a part of the message, so that rules see them. The time to live continues.
     """
-    topic = core.topic(queue)
+    topic = core.topic(queue.entity_id)
     fan_out = _FanOut(core, topic)
     terms, number = queue.terms, queue.next_number
     limit_ms = end_of_life(now_ms, terms.time_to_live_ms)
@@ -452,7 +452,7 @@ def publish_waiting(core: Core, queue: Queue, now_ms: int) -> None:
 
 def _publish_some(core: Core, queue: Queue, count: int) -> bool:
     """Publish up to `count` messages, as this turn's work allows. False if there is no room for their copies."""
-    store, topic = core.store, core.topic(queue)
+    store, topic = core.store, core.topic(queue.entity_id)
     fan_out = _FanOut(core, topic)
     start, end = queue_key(queue.id, Place.AVAILABLE, 0), queue_key(queue.id, Place.AVAILABLE + 1, 0)
     least_work = 1 + topic.rule_set.tried + len(topic.for_all)

@@ -101,4 +101,4 @@ def enumerate_rules(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) 
 def _topic(core: Core, queue: Queue) -> Topic:
     if queue.topic_id is None or queue.part != Part.MAIN:
         raise NotAllowed(f"'{queue.terms.name}' is not a subscription; only subscriptions have rules.")
-    return core.topic(core.queue(queue_id_of(queue.topic_id)))
+    return core.topic(queue.topic_id)

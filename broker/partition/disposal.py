@@ -1,0 +1,109 @@
+"""Deleting what the store has of an entity that was deleted, or moved to another partition: step by step.
+
+The rules of an entity that was moved stay, because every partition has them, and so do the marks of its queues, because
+it may go on forwarding to entities here.
+"""
+
+from broker.partition.messages.shared_bodies import release
+from broker.partition.sessions.states import free_states
+from broker.partition.state.core import Core
+from broker.partition.state.timers import Due
+from storage.quarantine import quarantine
+from storage.queue_ids import queue_id_of
+from storage.records import (
+    ARRIVED_AS_PREFIX,
+    ARRIVED_FROM_PREFIX,
+    STORE_ID_BYTES,
+    CorruptRecord,
+    decode_entry,
+    deleted_entity_key,
+    due_key,
+    encode_document,
+    entity_key,
+    forwarded_key,
+    message_key,
+    queue_key,
+    rule_key,
+)
+from storage.seen_ids import free_ids
+from storage.store import Store, Table
+
+
+def discard(core: Core, entity_id: int, topic_id: int | None, now_ms: int) -> None:
+    """Delete what the store has of an entity that does not live here any more, step by step."""
+    document = encode_document({"deleted_ms": now_ms, "topic_id": topic_id})
+    core.store.put(Table.META, deleted_entity_key(entity_id), document)
+    free_later(core, entity_id, topic_id, now_ms)
+
+
+def free_later(core: Core, entity_id: int, topic_id: int | None, now_ms: int) -> None:
+    core.deleted[entity_id] = topic_id
+    core.timers.arm(now_ms, (queue_id_of(entity_id), Due.DELETION))
+
+
+def free(core: Core, entity_id: int, now_ms: int) -> None:
+    """The timer: delete a step of the messages of a deleted entity; at the end forget the entity."""
+    store, step, first, end = core.store, core.step(), queue_id_of(entity_id), queue_id_of(entity_id + 1)
+    topic_id = core.deleted[entity_id]
+    core.turn.work += step
+    if items := store.scan(Table.QUEUE, queue_key(first, 0, 0), queue_key(end, 0, 0), step):
+        ids = []
+        for key, value in items:
+            try:
+                ids.append(decode_entry(value).message_id)
+            except CorruptRecord:
+                quarantine(store, Table.QUEUE, key)  # its body stays: we no longer know which body it referred to
+        if topic_id is None:
+            store.delete_many(Table.MESSAGES, map(message_key, ids))
+        elif ids:
+            release(core, topic_id, ids, [None] * len(ids))
+        store.delete_many(Table.QUEUE, [key for key, _ in items])
+    elif items := store.scan(Table.SESSION_ENTRIES, entity_key(first), entity_key(end), step):
+        store.delete_many(Table.SESSION_ENTRIES, [key for key, _ in items])
+    elif items := store.scan(Table.SESSIONS, entity_key(first), entity_key(end), step):
+        free_states(core, topic_id, items)
+    elif items := store.scan(Table.DUE, due_key(first, 0, 0, 0), due_key(end, 0, 0, 0), step):
+        store.delete_many(Table.DUE, [key for key, _ in items])
+    elif entity_id not in core.terms and (
+        items := store.scan(Table.RULES, rule_key(entity_id, ""), rule_key(entity_id + 1, ""), step)
+    ):
+        store.delete_many(Table.RULES, [key for key, _ in items])
+    elif keys := arrived_rows(store, entity_id, step):
+        store.delete_many(Table.META, keys)
+    elif not free_ids(store, entity_id, step):
+        if entity_id not in core.terms:
+            store.delete_many(Table.MARKS, _marks(store, range(first, end)))
+        store.delete_many(Table.META, map(forwarded_key, range(first, end)))
+        store.delete_many(Table.COUNTS, map(entity_key, range(first, end)))
+        store.delete(Table.META, deleted_entity_key(entity_id))
+        del core.deleted[entity_id]
+        return
+    core.timers.arm(now_ms, (first, Due.DELETION))
+
+
+def _marks(store: Store, queue_ids: range) -> list[bytes]:
+    """Keys of the marks of these queues, from any store: the queues are deleted."""
+    items = store.scan(Table.MARKS, b"\0", b"\xff" * 32, 1 << 32)
+    return [key for key, _ in items if int.from_bytes(key[STORE_ID_BYTES:], "big") in queue_ids]
+
+
+def arrived_rows(store: Store, entity_id: int, step: int) -> list[bytes]:
+    """Keys of META that were needed only while the messages of the entity came from another partition."""
+    for prefix in (ARRIVED_FROM_PREFIX, ARRIVED_AS_PREFIX):
+        start = prefix + entity_key(entity_id)
+        if items := store.scan(Table.META, start, start + b"\xff" * 9, step):
+            return [key for key, _ in items]
+    return []
+
+
+def tidy_later(core: Core, entity_id: int, now_ms: int) -> None:
+    """The entity has come from another partition: delete what only its move has needed."""
+    core.timers.arm(now_ms, (queue_id_of(entity_id), Due.DELETION))
+
+
+def tidy(core: Core, entity_id: int, now_ms: int) -> None:
+    """The timer: a step of that."""
+    if keys := arrived_rows(core.store, entity_id, core.step()):
+        core.turn.work += len(keys)
+        core.store.delete_many(Table.META, keys)
+        tidy_later(core, entity_id, now_ms)

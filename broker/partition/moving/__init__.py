@@ -1,0 +1,1 @@
+"""Moving a plain entity to another partition while clients use it."""

@@ -1,0 +1,116 @@
+"""The side of a move that an entity leaves: its rows, while clients go on using it.
+
+Everything that the store has of the entity is read once, in the order of the keys. Meanwhile the keys that change are
+noted, and what they have then is sent, too, before anything else is read. So the other side has the entity as it is
+here, but for the keys that are noted. In the end the entity is frozen: it refuses all uses, so the last noted keys can
+be sent, and nothing changes any more.
+
+A row is [table, key, value, or None if there is none; and of an entry, the bytes of its message record, or None].
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+
+from broker.partition.state.core import PARTS, Core
+from storage.queue_ids import queue_id_of
+from storage.records import CorruptRecord, decode_entry, entity_key, forwarded_key, message_key
+from storage.store import Table
+
+Row = list[int | bytes | None]
+
+_OF_QUEUES = (Table.QUEUE, Table.DUE, Table.COUNTS, Table.SESSION_ENTRIES, Table.SESSIONS, Table.SESSION_STATES)
+_OF_ENTITIES = (
+    Table.RULES,
+    Table.DUPLICATE_LOG,
+    Table.DUPLICATE_RUNS,
+    Table.DUPLICATE_CHUNKS,
+    Table.DUPLICATE_FILTERS,
+)
+PAGE = 64  # rows that are read at once
+
+
+class Departure:
+    """The rows of an entity and its subscriptions."""
+
+    def __init__(self, core: Core, token: bytes, entity_ids: Sequence[int]) -> None:
+        self.token = token
+        self.entity_ids = entity_ids
+        self._core = core
+        queues = [queue_id_of(entity_id, part) for entity_id in entity_ids for part in PARTS]
+        of_queues = frozenset(map(entity_key, queues))
+        of_entities = frozenset(map(entity_key, entity_ids))
+        self._prefixes = dict.fromkeys(_OF_QUEUES, of_queues) | dict.fromkeys(_OF_ENTITIES, of_entities)
+        self._of_meta = frozenset(map(forwarded_key, queues))
+        self._noted: dict[tuple[Table, bytes], None] = {}  # keys in the order of their changes
+        self._unread = self._ranges(queues)
+        self._range = next(self._unread, None)
+
+    def _ranges(self, queues: Sequence[int]) -> Iterator[tuple[Table, bytes, bytes]]:
+        """All rows, in an order in which entries come before their timers."""
+        for table in _OF_QUEUES:
+            for queue_id in queues:
+                yield table, entity_key(queue_id), entity_key(queue_id + 1)
+        for table in _OF_ENTITIES:
+            for entity_id in self.entity_ids:
+                yield table, entity_key(entity_id), entity_key(entity_id + 1)
+        for key in sorted(self._of_meta):
+            yield Table.META, key, key + b"\0"
+
+    def note(self, table: Table, keys: Iterable[bytes]) -> None:
+        """These keys were written or deleted; see `Store.noting`."""
+        if table is Table.META:
+            self._noted.update(((table, key), None) for key in keys if key in self._of_meta)
+        elif (prefixes := self._prefixes.get(table)) is not None:
+            self._noted.update(((table, key), None) for key in keys if key[:4] in prefixes)
+
+    @property
+    def noted(self) -> int:
+        """The number of keys that are to be sent again."""
+        return len(self._noted)
+
+    @property
+    def is_read(self) -> bool:
+        """Everything was read once."""
+        return self._range is None
+
+    def rows(self, limit_bytes: int, limit: int) -> list[Row]:
+        """The next rows, about so many bytes and rows at most."""
+        found: list[Row] = []
+        size_bytes = 0
+        while len(found) < limit and size_bytes < limit_bytes:
+            page = self._next_page(min(PAGE, limit - len(found)))
+            if not page:
+                break
+            for row in page:
+                found.append(row)
+                size_bytes += sum(len(part) for part in row if isinstance(part, bytes))
+        self._core.turn.work += len(found)
+        return found
+
+    def _next_page(self, count: int) -> list[Row]:
+        store = self._core.store
+        if self._noted:
+            keys = list(islice(self._noted, count))
+            for noted in keys:
+                del self._noted[noted]
+            return [self._row(table, key, store.get(table, key)) for table, key in keys]
+        while self._range is not None:
+            table, start, end = self._range
+            items = store.scan(table, start, end, count)
+            if len(items) < count:
+                self._range = next(self._unread, None)
+            else:
+                last_key, _ = items[-1]
+                self._range = table, last_key + b"\0", end
+            if items:
+                return [self._row(table, key, value) for key, value in items]
+        return []
+
+    def _row(self, table: Table, key: bytes, value: bytes | None) -> Row:
+        if table is not Table.QUEUE or value is None:
+            return [table, key, value, None]
+        try:
+            message_id = decode_entry(value).message_id
+        except CorruptRecord:
+            return [table, key, value, None]  # the other side sets it aside when it reads it
+        return [table, key, value, self._core.store.get(Table.MESSAGES, message_key(message_id))]

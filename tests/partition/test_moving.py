@@ -1,0 +1,168 @@
+"""A move of an entity to another partition is invisible: it leaves the entity as a restart of its process would."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from moving_driver import ENTITY, FIRST, SECOND, World
+
+from broker.errors import BrokerError, InvalidArgument
+from broker.wire import Outcome
+
+KINDS = ["plain", "sessions", "forwards", "topic"]
+TTLS = st.sampled_from([None, 1000, 20_000])
+AFTER = st.sampled_from([0, 0, 0, 5000, 90_000])
+SMALL = st.integers(0, 9)
+USES = st.one_of(
+    st.tuples(st.just("send"), SMALL, TTLS, AFTER, st.sampled_from("st")),
+    st.tuples(st.just("send"), SMALL, TTLS, AFTER, st.sampled_from("st")),
+    st.tuples(st.just("receive"), st.integers(0, 3), st.integers(1, 3)),
+    st.tuples(st.just("settle"), SMALL, st.sampled_from(list(Outcome))),
+    st.tuples(st.just("receive_deferred"), st.integers(0, 3), st.integers(1, 6)),
+    st.tuples(st.just("set_state"), st.sampled_from("st"), st.sampled_from([b"", b"state", b"another"])),
+    st.tuples(st.just("cancel"), st.integers(1, 6)),
+    st.tuples(st.just("peek"), st.integers(0, 3)),
+    st.tuples(st.just("counts")),
+    st.tuples(st.just("wait"), st.sampled_from([1, 6000, 31_000, 100_000])),
+)
+MANY = st.lists(USES, min_size=3, max_size=15)
+# While rows are read: a use, or a number of rows that are taken.
+READING = st.lists(st.one_of(USES, st.integers(1, 9)), min_size=1, max_size=25)
+
+
+def both(worlds: tuple[World, World], use: tuple[Any, ...]) -> None:
+    seen = [world.use(*use) for world in worlds]
+    assert seen[0] == seen[1], use
+
+
+def move(worlds: tuple[World, World], reading: list[Any]) -> None:
+    """The other world's process restarts where the entity is frozen in this one."""
+    moving, other = worlds
+    moving.begin_move()
+    for step in reading:
+        if isinstance(step, int):
+            moving.rows(step)
+        else:
+            both(worlds, step)
+    moving.freeze()
+    other.pump()
+    other.restart()
+    moving.finish()
+
+
+@settings(max_examples=3000, deadline=None)
+@given(kind=st.sampled_from(KINDS), before=MANY, reading=READING, between=MANY, again=READING, after=MANY)
+def test_nobody_sees_a_move(kind, before, reading, between, again, after):
+    worlds = moving, other = World(kind), World(kind)
+    for use in before:
+        both(worlds, use)
+    move(worlds, reading)
+    for use in between:
+        both(worlds, use)
+    for world in worlds:
+        world.rest()
+    move(worlds, again)
+    for use in after:
+        both(worlds, use)
+    for world in worlds:
+        world.rest()
+        world.check()
+    assert moving.stored(FIRST) == other.stored(FIRST)
+    assert moving.leftovers(SECOND) == []
+
+
+@settings(max_examples=3000, deadline=None)
+@given(
+    kind=st.sampled_from(KINDS),
+    before=MANY,
+    reading=READING,
+    freezes=st.booleans(),
+    dies=st.sampled_from(["-", "5", "6"]),
+    after=MANY,
+)
+def test_a_move_that_is_given_up_leaves_nothing(kind, before, reading, freezes, dies, after):
+    worlds = moving, other = World(kind), World(kind)
+    for use in before:
+        both(worlds, use)
+    moving.begin_move()
+    for step in reading:
+        if isinstance(step, int):
+            moving.rows(step)
+        else:
+            both(worlds, step)
+    if freezes:
+        moving.freeze()
+        other.pump()
+        other.restart()
+    if dies != "-":
+        moving.restart(int(dies))
+        if int(dies) == FIRST:
+            other.restart()
+        if freezes:
+            assert moving.use("peek", 0) == "EntityMoving"
+    moving.keep()
+    for use in after:
+        both(worlds, use)
+    for world in worlds:
+        world.rest()
+        world.check()
+    assert moving.stored(FIRST) == other.stored(FIRST)
+    assert moving.leftovers(SECOND) == []
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    kind=st.sampled_from(KINDS), before=MANY, dies=st.lists(st.sampled_from([FIRST, SECOND]), max_size=3), after=MANY
+)
+def test_processes_may_die_before_and_after_the_decision(kind, before, dies, after):
+    worlds = moving, other = World(kind), World(kind)
+    for use in before:
+        both(worlds, use)
+    moving.begin_move()
+    moving.freeze()
+    other.pump()
+    other.restart()
+    while moving.rows() != (True, 0):
+        pass
+    for partition in dies:
+        moving.restart(partition)
+    for partition in moving.stores:  # as a start does, which writes the home's definitions into all stores
+        moving._define(partition, SECOND)
+        moving.stores[partition].commit()
+        moving.restart(partition)
+    moving.at = SECOND
+    other.restart()
+    for use in after:
+        both(worlds, use)
+    for world in worlds:
+        world.rest()
+        world.check()
+    assert moving.stored(SECOND) == other.stored(FIRST)
+    assert moving.leftovers(FIRST) == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_refuses_uses_where_it_does_not_live(kind):
+    world = World(kind)
+    world.send(1, None, 0, "s")
+    world.at = SECOND
+    for use in (("send", 1, None, 0, "s"), ("receive", 0, 1), ("peek", 0), ("cancel", 1)):
+        assert world.use(*use) == "EntityMoving"
+    assert world.counts() == {}
+
+
+def test_only_the_move_that_has_begun_goes_on():
+    world = World("plain")
+    for name, args in (("rows", (ENTITY, 1, 1)), ("hold", (ENTITY,)), ("freeze", (ENTITY,))):
+        with pytest.raises(InvalidArgument):
+            world.ask(FIRST, name, *args)
+    world.send(1, None, 0, "")
+    world.begin_move()
+    found, _, _ = world.ask(FIRST, "rows", ENTITY, 1 << 20, 100)
+    world.keep()
+    with pytest.raises(InvalidArgument):
+        world.ask(SECOND, "store-rows", found)
+    with pytest.raises(BrokerError):  # what came first is still being deleted, or nothing has come
+        world.ask(FIRST, "arrive", ENTITY)
+    world.check()
