@@ -13,6 +13,7 @@ from tests.end_to_end.health import eventually
 from tests.end_to_end.raw_peer import ACCEPTED, DISPOSITION, TRANSFER, Closed, RawPeer, body_of, message
 from tests.end_to_end.raw_requests import Node
 from tests.end_to_end.test_catalog_at_run_time import NODE, create, receive, send, update
+from tests.end_to_end.test_moving import move
 
 CONFIG = """
 [[queues]]
@@ -91,6 +92,11 @@ def test_a_worker_is_added_while_clients_send(cluster: Cluster) -> None:
         assert update(node, "wide", max_delivery_count=7).body["properties"]["partitions"] == [0, 1, 2, 3]
         created = create(node, "queue", name="wider", enable_partitioning=True)
         assert created.body["properties"]["partitions"] == [0, 1, 2, 3, 4, 5]
+        send(peer, PLAIN, b"before the move")
+        assert move(node, PLAIN, 4).body["properties"]["partitions"] == [4]
+        send(peer, PLAIN, b"since")
+        with RawPeer.connect(cluster.gateways[0].amqp_port) as other:
+            assert receive(other, PLAIN, 2) == [b"before the move", b"since"]
         send(peer, "wider", *(b"%d" % number for number in range(12)))
         assert update(node, "moves", forward_to="wider").status == 200
         send(peer, "moves", *(b"x%d" % number for number in range(12)))

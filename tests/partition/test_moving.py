@@ -51,7 +51,7 @@ def move(worlds: tuple[World, World], reading: list[Any]) -> None:
     moving.finish()
 
 
-@settings(max_examples=3000, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(kind=st.sampled_from(KINDS), before=MANY, reading=READING, between=MANY, again=READING, after=MANY)
 def test_nobody_sees_a_move(kind, before, reading, between, again, after):
     worlds = moving, other = World(kind), World(kind)
@@ -72,7 +72,7 @@ def test_nobody_sees_a_move(kind, before, reading, between, again, after):
     assert moving.leftovers(SECOND) == []
 
 
-@settings(max_examples=3000, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     kind=st.sampled_from(KINDS),
     before=MANY,
