@@ -8,7 +8,7 @@
 #   make model     the model tests, each with many examples       EXAMPLES=20000
 #   make structure  modules by folder, longest functions, circles of imports
 #   make dead-code  unused code; make coverage  code that no test runs    ARGS="tests/partition"
-#   make split     hosts of their own whose links are cut, for 10 minutes; needs root
+#   make split     hosts of their own, cut links, killed processes, a queue that moves, for 10 minutes; needs root
 #   make soak, make fuzz, make power-loss                          ARGS="--help" lists the options
 #   make losing-a-worker  what clients of a partitioned queue notice when a worker is killed
 #   make install   only make .venv, with the command peeklock in it

@@ -172,12 +172,12 @@ class Broker:
 
     def gateway(self) -> psutil.Process:
         """The only gateway; also the process that is both."""
-        [found] = self._running("broker.gateway", "broker.one_process")
+        [found] = self.running_as("broker.gateway", "broker.one_process")
         return found
 
     def worker_processes(self) -> list[psutil.Process]:
         """Workers in the order in which they were started; also the process that is both."""
-        return sorted(self._running("broker.worker", "broker.one_process"), key=lambda process: process.create_time())
+        return sorted(self.running_as("broker.worker", "broker.one_process"), key=lambda process: process.create_time())
 
     def worker(self) -> psutil.Process:
         """The only worker."""
@@ -186,10 +186,10 @@ class Broker:
 
     def checkpointer(self) -> psutil.Process:
         """That of the only worker."""
-        [found] = self._running("storage.log.checkpointer")
+        [found] = self.running_as("storage.log.checkpointer")
         return found
 
-    def _running(self, *modules: str) -> list[psutil.Process]:
+    def running_as(self, *modules: str) -> list[psutil.Process]:
         found = []
         for process in self.processes():
             with contextlib.suppress(psutil.NoSuchProcess):

@@ -1,4 +1,4 @@
-"""Hosts in network namespaces on one network, whose links a test cuts. Needs root, and `ip` of iproute2.
+"""Hosts in network namespaces on one network, whose links a test cuts. Needs root, iproute2 and iptables.
 
 A cut is silent, as when a cable is pulled: nobody gets a reset. The namespaces end with `close`.
 """
@@ -23,8 +23,9 @@ def reason_missing() -> str | None:
     """Why there can be no hosts here; None if there can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
-    if shutil.which("ip") is None:
-        return "network namespaces need ip, of iproute2"
+    for command, package in (("ip", "iproute2"), ("tc", "iproute2"), ("iptables", "iptables")):
+        if shutil.which(command) is None:
+            return f"hosts need {command}, of {package}"
     probe = f"peeklock-probe-{os.getpid()}"
     try:
         _ip("netns", "add", probe)
@@ -38,6 +39,11 @@ def reason_missing() -> str | None:
 
 def _ip(*arguments: str) -> None:
     subprocess.run(["ip", *arguments], check=True, capture_output=True)
+
+
+def _tc(namespace: str, what: str, device: str, *arguments: str) -> None:
+    command = ["ip", "netns", "exec", namespace, "tc", "qdisc", what, "dev", device, *arguments]
+    subprocess.run(command, check=True, capture_output=True)
 
 
 class Host:
@@ -107,6 +113,30 @@ class Network:
             yield
         finally:
             self._in(self._switch, "link", "set", self._port(name), "master", "bridge")
+
+    @contextmanager
+    def slow(self, name: str) -> Iterator[None]:
+        """The host's link carries little meanwhile, in both directions, and that late."""
+        ends = (self.hosts[name].name, "eth"), (self._switch, self._port(name))
+        shape = ("root", "tbf", "rate", "400kbit", "burst", "16kb", "latency", "1s")
+        for namespace, device in ends:
+            _tc(namespace, "add", device, *shape)
+        try:
+            yield
+        finally:
+            for namespace, device in ends:
+                _tc(namespace, "del", device, "root")
+
+    @contextmanager
+    def lossy(self, name: str) -> Iterator[None]:
+        """A fifth of the packets to the host gets lost meanwhile."""
+        rule = ("INPUT", "-i", "eth", "-m", "statistic", "--mode", "random", "--probability", "0.2", "-j", "DROP")
+        inside = self.hosts[name].prefix
+        subprocess.run([*inside, "iptables", "-A", *rule], check=True, capture_output=True)
+        try:
+            yield
+        finally:
+            subprocess.run([*inside, "iptables", "-D", *rule], check=True, capture_output=True)
 
     def close(self) -> None:
         for namespace in self._made:

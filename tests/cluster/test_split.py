@@ -1,4 +1,4 @@
-"""Links between hosts are cut while clients use the namespace. `make split` does it for longer."""
+"""Links are cut, and processes killed, while clients use a namespace on several hosts. `make split` does it for longer."""
 
 from pathlib import Path
 
@@ -10,10 +10,10 @@ from tests.cluster.hosts import reason_missing
 
 
 @pytest.mark.slow
-def test_nothing_accepted_is_lost_and_nothing_settled_comes_back_when_links_are_cut(tmp_path: Path) -> None:
+def test_nothing_accepted_is_lost_and_nothing_settled_comes_back_whatever_happens(tmp_path: Path) -> None:
     if reason := reason_missing():
         pytest.fail(reason) if REQUIRE_DISKS else pytest.skip(reason)
-    summaries = split.run(tmp_path, 25, seed=1)
+    summaries = split.run(tmp_path, 40, seed=3)
     assert set(summaries) == set(split.QUEUES)
     for summary in summaries.values():
         assert split.wrong(summary) == []
