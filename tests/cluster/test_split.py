@@ -1,4 +1,4 @@
-"""Links are cut, and processes killed, while clients use a namespace on several hosts. `make split` does it for longer."""
+"""Links are cut and processes killed while clients use a namespace on several hosts; `make split` for longer."""
 
 from pathlib import Path
 
