@@ -35,9 +35,9 @@ async def move(router: Router, path: str, partition: int) -> dict[str, Any]:
         await moving.prepare()
         frozen_seconds = await moving.finish()
         definition: dict[str, Any] = await router.ask(HOME, CHANGE_CATALOG, 0, ["end-move", token])
-    except BrokerError as error:
+    except Exception as error:
         log.warning("entity not moved", entity=path, partition=partition, error=str(error))
-        with suppress(BrokerError):
+        with suppress(BrokerError):  # the home may have heard already that it cannot go on
             await router.ask(HOME, CHANGE_CATALOG, 0, ["cancel-move", token])
         raise
     log.info(

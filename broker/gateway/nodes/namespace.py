@@ -5,16 +5,19 @@ from collections import defaultdict
 from typing import Any
 
 from broker.catalog.catalog import HOME
-from broker.errors import BrokerError
+from broker.errors import BrokerError, InternalError
 from broker.gateway.conditions import condition_of
 from broker.gateway.moving import move
 from broker.gateway.nodes.entity_counts import counted_queues, entity_counts, summed
 from broker.gateway.nodes.request_links import Answer, RequestLink
 from broker.gateway.nodes.rules import described_rule
 from broker.gateway.router import CHANGE_CATALOG
+from broker.logging import get_logger
 from broker.namespace.entities import Right
 from protocol.nodes import management
 from protocol.nodes.request_message import Request
+
+log = get_logger("gateway")
 
 # The codec of a client takes 65,536 values in one answer.
 MAX_LISTED = 2000
@@ -58,8 +61,14 @@ class NamespaceRequests(RequestLink):
     async def _move(self, request: Request, answer: Answer, path: str, partition: int) -> None:
         try:
             definition = await move(self.connection.gateway.router, path, partition)
-        except BrokerError as error:
-            failure = error
+        except Exception as error:
+            failure = (
+                error
+                if isinstance(error, BrokerError)
+                else InternalError("The service was unable to process the request.")
+            )
+            if failure is not error:
+                log.error("a move has failed by a bug of the broker", entity=path, exc_info=error)
             self.connection.later(0, lambda: self.fail(request, failure, answer))
         else:
             self.connection.later(0, lambda: answer(management.encode_entity(request, definition)))

@@ -27,6 +27,7 @@ _OF_ENTITIES = (
     Table.DUPLICATE_FILTERS,
 )
 PAGE = 64  # rows that are read at once
+NOTED_MAX = 500_000  # keys, some 100 MB
 
 
 class Departure:
@@ -42,6 +43,7 @@ class Departure:
         self._prefixes = dict.fromkeys(_OF_QUEUES, of_queues) | dict.fromkeys(_OF_ENTITIES, of_entities)
         self._of_meta = frozenset(map(forwarded_key, queues))
         self._noted: dict[tuple[Table, bytes], None] = {}  # keys in the order of their changes
+        self.is_overrun = False  # more has changed than can be noted, so the move cannot go on
         self._unread = self._ranges(queues)
         self._range = next(self._unread, None)
 
@@ -58,10 +60,15 @@ class Departure:
 
     def note(self, table: Table, keys: Iterable[bytes]) -> None:
         """These keys were written or deleted; see `Store.noting`."""
+        if self.is_overrun:
+            return
         if table is Table.META:
             self._noted.update(((table, key), None) for key in keys if key in self._of_meta)
         elif (prefixes := self._prefixes.get(table)) is not None:
             self._noted.update(((table, key), None) for key in keys if key[:4] in prefixes)
+            if len(self._noted) > NOTED_MAX:
+                self.is_overrun = True
+                self._noted.clear()
 
     @property
     def noted(self) -> int:

@@ -147,6 +147,8 @@ def _departure(core: Core, token: bytes, entity_id: int) -> Departure:
     departure: Departure | None = core.departing.get(entity_id)
     if departure is None or departure.token != token:
         raise InvalidArgument(ENDED)
+    if departure.is_overrun:
+        raise ServerBusy("The entity changes faster than it can be moved. Please try again when it is used less.")
     return departure
 
 
