@@ -11,7 +11,8 @@ process serves, or why it never can.
         fail(str(error))
     announce_ready(amqp_port=port)
 
-After that a process with a worker writes an empty line about each second, as long as it makes turns (`Pulse`).
+A process writes an empty line about each second, too, as long as it makes turns (`Pulse`): a worker when it serves, a
+gateway from the start of its event loop on.
 
 A child must not outlive its supervisor, because the next supervisor needs the ports and the stores. So the kernel kills
 the child when its supervisor dies.

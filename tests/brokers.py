@@ -175,6 +175,10 @@ class Broker:
         [found] = self._running("broker.gateway", "broker.one_process")
         return found
 
+    def gateways(self) -> list[psutil.Process]:
+        """All gateways, in the order in which they were started."""
+        return sorted(self._running("broker.gateway"), key=lambda process: process.create_time())
+
     def worker_processes(self) -> list[psutil.Process]:
         """Workers in the order in which they were started; also the process that is both."""
         return sorted(self._running("broker.worker", "broker.one_process"), key=lambda process: process.create_time())

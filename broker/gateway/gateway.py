@@ -2,7 +2,6 @@
 
 import asyncio
 import itertools
-import signal
 import ssl
 import time
 import uuid
@@ -20,6 +19,7 @@ from broker.gateway.descriptors import RepeatedWarning, allowed_connections
 from broker.gateway.message_ids import MessageIds
 from broker.gateway.namespace import Entity, Namespace
 from broker.gateway.router import Router, WorkerConnection
+from broker.gateway.running import keep_beating, serve_beside, set_at_sigterm
 from broker.gateway.worker_socket import SocketConnection
 from broker.gateway.worker_tcp import connections
 from broker.http.ops import OpsServer, start_ops
@@ -53,13 +53,18 @@ class Gateway:
         self,
         instructions: Instructions,
         connection: Callable[[str, Router], WorkerConnection] | None = None,
+        beat: Callable[[], None] = lambda: None,
     ) -> None:
-        """`connection` makes the connection to a worker; see `Router`. Raises ConfigurationError."""
+        """`connection` makes the connection to a worker; see `Router`. `beat` is a sign of life to the supervisor.
+
+        Raises ConfigurationError.
+        """
         self.settings: Settings = instructions.settings
         self.metrics = GatewayMetrics()
         self.keyring = Keyring() if instructions.is_observer else Keyring.of(self.settings)
         self.namespace = Namespace(self.settings.namespace)
         self._number = instructions.gateway or 0
+        self._beat = beat
         self._has_worker = instructions.worker is not None
         self._is_observer = instructions.is_observer
         self._partitions = instructions.partitions if self._is_observer else range(self.settings.partitions)
@@ -92,25 +97,14 @@ class Gateway:
         self._serves = False  # all workers were there, and clients are taken
         self._listeners: list[Listener] = []
         self._ops: OpsServer | None = None
-        self._tasks: list[asyncio.Task[None]] = []
         self._stopping = asyncio.Event()
         self._left = asyncio.Event()
 
     async def run(self) -> None:
         """Serve until SIGTERM. Raises ConfigurationError if an address or certificate cannot be used."""
-        loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGTERM, self._stopping.set)
-        loop.add_signal_handler(signal.SIGINT, lambda: None)  # the supervisor decides
-        self._tasks += [loop.create_task(worker.keep_connected()) for worker in self.router.workers]
-        self._tasks.append(loop.create_task(self._tick()))
-        serving = loop.create_task(self._run())
-        # The other tasks end only if the gateway itself has failed; then the supervisor starts another.
-        ended, _ = await asyncio.wait((serving, *self._tasks), return_when=asyncio.FIRST_COMPLETED)
-        if serving in ended:
-            serving.result()
-            return  # the other tasks were cancelled by `_stop`
-        for task in ended:
-            task.result()
+        set_at_sigterm(self._stopping)
+        workers = [worker.keep_connected() for worker in self.router.workers]
+        await serve_beside(self._run(), [keep_beating(self._beat), self._tick(), *workers])
 
     async def _run(self) -> None:
         ports = await self._start_ops()
@@ -177,8 +171,6 @@ class Gateway:
             log.warning("clients did not close in time; ending without them", connections=len(self.connections))
         if self._ops is not None:
             await self._ops.close()
-        for task in self._tasks:
-            task.cancel()
 
     async def _tick(self) -> None:
         while True:

@@ -441,6 +441,13 @@ class Settings(Frozen):
         le=60 * MINUTE_MS,
         description="A worker that makes no turn for this long is killed and restarted; its locks are lost.",
     )
+    gateway_stall_timeout_ms: int = Field(
+        30 * SECOND_MS,
+        ge=3 * SECOND_MS,
+        le=60 * MINUTE_MS,
+        description="A gateway whose event loop makes no round for this long is killed and restarted; its connections "
+        "end. A gateway that has the partitions in its process is a worker here.",
+    )
     amqp: Amqp = Field(Amqp(), description="The AMQP listener and the limits of its connections.")
     ops: Ops = Field(Ops(), description="The HTTP endpoint for operators: metrics and health.")
     store: Stores = Field(Stores(), description="The partitions' stores on disk.")

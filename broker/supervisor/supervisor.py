@@ -97,8 +97,7 @@ def _run_gateways(settings: Settings) -> int:
 
 
 def _processes(settings: Settings, roles: list[list[Role]], directory: Path) -> Processes:
-    stop_seconds, stall_seconds = settings.shutdown_timeout_ms / 1000, settings.worker_stall_timeout_ms / 1000
-    return Processes(roles, directory, stop_seconds, stall_seconds)
+    return Processes(roles, directory, settings.shutdown_timeout_ms / 1000)
 
 
 def _with_absolute_paths(settings: Settings) -> Settings:
@@ -177,7 +176,8 @@ def _roles(settings: Settings, parkings: list[Parking]) -> list[list[Role]]:
     sockets = tuple(f"{RUN}/worker-{worker}.sock" for worker in range(workers))
     if settings.is_one_process:
         both = _instructions(settings, sockets, 0, 0, settings.partitions_here, parkings[0])
-        return [[Role("gateway", "broker.one_process", both, has_pulse=True, crashed=parkings[0].crashed)]]
+        stall_seconds = settings.worker_stall_timeout_ms / 1000
+        return [[Role("gateway", "broker.one_process", both, stall_seconds, parkings[0].crashed)]]
     partitions = [tuple(range(worker, settings.partitions, workers)) for worker in range(workers)]
     return [
         _gateway_roles(settings, sockets),
@@ -190,7 +190,7 @@ def _roles_of_worker(settings: Settings, parking: Parking) -> list[list[Role]]:
     sockets, partitions = settings.cluster.workers, settings.partitions_here
     observes = _instructions(settings, sockets, 0, None, partitions, is_observer=True)
     return [
-        [Role("observer", "broker.gateway", observes)],
+        [Role("observer", "broker.gateway", observes, settings.gateway_stall_timeout_ms / 1000)],
         [_worker_role(settings, sockets, 0, partitions, parking)],
     ]
 
@@ -201,6 +201,7 @@ def _gateway_roles(settings: Settings, sockets: tuple[str, ...] = ()) -> list[Ro
             "gateway" if number == 0 else f"gateway-{number}",
             "broker.gateway",
             _instructions(settings, sockets or settings.cluster.workers, number, None),
+            settings.gateway_stall_timeout_ms / 1000,
         )
         for number in range(settings.gateways)
     ]
@@ -210,7 +211,8 @@ def _worker_role(
     settings: Settings, sockets: tuple[str, ...], number: int, partitions: tuple[int, ...], parking: Parking
 ) -> Role:
     instructions = _instructions(settings, sockets, None, number, partitions, parking)
-    return Role(f"worker-{number}", "broker.worker", instructions, has_pulse=True, crashed=parking.crashed)
+    stall_seconds = settings.worker_stall_timeout_ms / 1000
+    return Role(f"worker-{number}", "broker.worker", instructions, stall_seconds, parking.crashed)
 
 
 def _instructions(
