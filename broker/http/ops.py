@@ -10,18 +10,17 @@ reaches the port may read, so it listens on loopback by default.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from aiohttp import web
 
-from broker.errors import PartitionParked
+from broker.http.readiness import Readiness, ReadinessSource
 from broker.listening import Listener, listen
 from broker.logging import get_logger
 from broker.metrics import Scene
 from broker.settings.config import ConfigurationError
 
-PROBE_SECONDS = 5.0  # for one partition; with a slower disk the partition is not ready
 # Connections open at once. A new one replaces the oldest, so that nobody can block others.
 MAX_CONNECTIONS = 100
 BACKLOG = 100
@@ -38,7 +37,7 @@ _HEALTH = {  # what the Service Bus emulator answers
 log = get_logger()
 
 
-class OpsSource(Protocol):
+class OpsSource(ReadinessSource, Protocol):
     """The process that the endpoint runs in, as the endpoint uses it."""
 
     @property
@@ -46,12 +45,6 @@ class OpsSource(Protocol):
 
     @property
     def partitions(self) -> Sequence[int]: ...
-
-    def unready(self) -> str | None:
-        """The reason why this process takes no work now (it is starting or stopping), or None."""
-
-    async def probe(self, partition: int) -> None:
-        """Write, commit and read on the partition. Raises the error if that fails."""
 
     def ops_connection_dropped(self) -> None:
         """Count a connection that was replaced by a newer one."""
@@ -122,8 +115,8 @@ def _make_room(server: web.Server, source: OpsSource) -> None:
             source.ops_connection_dropped()
 
 
-def create_ops_app(source: OpsSource, probe_seconds: float = PROBE_SECONDS) -> web.Application:
-    readiness = _Readiness(source, probe_seconds)
+def create_ops_app(source: OpsSource) -> web.Application:
+    readiness = Readiness(source)
 
     async def livez(_: web.Request) -> web.Response:
         return _json({"status": "live", "version": source.version})
@@ -164,45 +157,6 @@ async def _metrics_text(source: OpsSource) -> tuple[str, bytes]:
         text += family
         await asyncio.sleep(0)
     return CONTENT_TYPE, bytes(text)
-
-
-class _Readiness:
-    """Probes all partitions. Requests at the same time share one probe, so they do not add fsyncs."""
-
-    def __init__(self, source: OpsSource, probe_seconds: float) -> None:
-        self._source = source
-        self._probe_seconds = probe_seconds
-        self._probing: asyncio.Task[dict[int, Exception]] | None = None
-
-    async def check(self) -> tuple[str | None, Mapping[int, str]]:
-        """The reason why the broker is not ready, or None; and the problems by partition.
-
-        A broker with parked partitions is ready: it serves the others, and a restart would not help.
-        """
-        reason = self._source.unready()
-        if reason is not None:
-            return reason, {}
-        if self._probing is None or self._probing.done():
-            self._probing = asyncio.create_task(self._probe_all())
-        faults = await asyncio.shield(self._probing)  # a client that disconnects must not cancel it for the others
-        failing = [partition for partition, fault in faults.items() if not isinstance(fault, PartitionParked)]
-        texts = {partition: str(fault) or type(fault).__name__ for partition, fault in faults.items()}
-        return "partitions that fail: " + ", ".join(map(str, failing)) if failing else None, texts
-
-    async def _probe_all(self) -> dict[int, Exception]:
-        partitions = self._source.partitions
-        faults = await asyncio.gather(*map(self._probe, partitions))
-        return {partition: fault for partition, fault in zip(partitions, faults, strict=True) if fault is not None}
-
-    async def _probe(self, partition: int) -> Exception | None:
-        try:
-            async with asyncio.timeout(self._probe_seconds):
-                await self._source.probe(partition)
-        except TimeoutError:
-            return TimeoutError(f"no answer within {self._probe_seconds:g} s")
-        except Exception as error:  # whatever the error is, this partition does not serve
-            return error
-        return None
 
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
