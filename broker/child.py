@@ -33,6 +33,11 @@ PERMANENT_FAULT = 78  # EX_CONFIG of sysexits.h: another start without a change 
 DAMAGED_STORE = 65  # EX_DATAERR: the content of a store makes no sense
 
 
+def gateway_process(number: int) -> str:
+    """The name of a gateway in logs and metrics: most brokers have only one."""
+    return "gateway" if number == 0 else f"gateway-{number}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instructions:
     """The instructions for one child.

@@ -7,17 +7,15 @@ import time
 import uuid
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
-from broker import __version__
 from broker.catalog.catalog import Definition
 from broker.child import Instructions, announce_ready
-from broker.errors import ServerBusy
 from broker.gateway.connection import ClientConnection
 from broker.gateway.descriptors import RepeatedWarning, allowed_connections
 from broker.gateway.message_ids import MessageIds
 from broker.gateway.namespace import Entity, Namespace
+from broker.gateway.operations import Operations
 from broker.gateway.router import Router, WorkerConnection
 from broker.gateway.running import keep_beating, serve_beside, set_at_sigterm
 from broker.gateway.worker_socket import SocketConnection
@@ -26,18 +24,14 @@ from broker.http.ops import OpsServer, start_ops
 from broker.keys import Keyring
 from broker.listening import Listener, listen
 from broker.logging import get_logger
-from broker.metrics import GatewayMetrics, Scene
+from broker.metrics import GatewayMetrics
 from broker.settings.config import Amqp, ConfigurationError, Settings
-from broker.starting import phase_file, phase_of
-from protocol.addresses import Part
 from protocol.engine.unfinished import Pool
 
 log = get_logger("gateway")
 
 TICK_SECONDS = 0.25
 BACKLOG = 4096
-# A worker that does not answer a scrape within this time is left out.
-SCRAPE_SECONDS = 2.0
 DETACH_SECONDS = 1.0
 OTHERS_SECONDS = 5.0  # a gateway waits so long for further workers when it has the catalog
 
@@ -45,8 +39,7 @@ OTHERS_SECONDS = 5.0  # a gateway waits so long for further workers when it has 
 class Gateway:
     """Everything that connections share.
 
-    Also what takes them from the listeners (`broker.listening.Reception`), and the operations endpoint's source
-    (`broker.http.ops.OpsSource`).
+    Also what takes them from the listeners (`broker.listening.Reception`).
     """
 
     def __init__(
@@ -65,9 +58,8 @@ class Gateway:
         self.namespace = Namespace(self.settings.namespace)
         self._number = instructions.gateway or 0
         self._beat = beat
-        self._has_worker = instructions.worker is not None
         self._is_observer = instructions.is_observer
-        self._partitions = instructions.partitions if self._is_observer else range(self.settings.partitions)
+        self._instructions = instructions
         cluster = self.settings.cluster
         self._is_cluster = bool(cluster.workers)
         if connection is None:
@@ -131,7 +123,15 @@ class Gateway:
             return {}
         # Each gateway counts its own connections, so each has its own endpoint, on the ports after the first.
         port = self.settings.ops.port and self.settings.ops.port + self._number
-        self._ops = await start_ops(self, self.settings.ops.host, port)
+        operations = Operations(
+            self._instructions,
+            self.router,
+            self.namespace,
+            unready=self.unready,
+            gateways={} if self._is_observer else {self._number: self.snapshot},
+            shows_workers=not self._number and (not self._is_cluster or self._is_observer),
+        )
+        self._ops = await start_ops(operations, self.settings.ops.host, port)
         return {"ops_port": self._ops.port}
 
     async def _listen(self) -> dict[str, int]:
@@ -247,64 +247,19 @@ class Gateway:
         self.metrics.accept_failures += 1
         self._failures.happened(error.strerror or str(error))
 
-    # -- broker.http.ops.OpsSource
-
-    @property
-    def version(self) -> str:
-        return __version__
-
-    @property
-    def partitions(self) -> Sequence[int]:
-        return self._partitions
+    # -- for the operations endpoint
 
     def unready(self) -> str | None:
+        """The reason why this gateway takes no clients now, or None."""
         if self._stopping.is_set():
             return "the broker is shutting down"
         if self._serves or self._is_observer:
             return None
         return f"waiting for the workers: {self.router.missing() or 'for the catalog'}"
 
-    def ops_connection_dropped(self) -> None:
-        self.metrics.ops_connections_dropped += 1
-
-    async def probe(self, partition: int) -> None:
-        try:
-            await self.router.ask(partition, "probe")
-        except ServerBusy:
-            if self._is_cluster and not self._is_observer:
-                raise
-            worker = 0 if self._is_cluster else partition % len(self.router.workers)
-            phase = phase_of(Path(phase_file(worker)))
-            if phase is None:
-                raise
-            raise ServerBusy(phase) from None
-
-    async def scene(self) -> Scene:
+    async def snapshot(self) -> dict[str, Any]:
         self.metrics.tls_handshakes = len(self._arriving)
-        if self._number or (self._is_cluster and not self._is_observer):  # somebody else's page shows the workers
-            return Scene(
-                gateway=self.metrics, workers={}, counts=[], entities=self.namespace.names(), version=__version__
-            )
-        counts = await asyncio.gather(*(self._scrape(partition, "counts") for partition in self.partitions))
-        asked = self.partitions[:1] if self._is_cluster else range(len(self.router.workers))  # one for each worker
-        workers = await asyncio.gather(*(self._scrape(partition, "metrics") for partition in asked))
-        return Scene(
-            gateway=self.metrics,
-            workers=dict(enumerate(workers)),
-            counts=[each for each in counts if each is not None],
-            entities=self.namespace.names(),
-            version=__version__,
-            forwarding={entity.entity_id for entity in self.namespace if entity.forward_to(Part.MAIN)},
-            is_one_process=self._has_worker,
-        )
-
-    async def _scrape(self, partition: int, name: str) -> Any:
-        try:
-            async with asyncio.timeout(SCRAPE_SECONDS):
-                return await self.router.ask(partition, name)
-        except Exception as error:
-            log.warning("partition did not answer a request for metrics", partition=partition, error=str(error))
-            return None
+        return self.metrics.snapshot(self._instructions.restarts)
 
 
 def _entity(document: dict[str, Any]) -> Entity:

@@ -46,14 +46,14 @@ class OpsSource(ReadinessSource, Protocol):
     @property
     def partitions(self) -> Sequence[int]: ...
 
-    def ops_connection_dropped(self) -> None:
+    def connection_dropped(self) -> None:
         """Count a connection that was replaced by a newer one."""
 
     def accept_failed(self, error: OSError) -> None:
         """Count a new connection that could not be accepted (`broker.listening.Reception`)."""
 
     async def scene(self) -> Scene:
-        """All counters. A worker that does not answer within a short time is left out."""
+        """All counters. A process that does not answer within a short time is left out."""
 
 
 class OpsServer:
@@ -112,7 +112,7 @@ def _make_room(server: web.Server, source: OpsSource) -> None:
     for handler in server.connections[:-MAX_CONNECTIONS]:
         if handler.transport is not None:
             handler.transport.abort()
-            source.ops_connection_dropped()
+            source.connection_dropped()
 
 
 def create_ops_app(source: OpsSource) -> web.Application:

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, NoReturn
 
 from broker import __version__
-from broker.child import PERMANENT_FAULT, Instructions
+from broker.child import PERMANENT_FAULT, Instructions, gateway_process
 from broker.keys import EMULATOR_KEY, ROOT_KEY_NAME, connection_string, makes_root_key, with_root_key
 from broker.logging import configure_logging, get_logger
 from broker.settings.config import ConfigurationError, Settings
@@ -198,7 +198,7 @@ def _roles_of_worker(settings: Settings, parking: Parking) -> list[list[Role]]:
 def _gateway_roles(settings: Settings, sockets: tuple[str, ...] = ()) -> list[Role]:
     return [
         Role(
-            "gateway" if number == 0 else f"gateway-{number}",
+            gateway_process(number),
             "broker.gateway",
             _instructions(settings, sockets or settings.cluster.workers, number, None),
             settings.gateway_stall_timeout_ms / 1000,

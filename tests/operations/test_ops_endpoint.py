@@ -9,7 +9,7 @@ import pytest
 
 from broker.errors import ServerBusy
 from broker.http.ops import start_ops
-from broker.metrics import GatewayMetrics, Scene
+from broker.metrics import EndpointMetrics, GatewayMetrics, Scene
 from broker.settings.config import ConfigurationError
 
 
@@ -27,7 +27,7 @@ class Source:
         self.seconds = 0.0  # that a probe takes
         self.probes = []
 
-    def ops_connection_dropped(self):
+    def connection_dropped(self):
         pass
 
     def accept_failed(self, error):
@@ -47,7 +47,7 @@ class Source:
     async def scene(self):
         gateway = GatewayMetrics()
         gateway.connections_opened = 3
-        return Scene(gateway, {}, (), {}, self.version)
+        return Scene({0: gateway.snapshot(0)}, {}, (), {}, self.version, EndpointMetrics())
 
 
 @asynccontextmanager
@@ -243,7 +243,7 @@ def test_metrics():
     status, text, headers = ask(Source(), "/metrics")
     assert status == 200
     assert headers["Content-Type"].startswith("text/plain")
-    assert "peeklock_connections_opened_total 3.0\n" in text
+    assert 'peeklock_connections_opened_total{gateway="0"} 3.0\n' in text
 
 
 def test_unknown_path():
