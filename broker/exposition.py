@@ -296,6 +296,8 @@ def _processes(scene: Scene) -> Iterator[Metric]:
     )
     cpu = CounterMetricFamily("peeklock_process_cpu_seconds", "CPU time a process has used.", labels=["process"])
     usage = [(gateway_process(int(number)), snapshot) for number, snapshot in _present(scene.gateways)]
+    if scene.observer is not None:
+        usage.append(("observer", scene.observer))
     for worker, snapshot in _present(scene.workers):
         if not scene.is_one_process:
             usage.append((f"worker-{worker}", snapshot))

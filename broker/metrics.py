@@ -238,7 +238,7 @@ class Scene(NamedTuple):
     `gateways` and `workers` have each one's snapshot, None for one that did not answer. `counts` are the partitions'
     answers to the request `counts`: queue id -> [available, deferred, scheduled, bytes, locked]. `entities` are the
     names by entity id, and `forwarding` are the ids of the entities that forward their messages. `is_one_process`: the
-    worker is in the gateway's process.
+    worker is in the gateway's process. `observer` is the usage of the process that shows this, if it is no gateway.
     """
 
     gateways: Mapping[int, Mapping[str, Any] | None]
@@ -249,6 +249,7 @@ class Scene(NamedTuple):
     endpoint: EndpointMetrics
     forwarding: Container[int] = ()
     is_one_process: bool = False
+    observer: Mapping[str, Any] | None = None
 
 
 def usage_of(pid: int) -> dict[str, float] | None:

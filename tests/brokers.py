@@ -179,6 +179,11 @@ class Broker:
         """All gateways, in the order in which they were started."""
         return sorted(self._running("broker.gateway"), key=lambda process: process.create_time())
 
+    def observer(self) -> psutil.Process:
+        """The process with the operations endpoint, where no gateway has it."""
+        [found] = self._running("broker.observer")
+        return found
+
     def worker_processes(self) -> list[psutil.Process]:
         """Workers in the order in which they were started; also the process that is both."""
         return sorted(self._running("broker.worker", "broker.one_process"), key=lambda process: process.create_time())

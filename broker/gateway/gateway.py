@@ -7,18 +7,18 @@ import time
 import uuid
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
-from broker.catalog.catalog import Definition
 from broker.child import Instructions, announce_ready
 from broker.gateway.connection import ClientConnection
 from broker.gateway.descriptors import RepeatedWarning, allowed_connections
 from broker.gateway.message_ids import MessageIds
 from broker.gateway.namespace import Entity, Namespace
 from broker.gateway.operations import Operations
+from broker.gateway.reports import report_at
 from broker.gateway.router import Router, WorkerConnection
 from broker.gateway.running import keep_beating, serve_beside, set_at_sigterm
-from broker.gateway.worker_socket import SocketConnection
 from broker.gateway.worker_tcp import connections
 from broker.http.ops import OpsServer, start_ops
 from broker.keys import Keyring
@@ -39,7 +39,8 @@ OTHERS_SECONDS = 5.0  # a gateway waits so long for further workers when it has 
 class Gateway:
     """Everything that connections share.
 
-    Also what takes them from the listeners (`broker.listening.Reception`).
+    Also what takes them from the listeners (`broker.listening.Reception`), and what the observer asks
+    (`broker.gateway.reports.Reporter`).
     """
 
     def __init__(
@@ -54,24 +55,21 @@ class Gateway:
         """
         self.settings: Settings = instructions.settings
         self.metrics = GatewayMetrics()
-        self.keyring = Keyring() if instructions.is_observer else Keyring.of(self.settings)
+        self.keyring = Keyring.of(self.settings)
         self.namespace = Namespace(self.settings.namespace)
-        self._number = instructions.gateway or 0
-        self._beat = beat
-        self._is_observer = instructions.is_observer
+        assert instructions.gateway is not None
+        self._number = instructions.gateway
         self._instructions = instructions
-        cluster = self.settings.cluster
-        self._is_cluster = bool(cluster.workers)
-        if connection is None:
-            connection = connections(cluster) if self._is_cluster else SocketConnection
+        self._beat = beat
+        self._is_cluster = bool(self.settings.cluster.workers)
         self.container_id = f"{uuid.uuid4().hex}_G{self._number}"
         self.router = Router(
             instructions.sockets,
             self.settings.partitions,
             self.metrics,
             self._on_catalog,
-            busy_seconds=self.settings.worker_stall_timeout_ms / 3000,  # a third: busy first, then replaced
-            connection=connection,
+            busy_seconds=self.settings.busy_seconds,
+            connection=connection or connections(self.settings.cluster),
         )
         self.new_message_id = MessageIds()
         self.sender_turns: Iterator[int] = itertools.count()
@@ -88,6 +86,7 @@ class Gateway:
         self._catalog_known = asyncio.Event()
         self._serves = False  # all workers were there, and clients are taken
         self._listeners: list[Listener] = []
+        self._reports: Listener | None = None
         self._ops: OpsServer | None = None
         self._stopping = asyncio.Event()
         self._left = asyncio.Event()
@@ -99,14 +98,11 @@ class Gateway:
         await serve_beside(self._run(), [keep_beating(self._beat), self._tick(), *workers])
 
     async def _run(self) -> None:
-        ports = await self._start_ops()
-        if self._is_observer:
-            announce_ready(**ports)
-        else:
-            await self._catalog_known.wait()
-            await self._wait_for_workers()
-            self._serves = True
-            announce_ready(**ports, **await self._listen())
+        ports = await self._start_operations()
+        await self._catalog_known.wait()
+        await self._wait_for_workers()
+        self._serves = True
+        announce_ready(**ports, **await self._listen())
         await self._stopping.wait()
         await self._stop()
 
@@ -117,22 +113,32 @@ class Gateway:
                 for worker in self.router.workers:
                     await worker.connected.wait()
 
-    async def _start_ops(self) -> dict[str, int]:
+    async def _start_operations(self) -> dict[str, int]:
         """Before anything else, so that it says what this process waits for."""
+        if sockets := self._instructions.gateway_sockets:
+            self._reports = self._report_at(sockets[self._number])
+            return {}
         if self.settings.ops.port is None:
             return {}
-        # Each gateway counts its own connections, so each has its own endpoint, on the ports after the first.
-        port = self.settings.ops.port and self.settings.ops.port + self._number
+
+        async def counters() -> dict[str, Any]:
+            return self.snapshot()
+
         operations = Operations(
             self._instructions,
             self.router,
             self.namespace,
             unready=self.unready,
-            gateways={} if self._is_observer else {self._number: self.snapshot},
-            shows_workers=not self._number and (not self._is_cluster or self._is_observer),
+            counters={self._number: counters},
         )
-        self._ops = await start_ops(operations, self.settings.ops.host, port)
+        self._ops = await start_ops(operations, self.settings.ops.host, self.settings.ops.port)
         return {"ops_port": self._ops.port}
+
+    def _report_at(self, path: str) -> Listener:
+        try:
+            return report_at(path, self)
+        except OSError as error:
+            raise ConfigurationError(f"{Path(path).absolute()} cannot be made: {error.strerror or error}") from error
 
     async def _listen(self) -> dict[str, int]:
         amqp = self.settings.amqp
@@ -169,6 +175,8 @@ class Gateway:
                     await self._left.wait()
         except TimeoutError:
             log.warning("clients did not close in time; ending without them", connections=len(self.connections))
+        if self._reports is not None:
+            self._reports.close()
         if self._ops is not None:
             await self._ops.close()
 
@@ -182,14 +190,14 @@ class Gateway:
                     connection.tick(now_ms)
 
     def _on_catalog(self, documents: Sequence[dict[str, Any]]) -> None:
-        entities = [_entity(document) for document in documents]
+        entities = [Entity.of(document) for document in documents]
         removed = self.namespace.replace(entities)
         self.keyring.set_entities(each.description for each in entities)
         self._catalog_known.set()
         self._forget(frozenset(removed))
 
     def _on_changed(self, documents: Sequence[dict[str, Any]]) -> None:
-        for entity in map(_entity, documents):
+        for entity in map(Entity.of, documents):
             self.namespace.put(entity)
             self.keyring.set_entity(entity.description)
 
@@ -253,18 +261,13 @@ class Gateway:
         """The reason why this gateway takes no clients now, or None."""
         if self._stopping.is_set():
             return "the broker is shutting down"
-        if self._serves or self._is_observer:
+        if self._serves:
             return None
         return f"waiting for the workers: {self.router.missing() or 'for the catalog'}"
 
-    async def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> dict[str, Any]:
         self.metrics.tls_handshakes = len(self._arriving)
         return self.metrics.snapshot(self._instructions.restarts)
-
-
-def _entity(document: dict[str, Any]) -> Entity:
-    definition = Definition.from_document(document)
-    return Entity(definition.entity_id, definition.description, definition.partitions)
 
 
 def tls_context(amqp: Amqp) -> ssl.SSLContext:

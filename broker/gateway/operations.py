@@ -12,7 +12,7 @@ from broker.gateway.descriptors import RepeatedWarning
 from broker.gateway.namespace import Namespace
 from broker.gateway.router import Router
 from broker.logging import get_logger
-from broker.metrics import EndpointMetrics, Scene
+from broker.metrics import EndpointMetrics, Scene, process_usage
 from broker.starting import phase_file, phase_of
 from protocol.addresses import Part
 
@@ -25,8 +25,8 @@ log = get_logger("gateway")
 class Operations:
     """The endpoint's source (`broker.http.ops.OpsSource`).
 
-    `unready` tells why this process takes no work, and `gateways` has for each number how to get that gateway's
-    counters (`GatewayMetrics.snapshot`). `shows_workers`: metrics of workers and partitions are shown here.
+    `unready` tells why this process takes no work. For each gateway, `counters` has what gives its counters
+    (`GatewayMetrics.snapshot`). `probes` raise if it takes no clients; this process itself needs none.
     """
 
     def __init__(
@@ -36,17 +36,21 @@ class Operations:
         namespace: Namespace,
         *,
         unready: Callable[[], str | None],
-        gateways: Mapping[int, Callable[[], Awaitable[Mapping[str, Any]]]],
-        shows_workers: bool,
+        counters: Mapping[int, Callable[[], Awaitable[Mapping[str, Any]]]],
+        probes: Mapping[int, Callable[[], Awaitable[None]]] | None = None,
     ) -> None:
         self.version = __version__
         self.unready = unready
         self.partitions: Sequence[int] = instructions.partitions or range(instructions.settings.partitions)
         self._router = router
         self._namespace = namespace
-        self._gateways = gateways
-        self._shows_workers = shows_workers
+        self._counters = counters
+        self._probes = probes or {}
+        self.gateways: Sequence[int] = tuple(self._probes)
         self._is_cluster = bool(instructions.settings.cluster.workers)
+        # Workers on other machines have endpoints of their own.
+        self._shows_workers = not self._is_cluster or bool(instructions.partitions)
+        self._is_observer = instructions.gateway is None
         self._is_one_process = instructions.worker is not None
         self._metrics = EndpointMetrics()
         self._failures = RepeatedWarning("no connection can be accepted")
@@ -70,13 +74,16 @@ class Operations:
                 raise
             raise ServerBusy(phase) from None
 
+    async def probe_gateway(self, number: int) -> None:
+        await self._probes[number]()
+
     async def scene(self) -> Scene:
         workers: Sequence[int] = ()
         if self._shows_workers:  # one partition of each worker
             workers = self.partitions[:1] if self._is_cluster else range(len(self._router.workers))
         counted = self.partitions if self._shows_workers else ()
         gateways, snapshots, counts = await asyncio.gather(
-            _all({number: ask() for number, ask in self._gateways.items()}, "gateway"),
+            _all({number: ask() for number, ask in self._counters.items()}, "gateway"),
             _all({partition: self._router.ask(partition, "metrics") for partition in workers}, "partition"),
             _all({partition: self._router.ask(partition, "counts") for partition in counted}, "partition"),
         )
@@ -89,6 +96,7 @@ class Operations:
             endpoint=self._metrics,
             forwarding={entity.entity_id for entity in self._namespace if entity.forward_to(Part.MAIN)},
             is_one_process=self._is_one_process,
+            observer=process_usage() if self._is_observer else None,
         )
 
 

@@ -1,7 +1,8 @@
 """The operations endpoint: metrics for Prometheus, and health for orchestrators and load balancers.
 
     GET /livez    200 while the event loop runs
-    GET /readyz   200 after a real write and read on every partition, else 503 and which partition fails and why
+    GET /readyz   200 after a real write and read on every partition, if all gateways take clients; else 503 and which
+                  partition or gateway fails and why
     GET /health   the same, in the form of the Service Bus emulator's answer
     GET /metrics  Prometheus's text format
 
@@ -10,7 +11,7 @@ reaches the port may read, so it listens on loopback by default.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
 from aiohttp import web
@@ -122,16 +123,16 @@ def create_ops_app(source: OpsSource) -> web.Application:
         return _json({"status": "live", "version": source.version})
 
     async def readyz(_: web.Request) -> web.Response:
-        reason, faults = await readiness.check()
+        reason, faults, gateways = await readiness.check()
         if reason is None:
-            parked = {"parked": {str(p): text for p, text in faults.items()}} if faults else {}
+            parked = {"parked": _named(faults)} if faults else {}
             return _json({"status": "ready", "partitions": len(source.partitions), **parked})
-        body = {"status": "not ready", "reason": reason, "partitions": {str(p): text for p, text in faults.items()}}
-        return _json(body, status=503)
+        body = {"status": "not ready", "reason": reason, "partitions": _named(faults)}
+        return _json(body | ({"gateways": _named(gateways)} if gateways else {}), status=503)
 
     async def health(_: web.Request) -> web.Response:
-        reason, _faults = await readiness.check()
-        return _json(_HEALTH[reason is None], status=200 if reason is None else 503)
+        is_ready = (await readiness.check()).reason is None
+        return _json(_HEALTH[is_ready], status=200 if is_ready else 503)
 
     async def metrics(_: web.Request) -> web.Response:
         try:
@@ -176,6 +177,10 @@ async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamR
     except Exception:
         log.exception("operations request failed", path=request.path)
         return _json({"error": "internal error, see the log"}, status=500)
+
+
+def _named(faults: Mapping[int, str]) -> dict[str, str]:
+    return {str(number): text for number, text in faults.items()}
 
 
 def _json(body: object, status: int = 200, **headers: str) -> web.Response:

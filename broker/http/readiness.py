@@ -1,4 +1,4 @@
-"""Whether the broker is ready: every partition is probed when somebody asks, and the answer is there within a second.
+"""Whether the broker is ready: partitions and gateways are probed when somebody asks, who is answered within a second.
 
 Whoever asks begins a probe where none is under way, and waits for all of them, but not for long. A probe that takes
 longer goes on, so that later answers tell how long it has been under way, and a worker that hangs does not get another
@@ -12,7 +12,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from broker.errors import PartitionParked
 
@@ -26,11 +26,18 @@ class ReadinessSource(Protocol):
     @property
     def partitions(self) -> Iterable[int]: ...
 
+    @property
+    def gateways(self) -> Iterable[int]:
+        """Gateways that are processes beside this one."""
+
     def unready(self) -> str | None:
         """The reason why this process takes no work now (it is starting or stopping), or None."""
 
     async def probe(self, partition: int) -> None:
         """Write, commit and read on the partition. Raises the error if that fails."""
+
+    async def probe_gateway(self, number: int) -> None:
+        """Ask the gateway. Raises an error that says why it takes no clients."""
 
 
 class Probe:
@@ -78,27 +85,49 @@ class Probe:
             self._asking = None
 
 
+class Verdict(NamedTuple):
+    """Why the broker is not ready, or None if it is; and what is wrong by partition and by gateway.
+
+    A broker with parked partitions is ready: it serves the others, and a restart would not help.
+    """
+
+    reason: str | None
+    partitions: Mapping[int, str]
+    gateways: Mapping[int, str]
+
+
 class Readiness:
     """Requests at the same time share probes, so they do not add fsyncs."""
 
     def __init__(self, source: ReadinessSource) -> None:
         self._source = source
         self._partitions: dict[int, Probe] = {}
+        self._gateways: dict[int, Probe] = {}
 
-    async def check(self) -> tuple[str | None, Mapping[int, str]]:
-        """The reason why the broker is not ready, or None; and the problems by partition.
-
-        A broker with parked partitions is ready: it serves the others, and a restart would not help.
-        """
-        reason = self._source.unready()
+    async def check(self) -> Verdict:
+        source = self._source
+        reason = source.unready()
         if reason is not None:
-            return reason, {}
+            return Verdict(reason, {}, {})
         if not self._partitions:
-            self._partitions = {each: Probe(partial(self._source.probe, each)) for each in self._source.partitions}
-        asking = [task for probe in self._partitions.values() if (task := probe.begin()) is not None]
+            self._partitions = {each: Probe(partial(source.probe, each)) for each in source.partitions}
+            self._gateways = {each: Probe(partial(source.probe_gateway, each)) for each in source.gateways}
+        probes = [*self._partitions.values(), *self._gateways.values()]
+        asking = [task for probe in probes if (task := probe.begin()) is not None]
         if asking:
             await asyncio.wait(asking, timeout=ANSWER_SECONDS)
-        faults = {each: fault for each, probe in self._partitions.items() if (fault := probe.fault) is not None}
-        failing = [partition for partition, fault in faults.items() if not isinstance(fault, PartitionParked)]
-        texts = {partition: str(fault) or type(fault).__name__ for partition, fault in faults.items()}
-        return "partitions that fail: " + ", ".join(map(str, failing)) if failing else None, texts
+        partitions, gateways = _faults(self._partitions), _faults(self._gateways)
+        reasons = []
+        if failing := [each for each, fault in partitions.items() if not isinstance(fault, PartitionParked)]:
+            reasons.append("partitions that fail: " + ", ".join(map(str, failing)))
+        if gateways:
+            reasons.append("gateways that fail: " + ", ".join(map(str, gateways)))
+        return Verdict("; ".join(reasons) or None, _texts(partitions), _texts(gateways))
+
+
+def _faults(probes: Mapping[int, Probe]) -> dict[int, Exception]:
+    return {number: fault for number, probe in probes.items() if (fault := probe.fault) is not None}
+
+
+def _texts(faults: Mapping[int, Exception]) -> dict[int, str]:
+    return {number: str(fault) or type(fault).__name__ for number, fault in faults.items()}

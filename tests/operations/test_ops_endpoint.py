@@ -8,6 +8,7 @@ import aiohttp
 import pytest
 
 from broker.errors import ServerBusy
+from broker.gateway.reports import NotReady
 from broker.http.ops import start_ops
 from broker.metrics import EndpointMetrics, GatewayMetrics, Scene
 from broker.settings.config import ConfigurationError
@@ -18,10 +19,12 @@ class Source:
 
     version = "1.2.3"
     partitions = (0, 1)
+    gateways: tuple[int, ...] = ()
 
     def __init__(self):
         self.reason = None
         self.faults = {}
+        self.faults_of_gateways = {}
         self.hanging = set()
         self.released = asyncio.Event()
         self.seconds = 0.0  # that a probe takes
@@ -43,6 +46,10 @@ class Source:
         await asyncio.sleep(self.seconds)
         if partition in self.faults:
             raise self.faults[partition]
+
+    async def probe_gateway(self, number):
+        if number in self.faults_of_gateways:
+            raise self.faults_of_gateways[number]
 
     async def scene(self):
         gateway = GatewayMetrics()
@@ -90,6 +97,17 @@ def test_a_partition_that_fails_is_named_with_its_fault():
             "partitions": {"1": "the worker of partition 1 is down"},
         },
     )
+
+
+def test_a_gateway_that_takes_no_clients_is_named_with_the_reason():
+    source = Source()
+    source.gateways = (0, 1)
+    assert ask(source, "/readyz")[:2] == (200, {"status": "ready", "partitions": 2})
+    source.faults_of_gateways[1] = NotReady("its process has ended")
+    body = {"status": "not ready", "reason": "gateways that fail: 1", "partitions": {}}
+    assert ask(source, "/readyz")[:2] == (503, body | {"gateways": {"1": "its process has ended"}})
+    source.faults[0] = ServerBusy("down")
+    assert ask(source, "/readyz")[1]["reason"] == "partitions that fail: 0; gateways that fail: 1"
 
 
 def test_a_fault_without_text_is_named_by_its_kind():

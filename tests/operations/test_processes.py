@@ -252,6 +252,7 @@ def test_instructions_survive_the_way_to_the_child():
         partitions=(1, 3),
         sockets=("run/worker-0.sock", "run/worker-1.sock"),
         restarts=2,
+        gateway_sockets=("run/gateway-0.sock", "run/gateway-1.sock"),
     )
     assert Instructions.from_json(instructions.to_json()) == instructions
     assert "\n" not in instructions.to_json()
