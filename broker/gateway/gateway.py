@@ -84,7 +84,7 @@ class Gateway:
         self.refusals = RepeatedWarning("connections refused")
         self._failures = RepeatedWarning("no connection can be accepted")
         self._catalog_known = asyncio.Event()
-        self._serves = False  # all workers were there, and clients are taken
+        self._serves = False  # it takes clients, or did until it was told to stop
         self._listeners: list[Listener] = []
         self._reports: Listener | None = None
         self._ops: OpsServer | None = None
@@ -101,8 +101,9 @@ class Gateway:
         ports = await self._start_operations()
         await self._catalog_known.wait()
         await self._wait_for_workers()
+        ports |= await self._listen()
         self._serves = True
-        announce_ready(**ports, **await self._listen())
+        announce_ready(**ports)
         await self._stopping.wait()
         await self._stop()
 
@@ -264,6 +265,10 @@ class Gateway:
         if self._serves:
             return None
         return f"waiting for the workers: {self.router.missing() or 'for the catalog'}"
+
+    def problem(self) -> str:
+        """As `unready`, for the observer: it sees the partitions by its own connections, and not by this gateway's."""
+        return self.unready() or self.router.missing()
 
     def snapshot(self) -> dict[str, Any]:
         self.metrics.tls_handshakes = len(self._arriving)

@@ -26,7 +26,7 @@ class Operations:
     """The endpoint's source (`broker.http.ops.OpsSource`).
 
     `unready` tells why this process takes no work. For each gateway, `counters` has what gives its counters
-    (`GatewayMetrics.snapshot`). `probes` raise if it takes no clients; this process itself needs none.
+    (`GatewayMetrics.snapshot`). `probes` raise if it does not serve; this process itself needs none.
     """
 
     def __init__(

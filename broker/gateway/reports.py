@@ -19,14 +19,14 @@ READINESS, COUNTERS = b"r", b"c"
 
 
 class NotReady(Exception):
-    """The gateway takes no clients now; the text says why."""
+    """The gateway takes no clients now, or does not reach all partitions; the text says why."""
 
 
 class Reporter(Protocol):
     """The gateway."""
 
-    def unready(self) -> str | None:
-        """The reason why it takes no clients now, or None."""
+    def problem(self) -> str:
+        """Why it takes no clients now, or which partition it does not reach; empty if all is well."""
 
     def snapshot(self) -> dict[str, Any]:
         """Its counters."""
@@ -61,7 +61,7 @@ class _Report(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if data == READINESS:
-            self._transport.write(msgpack.packb(self._reporter.unready()))
+            self._transport.write(msgpack.packb(self._reporter.problem()))
         elif data == COUNTERS:
             self._transport.write(msgpack.packb(self._reporter.snapshot()))
         self._transport.close()
@@ -74,9 +74,9 @@ class ReportingGateway:
         self._path = path
 
     async def probe(self) -> None:
-        reason = await self._ask(READINESS)
-        if reason is not None:
-            raise NotReady(reason)
+        problem: str = await self._ask(READINESS)
+        if problem:
+            raise NotReady(problem)
 
     async def snapshot(self) -> dict[str, Any]:
         counters: dict[str, Any] = await self._ask(COUNTERS)

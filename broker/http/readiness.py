@@ -37,7 +37,7 @@ class ReadinessSource(Protocol):
         """Write, commit and read on the partition. Raises the error if that fails."""
 
     async def probe_gateway(self, number: int) -> None:
-        """Ask the gateway. Raises an error that says why it takes no clients."""
+        """Ask the gateway. Raises an error that says why it does not serve."""
 
 
 class Probe:
