@@ -1,8 +1,9 @@
 """How a gateway or worker process gets its instructions and answers its supervisor.
 
-The supervisor starts `python -m broker.worker`, `-m broker.gateway`, or `-m broker.one_process`, which is both. It
-writes one line of JSON to the standard input, and reads one line of JSON from the standard output: either that the
-process serves, or why it never can.
+The supervisor starts `python -m broker.worker`, `-m broker.gateway`, or `-m broker.one_process`, which is both, and
+`-m broker.observer`, which has the operations endpoint where no gateway has it for all. It writes one line of JSON
+to the standard input, and reads one line of JSON from the standard output: either that the process serves, or why it
+never can.
 
     instructions = read_instructions()
     try:
@@ -11,7 +12,8 @@ process serves, or why it never can.
         fail(str(error))
     announce_ready(amqp_port=port)
 
-After that a process with a worker writes an empty line about each second, as long as it makes turns (`Pulse`).
+A process writes an empty line about each second, too, as long as it makes turns (`Pulse`): a worker when it serves, a
+gateway from the start of its event loop on.
 
 A child must not outlive its supervisor, because the next supervisor needs the ports and the stores. So the kernel kills
 the child when its supervisor dies.
@@ -32,14 +34,21 @@ PERMANENT_FAULT = 78  # EX_CONFIG of sysexits.h: another start without a change 
 DAMAGED_STORE = 65  # EX_DATAERR: the content of a store makes no sense
 
 
+def gateway_process(number: int) -> str:
+    """The name of a gateway in logs and metrics: most brokers have only one."""
+    return "gateway" if number == 0 else f"gateway-{number}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instructions:
     """The instructions for one child.
 
     `sockets` are the paths of the workers' unix sockets, relative to the working directory; the index is the worker.
     Partition p is on worker p % len(sockets). A gateway has `gateway`, its number, and a worker has `worker`. The other
-    is None, unless one process is both. Without a worker, `partitions` are empty. In `settings` the root key is always
-    set, paths are absolute, and `queues` is empty: entities are in the stores.
+    is None, unless one process is both; both are None for an observer. `partitions` are those of the worker, and of
+    the observer beside a worker; else they are empty. With an observer of gateways, `gateway_sockets` are the paths
+    where these report to it; the index is the gateway. In `settings` the root key is always set, paths are absolute,
+    and `queues` is empty: entities are in the stores.
     """
 
     settings: Settings
@@ -50,7 +59,7 @@ class Instructions:
     sockets: tuple[str, ...]
     restarts: int  # how often this child was restarted
     parked: tuple[int, ...] = ()  # those of `partitions` whose stores are damaged and stay closed
-    is_observer: bool = False  # a gateway without clients, beside a worker: the operations endpoint of its `partitions`
+    gateway_sockets: tuple[str, ...] = ()
     directory: str = "."  # the working directory from now on
 
     def to_json(self) -> str:
@@ -64,7 +73,7 @@ class Instructions:
                 "sockets": self.sockets,
                 "restarts": self.restarts,
                 "parked": self.parked,
-                "is_observer": self.is_observer,
+                "gateway_sockets": self.gateway_sockets,
                 "directory": self.directory,
             }
         )
@@ -81,7 +90,7 @@ class Instructions:
             sockets=tuple(fields["sockets"]),
             restarts=fields["restarts"],
             parked=tuple(fields["parked"]),
-            is_observer=fields["is_observer"],
+            gateway_sockets=tuple(fields["gateway_sockets"]),
             directory=fields["directory"],
         )
 

@@ -12,13 +12,14 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from broker.metrics import EntityMetrics, GatewayMetrics, Scene, process_usage
+from broker.child import gateway_process
+from broker.metrics import EndpointMetrics, Scene
 from broker.wire import Outcome
 from storage.queue_ids import entity_of, part_of
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
-ENTITY_COUNTERS = {  # attribute of EntityMetrics: help
+ENTITY_COUNTERS = {  # key of an entity's part of the snapshot: help
     "incoming_requests": "Operations that clients asked of the entity.",
     "successful_requests": "Operations that succeeded.",
     "server_errors": "Operations that failed for a reason inside the broker.",
@@ -38,7 +39,8 @@ SETTLED = {  # outcome: name, help
     Outcome.RELEASED: ("release_message", "Messages released, which is no failed delivery."),
 }
 
-GATEWAY_COUNTERS = {  # attribute of GatewayMetrics: name, help
+GATEWAY_COUNTERS = {  # key of a gateway's snapshot: name, help
+    "restarts": ("gateway_restarts", "Times the gateway was restarted since the broker was started."),
     "connections_opened": ("connections_opened", "Connections accepted."),
     "connections_closed": ("connections_closed", "Connections that ended."),
     "connections_refused": ("connections_refused", "Connections closed at once because of a limit."),
@@ -46,16 +48,25 @@ GATEWAY_COUNTERS = {  # attribute of GatewayMetrics: name, help
         "accept_failures",
         "Times that a connection could not be accepted, usually because no file descriptor was left.",
     ),
-    "ops_connections_dropped": (
-        "operations_connections_dropped",
-        "Connections to the operations endpoint that made room for newer ones.",
-    ),
     "connection_failures": ("connection_failures", "Failures inside the gateway that ended a connection."),
     "authentication_failures": ("authentication_failures", "Failed SASL exchanges and refused CBS tokens."),
     "lost_settlements": ("lost_settlements", "Settlements that came after their lock was lost."),
     "bytes_in": ("connection_incoming_bytes", "AMQP bytes read from clients."),
     "bytes_out": ("connection_outgoing_bytes", "AMQP bytes written to clients."),
-    "worker_connects": ("worker_connects", "Connections made from this gateway to workers."),
+    "worker_connects": ("worker_connects", "Connections made from the gateway to workers."),
+}
+
+GATEWAY_GAUGES = {
+    "tls_handshakes": "Connections in their TLS handshake now, which are not among the active ones.",
+    "sessions": "AMQP sessions open now.",
+}
+
+GATEWAY_HISTOGRAMS = {
+    "send_latency": ("server_send_latency_seconds", "Time from a send's last byte to its disposition."),
+    "delivery_latency": (
+        "delivery_latency_seconds",
+        "Time from a message's enqueueing to its hand-over to the wire.",
+    ),
 }
 
 WORKER_COUNTERS = {  # key of a worker's snapshot: name, help
@@ -145,52 +156,85 @@ def _families(scene: Scene) -> Iterator[Metric]:
     build = GaugeMetricFamily("peeklock_build_info", "Always 1; the label tells the version.", labels=["version"])
     build.add_metric([scene.version], 1)
     yield build
-    yield from _gateway(scene.gateway)
-    yield from _entity_counters(scene.gateway.entities)
+    yield from _endpoint(scene.endpoint)
+    yield from _up(scene.gateways, "gateway")
+    gateways = _present(scene.gateways)
+    yield from _gateways(gateways)
+    yield from _entity_counters(gateways)
     yield from _entity_gauges(scene)
-    yield from _workers(scene.workers)
+    yield from _up(scene.workers, "worker")
+    yield from _workers(_present(scene.workers))
     yield from _processes(scene)
 
 
-def _gateway(gateway: GatewayMetrics) -> Iterator[Metric]:
-    for attribute, (name, text) in GATEWAY_COUNTERS.items():
-        yield CounterMetricFamily(f"peeklock_{name}", text, value=getattr(gateway, attribute))
-    active = gateway.connections_opened - gateway.connections_closed
-    yield GaugeMetricFamily("peeklock_active_connections", "Connections open now.", value=active)
-    handshakes = "Connections in their TLS handshake now, which are not among the active ones."
-    yield GaugeMetricFamily("peeklock_tls_handshakes", handshakes, value=gateway.tls_handshakes)
-    yield GaugeMetricFamily("peeklock_sessions", "AMQP sessions open now.", value=gateway.sessions)
-    links = GaugeMetricFamily("peeklock_links", "Links open now, by what the client does on them.", labels=["role"])
-    links.add_metric(["sender"], gateway.senders)
-    links.add_metric(["receiver"], gateway.receivers)
-    yield links
-    errors = CounterMetricFamily("peeklock_errors", "Errors sent to clients, by condition.", labels=["condition"])
-    for condition, count in sorted(gateway.errors.items()):
-        errors.add_metric([condition], count)
-    yield errors
-    latency = HistogramMetricFamily(
-        "peeklock_server_send_latency_seconds", "Time from a send's last byte to its disposition."
-    )
-    _add_histogram(latency, [], gateway.send_latency.snapshot())
-    yield latency
-    latency = HistogramMetricFamily(
-        "peeklock_delivery_latency_seconds", "Time from a message's enqueueing to its hand-over to the wire."
-    )
-    _add_histogram(latency, [], gateway.delivery_latency.snapshot())
-    yield latency
+Present = Sequence[tuple[str, Mapping[str, Any]]]
+"""The number of each that has answered, as a label, and its snapshot."""
 
 
-def _entity_counters(entities: Mapping[str, EntityMetrics]) -> Iterator[Metric]:
-    by_name = sorted(entities.items())
-    for attribute, text in ENTITY_COUNTERS.items():
-        family = CounterMetricFamily(f"peeklock_{attribute}", text, labels=["entity"])
-        for name, entity in by_name:
-            family.add_metric([name], getattr(entity, attribute))
+def _present(snapshots: Mapping[int, Mapping[str, Any] | None]) -> Present:
+    return [(str(number), snapshot) for number, snapshot in sorted(snapshots.items()) if snapshot is not None]
+
+
+def _up(snapshots: Mapping[int, Mapping[str, Any] | None], label: str) -> Iterator[Metric]:
+    text = f"1 if the {label} answered this scrape, else 0."
+    up = GaugeMetricFamily(f"peeklock_{label}_up", text, labels=[label])
+    for number, snapshot in sorted(snapshots.items()):
+        up.add_metric([str(number)], snapshot is not None)
+    yield up
+
+
+def _endpoint(endpoint: EndpointMetrics) -> Iterator[Metric]:
+    text = "Connections to the operations endpoint that made room for newer ones."
+    yield CounterMetricFamily("peeklock_operations_connections_dropped", text, value=endpoint.connections_dropped)
+    text = "Times that a connection to the operations endpoint could not be accepted."
+    yield CounterMetricFamily("peeklock_operations_accept_failures", text, value=endpoint.accept_failures)
+
+
+def _gateways(gateways: Present) -> Iterator[Metric]:
+    for key, (name, text) in GATEWAY_COUNTERS.items():
+        counter = CounterMetricFamily(f"peeklock_{name}", text, labels=["gateway"])
+        for label, snapshot in gateways:
+            counter.add_metric([label], snapshot[key])
+        yield counter
+    active = GaugeMetricFamily("peeklock_active_connections", "Connections open now.", labels=["gateway"])
+    links = GaugeMetricFamily(
+        "peeklock_links", "Links open now, by what the client does on them.", labels=["gateway", "role"]
+    )
+    errors = CounterMetricFamily(
+        "peeklock_errors", "Errors sent to clients, by condition.", labels=["gateway", "condition"]
+    )
+    for label, snapshot in gateways:
+        active.add_metric([label], snapshot["connections_opened"] - snapshot["connections_closed"])
+        links.add_metric([label, "sender"], snapshot["senders"])
+        links.add_metric([label, "receiver"], snapshot["receivers"])
+        for condition, count in sorted(snapshot["errors"].items()):
+            errors.add_metric([label, condition], count)
+    yield from (active, links, errors)
+    for key, text in GATEWAY_GAUGES.items():
+        gauge = GaugeMetricFamily(f"peeklock_{key}", text, labels=["gateway"])
+        for label, snapshot in gateways:
+            gauge.add_metric([label], snapshot[key])
+        yield gauge
+    for key, (name, text) in GATEWAY_HISTOGRAMS.items():
+        latency = HistogramMetricFamily(f"peeklock_{name}", text, labels=["gateway"])
+        for label, snapshot in gateways:
+            _add_histogram(latency, [label], snapshot[key])
+        yield latency
+
+
+def _entity_counters(gateways: Present) -> Iterator[Metric]:
+    by_name = [(label, sorted(snapshot["entities"].items())) for label, snapshot in gateways]
+    for key, text in ENTITY_COUNTERS.items():
+        family = CounterMetricFamily(f"peeklock_{key}", text, labels=["gateway", "entity"])
+        for label, entities in by_name:
+            for name, entity in entities:
+                family.add_metric([label, name], entity[key])
         yield family
-    for outcome, (name, text) in SETTLED.items():
-        family = CounterMetricFamily(f"peeklock_{name}", text, labels=["entity"])
-        for entity_name, entity in by_name:
-            family.add_metric([entity_name], entity.settled[outcome])
+    for outcome, (metric, text) in SETTLED.items():
+        family = CounterMetricFamily(f"peeklock_{metric}", text, labels=["gateway", "entity"])
+        for label, entities in by_name:
+            for name, entity in entities:
+                family.add_metric([label, name], entity["settled"][outcome])
         yield family
 
 
@@ -221,12 +265,7 @@ def _entity_gauges(scene: Scene) -> Iterator[Metric]:
         yield family
 
 
-def _workers(workers: Mapping[int, Mapping[str, Any] | None]) -> Iterator[Metric]:
-    up = GaugeMetricFamily("peeklock_worker_up", "1 if the worker answered this scrape, else 0.", labels=["worker"])
-    for worker, snapshot in sorted(workers.items()):
-        up.add_metric([str(worker)], snapshot is not None)
-    yield up
-    present = [(str(worker), snapshot) for worker, snapshot in sorted(workers.items()) if snapshot is not None]
+def _workers(present: Present) -> Iterator[Metric]:
     for key, (name, text) in WORKER_COUNTERS.items():
         counter = CounterMetricFamily(f"peeklock_{name}", text, labels=["worker"])
         for worker_label, snapshot in present:
@@ -256,13 +295,14 @@ def _processes(scene: Scene) -> Iterator[Metric]:
         "peeklock_process_resident_memory_bytes", "Resident memory of a process of the broker.", labels=["process"]
     )
     cpu = CounterMetricFamily("peeklock_process_cpu_seconds", "CPU time a process has used.", labels=["process"])
-    usage: list[tuple[str, Mapping[str, Any]]] = [("gateway", process_usage())]
-    for worker, snapshot in sorted(scene.workers.items()):
-        if snapshot is not None:
-            if not scene.is_one_process:
-                usage.append((f"worker-{worker}", snapshot))
-            if snapshot["checkpointer"] is not None:
-                usage.append((f"checkpointer-{worker}", snapshot["checkpointer"]))
+    usage = [(gateway_process(int(number)), snapshot) for number, snapshot in _present(scene.gateways)]
+    if scene.observer is not None:
+        usage.append(("observer", scene.observer))
+    for worker, snapshot in _present(scene.workers):
+        if not scene.is_one_process:
+            usage.append((f"worker-{worker}", snapshot))
+        if snapshot["checkpointer"] is not None:
+            usage.append((f"checkpointer-{worker}", snapshot["checkpointer"]))
     for process, used in usage:
         resident.add_metric([process], used["resident_bytes"])
         cpu.add_metric([process], used["cpu_seconds"])

@@ -46,9 +46,13 @@ class Listener:
         self._arriving: set[asyncio.Task[None]] = set()
         self._resting: dict[socket.socket, asyncio.TimerHandle] = {}
         self._loop = asyncio.get_running_loop()
-        self.port: int = sockets[0].getsockname()[1]
         for each in sockets:
             self._listen(each)
+
+    @property
+    def port(self) -> int:
+        port: int = self._sockets[0].getsockname()[1]
+        return port
 
     def close(self) -> None:
         """Accept no more connections, and end those in the TLS handshake. The others stay."""
@@ -77,7 +81,8 @@ class Listener:
                 self._resting[listening] = self._loop.call_later(REST_SECONDS, self._listen, listening)
                 self._reception.accept_failed(error)
                 return
-            protocol = self._reception.arrives(f"{address[0]}:{address[1]}")
+            # That of a unix socket is empty.
+            protocol = self._reception.arrives(f"{address[0]}:{address[1]}" if address else "")
             if protocol is None:
                 accepted.close()
                 continue

@@ -100,6 +100,9 @@ class EntityMetrics:
         self.outgoing_bytes = 0
         self.settled = [0] * 5  # messages whose settlement was confirmed, by `wire.Outcome`
 
+    def snapshot(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__slots__} | {"settled": list(self.settled)}
+
     def failed(self, error: str, count: int = 1) -> None:
         """Count `count` requests that ended with this error, a class name of `broker.errors`."""
         if error in ("InternalError", "OutcomeUnknown"):
@@ -126,7 +129,6 @@ class GatewayMetrics:
         "entities",
         "errors",
         "lost_settlements",
-        "ops_connections_dropped",
         "receivers",
         "send_latency",
         "senders",
@@ -141,7 +143,6 @@ class GatewayMetrics:
         self.connections_refused = 0  # because of the limit
         self.accept_failures = 0  # times that no file descriptor was left for a new connection, which waits
         self.tls_handshakes = 0  # in progress now
-        self.ops_connections_dropped = 0  # of the operations endpoint: the oldest, when there were too many
         self.connection_failures = 0  # unforeseen exceptions; each ends the connection on which it was raised
         self.sessions = 0  # AMQP sessions open now
         self.senders = 0  # links open now on which clients send
@@ -166,6 +167,28 @@ class GatewayMetrics:
     def forget(self, name: str) -> None:
         """Drop a deleted entity's series."""
         self.entities.pop(name, None)
+
+    def snapshot(self, restarts: int) -> dict[str, Any]:
+        """All counters as plain values that msgpack can carry; `broker.exposition.render` takes them."""
+        return {
+            **{name: getattr(self, name) for name in self.__slots__},
+            "restarts": restarts,
+            "errors": dict(self.errors),
+            "send_latency": self.send_latency.snapshot(),
+            "delivery_latency": self.delivery_latency.snapshot(),
+            "entities": {name: entity.snapshot() for name, entity in self.entities.items()},
+            **process_usage(),
+        }
+
+
+class EndpointMetrics:
+    """Counters of an operations endpoint itself."""
+
+    __slots__ = ("accept_failures", "connections_dropped")
+
+    def __init__(self) -> None:
+        self.connections_dropped = 0  # the oldest, when there were too many
+        self.accept_failures = 0  # as those of gateways
 
 
 class WorkerMetrics:
@@ -212,19 +235,21 @@ class WorkerMetrics:
 class Scene(NamedTuple):
     """Everything that one scrape shows.
 
-    `workers` has each worker's snapshot, None for one that did not answer. `counts` are the partitions' answers to the
-    request `counts`: queue id -> [available, deferred, scheduled, bytes, locked]. `entities` are the names by entity
-    id, and `forwarding` are the ids of the entities that forward their messages. `is_one_process`: the worker is in the
-    gateway's process.
+    `gateways` and `workers` have each one's snapshot, None for one that did not answer. `counts` are the partitions'
+    answers to the request `counts`: queue id -> [available, deferred, scheduled, bytes, locked]. `entities` are the
+    names by entity id, and `forwarding` are the ids of the entities that forward their messages. `is_one_process`: the
+    worker is in the gateway's process. `observer` is the usage of the process that shows this, if it is no gateway.
     """
 
-    gateway: GatewayMetrics
+    gateways: Mapping[int, Mapping[str, Any] | None]
     workers: Mapping[int, Mapping[str, Any] | None]
     counts: Sequence[Mapping[int, Sequence[int]]]
     entities: Mapping[int, str]
     version: str
+    endpoint: EndpointMetrics
     forwarding: Container[int] = ()
     is_one_process: bool = False
+    observer: Mapping[str, Any] | None = None
 
 
 def usage_of(pid: int) -> dict[str, float] | None:

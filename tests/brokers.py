@@ -175,6 +175,15 @@ class Broker:
         [found] = self.running_as("broker.gateway", "broker.one_process")
         return found
 
+    def gateways(self) -> list[psutil.Process]:
+        """All gateways, in the order in which they were started."""
+        return sorted(self.running_as("broker.gateway"), key=lambda process: process.create_time())
+
+    def observer(self) -> psutil.Process:
+        """The process with the operations endpoint, where no gateway has it."""
+        [found] = self.running_as("broker.observer")
+        return found
+
     def worker_processes(self) -> list[psutil.Process]:
         """Workers in the order in which they were started; also the process that is both."""
         return sorted(self.running_as("broker.worker", "broker.one_process"), key=lambda process: process.create_time())

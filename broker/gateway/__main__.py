@@ -4,14 +4,14 @@ import sys
 
 import uvloop
 
-from broker.child import collect_rarely, fail, read_instructions
+from broker.child import Pulse, collect_rarely, fail, read_instructions
 from broker.gateway.gateway import Gateway
 from broker.logging import configure_logging
 from broker.settings.config import ConfigurationError
 
 
 async def _serve() -> None:
-    await Gateway(_INSTRUCTIONS).run()
+    await Gateway(_INSTRUCTIONS, beat=Pulse().beat).run()
 
 
 _INSTRUCTIONS = read_instructions()

@@ -2,7 +2,6 @@
 
 import asyncio
 import itertools
-import signal
 import ssl
 import time
 import uuid
@@ -11,33 +10,28 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from broker import __version__
-from broker.catalog.catalog import Definition
 from broker.child import Instructions, announce_ready
-from broker.errors import ServerBusy
 from broker.gateway.connection import ClientConnection
 from broker.gateway.descriptors import RepeatedWarning, allowed_connections
 from broker.gateway.message_ids import MessageIds
 from broker.gateway.namespace import Entity, Namespace
+from broker.gateway.operations import Operations
+from broker.gateway.reports import report_at
 from broker.gateway.router import Router, WorkerConnection
-from broker.gateway.worker_socket import SocketConnection
+from broker.gateway.running import keep_beating, serve_beside, set_at_sigterm
 from broker.gateway.worker_tcp import connections
 from broker.http.ops import OpsServer, start_ops
 from broker.keys import Keyring
 from broker.listening import Listener, listen
 from broker.logging import get_logger
-from broker.metrics import GatewayMetrics, Scene
+from broker.metrics import GatewayMetrics
 from broker.settings.config import Amqp, ConfigurationError, Settings
-from broker.starting import phase_file, phase_of
-from protocol.addresses import Part
 from protocol.engine.unfinished import Pool
 
 log = get_logger("gateway")
 
 TICK_SECONDS = 0.25
 BACKLOG = 4096
-# A worker that does not answer a scrape within this time is left out.
-SCRAPE_SECONDS = 2.0
 DETACH_SECONDS = 1.0
 OTHERS_SECONDS = 5.0  # a gateway waits so long for further workers when it has the catalog
 
@@ -45,36 +39,37 @@ OTHERS_SECONDS = 5.0  # a gateway waits so long for further workers when it has 
 class Gateway:
     """Everything that connections share.
 
-    Also what takes them from the listeners (`broker.listening.Reception`), and the operations endpoint's source
-    (`broker.http.ops.OpsSource`).
+    Also what takes them from the listeners (`broker.listening.Reception`), and what the observer asks
+    (`broker.gateway.reports.Reporter`).
     """
 
     def __init__(
         self,
         instructions: Instructions,
         connection: Callable[[str, Router], WorkerConnection] | None = None,
+        beat: Callable[[], None] = lambda: None,
     ) -> None:
-        """`connection` makes the connection to a worker; see `Router`. Raises ConfigurationError."""
+        """`connection` makes the connection to a worker; see `Router`. `beat` is a sign of life to the supervisor.
+
+        Raises ConfigurationError.
+        """
         self.settings: Settings = instructions.settings
         self.metrics = GatewayMetrics()
-        self.keyring = Keyring() if instructions.is_observer else Keyring.of(self.settings)
+        self.keyring = Keyring.of(self.settings)
         self.namespace = Namespace(self.settings.namespace)
-        self._number = instructions.gateway or 0
-        self._has_worker = instructions.worker is not None
-        self._is_observer = instructions.is_observer
-        self._partitions = instructions.partitions if self._is_observer else range(self.settings.partitions)
-        cluster = self.settings.cluster
-        self._is_cluster = bool(cluster.workers)
-        if connection is None:
-            connection = connections(cluster) if self._is_cluster else SocketConnection
+        assert instructions.gateway is not None
+        self._number = instructions.gateway
+        self._instructions = instructions
+        self._beat = beat
+        self._is_cluster = bool(self.settings.cluster.workers)
         self.container_id = f"{uuid.uuid4().hex}_G{self._number}"
         self.router = Router(
             instructions.sockets,
             self.settings.partitions,
             self.metrics,
             self._on_catalog,
-            busy_seconds=self.settings.worker_stall_timeout_ms / 3000,  # a third: busy first, then replaced
-            connection=connection,
+            busy_seconds=self.settings.busy_seconds,
+            connection=connection or connections(self.settings.cluster),
         )
         self.new_message_id = MessageIds()
         self.sender_turns: Iterator[int] = itertools.count()
@@ -89,39 +84,27 @@ class Gateway:
         self.refusals = RepeatedWarning("connections refused")
         self._failures = RepeatedWarning("no connection can be accepted")
         self._catalog_known = asyncio.Event()
-        self._serves = False  # clients are taken
+        self._serves = False  # it takes clients, or did until it was told to stop
         self._listeners: list[Listener] = []
+        self._reports: Listener | None = None
         self._ops: OpsServer | None = None
-        self._tasks: list[asyncio.Task[None]] = []
         self._background: set[asyncio.Task[None]] = set()  # what is done for clients; it may fail
         self._stopping = asyncio.Event()
         self._left = asyncio.Event()
 
     async def run(self) -> None:
         """Serve until SIGTERM. Raises ConfigurationError if an address or certificate cannot be used."""
-        loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGTERM, self._stopping.set)
-        loop.add_signal_handler(signal.SIGINT, lambda: None)  # the supervisor decides
-        self._tasks += [loop.create_task(worker.keep_connected()) for worker in self.router.workers]
-        self._tasks.append(loop.create_task(self._tick()))
-        serving = loop.create_task(self._run())
-        # The other tasks end only if the gateway itself has failed; then the supervisor starts another.
-        ended, _ = await asyncio.wait((serving, *self._tasks), return_when=asyncio.FIRST_COMPLETED)
-        if serving in ended:
-            serving.result()
-            return  # the other tasks were cancelled by `_stop`
-        for task in ended:
-            task.result()
+        set_at_sigterm(self._stopping)
+        workers = [worker.keep_connected() for worker in self.router.workers]
+        await serve_beside(self._run(), [keep_beating(self._beat), self._tick(), *workers])
 
     async def _run(self) -> None:
-        ports = await self._start_ops()
-        if self._is_observer:
-            announce_ready(**ports)
-        else:
-            await self._catalog_known.wait()
-            await self._wait_for_workers()
-            self._serves = True
-            announce_ready(**ports, **await self._listen())
+        ports = await self._start_operations()
+        await self._catalog_known.wait()
+        await self._wait_for_workers()
+        ports |= await self._listen()
+        self._serves = True
+        announce_ready(**ports)
         await self._stopping.wait()
         await self._stop()
 
@@ -132,14 +115,32 @@ class Gateway:
                 for worker in self.router.workers:
                     await worker.connected.wait()
 
-    async def _start_ops(self) -> dict[str, int]:
+    async def _start_operations(self) -> dict[str, int]:
         """Before anything else, so that it says what this process waits for."""
+        if sockets := self._instructions.gateway_sockets:
+            self._reports = self._report_at(sockets[self._number])
+            return {}
         if self.settings.ops.port is None:
             return {}
-        # Each gateway counts its own connections, so each has its own endpoint, on the ports after the first.
-        port = self.settings.ops.port and self.settings.ops.port + self._number
-        self._ops = await start_ops(self, self.settings.ops.host, port)
+
+        async def counters() -> dict[str, Any]:
+            return self.snapshot()
+
+        operations = Operations(
+            self._instructions,
+            self.router,
+            self.namespace,
+            unready=self.unready,
+            counters={self._number: counters},
+        )
+        self._ops = await start_ops(operations, self.settings.ops.host, self.settings.ops.port)
         return {"ops_port": self._ops.port}
+
+    def _report_at(self, path: str) -> Listener:
+        try:
+            return report_at(path, self)
+        except OSError as error:
+            raise ConfigurationError(f"{Path(path).absolute()} cannot be made: {error.strerror or error}") from error
 
     async def _listen(self) -> dict[str, int]:
         amqp = self.settings.amqp
@@ -176,10 +177,10 @@ class Gateway:
                     await self._left.wait()
         except TimeoutError:
             log.warning("clients did not close in time; ending without them", connections=len(self.connections))
+        if self._reports is not None:
+            self._reports.close()
         if self._ops is not None:
             await self._ops.close()
-        for task in self._tasks:
-            task.cancel()
 
     async def _tick(self) -> None:
         while True:
@@ -197,14 +198,14 @@ class Gateway:
         task.add_done_callback(self._background.discard)
 
     def _on_catalog(self, documents: Sequence[dict[str, Any]]) -> None:
-        entities = [_entity(document) for document in documents]
+        entities = [Entity.of(document) for document in documents]
         removed = self.namespace.replace(entities)
         self.keyring.set_entities(each.description for each in entities)
         self._catalog_known.set()
         self._forget(frozenset(removed))
 
     def _on_changed(self, documents: Sequence[dict[str, Any]]) -> None:
-        for entity in map(_entity, documents):
+        for entity in map(Entity.of, documents):
             if (moved := self.namespace.put(entity)) is not None:
                 for connection in list(self.connections):
                     connection.follow(moved)
@@ -265,69 +266,23 @@ class Gateway:
         self.metrics.accept_failures += 1
         self._failures.happened(error.strerror or str(error))
 
-    # -- broker.http.ops.OpsSource
-
-    @property
-    def version(self) -> str:
-        return __version__
-
-    @property
-    def partitions(self) -> Sequence[int]:
-        return self._partitions
+    # -- for the operations endpoint
 
     def unready(self) -> str | None:
+        """The reason why this gateway takes no clients now, or None."""
         if self._stopping.is_set():
             return "the broker is shutting down"
-        if self._serves or self._is_observer:
+        if self._serves:
             return None
         return f"waiting for the workers: {self.router.missing() or 'for the catalog'}"
 
-    def ops_connection_dropped(self) -> None:
-        self.metrics.ops_connections_dropped += 1
+    def problem(self) -> str:
+        """As `unready`, for the observer: it sees the partitions by its own connections, and not by this gateway's."""
+        return self.unready() or self.router.missing()
 
-    async def probe(self, partition: int) -> None:
-        try:
-            await self.router.ask(partition, "probe")
-        except ServerBusy:
-            if self._is_cluster and not self._is_observer:
-                raise
-            worker = 0 if self._is_cluster else partition % len(self.router.workers)
-            phase = phase_of(Path(phase_file(worker)))
-            if phase is None:
-                raise
-            raise ServerBusy(phase) from None
-
-    async def scene(self) -> Scene:
+    def snapshot(self) -> dict[str, Any]:
         self.metrics.tls_handshakes = len(self._arriving)
-        if self._number or (self._is_cluster and not self._is_observer):  # somebody else's page shows the workers
-            return Scene(
-                gateway=self.metrics, workers={}, counts=[], entities=self.namespace.names(), version=__version__
-            )
-        counts = await asyncio.gather(*(self._scrape(partition, "counts") for partition in self.partitions))
-        asked = self.partitions[:1] if self._is_cluster else range(len(self.router.workers))  # one for each worker
-        workers = await asyncio.gather(*(self._scrape(partition, "metrics") for partition in asked))
-        return Scene(
-            gateway=self.metrics,
-            workers=dict(enumerate(workers)),
-            counts=[each for each in counts if each is not None],
-            entities=self.namespace.names(),
-            version=__version__,
-            forwarding={entity.entity_id for entity in self.namespace if entity.forward_to(Part.MAIN)},
-            is_one_process=self._has_worker,
-        )
-
-    async def _scrape(self, partition: int, name: str) -> Any:
-        try:
-            async with asyncio.timeout(SCRAPE_SECONDS):
-                return await self.router.ask(partition, name)
-        except Exception as error:
-            log.warning("partition did not answer a request for metrics", partition=partition, error=str(error))
-            return None
-
-
-def _entity(document: dict[str, Any]) -> Entity:
-    definition = Definition.from_document(document)
-    return Entity(definition.entity_id, definition.description, definition.partitions)
+        return self.metrics.snapshot(self._instructions.restarts)
 
 
 def tls_context(amqp: Amqp) -> ssl.SSLContext:

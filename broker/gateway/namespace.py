@@ -1,7 +1,9 @@
 """A gateway's view of the namespace: entities by path, and the partition of each."""
 
 from collections.abc import Container, Iterable, Iterator, Mapping
+from typing import Any, Self
 
+from broker.catalog.catalog import Definition
 from broker.errors import EntityDisabled, EntityNotFound, NotAllowed
 from broker.namespace.entities import Description, Status, SubscriptionDescription, TopicDescription
 from broker.namespace.fragments import fragment_of, partition_of_number, partition_of_token
@@ -38,6 +40,12 @@ class Entity:
     def partition(self) -> int:
         """The partition of a plain entity; the first of those of a partitioned one."""
         return self.partitions[0]
+
+    @classmethod
+    def of(cls, document: dict[str, Any]) -> Self:
+        """From the catalog."""
+        definition = Definition.from_document(document)
+        return cls(definition.entity_id, definition.description, definition.partitions)
 
     @property
     def is_partitioned(self) -> bool:

@@ -55,6 +55,8 @@ class TcpConnection(SocketConnection):
 
 
 def connections(cluster: Cluster) -> Callable[[str, Router], WorkerConnection]:
-    """What connects a gateway to the workers of this cluster. Raises ConfigurationError."""
+    """What connects to the workers: those of this cluster, else of this machine. Raises ConfigurationError."""
+    if not cluster.workers:
+        return SocketConnection
     tls = client_context(cluster)
     return lambda address, router: TcpConnection(address, router, tls)

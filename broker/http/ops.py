@@ -1,7 +1,8 @@
 """The operations endpoint: metrics for Prometheus, and health for orchestrators and load balancers.
 
     GET /livez    200 while the event loop runs
-    GET /readyz   200 after a real write and read on every partition, else 503 and which partition fails and why
+    GET /readyz   200 after a real write and read on every partition, if all gateways take clients; else 503 and which
+                  partition or gateway fails and why
     GET /health   the same, in the form of the Service Bus emulator's answer
     GET /metrics  Prometheus's text format
 
@@ -15,13 +16,12 @@ from typing import Protocol
 
 from aiohttp import web
 
-from broker.errors import PartitionParked
+from broker.http.readiness import Readiness, ReadinessSource
 from broker.listening import Listener, listen
 from broker.logging import get_logger
 from broker.metrics import Scene
 from broker.settings.config import ConfigurationError
 
-PROBE_SECONDS = 5.0  # for one partition; with a slower disk the partition is not ready
 # Connections open at once. A new one replaces the oldest, so that nobody can block others.
 MAX_CONNECTIONS = 100
 BACKLOG = 100
@@ -38,7 +38,7 @@ _HEALTH = {  # what the Service Bus emulator answers
 log = get_logger()
 
 
-class OpsSource(Protocol):
+class OpsSource(ReadinessSource, Protocol):
     """The process that the endpoint runs in, as the endpoint uses it."""
 
     @property
@@ -47,20 +47,14 @@ class OpsSource(Protocol):
     @property
     def partitions(self) -> Sequence[int]: ...
 
-    def unready(self) -> str | None:
-        """The reason why this process takes no work now (it is starting or stopping), or None."""
-
-    async def probe(self, partition: int) -> None:
-        """Write, commit and read on the partition. Raises the error if that fails."""
-
-    def ops_connection_dropped(self) -> None:
+    def connection_dropped(self) -> None:
         """Count a connection that was replaced by a newer one."""
 
     def accept_failed(self, error: OSError) -> None:
         """Count a new connection that could not be accepted (`broker.listening.Reception`)."""
 
     async def scene(self) -> Scene:
-        """All counters. A worker that does not answer within a short time is left out."""
+        """All counters. A process that does not answer within a short time is left out."""
 
 
 class OpsServer:
@@ -119,26 +113,26 @@ def _make_room(server: web.Server, source: OpsSource) -> None:
     for handler in server.connections[:-MAX_CONNECTIONS]:
         if handler.transport is not None:
             handler.transport.abort()
-            source.ops_connection_dropped()
+            source.connection_dropped()
 
 
-def create_ops_app(source: OpsSource, probe_seconds: float = PROBE_SECONDS) -> web.Application:
-    readiness = _Readiness(source, probe_seconds)
+def create_ops_app(source: OpsSource) -> web.Application:
+    readiness = Readiness(source)
 
     async def livez(_: web.Request) -> web.Response:
         return _json({"status": "live", "version": source.version})
 
     async def readyz(_: web.Request) -> web.Response:
-        reason, faults = await readiness.check()
+        reason, faults, gateways = await readiness.check()
         if reason is None:
-            parked = {"parked": {str(p): text for p, text in faults.items()}} if faults else {}
+            parked = {"parked": _named(faults)} if faults else {}
             return _json({"status": "ready", "partitions": len(source.partitions), **parked})
-        body = {"status": "not ready", "reason": reason, "partitions": {str(p): text for p, text in faults.items()}}
-        return _json(body, status=503)
+        body = {"status": "not ready", "reason": reason, "partitions": _named(faults)}
+        return _json(body | ({"gateways": _named(gateways)} if gateways else {}), status=503)
 
     async def health(_: web.Request) -> web.Response:
-        reason, _faults = await readiness.check()
-        return _json(_HEALTH[reason is None], status=200 if reason is None else 503)
+        is_ready = (await readiness.check()).reason is None
+        return _json(_HEALTH[is_ready], status=200 if is_ready else 503)
 
     async def metrics(_: web.Request) -> web.Response:
         try:
@@ -166,45 +160,6 @@ async def _metrics_text(source: OpsSource) -> tuple[str, bytes]:
     return CONTENT_TYPE, bytes(text)
 
 
-class _Readiness:
-    """Probes all partitions. Requests at the same time share one probe, so they do not add fsyncs."""
-
-    def __init__(self, source: OpsSource, probe_seconds: float) -> None:
-        self._source = source
-        self._probe_seconds = probe_seconds
-        self._probing: asyncio.Task[dict[int, Exception]] | None = None
-
-    async def check(self) -> tuple[str | None, Mapping[int, str]]:
-        """The reason why the broker is not ready, or None; and the problems by partition.
-
-        A broker with parked partitions is ready: it serves the others, and a restart would not help.
-        """
-        reason = self._source.unready()
-        if reason is not None:
-            return reason, {}
-        if self._probing is None or self._probing.done():
-            self._probing = asyncio.create_task(self._probe_all())
-        faults = await asyncio.shield(self._probing)  # a client that disconnects must not cancel it for the others
-        failing = [partition for partition, fault in faults.items() if not isinstance(fault, PartitionParked)]
-        texts = {partition: str(fault) or type(fault).__name__ for partition, fault in faults.items()}
-        return "partitions that fail: " + ", ".join(map(str, failing)) if failing else None, texts
-
-    async def _probe_all(self) -> dict[int, Exception]:
-        partitions = self._source.partitions
-        faults = await asyncio.gather(*map(self._probe, partitions))
-        return {partition: fault for partition, fault in zip(partitions, faults, strict=True) if fault is not None}
-
-    async def _probe(self, partition: int) -> Exception | None:
-        try:
-            async with asyncio.timeout(self._probe_seconds):
-                await self._source.probe(partition)
-        except TimeoutError:
-            return TimeoutError(f"no answer within {self._probe_seconds:g} s")
-        except Exception as error:  # whatever the error is, this partition does not serve
-            return error
-        return None
-
-
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -222,6 +177,10 @@ async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamR
     except Exception:
         log.exception("operations request failed", path=request.path)
         return _json({"error": "internal error, see the log"}, status=500)
+
+
+def _named(faults: Mapping[int, str]) -> dict[str, str]:
+    return {str(number): text for number, text in faults.items()}
 
 
 def _json(body: object, status: int = 200, **headers: str) -> web.Response:

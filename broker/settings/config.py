@@ -33,7 +33,6 @@ MIB = 1024 * KIB
 GIB = 1024 * MIB
 MAX_MESSAGE_BYTES = 100 * MIB
 MAX_PARTITIONS = 64
-MAX_PORT = 65_535
 MAX_SUBSCRIPTIONS = 2000  # of one topic
 MAX_RULES = 100_000  # of one topic, and so of one subscription
 FORWARDING = ("forward_to", "forward_dead_lettered_messages_to")
@@ -419,8 +418,8 @@ class Settings(Frozen):
         1,
         ge=1,
         le=64,
-        description="Gateway processes that share the AMQP ports; the first has its operations endpoint on ops.port, "
-        "each other one on the next port.",
+        description="Gateway processes that share the AMQP ports. With several, the operations endpoint is one more "
+        "process, which shows them all.",
     )
     emulator: bool = Field(
         False,
@@ -441,6 +440,13 @@ class Settings(Frozen):
         ge=3 * SECOND_MS,
         le=60 * MINUTE_MS,
         description="A worker that makes no turn for this long is killed and restarted; its locks are lost.",
+    )
+    gateway_stall_timeout_ms: int = Field(
+        30 * SECOND_MS,
+        ge=3 * SECOND_MS,
+        le=60 * MINUTE_MS,
+        description="A gateway whose event loop makes no round for this long is killed and restarted; its connections "
+        "end. A gateway that has the partitions in its process is a worker here.",
     )
     amqp: Amqp = Field(Amqp(), description="The AMQP listener and the limits of its connections.")
     ops: Ops = Field(Ops(), description="The HTTP endpoint for operators: metrics and health.")
@@ -496,6 +502,11 @@ class Settings(Frozen):
         return placement.is_one_process(self.workers, self.gateways)
 
     @property
+    def busy_seconds(self) -> float:
+        """A worker that has not answered for so long is busy. It is a third of the time after which it is replaced."""
+        return self.worker_stall_timeout_ms / 3000
+
+    @property
     def worker_count(self) -> int:
         """Workers, each with a log and some of the partitions; also when the only one has no process of its own."""
         if self.workers is not None:
@@ -508,11 +519,8 @@ class Settings(Frozen):
             raise inconsistent("is amqp.port, too; each needs one of its own", "amqp.tls_port")
         if not ops.port:
             return
-        last = ops.port + self.gateways - 1
-        if last > MAX_PORT:
-            raise inconsistent(f"leaves no ports in a row for {self.gateways} gateways; choose a lower one", "ops.port")
         for name, port in (("amqp.port", amqp.port), ("amqp.tls_port", amqp.tls_port)):
-            if port and ops.port <= port <= last and _collide(amqp.host, ops.host):
+            if port == ops.port and _collide(amqp.host, ops.host):
                 raise inconsistent(f"needs {name} {port}, too; choose another", "ops.port")
 
     @model_validator(mode="after")

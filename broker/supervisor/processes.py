@@ -53,15 +53,16 @@ class Backoff:
 class Role:
     """One process to run: `python -m module`, with `instructions` for the given number of restarts.
 
-    `has_pulse`: the process gives a sign of life each second (`broker.child.Pulse`). `crashed` is called when data that
-    the process read has killed it, with whether the broker was ready before. It returns True if it knows the cause and
-    the process will soon start without it; then the crash does not count for giving up.
+    `stall_seconds`: the process gives a sign of life each second (`broker.child.Pulse`), and is replaced if it gave
+    none for so long; None if it gives none. `crashed` is called when data that the process read has killed it, with
+    whether the broker was ready before. It returns True if it knows the cause and the process will soon start without
+    it; then the crash does not count for giving up.
     """
 
     name: str
     module: str
     instructions: Callable[[int], Instructions]
-    has_pulse: bool = False
+    stall_seconds: float | None = None
     crashed: Callable[[bool], bool] | None = None
 
 
@@ -76,6 +77,7 @@ class _Child:
         self.excused = 0  # ends of starts that a damaged store was to blame for
         self.backoff = Backoff()
         self._output = b""
+        self.has_pulse = False  # it has given a sign of life since its start
         self.silent_seconds = 0.0  # since its last sign of life, counted only while we ran
 
     @property
@@ -90,7 +92,8 @@ class _Child:
 
     def load(self) -> None:
         """Start the process, which loads its modules and waits for its instructions."""
-        self.answer, self._output, self.silent_seconds = None, b"", 0.0
+        self.answer, self._output = None, b""
+        self.has_pulse, self.silent_seconds = False, 0.0
         self.process = interpreters.take(self.role.module)
         os.set_blocking(self.descriptor, False)
         self.started_at = time.monotonic()
@@ -111,8 +114,8 @@ class _Child:
         except BlockingIOError:
             return True
         *lines, self._output = (self._output + output).split(b"\n")
-        self.silent_seconds = 0.0
-        for line in filter(None, lines):  # an empty line is a worker's pulse
+        self.has_pulse, self.silent_seconds = True, 0.0
+        for line in filter(None, lines):  # an empty line is the child's pulse
             try:
                 self.answer = json.loads(line)
             except ValueError:
@@ -132,18 +135,14 @@ class _Child:
 class Processes:
     """The processes of `groups`, which are stopped group by group in this order.
 
-    `stop_seconds` is the time that each group has to end after SIGTERM. A process whose role has a pulse is replaced
-    when it gave no sign of life for `stall_seconds`.
+    `stop_seconds` is the time that each group has to end after SIGTERM.
     """
 
-    def __init__(
-        self, groups: Sequence[Sequence[Role]], directory: Path, stop_seconds: float, stall_seconds: float = 30.0
-    ) -> None:
+    def __init__(self, groups: Sequence[Sequence[Role]], directory: Path, stop_seconds: float) -> None:
         self._groups = [[_Child(role) for role in group] for group in groups]
         self._children = [child for group in self._groups for child in group]
         self._directory = directory
         self._stop_seconds = stop_seconds
-        self._stall_seconds = stall_seconds
         self._looked_at = 0.0  # when stalled processes were checked; monotonic seconds
         self._selector = selectors.DefaultSelector()
         self._wake, self._waker = socket.socketpair()  # the interpreter writes each signal's number to the second
@@ -212,10 +211,10 @@ class Processes:
         passed = min(now - self._looked_at, LOOK_SECONDS)
         self._looked_at = now
         for child in self._children:
-            if not child.role.has_pulse or not child.ready or child.process is None:
+            if child.role.stall_seconds is None or not child.has_pulse or child.process is None:
                 continue
             child.silent_seconds += passed
-            if child.silent_seconds >= self._stall_seconds:
+            if child.silent_seconds >= child.role.stall_seconds:
                 log.error("process stalled; killing it", process=child.role.name, seconds=round(child.silent_seconds))
                 child.silent_seconds = 0.0
                 child.process.kill()

@@ -2,7 +2,6 @@
 
 import os
 import sys
-from collections.abc import Callable
 from enum import StrEnum
 from errno import ENOMEM
 from pathlib import Path
@@ -10,13 +9,14 @@ from tempfile import TemporaryDirectory
 from typing import Any, NoReturn
 
 from broker import __version__
-from broker.child import PERMANENT_FAULT, Instructions
+from broker.child import PERMANENT_FAULT
 from broker.keys import EMULATOR_KEY, ROOT_KEY_NAME, connection_string, makes_root_key, with_root_key
 from broker.logging import configure_logging, get_logger
 from broker.settings.config import ConfigurationError, Settings
 from broker.supervisor.definitions import bring_in_line
 from broker.supervisor.parking import Parking
 from broker.supervisor.processes import Processes, Role
+from broker.supervisor.roles import all_roles, roles_of_gateways, roles_of_worker
 from broker.touched_partition import touched_file
 from storage.data_dir import ROOT_KEY_FILE, RUN, DataDirectory, DataDirectoryError
 from storage.lmdb_store import StoreInUse, UnknownFormat, WrongPartition
@@ -49,7 +49,7 @@ def run(settings: Settings, part: Part) -> int:
                 key = shown_key(given, settings, is_new=makes_key)
             workers = settings.worker_count if part is Part.ALL else 1
             parkings = [Parking(settings.data_dir / touched_file(worker)) for worker in range(workers)]
-            roles = _roles(settings, parkings) if part is Part.ALL else _roles_of_worker(settings, parkings[0])
+            roles = all_roles(settings, parkings) if part is Part.ALL else roles_of_worker(settings, parkings[0])
             processes = _processes(settings, roles, directory.path)
             processes.load()
             try:
@@ -92,14 +92,14 @@ def _run_gateways(settings: Settings) -> int:
     given, settings = settings, _with_key(settings)
     key = shown_key(given, settings, is_new=False)
     with TemporaryDirectory(prefix="peeklock-gateway-") as directory:
-        processes = _processes(settings, [_gateway_roles(settings)], Path(directory))
+        (Path(directory) / RUN).mkdir()
+        processes = _processes(settings, roles_of_gateways(settings), Path(directory))
         processes.load()
         return processes.run(lambda answers: _announce(settings, Part.GATEWAY, answers, key))
 
 
 def _processes(settings: Settings, roles: list[list[Role]], directory: Path) -> Processes:
-    stop_seconds, stall_seconds = settings.shutdown_timeout_ms / 1000, settings.worker_stall_timeout_ms / 1000
-    return Processes(roles, directory, stop_seconds, stall_seconds)
+    return Processes(roles, directory, settings.shutdown_timeout_ms / 1000)
 
 
 def _with_absolute_paths(settings: Settings) -> Settings:
@@ -191,87 +191,19 @@ def _refuse(error: StoreError) -> NoReturn:
     raise ConfigurationError(f"{error}. {fix}") from error
 
 
-def _roles(settings: Settings, parkings: list[Parking]) -> list[list[Role]]:
-    """Groups of processes in the order of their stop: gateways first, so that clients are told before workers end."""
-    workers = settings.worker_count
-    sockets = tuple(f"{RUN}/worker-{worker}.sock" for worker in range(workers))
-    if settings.is_one_process:
-        both = _instructions(settings, sockets, 0, 0, settings.partitions_here, parkings[0])
-        return [[Role("gateway", "broker.one_process", both, has_pulse=True, crashed=parkings[0].crashed)]]
-    partitions = [tuple(range(worker, settings.partitions, workers)) for worker in range(workers)]
-    return [
-        _gateway_roles(settings, sockets),
-        [_worker_role(settings, sockets, worker, partitions[worker], parkings[worker]) for worker in range(workers)],
-    ]
-
-
-def _roles_of_worker(settings: Settings, parking: Parking) -> list[list[Role]]:
-    """A worker, and the operations endpoint beside it."""
-    sockets, partitions = settings.cluster.workers, settings.partitions_here
-    observes = _instructions(settings, sockets, 0, None, partitions, is_observer=True)
-    return [
-        [Role("observer", "broker.gateway", observes)],
-        [_worker_role(settings, sockets, 0, partitions, parking)],
-    ]
-
-
-def _gateway_roles(settings: Settings, sockets: tuple[str, ...] = ()) -> list[Role]:
-    return [
-        Role(
-            "gateway" if number == 0 else f"gateway-{number}",
-            "broker.gateway",
-            _instructions(settings, sockets or settings.cluster.workers, number, None),
-        )
-        for number in range(settings.gateways)
-    ]
-
-
-def _worker_role(
-    settings: Settings, sockets: tuple[str, ...], number: int, partitions: tuple[int, ...], parking: Parking
-) -> Role:
-    instructions = _instructions(settings, sockets, None, number, partitions, parking)
-    return Role(f"worker-{number}", "broker.worker", instructions, has_pulse=True, crashed=parking.crashed)
-
-
-def _instructions(
-    settings: Settings,
-    sockets: tuple[str, ...],
-    gateway: int | None,
-    worker: int | None,
-    partitions: tuple[int, ...] = (),
-    parking: Parking | None = None,
-    is_observer: bool = False,
-) -> Callable[[int], Instructions]:
-    for_children = settings.model_copy(update={"queues": (), "topics": ()})
-
-    def after(restarts: int) -> Instructions:
-        return Instructions(
-            settings=for_children,
-            supervisor=os.getpid(),
-            gateway=gateway,
-            worker=worker,
-            partitions=partitions,
-            sockets=sockets,
-            restarts=restarts,
-            parked=() if parking is None else parking.parked,
-            is_observer=is_observer,
-        )
-
-    return after
-
-
 def _announce(settings: Settings, part: Part, answers: dict[str, dict[str, Any]], key: str) -> None:
     if part is Part.WORKER:
         log.info("ready", partitions=settings.partitions_here, listen=settings.cluster.listen)
-        print(worker_text(settings, answers["observer"]), flush=True)
+        print(worker_text(settings, answers.get("observer", {})), flush=True)
         return
     workers = settings.worker_count if part is Part.ALL else len(settings.cluster.workers)
     log.info("ready", partitions=settings.partitions, workers=workers)
-    print(start_text(settings, answers["gateway"], key, with_data=part is Part.ALL), flush=True)
+    answer = answers["gateway"] | answers.get("observer", {})
+    print(start_text(settings, answer, key, with_data=part is Part.ALL), flush=True)
 
 
 def worker_text(settings: Settings, answer: dict[str, Any]) -> str:
-    """The text for the user when a worker serves; `answer` is that of the process beside it."""
+    """The text for the user when a worker serves; `answer` is that of the process with its operations endpoint."""
     lines = [f"Peeklock {__version__}: a worker is ready.", ""]
     lines.append(f"  Partitions  {', '.join(map(str, settings.partitions_here))} of {settings.partitions}")
     lines.append(f"  Listens     {settings.cluster.listen}")

@@ -1,12 +1,12 @@
 """Where a worker is reached: a unix socket on its machine, or a TCP port, with TLS beyond the machine."""
 
-import os
 import socket
 import ssl
 from typing import Protocol
 
 from broker.cluster.sockets import end_when_silent
 from broker.settings.addresses import parse_address
+from broker.unix_socket import listen_at
 
 BACKLOG = 64
 
@@ -19,19 +19,8 @@ class WorkerListener(Protocol):
 
 
 class UnixListener:
-    """A socket that only this user can connect to, in place of a dead worker's."""
-
     def __init__(self, path: str) -> None:
-        if os.path.exists(path):  # noqa: PTH110 - a relative path short enough for sun_path
-            os.unlink(path)  # noqa: PTH108
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        previous = os.umask(0o177)
-        try:
-            self._socket.bind(path)
-        finally:
-            os.umask(previous)
-        self._socket.setblocking(False)
-        self._socket.listen(BACKLOG)
+        self._socket = listen_at(path, BACKLOG)
 
     def accept(self) -> socket.socket:
         connection, _ = self._socket.accept()

@@ -106,6 +106,41 @@ def test_each_worker_shows_its_own_partitions_and_a_gateway_all(cluster):
         assert "\npeeklock_worker_commits_total{" not in gateway.get("/metrics")[1]
 
 
+def test_several_gateways_of_a_machine_have_one_endpoint_and_its_workers_have_their_own(tmp_path: Path) -> None:
+    with Cluster(tmp_path, f"gateways = 2\n{CONFIG}", workers=1) as cluster:
+        [worker], [gateway] = cluster.workers, cluster.gateways
+        assert len(gateway.gateways()) == 2
+        assert json.loads(gateway.get("/readyz")[1]) == {"status": "ready", "partitions": PARTITIONS}
+        text = gateway.get("/metrics")[1]
+        assert re.findall(r"^peeklock_gateway_up(.*)$", text, re.M) == ['{gateway="0"} 1.0', '{gateway="1"} 1.0']
+        assert "\npeeklock_worker_commits_total{" not in text
+        assert worker.gateways() == []
+        assert json.loads(worker.get("/readyz")[1]) == {"status": "ready", "partitions": PARTITIONS}
+        text = worker.get("/metrics")[1]
+        assert "\npeeklock_worker_commits_total{" in text
+        assert "{gateway=" not in text
+        hung = gateway.gateways()[1]
+        hung.suspend()
+        try:
+            status, body = gateway.get("/readyz")
+        finally:
+            hung.resume()
+        assert (status, set(json.loads(body)["gateways"])) in [(503, {"0"}), (503, {"1"})]
+        eventually(lambda: gateway.get("/readyz")[0] == 200, "ready again")
+        worker.kill()
+        eventually(lambda: gateway.get("/readyz")[0] == 503, "the worker is missed")
+        eventually(
+            lambda: (
+                [
+                    text.startswith("partition 0 has no worker")
+                    for text in json.loads(gateway.get("/readyz")[1]).get("gateways", {}).values()
+                ]
+                == [True, True]
+            ),
+            "both gateways miss it",
+        )
+
+
 def test_what_is_stored_is_there_after_all_were_killed(tmp_path: Path) -> None:
     with Cluster(tmp_path, CONFIG) as cluster:
         bodies = [b"%d" % number for number in range(20)]

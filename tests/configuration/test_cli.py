@@ -165,11 +165,6 @@ forward_to = "a"
             ["queue 'b': forward_dead_lettered_messages_to 'c' is no queue or topic"],
         ),
         ("[amqp]\nport = 7\n[ops]\nport = 7", ["peeklock.toml: ops.port: 7 needs amqp.port 7, too"]),
-        ("gateways = 9\n[amqp]\nport = 7\n[ops]\nport = 5", ["peeklock.toml: ops.port: 5 needs amqp.port 7, too"]),
-        (
-            "gateways = 9\n[ops]\nport = 65530",
-            ["peeklock.toml: ops.port: 65530 leaves no ports in a row"],
-        ),
         (
             "[amqp]\ntls_port = 1\ntls_certificate = 'pem'\ntls_key = 'pem'",
             ["amqp.tls_certificate pem with"],

@@ -37,6 +37,7 @@ PARTITIONED = f"""
 partitions = 4
 gateways = 2
 worker_stall_timeout_ms = 6000
+gateway_stall_timeout_ms = 6000
 
 [partitioning]
 default = true
@@ -59,6 +60,7 @@ class Victim(Enum):
     PAUSED_WORKER = "worker, stopped for a time"
     PAUSED_GATEWAY = "gateway, stopped for a time"
     HUNG_WORKER = "worker, stopped until it was replaced"
+    HUNG_GATEWAY = "gateway, stopped until it was replaced"
 
 
 MODULES = {
@@ -69,6 +71,7 @@ MODULES = {
     Victim.PAUSED_WORKER: "broker.worker",
     Victim.PAUSED_GATEWAY: "broker.gateway",
     Victim.HUNG_WORKER: "broker.worker",
+    Victim.HUNG_GATEWAY: "broker.gateway",
 }
 
 WEIGHTS = {
@@ -242,7 +245,7 @@ def kill(broker: Broker, victim: Victim) -> None:
             chosen.suspend()
             time.sleep(random.uniform(0.05, LONGEST_PAUSE_S))
             chosen.resume()
-        elif victim is Victim.HUNG_WORKER:
+        elif victim in (Victim.HUNG_WORKER, Victim.HUNG_GATEWAY):
             chosen.suspend()
             _, alive = psutil.wait_procs([chosen], timeout=HUNG_TIMEOUT_S)
             assert not alive, "it was not replaced"

@@ -35,7 +35,8 @@ from manifests import (
 )
 
 import broker
-from broker.http.ops import PROBE_SECONDS, OpsSource, create_ops_app
+from broker.http.ops import OpsSource, create_ops_app
+from broker.http.readiness import ANSWER_SECONDS
 from broker.settings.config import Settings
 
 SERVED_VERSIONS = ("1.25", kubernetes_validate.latest_version())
@@ -220,7 +221,7 @@ def test_probes_ask_what_the_broker_answers(objects):
             assert probe["httpGet"]["path"] in _routes(), name
             assert probe["httpGet"]["port"] == "ops"
             if probe["httpGet"]["path"] == "/readyz":
-                assert probe["timeoutSeconds"] > PROBE_SECONDS  # else the reason is never heard
+                assert probe["timeoutSeconds"] > ANSWER_SECONDS + 1  # else the reason is never heard
     worker, gateway = (dict(probes(workload(objects, name))) for name in ("worker", "gateway"))
     assert worker["readinessProbe"]["httpGet"]["path"] == "/readyz"  # a rolling update waits for the partitions
     assert gateway["startupProbe"]["httpGet"]["path"] == "/readyz"

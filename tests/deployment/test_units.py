@@ -147,7 +147,7 @@ def test_the_files_of_several_machines_fit_together(tmp_path):
     assert worker.cluster.owned == (0, 1, 2, 3)
     assert worker.cluster.listen.rpartition(":")[2] == worker.cluster.workers[0].rpartition(":")[2]
     # On one machine the operations endpoints of worker and gateways have ports of their own.
-    assert worker.ops.port not in range(gateway.ops.port, gateway.ops.port + 64)
+    assert worker.ops.port != gateway.ops.port
 
 
 def test_each_worker_of_a_machine_has_its_directory(tmp_path):

@@ -53,14 +53,15 @@ def serves(port: int, queue: str = WITNESS) -> None:
 
 
 def metrics(broker: Broker) -> dict[tuple[str, ...], float]:
-    """Samples by (name, label value, ...)."""
+    """Samples by (name, label value, ...); those of all gateways together."""
     status, text = broker.get("/metrics", timeout_s=PATIENCE_S)
     assert status == 200
-    return {
-        (sample.name, *sample.labels.values()): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-    }
+    found: dict[tuple[str, ...], float] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            key = sample.name, *(value for label, value in sample.labels.items() if label != "gateway")
+            found[key] = found.get(key, 0) + sample.value
+    return found
 
 
 def is_ready(broker: Broker) -> bool:

@@ -318,9 +318,10 @@ class Changes(threading.Thread):
             if kind == "topic":
                 if self._done(create(node, "subscription", topic=name, name="s")):
                     self.there.add(f"{name}/Subscriptions/s")
-            elif name.endswith("3") and self._done(delete(node, name)):
-                self.there.discard(name)
-                self.gone.add(name)
+            elif name.endswith("3"):
+                self.there.discard(name)  # a deletion that was not answered may have been done
+                if self._done(delete(node, name)):
+                    self.gone.add(name)
 
     def _done(self, answer: Response) -> bool:
         if answer.status == 200:

@@ -199,7 +199,7 @@ def scraped(connection: http.client.HTTPConnection, name: str) -> float:
     """A metric's value, asked for on this connection."""
     connection.request("GET", "/metrics")
     lines = connection.getresponse().read().decode().splitlines()
-    return next(float(line.split()[1]) for line in lines if line.startswith(f"{name} "))
+    return next(float(line.split()[1]) for line in lines if line.startswith(f"{name}{{"))
 
 
 @pytest.mark.parametrize("spare", [5, -8], ids=["they are used up", "there are fewer than are in use"])

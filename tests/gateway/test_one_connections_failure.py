@@ -410,7 +410,7 @@ async def test_a_gateway_whose_own_task_fails_ends(tmp_path: Path, monkeypatch: 
     async def no_ops() -> dict[str, int]:
         return {}
 
-    monkeypatch.setattr(gateway, "_start_ops", no_ops)
+    monkeypatch.setattr(gateway, "_start_operations", no_ops)
 
     async def keep_connected() -> None:
         raise Foreseen

@@ -196,7 +196,7 @@ def test_metrics_and_health_of_a_fresh_broker(broker):
     shown = metrics(broker)
     assert shown["peeklock_messages", "orders"] == 0
     assert shown["peeklock_size_bytes", "orders"] == 0
-    assert shown["peeklock_active_connections",] == 0
+    assert shown["peeklock_active_connections", "0"] == 0
     assert 0 < shown["peeklock_store_used_bytes", "0"] < shown["peeklock_store_capacity_bytes", "0"]
     assert shown["peeklock_quarantined_records", "0"] == 0
     assert shown["peeklock_worker_commits_total", "0"] > 0  # the probes that waited for readiness

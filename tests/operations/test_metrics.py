@@ -8,7 +8,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from broker.exposition import PARTITION, render
-from broker.metrics import GatewayMetrics, Histogram, Scene, WorkerMetrics
+from broker.metrics import EndpointMetrics, GatewayMetrics, Histogram, Scene, WorkerMetrics
 from broker.wire import Outcome
 from storage.log.commit_log import LogUsage
 
@@ -24,11 +24,13 @@ LOG_USAGE = LogUsage(
     checkpointer_pid=None,
 )
 QUEUE, OTHER = 7, 8  # entity ids
+ONE = ("gateway", "0")
 MAIN, DEAD_LETTER, TRANSFER_DEAD_LETTER, TRANSFER = 0, 1, 2, 3  # parts
 
 
 def scene(gateway=None, workers=None, counts=(), entities=None, forwarding=()):
-    return Scene(gateway or GatewayMetrics(), workers or {}, counts, entities or {}, "1.2.3", forwarding)
+    gateways = {0: (gateway or GatewayMetrics()).snapshot(0)}
+    return Scene(gateways, workers or {}, counts, entities or {}, "1.2.3", EndpointMetrics(), forwarding)
 
 
 def samples(scene):
@@ -61,12 +63,12 @@ def test_histogram_buckets_are_cumulative_in_the_exposition():
     gateway.send_latency.observe(99)
     shown = samples(scene(gateway))
     name = "peeklock_server_send_latency_seconds"
-    assert shown[f"{name}_bucket", ("le", "0.0001")] == 0
-    assert shown[f"{name}_bucket", ("le", "0.00025")] == 2
-    assert shown[f"{name}_bucket", ("le", "0.5")] == 3
-    assert shown[f"{name}_bucket", ("le", "+Inf")] == 4
-    assert shown[f"{name}_count",] == 4
-    assert shown[f"{name}_sum",] == pytest.approx(99.3004)
+    assert shown[f"{name}_bucket", ONE, ("le", "0.0001")] == 0
+    assert shown[f"{name}_bucket", ONE, ("le", "0.00025")] == 2
+    assert shown[f"{name}_bucket", ONE, ("le", "0.5")] == 3
+    assert shown[f"{name}_bucket", ONE, ("le", "+Inf")] == 4
+    assert shown[f"{name}_count", ONE] == 4
+    assert shown[f"{name}_sum", ONE] == pytest.approx(99.3004)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +85,7 @@ def test_a_failed_request_counts_as_one_kind_of_error(error, counter):
     gateway.entity("orders").failed(error, 2)
     kinds = ("server_errors", "throttled_requests", "user_errors", "successful_requests")
     shown = samples(scene(gateway))
-    assert {kind: shown[f"peeklock_{kind}_total", ("entity", "orders")] for kind in kinds} == {
+    assert {kind: shown[f"peeklock_{kind}_total", ("entity", "orders"), ONE] for kind in kinds} == {
         kind: 2 if kind == counter else 0 for kind in kinds
     }
 
@@ -94,7 +96,13 @@ def test_each_outcome_has_its_counter():
         gateway.entity("orders").settled[outcome] = 10 + outcome
     shown = samples(scene(gateway))
     names = ("complete", "abandon", "defer", "deadletter", "release")
-    assert [shown[f"peeklock_{name}_message_total", ("entity", "orders")] for name in names] == [10, 11, 12, 13, 14]
+    assert [shown[f"peeklock_{name}_message_total", ("entity", "orders"), ONE] for name in names] == [
+        10,
+        11,
+        12,
+        13,
+        14,
+    ]
 
 
 def test_counts_of_all_partitions_and_parts_add_up_by_entity():
@@ -134,7 +142,7 @@ def test_messages_of_an_entity_that_forwards_are_in_transfer_and_not_active():
 def test_active_connections_are_those_opened_and_not_closed():
     gateway = GatewayMetrics()
     gateway.connections_opened, gateway.connections_closed = 5, 2
-    assert samples(scene(gateway))["peeklock_active_connections",] == 3
+    assert samples(scene(gateway))["peeklock_active_connections", ONE] == 3
 
 
 def test_a_deleted_entity_leaves_no_series():
@@ -148,7 +156,7 @@ def test_a_deleted_entity_leaves_no_series():
 def test_names_of_entities_and_conditions_are_escaped():
     gateway = GatewayMetrics()
     gateway.errors['a"b\\c\nd'] += 1
-    assert samples(scene(gateway))["peeklock_errors_total", ("condition", 'a"b\\c\nd')] == 1
+    assert samples(scene(gateway))["peeklock_errors_total", ("condition", 'a"b\\c\nd'), ONE] == 1
 
 
 def test_a_worker_that_does_not_answer_is_shown_as_down():
@@ -158,6 +166,37 @@ def test_a_worker_that_does_not_answer_is_shown_as_down():
     assert shown["peeklock_worker_up", ("worker", "1")] == 0
     assert shown["peeklock_worker_restarts_total", ("worker", "0")] == 4
     assert ("peeklock_worker_restarts_total", ("worker", "1")) not in shown
+
+
+def test_each_gateway_has_series_of_its_own_and_partitions_are_shown_once():
+    metrics = [GatewayMetrics(), GatewayMetrics()]
+    for number, gateway in enumerate(metrics, 1):
+        gateway.connections_opened = number
+        gateway.receivers = 10 * number
+        gateway.errors["amqp:not-found"] += number
+        gateway.send_latency.observe_many(0.001, number)
+        gateway.entity("orders").incoming_messages += number
+        gateway.entity("orders").settled[Outcome.ACCEPTED] += number
+    snapshots = {
+        number: msgpack.unpackb(msgpack.packb(gateway.snapshot(number))) for number, gateway in enumerate(metrics)
+    }
+    counts = [{QUEUE << 3 | MAIN: [5, 1, 2, 100, 3]}]
+    shown = samples(scene(counts=counts, entities={QUEUE: "orders"})._replace(gateways={**snapshots, 2: None}))
+
+    def of(name, *labels):
+        return [shown.get((name, *sorted([*labels, ("gateway", number)]))) for number in "012"]
+
+    assert of("peeklock_gateway_up") == [1, 1, 0]
+    assert of("peeklock_gateway_restarts_total") == [0, 1, None]
+    assert of("peeklock_active_connections") == [1, 2, None]
+    assert of("peeklock_links", ("role", "receiver")) == [10, 20, None]
+    assert of("peeklock_errors_total", ("condition", "amqp:not-found")) == [1, 2, None]
+    assert of("peeklock_server_send_latency_seconds_count") == [1, 2, None]
+    assert of("peeklock_incoming_messages_total", ("entity", "orders")) == [1, 2, None]
+    assert of("peeklock_complete_message_total", ("entity", "orders")) == [1, 2, None]
+    assert shown["peeklock_messages", ("entity", "orders")] == 8
+    resident = "peeklock_process_resident_memory_bytes"
+    assert {labels[0][1] for name, *labels in shown if name == resident} == {"gateway", "gateway-1"}
 
 
 def test_a_workers_snapshot_survives_the_wire():

@@ -1,13 +1,16 @@
 import asyncio
+import re
 import socket
+import time
 from contextlib import asynccontextmanager
 
 import aiohttp
 import pytest
 
 from broker.errors import ServerBusy
-from broker.http.ops import create_ops_app, start_ops
-from broker.metrics import GatewayMetrics, Scene
+from broker.gateway.reports import NotReady
+from broker.http.ops import start_ops
+from broker.metrics import EndpointMetrics, GatewayMetrics, Scene
 from broker.settings.config import ConfigurationError
 
 
@@ -16,14 +19,18 @@ class Source:
 
     version = "1.2.3"
     partitions = (0, 1)
+    gateways: tuple[int, ...] = ()
 
     def __init__(self):
         self.reason = None
         self.faults = {}
+        self.faults_of_gateways = {}
         self.hanging = set()
+        self.released = asyncio.Event()
+        self.seconds = 0.0  # that a probe takes
         self.probes = []
 
-    def ops_connection_dropped(self):
+    def connection_dropped(self):
         pass
 
     def accept_failed(self, error):
@@ -35,15 +42,19 @@ class Source:
     async def probe(self, partition):
         self.probes.append(partition)
         if partition in self.hanging:
-            await asyncio.Event().wait()
-        await asyncio.sleep(0)
+            await self.released.wait()
+        await asyncio.sleep(self.seconds)
         if partition in self.faults:
             raise self.faults[partition]
+
+    async def probe_gateway(self, number):
+        if number in self.faults_of_gateways:
+            raise self.faults_of_gateways[number]
 
     async def scene(self):
         gateway = GatewayMetrics()
         gateway.connections_opened = 3
-        return Scene(gateway, {}, (), {}, self.version)
+        return Scene({0: gateway.snapshot(0)}, {}, (), {}, self.version, EndpointMetrics())
 
 
 @asynccontextmanager
@@ -88,30 +99,102 @@ def test_a_partition_that_fails_is_named_with_its_fault():
     )
 
 
+def test_a_gateway_that_takes_no_clients_is_named_with_the_reason():
+    source = Source()
+    source.gateways = (0, 1)
+    assert ask(source, "/readyz")[:2] == (200, {"status": "ready", "partitions": 2})
+    source.faults_of_gateways[1] = NotReady("its process has ended")
+    body = {"status": "not ready", "reason": "gateways that fail: 1", "partitions": {}}
+    assert ask(source, "/readyz")[:2] == (503, body | {"gateways": {"1": "its process has ended"}})
+    source.faults[0] = ServerBusy("down")
+    assert ask(source, "/readyz")[1]["reason"] == "partitions that fail: 0; gateways that fail: 1"
+
+
 def test_a_fault_without_text_is_named_by_its_kind():
     source = Source()
     source.faults[0] = ConnectionResetError()
     assert ask(source, "/readyz")[1]["partitions"] == {"0": "ConnectionResetError"}
 
 
-def test_a_partition_that_hangs_is_given_up():
-    async def exchange():
-        source = Source()
-        source.hanging.add(1)
-        app = create_ops_app(source, probe_seconds=0.05)
-        runner = aiohttp.web.AppRunner(app)
-        await runner.setup()
-        site = aiohttp.web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        try:
-            async with aiohttp.ClientSession() as client, client.get(f"{site.name}/readyz") as response:
-                return response.status, await response.json()
-        finally:
-            await runner.cleanup()
+async def readiness(client):
+    """The status, the body, and the seconds that the answer took."""
+    began = time.monotonic()
+    async with client.get("/readyz") as response:
+        return response.status, await response.json(), time.monotonic() - began
 
-    status, body = asyncio.run(exchange())
-    assert status == 503
-    assert body["partitions"] == {"1": "no answer within 0.05 s"}
+
+def seconds_said(answer):
+    [text] = answer[1]["partitions"].values()
+    return float(re.fullmatch(r"no answer for (\d+\.\d) s", text)[1])
+
+
+def test_beside_a_partition_that_hangs_the_answer_comes_within_a_second_and_then_at_once():
+    source = Source()
+    source.hanging.add(1)
+
+    async def exchange():
+        async with serving(source) as client:
+            first = await readiness(client)
+            second = await readiness(client)
+            await asyncio.sleep(0.5)
+            third = await readiness(client)
+            source.hanging.clear()
+            source.released.set()
+            return first, second, third, await readiness(client)
+
+    first, second, third, last = asyncio.run(exchange())
+    for status, body, seconds in (first, second, third):
+        assert status == 503
+        assert body["reason"] == "partitions that fail: 1"
+        assert set(body["partitions"]) == {"1"}
+        assert seconds < 1
+    assert 0.7 < seconds_said(first) < 1
+    assert 1.2 < seconds_said(third) < 2
+    assert second[2] < 0.3
+    assert third[2] < 0.3
+    assert source.probes.count(1) == 2  # it is not asked again before it has answered
+    assert last[0] == 200
+
+
+def test_a_slow_disk_is_no_fault_once_it_is_known_as_slow():
+    source = Source()
+
+    async def exchange():
+        async with serving(source) as client:
+            before = await readiness(client)
+            source.seconds = 1.2
+            found = [await readiness(client)]
+            await asyncio.sleep(0.6)  # its first slow answer has come
+            for _ in range(4):
+                found.append(await readiness(client))
+                await asyncio.sleep(0.3)
+            source.seconds = 60
+            await asyncio.sleep(0.5)
+            hanging = [await readiness(client) for _ in range(5)]
+            return before, found, hanging
+
+    before, found, hanging = asyncio.run(exchange())
+    assert before[0] == 200
+    assert [status for status, *_ in found] == [503, 200, 200, 200, 200]
+    statuses = [status for status, *_ in hanging]
+    assert statuses == sorted(statuses)
+    assert (statuses[0], statuses[-1]) == (200, 503)  # after 2.4 seconds
+    assert all(seconds < 1 for _, _, seconds in (before, *found, *hanging))
+
+
+def test_a_known_fault_holds_until_a_slow_probe_has_ended():
+    source = Source()
+    source.seconds = 0.5
+
+    async def exchange():
+        async with serving(source) as client:
+            assert (await readiness(client))[0] == 200
+            source.faults[1] = ServerBusy("the disk is full")
+            await readiness(client)
+            source.seconds = 0.9
+            return await readiness(client)
+
+    assert asyncio.run(exchange())[1]["partitions"] == {"1": "the disk is full"}
 
 
 def test_while_starting_or_stopping_no_partition_is_probed():
@@ -178,7 +261,7 @@ def test_metrics():
     status, text, headers = ask(Source(), "/metrics")
     assert status == 200
     assert headers["Content-Type"].startswith("text/plain")
-    assert "peeklock_connections_opened_total 3.0\n" in text
+    assert 'peeklock_connections_opened_total{gateway="0"} 3.0\n' in text
 
 
 def test_unknown_path():

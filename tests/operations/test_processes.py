@@ -34,9 +34,10 @@ def eventually(condition, what):
 class Stubs:
     """The loop in a process of its own; `directory` holds the children's plans and notes."""
 
-    def __init__(self, directory, stop_seconds=10.0):
+    def __init__(self, directory, stop_seconds=10.0, stall_seconds=0.0):
         self.directory = directory
         self.stop_seconds = stop_seconds
+        self.stall_seconds = stall_seconds
         self.process = None
 
     def plan(self, name, behaviour):
@@ -46,7 +47,7 @@ class Stubs:
         script = HERE / "children" / "run_stubs.py"
         path = os.pathsep.join([str(script.parent), str(REPOSITORY)])
         self.process = subprocess.Popen(
-            [sys.executable, script, self.directory, str(self.stop_seconds)],
+            [sys.executable, script, self.directory, str(self.stop_seconds), str(self.stall_seconds)],
             env=os.environ | {"PYTHONPATH": path},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -214,6 +215,23 @@ def test_children_end_with_a_supervisor_that_is_killed(stubs):
     eventually(lambda: all(map(is_gone, pids)), "all children gone")
 
 
+def test_a_process_that_gives_no_sign_of_life_is_replaced_even_before_it_serves(tmp_path):
+    stubs = Stubs(tmp_path, stall_seconds=3.0)
+    try:
+        stubs.plan("gateway", "hang 1")
+        stubs.run().wait_ready()
+        assert [restarts for _, restarts in stubs.starts("gateway")] == [0, 1]
+        os.kill(stubs.starts("worker-0")[0][0], signal.SIGSTOP)
+        eventually(lambda: len(stubs.starts("worker-0")) == 2, "worker-0 started again")
+        assert len(stubs.starts("worker-1")) == 1
+        stubs.process.terminate()
+        code, output = stubs.wait()
+        assert code == 0
+        assert output.count("process stalled") == 1  # the first line was read by `wait_ready`
+    finally:
+        stubs.close()
+
+
 def test_what_a_library_prints_is_not_an_answer(stubs):
     stubs.plan("worker-0", "chatter")
     assert stubs.run().wait_ready()["worker-0"] == {"ready": True, "port": 4711}
@@ -234,6 +252,7 @@ def test_instructions_survive_the_way_to_the_child():
         partitions=(1, 3),
         sockets=("run/worker-0.sock", "run/worker-1.sock"),
         restarts=2,
+        gateway_sockets=("run/gateway-0.sock", "run/gateway-1.sock"),
     )
     assert Instructions.from_json(instructions.to_json()) == instructions
     assert "\n" not in instructions.to_json()

@@ -27,7 +27,7 @@ from broker.supervisor import supervisor
 from broker.settings.config import Settings
 
 class Started:  # in place of the processes: the start has come this far
-    def __init__(self, groups, directory, stop_seconds, stall_seconds):
+    def __init__(self, groups, directory, stop_seconds):
         self.roles = [role for group in groups for role in group]
     def load(self):
         pass

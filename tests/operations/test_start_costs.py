@@ -32,6 +32,7 @@ MAY_NOT_LOAD = {
     "broker.cli.commands": HEAVY | OF_THE_GATEWAY | {"asyncio", "structlog", "lmdb"},
     "broker.supervisor.supervisor": HEAVY | OF_COMMANDS | OF_THE_GATEWAY,
     "broker.gateway.gateway": HEAVY | OF_COMMANDS | {"lmdb"},
+    "broker.observer.observer": HEAVY | OF_COMMANDS | {"lmdb", "cproton_ffi", "protocol.engine.engine"},
     "broker.worker.process": HEAVY | OF_COMMANDS | OF_THE_GATEWAY,
 }
 

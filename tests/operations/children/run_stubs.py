@@ -1,4 +1,7 @@
-"""Run `broker.supervisor.processes` in the directory given, with stub children: one gateway and two workers."""
+"""Run `broker.supervisor.processes` in the directory given, with stub children: one gateway and two workers.
+
+Further arguments: the seconds that they have to stop, and those after which a silent one is replaced (0: never).
+"""
 
 import json
 import os
@@ -10,6 +13,7 @@ from broker.settings.config import ConfigurationError, Settings
 from broker.supervisor.processes import Processes, Role
 
 directory = Path(sys.argv[1])
+stall_seconds = float(sys.argv[3]) or None
 sockets = ("run/worker-0.sock", "run/worker-1.sock")
 
 
@@ -25,7 +29,7 @@ def role(worker: int | None) -> Role:
             restarts=restarts,
         )
 
-    return Role("gateway" if worker is None else f"worker-{worker}", "stub_child", instructions)
+    return Role("gateway" if worker is None else f"worker-{worker}", "stub_child", instructions, stall_seconds)
 
 
 def say(line: str) -> None:

@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from broker.child import announce_ready, fail, read_instructions
+from broker.child import Pulse, announce_ready, fail, read_instructions
 
 
 def note(file: str, text: str) -> None:
@@ -29,9 +29,13 @@ plan = Path(f"{name}.plan")
 behaviour = plan.read_text() if plan.exists() else "serve"
 note("starts", f"{name} {os.getpid()} {instructions.restarts}")
 signal.signal(signal.SIGTERM, signal.SIG_IGN if behaviour == "ignore SIGTERM" else terminated)
+pulse = Pulse()
 match behaviour.partition(" "):
     case ("crash", _, times) if instructions.restarts < int(times):
         sys.exit(3)
+    case ("hang", _, times) if instructions.restarts < int(times):
+        pulse.beat()
+        time.sleep(3600)
     case ("fail", _, message):
         fail(message)
     case ("chatter", _, _):
@@ -39,4 +43,5 @@ match behaviour.partition(" "):
 announce_ready(port=4711)
 print("what is printed later goes to the log", flush=True)
 while True:
-    time.sleep(3600)
+    pulse.beat()
+    time.sleep(0.2)

@@ -1,0 +1,24 @@
+"""`python -m broker.observer`: the operations endpoint as a process, as the supervisor starts it."""
+
+import sys
+
+import uvloop
+
+from broker.child import Pulse, collect_rarely, fail, read_instructions
+from broker.logging import configure_logging
+from broker.observer.observer import Observer
+from broker.settings.config import ConfigurationError
+
+
+async def _observe() -> None:
+    await Observer(_INSTRUCTIONS, Pulse().beat).run()
+
+
+_INSTRUCTIONS = read_instructions()
+configure_logging(_INSTRUCTIONS.settings.log)
+collect_rarely()
+try:
+    uvloop.run(_observe())
+except ConfigurationError as error:
+    fail(str(error))
+sys.exit(0)

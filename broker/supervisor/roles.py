@@ -1,0 +1,104 @@
+"""Which processes a broker has, and what each is told.
+
+They are in groups in the order of their stop: gateways first, so that clients are told before workers end.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+
+from broker.child import Instructions, gateway_process
+from broker.settings.config import Settings
+from broker.supervisor.parking import Parking
+from broker.supervisor.processes import Role
+from storage.data_dir import RUN
+
+Roles = list[list[Role]]
+
+
+def all_roles(settings: Settings, parkings: Sequence[Parking]) -> Roles:
+    """A whole broker; `parkings` has an item for each worker."""
+    workers = settings.worker_count
+    sockets = tuple(f"{RUN}/worker-{worker}.sock" for worker in range(workers))
+    if settings.is_one_process:
+        both = _instructions(
+            settings, sockets, gateway=0, worker=0, owned=settings.partitions_here, parking=parkings[0]
+        )
+        stall_seconds = settings.worker_stall_timeout_ms / 1000
+        return [[Role("gateway", "broker.one_process", both, stall_seconds, parkings[0].crashed)]]
+    gateways, observer = _gateways(settings, sockets)
+    partitions = [tuple(range(worker, settings.partitions, workers)) for worker in range(workers)]
+    here = [_worker(settings, sockets, each, partitions[each], parkings[each]) for each in range(workers)]
+    return [gateways, [*observer, *here]]
+
+
+def roles_of_gateways(settings: Settings) -> Roles:
+    """The gateways of a namespace on several machines."""
+    return list(_gateways(settings, settings.cluster.workers))
+
+
+def roles_of_worker(settings: Settings, parking: Parking) -> Roles:
+    """A worker of a namespace on several machines."""
+    sockets, owned = settings.cluster.workers, settings.partitions_here
+    observes = _instructions(settings, sockets, owned=owned)
+    return [_observer(settings, observes), [_worker(settings, sockets, 0, owned, parking)]]
+
+
+def _gateways(settings: Settings, sockets: tuple[str, ...]) -> tuple[list[Role], list[Role]]:
+    """The gateways, and the observer of several. A single one has its operations endpoint itself.
+
+    The observer is to be stopped after them, so that it tells what becomes of them.
+    """
+    is_observed = settings.gateways > 1 and settings.ops.port is not None
+    reports = tuple(f"{RUN}/gateway-{number}.sock" for number in range(settings.gateways)) if is_observed else ()
+    gateways = [
+        Role(
+            gateway_process(number),
+            "broker.gateway",
+            _instructions(settings, sockets, gateway=number, reports=reports),
+            settings.gateway_stall_timeout_ms / 1000,
+        )
+        for number in range(settings.gateways)
+    ]
+    return gateways, _observer(settings, _instructions(settings, sockets, reports=reports)) if is_observed else []
+
+
+def _observer(settings: Settings, instructions: Callable[[int], Instructions]) -> list[Role]:
+    if settings.ops.port is None:
+        return []
+    return [Role("observer", "broker.observer", instructions, settings.gateway_stall_timeout_ms / 1000)]
+
+
+def _worker(
+    settings: Settings, sockets: tuple[str, ...], number: int, owned: tuple[int, ...], parking: Parking
+) -> Role:
+    instructions = _instructions(settings, sockets, worker=number, owned=owned, parking=parking)
+    stall_seconds = settings.worker_stall_timeout_ms / 1000
+    return Role(f"worker-{number}", "broker.worker", instructions, stall_seconds, parking.crashed)
+
+
+def _instructions(
+    settings: Settings,
+    sockets: tuple[str, ...],
+    *,
+    gateway: int | None = None,
+    worker: int | None = None,
+    owned: tuple[int, ...] = (),
+    parking: Parking | None = None,
+    reports: tuple[str, ...] = (),
+) -> Callable[[int], Instructions]:
+    for_children = settings.model_copy(update={"queues": (), "topics": ()})
+
+    def after(restarts: int) -> Instructions:
+        return Instructions(
+            settings=for_children,
+            supervisor=os.getpid(),
+            gateway=gateway,
+            worker=worker,
+            partitions=owned,
+            sockets=sockets,
+            restarts=restarts,
+            parked=() if parking is None else parking.parked,
+            gateway_sockets=reports,
+        )
+
+    return after

@@ -1,0 +1,26 @@
+"""Unix sockets between the processes of a broker."""
+
+import os
+import socket
+
+
+def listen_at(path: str, backlog: int) -> socket.socket:
+    """A socket that only this user can connect to, in place of that of a dead process. Raises OSError.
+
+    A relative path is short enough, wherever the data directory is.
+    """
+    if os.path.exists(path):  # noqa: PTH110 - loaded by each process that starts
+        os.unlink(path)  # noqa: PTH108
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        previous = os.umask(0o177)
+        try:
+            listening.bind(path)
+        finally:
+            os.umask(previous)
+        listening.setblocking(False)
+        listening.listen(backlog)
+    except OSError:
+        listening.close()
+        raise
+    return listening
