@@ -112,6 +112,7 @@ class World:
         return is_read, noted
 
     def freeze(self) -> None:
+        self.pump()  # what is not quiet yet forwards
         self.ask(self.at, "hold", ENTITY)
         self.pump()
         self.ask(self.at, "freeze", ENTITY)
