@@ -29,6 +29,9 @@ from storage.seen_ids import free_ids
 from storage.store import Store, Table
 
 
+STATES = 8  # at once: each may be large
+
+
 def discard(core: Core, entity_id: int, topic_id: int | None, now_ms: int) -> None:
     """Delete what the store has of an entity that does not live here any more, step by step."""
     document = encode_document({"deleted_ms": now_ms, "topic_id": topic_id})
@@ -62,6 +65,8 @@ def free(core: Core, entity_id: int, now_ms: int) -> None:
         store.delete_many(Table.SESSION_ENTRIES, [key for key, _ in items])
     elif items := store.scan(Table.SESSIONS, entity_key(first), entity_key(end), step):
         free_states(core, topic_id, items)
+    elif items := store.scan(Table.SESSION_STATES, entity_key(first), entity_key(end), STATES):
+        store.delete_many(Table.SESSION_STATES, [key for key, _ in items])  # a move was given up between the two rows
     elif items := store.scan(Table.DUE, due_key(first, 0, 0, 0), due_key(end, 0, 0, 0), step):
         store.delete_many(Table.DUE, [key for key, _ in items])
     elif entity_id not in core.terms and (
