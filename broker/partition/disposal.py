@@ -28,7 +28,6 @@ from storage.records import (
 from storage.seen_ids import free_ids
 from storage.store import Store, Table
 
-
 STATES = 8  # at once: each may be large
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from moving_driver import ENTITY, FIRST, SECOND, World
+from moving_driver import ENTITY, FIRST, SECOND, SOME, World
 
 from broker.errors import BrokerError, InvalidArgument
 from broker.wire import Outcome
@@ -166,3 +166,22 @@ def test_only_the_move_that_has_begun_goes_on():
     with pytest.raises(BrokerError):  # what came first is still being deleted, or nothing has come
         world.ask(FIRST, "arrive", ENTITY)
     world.check()
+
+
+def test_rules_are_known_where_the_topic_does_not_live():
+    world = World("topic")
+    elsewhere = world.partitions[SECOND]
+    rule = {"name": "few", "filter": {"kind": "false"}, "action": None, "created_ms": world.now_ms}
+    elsewhere.set_rules(SOME, [rule])
+    elsewhere.set_rule(SOME, {**rule, "name": "more"})
+    elsewhere.drop_rule(SOME, "few")
+    elsewhere.commit()
+    assert [each["name"] for each in elsewhere.rules(SOME)] == ["more"]
+    world.partition.set_rules(SOME, [{**rule, "name": "of its partition"}])
+    world.partition.commit()
+    world.begin_move()
+    world.freeze()
+    world.finish()
+    assert [each["name"] for each in elsewhere.rules(SOME)] == ["of its partition"], (
+        "those of the partition that it lived on"
+    )

@@ -7,9 +7,10 @@ from broker.errors import EntityAlreadyExists, EntityNotFound, InvalidArgument, 
 from broker.partition.state.core import Core
 from broker.partition.state.queue import Queue
 from broker.partition.state.stored_rules import Document, StoredRule, compiled, write_rules
+from broker.partition.state.terms import Kind
 from broker.partition.state.topic import Topic
 from protocol import error_texts
-from storage.queue_ids import Part, queue_id_of
+from storage.queue_ids import Part
 from storage.records import rule_key
 from storage.store import Table
 
@@ -41,7 +42,7 @@ def remove_rule(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> N
 
 def set_rule(core: Core, entity_id: int, document: Document) -> None:
     """Add a rule to the subscription, in place of one of this name. Another partition has checked it."""
-    topic = _topic(core, core.queue(queue_id_of(entity_id)))
+    topic = _topic_of(core, entity_id)
     if topic.rule(entity_id, document["name"]) is not None:
         _remove(core, topic, entity_id, document["name"])
     _add(core, topic, entity_id, compiled(document))
@@ -49,14 +50,14 @@ def set_rule(core: Core, entity_id: int, document: Document) -> None:
 
 def drop_rule(core: Core, entity_id: int, name: str) -> None:
     """Remove the rule of this name if there is one."""
-    topic = _topic(core, core.queue(queue_id_of(entity_id)))
+    topic = _topic_of(core, entity_id)
     if topic.rule(entity_id, name) is not None:
         _remove(core, topic, entity_id, name)
 
 
 def set_rules(core: Core, entity_id: int, documents: Sequence[Document]) -> None:
     """Let the subscription have just these rules. Another partition has checked them."""
-    topic = _topic(core, core.queue(queue_id_of(entity_id)))
+    topic = _topic_of(core, entity_id)
     wanted = {document["name"].lower(): document for document in documents}
     for stored in topic.rules(entity_id):
         if stored.document != wanted.get(stored.rule.name.lower()):
@@ -68,12 +69,12 @@ def set_rules(core: Core, entity_id: int, documents: Sequence[Document]) -> None
 
 def has_rule(core: Core, entity_id: int, name: str) -> bool:
     """Raises EntityNotFound, NotAllowed if there is no such subscription."""
-    return _topic(core, core.queue(queue_id_of(entity_id))).rule(entity_id, name) is not None
+    return _topic_of(core, entity_id).rule(entity_id, name) is not None
 
 
 def rules_of(core: Core, entity_id: int) -> list[Document]:
     """All rules of the subscription that can be read."""
-    topic = _topic(core, core.queue(queue_id_of(entity_id)))
+    topic = _topic_of(core, entity_id)
     return [stored.document for stored in topic.rules(entity_id) if stored.document is not None]
 
 
@@ -96,6 +97,16 @@ def enumerate_rules(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) 
         raise InvalidArgument(f"skip must not be negative and top must be positive, not {skip} and {top}.")
     rules = _topic(core, queue).rules(queue.entity_id)
     return [stored.document for stored in rules if stored.document is not None][skip : skip + top]
+
+
+def _topic_of(core: Core, entity_id: int) -> Topic:
+    """The topic of this subscription, which may live on other partitions. Raises EntityNotFound, NotAllowed."""
+    terms = core.terms.get(entity_id)
+    if terms is None:
+        raise EntityNotFound("The messaging entity could not be found.")
+    if terms.kind != Kind.SUBSCRIPTION:
+        raise NotAllowed(f"'{terms.name}' is not a subscription; only subscriptions have rules.")
+    return core.topic(core.topic_ids[terms.topic])
 
 
 def _topic(core: Core, queue: Queue) -> Topic:
