@@ -172,7 +172,7 @@ def test_clients_go_on_while_it_moves_again_and_again(broker: Broker, kind: str)
             source = f"{name}/Subscriptions/s"
         client = Client(broker, name, source)
         at = where(node, name)[0]
-        for step in range(1, 9):
+        for step in range(1, 6):
             to = (at + step) % PARTITIONS
             if to != at:
                 moved = move(node, name, to)
@@ -242,11 +242,11 @@ def test_a_process_that_dies_in_a_move_leaves_it_as_before_or_moved(tmp_path: Pa
             answer = peer.expect(DISPOSITION)
             accepted += (answer.fields[2] or answer.fields[1]) - answer.fields[1] + 1
         at = 1
-        for step in range(6):
+        for step in range(4):
             to = 2 if at == 1 else 1
             partition = {"source": at, "destination": to, "home": 0}[victim]
             process = worker_of(broker, partition)
-            timer = threading.Timer(0.01 * step * step, process.kill)
+            timer = threading.Timer(0.02 * step * step, process.kill)
             timer.start()
             outcome = move(node, name, to)
             timer.join()
