@@ -33,6 +33,7 @@ TITLES = {
     "sessions": "Sessions",
     "duplicates": "Duplicate detection",
     "transactions": "Transactions",
+    "partitioned": "Partitioned queue",
     "instructions": "Instructions",
 }
 PLOTS = {
@@ -83,7 +84,7 @@ def latest(documents: Sequence[Document]) -> list[Document]:
 
 def cost_group(cell: str) -> str:
     name = cell.partition("-")[0]
-    return name if name in ("unpipelined", "openloop") else "throughput"
+    return name if name in ("unpipelined", "openloop", "partitioned") else "throughput"
 
 
 def page(documents: Sequence[Document], drawn: set[str]) -> str:
