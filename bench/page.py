@@ -49,6 +49,8 @@ and the client share one machine: compare figures of one table with one another,
 elsewhere. Each figure is the median of the rounds, with `[least..greatest]`. *÷* is Peeklock's median over the other's:
 above 1 is good for rates, below 1 for times, memory and costs. Plots show medians, and the range of the rounds as a
 line.
+
+[How the throughput grows with processors](performance/scaling.md) is on a page of its own, with a model.
 """
 
 

@@ -17,6 +17,7 @@ from itertools import combinations
 from math import sqrt
 from typing import Any
 
+from bench.plan import KIB
 from bench.recording import BUSY_CORES
 
 MOST_PROCESSES = 64  # the limit of workers, partitions, and gateways on one machine
@@ -168,8 +169,10 @@ The load tool has a processor of its own, and all processes of the broker share 
 those of more processors. What counts is the **CPU time of a message**: if it stays nearly the same while processes are
 added, then more processors do as much more.
 """
-LIMITS = """## What the model does not know
+LIMITS = """## What else decides
 
+- **What grows** is above all *fragments*. A partitioned queue has one in each partition, and each worker has some; so
+  it grows with the workers, because there are at least as many partitions.
 - **One link is on one gateway.** It reaches the rate of one gateway at most, whatever the number of processors.
 - **A key, and a session, is on one fragment.** The messages of one key reach the rate of one worker at most.
 - **The home and its catalog** are not on the path of a message.
@@ -276,6 +279,7 @@ def _predictions(models: Mapping[str, Model], points: Mapping[str, Sequence[Poin
                     f"{best.rate / processors / (predict(model, 2).rate / 2):.2f}",
                     f"{best.rate / layout.gateways:,.0f}",
                     f"{total(model, layout.gateways, layout):.1f}",
+                    f"{best.rate * KIB / (1 << 20):,.0f}",
                 )
             )
     head = (
@@ -291,7 +295,7 @@ def _predictions(models: Mapping[str, Model], points: Mapping[str, Sequence[Poin
         "The highest rate, and the processes with which the model reaches it, on processors like these, for the broker"
         f" alone. Each gateway has {LINKS_OF_A_GATEWAY} links, and the queue a partition for each worker (4 at least)."
         " Beyond what was measured this is an extrapolation: the range shows what one row of the table decides, and not"
-        " what no row has.\n\n" + table((*head, "rate of a gateway", "µs for a message"), rows)
+        " what no row has.\n\n" + table((*head, "rate of a gateway", "µs for a message", "MiB/s of bodies"), rows)
     )
 
 
