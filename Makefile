@@ -5,6 +5,7 @@
 #   make test-one-process  the tests that start a broker, with all of it in one process
 #   make lint      formatting, lint, types
 #   make bench     the broker beside RabbitMQ and Artemis          bench/README.md says what it needs
+#   make scaling   the cost of a message with more workers and gateways, and a model of it
 #   make model     the model tests, each with many examples       EXAMPLES=20000
 #   make structure  modules by folder, longest functions, circles of imports
 #   make dead-code  unused code; make coverage  code that no test runs    ARGS="tests/partition"
@@ -25,7 +26,7 @@ EXAMPLES ?= 2000
 OF_BROKERS := $(addprefix tests/,end_to_end sessions forwarding operations client_commands protocol_client crash_ledger)
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-one-process lint bench model soak fuzz power-loss split losing-a-worker structure dead-code coverage clean
+.PHONY: help install serve test test-one-process lint bench scaling model soak fuzz power-loss split losing-a-worker structure dead-code coverage clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -63,6 +64,9 @@ $(BENCH_INSTALLED): $(INSTALLED)
 
 bench: $(BENCH_INSTALLED)
 	$(BIN)/python -m bench.run $(ARGS)
+
+scaling: $(INSTALLED)
+	$(BIN)/python -m bench.scaling $(ARGS)
 
 model: $(INSTALLED)
 	PEEKLOCK_MODEL_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest -v tests/*/test_*_model.py $(ARGS)

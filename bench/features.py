@@ -1,12 +1,13 @@
 """Measures the rows of features, for Peeklock alone: the peer has different features, or none."""
 
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 from statistics import mean
 
-from bench.plan import KIB
+from bench.plan import KIB, MODES
 from bench.recording import Recorder
-from bench.servers import PeeklockWithFeatures
+from bench.servers import PARTITIONED_QUEUE, Peeklock, PeeklockPartitioned, PeeklockWithFeatures, awake
 
 MB = 1_000_000
 PER_SESSION = 10
@@ -17,7 +18,7 @@ IN_TRANSACTION = 10  # sends, and completions
 TRANSACTIONS_AT_ONCE = 16
 
 
-def topics(bench: Recorder, server: PeeklockWithFeatures) -> None:
+def topics(bench: Recorder, server: Peeklock) -> None:
     """Publishing and forwarding."""
     server.start()
     body = ("--size", str(KIB), "--subject", "wanted", "--seconds", str(bench.plan.seconds))
@@ -41,7 +42,7 @@ def topics(bench: Recorder, server: PeeklockWithFeatures) -> None:
     bench.add(server, "forward-3", bench.run_at(server, bench.tools.load, "both", "first", *chain).messages_per_s)
 
 
-def sessions(bench: Recorder, server: PeeklockWithFeatures) -> None:
+def sessions(bench: Recorder, server: Peeklock) -> None:
     """Many sessions that wait, and many that are received at once."""
     server.start()
     plan, work = bench.plan, bench.tools.work
@@ -74,7 +75,7 @@ def sessions(bench: Recorder, server: PeeklockWithFeatures) -> None:
     bench.add(server, "sessions-share", active / plain)
 
 
-def duplicates(bench: Recorder, server: PeeklockWithFeatures) -> None:
+def duplicates(bench: Recorder, server: Peeklock) -> None:
     """The cost of remembering ids, all of them new."""
     server.start()
     plan, tool = bench.plan, bench.tools.load
@@ -96,7 +97,7 @@ def duplicates(bench: Recorder, server: PeeklockWithFeatures) -> None:
     bench.add(server, "duplicates-share", detected / plain)
 
 
-def transactions(bench: Recorder, server: PeeklockWithFeatures) -> None:
+def transactions(bench: Recorder, server: Peeklock) -> None:
     server.start()
     options = ("--receivers", str(TRANSACTIONS_AT_ONCE), "--per", str(IN_TRANSACTION), "--size", str(KIB))
     seconds = ("--seconds", str(bench.plan.seconds))
@@ -106,9 +107,67 @@ def transactions(bench: Recorder, server: PeeklockWithFeatures) -> None:
     bench.add(server, "transactions-p50", figures.ack.p50)
 
 
-FEATURES: dict[str, Callable[[Recorder, PeeklockWithFeatures], None]] = {
-    "topics": topics,
-    "sessions": sessions,
-    "duplicates": duplicates,
-    "transactions": transactions,
+def partitioned(bench: Recorder, server: Peeklock) -> None:
+    """A partitioned queue beside a plain one of the same broker, and one of a broker with default settings.
+
+    Each is measured twice in a round, the second time in the opposite order, so that what changes steadily counts for
+    none of them.
+    """
+    server.start()
+    usual = Peeklock(server.directory / "default", server.root, server.name)
+    usual.directory.mkdir()
+    try:
+        usual.start()
+        queues = {
+            "partitioned-plain": (server, server.address(1)),
+            "partitioned": (server, PARTITIONED_QUEUE),
+            "partitioned-default": (usual, usual.address(1)),
+        }
+        for which, address in queues.values():
+            warm_up = ("--size", str(KIB), "--seconds", str(bench.plan.warm_up_seconds))
+            bench.run_at(which, bench.tools.load, "both", address, *warm_up)
+        for which in (server, usual):
+            which.settle()
+            which.pause()
+        rates = _in_turn(bench, queues)
+    finally:
+        usual.resume()
+        usual.close()
+    server.resume()
+    for mode in MODES:
+        of = {name: mean(rates[name, mode]) for name in queues}
+        for name, rate in of.items():
+            bench.add(server, f"{name}-{mode}", rate)
+        bench.add(server, f"partitioned-share-{mode}", of["partitioned"] / of["partitioned-plain"])
+        bench.add(server, f"partitioned-of-default-{mode}", of["partitioned"] / of["partitioned-default"])
+
+
+def _in_turn(bench: Recorder, queues: Mapping[str, tuple[Peeklock, str]]) -> dict[tuple[str, str], list[float]]:
+    """The rates by queue and mode. All servers are paused before and after."""
+    rates: dict[tuple[str, str], list[float]] = defaultdict(list)
+    size = ("--size", str(KIB))
+    for order in (list(queues), list(queues)[::-1]):
+        sent: dict[str, int] = {}
+        for mode in MODES:
+            for name in order:
+                server, address = queues[name]
+                limit = (
+                    ("-n", str(sent[name]), "--idle", "8") if mode == "recv" else ("--seconds", str(bench.plan.seconds))
+                )
+                with awake(server):
+                    figures = bench.run_at(
+                        server, bench.tools.load, mode, address, *size, *limit, cell=f"{name}-{mode}"
+                    )
+                rates[name, mode].append(figures.messages_per_s)
+                if mode == "send":
+                    sent[name] = figures.messages
+    return rates
+
+
+FEATURES: dict[str, tuple[type[Peeklock], Callable[[Recorder, Peeklock], None]]] = {
+    "topics": (PeeklockWithFeatures, topics),
+    "sessions": (PeeklockWithFeatures, sessions),
+    "duplicates": (PeeklockWithFeatures, duplicates),
+    "transactions": (PeeklockWithFeatures, transactions),
+    "partitioned": (PeeklockPartitioned, partitioned),
 }

@@ -20,7 +20,7 @@ from bench.plan import KIB, Cell
 from bench.processes import Memory, command_of, role
 from bench.recording import Recorder
 from bench.rows import LATENCIES, QUANTILES
-from bench.servers import ROOT, Peeklock, PeeklockWithFeatures, Server, ServerFailed, ServerMissing
+from bench.servers import ROOT, Peeklock, Server, ServerFailed, ServerMissing, awake
 
 MB = 1_000_000
 KB = 1_000
@@ -62,7 +62,8 @@ class Bench(Recorder):
         if together := [group for group in TOGETHER if group in groups]:
             self._interleaved(together)
         for group in [group for group in groups if group in FEATURES]:
-            self._each_alone(plan.rounds, self._ours(PeeklockWithFeatures), group, self._feature(group))
+            kind, feature = FEATURES[group]
+            self._each_alone(plan.rounds, self._ours(kind), group, self._feature(feature))
         if "backlog" in groups:
             for count in plan.backlogs:
                 self._each_alone(plan.backlog_rounds, self.makers, f"backlog of {count:,}", self._backlog(count))
@@ -84,10 +85,10 @@ class Bench(Recorder):
         self.failed.append(f"{what}, {server.name}: {problem}")
         self.say(self.failed[-1])
 
-    def _feature(self, group: str) -> Callable[[Server], None]:
+    def _feature(self, feature: Callable[[Recorder, Peeklock], None]) -> Callable[[Server], None]:
         def measure(server: Server) -> None:
-            assert isinstance(server, PeeklockWithFeatures)
-            FEATURES[group](self, server)
+            assert isinstance(server, Peeklock)
+            feature(self, server)
 
         return measure
 
@@ -334,17 +335,6 @@ def fresh(maker: Callable[[Path], AnyServer]) -> Iterator[AnyServer]:
             yield server
         finally:
             server.close()
-
-
-@contextmanager
-def awake(server: Server) -> Iterator[None]:
-    server.resume()
-    server.settle()
-    try:
-        yield
-        server.settle()
-    finally:
-        server.pause()
 
 
 @contextmanager

@@ -33,6 +33,7 @@ TITLES = {
     "sessions": "Sessions",
     "duplicates": "Duplicate detection",
     "transactions": "Transactions",
+    "partitioned": "Partitioned queue",
     "instructions": "Instructions",
 }
 PLOTS = {
@@ -48,6 +49,8 @@ and the client share one machine: compare figures of one table with one another,
 elsewhere. Each figure is the median of the rounds, with `[least..greatest]`. *÷* is Peeklock's median over the other's:
 above 1 is good for rates, below 1 for times, memory and costs. Plots show medians, and the range of the rounds as a
 line.
+
+[How the throughput grows with processors](performance/scaling.md) is on a page of its own, with a model.
 """
 
 
@@ -83,7 +86,7 @@ def latest(documents: Sequence[Document]) -> list[Document]:
 
 def cost_group(cell: str) -> str:
     name = cell.partition("-")[0]
-    return name if name in ("unpipelined", "openloop") else "throughput"
+    return name if name in ("unpipelined", "openloop", "partitioned") else "throughput"
 
 
 def page(documents: Sequence[Document], drawn: set[str]) -> str:

@@ -54,7 +54,7 @@ def _rabbit_x(factor: float) -> Target:
 
 GROUPS = (
     *("throughput", "confirmed", "unpipelined", "openloop", "idle", "connections", "backlog"),
-    *("topics", "sessions", "duplicates", "transactions", "instructions"),
+    *("topics", "sessions", "duplicates", "transactions", "partitioned", "instructions"),
 )
 NOT_SLOWER = _at_least(1.0, BEFORE)
 MODE_NAMES = dict(zip(MODES, ("send", "receive, lock and complete", "send and receive at once"), strict=True))
@@ -141,6 +141,21 @@ _ALONE = (
     Row("connection-anonymous", "connections", "  of it anonymous", "KB"),
     Row("connection-rss", "connections", "  as growth of RSS", "KB"),
 )
+
+
+def partitioned_rows() -> Iterator[Row]:
+    for mode, name in MODE_NAMES.items():
+        made = (
+            ("partitioned-plain", f"4 partitions, 2 workers: {name}, plain queue", "msg/s", ()),
+            ("partitioned", "  partitioned queue", "msg/s", ()),
+            ("partitioned-share", "    of the plain queue's", "", (_at_least(0.9),)),
+            ("partitioned-default", "  plain queue with default settings", "msg/s", ()),
+            ("partitioned-of-default", "    partitioned queue, of that", "", (_at_least(0.9),)),
+        )
+        for key, label, unit, targets in made:
+            yield Row(f"{key}-{mode}", "partitioned", label, unit, targets)
+
+
 _FEATURES = (
     Row("topic-10", "topics", "topic, 10 subscriptions: published", "msg/s", (_at_least(8000), NOT_SLOWER)),
     Row("topic-10-bytes", "topics", "  stored, over 1.3 copies and 150 B each", "", (Target(1.0),)),
@@ -168,6 +183,7 @@ _FEATURES = (
     Row("duplicates-used", "duplicates", "a window full of ids: growth of memory", "MB", (Target(100),)),
     Row("transactions", "transactions", "10 sends and 10 completions each", "commit/s", (_at_least(1500), NOT_SLOWER)),
     Row("transactions-p50", "transactions", "  declare to discharged: p50", "ms"),
+    *partitioned_rows(),
     Row(
         "instructions-one",
         "instructions",
@@ -197,7 +213,12 @@ def cell_labels(plan: Plan) -> dict[str, str]:
     """The names of the cells for which the cost of a message is kept, by their keys."""
     throughput = {row.key: row.label for cell in plan.cells for row in throughput_rows(cell)}
     open_loops = {f"openloop-{rate}": f"open loop, {load_name(rate)}" for rate in plan.rates}
-    return throughput | {"unpipelined": "one send at a time, 1 KiB"} | open_loops
+    partitioned = {
+        f"partitioned{kind}-{mode}": f"4 partitions, 2 workers, {queue}: {name}"
+        for mode, name in MODE_NAMES.items()
+        for kind, queue in (("-plain", "plain queue"), ("", "partitioned queue"))
+    } | {f"partitioned-default-{mode}": f"default settings, plain queue: {name}" for mode, name in MODE_NAMES.items()}
+    return throughput | partitioned | {"unpipelined": "one send at a time, 1 KiB"} | open_loops
 
 
 @dataclass(frozen=True)

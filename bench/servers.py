@@ -11,6 +11,7 @@ import time
 import urllib.error
 import urllib.request
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -21,6 +22,7 @@ from bench.rows import ONE_PROCESS
 
 ROOT = Path(__file__).parent.parent
 QUEUES = 16
+PARTITIONED_QUEUE = "partitioned"
 START_TIMEOUT_S = 60.0
 KILL_TIMEOUT_S = 10.0
 PAUSE_TIMEOUT_S = 10.0
@@ -193,6 +195,18 @@ class Server(ABC):
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
+@contextlib.contextmanager
+def awake(server: Server) -> Iterator[None]:
+    """For a server that is paused: it runs in the block, which begins and ends when it is idle."""
+    server.resume()
+    server.settle()
+    try:
+        yield
+        server.settle()
+    finally:
+        server.pause()
+
+
 class Peeklock(Server):
     """This broker with default settings, but for the sizes its queues may grow to.
 
@@ -277,6 +291,19 @@ class PeeklockWithFeatures(Peeklock):
             "duplicate_detection_history_time_window_ms = 3600000\n",
         ]
         return [*super()._entities(), *queues, *_topics(), *_chain("first", "second", "third")]
+
+
+class PeeklockPartitioned(Peeklock):
+    """Peeklock with two workers, and the queue PARTITIONED_QUEUE on all of its partitions beside the plain ones."""
+
+    def _settings(self) -> list[str]:
+        return ["partitions = 4", "workers = 2"]
+
+    def _entities(self) -> list[str]:
+        return [
+            *super()._entities(),
+            f'[[queues]]\nname = "{PARTITIONED_QUEUE}"\nmax_size_mb = 20480\nenable_partitioning = true\n',
+        ]
 
 
 def _topics() -> list[str]:

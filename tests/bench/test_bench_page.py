@@ -122,10 +122,14 @@ def test_a_run_with_all_rounds_is_not_called_short(tmp_path):
     assert "short run" not in (tmp_path / "performance.md").read_text()
 
 
-def test_plots_of_an_earlier_page_do_not_stay(tmp_path):
+def test_plots_of_an_earlier_page_do_not_stay_and_another_page_does(tmp_path):
     page.write([a_document(samples_of_everything(), ALL)], tmp_path)
+    other = tmp_path / "performance" / "scaling.md"  # made by bench.scaling
+    other.write_text("another page")
     page.write([a_document({PEEKLOCK: {"start": [0.5]}}, ["idle"])], tmp_path)
     assert not list((tmp_path / "performance").glob("*.png"))
+    assert other.read_text() == "another page"
+    assert "(performance/scaling.md)" in (tmp_path / "performance.md").read_text()
     assert "## Start and idle" in (tmp_path / "performance.md").read_text()
 
 

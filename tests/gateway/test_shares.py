@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from broker.gateway.links.shares import Action, Kind, Shares
+from broker.gateway.links.shares import IDLE_SECONDS, Action, Kind, Shares
 from broker.partition.state.line import Line
 from broker.partition.state.receivers import Receiver
 
@@ -65,6 +65,7 @@ class Link:
         self.number = number
         self.fragments = fragments
         self.shares = Shares(range(len(fragments)))
+        self.now = 0.0
         self.credit = 0
         self.delivered = [0] * len(fragments)
         self.limits = [0] * len(fragments)
@@ -79,9 +80,9 @@ class Link:
 
     def act(self) -> None:
         if not self.drains:
-            self._send(self.shares.spread(self.credit))
+            self._send(self.shares.spread(self.credit, self.now))
             return
-        self._send(self.shares.drain(self.credit))
+        self._send(self.shares.drain(self.credit, self.now))
         if self.shares.is_drained(self.credit):
             self.drains = False
             self.credit = 0
@@ -90,6 +91,11 @@ class Link:
         for kind, at, granted in actions:
             self.limits[at] = self.delivered[at] + granted
             self.fragments[at].commands.append((self.number, (kind, at, self.limits[at])))
+
+    def wait(self, until: float) -> None:
+        self.now = until
+        if self.shares.recall_at is not None and self.shares.recall_at <= until:
+            self.act()
 
     def hear(self, at: int, what: str, count: int) -> None:
         if what == "delivered":
@@ -145,6 +151,11 @@ class SharesMachine(RuleBasedStateMachine):
             if link.credit == 0 and not link.drains:
                 link._send(link.shares.rest())
 
+    @rule(seconds=st.sampled_from([0.001, IDLE_SECONDS]))
+    def time_passes(self, seconds: float) -> None:
+        for link in self.links:
+            link.wait(link.now + seconds)
+
     @rule(at=st.integers(0, FRAGMENTS - 1))
     def fragment_works(self, at: int) -> None:
         if at not in self.stopped:
@@ -191,7 +202,11 @@ class SharesMachine(RuleBasedStateMachine):
                     key, (what, count) = fragment.answers.popleft()
                     self.links[key].hear(at, what, count)
             if not busy:
-                break
+                due = [link.shares.recall_at for link in self.links if link.shares.recall_at is not None]
+                if not due:
+                    break
+                for link in self.links:
+                    link.wait(max(due))
         else:
             raise AssertionError("it never comes to rest")
         for link in self.links:
@@ -218,35 +233,59 @@ def connected(count: int) -> Shares:
 
 
 def test_with_enough_credit_each_fragment_has_its_part_in_advance():
-    assert [*connected(4).spread(1003)] == [Action(Kind.GRANT, at, 250) for at in range(4)]
+    assert [*connected(4).spread(1003, 0.0)] == [Action(Kind.GRANT, at, 250) for at in range(4)]
 
 
 def test_scarce_credit_waits_for_who_has_messages():
     shares = connected(4)
-    assert [*shares.spread(3)] == []
+    assert [*shares.spread(3, 0.0)] == []
     shares.available(2)
-    assert [*shares.spread(3)] == [Action(Kind.GRANT, 2, 3)]
+    assert [*shares.spread(3, 0.0)] == [Action(Kind.GRANT, 2, 3)]
 
 
 def test_scarce_credit_is_recalled_for_who_has_messages():
     shares = connected(2)
-    assert [*shares.spread(2)] == [Action(Kind.GRANT, at, 1) for at in range(2)]
+    assert [*shares.spread(2, 0.0)] == [Action(Kind.GRANT, at, 1) for at in range(2)]
     shares.delivered(0, 1)
     shares.available(0)
-    assert [*shares.spread(1)] == [Action(Kind.RECALL, 1, 1)]
-    assert [*shares.spread(1)] == []
+    assert [*shares.spread(1, 0.0)] == [Action(Kind.RECALL, 1, 1)]
+    assert [*shares.spread(1, 0.0)] == []
     shares.returned(1, False)
-    assert [*shares.spread(1)] == [Action(Kind.GRANT, 0, 1)]
+    assert [*shares.spread(1, 0.0)] == [Action(Kind.GRANT, 0, 1)]
+
+
+def test_with_enough_credit_a_grant_is_recalled_when_nobody_has_used_it_for_a_while():
+    shares = connected(2)
+    assert [*shares.spread(10, 1.0)] == [Action(Kind.GRANT, at, 5) for at in range(2)]
+    shares.delivered(0, 5)
+    shares.available(0)
+    assert [*shares.spread(5, 1.01)] == []
+    assert shares.recall_at == 1.0 + IDLE_SECONDS
+    assert [*shares.spread(5, shares.recall_at)] == [Action(Kind.RECALL, 1, 5)]
+    assert shares.recall_at is None
+
+
+def test_while_all_fragments_are_busy_nothing_is_recalled():
+    shares = connected(2)
+    assert [*shares.spread(10, 1.0)] == [Action(Kind.GRANT, at, 5) for at in range(2)]
+    shares.delivered(0, 5)
+    shares.available(0)
+    assert [*shares.spread(5, 1.01)] == []
+    shares.delivered(1, 5)
+    shares.available(1)
+    assert [*shares.spread(0, 1.01)] == [Action(Kind.PASS, at) for at in range(2)]
+    assert shares.recall_at is None
+    assert [*shares.spread(10, 1.02)] == [Action(Kind.GRANT, at, 5) for at in range(2)]
 
 
 def test_a_fragment_that_does_not_answer_keeps_no_credit():
     shares = connected(2)
     shares.available(0)
-    assert [*shares.spread(1)] == [Action(Kind.GRANT, 0, 1)]
+    assert [*shares.spread(1, 0.0)] == [Action(Kind.GRANT, 0, 1)]
     shares.available(1)
-    assert [*shares.spread(1)] == [Action(Kind.RECALL, 0, 1)]
+    assert [*shares.spread(1, 0.0)] == [Action(Kind.RECALL, 0, 1)]
     shares.overdue(0)
-    assert [*shares.spread(1)] == [Action(Kind.GRANT, 1, 1)]
+    assert [*shares.spread(1, 0.0)] == [Action(Kind.GRANT, 1, 1)]
     shares.delivered(1, 1)
     shares.delivered(0, 1)
     shares.returned(0, True)
@@ -256,24 +295,24 @@ def test_a_fragment_that_does_not_answer_keeps_no_credit():
 def test_without_credit_messages_are_left_to_others():
     shares = connected(2)
     shares.available(1)
-    assert [*shares.spread(0)] == [Action(Kind.PASS, 1)]
-    assert [*shares.spread(0)] == []
-    assert [*shares.spread(1)] == [Action(Kind.GRANT, 1, 1)], "they may be there still"
+    assert [*shares.spread(0, 0.0)] == [Action(Kind.PASS, 1)]
+    assert [*shares.spread(0, 0.0)] == []
+    assert [*shares.spread(1, 0.0)] == [Action(Kind.GRANT, 1, 1)], "they may be there still"
 
 
 def test_a_link_that_rests_waits_for_nothing_until_it_has_credit_again():
     shares = connected(3)
     shares.lost(2)
     assert [*shares.rest()] == [Action(Kind.PASS, 0), Action(Kind.PASS, 1)]
-    assert [*shares.rest()] == [*shares.spread(0)] == []
-    assert [*shares.spread(1)] == [Action(Kind.GRANT, 0), Action(Kind.GRANT, 1)]
-    assert [*shares.spread(1)] == []
+    assert [*shares.rest()] == [*shares.spread(0, 0.0)] == []
+    assert [*shares.spread(1, 0.0)] == [Action(Kind.GRANT, 0), Action(Kind.GRANT, 1)]
+    assert [*shares.spread(1, 0.0)] == []
 
 
 def test_a_fragment_with_a_grant_is_not_told_to_rest():
     shares = connected(2)
     shares.available(0)
-    assert [*shares.spread(1)] == [Action(Kind.GRANT, 0, 1)]
+    assert [*shares.spread(1, 0.0)] == [Action(Kind.GRANT, 0, 1)]
     assert [*shares.rest()] == [Action(Kind.PASS, 1)]
     shares.delivered(0, 1)
     assert [*shares.rest()] == [Action(Kind.PASS, 0)]
@@ -282,9 +321,9 @@ def test_a_fragment_with_a_grant_is_not_told_to_rest():
 def test_a_fragment_that_is_away_gets_nothing():
     shares = connected(2)
     shares.lost(0)
-    assert [*shares.spread(10)] == [Action(Kind.GRANT, 1, 5)]
+    assert [*shares.spread(10, 0.0)] == [Action(Kind.GRANT, 1, 5)]
     shares.connected(0)
-    assert [*shares.spread(10)] == [Action(Kind.GRANT, 0, 5)]
+    assert [*shares.spread(10, 0.0)] == [Action(Kind.GRANT, 0, 5)]
 
 
 @pytest.mark.parametrize("credit", [1, 2, 5, 100])

@@ -1,5 +1,6 @@
 """Links on which clients receive from a partitioned entity: from all fragments, with one credit (see `shares`)."""
 
+import time
 from collections.abc import Iterable
 
 from broker import wire
@@ -26,6 +27,7 @@ class PartitionedReceiver(ClientReceiver):
         self._shares = Shares(entity.partitions)
         self._recalls = dict.fromkeys(entity.partitions, 0)  # the number of recalls of each fragment
         self._will_rest = False  # a timer for that runs
+        self._will_recall = False  # the same
         super().__init__(connection, link, entity, address, entity.partitions)
         self._by_prefix = {channel.partition.to_bytes(2, "big"): channel for channel in self._channels}
         self._rest_later()
@@ -48,18 +50,33 @@ class PartitionedReceiver(ClientReceiver):
             return
         if self._is_blocked:
             self._wait_until_unblocked()
-            self._do(self._shares.spread(0))
+            self._do(self._shares.spread(0, time.monotonic()))
             return
         room = self._room()
         if room <= 0:
             self._rest_later()
         if not link.drain:
             self._shares.is_draining = False
-            self._do(self._shares.spread(room))
+            self._spread(room)
             return
-        self._do(self._shares.drain(room))
+        self._do(self._shares.drain(room, time.monotonic()))
         if self._shares.is_drained(room):
             link.drained()
+
+    def _spread(self, room: int) -> None:
+        now = time.monotonic()
+        self._do(self._shares.spread(room, now))
+        recall_at = self._shares.recall_at
+        if recall_at is None or self._will_recall:
+            return
+        self._will_recall = True
+
+        def recall() -> None:
+            self._will_recall = False
+            if not self._closing:
+                self.ask()
+
+        self.connection.later(recall_at - now, recall)
 
     def _rest_later(self) -> None:
         """If the link still has no credit then, let the fragments know that it waits for nothing."""

@@ -26,6 +26,9 @@ from protocol.addresses import Address
 from protocol.engine.deliveries import ACCEPTED, Delivery, forget, settle
 from protocol.engine.links import Link
 
+# Bytes of messages without a key that go to a fragment before the end of the turn. The workers share the messages, so
+# each has time to wait for more: with less at once it would commit more often.
+SHARED_EARLY_BYTES = 4 * EARLY_BYTES
 AVOID_SECONDS = 1.0  # a fragment that refused a message is not tried again for this time, if there are others
 
 # The fragment could not take the message; another one may. `OutcomeUnknown`: it ended, so it is not there.
@@ -35,8 +38,7 @@ _NOT_HERE = (ServerBusy, QuotaExceeded, PartitionParked, OutcomeUnknown)
 class _Parts:
     """A batch that is stored on several fragments; it is done when all its parts are."""
 
-    def __init__(self, delivery: Delivery, count: int) -> None:
-        self.delivery = delivery
+    def __init__(self, count: int) -> None:
         self.left = count
         self.error: BrokerError | None = None
 
@@ -44,14 +46,15 @@ class _Parts:
 class _Command:
     """Deliveries that were sent to a fragment together. A batch is one delivery of several messages."""
 
-    __slots__ = ("deliveries", "has_key", "has_moved", "is_batch", "messages", "since", "size_bytes", "tried")
+    __slots__ = ("deliveries", "has_key", "has_moved", "is_batch", "messages", "parts", "since", "size_bytes", "tried")
 
     def __init__(self, has_key: bool, is_batch: bool, since: float, tried: tuple[int, ...] = ()) -> None:
         self.has_key = has_key
         self.is_batch = is_batch
         self.since = since
         self.tried = tried  # partitions that did not take it
-        self.deliveries: list[Delivery | _Parts | None] = []  # None for one that was sent settled
+        self.deliveries: list[Delivery | None] = []  # None for one that was sent settled
+        self.parts: _Parts | None = None  # of the only delivery, if this is one of several
         self.messages: list[Any] = []
         self.size_bytes = 0
         self.has_moved = False  # another fragment has it now, and only that one's answer counts
@@ -69,7 +72,8 @@ class _Command:
     def again(self, partition: int) -> "_Command":
         """The same for another fragment, because this partition does not answer."""
         again = _Command(self.has_key, self.is_batch, self.since, (*self.tried, partition))
-        again.deliveries, again.messages, again.size_bytes = self.deliveries, self.messages, self.size_bytes
+        again.deliveries, again.parts = self.deliveries, self.parts
+        again.messages, again.size_bytes = self.messages, self.size_bytes
         return again
 
 
@@ -79,7 +83,7 @@ class FragmentChannel(LinkChannel):
     def __init__(self, sender: "PartitionedSender", partition: int) -> None:
         super().__init__(sender.connection, partition)
         self._sender = sender
-        self._gathering: dict[bool, _Command] = {}  # by whether the messages have keys
+        self._gathering: _Command | None = None  # messages with keys
         self._sent: deque[_Command] = deque()
         self.unanswered = 0
         self.avoided_until = 0.0  # by time.monotonic
@@ -88,10 +92,11 @@ class FragmentChannel(LinkChannel):
     def is_usable(self) -> bool:
         return self.worker.is_usable
 
-    def gather(self, delivery: Delivery | _Parts | None, message: Any, size_bytes: int, has_key: bool) -> None:
-        command = self._gathering.get(has_key)
+    def gather(self, delivery: Delivery | None, message: Any, size_bytes: int) -> None:
+        """Keep a message with a key until enough have come, or the turn ends."""
+        command = self._gathering
         if command is None:
-            command = self._gathering[has_key] = _Command(has_key, False, time.perf_counter())
+            command = self._gathering = _Command(True, False, time.perf_counter())
         command.deliveries.append(delivery)
         command.messages.append(message)
         command.size_bytes += size_bytes
@@ -100,24 +105,25 @@ class FragmentChannel(LinkChannel):
             self.post_gathered()
 
     def send_batch(
-        self, delivery: Delivery | _Parts | None, messages: list[Any], size_bytes: int, has_key: bool
+        self, delivery: Delivery | None, parts: _Parts | None, messages: list[Any], size_bytes: int, has_key: bool
     ) -> None:
         self.post_gathered()
         command = _Command(has_key, True, time.perf_counter())
         command.deliveries.append(delivery)
+        command.parts = parts
         command.messages = messages
         command.size_bytes = size_bytes
         self.unanswered += 1
         self.post(command)
 
     def take(self, command: _Command) -> None:
-        """Send what another fragment did not take."""
+        """Send messages without a key."""
         self.unanswered += len(command.deliveries)
         self.post(command)
 
     def post_gathered(self) -> None:
-        commands, self._gathering = self._gathering, {}
-        for command in commands.values():
+        command, self._gathering = self._gathering, None
+        if command is not None:
             self.post(command)
 
     def post(self, command: _Command) -> None:
@@ -179,6 +185,9 @@ class PartitionedSender(ClientSender):
         self._turns.rotate(-next(connection.gateway.sender_turns))  # many clients open a sender for each message
         # A fragment that is slow gets no more than its share of the client's credit, so that the others get the rest.
         self._share = max(1, self.window // len(self._channels))
+        # Messages without a key that gather for one fragment, and how many more these may be.
+        self._gathering: tuple[FragmentChannel, _Command] | None = None
+        self._room = 0
         self._has_ended = False
 
     def _spread(self, delivery: Delivery, messages: list[Any], size_bytes: int, batch: bool, settled: bool) -> None:
@@ -186,33 +195,62 @@ class PartitionedSender(ClientSender):
             if batch:
                 self._spread_batch(delivery, messages, size_bytes, settled)
                 return
-            [message] = messages
-            key = key_of(message[3])
-            channel = self._channel_for(None if key is None else fragment_of(key, self.entity.partitions))
+            key = key_of(messages[0][3])
+            if key is None:
+                command = self._gathering[1] if self._gathering is not None else self._gather()
+            else:
+                channel = self._channel_for(fragment_of(key, self.entity.partitions))
         except BrokerError as error:
             self.refuse(delivery, settled, error)
             return
         self.unanswered += 1
         if settled:
             forget(delivery)
-        channel.gather(None if settled else delivery, message, size_bytes, key is not None)
+        if key is not None:
+            channel.gather(None if settled else delivery, messages[0], size_bytes)
+            return
+        command.deliveries.append(None if settled else delivery)
+        command.messages += messages
+        command.size_bytes += size_bytes
+        self._room -= 1
+        if self._room <= 0 or command.size_bytes > SHARED_EARLY_BYTES:
+            self._post_keyless()
+
+    def _gather(self) -> _Command:
+        """Begin to gather messages without a key. Raises ServerBusy."""
+        channel = self._channel_for(None)
+        command = _Command(False, False, time.perf_counter())
+        self._gathering = channel, command
+        room = self._share - channel.unanswered
+        self._room = room if room > 0 else self._share  # all have their share: the client has sent more than its credit
+        return command
+
+    def _post_keyless(self) -> None:
+        if self._gathering is not None:
+            (channel, command), self._gathering = self._gathering, None
+            channel.take(command)
 
     def _spread_batch(self, delivery: Delivery, messages: list[Any], size_bytes: int, settled: bool) -> None:
         """Raises BrokerError."""
+        self._post_keyless()
         parts = split(messages, self.entity.partitions)
         channels = {partition: self._channel_for(partition) for partition in parts}
         self.unanswered += len(parts)
         if settled:
             forget(delivery)
-        waits = None if settled else delivery if len(parts) == 1 else _Parts(delivery, len(parts))
+        waits = None if settled else delivery
+        several = _Parts(len(parts)) if len(parts) > 1 else None
         for partition, part in parts.items():
-            channels[partition].send_batch(waits, part, size_bytes // len(parts), partition is not None)
+            channels[partition].send_batch(waits, several, part, size_bytes // len(parts), partition is not None)
 
     def _channel_for(self, partition: int | None) -> FragmentChannel:
-        """The channel to this partition, or for a message without a key. Raises ServerBusy."""
+        """The channel to this partition, or for messages without a key. Raises ServerBusy."""
         channel = self._next() if partition is None else self._channels[partition]
         if channel is None or not channel.is_usable:
             raise ServerBusy(error_texts.SERVER_BUSY)
+        if partition is None:
+            self._turns.remove(channel)
+            self._turns.append(channel)
         return channel
 
     def _next(self, tried: Iterable[int] = ()) -> FragmentChannel | None:
@@ -240,7 +278,7 @@ class PartitionedSender(ClientSender):
     def post_gathered(self) -> bool:
         for channel in self._channels.values():
             channel.post_gathered()
-        self._turns.rotate(-1)
+        self._post_keyless()
         return False
 
     def end(self, command: _Command, error: BrokerError | None) -> None:
@@ -256,23 +294,29 @@ class PartitionedSender(ClientSender):
             metrics.incoming_bytes += command.size_bytes
         else:
             metrics.failed(type(error).__name__, count)
-        for delivery in command.deliveries:
-            if isinstance(delivery, _Parts):
-                delivery.left -= 1
-                delivery.error = delivery.error or error
-                if not delivery.left:
-                    self._tell(delivery.delivery, delivery.error)
-            elif delivery is not None:
-                self._tell(delivery, error)
+        parts = command.parts
+        if parts is not None:
+            parts.left -= 1
+            parts.error = parts.error or error
+            if not parts.left:
+                self._tell(command.deliveries, parts.error)
+        else:
+            self._tell(command.deliveries, error)
         self.answered(count)
 
-    def _tell(self, delivery: Delivery, error: BrokerError | None) -> None:
+    def _tell(self, deliveries: Iterable[Delivery | None], error: BrokerError | None) -> None:
         if error is None:
-            settle(delivery, ACCEPTED)
-        else:
-            self.connection.reject(delivery, condition_of(error), str(error), self.tracker)
+            for delivery in deliveries:
+                if delivery is not None:
+                    settle(delivery, ACCEPTED)
+            return
+        condition, text = condition_of(error), str(error)
+        for delivery in deliveries:
+            if delivery is not None:
+                self.connection.reject(delivery, condition, text, self.tracker)
 
     def on_detach(self) -> None:
+        self._post_keyless()
         self._has_ended = True
         for channel in self._channels.values():
             channel.end()

@@ -4,6 +4,10 @@ All grants together are never more than the link may get. No credit lies idle wh
 without a grant says that it has messages (`available`), and then it gets free credit, or credit that is recalled from
 another one. With enough credit every fragment has a part of it in advance, and nothing needs to be said.
 
+While all fragments are busy, one has often used up its grant just before the others do. A grant to be recalled then
+would soon have been used, so grants are only recalled when they are `IDLE_SECONDS` old (`recall_at`). Scarce credit is
+recalled at once.
+
 A fragment answers a recall when it has delivered what it could. If it does not answer in time (`overdue`), its credit
 is used elsewhere; what it still delivers then may be more than the link's credit, and goes back.
 
@@ -15,6 +19,8 @@ so. `PASS`: the link cannot take any messages now, so the fragment need not say 
 from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
 from typing import NamedTuple
+
+IDLE_SECONDS = 0.05
 
 
 class Kind(Enum):
@@ -32,11 +38,15 @@ class Action(NamedTuple):
 class _Share:
     """What one fragment has of the credit."""
 
-    __slots__ = ("awaits", "fragment", "granted", "has_more", "is_empty", "is_recalled", "is_there", "watches")
+    __slots__ = (
+        *("awaits", "fragment", "granted", "granted_at", "has_more", "is_empty", "is_recalled", "is_there"),
+        "watches",
+    )
 
     def __init__(self, fragment: int) -> None:
         self.fragment = fragment
         self.granted = 0  # deliveries that may still come and are counted
+        self.granted_at = 0.0  # time of the last grant
         self.has_more = False  # it has said that it has messages, and got no grant since then
         self.awaits = False  # it has said so, and got no answer yet
         self.watches = True  # it will say when it has messages and no grant
@@ -53,6 +63,7 @@ class Shares:
         self._shares = {fragment: _Share(fragment) for fragment in fragments}
         self._order = list(self._shares.values())  # who waited longest for a grant comes first
         self.is_draining = False
+        self.recall_at: float | None = None  # when to call `spread` again, because then it may recall grants
 
     # -- what happens
 
@@ -92,11 +103,12 @@ class Shares:
 
     # -- what to do
 
-    def spread(self, room: int) -> Iterator[Action]:
-        """Share out the credit as it is now."""
+    def spread(self, room: int, now: float) -> Iterator[Action]:
+        """Share out the credit as it is now. `now` is in seconds."""
+        self.recall_at = None
         free = room - self.granted
         if free < 0:
-            yield from self._reduce(-free)
+            yield from self._reduce(-free, now)
             free = room - self.granted
         shares = [share for share in self._order if share.is_there and not share.is_recalled]
         if not shares:
@@ -114,21 +126,21 @@ class Shares:
             count = min(most - share.granted, -(-free // (len(wanting) - index)))
             if count > 0:
                 free -= count
-                yield self._grant(share, share.granted + count)
+                yield self._grant(share, share.granted + count, now)
         unserved = [share for share in wanting if share.has_more]
         if unserved:
-            yield from self._recall(len(unserved), shares)
+            yield from self._recall(len(unserved), shares, part, now)
         else:
             for share in shares:
                 count = min(part - share.granted, free)
                 if count > 0 and share.granted <= part // 2:
                     free -= count
-                    yield self._grant(share, share.granted + count)
+                    yield self._grant(share, share.granted + count, now)
         for share in shares:
             if not (share.granted or share.watches or share.has_more):
-                yield self._grant(share, 0)
+                yield self._grant(share, 0, now)
 
-    def drain(self, room: int) -> Iterator[Action]:
+    def drain(self, room: int, now: float) -> Iterator[Action]:
         """Ask all fragments for what they have, as far as the credit allows. To be called until `is_drained`."""
         if not self.is_draining:
             self.is_draining = True
@@ -142,7 +154,7 @@ class Shares:
                 count = -(-free // (len(left) - index))
                 free -= count
             if count > 0:
-                self._grant(share, count)
+                self._grant(share, count, now)
                 share.is_recalled = True
                 yield Action(Kind.RECALL, share.fragment, count)
 
@@ -180,7 +192,8 @@ class Shares:
         self._order[self._order.index(before)] = share
         return share
 
-    def _grant(self, share: _Share, count: int) -> Action:
+    def _grant(self, share: _Share, count: int, now: float) -> Action:
+        share.granted_at = now
         if count > share.granted:
             self._order.remove(share)
             self._order.append(share)
@@ -189,21 +202,26 @@ class Shares:
         share.watches = True
         return Action(Kind.GRANT, share.fragment, count)
 
-    def _reduce(self, excess: int) -> Iterator[Action]:
+    def _reduce(self, excess: int, now: float) -> Iterator[Action]:
         """The link may get less than it was: take the largest grants back, without waiting for an answer."""
         for share in sorted(self._order, key=lambda share: -share.granted):
             cut = min(share.granted, excess)
             if cut > 0 and not share.is_recalled:
                 excess -= cut
-                yield self._grant(share, share.granted - cut)
+                yield self._grant(share, share.granted - cut, now)
 
-    def _recall(self, wanted: int, shares: Sequence[_Share]) -> Iterator[Action]:
+    def _recall(self, wanted: int, shares: Sequence[_Share], part: int, now: float) -> Iterator[Action]:
         """Recall grants of fragments that do not say that they have more, until `wanted` credits come back."""
         coming = sum(share.granted for share in self._order if share.is_recalled)
         for share in sorted(shares, key=lambda share: -share.granted):
             if coming >= wanted or not share.granted:
                 break
-            if not share.has_more:
+            if share.has_more:
+                continue
+            idle_at = share.granted_at + IDLE_SECONDS
+            if part >= 2 and idle_at > now:
+                self.recall_at = idle_at if self.recall_at is None else min(self.recall_at, idle_at)
+            else:
                 coming += share.granted
                 share.is_recalled = True
                 yield Action(Kind.RECALL, share.fragment, share.granted)
