@@ -5,7 +5,8 @@ Pure: it is told what happened on the wire and remembers. A message's key is (se
 A broker may lose what it never accepted, and deliver again what was never confirmed as settled. It may not
 
 - lose an accepted message, or one whose dead-lettering was confirmed;
-- deliver again what was confirmed as completed, or from the queue what was confirmed as dead-lettered;
+- deliver again what was confirmed as completed, or from the queue what was confirmed as dead-lettered (the end of its
+  lock tells a delivery that was only a long time on its way);
 - change a body, or deliver what was never sent;
 - dead-letter what no receiver dead-lettered (the delivery limit must be out of reach);
 - deliver first deliveries of one sender to one receiver in another order than they were sent;
@@ -67,6 +68,7 @@ class Entry:
     confirmed: Outcome | None = None
     finished: bool = False  # completed out of the dead-letter queue, confirmed
     holder: str | None = None
+    locked_until_ms: int = 0  # the latest of its deliveries
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,7 @@ class Summary:
     dead_lettered: int
     settled_unconfirmed: int
     settlements_refused: int
+    late: int
     epochs: int
     violations: tuple[Violation, ...]
 
@@ -96,6 +99,7 @@ class Summary:
             f"settlements confirmed: completed {self.completed:,}, dead-lettered {self.dead_lettered:,}",
             f"settlements refused (lock lost): {self.settlements_refused:,}",
             f"completed, no answer seen, not delivered again: {self.settled_unconfirmed:,}",
+            f"read when a later delivery of the message was settled already: {self.late:,}",
             *(f"{breach.name.lower().replace('_', ' ')}: {counts[breach]:,}" for breach in Breach),
             *(str(violation) for violation in self.violations[:20]),
         ]
@@ -111,6 +115,7 @@ class Ledger:
         self._lost_links = 0  # that are not there again
         self._judged = 0
         self.settlements_refused = 0
+        self.late = 0  # deliveries that came after a later one of the same message was settled
         self.violations: list[Violation] = []
         self._entries: dict[Key, Entry] = {}
         self._highest: dict[tuple[str, int], int] = {}  # (receiver, sender) → number of the last first delivery
@@ -154,8 +159,11 @@ class Ledger:
     def corrupt(self, detail: str) -> None:
         self.violations.append(Violation(Breach.CORRUPT, None, detail))
 
-    def delivered(self, key: Key, receiver: str, *, dead_letter: bool = False) -> bool:
+    def delivered(self, key: Key, receiver: str, locked_until_ms: int = 0, *, dead_letter: bool = False) -> bool:
         """`receiver` names one link; `dead_letter`: it came out of the dead-letter queue.
+
+        A message has one lock at a time, so a delivery whose lock ends before that of another one was handed out before
+        it. On a slow link it may come after the other one was settled.
 
         Returns whether this is the first delivery of the message.
         """
@@ -166,7 +174,11 @@ class Ledger:
         if dead_letter:
             self._delivered_dead_letter(entry, key)
             return False
-        if entry.confirmed is not None:
+        newest_ms = entry.locked_until_ms
+        entry.locked_until_ms = max(newest_ms, locked_until_ms)
+        if entry.confirmed is not None and locked_until_ms < newest_ms:
+            self.late += 1
+        elif entry.confirmed is not None:
             self._breach(Breach.RESURRECTED, key, f"confirmed {entry.confirmed.name}, sent in epoch {entry.epoch}")
         if entry.epoch == self.epoch and not self._lost_links:
             self._judged += 1
@@ -248,6 +260,7 @@ class Ledger:
             dead_lettered=sum(entry.confirmed is Outcome.DEAD_LETTER for entry in entries),
             settled_unconfirmed=unconfirmed,
             settlements_refused=self.settlements_refused,
+            late=self.late,
             epochs=self.epoch + 1,
             violations=tuple(self.violations),
         )

@@ -192,8 +192,8 @@ class Sender(Peer):
 class Receiver(Peer):
     """Receives under lock, and settles with confirmation (`rcv-settle-mode` second).
 
-    `window` is the credit kept up; 0 gives no more. Reports `delivered(receiver, delivery, body)`, and
-    `confirmed(key, outcome, applied)` for each answer to `settle`.
+    `window` is the credit kept up; 0 gives no more. Reports `delivered(receiver, delivery, body)`, where `delivery`
+    has `locked_until_ms`, and `confirmed(key, outcome, applied)` for each answer to `settle`.
     """
 
     def __init__(
@@ -233,6 +233,7 @@ class Receiver(Peer):
             message = Message()
             message.decode(encoded)
             body = message.body
+            delivery.locked_until_ms = int(message.annotations["x-opt-locked-until"])
             self._delivered(self, delivery, bytes(body) if isinstance(body, bytes | memoryview) else b"")
             if self.window and self._link.credit <= self.window // 2:
                 self._link.flow(self.window - self._link.credit)

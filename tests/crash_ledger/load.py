@@ -312,7 +312,7 @@ class Load:
         except bodies.Damaged as damage:
             self.ledger.corrupt(str(damage))
             return
-        if self.ledger.delivered(key, receiver.name, dead_letter=self._dead_letter):
+        if self.ledger.delivered(key, receiver.name, delivery.locked_until_ms, dead_letter=self._dead_letter):
             self.latencies_ms.append((time.monotonic_ns() - sent_ns) / 1e6)
         self._doubtful.discard(key)
         outcome = self._choose()

@@ -224,6 +224,17 @@ def test_when_all_lost_links_are_back_the_order_is_judged(ledger):
     assert Breach.REORDERED in breaches(ledger.close())
 
 
+def test_a_delivery_that_was_long_on_its_way_is_no_resurrection(ledger):
+    accept(ledger, 1)
+    ledger.delivered(key(1), A, 200)
+    ledger.settling(key(1), Outcome.COMPLETE)
+    ledger.settled(key(1), Outcome.COMPLETE)
+    ledger.delivered(key(1), A, 199)
+    assert (ledger.close().violations, ledger.close().late) == ((), 1)
+    ledger.delivered(key(1), A, 200)
+    assert breaches(ledger.close()) == [Breach.RESURRECTED]
+
+
 def test_one_message_at_two_receivers_is_locked_twice(ledger):
     accept(ledger, 1)
     ledger.delivered(key(1), A)
