@@ -7,7 +7,15 @@ from functools import partial
 from typing import Any
 
 from broker.catalog.catalog import HOME
-from broker.errors import BrokerError, MessageNotFound, MessageTooLarge, NotAllowed, PartitionParked
+from broker.errors import (
+    BrokerError,
+    MessageNotFound,
+    MessageTooLarge,
+    NotAllowed,
+    PartitionParked,
+    QuotaExceeded,
+    ServerBusy,
+)
 from broker.gateway.conditions import condition_of
 from broker.gateway.host import Host
 from broker.gateway.links.delivery import embed
@@ -233,6 +241,9 @@ class ManagementRequests(RequestLink):
         if self.entity.requires_session and not all(has_session):
             raise NotAllowed(error_texts.session_id_missing(self.entity.name))
         self._metrics.incoming_messages += len(messages)
+        if self.transaction is None and not any(key_of(extra) for _, _, _, extra in messages):
+            self._schedule_anywhere(request, messages, answer, self.entity.partitions)
+            return
         anywhere = self.connection.gateway.router.any_of(self.entity.partitions)
         parts = Parts(messages, partial(self._partition_for, anywhere))
 
@@ -240,6 +251,23 @@ class ManagementRequests(RequestLink):
             return management.encode_sequence_numbers(request, parts.joined(numbers))
 
         self._ask_each(request, answer, encode, "schedule", {at: [part] for at, part in parts.items()})
+
+    def _schedule_anywhere(
+        self, request: Request, messages: Sequence[Any], answer: Answer, partitions: Sequence[int]
+    ) -> None:
+        """The messages have no keys: one of these partitions takes them all (PE4 of Service Bus)."""
+        partition = self.connection.gateway.router.any_of(partitions)
+        others = [each for each in partitions if each != partition]
+
+        def reply(numbers: list[int], error: BrokerError | None) -> None:
+            if others and isinstance(error, ServerBusy | QuotaExceeded | PartitionParked):
+                self._schedule_anywhere(request, messages, answer, others)
+            elif error is not None:
+                self.fail(request, error, answer)
+            else:
+                self._succeed(request, answer, lambda: management.encode_sequence_numbers(request, numbers))
+
+        self.request_partition(partition, "schedule", self.queue, [messages], reply)
 
     def _partition_for(self, anywhere: int, message: Any) -> int:
         """The partition that takes this message; `anywhere` if it has no key."""
