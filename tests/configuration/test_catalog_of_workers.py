@@ -177,10 +177,12 @@ def broker() -> Broker:
 
 @pytest.mark.parametrize("next_deletion", [False, True])
 def test_a_partition_beside_the_home_catches_up_after_a_crash_between_their_commits(broker, next_deletion):
+    created = broker.change("create", "queue", {"name": "wide", "enable_partitioning": True}, None)
+    wide = created.result["entity_id"]
     for partition in broker.partitions.values():
-        partition.send(1 << 3, [[LAYOUT, b"old", None, None]] * 3, T0)
+        partition.send(queue_id_of(wide), [[LAYOUT, b"old", None, None]] * 3, T0)
         partition.commit()
-    broker.remove(1, (1, None))
+    broker.remove(wide, (1, None))
     if next_deletion:
         broker.remove(2)
     broker.check()
@@ -215,7 +217,8 @@ def test_a_deletion_after_one_that_was_not_heard_of_does_not_hide_it(broker):
 
 
 def test_what_is_created_is_on_all_partitions_when_the_client_is_answered(broker):
-    done = broker.change("create", "queue", {"name": "New", "lock_duration_ms": 60_000}, None)
+    properties = {"name": "New", "lock_duration_ms": 60_000, "enable_partitioning": True}
+    done = broker.change("create", "queue", properties, None)
     assert done.caller == GATEWAY
     assert (done.result["name"], done.result["lock_duration_ms"]) == ("New", 60_000)
     for partition in broker.partitions.values():
@@ -289,7 +292,8 @@ def test_a_partition_that_missed_a_change_of_rules_gets_them_when_it_comes_back(
 
 
 def test_a_partition_refuses_what_is_for_an_entity_that_it_has_not_heard_of_as_busy(broker):
-    news = broker.home.change(GATEWAY, 1, ["create", "queue", {"name": "new"}, None], T0)
+    properties = {"name": "new", "enable_partitioning": True}
+    news = broker.home.change(GATEWAY, 1, ["create", "queue", properties, None], T0)
     [[_, document, _]] = news.changes
     queue = queue_id_of(document["entity_id"])
     with pytest.raises(ServerBusy):
