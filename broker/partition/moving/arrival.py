@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from broker.errors import InvalidArgument, QuotaExceeded, ServerBusy
+from broker.partition.moving.departure import OF_ENTITIES
 from broker.partition.state.core import Core
 from broker.partition.state.terms import Kind
 from broker.partition.state.timers import Due
@@ -67,18 +68,7 @@ def _entity_of(table: int, key: bytes) -> int:
     if table == Table.META:
         return entity_of(int.from_bytes(key[-4:], "big"))
     number = int.from_bytes(key[:4], "big")
-    return number if table in _BY_ENTITY else entity_of(number)
-
-
-_BY_ENTITY = frozenset(
-    (
-        Table.RULES,
-        Table.DUPLICATE_LOG,
-        Table.DUPLICATE_RUNS,
-        Table.DUPLICATE_CHUNKS,
-        Table.DUPLICATE_FILTERS,
-    )
-)
+    return number if table in OF_ENTITIES else entity_of(number)
 
 
 class _Rows:

@@ -19,7 +19,7 @@ from storage.store import Table
 Row = list[int | bytes | None]
 
 _OF_QUEUES = (Table.QUEUE, Table.DUE, Table.COUNTS, Table.SESSION_ENTRIES, Table.SESSIONS, Table.SESSION_STATES)
-_OF_ENTITIES = (
+OF_ENTITIES = (
     Table.RULES,
     Table.DUPLICATE_LOG,
     Table.DUPLICATE_RUNS,
@@ -40,7 +40,7 @@ class Departure:
         queues = [queue_id_of(entity_id, part) for entity_id in entity_ids for part in PARTS]
         of_queues = frozenset(map(entity_key, queues))
         of_entities = frozenset(map(entity_key, entity_ids))
-        self._prefixes = dict.fromkeys(_OF_QUEUES, of_queues) | dict.fromkeys(_OF_ENTITIES, of_entities)
+        self._prefixes = dict.fromkeys(_OF_QUEUES, of_queues) | dict.fromkeys(OF_ENTITIES, of_entities)
         self._of_meta = frozenset(map(forwarded_key, queues))
         self._noted: dict[tuple[Table, bytes], None] = {}  # keys in the order of their changes
         self.is_overrun = False  # more has changed than can be noted, so the move cannot go on
@@ -52,7 +52,7 @@ class Departure:
         for table in _OF_QUEUES:
             for queue_id in queues:
                 yield table, entity_key(queue_id), entity_key(queue_id + 1)
-        for table in _OF_ENTITIES:
+        for table in OF_ENTITIES:
             for entity_id in self.entity_ids:
                 yield table, entity_key(entity_id), entity_key(entity_id + 1)
         for key in sorted(self._of_meta):
