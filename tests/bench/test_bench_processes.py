@@ -42,8 +42,8 @@ def test_pages_that_map_the_store_are_not_counted_as_memory_and_heap_is(tmp_path
         process.communicate()
     assert seen.store_cache == 32 * MIB
     assert 16 * MIB < seen.anonymous < seen.used < 32 * MIB
-    assert seen.rss >= seen.pss == elsewhere.pss
-    assert elsewhere.used == seen.used + 32 * MIB
+    assert seen.rss >= seen.pss == pytest.approx(elsewhere.pss, abs=MIB)  # it may take a page in between
+    assert elsewhere.used == pytest.approx(seen.used + 32 * MIB, abs=MIB)
 
 
 def test_a_page_shared_by_two_processes_counts_once_in_pss_and_twice_in_rss(tmp_path):
