@@ -183,7 +183,7 @@ class Home(Generic[C]):
                 news, result = wire.changed(version, changes), changes[0][1]
             case ["delete", path]:
                 gone = self._partition.with_subscriptions([self._changing.entity(path)])
-                self._require_still(gone)
+                self._require_still(gone, path)
                 news = self._removed(version, gone, now_ms)
             case _:
                 change, result = self._decided(arguments, now_ms)
@@ -208,11 +208,10 @@ class Home(Generic[C]):
             if not set(partitions).isdisjoint(move.partitions)
         )
 
-    def _require_still(self, entity_ids: Iterable[int]) -> None:
-        """Raises ServerBusy if one of these entities, or its topic, is being moved."""
-        for entity_id in entity_ids:
-            for each in self._partition.with_topic(entity_id):
-                self._moves.require_none(each, definition(self._store, each).description.path)
+    def _require_still(self, entity_ids: Iterable[int], path: str) -> None:
+        """Raises ServerBusy, which names the path, if one of these entities, or its topic, is being moved."""
+        together = {each for entity_id in entity_ids for each in self._partition.with_topic(entity_id)}
+        self._moves.require_none(together, path)
 
     def said_unused(self, partition: int, entity_ids: Sequence[int], now_ms: int) -> Deleted | None:
         """Nobody has used the fragments of these entities on this partition. Returns as `remove`."""
@@ -277,7 +276,8 @@ class Home(Generic[C]):
             case ["create", kind, fields, rules]:
                 wanted = described(kind, fields)
                 topic = self._topic(wanted.topic) if isinstance(wanted, SubscriptionDescription) else None
-                self._require_still([] if topic is None else [topic.entity_id])
+                if topic is not None:
+                    self._require_still([topic.entity_id], topic.description.path)
                 new = self._changing.created(wanted, topic, next_entity_id(self._store), now_ms)
                 if rules is not None:
                     rules = [{**rule, "created_ms": now_ms} for rule in rules]
@@ -287,7 +287,7 @@ class Home(Generic[C]):
                 return ["put", new.document(), rules], new.document()
             case ["update", path, fields]:
                 known = definition(self._store, self._changing.entity(path))
-                self._require_still([known.entity_id])
+                self._require_still([known.entity_id], path)
                 document = self._changing.updated(known, fields, now_ms).document()
                 return ["put", document, None], document
             case ["add-rule", path, rule]:

@@ -39,14 +39,14 @@ class Moves(Generic[C]):
         """Raises InvalidArgument, NotAllowed, ServerBusy."""
         path = of.description.path
         if type(to) is not int or not 0 <= to < partition_count:
-            raise InvalidArgument(f"{to!r} is no partition; the namespace has 0 to {partition_count - 1}.")
+            raise InvalidArgument(f"'partition' is {to!r}; it must be 0 to {partition_count - 1}.")
         if of.description.kind == "subscription":
             raise NotAllowed(f"'{path}' is a subscription; it is moved with its topic.")
         if len(of.partitions) != 1:
             raise NotAllowed(f"'{path}' is partitioned: it is on several partitions already.")
         if of.partitions[0] == to:
             raise InvalidArgument(f"'{path}' is on partition {to} already.")
-        self.require_none(of.entity_id, path)
+        self.require_none([of.entity_id], path)
         token, move = os.urandom(TOKEN_BYTES), Move(caller, of.entity_id, (of.partitions[0], to))
         self._moves[token] = move
         return token, move
@@ -58,9 +58,9 @@ class Moves(Generic[C]):
             raise InvalidArgument("The move has ended. Please try again.")
         return found
 
-    def require_none(self, entity_id: int, path: str) -> None:
-        """Raises ServerBusy while the entity is being moved, because its definition must not change."""
-        if any(move.entity_id == entity_id for move in self._moves.values()):
+    def require_none(self, entity_ids: Collection[int], path: str) -> None:
+        """Raises ServerBusy while one of these entities is being moved, because definitions must not change then."""
+        if any(move.entity_id in entity_ids for move in self._moves.values()):
             raise ServerBusy(f"'{path}' is being moved to another partition. Please try again.")
 
     def forget(self, entity_ids: Collection[int]) -> None:
@@ -76,6 +76,7 @@ class Moves(Generic[C]):
         )
 
     def end_all(self) -> list[Move[C]]:
+        """They are given up."""
         return self._drop(self._moves)
 
     def _drop(self, tokens: Iterable[bytes]) -> list[Move[C]]:

@@ -213,8 +213,8 @@ def test_what_cannot_be_moved_is_refused_and_says_why(broker: Broker) -> None:
             ("t/Subscriptions/s", 1, 400, "is moved with its topic"),
             ("no-such-queue", 1, 404, "could not be found"),
             (name_on(2, "plain"), 2, 400, "is on partition 2 already"),
-            (name_on(2, "plain"), 4, 400, "the namespace has 0 to 3"),
-            (name_on(2, "plain"), 1 << 40, 400, "the namespace has 0 to 3"),
+            (name_on(2, "plain"), 4, 400, "'partition' is 4; "),
+            (name_on(2, "plain"), 1 << 40, 400, "it must be 0 to 3"),
             (name_on(2, "plain"), -1, 400, "the least is 0"),
         ):
             refused = move(node, path, to)
