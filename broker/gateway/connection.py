@@ -473,6 +473,8 @@ class ClientConnection(asyncio.Protocol):
     @_contained
     def follow(self, entity: Entity) -> None:
         """The entity was moved to another partition: messages go there from now on."""
+        if self._sasl is not None or self._transport is None:
+            return
         for link in list(self.engine.links.values()):
             if isinstance(link.context, ClientSender) and link.context.entity is entity:
                 link.context.follow()

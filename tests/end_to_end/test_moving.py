@@ -5,6 +5,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -221,6 +222,22 @@ def test_what_cannot_be_moved_is_refused_and_says_why(broker: Broker) -> None:
             assert text in refused.description, refused
             assert refused.status == status
         assert move(node, name_on(2, "plain"), 1).status == 200
+
+
+def test_a_client_that_is_authenticating_during_a_move_goes_on(broker: Broker) -> None:
+    with ExitStack() as connections, RawPeer.connect(broker.amqp_port) as peer:
+        node = Node(peer, NODE)
+        name = name_on(1, "authenticating")
+        create(node, "queue", name=name)
+        others = [connections.enter_context(RawPeer(broker.amqp_port)) for _ in range(6)]  # at either gateway
+        assert move(node, name, 2).status == 200
+        for number, other in enumerate(others):
+            other.sasl_plain()
+            other.open()
+            other.begin()
+            other.attach_sender(name)
+            other.transfer(message(b"%d" % number))
+            assert other.expect(DISPOSITION).fields[4].descriptor == ACCEPTED
 
 
 @pytest.mark.parametrize("victim", ["source", "destination", "home"])
