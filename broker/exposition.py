@@ -170,6 +170,9 @@ def _families(scene: Scene) -> Iterator[Metric]:
 Present = Sequence[tuple[str, Mapping[str, Any]]]
 """The number of each that has answered, as a label, and its snapshot."""
 
+Named = Mapping[str, tuple[str, str]]
+"""Key of a snapshot: name of the family, help."""
+
 
 def _present(snapshots: Mapping[int, Mapping[str, Any] | None]) -> Present:
     return [(str(number), snapshot) for number, snapshot in sorted(snapshots.items()) if snapshot is not None]
@@ -190,12 +193,24 @@ def _endpoint(endpoint: EndpointMetrics) -> Iterator[Metric]:
     yield CounterMetricFamily("peeklock_operations_accept_failures", text, value=endpoint.accept_failures)
 
 
-def _gateways(gateways: Present) -> Iterator[Metric]:
-    for key, (name, text) in GATEWAY_COUNTERS.items():
-        counter = CounterMetricFamily(f"peeklock_{name}", text, labels=["gateway"])
-        for label, snapshot in gateways:
-            counter.add_metric([label], snapshot[key])
+def _counters(present: Present, label: str, wanted: Named) -> Iterator[Metric]:
+    for key, (name, text) in wanted.items():
+        counter = CounterMetricFamily(f"peeklock_{name}", text, labels=[label])
+        for number, snapshot in present:
+            counter.add_metric([number], snapshot[key])
         yield counter
+
+
+def _histograms(present: Present, label: str, wanted: Named) -> Iterator[Metric]:
+    for key, (name, text) in wanted.items():
+        histogram = HistogramMetricFamily(f"peeklock_{name}", text, labels=[label])
+        for number, snapshot in present:
+            _add_histogram(histogram, [number], snapshot[key])
+        yield histogram
+
+
+def _gateways(gateways: Present) -> Iterator[Metric]:
+    yield from _counters(gateways, "gateway", GATEWAY_COUNTERS)
     active = GaugeMetricFamily("peeklock_active_connections", "Connections open now.", labels=["gateway"])
     links = GaugeMetricFamily(
         "peeklock_links", "Links open now, by what the client does on them.", labels=["gateway", "role"]
@@ -215,11 +230,7 @@ def _gateways(gateways: Present) -> Iterator[Metric]:
         for label, snapshot in gateways:
             gauge.add_metric([label], snapshot[key])
         yield gauge
-    for key, (name, text) in GATEWAY_HISTOGRAMS.items():
-        latency = HistogramMetricFamily(f"peeklock_{name}", text, labels=["gateway"])
-        for label, snapshot in gateways:
-            _add_histogram(latency, [label], snapshot[key])
-        yield latency
+    yield from _histograms(gateways, "gateway", GATEWAY_HISTOGRAMS)
 
 
 def _entity_counters(gateways: Present) -> Iterator[Metric]:
@@ -266,16 +277,8 @@ def _entity_gauges(scene: Scene) -> Iterator[Metric]:
 
 
 def _workers(present: Present) -> Iterator[Metric]:
-    for key, (name, text) in WORKER_COUNTERS.items():
-        counter = CounterMetricFamily(f"peeklock_{name}", text, labels=["worker"])
-        for worker_label, snapshot in present:
-            counter.add_metric([worker_label], snapshot[key])
-        yield counter
-    for key, (name, text) in WORKER_HISTOGRAMS.items():
-        histogram = HistogramMetricFamily(f"peeklock_{name}", text, labels=["worker"])
-        for worker_label, snapshot in present:
-            _add_histogram(histogram, [worker_label], snapshot[key])
-        yield histogram
+    yield from _counters(present, "worker", WORKER_COUNTERS)
+    yield from _histograms(present, "worker", WORKER_HISTOGRAMS)
     for key, (kind, name, text) in LOG.items():
         family = kind(f"peeklock_{name}", text, labels=["worker"])
         for worker_label, snapshot in present:
