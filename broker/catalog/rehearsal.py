@@ -27,8 +27,9 @@ def problems(settings: Settings, now_ms: int) -> list[str]:
     found = read_description(settings.data_dir) or wanted
     found.require_growth(settings.data_dir, wanted)
     stores = [_copy(settings, partition) for partition in range(settings.partitions)]
-    reconcile(stores[: found.partitions], (), now_ms)  # so that entities stay where they are if partitions are added
     try:
+        if found.partitions < settings.partitions:
+            reconcile(stores[: found.partitions], (), now_ms)  # entities stay where they are
         reconcile(stores, settings.entities, now_ms, settings.rules, settings.partitioning)
     except CannotReconcile as error:
         return [*str(error).splitlines(), *forwarding_problems(settings.entities)]
