@@ -7,7 +7,6 @@ the home has decided, or this process ends, the entity stays where it is (`broke
 
 import asyncio
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -90,11 +89,8 @@ class _Move:
         found, is_read, noted = await self._ask(self._source, "rows", ROWS_BYTES, ROWS)
         if found:
             self.rows += len(found)
-            await self._ask_with(self._to, "store-rows", [self._arguments[0], found])
+            await self._router.ask(self._to, "store-rows", 0, [self._arguments[0], found])
         return is_read, noted
 
     async def _ask(self, partition: int, name: str, *arguments: Any) -> Any:
-        return await self._ask_with(partition, name, [*self._arguments, *arguments])
-
-    async def _ask_with(self, partition: int, name: str, arguments: Sequence[Any]) -> Any:
-        return await self._router.ask(partition, name, 0, arguments)
+        return await self._router.ask(partition, name, 0, [*self._arguments, *arguments])

@@ -56,17 +56,14 @@ class Entity:
 
     def partition_of_number(self, sequence_number: int) -> int:
         """The partition of a message; any if the entity cannot have a message with this number."""
-        return self._known(partition_of_number(sequence_number))
+        return self.current(partition_of_number(sequence_number))
 
     def partition_of_token(self, lock_token: bytes) -> int:
         """The partition of a lock; any if the entity cannot have a lock with this token."""
-        return self._known(partition_of_token(lock_token))
+        return self.current(partition_of_token(lock_token))
 
     def current(self, partition: int) -> int:
-        """The partition in the place of this one, which the entity lived on and may have left since."""
-        return self._known(partition)
-
-    def _known(self, partition: int) -> int:
+        """This partition, or if the entity does not live there, one that it lives on."""
         return partition if partition in self.partitions else self.partitions[0]
 
     def queue(self, part: Part) -> int:

@@ -10,8 +10,11 @@ class LinkChannel:
     """The common part of a sender's and a receiver's channel (`router.Channel`)."""
 
     def __init__(self, connection: Host, partition: int) -> None:
-        router = connection.gateway.router
         self.connection = connection
+        self._join(partition)
+
+    def _join(self, partition: int) -> None:
+        router = self.connection.gateway.router
         self.partition = partition
         self.worker = router.worker(partition)
         self.number = router.next_number()
@@ -19,12 +22,8 @@ class LinkChannel:
 
     def move(self, partition: int) -> None:
         """The entity lives on this partition now. Answers to earlier commands are not heard."""
-        router = self.connection.gateway.router
         self.forget()
-        self.partition = partition
-        self.worker = router.worker(partition)
-        self.number = router.next_number()
-        self.worker.channels[self.number] = self
+        self._join(partition)
 
     def forget(self) -> None:
         """No answer is awaited any more."""

@@ -89,9 +89,9 @@ class SenderChannel(LinkChannel):
                 delivery = pending.popleft()
                 if delivery is not None:
                     self.connection.reject(delivery, condition, text, sender.tracker)
+            if isinstance(error, EntityMoving):
+                sender.follow()
         sender.answered(count)
-        if isinstance(error, EntityMoving):
-            sender.follow()
         if self.is_left and not pending:
             self.forget()
         now = time.perf_counter()
