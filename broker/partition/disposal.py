@@ -39,6 +39,7 @@ def discard(core: Core, entity_id: int, topic_id: int | None, now_ms: int) -> No
 
 
 def free_later(core: Core, entity_id: int, topic_id: int | None, now_ms: int) -> None:
+    """META says that the entity is to be deleted here. `topic_id` is that of a subscription."""
     core.deleted[entity_id] = topic_id
     core.timers.arm(now_ms, (queue_id_of(entity_id), Due.DELETION))
 

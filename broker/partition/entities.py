@@ -11,7 +11,6 @@ from broker.errors import EntityDisabled, EntityNotFound, ServerBusy
 from broker.namespace.entities import Description
 from broker.partition.disposal import discard, free_later
 from broker.partition.forwarding.source import begin, forwards
-from broker.partition.messages import duplicates
 from broker.partition.messages.expiry import resume
 from broker.partition.messages.settlement import drop_locks
 from broker.partition.moving import moves, residence
@@ -77,21 +76,16 @@ def load(core: Core, now_ms: int, known: dict[bytes, Terms] | None = None) -> No
             raise StoreError(f"deleted entity {entity_id}: {error}") from error
         free_later(core, entity_id, topic_id, now_ms)
     moves.load(core, now_ms)
-    opened = [*(key for key, _ in _of_meta(core, FORWARDED_PREFIX)), *_keys(core, Table.COUNTS)]
-    for key in dict.fromkeys(opened):
+    for key, value in _of_meta(core, FORWARDED_PREFIX):
+        residence.forward_again(core, int.from_bytes(key, "big"), value)
+    for key, _ in core.store.scan(Table.COUNTS, *_ALL, 1 << 32):
         residence.begin_forwarding(core, int.from_bytes(key, "big"))
-    for entity_id, terms in core.terms.items():
-        residence.begin_publishing(core, entity_id, now_ms)
-        if terms.duplicate_window_ms:
-            duplicates.begin(core, entity_id, now_ms)
+    for entity_id in core.terms:
+        residence.begin_duties(core, entity_id, now_ms)
     idleness.load(core, now_ms)
     if core.bodies.has_dropped:
         core.timers.arm(now_ms, (0, Due.TRANSACTIONS))
     residence.arm_timers(core, *_ALL)
-
-
-def _keys(core: Core, table: Table) -> list[bytes]:
-    return [key for key, _ in core.store.scan(table, *_ALL, 1 << 32)]
 
 
 def _of_meta(core: Core, prefix: bytes) -> list[tuple[bytes, bytes]]:

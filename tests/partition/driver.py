@@ -72,6 +72,18 @@ def define(store: Store, entity_id: int, description: Description, partitions: t
     store.put(Table.ENTITIES, entity_key(entity_id), encode_document(document | description.model_dump(mode="json")))
 
 
+def request(partition: Partition, now_ms: int, queue: int, name: str, *args: Any) -> Any:
+    """Also to its end, if it takes several turns."""
+    result = partition.request(name, queue, args, now_ms)
+    partition.commit()
+    if isinstance(result, Underway):
+        while not partition.go_on(result):
+            partition.commit()
+        partition.commit()
+        return result.result
+    return result
+
+
 class Driver:
     def __init__(
         self, store: Store | None = None, settings: PartitionSettings | None = None, **properties: Any
@@ -165,14 +177,7 @@ class Driver:
         return results
 
     def request(self, name: str, *args: Any, queue: int = MAIN) -> Any:
-        result = self.partition.request(name, queue, args, self.now_ms)
-        self.partition.commit()
-        if isinstance(result, Underway):
-            while not self.partition.go_on(result):
-                self.partition.commit()
-            self.partition.commit()
-            return result.result
-        return result
+        return request(self.partition, self.now_ms, queue, name, *args)
 
     def peek(self, queue: int = MAIN, start: int = 0, count: int = 100) -> list[Delivery]:
         return deliveries(self.request("peek", start, count, 1 << 20, queue=queue))

@@ -3,12 +3,12 @@
 from typing import Any
 
 from accounts import problems
-from driver import FEW_IDS, START_MS, define, deliveries, message
+from driver import FEW_IDS, START_MS, define, deliveries, message, request
 
 from broker.errors import BrokerError
 from broker.namespace.entities import Description, QueueDescription, SubscriptionDescription, TopicDescription
+from broker.namespace.rule_descriptions import DEFAULT_RULE
 from broker.partition.partition import Partition
-from broker.partition.requests import Underway
 from broker.partition.settings import PartitionSettings
 from storage.memory import MemoryStore
 from storage.queue_ids import entity_of, queue_id_of
@@ -19,6 +19,7 @@ from storage.records import (
     decode_references,
     encode_document,
     message_key,
+    rule_key,
 )
 from storage.store import Table
 
@@ -60,6 +61,10 @@ class World:
         for partition, store in self.stores.items():
             store.put(Table.META, STORE_ID_KEY, encode_document(b"store-%02d" % partition))
             self._define(partition, FIRST)
+            for entity_id, description in self.entities.items():
+                if description.kind == "subscription":
+                    key = rule_key(entity_id, DEFAULT_RULE.name)
+                    store.put(Table.RULES, key, encode_document(DEFAULT_RULE.document(START_MS)))
             store.commit()
         self.partitions = {each: self._opened(each) for each in self.stores}
 
@@ -228,14 +233,7 @@ class World:
         self.pump()
 
     def request(self, queue: int, name: str, *args: Any) -> Any:
-        result = self.partition.request(name, queue, args, self.now_ms)
-        self.partition.commit()
-        if isinstance(result, Underway):
-            while not self.partition.go_on(result):
-                self.partition.commit()
-            self.partition.commit()
-            return result.result
-        return result
+        return request(self.partition, self.now_ms, queue, name, *args)
 
     def pump(self) -> list[Any]:
         found = []

@@ -9,6 +9,9 @@ from moving_driver import ENTITY, FIRST, SECOND, SOME, World
 
 from broker.errors import BrokerError, InvalidArgument
 from broker.wire import Outcome
+from storage.queue_ids import queue_id_of
+from storage.records import entity_key
+from storage.store import Table
 
 KINDS = ["plain", "sessions", "forwards", "topic"]
 TTLS = st.sampled_from([None, 1000, 20_000])
@@ -36,15 +39,31 @@ def both(worlds: tuple[World, World], use: tuple[Any, ...]) -> None:
     assert seen[0] == seen[1], use
 
 
-def move(worlds: tuple[World, World], reading: list[Any]) -> None:
-    """The other world's process restarts where the entity is frozen in this one."""
-    moving, other = worlds
+def read(worlds: tuple[World, World], reading: list[Any]) -> None:
+    moving = worlds[0]
     moving.begin_move()
     for step in reading:
         if isinstance(step, int):
             moving.rows(step)
         else:
             both(worlds, step)
+
+
+def same_to_the_end(worlds: tuple[World, World], after: list[Any], at: int) -> None:
+    moving, other = worlds
+    for use in after:
+        both(worlds, use)
+    for world in worlds:
+        world.rest()
+        world.check()
+    assert moving.stored(at) == other.stored(FIRST)
+    assert moving.leftovers(SECOND if at == FIRST else FIRST) == []
+
+
+def move(worlds: tuple[World, World], reading: list[Any]) -> None:
+    """The other world's process restarts where the entity is frozen in this one."""
+    moving, other = worlds
+    read(worlds, reading)
     moving.freeze()
     other.pump()
     other.restart()
@@ -54,7 +73,7 @@ def move(worlds: tuple[World, World], reading: list[Any]) -> None:
 @settings(max_examples=100, deadline=None)
 @given(kind=st.sampled_from(KINDS), before=MANY, reading=READING, between=MANY, again=READING, after=MANY)
 def test_nobody_sees_a_move(kind, before, reading, between, again, after):
-    worlds = moving, other = World(kind), World(kind)
+    worlds = World(kind), World(kind)
     for use in before:
         both(worlds, use)
     move(worlds, reading)
@@ -63,13 +82,7 @@ def test_nobody_sees_a_move(kind, before, reading, between, again, after):
     for world in worlds:
         world.rest()
     move(worlds, again)
-    for use in after:
-        both(worlds, use)
-    for world in worlds:
-        world.rest()
-        world.check()
-    assert moving.stored(FIRST) == other.stored(FIRST)
-    assert moving.leftovers(SECOND) == []
+    same_to_the_end(worlds, after, FIRST)
 
 
 @settings(max_examples=100, deadline=None)
@@ -85,12 +98,7 @@ def test_a_move_that_is_given_up_leaves_nothing(kind, before, reading, freezes, 
     worlds = moving, other = World(kind), World(kind)
     for use in before:
         both(worlds, use)
-    moving.begin_move()
-    for step in reading:
-        if isinstance(step, int):
-            moving.rows(step)
-        else:
-            both(worlds, step)
+    read(worlds, reading)
     if freezes:
         moving.freeze()
         other.pump()
@@ -102,13 +110,7 @@ def test_a_move_that_is_given_up_leaves_nothing(kind, before, reading, freezes, 
         if freezes:
             assert moving.use("peek", 0) == "EntityMoving"
     moving.keep()
-    for use in after:
-        both(worlds, use)
-    for world in worlds:
-        world.rest()
-        world.check()
-    assert moving.stored(FIRST) == other.stored(FIRST)
-    assert moving.leftovers(SECOND) == []
+    same_to_the_end(worlds, after, FIRST)
 
 
 @settings(max_examples=40, deadline=None)
@@ -133,13 +135,7 @@ def test_processes_may_die_before_and_after_the_decision(kind, before, dies, aft
         moving.restart(partition)
     moving.at = SECOND
     other.restart()
-    for use in after:
-        both(worlds, use)
-    for world in worlds:
-        world.rest()
-        world.check()
-    assert moving.stored(SECOND) == other.stored(FIRST)
-    assert moving.leftovers(FIRST) == []
+    same_to_the_end(worlds, after, SECOND)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -150,6 +146,31 @@ def test_it_refuses_uses_where_it_does_not_live(kind):
     for use in (("send", 1, None, 0, "s"), ("receive", 0, 1), ("peek", 0), ("cancel", 1)):
         assert world.use(*use) == "EntityMoving"
     assert world.counts() == {}
+
+
+def test_rows_of_a_subscription_that_was_deleted_meanwhile_are_refused():
+    world = World("topic")
+    world.send(1, None, 0, "s")
+    world.begin_move()
+    world.partitions[SECOND].delete_entities([SOME], world.now_ms)
+    world.partitions[SECOND].commit()
+    with pytest.raises(InvalidArgument):
+        world.finish()
+    queues = entity_key(queue_id_of(SOME)), entity_key(queue_id_of(SOME + 1))
+    assert not list(world.stores[SECOND].scan(Table.QUEUE, *queues, 9))
+
+
+def test_no_more_rows_are_read_than_have_the_bytes_asked_for():
+    world = World("plain")
+    for number in range(3):
+        world.send(number, None, 0, "")
+    world.begin_move()
+    read, is_read = [], False
+    while not is_read:
+        found, is_read, _ = world.ask(FIRST, "rows", ENTITY, 1, 1000)
+        assert len(found) == (0 if is_read else 1)
+        read += found
+    assert sum(table == Table.QUEUE for table, *_ in read) == 3
 
 
 def test_only_the_move_that_has_begun_goes_on():

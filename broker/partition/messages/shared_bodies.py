@@ -44,6 +44,12 @@ def release(core: Core, topic_id: int, message_ids: Sequence[int], sizes: Sequen
         core.turn.touch(topic)
 
 
+def refer(store: Store, message_id: int) -> None:
+    """Another queue entry of the topic's subscriptions refers to the message."""
+    count = _recorded(store, [message_id]).get(message_id, 1)
+    store.put(Table.REFS, message_key(message_id), encode_references(count + 1))
+
+
 def _recorded(store: Store, message_ids: Sequence[int]) -> dict[int, int]:
     """The recorded numbers of entries by message id; messages without a row in REFS are left out."""
     wanted = set(message_ids)

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from broker.errors import InvalidArgument, QuotaExceeded, ServerBusy
+from broker.partition.messages.shared_bodies import refer, release
 from broker.partition.moving.departure import OF_ENTITIES
 from broker.partition.state.core import Core
-from broker.partition.state.terms import Kind
 from broker.partition.state.timers import Due
 from storage.queue_ids import entity_of
 from storage.records import (
@@ -23,10 +23,8 @@ from storage.records import (
     arriving_key,
     decode_document,
     decode_entry,
-    decode_references,
     encode_document,
     encode_entry,
-    encode_references,
     entity_key,
     message_key,
     queue_key,
@@ -34,6 +32,7 @@ from storage.records import (
 )
 from storage.store import Table
 
+NO_MESSAGE = 0  # no message has this id, so it is found missing, as where the entry comes from
 FULL = "The store of the partition that the entity is moved to is nearly full."
 
 
@@ -60,7 +59,18 @@ def store(core: Core, token: bytes, rows: Sequence[Sequence[Any]]) -> None:
     if not core.has_room(sizes, copies=len(rows)):
         raise QuotaExceeded(FULL)
     core.changing()
-    _Rows(core).store(rows)
+    put, gone = core.store.put, []
+    for number, key, value, record in rows:
+        if number == Table.QUEUE and value is None:
+            gone.append(key)
+        elif number == Table.QUEUE:
+            put(Table.QUEUE, key, _entry_here(core, key, value, record))
+        elif value is None:
+            core.store.delete(Table(number), key)
+        else:
+            put(Table(number), key, value if number != Table.DUE else message_key(_message_of_timer(core, key)))
+    for key in gone:  # after the others, which may refer to the same records
+        _delete_entry(core, key)
     core.turn.work += len(rows)
 
 
@@ -71,111 +81,84 @@ def _entity_of(table: int, key: bytes) -> int:
     return number if table in OF_ENTITIES else entity_of(number)
 
 
-class _Rows:
-    def __init__(self, core: Core) -> None:
-        self._core = core
-        self._store = core.store
+def _entry_here(core: Core, key: bytes, value: bytes, record: bytes | None) -> bytes:
+    """The entry with the message id that its record has here."""
+    try:
+        theirs, delivery_count, overlay = decode_entry(value)
+    except CorruptRecord:
+        return value  # it is set aside when it is read
+    if (known := _entry(core, key)) is not None:
+        message_id = known.message_id
+    elif record is None:
+        message_id = NO_MESSAGE
+    elif (topic_id := _topic_of(core, key)) is None:
+        message_id = _append(core, record)
+    else:
+        message_id = _shared(core, topic_id, theirs, record)
+    return encode_entry(message_id, delivery_count, overlay)
 
-    def store(self, rows: Sequence[Sequence[Any]]) -> None:
-        gone = []
-        for table, key, value, record in rows:
-            if table == Table.QUEUE:
-                if value is None:
-                    gone.append(key)
-                else:
-                    self._put_entry(key, value, record)
-        for key in gone:  # after the others, which may refer to the same records
-            self._delete_entry(key)
-        for number, key, value, _ in rows:
-            table = Table(number)
-            if table is Table.QUEUE:
-                continue
-            if value is None:
-                self._store.delete(table, key)
-            elif table is Table.DUE:
-                self._store.put(table, key, message_key(self._message_of_timer(key)))
-            else:
-                self._store.put(table, key, value)
 
-    def _put_entry(self, key: bytes, value: bytes, record: bytes | None) -> None:
-        try:
-            theirs, delivery_count, overlay = decode_entry(value)
-        except CorruptRecord:
-            self._store.put(Table.QUEUE, key, value)
-            return
-        known = self._entry(key)
-        if known is not None:
-            message_id = known.message_id
-        elif record is None:
-            message_id = 0  # no message has this id, so it is found missing, as where it was
-        elif (entity_id := entity_of(int.from_bytes(key[:4], "big"))) and self._shares(entity_id):
-            message_id = self._shared(entity_id, theirs, record)
-        else:
-            message_id = self._append(record)
-        self._store.put(Table.QUEUE, key, encode_entry(message_id, delivery_count, overlay))
+def _delete_entry(core: Core, key: bytes) -> None:
+    entry, topic_id = _entry(core, key), _topic_of(core, key)
+    core.store.delete(Table.QUEUE, key)
+    if entry is None:
+        return
+    if topic_id is None:
+        core.store.delete(Table.MESSAGES, message_key(entry.message_id))
+        return
+    release(core, topic_id, [entry.message_id], [0])
+    if core.store.get(Table.MESSAGES, message_key(entry.message_id)) is None:
+        as_key = _as_key(topic_id, entry.message_id)
+        if (theirs := core.store.get(Table.META, as_key)) is not None:
+            core.store.delete_many(Table.META, (as_key, _from_key(topic_id, decode_document(theirs))))
 
-    def _delete_entry(self, key: bytes) -> None:
-        entry = self._entry(key)
-        if entry is not None:
-            entity_id = entity_of(int.from_bytes(key[:4], "big"))
-            if not self._shares(entity_id) or self._release(entity_id, entry.message_id):
-                self._store.delete(Table.MESSAGES, message_key(entry.message_id))
-        self._store.delete(Table.QUEUE, key)
 
-    def _entry(self, key: bytes) -> Entry | None:
-        value = self._store.get(Table.QUEUE, key)
-        try:
-            return None if value is None else decode_entry(value)
-        except CorruptRecord:
-            return None
+def _entry(core: Core, key: bytes) -> Entry | None:
+    """What is stored here under this key; None if that is nothing, or cannot be read."""
+    value = core.store.get(Table.QUEUE, key)
+    try:
+        return None if value is None else decode_entry(value)
+    except CorruptRecord:
+        return None
 
-    def _append(self, record: bytes) -> int:
-        message_id = self._core.bodies.next_id
-        self._core.bodies.append([record], keep=False)
-        return message_id
 
-    def _message_of_timer(self, key: bytes) -> int:
+def _append(core: Core, record: bytes) -> int:
+    message_id = core.bodies.next_id
+    core.bodies.append([record], keep=False)
+    return message_id
+
+
+def _message_of_timer(core: Core, key: bytes) -> int:
+    """Entries come before their timers. A key of no timer is quarantined when the entity comes to live here."""
+    try:
         queue_id, timer, _, number = unpack_due_key(key)
-        place = Place.SCHEDULED if timer == Due.SCHEDULED else Place.AVAILABLE
-        entry = self._entry(queue_key(queue_id, place, number))
-        return 0 if entry is None else entry.message_id
+    except CorruptRecord:
+        return NO_MESSAGE
+    place = Place.SCHEDULED if timer == Due.SCHEDULED else Place.AVAILABLE
+    entry = _entry(core, queue_key(queue_id, place, number))
+    return NO_MESSAGE if entry is None else entry.message_id
 
-    # -- records of topics
 
-    def _shares(self, entity_id: int) -> bool:
-        return self._core.terms[entity_id].kind == Kind.SUBSCRIPTION
+# -- records of topics
 
-    def _shared(self, entity_id: int, theirs: int, record: bytes) -> int:
-        topic_id = self._core.topic_ids[self._core.terms[entity_id].topic]
-        known = self._store.get(Table.META, _from_key(topic_id, theirs))
-        if known is not None:
-            message_id: int = decode_document(known)
-            self._store.put(Table.REFS, message_key(message_id), encode_references(self._references(message_id) + 1))
-            return message_id
-        message_id = self._append(record)
-        self._store.put(Table.META, _from_key(topic_id, theirs), encode_document(message_id))
-        self._store.put(Table.META, _as_key(topic_id, message_id), encode_document(theirs))
+
+def _topic_of(core: Core, key: bytes) -> int | None:
+    """The topic that the entity of this key of QUEUE is a subscription of."""
+    topic = core.terms[entity_of(int.from_bytes(key[:4], "big"))].topic
+    return core.topic_ids[topic] if topic else None
+
+
+def _shared(core: Core, topic_id: int, theirs: int, record: bytes) -> int:
+    """The record with this id of the other partition gets another entry here."""
+    from_key = _from_key(topic_id, theirs)
+    if (known := core.store.get(Table.META, from_key)) is not None:
+        message_id: int = decode_document(known)
+        refer(core.store, message_id)
         return message_id
-
-    def _references(self, message_id: int) -> int:
-        value = self._store.get(Table.REFS, message_key(message_id))
-        return 1 if value is None else decode_references(value)
-
-    def _release(self, entity_id: int, message_id: int) -> bool:
-        """An entry is deleted. True if it was the last one of its record."""
-        count = self._references(message_id) - 1
-        if count > 1:
-            self._store.put(Table.REFS, message_key(message_id), encode_references(count))
-        else:
-            self._store.delete(Table.REFS, message_key(message_id))
-        if count:
-            return False
-        topic_id = self._core.topic_ids[self._core.terms[entity_id].topic]
-        theirs = self._store.get(Table.META, _as_key(topic_id, message_id))
-        if theirs is not None:
-            self._store.delete(Table.META, _from_key(topic_id, decode_document(theirs)))
-            self._store.delete(Table.META, _as_key(topic_id, message_id))
-        return True
+    message_id = _append(core, record)
+    core.store.put(Table.META, from_key, encode_document(message_id))
+    core.store.put(Table.META, _as_key(topic_id, message_id), encode_document(theirs))
+    return message_id
 
 
 def _from_key(topic_id: int, message_id: int) -> bytes:

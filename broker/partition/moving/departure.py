@@ -8,8 +8,8 @@ be sent, and nothing changes any more.
 A row is [table, key, value, or None if there is none; and of an entry, the bytes of its message record, or None].
 """
 
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
 
 from broker.partition.state.core import PARTS, Core
 from storage.queue_ids import queue_id_of
@@ -26,8 +26,8 @@ OF_ENTITIES = (
     Table.DUPLICATE_CHUNKS,
     Table.DUPLICATE_FILTERS,
 )
-PAGE = 64  # rows that are read at once
-NOTED_MAX = 500_000  # keys, some 100 MB
+PAGE = 64  # rows that are scanned at once; bodies are read one after the other, as far as there is room for them
+NOTED_MAX = 500_000  # keys
 
 
 class Departure:
@@ -42,7 +42,8 @@ class Departure:
         of_entities = frozenset(map(entity_key, entity_ids))
         self._prefixes = dict.fromkeys(_OF_QUEUES, of_queues) | dict.fromkeys(OF_ENTITIES, of_entities)
         self._of_meta = frozenset(map(forwarded_key, queues))
-        self._noted: dict[tuple[Table, bytes], None] = {}  # keys in the order of their changes
+        # Keys in the order of their changes. A dict would look at all that were taken to find the first one.
+        self._noted: OrderedDict[tuple[Table, bytes], None] = OrderedDict()
         self.is_overrun = False  # more has changed than can be noted, so the move cannot go on
         self._unread = self._ranges(queues)
         self._range = next(self._unread, None)
@@ -81,37 +82,31 @@ class Departure:
         return self._range is None
 
     def rows(self, limit_bytes: int, limit: int) -> list[Row]:
-        """The next rows, about so many bytes and rows at most."""
+        """The next rows: so many at most, and no more when they have so many bytes."""
         found: list[Row] = []
         size_bytes = 0
-        while len(found) < limit and size_bytes < limit_bytes:
-            page = self._next_page(min(PAGE, limit - len(found)))
-            if not page:
+        for row in self._next():
+            found.append(row)
+            size_bytes += sum(len(part) for part in row if isinstance(part, bytes))
+            if len(found) >= limit or size_bytes >= limit_bytes:
                 break
-            for row in page:
-                found.append(row)
-                size_bytes += sum(len(part) for part in row if isinstance(part, bytes))
         self._core.turn.work += len(found)
         return found
 
-    def _next_page(self, count: int) -> list[Row]:
+    def _next(self) -> Iterator[Row]:
+        """Each row as it is asked for. What nobody asks for stays noted, or unread."""
         store = self._core.store
-        if self._noted:
-            keys = list(islice(self._noted, count))
-            for noted in keys:
-                del self._noted[noted]
-            return [self._row(table, key, store.get(table, key)) for table, key in keys]
+        while self._noted:
+            (table, key), _ = self._noted.popitem(last=False)
+            yield self._row(table, key, store.get(table, key))
         while self._range is not None:
             table, start, end = self._range
-            items = store.scan(table, start, end, count)
-            if len(items) < count:
+            items = store.scan(table, start, end, PAGE)
+            for key, value in items:
+                self._range = table, key + b"\0", end
+                yield self._row(table, key, value)
+            if len(items) < PAGE:
                 self._range = next(self._unread, None)
-            else:
-                last_key, _ = items[-1]
-                self._range = table, last_key + b"\0", end
-            if items:
-                return [self._row(table, key, value) for key, value in items]
-        return []
 
     def _row(self, table: Table, key: bytes, value: bytes | None) -> Row:
         if table is not Table.QUEUE or value is None:

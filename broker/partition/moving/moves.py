@@ -71,18 +71,20 @@ def with_subscriptions(core: Core, entity_id: int) -> list[int]:
 
 
 def arrive(core: Core, args: Sequence[Any], now_ms: int) -> None:
+    """Make ready for the entity's rows. Raises ServerBusy, InvalidArgument."""
     token, entity_id = args
     _require_known(core, entity_id)
     arrival.begin(core, token, with_subscriptions(core, entity_id))
 
 
 def store(core: Core, args: Sequence[Any], now_ms: int) -> None:
+    """Store rows of the other side. Raises InvalidArgument, QuotaExceeded."""
     token, rows = args
     arrival.store(core, token, rows)
 
 
 def depart(core: Core, args: Sequence[Any], now_ms: int) -> None:
-    """Begin to read the entity's rows."""
+    """Begin to read the entity's rows. Raises EntityMoving, InvalidArgument."""
     token, entity_id = args
     _require_known(core, entity_id)
     if not core.lives_here(entity_id):
@@ -182,7 +184,7 @@ def relocate(core: Core, entity_id: int, before: Terms, now_ms: int) -> None:
     was_frozen = _unfreeze(core, entity_id)
     lives_here = core.lives_here(entity_id)
     if lives_here and (was_frozen or not lived_here):
-        residence.enter(core, [entity_id], now_ms)
+        residence.enter(core, entity_id, now_ms)
     elif lived_here and not lives_here:
         if not was_frozen:
             residence.leave(core, entity_id, EntityMoving(error_texts.SERVER_BUSY))
@@ -198,7 +200,7 @@ def keep(core: Core, entity_id: int, now_ms: int) -> None:
             core.store.delete(Table.META, arriving_key(each))
             disposal.discard(core, each, _topic_of(core, each), now_ms)
         if _unfreeze(core, each):
-            residence.enter(core, [each], now_ms)
+            residence.enter(core, each, now_ms)
 
 
 def keep_all(core: Core, now_ms: int) -> None:

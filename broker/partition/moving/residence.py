@@ -1,7 +1,5 @@
 """What this partition has in memory of one entity: made when the entity comes to live here, dropped when it leaves."""
 
-from collections.abc import Sequence
-
 from broker.errors import BrokerError
 from broker.partition.forwarding.source import begin_again, forget
 from broker.partition.messages import duplicates
@@ -24,18 +22,18 @@ from storage.records import (
 from storage.store import StoreError, Table
 
 
-def enter(core: Core, entity_ids: Sequence[int], now_ms: int) -> None:
-    """These entities live here from now on, with what the store has of them: as at a start. Raises StoreError."""
-    for entity_id in entity_ids:
-        core.topics.pop(entity_id, None)
-        for queue_id in _queues_of(entity_id):
+def enter(core: Core, entity_id: int, now_ms: int) -> None:
+    """The entity lives here from now on, with what the store has of it: as at a start. Raises StoreError."""
+    store = core.store
+    core.topics.pop(entity_id, None)
+    for queue_id in _queues_of(entity_id):
+        if (recorded := store.get(Table.META, forwarded_key(queue_id))) is not None:
+            forward_again(core, queue_id, recorded)
+        if store.get(Table.COUNTS, entity_key(queue_id)) is not None:
             begin_forwarding(core, queue_id)
-            key = entity_key(queue_id)
-            arm_timers(core, key, entity_key(queue_id + 1))
-        begin_publishing(core, entity_id, now_ms)
-        if core.terms[entity_id].duplicate_window_ms:
-            duplicates.begin(core, entity_id, now_ms)
-        idleness.change(core, entity_id, now_ms)
+        arm_timers(core, entity_key(queue_id), entity_key(queue_id + 1))
+    begin_duties(core, entity_id, now_ms)
+    idleness.change(core, entity_id, now_ms)
 
 
 def leave(core: Core, entity_id: int, error: BrokerError) -> None:
@@ -54,6 +52,7 @@ def leave(core: Core, entity_id: int, error: BrokerError) -> None:
 
 
 def close_receivers(core: Core, queue_id: int, error: BrokerError) -> None:
+    """The receivers of the queue are told `error`. The locks that they have stay."""
     queue = core.queues.get(queue_id)
     if queue is None:
         return
@@ -90,27 +89,33 @@ def arm_timers(core: Core, start: bytes, end: bytes) -> None:
         core.timers.arm(due_ms, (queue_id, timer))
 
 
+def forward_again(core: Core, queue_id: int, recorded: bytes) -> None:
+    """Open the queue: other partitions may have taken over messages of it. `recorded` is what META has.
+
+    Raises StoreError.
+    """
+    try:
+        begin_again(core, queue_id, decode_document(recorded))
+    except CorruptRecord as error:
+        raise StoreError(f"queue {queue_id}, forwarded to: {error}") from error
+
+
 def begin_forwarding(core: Core, queue_id: int) -> None:
-    """Open the queue if it forwards and has messages to forward, or had a batch under way when it was closed."""
-    value = core.store.get(Table.META, forwarded_key(queue_id))
-    if value is not None:
-        try:
-            begin_again(core, queue_id, decode_document(value))
-        except CorruptRecord as error:
-            raise StoreError(f"queue {queue_id}, forwarded to: {error}") from error
+    """Open the queue, which has had messages, if it forwards."""
     terms = core.terms.get(entity_of(queue_id))
     if (
         terms is not None
         and queue_id not in core.queues
         and terms.forwards_to(part_of(queue_id))
         and core.lives_here(entity_of(queue_id))
-        and core.store.get(Table.COUNTS, entity_key(queue_id)) is not None
     ):
         core.turn.wake(core.queue(queue_id))
 
 
-def begin_publishing(core: Core, entity_id: int, now_ms: int) -> None:
-    """A topic continues to publish messages that it has accepted."""
+def begin_duties(core: Core, entity_id: int, now_ms: int) -> None:
+    """Go on with duplicate detection, and publish messages that a topic has accepted."""
+    if core.terms[entity_id].duplicate_window_ms:
+        duplicates.begin(core, entity_id, now_ms)
     if entity_id in core.subscription_ids and core.lives_here(entity_id):
         queue_id = queue_id_of(entity_id)
         start, end = queue_key(queue_id, Place.AVAILABLE, 0), queue_key(queue_id, Place.AVAILABLE + 1, 0)
