@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from broker.gateway.links.shares import IDLE_SECONDS, Action, Kind, Shares
+from broker.gateway.links.shares import IDLE_SECONDS, PASS_SECONDS, Action, Kind, Shares
 from broker.partition.state.line import Line
 from broker.partition.state.receivers import Receiver
 
@@ -86,6 +86,7 @@ class Link:
         if self.shares.is_drained(self.credit):
             self.drains = False
             self.credit = 0
+            self._send(self.shares.spread(0, self.now))
 
     def _send(self, actions: Any) -> None:
         for kind, at, granted in actions:
@@ -94,7 +95,7 @@ class Link:
 
     def wait(self, until: float) -> None:
         self.now = until
-        if self.shares.recall_at is not None and self.shares.recall_at <= until:
+        if self.shares.again_at is not None and self.shares.again_at <= until:
             self.act()
 
     def hear(self, at: int, what: str, count: int) -> None:
@@ -106,7 +107,7 @@ class Link:
         elif what == "returned":
             self.shares.returned(at, count >= self.limits[at] > 0)
         else:
-            self.shares.available(at)
+            self.shares.available(at, self.now)
         self.act()
 
 
@@ -151,7 +152,7 @@ class SharesMachine(RuleBasedStateMachine):
             if link.credit == 0 and not link.drains:
                 link._send(link.shares.rest())
 
-    @rule(seconds=st.sampled_from([0.001, IDLE_SECONDS]))
+    @rule(seconds=st.sampled_from([0.001, PASS_SECONDS, IDLE_SECONDS]))
     def time_passes(self, seconds: float) -> None:
         for link in self.links:
             link.wait(link.now + seconds)
@@ -202,7 +203,7 @@ class SharesMachine(RuleBasedStateMachine):
                     key, (what, count) = fragment.answers.popleft()
                     self.links[key].hear(at, what, count)
             if not busy:
-                due = [link.shares.recall_at for link in self.links if link.shares.recall_at is not None]
+                due = [link.shares.again_at for link in self.links if link.shares.again_at is not None]
                 if not due:
                     break
                 for link in self.links:
@@ -239,7 +240,7 @@ def test_with_enough_credit_each_fragment_has_its_part_in_advance():
 def test_scarce_credit_waits_for_who_has_messages():
     shares = connected(4)
     assert [*shares.spread(3, 0.0)] == []
-    shares.available(2)
+    shares.available(2, 0.0)
     assert [*shares.spread(3, 0.0)] == [Action(Kind.GRANT, 2, 3)]
 
 
@@ -247,7 +248,7 @@ def test_scarce_credit_is_recalled_for_who_has_messages():
     shares = connected(2)
     assert [*shares.spread(2, 0.0)] == [Action(Kind.GRANT, at, 1) for at in range(2)]
     shares.delivered(0, 1)
-    shares.available(0)
+    shares.available(0, 0.0)
     assert [*shares.spread(1, 0.0)] == [Action(Kind.RECALL, 1, 1)]
     assert [*shares.spread(1, 0.0)] == []
     shares.returned(1, False)
@@ -258,31 +259,30 @@ def test_with_enough_credit_a_grant_is_recalled_when_nobody_has_used_it_for_a_wh
     shares = connected(2)
     assert [*shares.spread(10, 1.0)] == [Action(Kind.GRANT, at, 5) for at in range(2)]
     shares.delivered(0, 5)
-    shares.available(0)
+    shares.available(0, 0.0)
     assert [*shares.spread(5, 1.01)] == []
-    assert shares.recall_at == 1.0 + IDLE_SECONDS
-    assert [*shares.spread(5, shares.recall_at)] == [Action(Kind.RECALL, 1, 5)]
-    assert shares.recall_at is None
+    assert shares.again_at == 1.0 + IDLE_SECONDS
+    assert [*shares.spread(5, shares.again_at)] == [Action(Kind.RECALL, 1, 5)]
+    assert shares.again_at is None
 
 
 def test_while_all_fragments_are_busy_nothing_is_recalled():
     shares = connected(2)
     assert [*shares.spread(10, 1.0)] == [Action(Kind.GRANT, at, 5) for at in range(2)]
     shares.delivered(0, 5)
-    shares.available(0)
+    shares.available(0, 1.01)
     assert [*shares.spread(5, 1.01)] == []
     shares.delivered(1, 5)
-    shares.available(1)
-    assert [*shares.spread(0, 1.01)] == [Action(Kind.PASS, at) for at in range(2)]
-    assert shares.recall_at is None
-    assert [*shares.spread(10, 1.02)] == [Action(Kind.GRANT, at, 5) for at in range(2)]
+    shares.available(1, 1.01)
+    assert [*shares.spread(0, 1.01)] == []
+    assert [*shares.spread(10, 1.015)] == [Action(Kind.GRANT, at, 5) for at in range(2)]
 
 
 def test_a_fragment_that_does_not_answer_keeps_no_credit():
     shares = connected(2)
-    shares.available(0)
+    shares.available(0, 0.0)
     assert [*shares.spread(1, 0.0)] == [Action(Kind.GRANT, 0, 1)]
-    shares.available(1)
+    shares.available(1, 0.0)
     assert [*shares.spread(1, 0.0)] == [Action(Kind.RECALL, 0, 1)]
     shares.overdue(0)
     assert [*shares.spread(1, 0.0)] == [Action(Kind.GRANT, 1, 1)]
@@ -294,10 +294,13 @@ def test_a_fragment_that_does_not_answer_keeps_no_credit():
 
 def test_without_credit_messages_are_left_to_others():
     shares = connected(2)
-    shares.available(1)
-    assert [*shares.spread(0, 0.0)] == [Action(Kind.PASS, 1)]
-    assert [*shares.spread(0, 0.0)] == []
-    assert [*shares.spread(1, 0.0)] == [Action(Kind.GRANT, 1, 1)], "they may be there still"
+    shares.available(1, 1.0)
+    assert [*shares.spread(0, 1.0)] == []
+    assert shares.again_at == 1.0 + PASS_SECONDS
+    assert [*shares.spread(0, shares.again_at)] == [Action(Kind.PASS, 1)]
+    assert shares.again_at is None
+    assert [*shares.spread(0, 2.0)] == []
+    assert [*shares.spread(1, 2.0)] == [Action(Kind.GRANT, 1, 1)], "they may be there still"
 
 
 def test_a_link_that_rests_waits_for_nothing_until_it_has_credit_again():
@@ -311,7 +314,7 @@ def test_a_link_that_rests_waits_for_nothing_until_it_has_credit_again():
 
 def test_a_fragment_with_a_grant_is_not_told_to_rest():
     shares = connected(2)
-    shares.available(0)
+    shares.available(0, 0.0)
     assert [*shares.spread(1, 0.0)] == [Action(Kind.GRANT, 0, 1)]
     assert [*shares.rest()] == [Action(Kind.PASS, 1)]
     shares.delivered(0, 1)
@@ -341,3 +344,58 @@ def test_no_fragment_starves_beside_others_that_always_have_more(credit):
             while fragment.answers:
                 link.hear(at, *fragment.answers.popleft()[1])
     assert min(link.delivered) > 300 * credit / FRAGMENTS / 4
+
+
+def test_who_has_waited_longest_gets_its_whole_part():
+    shares = connected(4)
+    assert [*shares.spread(1000, 1.0)] == [Action(Kind.GRANT, at, 250) for at in range(4)]
+    for at in (2, 0, 1):
+        shares.delivered(at, 250)
+        shares.available(at, 1.0)
+    assert [*shares.spread(600, 1.0)] == [Action(Kind.GRANT, at, count) for at, count in ((0, 150), (1, 150), (2, 50))]
+
+
+def test_a_fragment_gets_no_more_in_advance_than_it_has_used():
+    shares = connected(2)
+    assert [*shares.spread(100, 1.0)] == [Action(Kind.GRANT, at, 50) for at in range(2)]
+    shares.delivered(0, 50)
+    shares.available(0, 1.0)
+    shares.delivered(1, 3)
+    now = 1.0 + IDLE_SECONDS
+    assert [*shares.spread(47, now)] == [Action(Kind.RECALL, 1, 47)]
+    shares.returned(1, False)
+    assert [*shares.spread(100, now)] == [Action(Kind.GRANT, 0, 97), Action(Kind.GRANT, 1, 3)]
+    shares.delivered(1, 3)
+    shares.available(1, now)
+    assert [*shares.spread(197, now)] == [Action(Kind.GRANT, 1, 12)], "it has more than it had"
+
+
+@pytest.mark.parametrize("credit", [8, 100, 1000])
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_fragment_with_nearly_all_messages_gets_nearly_all_the_credit(credit, others):
+    """A round is a millisecond, in which all commands and answers arrive; the client gives credit back at a half."""
+    fragments = [Fragment(number) for number in range(4)]
+    link = Link(0, fragments)
+    link.connect()
+    link.credit = credit
+    link.act()
+    fragments[1].messages = 40 * credit
+    rounds = 0
+    while fragments[1].messages:
+        rounds += 1
+        if rounds % 10 == 0:
+            for at in (0, 2, 3):
+                fragments[at].messages += others
+        for fragment in fragments:
+            while fragment.commands:
+                fragment.work()
+            fragment.work()
+        for fragment in fragments:
+            while fragment.answers:
+                _, (what, count) = fragment.answers.popleft()
+                link.hear(fragment.number, what, count)
+        if link.credit <= credit // 2:
+            link.credit = credit
+        link.act()
+        link.wait(link.now + 0.001)
+    assert rounds <= 100  # 40 at least, and 20 before the others' grants are recalled

@@ -27,7 +27,7 @@ class PartitionedReceiver(ClientReceiver):
         self._shares = Shares(entity.partitions)
         self._recalls = dict.fromkeys(entity.partitions, 0)  # the number of recalls of each fragment
         self._will_rest = False  # a timer for that runs
-        self._will_recall = False  # the same
+        self._will_spread = False  # the same
         super().__init__(connection, link, entity, address, entity.partitions)
         self._by_prefix = {channel.partition.to_bytes(2, "big"): channel for channel in self._channels}
         self._rest_later()
@@ -50,7 +50,7 @@ class PartitionedReceiver(ClientReceiver):
             return
         if self._is_blocked:
             self._wait_until_unblocked()
-            self._do(self._shares.spread(0, time.monotonic()))
+            self._spread(0)
             return
         room = self._room()
         if room <= 0:
@@ -62,21 +62,22 @@ class PartitionedReceiver(ClientReceiver):
         self._do(self._shares.drain(room, time.monotonic()))
         if self._shares.is_drained(room):
             link.drained()
+            self._spread(self._room())  # who has said meanwhile that it has messages waits for an answer
 
     def _spread(self, room: int) -> None:
         now = time.monotonic()
         self._do(self._shares.spread(room, now))
-        recall_at = self._shares.recall_at
-        if recall_at is None or self._will_recall:
+        again_at = self._shares.again_at
+        if again_at is None or self._will_spread:
             return
-        self._will_recall = True
+        self._will_spread = True
 
-        def recall() -> None:
-            self._will_recall = False
+        def spread() -> None:
+            self._will_spread = False
             if not self._closing:
                 self.ask()
 
-        self.connection.later(recall_at - now, recall)
+        self.connection.later(again_at - now, spread)
 
     def _rest_later(self) -> None:
         """If the link still has no credit then, let the fragments know that it waits for nothing."""
@@ -121,7 +122,7 @@ class PartitionedReceiver(ClientReceiver):
         self.ask()
 
     def on_available(self, channel: ReceiverChannel) -> None:
-        self._shares.available(channel.partition)
+        self._shares.available(channel.partition, time.monotonic())
         self.ask()
 
     # -- deliveries, and the end

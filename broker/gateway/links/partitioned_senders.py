@@ -27,8 +27,9 @@ from protocol.engine.deliveries import ACCEPTED, Delivery, forget, settle
 from protocol.engine.links import Link
 
 # Bytes of messages without a key that go to a fragment before the end of the turn. The workers share the messages, so
-# each has time to wait for more: with less at once it would commit more often.
-SHARED_EARLY_BYTES = 4 * EARLY_BYTES
+# each has time to wait for more: with less at once it would commit more often. With more than receivers have granted to
+# the fragment it would hand them out in several turns.
+SHARED_EARLY_BYTES = 2 * EARLY_BYTES
 AVOID_SECONDS = 1.0  # a fragment that refused a message is not tried again for this time, if there are others
 
 # The fragment could not take the message; another one may. `OutcomeUnknown`: it ended, so it is not there.

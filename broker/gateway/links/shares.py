@@ -5,8 +5,12 @@ without a grant says that it has messages (`available`), and then it gets free c
 another one. With enough credit every fragment has a part of it in advance, and nothing needs to be said.
 
 While all fragments are busy, one has often used up its grant just before the others do. A grant to be recalled then
-would soon have been used, so grants are only recalled when they are `IDLE_SECONDS` old (`recall_at`). Scarce credit is
+would soon have been used, so grants are only recalled when they are `IDLE_SECONDS` old (`again_at`). Scarce credit is
 recalled at once.
+
+A fragment that gives back a part of its grant has few messages: from then on it gets no more in advance than it has
+used (`limit`), and the others get the rest. So one that has nearly all messages gets nearly all the credit. Each time
+that it says that it has more, its limit grows, until it has none.
 
 A fragment answers a recall when it has delivered what it could. If it does not answer in time (`overdue`), its credit
 is used elsewhere; what it still delivers then may be more than the link's credit, and goes back.
@@ -14,13 +18,18 @@ is used elsewhere; what it still delivers then may be more than the link's credi
 Pure: the caller sends the actions that are returned. `GRANT`: the fragment's grant is `granted` from now on, and it
 says when it has messages and no grant. `RECALL`: the same, and then the rest of the grant ends, and the fragment says
 so. `PASS`: the link cannot take any messages now, so the fragment need not say that it has some, or its word is vain.
+While a client receives without a pause, it has often no credit for a moment, so a fragment waits `PASS_SECONDS` for
+a grant before it is passed.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
 from typing import NamedTuple
 
-IDLE_SECONDS = 0.05
+IDLE_SECONDS = 0.02
+PASS_SECONDS = 0.01
+GROWTH = 4  # of a limit
+LIMITLESS = 1 << 12
 
 
 class Kind(Enum):
@@ -39,8 +48,8 @@ class _Share:
     """What one fragment has of the credit."""
 
     __slots__ = (
-        *("awaits", "fragment", "granted", "granted_at", "has_more", "is_empty", "is_recalled", "is_there"),
-        "watches",
+        *("awaits_since", "fragment", "granted", "granted_at", "has_more", "is_empty", "is_recalled", "is_there"),
+        *("limit", "used", "watches"),
     )
 
     def __init__(self, fragment: int) -> None:
@@ -48,11 +57,13 @@ class _Share:
         self.granted = 0  # deliveries that may still come and are counted
         self.granted_at = 0.0  # time of the last grant
         self.has_more = False  # it has said that it has messages, and got no grant since then
-        self.awaits = False  # it has said so, and got no answer yet
+        self.awaits_since: float | None = None  # it has said so then, and got no answer yet
         self.watches = True  # it will say when it has messages and no grant
         self.is_recalled = False  # a recall is under way
         self.is_empty = False  # asked since the drain began, it had fewer messages than its grant
         self.is_there = False  # connected
+        self.used = 0  # deliveries since the last grant
+        self.limit: int | None = None  # what it may be granted at once; None is its part
 
 
 class Shares:
@@ -63,7 +74,7 @@ class Shares:
         self._shares = {fragment: _Share(fragment) for fragment in fragments}
         self._order = list(self._shares.values())  # who waited longest for a grant comes first
         self.is_draining = False
-        self.recall_at: float | None = None  # when to call `spread` again, because then it may recall grants
+        self.again_at: float | None = None  # when to call `spread` again, because then it may recall or pass
 
     # -- what happens
 
@@ -79,13 +90,18 @@ class Shares:
     def delivered(self, fragment: int, count: int) -> None:
         share = self._shares[fragment]
         share.granted = max(0, share.granted - count)
+        share.used += count
 
-    def available(self, fragment: int) -> None:
+    def available(self, fragment: int, now: float) -> None:
         """It has messages and no grant."""
         share = self._shares[fragment]
         if not (share.granted or share.is_recalled):  # else a grant, which is the answer, was on its way
-            share.has_more = share.awaits = True
+            share.has_more = True
+            share.awaits_since = now
             share.watches = False
+            if share.limit is not None:
+                grown = max(1, GROWTH * share.limit)
+                share.limit = grown if grown < LIMITLESS else None
 
     def returned(self, fragment: int, is_used_up: bool) -> None:
         """The answer to a recall. `is_used_up`: it has delivered all that it was granted, so it may have more."""
@@ -94,6 +110,8 @@ class Shares:
         share.granted = 0
         share.watches = True
         share.is_empty = not is_used_up
+        if not (is_used_up or self.is_draining):
+            share.limit = share.used
 
     def overdue(self, fragment: int) -> None:
         """It has not answered a recall in time. Its grant does not count any more."""
@@ -105,7 +123,7 @@ class Shares:
 
     def spread(self, room: int, now: float) -> Iterator[Action]:
         """Share out the credit as it is now. `now` is in seconds."""
-        self.recall_at = None
+        self.again_at = None
         free = room - self.granted
         if free < 0:
             yield from self._reduce(-free, now)
@@ -115,25 +133,23 @@ class Shares:
             return
         wanting = [share for share in shares if share.has_more]
         if room <= 0:
-            for share in wanting:
-                if share.awaits:
-                    share.awaits = False
-                    yield Action(Kind.PASS, share.fragment)
+            yield from self._pass(wanting, now)
             return
-        part = room // len(self._order)
-        most = part if part >= 2 else room
+        part = self._part(room)
+        is_scarce = room < 2 * len(self._order)
         for index, share in enumerate(wanting):
-            count = min(most - share.granted, -(-free // (len(wanting) - index)))
+            count = -(-free // (len(wanting) - index)) if is_scarce else min(_most(share, part), free)
             if count > 0:
                 free -= count
-                yield self._grant(share, share.granted + count, now)
+                yield self._grant(share, count, now)
         unserved = [share for share in wanting if share.has_more]
         if unserved:
-            yield from self._recall(len(unserved), shares, part, now)
+            yield from self._recall(len(unserved), shares, is_scarce, now)
         else:
             for share in shares:
-                count = min(part - share.granted, free)
-                if count > 0 and share.granted <= part // 2:
+                most = _most(share, part)
+                count = min(most - share.granted, free)
+                if count > 0 and share.granted <= most // 2:
                     free -= count
                     yield self._grant(share, share.granted + count, now)
         for share in shares:
@@ -185,6 +201,16 @@ class Shares:
 
     # -- parts
 
+    def _part(self, room: int) -> int:
+        """What a fragment may be granted whose limit is no less: the same for all of these."""
+        equal, left, count = room // len(self._order), room, 0
+        for share in self._order:
+            if share.limit is None or share.limit >= equal:
+                count += 1
+            else:
+                left -= share.limit
+        return left // max(1, count)
+
     def _replace(self, fragment: int) -> _Share:
         """Forget what was said to the fragment and by it."""
         before = self._shares[fragment]
@@ -198,7 +224,9 @@ class Shares:
             self._order.remove(share)
             self._order.append(share)
         share.granted = count
-        share.has_more = share.awaits = False
+        share.used = 0
+        share.has_more = False
+        share.awaits_since = None
         share.watches = True
         return Action(Kind.GRANT, share.fragment, count)
 
@@ -210,7 +238,7 @@ class Shares:
                 excess -= cut
                 yield self._grant(share, share.granted - cut, now)
 
-    def _recall(self, wanted: int, shares: Sequence[_Share], part: int, now: float) -> Iterator[Action]:
+    def _recall(self, wanted: int, shares: Sequence[_Share], at_once: bool, now: float) -> Iterator[Action]:
         """Recall grants of fragments that do not say that they have more, until `wanted` credits come back."""
         coming = sum(share.granted for share in self._order if share.is_recalled)
         for share in sorted(shares, key=lambda share: -share.granted):
@@ -219,9 +247,27 @@ class Shares:
             if share.has_more:
                 continue
             idle_at = share.granted_at + IDLE_SECONDS
-            if part >= 2 and idle_at > now:
-                self.recall_at = idle_at if self.recall_at is None else min(self.recall_at, idle_at)
+            if not at_once and idle_at > now:
+                self._look_again(idle_at)
             else:
                 coming += share.granted
                 share.is_recalled = True
                 yield Action(Kind.RECALL, share.fragment, share.granted)
+
+    def _pass(self, wanting: Sequence[_Share], now: float) -> Iterator[Action]:
+        for share in wanting:
+            if share.awaits_since is None:
+                continue
+            pass_at = share.awaits_since + PASS_SECONDS
+            if pass_at > now:
+                self._look_again(pass_at)
+            else:
+                share.awaits_since = None
+                yield Action(Kind.PASS, share.fragment)
+
+    def _look_again(self, at: float) -> None:
+        self.again_at = at if self.again_at is None else min(self.again_at, at)
+
+
+def _most(share: _Share, part: int) -> int:
+    return part if share.limit is None else min(share.limit, part)
