@@ -7,7 +7,7 @@ import pytest
 
 from broker.gateway.links.intake import OVERRUN
 from broker.gateway.nodes import request_links
-from broker.gateway.nodes.request_links import REQUEST_CREDIT, RequestLink
+from broker.gateway.nodes.request_links import REQUESTS_AT_ONCE, RequestLink
 
 
 class Requests(RequestLink):
@@ -37,18 +37,18 @@ def ask(requests: Requests, count: int) -> None:
         requests.on_message(None, b"", False, True, 0)
 
 
-def test_no_more_are_done_at_once_than_there_is_credit(requests: Requests) -> None:
-    ask(requests, REQUEST_CREDIT + 3)
-    assert len(requests.answers) == REQUEST_CREDIT
+def test_a_link_does_so_many_requests_at_once_and_no_more(requests: Requests) -> None:
+    ask(requests, REQUESTS_AT_ONCE + 3)
+    assert len(requests.answers) == REQUESTS_AT_ONCE
     requests.answers[0](b"")
-    assert len(requests.answers) == REQUEST_CREDIT + 1
+    assert len(requests.answers) == REQUESTS_AT_ONCE + 1
     for answer in requests.answers[1:3]:
         answer(b"")
-    assert len(requests.answers) == REQUEST_CREDIT + 3
+    assert len(requests.answers) == REQUESTS_AT_ONCE + 3
 
 
 def test_postponed_requests_of_a_link_that_ended_are_not_waited_for(requests: Requests) -> None:
-    ask(requests, (OVERRUN + 1) * REQUEST_CREDIT)
+    ask(requests, (OVERRUN + 1) * REQUESTS_AT_ONCE)
     requests.post()
     assert requests.is_overrun
     assert requests in requests.host.overrun

@@ -61,11 +61,10 @@ class Intake:
         """End the turn: post what has gathered, then give the client credit again."""
         is_posted = self.post_gathered()
         waiting = self.waiting
-        window = self.window
         # What was posted waits now, and its answer looks at the credit again.
         if not is_posted and (free := self.credit_due(waiting)) and not self.link.closed:
             self.link.grant(free)
-        if waiting > OVERRUN * window:
+        if self.is_overrun:
             self.connection.overrun.add(self)
 
     def credit_due(self, waiting: int) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 
 from broker.errors import BrokerError
 from broker.gateway.host import Host
-from broker.gateway.links.intake import Intake
+from broker.gateway.links.intake import OVERRUN, Intake
 from broker.gateway.namespace import Entity
 from broker.gateway.router import Reply
 from broker.gateway.transactions import Transaction
@@ -22,7 +22,10 @@ from protocol.errors import ProtocolError
 from protocol.nodes.request_message import Request
 from protocol.nodes.request_message import parse as parse_request
 
-REQUEST_CREDIT = 100
+# As much as other senders have. SDKs renew the locks of all messages that came together at once, each with a request,
+# and JavaScript's gives a lock up when there is no credit for its request.
+REQUEST_CREDIT = 1000
+REQUESTS_AT_ONCE = 100  # of one link; others wait until these are answered
 # Responses that may wait for credit: their number on one link, and their bytes on all links of a connection. A client
 # that sends requests and does not read loses the oldest responses.
 MAX_WAITING_RESPONSES = 1000
@@ -80,13 +83,17 @@ class RequestLink(Intake):
         self.link = link
         self.node = (address.node, address.resource)
         self._unanswered = 0
-        self._postponed: deque[Request] = deque()  # unanswered requests that came without credit and are not done yet
+        self._postponed: deque[Request] = deque()  # unanswered requests that are not done yet
         self._is_going_on = False
         self.transaction: Transaction | None = None  # the transaction of the request that is being handled
 
     @property
     def waiting(self) -> int:
         return self._unanswered
+
+    @property
+    def is_overrun(self) -> bool:
+        return self._unanswered > OVERRUN * REQUESTS_AT_ONCE  # requests may be large
 
     def on_message(self, delivery: Delivery, payload: bytes, batch: bool, settled: bool, state: int) -> None:
         try:
@@ -111,7 +118,7 @@ class RequestLink(Intake):
         else:
             settle_in(transaction_id, delivery, ACCEPTED)
         self._unanswered += 1
-        if transaction_id is None and self._unanswered > REQUEST_CREDIT:
+        if transaction_id is None and self._unanswered > REQUESTS_AT_ONCE:
             # One read may hold a thousand short requests with large answers.
             self._postponed.append(request)
             return
@@ -162,7 +169,7 @@ class RequestLink(Intake):
             return
         self._is_going_on = True
         try:
-            while postponed and self._unanswered - len(postponed) < REQUEST_CREDIT:
+            while postponed and self._unanswered - len(postponed) < REQUESTS_AT_ONCE:
                 self._do(postponed.popleft())
         finally:
             self._is_going_on = False
