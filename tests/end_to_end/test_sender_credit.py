@@ -199,3 +199,11 @@ def test_deliveries_that_end_in_every_way_give_their_credit_back(peer: RawPeer, 
     for _ in range(COUNT):
         chance.choice(ways)(sender)
     assert is_served(sender, address)
+
+
+@pytest.mark.parametrize("address", ["orders/$management", "$management", "$cbs"])
+def test_many_requests_can_be_sent_at_once(peer: RawPeer, address: str) -> None:
+    """JavaScript's SDK renews all locks that it got together in one moment, and gives up those without credit."""
+    peer.attach(sender=True, address=address)
+    peer.expect(ATTACH)
+    assert peer.expect(FLOW).fields[6] == 1000

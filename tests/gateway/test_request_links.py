@@ -1,4 +1,4 @@
-"""Requests that came without credit: done later, and no burden when their link has ended."""
+"""Requests that came while many are being done: done later, and no burden when their link has ended."""
 
 from types import SimpleNamespace
 from typing import Any

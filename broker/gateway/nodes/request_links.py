@@ -22,8 +22,8 @@ from protocol.errors import ProtocolError
 from protocol.nodes.request_message import Request
 from protocol.nodes.request_message import parse as parse_request
 
-# As much as other senders have. SDKs renew the locks of all messages that came together at once, each with a request,
-# and JavaScript's gives a lock up when there is no credit for its request.
+# As much as other senders have by default. SDKs renew the locks of all messages that came together at once, each with
+# a request, and JavaScript's gives a lock up when there is no credit for its request.
 REQUEST_CREDIT = 1000
 REQUESTS_AT_ONCE = 100  # of one link; others wait until these are answered
 # Responses that may wait for credit: their number on one link, and their bytes on all links of a connection. A client
