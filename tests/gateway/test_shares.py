@@ -110,6 +110,12 @@ class Link:
             self.shares.available(at, self.now)
         self.act()
 
+    def hear_all(self, fragment: Fragment) -> None:
+        """No other link is there."""
+        while fragment.answers:
+            _, (what, count) = fragment.answers.popleft()
+            self.hear(fragment.number, what, count)
+
 
 class SharesMachine(RuleBasedStateMachine):
     """Messages come, clients give credit and drain, and everything is late."""
@@ -226,6 +232,12 @@ TestShares = SharesMachine.TestCase
 TestShares.settings = settings(max_examples=300, stateful_step_count=60, deadline=None)
 
 
+def alone(count: int) -> Link:
+    link = Link(0, [Fragment(number) for number in range(count)])
+    link.connect()
+    return link
+
+
 def connected(count: int) -> Shares:
     shares = Shares(range(count))
     for at in range(count):
@@ -331,18 +343,15 @@ def test_a_fragment_that_is_away_gets_nothing():
 
 @pytest.mark.parametrize("credit", [1, 2, 5, 100])
 def test_no_fragment_starves_beside_others_that_always_have_more(credit):
-    fragments = [Fragment(number) for number in range(FRAGMENTS)]
-    link = Link(0, fragments)
-    link.connect()
-    for fragment in fragments:
+    link = alone(FRAGMENTS)
+    for fragment in link.fragments:
         fragment.messages = 1_000_000
     for _ in range(300):
         link.credit = credit
         link.act()
-        for at, fragment in enumerate(fragments):
+        for fragment in link.fragments:
             fragment.work()
-            while fragment.answers:
-                link.hear(at, *fragment.answers.popleft()[1])
+            link.hear_all(fragment)
     assert min(link.delivered) > 300 * credit / FRAGMENTS / 4
 
 
@@ -374,11 +383,10 @@ def test_a_fragment_gets_no_more_in_advance_than_it_has_used():
 @pytest.mark.parametrize("others", [0, 1])
 def test_a_fragment_with_nearly_all_messages_gets_nearly_all_the_credit(credit, others):
     """A round is a millisecond, in which all commands and answers arrive; the client gives credit back at a half."""
-    fragments = [Fragment(number) for number in range(4)]
-    link = Link(0, fragments)
-    link.connect()
+    link = alone(4)
     link.credit = credit
     link.act()
+    fragments = link.fragments
     fragments[1].messages = 40 * credit
     rounds = 0
     while fragments[1].messages:
@@ -391,9 +399,7 @@ def test_a_fragment_with_nearly_all_messages_gets_nearly_all_the_credit(credit, 
                 fragment.work()
             fragment.work()
         for fragment in fragments:
-            while fragment.answers:
-                _, (what, count) = fragment.answers.popleft()
-                link.hear(fragment.number, what, count)
+            link.hear_all(fragment)
         if link.credit <= credit // 2:
             link.credit = credit
         link.act()

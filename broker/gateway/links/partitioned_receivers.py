@@ -55,14 +55,14 @@ class PartitionedReceiver(ClientReceiver):
         room = self._room()
         if room <= 0:
             self._rest_later()
-        if not link.drain:
-            self._shares.is_draining = False
-            self._spread(room)
-            return
-        self._do(self._shares.drain(room, time.monotonic()))
-        if self._shares.is_drained(room):
+        if link.drain:
+            self._do(self._shares.drain(room, time.monotonic()))
+            if not self._shares.is_drained(room):
+                return
             link.drained()
-            self._spread(self._room())  # who has said meanwhile that it has messages waits for an answer
+            room = self._room()  # none; who has said meanwhile that it has messages waits for an answer
+        self._shares.is_draining = False
+        self._spread(room)
 
     def _spread(self, room: int) -> None:
         now = time.monotonic()

@@ -28,8 +28,8 @@ from typing import NamedTuple
 
 IDLE_SECONDS = 0.02
 PASS_SECONDS = 0.01
-GROWTH = 4  # of a limit
-LIMITLESS = 1 << 12
+GROWTH = 4  # by which a limit is multiplied
+LIMITLESS = 1 << 12  # deliveries; a limit that would be as large ends
 
 
 class Kind(Enum):
@@ -93,7 +93,7 @@ class Shares:
         share.used += count
 
     def available(self, fragment: int, now: float) -> None:
-        """It has messages and no grant."""
+        """It has messages and no grant. `now` is in seconds."""
         share = self._shares[fragment]
         if not (share.granted or share.is_recalled):  # else a grant, which is the answer, was on its way
             share.has_more = True
@@ -255,6 +255,7 @@ class Shares:
                 yield Action(Kind.RECALL, share.fragment, share.granted)
 
     def _pass(self, wanting: Sequence[_Share], now: float) -> Iterator[Action]:
+        """Answer those that have waited for long."""
         for share in wanting:
             if share.awaits_since is None:
                 continue
@@ -270,4 +271,5 @@ class Shares:
 
 
 def _most(share: _Share, part: int) -> int:
+    """What the fragment may be granted at once."""
     return part if share.limit is None else min(share.limit, part)
