@@ -32,6 +32,7 @@ NODE = "$management"
 CONFIG = f"""
 partitions = {PARTITIONS}
 worker_stall_timeout_ms = 6000
+partitioning = {{ max_entities = 1000 }}
 
 [[queues]]
 name = "witness"
