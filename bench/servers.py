@@ -242,7 +242,7 @@ class Peeklock(Server):
         config.write_text("\n".join([*self._settings(), *self._entities()]))
         command = [self._interpreter(), "-m", "broker.cli", "serve", "--config", str(config), "--emulator"]
         command += ["--data-dir", str(self.data_dir)]
-        command += ["--amqp-port", str(self.endpoint.port), "--ops-port", str(self.ops_port)]
+        command += ["--amqp-port", str(self.endpoint.port), "--ops-port", str(self.ops_port), "--http-port", "off"]
         return command, {"PYTHONPATH": str(self.root)}
 
     def _interpreter(self) -> str:

@@ -1,7 +1,8 @@
 """Typed exceptions for requests of users that cannot be done.
 
 The code that refuses a request raises them. They are translated to an AMQP condition in `broker.gateway.conditions`,
-and to an HTTP status in `broker.http`. Between gateway and workers an error travels as its class name and its text.
+and to an HTTP status in `broker.gateway.web.statuses`. Between gateway and workers an error travels as its class name
+and its text.
 """
 
 
@@ -33,6 +34,14 @@ class MessageTooLarge(BrokerError): ...
 
 
 class InvalidArgument(BrokerError): ...
+
+
+class DestinationNotFound(BrokerError):
+    """An entity is to forward to a queue or topic that does not exist."""
+
+
+class PreconditionFailed(BrokerError):
+    """The entity is not in the state that the client's request supposes."""
 
 
 class OutOfRange(BrokerError): ...

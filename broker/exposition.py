@@ -215,6 +215,9 @@ def _gateways(gateways: Present) -> Iterator[Metric]:
     links = GaugeMetricFamily(
         "peeklock_links", "Links open now, by what the client does on them.", labels=["gateway", "role"]
     )
+    requests = CounterMetricFamily(
+        "peeklock_http_requests", "HTTP requests answered.", labels=["gateway", "route", "status"]
+    )
     errors = CounterMetricFamily(
         "peeklock_errors", "Errors sent to clients, by condition.", labels=["gateway", "condition"]
     )
@@ -224,7 +227,9 @@ def _gateways(gateways: Present) -> Iterator[Metric]:
         links.add_metric([label, "receiver"], snapshot["receivers"])
         for condition, count in sorted(snapshot["errors"].items()):
             errors.add_metric([label, condition], count)
-    yield from (active, links, errors)
+        for answered, count in sorted(snapshot["http_requests"].items()):
+            requests.add_metric([label, *answered.split()], count)
+    yield from (active, links, errors, requests)
     for key, text in GATEWAY_GAUGES.items():
         gauge = GaugeMetricFamily(f"peeklock_{key}", text, labels=["gateway"])
         for label, snapshot in gateways:

@@ -128,6 +128,7 @@ class GatewayMetrics:
         "delivery_latency",
         "entities",
         "errors",
+        "http_requests",
         "lost_settlements",
         "receivers",
         "send_latency",
@@ -153,6 +154,7 @@ class GatewayMetrics:
         self.lost_settlements = 0  # deliveries whose settlement came after their lock had ended
         self.worker_connects = 0  # times a worker was connected to, the first time included
         self.errors: Counter[str] = Counter()  # errors sent to clients, by AMQP condition
+        self.http_requests: Counter[str] = Counter()  # answered, by route and status
         self.send_latency = Histogram()  # a send's last byte to its disposition
         self.delivery_latency = Histogram(DELIVERY_SECONDS)  # enqueued to handed to the wire
         self.entities: dict[str, EntityMetrics] = {}
@@ -174,6 +176,7 @@ class GatewayMetrics:
             **{name: getattr(self, name) for name in self.__slots__},
             "restarts": restarts,
             "errors": dict(self.errors),
+            "http_requests": dict(self.http_requests),
             "send_latency": self.send_latency.snapshot(),
             "delivery_latency": self.delivery_latency.snapshot(),
             "entities": {name: entity.snapshot() for name, entity in self.entities.items()},

@@ -72,7 +72,7 @@ class Broker:
         self.arguments = arguments
         self.prefix = prefix
         self.workers = workers
-        self.amqp_port, self.ops_port = free_ports(2)
+        self.amqp_port, self.http_port, self.ops_port = free_ports(3)
         self._process: subprocess.Popen[bytes] | None = None
         self.directory.mkdir(parents=True, exist_ok=True)
         self.config_file.write_text(config)
@@ -107,7 +107,8 @@ class Broker:
 
     def command(self) -> list[str]:
         command = ["serve", "--config", str(self.config_file), "--data-dir", str(self.data_dir)]
-        command += ["--amqp-port", str(self.amqp_port), "--ops-port", str(self.ops_port), *self.arguments]
+        command += ["--amqp-port", str(self.amqp_port), "--http-port", str(self.http_port)]
+        command += ["--ops-port", str(self.ops_port), *self.arguments]
         return command if self.workers is None else [*command, "--workers", str(self.workers)]
 
     def start(self) -> None:

@@ -22,6 +22,7 @@ MAY_IMPORT = {
     "protocol": {"protocol"},
     "storage": {"storage"},
     "broker": {"broker", "storage"},
+    "broker.atom": {"broker.atom", "broker.errors", "broker.namespace", "protocol.symbols"},
     "broker.catalog": {"broker", "storage", "protocol.error_texts"},
     "broker.partition": {
         "broker.partition",
@@ -167,7 +168,7 @@ ONLY_IN = {
     },
     "structlog": {"broker.logging"},
     "uvloop": {"broker.gateway", "broker.observer", "broker.one_process"},
-    "aiohttp": {"broker.http"},
+    "aiohttp": {"broker.http", "broker.gateway.web"},
     "lark": {"broker.rules.syntax"},
     "prometheus_client": {"broker.exposition"},
     "typer": {"broker.cli"},

@@ -17,7 +17,15 @@ from broker.catalog.catalog import (
     place,
     with_partitioning,
 )
-from broker.errors import EntityAlreadyExists, EntityNotFound, InvalidArgument, NotAllowed, QuotaExceeded, ServerBusy
+from broker.errors import (
+    DestinationNotFound,
+    EntityAlreadyExists,
+    EntityNotFound,
+    InvalidArgument,
+    NotAllowed,
+    QuotaExceeded,
+    ServerBusy,
+)
 from broker.namespace.entities import DESCRIPTIONS, Description, SubscriptionDescription
 from broker.settings.config import FORWARDING, Partitioning
 from protocol import error_texts
@@ -40,7 +48,11 @@ class Index(Protocol):
 
     def has_rule(self, entity_id: int, name: str) -> bool: ...
 
-    def check_rules(self, topic: str, documents: Sequence[dict[str, Any]]) -> None: ...
+    def rule(self, entity_id: int, name: str) -> dict[str, Any] | None: ...
+
+    def check_rules(
+        self, topic: str, documents: Sequence[dict[str, Any]], replaced: Sequence[dict[str, Any]] = ()
+    ) -> None: ...
 
 
 class Changing:
@@ -88,6 +100,17 @@ class Changing:
             raise EntityAlreadyExists(error_texts.rule_exists(document["name"], description.path))
         self._index.check_rules(description.home_name, [document])
 
+    def replaced_rule(self, of: Definition, document: dict[str, Any]) -> dict[str, Any]:
+        """The document that takes the place of the rule of this name.
+
+        Raises EntityNotFound, NotAllowed, InvalidArgument, QuotaExceeded.
+        """
+        known = self._index.rule(of.entity_id, document["name"])
+        if known is None:
+            raise EntityNotFound(error_texts.rule_not_found(document["name"], of.description.path))
+        self._index.check_rules(of.description.home_name, [document], [known])
+        return {**document, "name": known["name"], "created_ms": known["created_ms"]}
+
     def check_has_rule(self, of: Definition, name: str) -> None:
         """Raises EntityNotFound, NotAllowed."""
         if not self._index.has_rule(of.entity_id, name):
@@ -123,7 +146,14 @@ class Changing:
         return found
 
     def _check_destinations(self, description: Description) -> None:
-        """Entities forward to queues and topics that exist, and not to themselves. Raises InvalidArgument."""
+        """Entities forward to queues and topics that exist, and not to themselves.
+
+        Raises InvalidArgument, DestinationNotFound.
+        """
+        if getattr(description, "requires_session", False) and getattr(description, "forward_to", None):
+            raise InvalidArgument(
+                f"{description.kind} '{description.path}': forward_to cannot be set where requires_session is."
+            )
         for field in FORWARDING:
             to = getattr(description, field, None)
             if not to:
@@ -131,7 +161,7 @@ class Changing:
             if to.lower() == description.path.lower():
                 raise InvalidArgument(f"{description.kind} '{description.path}': {field} names the entity itself.")
             if not self._index.is_destination(to):
-                raise InvalidArgument(
+                raise DestinationNotFound(
                     f"{description.kind} '{description.path}': {field}: there is no queue or topic '{to}'."
                 )
 

@@ -52,6 +52,7 @@ ConfigOption = Annotated[
 DataDirOption = Annotated[str | None, _option("--data-dir", "DIR")]
 HostOption = Annotated[str | None, _option("--host", "ADDRESS")]
 AmqpPortOption = Annotated[str | None, _option("--amqp-port", "PORT")]
+HttpPortOption = Annotated[str | None, _option("--http-port", "PORT")]
 OpsPortOption = Annotated[str | None, _option("--ops-port", "PORT")]
 PartitionsOption = Annotated[str | None, _option("--partitions", "N")]
 WorkersOption = Annotated[str | None, _option("--workers", "N")]
@@ -116,6 +117,7 @@ def serve(
     data_dir: DataDirOption = None,
     host: HostOption = None,
     amqp_port: AmqpPortOption = None,
+    http_port: HttpPortOption = None,
     ops_port: OpsPortOption = None,
     partitions: PartitionsOption = None,
     workers: WorkersOption = None,
@@ -130,6 +132,7 @@ def serve(
         data_dir=data_dir,
         host=host,
         amqp_port=amqp_port,
+        http_port=http_port,
         ops_port=ops_port,
         partitions=partitions,
         workers=workers,
@@ -184,6 +187,7 @@ def gateway(
     workers: ClusterWorkersOption = None,
     host: HostOption = None,
     amqp_port: AmqpPortOption = None,
+    http_port: HttpPortOption = None,
     ops_port: OpsPortOption = None,
     emulator: EmulatorOption = None,
     log_level: LogLevelOption = None,
@@ -196,6 +200,7 @@ def gateway(
         workers=workers,
         host=host,
         amqp_port=amqp_port,
+        http_port=http_port,
         ops_port=ops_port,
         emulator=emulator,
         log_level=log_level,

@@ -15,6 +15,8 @@ CONDITION: dict[type[errors.BrokerError], Symbol] = {
     errors.QuotaExceeded: conditions.RESOURCE_LIMIT_EXCEEDED,
     errors.MessageTooLarge: conditions.LINK_MESSAGE_SIZE_EXCEEDED,
     errors.InvalidArgument: conditions.ARGUMENT_ERROR,
+    errors.DestinationNotFound: conditions.ARGUMENT_ERROR,
+    errors.PreconditionFailed: conditions.PRECONDITION_FAILED,
     errors.OutOfRange: conditions.ARGUMENT_OUT_OF_RANGE,
     errors.LockLost: conditions.MESSAGE_LOCK_LOST,
     errors.MessageNotFound: conditions.MESSAGE_NOT_FOUND,

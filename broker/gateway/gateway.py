@@ -19,6 +19,8 @@ from broker.gateway.operations import Operations
 from broker.gateway.reports import report_at
 from broker.gateway.router import Router, WorkerConnection
 from broker.gateway.running import keep_beating, serve_beside, set_at_sigterm
+from broker.gateway.web.endpoint import HttpEndpoint
+from broker.gateway.web.routes import http_endpoint
 from broker.gateway.worker_tcp import connections
 from broker.http.ops import OpsServer, start_ops
 from broker.keys import Keyring
@@ -86,6 +88,7 @@ class Gateway:
         self._catalog_known = asyncio.Event()
         self._serves = False  # it takes clients, or did until it was told to stop
         self._listeners: list[Listener] = []
+        self._http: HttpEndpoint | None = None
         self._reports: Listener | None = None
         self._ops: OpsServer | None = None
         self._background: set[asyncio.Task[None]] = set()  # what is done for clients; it may fail
@@ -149,6 +152,27 @@ class Gateway:
             ports["amqp_port"] = await self._serve(amqp.host, amqp.port, "amqp.port", None)
         if amqp.tls_port is not None:
             ports["amqps_port"] = await self._serve(amqp.host, amqp.tls_port, "amqp.tls_port", tls_context(amqp))
+        return ports | await self._listen_for_http()
+
+    async def _listen_for_http(self) -> dict[str, int]:
+        http = self.settings.http
+        if http.port is None and http.tls_port is None:
+            return {}
+        self._http = http_endpoint(self)
+        ports = {}
+        for name, port, tls in (("http", http.port, None), ("https", http.tls_port, self.settings.amqp)):
+            if port is not None:
+                setting = "http.port" if tls is None else "http.tls_port"
+                context = None if tls is None else tls_context(tls)
+                try:
+                    ports[f"{name}_port"] = await self._http.listen(
+                        http.host, port, context, reuse_port=self.settings.gateways > 1
+                    )
+                except OSError as error:
+                    raise ConfigurationError(
+                        f"cannot listen on {http.host} port {port} for HTTP: {error.strerror or error}. "
+                        f"Free the port, or set {setting} or http.host to another"
+                    ) from error
         return ports
 
     async def _serve(self, host: str, port: int, setting: str, tls: ssl.SSLContext | None) -> int:
@@ -168,6 +192,8 @@ class Gateway:
         log.info("gateway is stopping", connections=len(self.connections))
         for listener in self._listeners:
             listener.close()
+        if self._http is not None:
+            self._http.stop_listening()
         for connection in list(self.connections):
             connection.shut_down()
         try:
@@ -177,6 +203,8 @@ class Gateway:
                     await self._left.wait()
         except TimeoutError:
             log.warning("clients did not close in time; ending without them", connections=len(self.connections))
+        if self._http is not None:
+            await self._http.close()
         if self._reports is not None:
             self._reports.close()
         if self._ops is not None:

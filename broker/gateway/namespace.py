@@ -1,6 +1,6 @@
 """A gateway's view of the namespace: entities by path, and the partition of each."""
 
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 from broker.catalog.catalog import Definition
@@ -27,14 +27,23 @@ class Entity:
     plain one (`Namespace`).
     """
 
-    __slots__ = ("description", "entity_id", "kind", "name", "partitions")
+    __slots__ = ("created_ms", "description", "entity_id", "kind", "name", "partitions", "updated_ms")
 
-    def __init__(self, entity_id: int, description: Description, partitions: tuple[int, ...]) -> None:
+    def __init__(
+        self,
+        entity_id: int,
+        description: Description,
+        partitions: tuple[int, ...],
+        created_ms: int = 0,
+        updated_ms: int = 0,
+    ) -> None:
         self.entity_id = entity_id
         self.description = description
         self.kind = description.kind
         self.name = description.path
         self.partitions = partitions
+        self.created_ms = created_ms
+        self.updated_ms = updated_ms
 
     @property
     def partition(self) -> int:
@@ -45,7 +54,19 @@ class Entity:
     def of(cls, document: dict[str, Any]) -> Self:
         """From the catalog."""
         definition = Definition.from_document(document)
-        return cls(definition.entity_id, definition.description, definition.partitions)
+        return cls(
+            definition.entity_id,
+            definition.description,
+            definition.partitions,
+            definition.created_ms,
+            definition.updated_ms,
+        )
+
+    def take(self, other: Self) -> None:
+        """The same entity has been changed."""
+        self.description = other.description
+        self.partitions = other.partitions
+        self.updated_ms = other.updated_ms
 
     @property
     def is_partitioned(self) -> bool:
@@ -133,6 +154,7 @@ class Namespace:
     def __init__(self, name: str) -> None:
         self.name = name
         self._entities: dict[str, Entity] = {}
+        self._sorted: dict[str, list[Entity]] = {}  # made when somebody lists them; empty after a change
 
     def replace(self, entities: Iterable[Entity]) -> list[Entity]:
         """Take the whole catalog. Returns the entities that it does not have any more."""
@@ -140,9 +162,9 @@ class Namespace:
         self._entities = {}
         for entity in entities:
             known = left.pop(entity.entity_id, entity)
-            known.description = entity.description
-            known.partitions = entity.partitions
+            known.take(entity)
             self._entities[known.name.lower()] = known
+        self._sorted.clear()
         return list(left.values())
 
     def put(self, entity: Entity) -> Entity | None:
@@ -150,10 +172,11 @@ class Namespace:
         known = self._entities.get(entity.name.lower(), entity)
         is_moved = known.entity_id == entity.entity_id and known.partitions != entity.partitions
         if known.entity_id == entity.entity_id:
-            known.description = entity.description
-            known.partitions = entity.partitions
+            known.take(entity)
             entity = known
-        self._entities[entity.name.lower()] = entity
+        if self._entities.get(entity.name.lower()) is not entity:
+            self._entities[entity.name.lower()] = entity
+            self._sorted.clear()
         return entity if is_moved else None
 
     def remove(self, entity_ids: Container[int]) -> list[Entity]:
@@ -161,7 +184,33 @@ class Namespace:
         removed = [entity for entity in self._entities.values() if entity.entity_id in entity_ids]
         for entity in removed:
             del self._entities[entity.name.lower()]
+        if removed:
+            self._sorted.clear()
         return removed
+
+    def at(self, path: str) -> Entity | None:
+        return self._entities.get(path.lower())
+
+    def queues(self) -> Sequence[Entity]:
+        """In the order of their names."""
+        return self._in_order().get("queue", ())
+
+    def topics(self) -> Sequence[Entity]:
+        """In the order of their names."""
+        return self._in_order().get("topic", ())
+
+    def subscriptions_of(self, topic: str) -> Sequence[Entity]:
+        """In the order of their names."""
+        return self._in_order().get(f"subscriptions of {topic.lower()}", ())
+
+    def _in_order(self) -> Mapping[str, list[Entity]]:
+        if not self._sorted:
+            for _, entity in sorted(self._entities.items()):
+                group = entity.kind
+                if isinstance(entity.description, SubscriptionDescription):
+                    group = f"subscriptions of {entity.description.topic.lower()}"
+                self._sorted.setdefault(group, []).append(entity)
+        return self._sorted
 
     def find(self, address: Address) -> Entity:
         """Raises EntityNotFound with the text that SDKs recognise. A topic has no dead-letter queue."""

@@ -6,7 +6,7 @@ from typing import Any
 from broker.errors import QuotaExceeded
 from broker.partition.state.core import Core
 from broker.partition.state.stored_rules import compiled
-from broker.partition.topics.rule_requests import LIMITS, has_rule
+from broker.partition.topics.rule_requests import LIMITS, has_rule, rule_of
 from protocol import error_texts
 
 
@@ -50,10 +50,20 @@ class EntityIndex:
         """Raises EntityNotFound, NotAllowed if there is no such subscription."""
         return has_rule(self._core, entity_id, name)
 
-    def check_rules(self, topic: str, documents: Sequence[dict[str, Any]]) -> None:
-        """Raises InvalidArgument with the position in a wrong expression, QuotaExceeded."""
+    def rule(self, entity_id: int, name: str) -> dict[str, Any] | None:
+        """The document of a rule of this subscription. Raises EntityNotFound, NotAllowed if there is no such one."""
+        return rule_of(self._core, entity_id, name)
+
+    def check_rules(
+        self, topic: str, documents: Sequence[dict[str, Any]], replaced: Sequence[dict[str, Any]] = ()
+    ) -> None:
+        """Check rules that are to be added, and others of the topic `replaced`.
+
+        Raises InvalidArgument with the position in a wrong expression, QuotaExceeded.
+        """
         core = self._core
         filters = core.topic(core.topic_ids[topic.lower()]).filters.copy()
+        filters.subtract(document["filter"]["kind"] for document in replaced)
         for document in documents:
             kind = compiled(document).kind
             filters[kind] += 1

@@ -230,6 +230,23 @@ class Ops(Frozen):
     )
 
 
+class Http(Frozen):
+    """The HTTP listener: management, sending and receiving by requests, AMQP over WebSockets."""
+
+    host: Host = Field("127.0.0.1", description="Address to listen on; 0.0.0.0 or :: for all.")
+    port: int | None = Field(
+        5300, ge=0, le=65535, description="Port for plain HTTP; 0 takes any free port, off disables plain HTTP."
+    )
+    tls_port: int | None = Field(None, ge=0, le=65535, description="Port for HTTPS, usually 443; off disables HTTPS.")
+    max_connections: int = Field(
+        1000,
+        ge=1,
+        le=100_000,
+        description="Connections at once in one gateway, besides WebSockets that carry AMQP. A new one takes the place "
+        "of one that waits for its next request.",
+    )
+
+
 class Stores(Frozen):
     """The partitions' stores on disk."""
 
@@ -450,6 +467,10 @@ class Settings(Frozen):
     )
     amqp: Amqp = Field(Amqp(), description="The AMQP listener and the limits of its connections.")
     ops: Ops = Field(Ops(), description="The HTTP endpoint for operators: metrics and health.")
+    http: Http = Field(
+        Http(),
+        description="The HTTP listener: management, sending and receiving by requests, AMQP over WebSockets.",
+    )
     store: Stores = Field(Stores(), description="The partitions' stores on disk.")
     partitioning: Partitioning = Field(
         Partitioning(), description="Partitioned queues and topics, which are on all partitions."
@@ -514,14 +535,20 @@ class Settings(Frozen):
         return max(1, min(self.partitions, placement.processors() - 1))
 
     def _check_ports(self) -> None:
-        amqp, ops = self.amqp, self.ops
-        if amqp.port and amqp.port == amqp.tls_port:
-            raise inconsistent("is amqp.port, too; each needs one of its own", "amqp.tls_port")
-        if not ops.port:
-            return
-        for name, port in (("amqp.port", amqp.port), ("amqp.tls_port", amqp.tls_port)):
-            if port == ops.port and _collide(amqp.host, ops.host):
-                raise inconsistent(f"needs {name} {port}, too; choose another", "ops.port")
+        taken: list[tuple[str, str, int]] = []
+        for name, host, port in (
+            ("amqp.port", self.amqp.host, self.amqp.port),
+            ("amqp.tls_port", self.amqp.host, self.amqp.tls_port),
+            ("http.port", self.http.host, self.http.port),
+            ("http.tls_port", self.http.host, self.http.tls_port),
+            ("ops.port", self.ops.host, self.ops.port),
+        ):
+            if not port:
+                continue
+            for other, at, same in taken:
+                if port == same and _collide(host, at):
+                    raise inconsistent(f"is {other}, too; choose another", name)
+            taken.append((name, host, port))
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -35,8 +35,9 @@ OFF = "off"
 
 FLAGS: dict[str, tuple[str, ...]] = {
     "--data-dir": ("data_dir",),
-    "--host": ("amqp.host", "ops.host"),
+    "--host": ("amqp.host", "http.host", "ops.host"),
     "--amqp-port": ("amqp.port",),
+    "--http-port": ("http.port",),
     "--ops-port": ("ops.port",),
     "--partitions": ("partitions",),
     "--workers": ("workers",),

@@ -235,6 +235,9 @@ def start_text(settings: Settings, answer: dict[str, Any], key: str, *, with_dat
         lines.append(f"  AMQP        amqp://{_address(settings.amqp.host, plain)}")
     if tls is not None:
         lines.append(f"  AMQP, TLS   amqps://{_address(settings.amqp.host, tls)}")
+    for scheme, port in (("http", answer.get("http_port")), ("https", answer.get("https_port"))):
+        if port is not None:
+            lines.append(f"  Management  {scheme}://{_address(settings.http.host, port)}")
     if ops is not None:
         lines.append(f"  Operations  http://{_address(settings.ops.host, ops)}/metrics, /readyz")
     if with_data:

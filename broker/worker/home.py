@@ -13,6 +13,7 @@ for entities that it has not heard of as busy.
     "update", path, properties that get another value      definition document
     "delete", path                                         None
     "add-rule", path, rule document                        None; for a subscription of a partitioned topic
+    "replace-rule", path, rule document                    None; likewise
     "remove-rule", path, name                              None
     "begin-move", "end-move", "cancel-move"                see `broker.worker.moves`
 """
@@ -294,6 +295,9 @@ class Home(Generic[C]):
                 of = definition(self._store, self._changing.entity(path))
                 self._changing.check_rule(of, rule)
                 return ["set-rule", of.entity_id, {**rule, "created_ms": now_ms}], None
+            case ["replace-rule", path, rule]:
+                of = definition(self._store, self._changing.entity(path))
+                return ["set-rule", of.entity_id, self._changing.replaced_rule(of, rule)], None
             case ["remove-rule", path, name]:
                 of = definition(self._store, self._changing.entity(path))
                 self._changing.check_has_rule(of, name)

@@ -45,6 +45,9 @@ class TokenError(ProtocolError):
         super().__init__(f"{type(self).__name__}: {reason}")
 
 
+class MissingToken(TokenError): ...
+
+
 class MalformedToken(TokenError): ...
 
 
@@ -155,9 +158,10 @@ def generate(resource: str, key_name: str, key: str, expires_s: int) -> str:
 def resource_path(uri: str, is_host: IsHost = looks_like_host) -> str:
     """The path in `uri`, for comparison: decoded, in lower case, without slashes around it or `/$management`.
 
-    Scheme, host and port are ignored; the namespace itself is the empty path. Without a scheme, `is_host` decides
-    whether the first segment is a host.
+    Scheme, host, port and query are ignored; the namespace itself is the empty path. Without a scheme, `is_host`
+    decides whether the first segment is a host.
     """
+    uri = uri.partition("?")[0]
     origin = _ORIGIN.match(uri)
     path = uri[origin.end() :] if origin else uri
     if origin is None:

@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from broker.catalog.catalog import catalog_version, definitions, next_entity_id, reconcile
 from broker.errors import (
     BrokerError,
+    DestinationNotFound,
     EntityAlreadyExists,
     EntityNotFound,
     InvalidArgument,
@@ -399,7 +400,7 @@ QUEUE = {"name": "new"}
         (InvalidArgument, "topic cannot", ("update", "news/Subscriptions/s", {"topic": "q0"})),
         (InvalidArgument, "requires_session is false", ("update", "q0", {"requires_session": True})),
         (InvalidArgument, "enable_partitioning is false", ("update", "q0", {"enable_partitioning": True})),
-        (InvalidArgument, "forward_to.*'none'", ("update", "q0", {"forward_to": "none"})),
+        (DestinationNotFound, "forward_to.*'none'", ("update", "q0", {"forward_to": "none"})),
         (InvalidArgument, "forward_to", ("update", "q0", {"forward_to": "news/Subscriptions/s"})),
         (InvalidArgument, "the entity itself", ("update", "q0", {"forward_to": "Q0"})),
         (NotAllowed, "only subscriptions", ("create", "queue", QUEUE, [a_rule("a")])),

@@ -60,13 +60,14 @@ def test_serve_hands_all_its_flags_to_the_supervisor(peeklock, served, tmp_path)
     (tmp_path / "peeklock.toml").write_text("gateways = 2\npartitions = 9")
     result = peeklock(
         "serve", "--config", "peeklock.toml", "--data-dir", "d", "--host", "::1", "--amqp-port", 0, "--ops-port", "off",
-        "--partitions", 8, "--workers", 3, "--emulator", "--log-level", "debug",
+        "--http-port", 7, "--partitions", 8, "--workers", 3, "--emulator", "--log-level", "debug",
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     [settings] = served
     expected = Settings(
         data_dir="d", partitions=8, workers=3, gateways=2, emulator=True,
-        amqp={"host": "::1", "port": 0}, ops={"host": "::1", "port": None}, log={"level": "debug"},
+        amqp={"host": "::1", "port": 0}, http={"host": "::1", "port": 7},
+        ops={"host": "::1", "port": None}, log={"level": "debug"},
     )  # fmt: skip
     assert settings == expected
 
@@ -164,7 +165,7 @@ forward_to = "a"
             QUEUES.format("", "forward_dead_lettered_messages_to = 'c'"),
             ["queue 'b': forward_dead_lettered_messages_to 'c' is no queue or topic"],
         ),
-        ("[amqp]\nport = 7\n[ops]\nport = 7", ["peeklock.toml: ops.port: 7 needs amqp.port 7, too"]),
+        ("[amqp]\nport = 7\n[ops]\nport = 7", ["peeklock.toml: ops.port: 7 is amqp.port, too"]),
         (
             "[amqp]\ntls_port = 1\ntls_certificate = 'pem'\ntls_key = 'pem'",
             ["amqp.tls_certificate pem with"],

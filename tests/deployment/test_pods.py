@@ -52,7 +52,11 @@ class Pods:
                 process.kill()  # its children die with a supervisor
 
     def start_gateway(self) -> None:
-        more = {"PEEKLOCK_OPS__PORT": str(self.gateway_ops), "PEEKLOCK_AMQP__TLS_PORT": str(self.amqp_port)}
+        more = {
+            "PEEKLOCK_HTTP__PORT": "off",
+            "PEEKLOCK_OPS__PORT": str(self.gateway_ops),
+            "PEEKLOCK_AMQP__TLS_PORT": str(self.amqp_port),
+        }
         self._start("gateway", ["peeklock", *container(workload(self.objects, "gateway"))["args"]], "gateway", more)
 
     def start_worker(self, ordinal: int) -> None:

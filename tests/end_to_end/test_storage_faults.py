@@ -199,7 +199,7 @@ def serve(tmp_path: Path, *arguments: str, config: str = "", environment: dict[s
     (tmp_path / "config.toml").write_text(config)
     [ops_port] = free_ports(1)
     command = [sys.executable, "-m", "broker.cli", "serve", "--config", str(tmp_path / "config.toml")]
-    command += ["--ops-port", str(ops_port), *arguments]
+    command += ["--ops-port", str(ops_port), "--http-port", "off", *arguments]
     if "--data-dir" not in arguments:
         command += ["--data-dir", str(tmp_path / "data")]
     ended = subprocess.run(
@@ -281,7 +281,7 @@ def test_a_data_directory_that_cannot_be_written_is_named(tmp_path):
         str(data),
         "--emulator",
     ]
-    command += ["--amqp-port", str(ports[0]), "--ops-port", str(ports[1])]
+    command += ["--amqp-port", str(ports[0]), "--ops-port", str(ports[1]), "--http-port", "off"]
     ended = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=30, check=False)
     written = ended.stdout + ended.stderr
     assert ended.returncode == 78, written

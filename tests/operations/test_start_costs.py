@@ -95,7 +95,9 @@ def test_a_start_that_is_refused_late_leaves_no_process(tmp_path):
 
     def serve(queue):
         config = tmp_path / "config.toml"
-        config.write_text(f"workers = 1\n[amqp]\nport = 0\n[ops]\nport = 0\n[[queues]]\nname = 'orders'\n{queue}\n")
+        config.write_text(
+            f"workers = 1\n[amqp]\nport = 0\n[http]\nport = 0\n[ops]\nport = 0\n[[queues]]\nname = 'orders'\n{queue}\n"
+        )
         command = [sys.executable, "-m", "broker.cli", "serve", "--config", config, "--data-dir", tmp_path / "data"]
         return subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 

@@ -26,18 +26,49 @@ def add_rule(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> None
     if topic.rule(entity_id, name) is not None:
         raise EntityAlreadyExists(error_texts.rule_exists(name, queue.terms.name))
     stored = compiled(document)
-    limit = LIMITS.get(stored.kind)
-    if limit is not None and topic.filters[stored.kind] >= limit:
-        raise QuotaExceeded(error_texts.too_many(f"The topic of '{queue.terms.name}'", limit, f"{stored.kind} filters"))
+    _require_room(topic, queue, stored.kind)
     _add(core, topic, entity_id, stored)
+
+
+def replace_rule(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> None:
+    """Let a rule that exists have another filter and action. Raises EntityNotFound, InvalidArgument, QuotaExceeded."""
+    topic, entity_id = _topic(core, queue), queue.entity_id
+    known = _existing(topic, queue, args[0]["name"])
+    document: Document = {**args[0], "created_ms": now_ms if known.document is None else known.document["created_ms"]}
+    stored = compiled(document)
+    if stored.kind != known.kind:
+        _require_room(topic, queue, stored.kind)
+    _remove(core, topic, entity_id, document["name"])
+    _add(core, topic, entity_id, stored)
+
+
+def get_rule(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> Document:
+    """Raises EntityNotFound, also if the rule cannot be read."""
+    document = _existing(_topic(core, queue), queue, args[0]).document
+    if document is None:
+        raise EntityNotFound(error_texts.rule_not_found(args[0], queue.terms.name))
+    return document
 
 
 def remove_rule(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> None:
     """Raises EntityNotFound."""
-    topic, entity_id = _topic(core, queue), queue.entity_id
-    if topic.rule(entity_id, args[0]) is None:
-        raise EntityNotFound(error_texts.rule_not_found(args[0], queue.terms.name))
-    _remove(core, topic, entity_id, args[0])
+    topic = _topic(core, queue)
+    _existing(topic, queue, args[0])
+    _remove(core, topic, queue.entity_id, args[0])
+
+
+def _existing(topic: Topic, queue: Queue, name: str) -> StoredRule:
+    stored = topic.rule(queue.entity_id, name)
+    if stored is None:
+        raise EntityNotFound(error_texts.rule_not_found(name, queue.terms.name))
+    return stored
+
+
+def _require_room(topic: Topic, queue: Queue, kind: str) -> None:
+    """For one more filter of this kind. Raises QuotaExceeded."""
+    limit = LIMITS.get(kind)
+    if limit is not None and topic.filters[kind] >= limit:
+        raise QuotaExceeded(error_texts.too_many(f"The topic of '{queue.terms.name}'", limit, f"{kind} filters"))
 
 
 def set_rule(core: Core, entity_id: int, document: Document) -> None:
@@ -70,6 +101,12 @@ def set_rules(core: Core, entity_id: int, documents: Sequence[Document]) -> None
 def has_rule(core: Core, entity_id: int, name: str) -> bool:
     """Raises EntityNotFound, NotAllowed if there is no such subscription."""
     return _topic_of(core, entity_id).rule(entity_id, name) is not None
+
+
+def rule_of(core: Core, entity_id: int, name: str) -> Document | None:
+    """The rule's document, if it can be read. Raises as `has_rule`."""
+    stored = _topic_of(core, entity_id).rule(entity_id, name)
+    return None if stored is None else stored.document
 
 
 def rules_of(core: Core, entity_id: int) -> list[Document]:

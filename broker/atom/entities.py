@@ -1,0 +1,356 @@
+"""Descriptions of queues, topics and subscriptions as XML (management.md 1.7).
+
+Elements are read in any order; unknown and read-only ones are ignored, because clients send back what they have read.
+An element that is missing has the default of the service, also in an update. Only what never changes stays as it is.
+"""
+
+import base64
+import secrets
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
+from urllib.parse import unquote
+from xml.etree.ElementTree import Element
+
+from pydantic import ValidationError
+
+from broker.atom import xml
+from broker.atom.values import (
+    UNLIMITED_MS,
+    read_boolean,
+    read_duration_ms,
+    read_number,
+    write_boolean,
+    write_duration,
+    write_time,
+)
+from broker.errors import InvalidArgument
+from broker.namespace.durations import format_duration
+from broker.namespace.entities import (
+    DESCRIPTIONS,
+    MINUTE_MS,
+    AuthorizationRule,
+    Description,
+    Right,
+    Status,
+)
+
+ELEMENT: Final = {"queue": "QueueDescription", "topic": "TopicDescription", "subscription": "SubscriptionDescription"}
+"""The element of a description, by kind."""
+
+KIND: Final = {element: kind for kind, element in ELEMENT.items()}
+
+MAX_RULES: Final = 12  # authorization rules of one entity
+
+
+class Shown(NamedTuple):
+    """An entity as it is described to a client. Times are milliseconds since 1970.
+
+    `counts` are those of `broker.gateway.nodes.entity_counts`. `filters` are the numbers of SQL and of correlation
+    filters of a topic's subscriptions. An entity that is not available has some of its counts only, or none.
+    """
+
+    description: Description
+    created_ms: int
+    updated_ms: int
+    accessed_ms: int
+    counts: Mapping[str, int]
+    subscriptions: int = 0
+    filters: tuple[int, int] | None = None
+    is_available: bool = True
+
+
+class _Property(NamedTuple):
+    """A property of descriptions that clients set. `default` is the service's where it is not that of the field."""
+
+    field: str
+    read: Callable[[str], Any]
+    write: Callable[[Any], str]
+    default: Any = None
+
+
+def _read_path(text: str) -> str:
+    """The path of an entity that is given as a name or as a URL; its host does not matter."""
+    scheme, separator, rest = text.partition("://")
+    if separator and scheme.lower() in ("sb", "http", "https", "amqp", "amqps"):
+        text = unquote(rest.partition("/")[2])
+    return text.strip("/")
+
+
+def _read_optional_duration(text: str) -> int | None:
+    duration_ms = read_duration_ms(text)
+    return None if duration_ms >= UNLIMITED_MS else duration_ms
+
+
+def _read_status(text: str) -> str:
+    by_name = {status.value.lower(): status.value for status in Status}
+    if text.lower() not in by_name:
+        raise ValueError(f"must be one of {', '.join(Status)}")
+    return by_name[text.lower()]
+
+
+_DURATION = (read_duration_ms, write_duration)
+_LIMIT = (_read_optional_duration, write_duration)
+_BOOLEAN = (read_boolean, write_boolean)
+_NUMBER = (read_number, str)
+
+_PROPERTIES: Final = {
+    "LockDuration": _Property("lock_duration_ms", *_DURATION, MINUTE_MS),
+    "MaxSizeInMegabytes": _Property("max_size_mb", *_NUMBER),
+    "RequiresDuplicateDetection": _Property("requires_duplicate_detection", *_BOOLEAN),
+    "RequiresSession": _Property("requires_session", *_BOOLEAN),
+    "DefaultMessageTimeToLive": _Property("default_message_time_to_live_ms", *_LIMIT),
+    "DeadLetteringOnMessageExpiration": _Property("dead_lettering_on_message_expiration", *_BOOLEAN),
+    "DeadLetteringOnFilterEvaluationExceptions": _Property("dead_lettering_on_filter_evaluation_exceptions", *_BOOLEAN),
+    "DuplicateDetectionHistoryTimeWindow": _Property("duplicate_detection_history_time_window_ms", *_DURATION),
+    "MaxDeliveryCount": _Property("max_delivery_count", *_NUMBER),
+    "EnableBatchedOperations": _Property("enable_batched_operations", *_BOOLEAN),
+    "Status": _Property("status", _read_status, str),
+    "ForwardTo": _Property("forward_to", _read_path, str),
+    "UserMetadata": _Property("user_metadata", str, str),
+    "AutoDeleteOnIdle": _Property("auto_delete_on_idle_ms", *_LIMIT),
+    "EnablePartitioning": _Property("enable_partitioning", *_BOOLEAN),
+    "ForwardDeadLetteredMessagesTo": _Property("forward_dead_lettered_messages_to", _read_path, str),
+    "MaxMessageSizeInKilobytes": _Property("max_message_size_kb", *_NUMBER),
+}
+_DURATIONS: Final = {name for name, each in _PROPERTIES.items() if each.write is write_duration}
+
+# What the broker does not have; a client that asks for it must not believe that it got it.
+_NOT_OFFERED: Final = ("FilteringMessagesBeforePublishing", "EnableSubscriptionPartitioning")
+
+# What is left out where it has no value: an empty element would come back with an update.
+_OPTIONAL: Final = ("ForwardTo", "ForwardDeadLetteredMessagesTo", "UserMetadata", "MaxMessageSizeInKilobytes")
+
+_COUNT_NAMES: Final = (
+    ("ActiveMessageCount", "active"),
+    ("DeadLetterMessageCount", "dead-lettered"),
+    ("ScheduledMessageCount", "scheduled"),
+    ("TransferMessageCount", "transfer"),
+    ("TransferDeadLetterMessageCount", "transfer-dead-lettered"),
+)
+
+
+def _write_counts(shown: Shown, _: str) -> str:
+    """Some clients find these by any prefix, others by their namespace; all find this form."""
+    counts = "".join(f"<d2p1:{name}>{shown.counts.get(count, 0)}</d2p1:{name}>" for name, count in _COUNT_NAMES)
+    return f'<CountDetails xmlns:d2p1="{xml.COUNTS}">{counts}</CountDetails>'
+
+
+def _write_message_count(shown: Shown, _: str) -> str:
+    return f"<MessageCount>{sum(shown.counts.get(count, 0) for _, count in _COUNT_NAMES)}</MessageCount>"
+
+
+def _write_authorization_rules(shown: Shown, _: str) -> str:
+    rules = getattr(shown.description, "authorization_rules", ())
+    return (
+        f"<AuthorizationRules>{''.join(_write_authorization_rule(each, shown) for each in rules)}</AuthorizationRules>"
+    )
+
+
+def _write_authorization_rule(rule: AuthorizationRule, shown: Shown) -> str:
+    rights = "".join(f"<AccessRights>{right}</AccessRights>" for right in Right if right in rule.rights)
+    return (
+        '<AuthorizationRule i:type="SharedAccessAuthorizationRule">'
+        "<ClaimType>SharedAccessKey</ClaimType><ClaimValue>None</ClaimValue>"
+        f"<Rights>{rights}</Rights>"
+        f"<CreatedTime>{write_time(shown.created_ms)}</CreatedTime>"
+        f"<ModifiedTime>{write_time(shown.updated_ms)}</ModifiedTime>"
+        f"{xml.element('KeyName', rule.key_name)}{xml.element('PrimaryKey', rule.primary_key)}"
+        f"{xml.element('SecondaryKey', rule.secondary_key or '')}"
+        "</AuthorizationRule>"
+    )
+
+
+def _write_forwarding(name: str) -> Callable[[Shown, str], str]:
+    field = _PROPERTIES[name].field
+
+    def write(shown: Shown, host: str) -> str:
+        path = getattr(shown.description, field)
+        return xml.element(name, f"sb://{host}/{path}") if path else ""
+
+    return write
+
+
+def _write_filters(shown: Shown, _: str) -> str:
+    if shown.filters is None:
+        return ""
+    sql, correlation = shown.filters
+    return f"<SqlFilterCount>{sql}</SqlFilterCount><CorrelationFilterCount>{correlation}</CorrelationFilterCount>"
+
+
+def _write_ordering(shown: Shown, _: str) -> str:
+    is_plain = not getattr(shown.description, "enable_partitioning", False)
+    return f"<SupportOrdering>{write_boolean(is_plain)}</SupportOrdering>"
+
+
+# What is written of an entity besides its properties; each with the host that URLs name.
+_FACTS: Final[dict[str, Callable[[Shown, str], str]]] = {
+    "SizeInBytes": lambda shown, _: f"<SizeInBytes>{shown.counts.get('size-bytes', 0)}</SizeInBytes>",
+    "MessageCount": _write_message_count,
+    "FilteringMessagesBeforePublishing": lambda *_: (
+        "<FilteringMessagesBeforePublishing>false</FilteringMessagesBeforePublishing>"
+    ),
+    "IsAnonymousAccessible": lambda *_: "<IsAnonymousAccessible>false</IsAnonymousAccessible>",
+    "AuthorizationRules": _write_authorization_rules,
+    "ForwardTo": _write_forwarding("ForwardTo"),
+    "CreatedAt": lambda shown, _: f"<CreatedAt>{write_time(shown.created_ms)}</CreatedAt>",
+    "UpdatedAt": lambda shown, _: f"<UpdatedAt>{write_time(shown.updated_ms)}</UpdatedAt>",
+    "AccessedAt": lambda shown, _: f"<AccessedAt>{write_time(shown.accessed_ms)}</AccessedAt>",
+    "SupportOrdering": _write_ordering,
+    "CountDetails": _write_counts,
+    "SubscriptionCount": lambda shown, _: f"<SubscriptionCount>{shown.subscriptions}</SubscriptionCount>",
+    "FilterCounts": _write_filters,
+    "EntityAvailabilityStatus": lambda shown, _: xml.element(
+        "EntityAvailabilityStatus", "Available" if shown.is_available else "Limited"
+    ),
+    "EnableSubscriptionPartitioning": lambda *_: (
+        "<EnableSubscriptionPartitioning>false</EnableSubscriptionPartitioning>"
+    ),
+    "EnableExpress": lambda *_: "<EnableExpress>false</EnableExpress>",
+    "ForwardDeadLetteredMessagesTo": _write_forwarding("ForwardDeadLetteredMessagesTo"),
+}
+
+# The order in which the service writes the elements.
+_ORDER: Final = {
+    "queue": (
+        "LockDuration", "MaxSizeInMegabytes", "RequiresDuplicateDetection", "RequiresSession",
+        "DefaultMessageTimeToLive", "DeadLetteringOnMessageExpiration", "DuplicateDetectionHistoryTimeWindow",
+        "MaxDeliveryCount", "EnableBatchedOperations", "SizeInBytes", "MessageCount", "IsAnonymousAccessible",
+        "AuthorizationRules", "Status", "ForwardTo", "UserMetadata", "CreatedAt", "UpdatedAt", "AccessedAt",
+        "SupportOrdering", "CountDetails", "AutoDeleteOnIdle", "EnablePartitioning", "EntityAvailabilityStatus",
+        "EnableExpress", "ForwardDeadLetteredMessagesTo", "MaxMessageSizeInKilobytes",
+    ),
+    "topic": (
+        "DefaultMessageTimeToLive", "MaxSizeInMegabytes", "RequiresDuplicateDetection",
+        "DuplicateDetectionHistoryTimeWindow", "EnableBatchedOperations", "SizeInBytes",
+        "FilteringMessagesBeforePublishing", "IsAnonymousAccessible", "AuthorizationRules", "Status", "UserMetadata",
+        "CreatedAt", "UpdatedAt", "AccessedAt", "SupportOrdering", "CountDetails", "SubscriptionCount", "FilterCounts",
+        "AutoDeleteOnIdle", "EnablePartitioning", "EntityAvailabilityStatus", "EnableSubscriptionPartitioning",
+        "EnableExpress", "MaxMessageSizeInKilobytes",
+    ),
+    "subscription": (
+        "LockDuration", "RequiresSession", "DefaultMessageTimeToLive", "DeadLetteringOnMessageExpiration",
+        "DeadLetteringOnFilterEvaluationExceptions", "MessageCount", "MaxDeliveryCount", "EnableBatchedOperations",
+        "Status", "ForwardTo", "CreatedAt", "UpdatedAt", "AccessedAt", "CountDetails", "ForwardDeadLetteredMessagesTo",
+        "AutoDeleteOnIdle", "EntityAvailabilityStatus", "UserMetadata",
+    ),
+}  # fmt: skip
+
+
+def write(shown: Shown, host: str) -> str:
+    """The description element. `host` is the one by which the client has reached the broker."""
+    description = shown.description
+    parts = []
+    for name in _ORDER[description.kind]:
+        if (fact := _FACTS.get(name)) is not None:
+            parts.append(fact(shown, host))
+            continue
+        wanted = _PROPERTIES[name]
+        value = getattr(description, wanted.field)
+        if name not in _OPTIONAL or (value is not None and value != ""):
+            parts.append(xml.element(name, wanted.write(value)))
+    return (
+        f'<{ELEMENT[description.kind]} xmlns="{xml.SERVICE_BUS}" xmlns:i="{xml.INSTANCE}">'
+        f"{''.join(parts)}</{ELEMENT[description.kind]}>"
+    )
+
+
+def read(kind: str, described: Element) -> dict[str, Any]:
+    """The properties in a description element, by field: all that can change, and others that it says.
+
+    Raises InvalidArgument, which names the element.
+    """
+    model = DESCRIPTIONS[kind]
+    given = {name: found for name, found in xml.children(described) if not xml.is_nil(found)}
+    fields: dict[str, Any] = {}
+    for name, wanted in _PROPERTIES.items():
+        if wanted.field not in model.model_fields:
+            continue
+        if text := xml.text_of(given.get(name)):
+            try:
+                fields[wanted.field] = wanted.read(text)
+            except ValueError as error:
+                raise InvalidArgument(f"{name}: {text[:100]!r} {error}.") from None
+        elif wanted.field not in model.immutable:
+            default = model.model_fields[wanted.field].default
+            fields[wanted.field] = default if wanted.default is None else wanted.default
+    for name in _NOT_OFFERED:
+        if xml.text_of(given.get(name)).lower() in ("true", "1"):
+            raise InvalidArgument(f"{name}: is not supported; it must be false.")
+    if fields.get("forward_to"):
+        fields["auto_delete_on_idle_ms"] = None  # an entity that forwards is never idle
+    if "authorization_rules" in model.model_fields:
+        rules = given.get("AuthorizationRules")
+        fields["authorization_rules"] = [] if rules is None else _read_authorization_rules(rules)
+    return fields
+
+
+def _read_authorization_rules(rules: Element) -> list[dict[str, Any]]:
+    read = [_read_authorization_rule(each) for name, each in xml.children(rules) if name == "AuthorizationRule"]
+    if len(read) > MAX_RULES:
+        raise InvalidArgument(f"AuthorizationRules: an entity has at most {MAX_RULES}, not {len(read)}.")
+    names = [each["key_name"] for each in read]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise InvalidArgument(f"AuthorizationRules: two rules have the KeyName {twice[0][:100]!r}.")
+    return read
+
+
+def _read_authorization_rule(rule: Element) -> dict[str, Any]:
+    given = dict(xml.children(rule))
+    by_name = {right.value.lower(): right for right in Right}
+    rights = []
+    for _, right in xml.children(given["Rights"]) if "Rights" in given else ():
+        if (text := xml.text_of(right)).lower() not in by_name:
+            raise InvalidArgument(f"AccessRights: {text[:100]!r} must be one of {', '.join(Right)}.")
+        rights.append(by_name[text.lower()])
+    key_name = xml.text_of(given.get("KeyName"))
+    if not key_name:
+        raise InvalidArgument("AuthorizationRule: the KeyName is missing.")
+    if not rights:
+        raise InvalidArgument(
+            f"AuthorizationRule {key_name[:100]!r}: Rights must have at least one of {', '.join(Right)}."
+        )
+    if Right.MANAGE in rights and set(rights) != set(Right):
+        raise InvalidArgument(f"AuthorizationRule {key_name[:100]!r}: Manage needs Send and Listen, too.")
+    return {
+        "key_name": key_name,
+        "primary_key": xml.text_of(given.get("PrimaryKey")) or new_key(),
+        "secondary_key": xml.text_of(given.get("SecondaryKey")) or new_key(),
+        "rights": sorted(set(rights)),
+    }
+
+
+def new_key() -> str:
+    """A random key in the form of those of Service Bus: base64 of 32 bytes."""
+    return base64.b64encode(secrets.token_bytes(32)).decode()
+
+
+def validated(kind: str, fields: Mapping[str, Any]) -> Description:
+    """Raises InvalidArgument, which names the elements that are wrong, and their limits."""
+    try:
+        return DESCRIPTIONS[kind].model_validate(dict(fields))
+    except ValidationError as error:
+        problems = [_problem(each) for each in error.errors(include_url=False, include_input=False)]
+        raise InvalidArgument(" ".join(problems[:10])) from None
+
+
+_ELEMENT_OF: Final = {each.field: name for name, each in _PROPERTIES.items()}
+
+
+def _problem(error: Any) -> str:
+    place, *rest = error["loc"] or ("",)
+    if place in ("name", "topic"):
+        return (
+            f"The {'topic' if place == 'topic' else 'entity'}'s name is not valid: it must have "
+            "letters, digits, '.', '-', '_', '~' and '/' only, begin and end with a letter or digit, and have at most "
+            "260 characters (a subscription 50, and no '/')."
+        )
+    name = _ELEMENT_OF.get(place, "AuthorizationRule" if place == "authorization_rules" else str(place))
+    if rest:
+        name += f" {rest[-1]}"
+    context = error.get("ctx", {})
+    for limit, words in (("ge", "at least"), ("le", "at most"), ("max_length", "at most")):
+        if limit in context:
+            bound = format_duration(context[limit]) if name in _DURATIONS else str(context[limit])
+            unit = " characters" if limit == "max_length" else ""
+            return f"{name}: must be {words} {bound}{unit}."
+    return f"{name}: {error['msg']}."

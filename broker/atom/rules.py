@@ -1,0 +1,204 @@
+"""Rules of subscriptions as XML (management.md 1.7): filters, actions and their typed values.
+
+The `type` attribute says what a filter is, not its expression. Some clients know only the prefixes `i` and `d6p1`, and
+fail on a rule without an action element.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+from xml.etree.ElementTree import Element
+
+from pydantic import ValidationError
+
+from broker.atom import xml
+from broker.atom.values import read_boolean, read_number, write_boolean, write_time
+from broker.errors import InvalidArgument
+from broker.namespace.durations import format_duration
+from broker.namespace.rule_descriptions import RuleDescription, RuleValue, ValueType
+from protocol.symbols import TICKS_PER_MS
+
+ELEMENT: Final = "RuleDescription"
+_LEVEL: Final = "<CompatibilityLevel>20</CompatibilityLevel>"
+
+# The elements of a correlation filter, in the order of the service: its fields.
+_CORRELATION: Final = {
+    "CorrelationId": "correlation_id",
+    "MessageId": "message_id",
+    "To": "to",
+    "ReplyTo": "reply_to",
+    "Label": "label",
+    "SessionId": "session_id",
+    "ReplyToSessionId": "reply_to_session_id",
+    "ContentType": "content_type",
+}
+
+_TYPES: Final[dict[str, tuple[ValueType, Callable[[str], Any]]]] = {
+    "string": (ValueType.STRING, str),
+    "int": (ValueType.INT, read_number),
+    "long": (ValueType.LONG, read_number),
+    "double": (ValueType.DOUBLE, float),
+    "boolean": (ValueType.BOOLEAN, read_boolean),
+    "dateTime": (ValueType.TIMESTAMP, str),
+    "duration": (ValueType.DURATION, str),
+    "guid": (ValueType.UUID, str),
+}
+# Python calls a negative number an int however large it is.
+_WIDER: Final = {"short": "int", "byte": "int", "float": "double", "decimal": "double", "unsignedInt": "long"}
+_INT: Final = range(-(1 << 31), 1 << 31)
+
+
+def read(name: str, described: Element) -> RuleDescription:
+    """The rule of this name. Raises InvalidArgument, which names the element."""
+    filter_, action = xml.child(described, "Filter"), xml.child(described, "Action")
+    document = {
+        "name": name,
+        "filter": {"kind": "true"} if filter_ is None else _read_filter(filter_),
+        "action": None if action is None or xml.is_nil(action) else _read_action(action),
+    }
+    try:
+        return RuleDescription.model_validate(document)
+    except ValidationError as error:
+        [first, *_] = error.errors(include_url=False, include_input=False)
+        place = ".".join(map(str, first["loc"]))
+        raise InvalidArgument(f"The rule is not valid: {f'{place}: ' if place else ''}{first['msg']}.") from None
+
+
+def read_name(described: Element) -> str:
+    return xml.text_of(xml.child(described, "Name"))
+
+
+def _read_filter(given: Element) -> dict[str, Any]:
+    kind = xml.type_of(given)
+    match kind:
+        case "TrueFilter":
+            return {"kind": "true"}
+        case "FalseFilter":
+            return {"kind": "false"}
+        case "SqlFilter":
+            return {"kind": "sql", **_read_sql(given)}
+        case "CorrelationFilter":
+            fields: dict[str, Any] = {}
+            for element, field in _CORRELATION.items():
+                if (found := xml.child(given, element)) is not None and not xml.is_nil(found):
+                    fields[field] = found.text or ""
+            return {"kind": "correlation", **fields, "properties": _read_values(xml.child(given, "Properties"))}
+    raise InvalidArgument(
+        f"Filter: its type {kind[:100]!r} must be one of SqlFilter, CorrelationFilter, TrueFilter and FalseFilter."
+    )
+
+
+def _read_action(given: Element) -> dict[str, Any] | None:
+    kind = xml.type_of(given)
+    if kind == "EmptyRuleAction" or (kind == "SqlRuleAction" and not xml.text_of(xml.child(given, "SqlExpression"))):
+        return None
+    if kind == "SqlRuleAction":
+        return _read_sql(given)
+    raise InvalidArgument(f"Action: its type {kind[:100]!r} must be SqlRuleAction or EmptyRuleAction.")
+
+
+def _read_sql(given: Element) -> dict[str, Any]:
+    expression = xml.text_of(xml.child(given, "SqlExpression"))
+    if not expression:
+        raise InvalidArgument("SqlExpression: is missing.")
+    return {"expression": expression, "parameters": _read_values(xml.child(given, "Parameters"))}
+
+
+def _read_values(given: Element | None) -> dict[str, RuleValue]:
+    values: dict[str, RuleValue] = {}
+    for name, item in xml.children(given) if given is not None else ():
+        key, value = xml.child(item, "Key"), xml.child(item, "Value")
+        if name != "KeyValueOfstringanyType" or key is None or not key.text or value is None:
+            raise InvalidArgument(f"{name}: must be a KeyValueOfstringanyType with a Key and a Value.")
+        if key.text in values:
+            raise InvalidArgument(f"Key: {key.text[:100]!r} is given twice.")
+        values[key.text] = _read_value(key.text, value)
+    return values
+
+
+def _read_value(key: str, given: Element) -> RuleValue:
+    name = xml.type_of(given) or "string"
+    name = _WIDER.get(name, name)
+    if name not in _TYPES:
+        raise InvalidArgument(f"Value of {key[:100]!r}: its type {name[:100]!r} must be one of {', '.join(_TYPES)}.")
+    kind, read_text = _TYPES[name]
+    text = given.text or ""
+    try:
+        value = read_text(text if kind is ValueType.STRING else text.strip())
+        if kind is ValueType.INT and value not in _INT:
+            kind = ValueType.LONG
+        return RuleValue(type=kind, value=value)
+    except ValidationError as error:
+        [first, *_] = error.errors(include_url=False, include_input=False)
+        raise InvalidArgument(f"Value of {key[:100]!r}: {first['msg']}.") from None
+    except ValueError:
+        raise InvalidArgument(f"Value of {key[:100]!r}: {text[:100]!r} is no {name}.") from None
+
+
+def write(rule: RuleDescription, created_ms: int) -> str:
+    """The description element of a rule."""
+    return (
+        f'<{ELEMENT} xmlns="{xml.SERVICE_BUS}" xmlns:i="{xml.INSTANCE}">{_write_filter(rule)}{_write_action(rule)}'
+        f"<CreatedAt>{write_time(created_ms)}</CreatedAt>{xml.element('Name', rule.name)}</{ELEMENT}>"
+    )
+
+
+def _write_filter(rule: RuleDescription) -> str:
+    described = rule.filter
+    match described.kind:
+        case "true":
+            return f'<Filter i:type="TrueFilter"><SqlExpression>1=1</SqlExpression>{_LEVEL}</Filter>'
+        case "false":
+            return f'<Filter i:type="FalseFilter"><SqlExpression>1=0</SqlExpression>{_LEVEL}</Filter>'
+        case "sql":
+            return f'<Filter i:type="SqlFilter">{_write_sql(described.expression, described.parameters)}</Filter>'
+        case "correlation":
+            fields = "".join(
+                xml.element(element, text)
+                for element, field in _CORRELATION.items()
+                if (text := getattr(described, field)) is not None
+            )
+            properties = _write_values("Properties", described.properties)
+            return f'<Filter i:type="CorrelationFilter">{fields}{properties}</Filter>'
+
+
+def _write_action(rule: RuleDescription) -> str:
+    if rule.action is None:
+        return '<Action i:type="EmptyRuleAction"/>'
+    return f'<Action i:type="SqlRuleAction">{_write_sql(rule.action.expression, rule.action.parameters)}</Action>'
+
+
+def _write_sql(expression: str, parameters: Mapping[str, RuleValue]) -> str:
+    return f"{xml.element('SqlExpression', expression)}{_LEVEL}{_write_values('Parameters', parameters)}"
+
+
+def _write_values(name: str, values: Mapping[str, RuleValue]) -> str:
+    if not values:
+        return ""
+    items = (
+        f"<KeyValueOfstringanyType>{xml.element('Key', key)}{_write_value(value)}</KeyValueOfstringanyType>"
+        for key, value in values.items()
+    )
+    return f"<{name}>{''.join(items)}</{name}>"
+
+
+def _write_value(value: RuleValue) -> str:
+    text: str
+    match value.type:
+        case ValueType.BOOLEAN:
+            name, text = "boolean", write_boolean(bool(value.value))
+        case ValueType.LONG if value.value in _INT:
+            name, text = "int", str(value.value)  # JavaScript's client knows no long
+        case ValueType.TIMESTAMP:
+            name, text = "dateTime", write_time(int(value.value))
+        case ValueType.DURATION:
+            name, text = "duration", _write_ticks(int(value.value))
+        case ValueType.UUID:
+            name, text = "guid", str(value.value)
+        case kind:
+            name, text = kind.value, str(value.value)
+    return f'<Value i:type="d6p1:{name}" xmlns:d6p1="{xml.SCHEMA}">{xml.written(text)}</Value>'
+
+
+def _write_ticks(ticks: int) -> str:
+    sign = "-" if ticks < 0 else ""
+    return sign + format_duration(abs(ticks) // TICKS_PER_MS)

@@ -1,0 +1,73 @@
+"""The rights of HTTP requests: each brings a token, or comes from a client whose certificate has rights.
+
+Tokens are signed for URLs of all kinds: the host alone, the entity, or the whole URL of the request in lower case with
+its query (management.md 5.2).
+"""
+
+import time
+from urllib.parse import quote
+
+from aiohttp import web
+
+from broker.errors import Unauthorized
+from broker.gateway.namespace import Namespace
+from broker.keys import Keyring
+from broker.namespace.entities import Right
+from protocol.nodes import sas_tokens
+from protocol.nodes.sas_tokens import KeyRule, MalformedToken, MissingToken
+
+_BEARER = "bearer "
+_SIGNATURE = "sharedaccesssignature"
+
+
+class Access:
+    def __init__(self, keyring: Keyring, namespace: Namespace, *, everybody: bool) -> None:
+        """With `everybody`, requests need no token."""
+        self._keyring = keyring
+        self._namespace = namespace
+        self._everybody = everybody
+
+    def require(self, request: web.BaseRequest, path: str, entity: str, right: Right | None) -> None:
+        """Check that the request may do what needs this right at this path; None is any right.
+
+        `path` is that of the request. `entity` is the name of the queue or topic whose keys count besides those of the
+        namespace; empty if there is none. Raises Unauthorized, or a TokenError.
+        """
+        if not self._everybody:
+            self._check(request.headers.get("Authorization", ""), path, entity, right)
+
+    def require_also(self, request: web.BaseRequest, header: str, entity: str, right: Right) -> None:
+        """As `require`, for another entity: by the token in this header, or without one by that of the request."""
+        if not self._everybody:
+            token = request.headers.get(header, "") or request.headers.get("Authorization", "")
+            self._check(token, entity, entity, right)
+
+    def _check(self, token: str, path: str, entity: str, right: Right | None) -> None:
+        rights = self._verified(token, path, entity)
+        if right is not None and right not in rights and Right.MANAGE not in rights:
+            raise Unauthorized(f"{right},EntityRead claims required for this operation on '{path}'.")
+
+    def _verified(self, text: str, path: str, entity: str) -> frozenset[str]:
+        if not text:
+            raise MissingToken("The request has no Authorization header. Its value must be a SharedAccessSignature.")
+        if (
+            text[: len(_BEARER)].lower() == _BEARER
+        ):  # Python's client has this in front of a signature that it was given
+            text = text[len(_BEARER) :].lstrip()
+        scheme, _, rest = text.partition(" ")
+        if scheme.lower() != _SIGNATURE:
+            raise MalformedToken("Only tokens of the kind SharedAccessSignature are accepted.")
+
+        def lookup(key_name: str, _: str) -> KeyRule | None:
+            rule = self._keyring.lookup(key_name, entity or None)
+            if rule is None:
+                return None
+            keys = (rule.primary_key,) if rule.secondary_key is None else (rule.primary_key, rule.secondary_key)
+            return KeyRule(keys, frozenset(rule.rights))
+
+        audience = f"sb://namespace/{quote(path)}"
+        return sas_tokens.verify(f"{sas_tokens.PREFIX}{rest}", audience, lookup, time.time(), self._is_host).rights
+
+    def _is_host(self, name: str) -> bool:
+        """As in `broker.gateway.nodes.cbs`: a token for an entity must not become a token for the namespace."""
+        return sas_tokens.looks_like_host(name) and not self._namespace.has_path_from(name)

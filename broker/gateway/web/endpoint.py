@@ -1,0 +1,199 @@
+"""The HTTP endpoint of a gateway: management, sending and receiving by requests, AMQP over WebSockets.
+
+It listens on ports of its own. Requests are told apart by their method and path. Whatever goes wrong with one is
+answered with a status and an XML body that say why.
+"""
+
+import asyncio
+import re
+import ssl
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from aiohttp import web
+from aiohttp.web_log import AccessLogger
+from aiohttp.web_protocol import RequestHandler
+
+from broker import __version__
+from broker.atom.documents import ERROR_TYPE, write_error
+from broker.errors import BrokerError, InvalidArgument
+from broker.gateway.descriptors import RepeatedWarning
+from broker.gateway.web.statuses import Status, status_of
+from broker.gateway.web.targets import decoded
+from broker.listening import Listener, listen
+from broker.logging import get_logger
+from broker.metrics import GatewayMetrics
+from broker.settings.config import Http
+from protocol.error_texts import tracked
+from protocol.errors import ProtocolError
+
+BACKLOG = 1024
+# The time within which a request must come, on a new connection and after the last answer; and then its body.
+KEEP_ALIVE_SECONDS = 75.0
+BODY_SECONDS = 30.0
+SHUTDOWN_SECONDS = 1.0
+
+_SERVER = f"Peeklock/{__version__}"
+_HOST = re.compile(r"[A-Za-z0-9._~-]+(:[0-9]{1,5})?|\[[0-9A-Fa-f:.]+\](:[0-9]{1,5})?")
+
+log = get_logger("gateway")
+
+Serve = Callable[[web.BaseRequest, str], Awaitable[web.StreamResponse]]
+"""Answers a request, given its decoded path. Raises BrokerError or ProtocolError."""
+
+
+class Route:
+    """Requests of one kind. `takes` is asked with the method and the decoded path."""
+
+    def __init__(self, name: str, takes: Callable[[web.BaseRequest, str], bool], serve: Serve) -> None:
+        self.name = name
+        self.takes = takes
+        self.serve = serve
+
+
+class HttpEndpoint:
+    """Listening sockets, and the connections that they have accepted."""
+
+    def __init__(self, http: Http, routes: Sequence[Route], metrics: GatewayMetrics, max_body_bytes: int) -> None:
+        """The first of the routes that takes a request answers it; the last takes all."""
+        self._http = http
+        self._routes = routes
+        self._metrics = metrics
+        self._max_body_bytes = max_body_bytes
+        self._loop = asyncio.get_running_loop()
+        self._server = _Server(self._handle, request_factory=self._request)
+        self._listeners: list[Listener] = []
+        self._busy: set[RequestHandler] = set()  # connections with a request that is being answered
+        self._full = RepeatedWarning("HTTP connections refused")
+        self._failures = RepeatedWarning("no HTTP connection can be accepted")
+
+    async def listen(self, host: str, port: int, tls: ssl.SSLContext | None, *, reuse_port: bool) -> int:
+        """Returns the port. Raises OSError."""
+        sockets = await listen(host, port, backlog=BACKLOG, reuse_port=reuse_port)
+        listener = Listener(self, sockets, tls)
+        self._listeners.append(listener)
+        return listener.port
+
+    def stop_listening(self) -> None:
+        for listener in self._listeners:
+            listener.close()
+
+    async def close(self) -> None:
+        """Let requests that are being answered end, for a short time."""
+        await self._server.shutdown(SHUTDOWN_SECONDS)
+
+    # -- broker.listening.Reception
+
+    def arrives(self, peer: str) -> asyncio.BaseProtocol | None:
+        if len(self._server.connections) >= self._http.max_connections and not self._make_room():
+            self._metrics.connections_refused += 1
+            self._full.happened("http.max_connections reached", last_peer=peer)
+            return None
+        return self._server()
+
+    def arrived(self, protocol: asyncio.BaseProtocol) -> None: ...
+
+    def accept_failed(self, error: OSError) -> None:
+        self._metrics.accept_failures += 1
+        self._failures.happened(error.strerror or str(error))
+
+    def _make_room(self) -> bool:
+        """Close the connection that has been without a request for the longest time, if there is one."""
+        for connection in self._server.connections:
+            if connection not in self._busy and connection.transport is not None:
+                connection.transport.abort()
+                return True
+        return False
+
+    # -- requests
+
+    def _request(self, message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
+        return web.BaseRequest(
+            message, payload, protocol, writer, task, self._loop, client_max_size=self._max_body_bytes
+        )
+
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        connection = request.protocol
+        self._busy.add(connection)
+        name = "none"
+        try:
+            path = decoded(request.raw_path.partition("?")[0])
+            route = next(each for each in self._routes if each.takes(request, path))
+            name = route.name
+            response = await route.serve(request, path)
+        except (BrokerError, ProtocolError) as error:
+            response = error_response(status_of(error), str(error))
+        except web.HTTPException as error:
+            response = error_response(Status(error.status, error.status * 100), error.reason)
+        except TimeoutError:
+            response = error_response(Status(408, 40800), f"The body did not come within {BODY_SECONDS:g} s.")
+            response.force_close()
+        except (ConnectionError, asyncio.CancelledError):
+            raise  # the client is gone
+        except Exception:
+            log.exception("HTTP request failed", method=request.method, route=name)
+            response = error_response(Status(500, 50000), "The service was unable to process the request.")
+        finally:
+            self._busy.discard(connection)
+        self._metrics.http_requests[f"{name} {response.status}"] += 1
+        return response
+
+
+async def body_of(request: web.BaseRequest) -> bytes:
+    """Raises InvalidArgument, TimeoutError, HTTPRequestEntityTooLarge."""
+    async with asyncio.timeout(BODY_SECONDS):
+        try:
+            return await request.read()
+        except web.RequestPayloadError as error:
+            raise InvalidArgument(f"The body cannot be read: {error}.") from None
+
+
+def base_url(request: web.BaseRequest) -> tuple[str, str]:
+    """Scheme and host by which the client has reached the broker. Raises InvalidArgument."""
+    host = request.headers.get("Host", "")
+    if not _HOST.fullmatch(host):
+        raise InvalidArgument("The Host header is missing or is no host.")
+    return request.scheme, host
+
+
+def error_response(status: Status, text: str) -> web.Response:
+    """The text is for the user. It says what happened; sub code and tracking id go with it."""
+    detail = tracked(f"SubCode={status.sub_code}. {text}", uuid.uuid4(), int(time.time() * 1000))
+    headers = {"Content-Type": ERROR_TYPE, "Server": _SERVER}
+    if status.http == 503:
+        headers["Retry-After"] = "1"
+    return web.Response(status=status.http, text=None, body=write_error(status.http, detail).encode(), headers=headers)
+
+
+class _Connection(RequestHandler):
+    """A connection whose malformed requests are answered in the form of all other errors."""
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        text = (message or "").splitlines()
+        response = error_response(
+            Status(status, status * 100), text[0] if text and status < 500 else "The request cannot be read."
+        )
+        response.force_close()
+        return response
+
+
+class _Server(web.Server):
+    def __call__(self) -> _Connection:
+        return _Connection(
+            self,
+            loop=self._loop,
+            keepalive_timeout=KEEP_ALIVE_SECONDS,
+            lingering_time=1.0,
+            access_log=None,  # type: ignore[arg-type]  # it may be None, and is then not used
+            access_log_class=AccessLogger,
+            max_line_size=16 * 1024,
+            max_field_size=64 * 1024,
+        )

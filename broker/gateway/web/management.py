@@ -1,0 +1,338 @@
+"""The management API: queues, topics, subscriptions and rules by Atom documents (management.md 1).
+
+What is read comes from this gateway's copy of the catalog, and counts from the partitions. A change is the home's
+(`broker.worker.home`), except for rules of a plain topic, which its partition has.
+"""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, Protocol
+from urllib.parse import quote
+from xml.etree.ElementTree import Element
+
+from aiohttp import web
+
+from broker.atom import documents, entities, rules, xml
+from broker.atom.documents import ENTRY_TYPE, FEED_TYPE, Entry, Page
+from broker.atom.entities import Shown
+from broker.atom.values import write_time
+from broker.catalog.catalog import HOME
+from broker.errors import BrokerError, EntityNotFound, InvalidArgument, PreconditionFailed
+from broker.gateway.namespace import Entity, Namespace
+from broker.gateway.nodes.entity_counts import counted_queues, entity_counts, summed
+from broker.gateway.router import CHANGE_CATALOG, Router
+from broker.gateway.web.access import Access
+from broker.gateway.web.endpoint import base_url, body_of
+from broker.gateway.web.targets import Resource, Target, parse
+from broker.namespace.entities import Right, SubscriptionDescription
+from broker.namespace.rule_descriptions import DEFAULT_RULE_NAME, RuleDescription
+from protocol.addresses import Part
+from protocol.bounds import MAX_COUNT
+
+PAGE = 100  # entities in a list whose client does not say how many
+MAX_PAGE = 1000
+MAX_BODY_BYTES = 1 << 20
+COUNTS_SECONDS = 3.0  # a partition that has not answered by then is shown as not available
+# Headers with tokens for the entities that messages are forwarded to.
+_SUPPLEMENTARY: Final = {
+    "forward_to": "ServiceBusSupplementaryAuthorization",
+    "forward_dead_lettered_messages_to": "ServiceBusDlqSupplementaryAuthorization",
+}
+_OF_QUEUES_AND_TOPICS: Final = (entities.ELEMENT["queue"], entities.ELEMENT["topic"])
+_METHODS: Final = {
+    Resource.ROOT: ("GET",),
+    Resource.NAMESPACE: ("GET",),
+    Resource.QUEUES: ("GET",),
+    Resource.TOPICS: ("GET",),
+    Resource.SUBSCRIPTIONS: ("GET",),
+    Resource.RULES: ("GET",),
+}
+_METHODS_OF_ENTITIES: Final = ("GET", "PUT", "DELETE")
+
+
+class Shared(Protocol):
+    """The gateway, as far as management needs it."""
+
+    namespace: Namespace
+    router: Router
+
+
+class Management:
+    def __init__(self, gateway: Shared, access: Access, started_ms: int) -> None:
+        self._gateway = gateway
+        self._access = access
+        self._started_ms = started_ms
+
+    async def serve(self, request: web.BaseRequest, path: str) -> web.StreamResponse:
+        """Raises BrokerError, ProtocolError, HTTPException, TimeoutError."""
+        target = parse(path)
+        allowed = _METHODS.get(target.resource, _METHODS_OF_ENTITIES)
+        method = "GET" if request.method == "HEAD" else request.method
+        if method not in allowed:
+            raise web.HTTPMethodNotAllowed(request.method, allowed)
+        if target.resource is Resource.ROOT:
+            return self._root(request)
+        right = None if target.resource is Resource.NAMESPACE else Right.MANAGE
+        self._access.require(request, path, target.entity, right)
+        if target.resource in _METHODS:
+            return await self._LISTS[target.resource](self, request, target)
+        return await self._OF_ENTITY[target.resource is Resource.RULE, method](self, request, target)
+
+    # -- the namespace
+
+    def _root(self, request: web.BaseRequest) -> web.Response:
+        """What the namespace shows to everybody: nothing."""
+        page = Page(self._url(request, Target(Resource.ROOT)), "Publicly Listed Services", self._time(), ())
+        return self._feed(page)
+
+    async def _namespace(self, request: web.BaseRequest, target: Target) -> web.Response:
+        name, time = self._gateway.namespace.name, self._time()
+        content = documents.write_namespace(name, time, time)
+        return self._entry(Entry(self._url(request, target), name, content, time, time), 200, self._started_ms)
+
+    def _time(self) -> str:
+        return write_time(self._started_ms)
+
+    # -- lists
+
+    async def _queues(self, request: web.BaseRequest, target: Target) -> web.Response:
+        return await self._list(request, target, "Queues", self._gateway.namespace.queues())
+
+    async def _topics(self, request: web.BaseRequest, target: Target) -> web.Response:
+        return await self._list(request, target, "Topics", self._gateway.namespace.topics())
+
+    async def _subscriptions(self, request: web.BaseRequest, target: Target) -> web.Response:
+        topic = self._find(target.entity, "topic")
+        return await self._list(request, target, "Subscriptions", self._gateway.namespace.subscriptions_of(topic.name))
+
+    async def _list(
+        self, request: web.BaseRequest, target: Target, title: str, listed: Sequence[Entity]
+    ) -> web.Response:
+        """`listed` are in the order of their names."""
+        skip, top = _paging(request)
+        shown = await self._shown(listed[skip : skip + top])
+        entries = [self._entity_entry(request, each) for each in shown]
+        return self._feed(self._page(request, target, title, entries, skip, top, skip + top < len(listed)))
+
+    async def _rules(self, request: web.BaseRequest, target: Target) -> web.Response:
+        subscription = self._find(target.path, "subscription")
+        skip, top = _paging(request)
+        found = await self._ask(subscription, "enumerate-rules", skip, top + 1)
+        entries = [self._rule_entry(request, target, each) for each in found[:top]]
+        return self._feed(self._page(request, target, "Rules", entries, skip, top, len(found) > top))
+
+    def _page(
+        self,
+        request: web.BaseRequest,
+        target: Target,
+        title: str,
+        entries: Iterable[Entry],
+        skip: int,
+        top: int,
+        has_more: bool,
+    ) -> Page:
+        url = self._url(request, target)
+        following = f"{url}{'&' if '?' in url else '?'}$skip={skip + top}&$top={top}" if has_more else None
+        return Page(url, title, self._time(), entries, following)
+
+    _LISTS: Final[dict[Resource, Callable[["Management", web.BaseRequest, Target], Awaitable[web.Response]]]] = {
+        Resource.NAMESPACE: _namespace,
+        Resource.QUEUES: _queues,
+        Resource.TOPICS: _topics,
+        Resource.SUBSCRIPTIONS: _subscriptions,
+        Resource.RULES: _rules,
+    }
+
+    # -- queues, topics and subscriptions
+
+    async def _get_entity(self, request: web.BaseRequest, target: Target) -> web.Response:
+        [shown] = await self._shown([self._find(target.path)])
+        return self._entry(self._entity_entry(request, shown), 200, shown.updated_ms)
+
+    async def _put_entity(self, request: web.BaseRequest, target: Target) -> web.Response:
+        body = await body_of(request)
+        is_subscription = target.resource is Resource.SUBSCRIPTION
+        # A queue and a topic have the same URL.
+        names = (entities.ELEMENT["subscription"],) if is_subscription else _OF_QUEUES_AND_TOPICS
+        element, described = documents.read_description(body, *names)
+        kind = entities.KIND[element]
+        fields = entities.read(kind, described)
+        if "If-Match" in request.headers:
+            entity = self._find(target.path, kind)
+            _require_match(request, entity.updated_ms)
+            entities.validated(kind, {**entity.description.model_dump(mode="json"), **fields})
+            self._require_destinations(request, fields)
+            document = await self._change("update", entity.name, fields)
+        else:
+            own = {"name": target.subscription, "topic": target.entity} if is_subscription else {"name": target.entity}
+            wanted = entities.validated(kind, fields | own)
+            self._require_destinations(request, fields)
+            first = _first_rules(described) if is_subscription else None
+            properties = wanted.model_dump(mode="json", exclude_unset=True)
+            document = await self._change("create", kind, properties, first)
+        [shown] = await self._shown([Entity.of(document)])
+        return self._entry(
+            self._entity_entry(request, shown), 200 if "If-Match" in request.headers else 201, shown.updated_ms
+        )
+
+    def _require_destinations(self, request: web.BaseRequest, fields: Mapping[str, Any]) -> None:
+        """Who lets an entity forward has the right Manage on the destination, too (management.md 5.4)."""
+        for field, header in _SUPPLEMENTARY.items():
+            if destination := fields.get(field):
+                self._access.require_also(request, header, destination, Right.MANAGE)
+
+    async def _delete_entity(self, request: web.BaseRequest, target: Target) -> web.Response:
+        entity = self._find(target.path)
+        if "If-Match" in request.headers:
+            _require_match(request, entity.updated_ms)
+        await self._change("delete", entity.name)
+        return web.Response(status=200)
+
+    # -- rules
+
+    async def _get_rule(self, request: web.BaseRequest, target: Target) -> web.Response:
+        found = await self._ask(self._find(target.path, "subscription"), "get-rule", target.rule)
+        return self._entry(self._rule_entry(request, target, found), 200, found["created_ms"])
+
+    async def _put_rule(self, request: web.BaseRequest, target: Target) -> web.Response:
+        subscription = self._find(target.path, "subscription")
+        _, described = documents.read_description(await body_of(request), rules.ELEMENT)
+        document = rules.read(target.rule, described).document(0)
+        is_update = "If-Match" in request.headers
+        if is_update:
+            known = await self._ask(subscription, "get-rule", target.rule)
+            _require_match(request, known["created_ms"])
+            document["name"] = known["name"]
+        await self._change_rule(subscription, "replace-rule" if is_update else "add-rule", document)
+        made = await self._ask(subscription, "get-rule", target.rule)
+        return self._entry(self._rule_entry(request, target, made), 200 if is_update else 201, made["created_ms"])
+
+    async def _delete_rule(self, request: web.BaseRequest, target: Target) -> web.Response:
+        subscription = self._find(target.path, "subscription")
+        await self._change_rule(subscription, "remove-rule", target.rule)
+        return web.Response(status=200)
+
+    async def _change_rule(self, subscription: Entity, change: str, argument: Any) -> None:
+        """The rules of a partitioned topic are on several partitions, so the home changes them."""
+        if subscription.is_partitioned:
+            await self._change(change, subscription.name, argument)
+        else:
+            await self._ask(subscription, change, argument)
+
+    _OF_ENTITY: Final[
+        dict[tuple[bool, str], Callable[["Management", web.BaseRequest, Target], Awaitable[web.Response]]]
+    ] = {
+        (False, "GET"): _get_entity,
+        (False, "PUT"): _put_entity,
+        (False, "DELETE"): _delete_entity,
+        (True, "GET"): _get_rule,
+        (True, "PUT"): _put_rule,
+        (True, "DELETE"): _delete_rule,
+    }
+
+    # -- the rest of the broker
+
+    async def _change(self, *change: Any) -> Any:
+        return await self._gateway.router.ask(HOME, CHANGE_CATALOG, 0, change)
+
+    async def _ask(self, entity: Entity, name: str, *arguments: Any) -> Any:
+        """Ask the entity's partition."""
+        return await self._gateway.router.ask(entity.partition, name, entity.queue(Part.MAIN), arguments)
+
+    def _find(self, path: str, kind: str = "") -> Entity:
+        """Raises EntityNotFound, also if there is an entity of another kind."""
+        entity = self._gateway.namespace.at(path)
+        if entity is None or (kind and entity.kind != kind):
+            raise EntityNotFound(f"The messaging entity '{self._gateway.namespace.name}:{path}' could not be found.")
+        return entity
+
+    async def _shown(self, listed: Sequence[Entity]) -> list[Shown]:
+        """The entities with their counts; without those of partitions that do not answer."""
+        namespace = self._gateway.namespace
+        queues: dict[int, list[int]] = defaultdict(list)
+        for entity in listed:
+            for partition in entity.partitions:
+                queues[partition] += counted_queues(entity)
+        answers = await asyncio.gather(*(self._counts(partition, ids) for partition, ids in queues.items()))
+        answered = dict(zip(queues, answers, strict=True))
+        counts = summed(each for each in answers if each is not None)
+        return [
+            Shown(
+                each.description,
+                each.created_ms,
+                each.updated_ms,
+                each.updated_ms,
+                entity_counts(each, counts),
+                len(namespace.subscriptions_of(each.name)) if each.kind == "topic" else 0,
+                is_available=all(answered[partition] is not None for partition in each.partitions),
+            )
+            for each in listed
+        ]
+
+    async def _counts(self, partition: int, queue_ids: Sequence[int]) -> dict[int, list[int]] | None:
+        try:
+            async with asyncio.timeout(COUNTS_SECONDS):
+                found: dict[int, list[int]] = await self._gateway.router.ask(partition, "counts", 0, queue_ids)
+                return found
+        except (BrokerError, TimeoutError):
+            return None
+
+    # -- answers
+
+    def _entity_entry(self, request: web.BaseRequest, shown: Shown) -> Entry:
+        description = shown.description
+        if isinstance(description, SubscriptionDescription):
+            target = Target(Resource.SUBSCRIPTION, description.topic, description.name)
+        else:
+            target = Target(Resource.ENTITY, description.name)
+        content = entities.write(shown, base_url(request)[1])
+        created, updated = write_time(shown.created_ms), write_time(shown.updated_ms)
+        return Entry(self._url(request, target), description.name, content, created, updated)
+
+    def _rule_entry(self, request: web.BaseRequest, target: Target, document: Mapping[str, Any]) -> Entry:
+        rule, created_ms = RuleDescription.of_document(document), document["created_ms"]
+        of = Target(Resource.RULE, target.entity, target.subscription, rule.name)
+        time = write_time(created_ms)
+        return Entry(self._url(request, of), rule.name, rules.write(rule, created_ms), time, time)
+
+    def _url(self, request: web.BaseRequest, target: Target) -> str:
+        scheme, host = base_url(request)
+        version = request.query.get("api-version", "")
+        query = f"?api-version={quote(version)}" if version else ""
+        return f"{scheme}://{host}/{quote(target.url_path, safe='/$')}{query}"
+
+    def _entry(self, entry: Entry, status: int, changed_ms: int) -> web.Response:
+        text = documents.write_entry(entry, self._gateway.namespace.name)
+        headers = {"Content-Type": ENTRY_TYPE, "ETag": f'"{changed_ms}"'}
+        return web.Response(status=status, body=text.encode(), headers=headers)
+
+    def _feed(self, page: Page) -> web.Response:
+        text = documents.write_feed(page, self._gateway.namespace.name)
+        return web.Response(body=text.encode(), headers={"Content-Type": FEED_TYPE})
+
+
+def _require_match(request: web.BaseRequest, changed_ms: int) -> None:
+    """Check the If-Match header: * is any version. Raises PreconditionFailed."""
+    wanted = [each.strip().removeprefix("W/").strip('"') for each in request.headers["If-Match"].split(",")]
+    if "*" not in wanted and str(changed_ms) not in wanted:
+        raise PreconditionFailed(f'If-Match has {wanted[0][:100]!r}, and the entity\'s ETag is "{changed_ms}".')
+
+
+def _first_rules(described: Element) -> list[dict[str, Any]] | None:
+    """The rule that a new subscription has in the place of the usual one. Raises InvalidArgument."""
+    rule = xml.child(described, "DefaultRuleDescription")
+    if rule is None or xml.is_nil(rule):
+        return None
+    return [rules.read(rules.read_name(rule) or DEFAULT_RULE_NAME, rule).document(0)]
+
+
+def _paging(request: web.BaseRequest) -> tuple[int, int]:
+    """How many to skip, and how many to list. Raises InvalidArgument."""
+    found = []
+    for name, default, least, most in (("$skip", 0, 0, MAX_COUNT), ("$top", PAGE, 1, MAX_PAGE)):
+        text = request.query.get(name, str(default))
+        if not (text.isascii() and text.isdecimal() and len(text) < 12 and least <= int(text) <= most):
+            raise InvalidArgument(f"{name}: {text[:100]!r} must be a whole number from {least} to {most}.")
+        found.append(int(text))
+    return found[0], found[1]

@@ -1,0 +1,186 @@
+"""The management API on a real broker, by plain requests as SDKs send them."""
+
+import json
+import time
+import urllib.error
+import urllib.request
+from contextlib import closing
+from http.client import HTTPConnection
+from xml.etree import ElementTree
+
+import pytest
+
+from protocol.nodes.sas_tokens import generate
+from tests.brokers import KEY, KEY_NAME, Broker
+
+ATOM = "{http://www.w3.org/2005/Atom}"
+SERVICE_BUS = "{http://schemas.microsoft.com/netservices/2010/10/servicebus/connect}"
+COUNTS = "{http://schemas.microsoft.com/netservices/2011/06/servicebus}"
+ENTRY = (
+    '<entry xmlns="http://www.w3.org/2005/Atom"><content type="application/xml">'
+    '<{0} xmlns="http://schemas.microsoft.com/netservices/2010/10/servicebus/connect" '
+    'xmlns:i="http://www.w3.org/2001/XMLSchema-instance">{1}</{0}></content></entry>'
+)
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory):
+    with Broker(tmp_path_factory.mktemp("broker")) as running:
+        yield running
+
+
+@pytest.fixture
+def call(broker):
+    """Sends a request with the root key's token. Returns status and body."""
+
+    def send(method, path, body=None, token=None, **headers):
+        until_s = int(time.time()) + 60
+        given = generate("sb://localhost/", KEY_NAME, KEY, until_s) if token is None else token
+        headers = {name.replace("_", "-"): value for name, value in headers.items()}
+        if given:
+            headers["Authorization"] = given
+        request = urllib.request.Request(
+            f"http://localhost:{broker.http_port}{path}",
+            None if body is None else body.encode(),
+            headers,
+            method=method,
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=20) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+
+    return send
+
+
+def entry(kind, inside=""):
+    return ENTRY.format(f"{kind}Description", inside)
+
+
+def value(text, name):
+    return ElementTree.fromstring(text).findtext(f".//{SERVICE_BUS}{name}")
+
+
+def titles(text):
+    return [each.findtext(f"{ATOM}title") for each in ElementTree.fromstring(text).findall(f"{ATOM}entry")]
+
+
+def test_a_queue_is_created_read_changed_and_deleted(call):
+    status, text = call("PUT", "/orders", entry("Queue", "<MaxDeliveryCount>3</MaxDeliveryCount>"))
+    assert (status, value(text, "MaxDeliveryCount"), value(text, "LockDuration")) == (201, "3", "PT1M")
+    assert call("PUT", "/Orders", entry("Queue"))[0] == 409
+    assert call("PUT", "/orders", entry("Topic"))[0] == 409
+    changed = entry("Queue", "<LockDuration>PT30S</LockDuration><UserMetadata>a &amp; b</UserMetadata>")
+    assert call("PUT", "/orders", changed, If_Match="*")[0] == 200
+    status, text = call("GET", "/orders?api-version=2021-05")
+    assert (status, value(text, "LockDuration"), value(text, "UserMetadata")) == (200, "PT30S", "a & b")
+    assert value(text, "MaxDeliveryCount") == "10", "what an update omits gets its default"
+    assert ElementTree.fromstring(text).findtext(f".//{COUNTS}ActiveMessageCount") == "0"
+    assert call("PUT", "/orders", changed, If_Match='"1"')[0] == 412
+    assert call("DELETE", "/orders")[0] == 200
+    assert call("GET", "/orders")[0] == call("DELETE", "/orders")[0] == 404
+    assert call("PUT", "/orders", changed, If_Match="*")[0] == 404
+
+
+def test_topics_have_subscriptions_and_these_have_rules(call):
+    assert call("PUT", "/news%2Fall", entry("Topic"))[0] == 201
+    of = "/news/all/Subscriptions/mine"
+    assert call("PUT", of, entry("Subscription"))[0] == 201
+    rule = (
+        '<Filter i:type="SqlFilter"><SqlExpression>a = @x</SqlExpression><Parameters><KeyValueOfstringanyType>'
+        '<Key>@x</Key><Value i:type="d6p1:int" xmlns:d6p1="http://www.w3.org/2001/XMLSchema">3</Value>'
+        "</KeyValueOfstringanyType></Parameters></Filter>"
+    )
+    assert call("PUT", f"{of}/Rules/a%20rule", entry("Rule", rule))[0] == 201
+    status, text = call("GET", f"{of}/rules/a%20rule")
+    assert (status, value(text, "SqlExpression"), value(text, "Value")) == (200, "a = @x", "3")
+    assert call("PUT", f"{of}/Rules/a%20rule", entry("Rule", '<Filter i:type="TrueFilter"/>'), If_Match="*")[0] == 200
+    assert value(call("GET", f"{of}/Rules/a%20rule")[1], "SqlExpression") == "1=1"
+    assert titles(call("GET", f"{of}/Rules/")[1]) == ["$Default", "a rule"]
+    assert titles(call("GET", "/news/all/Subscriptions/")[1]) == ["mine"]
+    assert call("DELETE", f"{of}/Rules/$Default")[0] == 200
+    assert call("DELETE", f"{of}/Rules/$Default")[0] == 404
+    assert call("DELETE", "/news/all")[0] == 200
+    assert call("GET", of)[0] == 404
+
+
+def test_lists_have_pages(call):
+    names = [f"page/{number:02}" for number in range(7)]
+    for name in names:
+        assert call("PUT", f"/{name}", entry("Queue"))[0] == 201
+    seen, path = [], "/$Resources/queues?$skip=0&$top=3"
+    while path:
+        _, text = call("GET", path)
+        links = ElementTree.fromstring(text).findall(f"{ATOM}link")
+        assert [each.get("rel") for each in links] in (["self"], ["self", "next"])
+        seen += titles(text)
+        path = (
+            links[1].get("href").partition("5300")[2] or f"/{links[1].get('href').split('/', 3)[3]}"
+            if links[1:]
+            else ""
+        )
+    assert seen == names
+    assert call("GET", "/$resources/Queues?%24top=0")[0] == 400
+    for name in names:
+        assert call("DELETE", f"/{name}")[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "says"),
+    [
+        ("/bad", "no XML", "not well-formed"),
+        ("/bad", '<!DOCTYPE a [<!ENTITY e "e">]><a>&e;</a>', "document type"),
+        ("/bad", "<entry/>", "must be an entry"),
+        ("/bad", entry("Queue", "<LockDuration>PT6M</LockDuration>"), "LockDuration: must be at most PT5M"),
+        ("/bad", entry("Queue", "<LockDuration>-PT6M</LockDuration>"), "LockDuration"),
+        ("/bad", entry("Queue", "<MaxDeliveryCount>NaN</MaxDeliveryCount>"), "MaxDeliveryCount"),
+        ("/bad", entry("Queue", "<ForwardTo>sb://localhost/none</ForwardTo>"), "SubCode=40400"),
+        ("/bad", entry("Subscription"), "QueueDescription or TopicDescription"),
+        ("/b%00d", entry("Queue"), "control characters"),
+        ("/b%ffd", entry("Queue"), "not UTF-8"),
+        ("/b//d", entry("Queue"), "empty segment"),
+        ("/b%2F..%2Fd", entry("Queue"), "'..'"),
+        ("/b@d", entry("Queue"), "name is not valid"),
+    ],
+)
+def test_bad_input_is_answered_with_what_is_wrong(call, path, body, says):
+    status, text = call("PUT", path, body)
+    error = ElementTree.fromstring(text)
+    assert (status, error.tag, error.findtext("Code")) == (400, "Error", "400")
+    assert says in error.findtext("Detail")
+
+
+def test_a_request_needs_a_token_with_the_right(call):
+    soon = int(time.time()) + 60
+    assert call("GET", "/$namespaceinfo")[0] == 200
+    for token, code in (
+        ("", "40102"),
+        ("Bearer abc", "40105"),
+        (generate("sb://localhost/", KEY_NAME, "another", soon), "40103"),
+        (generate("sb://localhost/", KEY_NAME, KEY, 1), "40106"),
+        (generate("sb://localhost/other", KEY_NAME, KEY, soon), "40104"),
+    ):
+        status, text = call("GET", "/orders", token=token)
+        assert (status, f"SubCode={code}" in text) == (401, True), text
+    url = "https://localhost:5300/$resources/queues?api-version=2021-05"
+    assert call("GET", "/$Resources/queues?api-version=2021-05", token=generate(url, KEY_NAME, KEY, soon))[0] == 200
+
+
+def test_health_is_that_of_the_emulator(call):
+    status, text = call("GET", "/health", token="")
+    assert (status, json.loads(text)["status"]) == (200, "healthy")
+
+
+def test_smuggled_and_unknown_requests_are_refused(broker):
+    for lines in (
+        "PUT /a HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        "GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\na",
+        "NONSENSE\r\n\r\n",
+    ):
+        with closing(HTTPConnection("localhost", broker.http_port, timeout=20)) as connection:
+            connection.connect()
+            connection.sock.sendall(lines.encode())
+            answer = connection.sock.recv(4096).decode()
+            assert answer.startswith(("HTTP/1.1 400", "HTTP/1.0 400")), answer
+            assert "Traceback" not in answer
