@@ -64,7 +64,8 @@ class Machine(Broker):
         if not self.owned:
             if self.is_elsewhere:
                 command += ["--host", "0.0.0.0"]
-            return [*command, "--amqp-port", str(self.amqp_port), "--emulator"]
+            command += ["--amqp-port", str(self.amqp_port), "--http-port", str(self.http_port)]
+            return [*command, "--emulator"]
         owned = ",".join(map(str, self.owned))
         return [*command, "--partitions", owned, "--listen", self.listen, "--data-dir", str(self.data_dir)]
 

@@ -247,6 +247,7 @@ def test_every_metric_is_documented_and_every_documented_metric_exists():
     gateway = GatewayMetrics()
     gateway.entity("orders")
     gateway.errors["amqp:not-found"] += 1
+    gateway.http_requests["management 200"] += 1
     workers = {0: WorkerMetrics().snapshot(0, 0, {0: dict.fromkeys(PARTITION, 1)}, LOG_USAGE._asdict())}
     text = b"".join(render(scene(gateway, workers, entities={QUEUE: "orders"}))).decode()
     shown = set()
