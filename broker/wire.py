@@ -24,7 +24,9 @@ Requests, their arguments and results (all or nothing each; `docs/architecture.m
     delete-batch      count, enqueued before ms, and to delete of one session only: its id  number deleted
     purge                                                        number deleted
     add-rule          rule document, see broker.namespace.rule_descriptions  None
+    replace-rule      rule document                              None
     remove-rule       name                                       None
+    get-rule          name                                       rule document
     enumerate-rules   skip, top                                  [rule document, ...] in the order of their creation
     renew-session-lock  receiver, session id                     locked_until_ms
     get-session-state   receiver, session id                     state | None

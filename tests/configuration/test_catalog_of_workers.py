@@ -272,6 +272,16 @@ def test_rules_of_a_partitioned_topic_change_on_all_partitions(broker):
     broker.change("remove-rule", path, "A")
     for partition in broker.partitions.values():
         assert [(each["name"], each["created_ms"]) for each in partition.rules(entity_id)] == [("b", T0 + 5)]
+    broker.now_ms += 5
+    broker.change("replace-rule", path, a_rule("B", "size > 7"))
+    for partition in broker.partitions.values():
+        [replaced] = partition.rules(entity_id)
+        assert (replaced["name"], replaced["created_ms"]) == ("b", T0 + 5)
+        assert replaced["filter"]["expression"] == "size > 7"
+    with pytest.raises(InvalidArgument):
+        broker.change("replace-rule", path, a_rule("b", "size >"))
+    with pytest.raises(EntityNotFound, match="Rules/none"):
+        broker.change("replace-rule", path, a_rule("none"))
     for wrong, name in ((EntityAlreadyExists, "B"), (InvalidArgument, "c")):
         with pytest.raises(wrong):
             broker.change("add-rule", path, a_rule(name, "size >" if name == "c" else "1 = 1"))

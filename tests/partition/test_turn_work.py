@@ -489,6 +489,9 @@ def scheduling(driver: Driver) -> None:
 def changing_rules(driver: TopicDriver) -> None:
     driver.request("add-rule", rule("more", "p = 1"), queue=FIRST << 3)
     assert len(driver.request("enumerate-rules", 0, 10, queue=FIRST << 3)) == 2
+    driver.request("replace-rule", rule("more", "p = 2"), queue=FIRST << 3)
+    found = driver.request("get-rule", "MORE", queue=FIRST << 3)
+    assert found["filter"]["expression"] == "p = 2"
     driver.request("remove-rule", "more", queue=FIRST << 3)
 
 
@@ -699,7 +702,7 @@ ROWS: list[tuple[tuple[Op | Due | str, ...], Callable[[], Driver], Callable[[Any
     (("receive-deferred",), deferred, receiving_deferred),
     (("receive-session-deferred",), deferred_in_a_session, receiving_deferred_of_a_session),
     (("schedule", "cancel-scheduled"), filled, scheduling),
-    (("add-rule", "remove-rule", "enumerate-rules"), wide, changing_rules),
+    (("add-rule", "replace-rule", "get-rule", "remove-rule", "enumerate-rules"), wide, changing_rules),
     (("set-session-state", "get-session-state", "renew-session-lock"), with_sessions, using_a_session),
     (("counts", "probe"), wide, counting),
     (("metrics",), damaged, measuring),
