@@ -22,6 +22,7 @@ the child when its supervisor dies.
 import gc
 import json
 import os
+import signal
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
@@ -103,6 +104,8 @@ def read_instructions() -> Instructions:
     Exits quietly if the supervisor ends before it has written the line.
     """
     die_with_parent()
+    # The supervisor passes it on to those that read files again. A terminal that hangs up sends it to all.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     line = sys.stdin.readline()
     if not line:
         sys.exit(1)

@@ -53,11 +53,13 @@ GATEWAY_COUNTERS = {  # key of a gateway's snapshot: name, help
     "lost_settlements": ("lost_settlements", "Settlements that came after their lock was lost."),
     "bytes_in": ("connection_incoming_bytes", "AMQP bytes read from clients."),
     "bytes_out": ("connection_outgoing_bytes", "AMQP bytes written to clients."),
+    "tls_reload_failures": ("tls_reload_failures", "Times that SIGHUP found certificates that cannot be used."),
     "worker_connects": ("worker_connects", "Connections made from the gateway to workers."),
 }
 
 GATEWAY_GAUGES = {
     "tls_handshakes": "Connections in their TLS handshake now, which are not among the active ones.",
+    "tls_certificate_expires_seconds": "When the certificate of the TLS ports ends, Unix time; 0 without TLS.",
     "sessions": "AMQP sessions open now.",
 }
 

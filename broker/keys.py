@@ -3,12 +3,12 @@
 import base64
 import hmac
 import secrets
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import NamedTuple, Self
 
 from broker.namespace.entities import AuthorizationRule, Description, Right, SubscriptionDescription
-from broker.settings.config import ConfigurationError, Settings
+from broker.settings.config import Certificate, ConfigurationError, Settings
 from storage.data_dir import ROOT_KEY_FILE
 from storage.durable import write_file
 
@@ -84,15 +84,19 @@ class Grant(NamedTuple):
 class Keyring:
     """The authorization rules of a namespace and its entities. Entity names are compared without regard to case."""
 
-    def __init__(self, namespace_rules: Iterable[AuthorizationRule] = ()) -> None:
+    def __init__(
+        self, namespace_rules: Iterable[AuthorizationRule] = (), certificates: Iterable[Certificate] = ()
+    ) -> None:
         self._rules: dict[str | None, dict[str, AuthorizationRule]] = {
             None: {rule.key_name: rule for rule in namespace_rules}
         }
+        self._certificates = tuple(certificates)
 
     @classmethod
     def of(cls, settings: Settings) -> Self:
         """The namespace's rules with the root key; `settings` come from `with_root_key`."""
-        return cls((root_rule(settings), *settings.security.authorization_rules))
+        security = settings.security
+        return cls((root_rule(settings), *security.authorization_rules), security.certificates)
 
     def set_entities(self, descriptions: Iterable[Description]) -> None:
         """Replace the rules of all entities by those of `descriptions`. Subscriptions have those of their topics."""
@@ -129,6 +133,15 @@ class Keyring:
             if (rule := rules.get(key_name)) and has_key(rule, key):
                 grants.append(Grant(entity, effective_rights(rule)))
         return tuple(grants)
+
+    def of_certificate(self, names: Collection[str]) -> tuple[Grant, ...]:
+        """The rights of a client whose certificate, which TLS has verified, has these names."""
+        held: dict[str | None, frozenset[Right]] = {}
+        for each in self._certificates:
+            if each.name in names:
+                entity = None if each.entity is None else each.entity.lower()
+                held[entity] = held.get(entity, frozenset()) | each.rights
+        return tuple(Grant(entity, rights) for entity, rights in held.items())
 
 
 def has_key(rule: AuthorizationRule, key: str) -> bool:

@@ -29,6 +29,16 @@ class Reception(Protocol):
         """A connection could not be accepted, usually because no file descriptor is free. It waits."""
 
 
+class Handshakes(Protocol):
+    """How the next TLS handshake is made (`broker.tls.ServerTls`)."""
+
+    @property
+    def context(self) -> ssl.SSLContext: ...
+
+    @property
+    def handshake_timeout_s(self) -> float: ...
+
+
 class Listener:
     """Accepts connections until it is closed."""
 
@@ -36,13 +46,11 @@ class Listener:
         self,
         reception: Reception,
         sockets: list[socket.socket],
-        tls: ssl.SSLContext | None = None,
-        tls_timeout_s: float | None = None,
+        tls: Handshakes | None = None,
     ) -> None:
         self._reception = reception
         self._sockets = sockets
         self._tls = tls
-        self._tls_timeout_s = tls_timeout_s if tls else None
         self._arriving: set[asyncio.Task[None]] = set()
         self._resting: dict[socket.socket, asyncio.TimerHandle] = {}
         self._loop = asyncio.get_running_loop()
@@ -92,9 +100,11 @@ class Listener:
             task.add_done_callback(self._arriving.discard)
 
     async def _connect(self, accepted: socket.socket, protocol: asyncio.BaseProtocol) -> None:
+        tls = self._tls
+        context, timeout_s = (None, None) if tls is None else (tls.context, tls.handshake_timeout_s)
         try:
             await self._loop.connect_accepted_socket(
-                lambda: protocol, accepted, ssl=self._tls, ssl_handshake_timeout=self._tls_timeout_s
+                lambda: protocol, accepted, ssl=context, ssl_handshake_timeout=timeout_s
             )
         except OSError:
             pass  # the TLS handshake has failed, or took too long

@@ -134,7 +134,9 @@ class GatewayMetrics:
         "send_latency",
         "senders",
         "sessions",
+        "tls_certificate_expires_seconds",
         "tls_handshakes",
+        "tls_reload_failures",
         "worker_connects",
     )
 
@@ -144,6 +146,8 @@ class GatewayMetrics:
         self.connections_refused = 0  # because of the limit
         self.accept_failures = 0  # times that no file descriptor was left for a new connection, which waits
         self.tls_handshakes = 0  # in progress now
+        self.tls_certificate_expires_seconds = 0.0  # Unix time; 0 without TLS
+        self.tls_reload_failures = 0  # at SIGHUP
         self.connection_failures = 0  # unforeseen exceptions; each ends the connection on which it was raised
         self.sessions = 0  # AMQP sessions open now
         self.senders = 0  # links open now on which clients send

@@ -318,13 +318,13 @@ def restore(
 def check(config: ConfigOption = None) -> None:
     """Read file and environment as `serve` does, and report what it would refuse and what cannot work."""
     from broker.catalog.rehearsal import problems
-    from broker.gateway.gateway import tls_context
+    from broker.tls import ServerTls
 
     with _failures():
         loaded = _load(config)
         settings = loaded.settings
-        if settings.amqp.tls_port is not None:
-            tls_context(settings.amqp)
+        if settings.tls.certificate is not None:
+            ServerTls(settings.tls)
         if found := problems(settings, int(time.time() * 1000)):
             raise ConfigurationError("\n".join(found))
     counts = {

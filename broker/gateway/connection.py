@@ -27,6 +27,7 @@ from broker.gateway.transactions import Transactions
 from broker.gateway.turn import Gathering
 from broker.gateway.unsent import UnsentOutput
 from broker.logging import get_logger
+from broker.tls import names_of
 from protocol import conditions, error_texts
 from protocol.addresses import Node
 from protocol.codec import Symbol
@@ -155,9 +156,8 @@ class ClientConnection(asyncio.Protocol):
         transport.set_write_buffer_limits(high=amqp.max_output_buffer_bytes)
         peer = transport.get_extra_info("peername")
         self._peer = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "unix"
-        certificate = transport.get_extra_info("peercert")
-        subject = str(certificate.get("subject")) if certificate else None
-        self._sasl = SaslServer(self._verify_plain, subject)
+        self._names = names_of(transport.get_extra_info("peercert"))
+        self._sasl = SaslServer(self._verify_plain, ", ".join(sorted(self._names)))
         no_delay(transport)
         self._set_deadline(amqp.sasl_timeout_ms, "SASL was not finished in time")
         self.gateway.admit(self)
@@ -287,8 +287,15 @@ class ClientConnection(asyncio.Protocol):
             self.rights.grant(grant.entity or "", grant.rights)
         return Identity(IdentityKind.KEY, key_name) if grants else None
 
+    def _take_certificate(self) -> None:
+        """The client wants the rights of its certificate. If that has none, it can still put tokens."""
+        for grant in self.gateway.keyring.of_certificate(self._names):
+            self.rights.grant(grant.entity or "", grant.rights)
+
     def _start_engine(self, identity: Identity) -> None:
         amqp = self.gateway.settings.amqp
+        if identity.kind is IdentityKind.EXTERNAL:
+            self._take_certificate()
         self._anonymous = identity.kind is not IdentityKind.KEY
         self.engine = Engine(
             self,

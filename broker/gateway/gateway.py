@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-import ssl
+import signal
 import time
 import uuid
 from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
@@ -27,7 +27,8 @@ from broker.keys import Keyring
 from broker.listening import Listener, listen
 from broker.logging import get_logger
 from broker.metrics import GatewayMetrics
-from broker.settings.config import Amqp, ConfigurationError, Settings
+from broker.settings.config import ConfigurationError, Settings
+from broker.tls import ServerTls
 from protocol.engine.unfinished import Pool
 
 log = get_logger("gateway")
@@ -63,6 +64,7 @@ class Gateway:
         self._number = instructions.gateway
         self._instructions = instructions
         self._beat = beat
+        self._tls = None if self.settings.tls.certificate is None else ServerTls(self.settings.tls)
         self._is_cluster = bool(self.settings.cluster.workers)
         self.container_id = f"{uuid.uuid4().hex}_G{self._number}"
         self.router = Router(
@@ -98,8 +100,12 @@ class Gateway:
     async def run(self) -> None:
         """Serve until SIGTERM. Raises ConfigurationError if an address or certificate cannot be used."""
         set_at_sigterm(self._stopping)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload)
         workers = [worker.keep_connected() for worker in self.router.workers]
-        await serve_beside(self._run(), [keep_beating(self._beat), self._tick(), *workers])
+        others = [keep_beating(self._beat), self._tick(), *workers]
+        if self._tls is not None:
+            others.append(self._tls.keep_warning())
+        await serve_beside(self._run(), others)
 
     async def _run(self) -> None:
         ports = await self._start_operations()
@@ -151,7 +157,7 @@ class Gateway:
         if amqp.port is not None:
             ports["amqp_port"] = await self._serve(amqp.host, amqp.port, "amqp.port", None)
         if amqp.tls_port is not None:
-            ports["amqps_port"] = await self._serve(amqp.host, amqp.tls_port, "amqp.tls_port", tls_context(amqp))
+            ports["amqps_port"] = await self._serve(amqp.host, amqp.tls_port, "amqp.tls_port", self._tls)
         return ports | await self._listen_for_http()
 
     async def _listen_for_http(self) -> dict[str, int]:
@@ -160,13 +166,12 @@ class Gateway:
             return {}
         self._http = http_endpoint(self)
         ports = {}
-        for name, port, tls in (("http", http.port, None), ("https", http.tls_port, self.settings.amqp)):
+        for name, port, tls in (("http", http.port, None), ("https", http.tls_port, self._tls)):
             if port is not None:
                 setting = "http.port" if tls is None else "http.tls_port"
-                context = None if tls is None else tls_context(tls)
                 try:
                     ports[f"{name}_port"] = await self._http.listen(
-                        http.host, port, context, reuse_port=self.settings.gateways > 1
+                        http.host, port, tls, reuse_port=self.settings.gateways > 1
                     )
                 except OSError as error:
                     raise ConfigurationError(
@@ -175,7 +180,7 @@ class Gateway:
                     ) from error
         return ports
 
-    async def _serve(self, host: str, port: int, setting: str, tls: ssl.SSLContext | None) -> int:
+    async def _serve(self, host: str, port: int, setting: str, tls: ServerTls | None) -> int:
         try:
             # With several gateways the kernel distributes connections over them.
             sockets = await listen(host, port, backlog=BACKLOG, reuse_port=self.settings.gateways > 1)
@@ -184,7 +189,7 @@ class Gateway:
                 f"cannot listen on {host} port {port} for AMQP: {error.strerror or error}. "
                 f"Free the port, or set {setting} or amqp.host to another"
             ) from error
-        listener = Listener(self, sockets, tls, self.settings.amqp.tls_timeout_ms / 1000)
+        listener = Listener(self, sockets, tls)
         self._listeners.append(listener)
         return listener.port
 
@@ -218,6 +223,18 @@ class Gateway:
                 connection.forget_sent()
                 if connection.next_tick_ms <= now_ms:
                     connection.tick(now_ms)
+
+    def _reload(self) -> None:
+        """Read certificates again. If they cannot be used, the earlier ones stay."""
+        if self._tls is None:
+            return
+        try:
+            self._tls.load()
+        except ConfigurationError as error:
+            self.metrics.tls_reload_failures += 1
+            log.error("certificates not reloaded", reason=str(error))
+        else:
+            log.info("certificates reloaded")
 
     def go_on_with(self, work: Coroutine[Any, Any, None]) -> None:
         """Do this for a client beside everything else."""
@@ -310,25 +327,5 @@ class Gateway:
 
     def snapshot(self) -> dict[str, Any]:
         self.metrics.tls_handshakes = len(self._arriving)
+        self.metrics.tls_certificate_expires_seconds = 0.0 if self._tls is None else self._tls.expires_s
         return self.metrics.snapshot(self._instructions.restarts)
-
-
-def tls_context(amqp: Amqp) -> ssl.SSLContext:
-    """TLS 1.2 or later; with `tls_client_ca` a client must have a certificate. Raises ConfigurationError."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    assert amqp.tls_certificate is not None
-    try:
-        context.load_cert_chain(amqp.tls_certificate, amqp.tls_key)
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigurationError(
-            f"amqp.tls_certificate {amqp.tls_certificate} with amqp.tls_key {amqp.tls_key} cannot be used: {error}. "
-            "Both must be readable PEM files that belong together"
-        ) from error
-    if amqp.tls_client_ca is not None:
-        try:
-            context.load_verify_locations(amqp.tls_client_ca)
-        except (OSError, ssl.SSLError) as error:
-            raise ConfigurationError(f"amqp.tls_client_ca {amqp.tls_client_ca} cannot be used: {error}") from error
-        context.verify_mode = ssl.CERT_REQUIRED
-    return context

@@ -20,6 +20,7 @@ from broker.namespace.entities import (
     Description,
     Frozen,
     QueueDescription,
+    Right,
     SubscriptionDescription,
     SubscriptionProperties,
     TopicDescription,
@@ -76,6 +77,11 @@ class LogFormat(StrEnum):
     CONSOLE = "console"
 
 
+class ClientCertificates(StrEnum):
+    REQUIRED = "required"
+    OPTIONAL = "optional"
+
+
 def is_loopback(host: str) -> bool:
     if host.lower() == "localhost":
         return True
@@ -106,18 +112,9 @@ class Amqp(Frozen):
         5672, ge=0, le=65535, description="Port for plain TCP; 0 takes any free port, off disables plain TCP."
     )
     tls_port: int | None = Field(None, ge=0, le=65535, description="Port for TLS, usually 5671; off disables TLS.")
-    tls_certificate: Path | None = Field(None, description="PEM file with the server's certificate and its chain.")
-    tls_key: Path | None = Field(None, description="PEM file with the certificate's private key.")
-    tls_client_ca: Path | None = Field(
-        None,
-        description="PEM file of authorities: clients need a certificate of one of them; off asks for no certificate.",
-    )
     max_frame_size_bytes: int = Field(64 * KIB, ge=512, le=MIB, description="Largest frame accepted from a peer.")
     idle_time_out_ms: int = Field(
         240 * SECOND_MS, ge=SECOND_MS, le=DAY_MS, description="Silence after which a connection is closed."
-    )
-    tls_timeout_ms: int = Field(
-        10 * SECOND_MS, ge=100, le=10 * MINUTE_MS, description="Time a peer has for the TLS handshake."
     )
     sasl_timeout_ms: int = Field(
         10 * SECOND_MS, ge=100, le=10 * MINUTE_MS, description="Time a peer has to finish SASL after connecting."
@@ -207,17 +204,35 @@ class Amqp(Frozen):
         return self.max_links_per_session - 1
 
     @model_validator(mode="after")
-    def _tls_is_complete(self) -> Self:
-        if self.tls_port is not None and (self.tls_certificate is None or self.tls_key is None):
-            raise inconsistent("needs both tls_certificate and tls_key; set them, or turn it off", "tls_port")
-        if self.tls_port is None and (self.tls_certificate or self.tls_key or self.tls_client_ca):
-            places = ("tls_certificate", "tls_key", "tls_client_ca")
-            raise inconsistent(
-                "has no effect without tls_port; set that, usually to 5671",
-                *(place for place in places if getattr(self, place)),
-            )
+    def _somebody_can_connect(self) -> Self:
         if self.port is None and self.tls_port is None:
             raise inconsistent("is off, and so is tls_port: nobody could connect; set one of them", "port")
+        return self
+
+
+class Tls(Frozen):
+    """TLS for AMQP (`amqp.tls_port`) and HTTP (`http.tls_port`). The files are read again at SIGHUP."""
+
+    certificate: Path | None = Field(None, description="PEM file with the server's certificate and its chain.")
+    key: Path | None = Field(None, description="PEM file with the certificate's private key.")
+    client_ca: Path | None = Field(
+        None, description="PEM file of authorities for the certificates of clients; off asks for no certificate."
+    )
+    client_certificates: ClientCertificates = Field(
+        ClientCertificates.REQUIRED,
+        description="With client_ca: whether a client without a certificate is refused, or needs a key as without TLS.",
+    )
+    handshake_timeout_ms: int = Field(
+        10 * SECOND_MS, ge=100, le=10 * MINUTE_MS, description="Time a peer has for the TLS handshake."
+    )
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        if (self.certificate is None) != (self.key is None):
+            given, missing = ("certificate", "key") if self.key is None else ("key", "certificate")
+            raise inconsistent(f"has no effect without tls.{missing}; set both", given)
+        if self.client_ca is not None and self.certificate is None:
+            raise inconsistent("has no effect without tls.certificate and tls.key; set them", "client_ca")
         return self
 
 
@@ -348,6 +363,18 @@ class Delivery(Frozen):
     )
 
 
+class Certificate(Frozen):
+    """What the holders of certificates with one name may do."""
+
+    name: Annotated[str, StringConstraints(min_length=1, max_length=256)] = Field(
+        description="The common name of the certificate, or an alternative name (DNS, URI, e-mail)."
+    )
+    rights: frozenset[Right] = Field(min_length=1, description="Any of Listen, Send and Manage.")
+    entity: Annotated[str, StringConstraints(max_length=260)] | None = Field(
+        None, description="The queue or topic that the rights are for; off is the whole namespace."
+    )
+
+
 class Security(Frozen):
     """Who may do what."""
 
@@ -360,6 +387,12 @@ class Security(Frozen):
     authorization_rules: tuple[AuthorizationRule, ...] = Field(
         (), max_length=12, description="Shared access keys for the whole namespace, beside the root key."
     )
+    certificates: tuple[Certificate, ...] = Field(
+        (),
+        max_length=1000,
+        description="Rights of clients by the names in their certificates, which an authority of tls.client_ca has "
+        "signed. With SASL EXTERNAL, and with HTTP, they need no key.",
+    )
     allow_anonymous: bool = Field(
         False, description="Let clients without a key do everything. For development; loopback addresses only."
     )
@@ -368,6 +401,8 @@ class Security(Frozen):
     def _key_names_differ(self) -> Self:
         names = [rule.key_name for rule in self.authorization_rules]
         _refuse_duplicates("authorization rule", "authorization_rules", ["RootManageSharedAccessKey", *names])
+        held = [f"{each.name} at {each.entity or 'the namespace'}" for each in self.certificates]
+        _refuse_duplicates("certificate", "certificates", held)
         return self
 
 
@@ -471,6 +506,7 @@ class Settings(Frozen):
         Http(),
         description="The HTTP listener: management, sending and receiving by requests, AMQP over WebSockets.",
     )
+    tls: Tls = Field(Tls(), description="TLS for AMQP and HTTP.")
     store: Stores = Field(Stores(), description="The partitions' stores on disk.")
     partitioning: Partitioning = Field(
         Partitioning(), description="Partitioned queues and topics, which are on all partitions."
@@ -550,6 +586,18 @@ class Settings(Frozen):
                     raise inconsistent(f"is {other}, too; choose another", name)
             taken.append((name, host, port))
 
+    def _check_tls(self) -> None:
+        listening = [name for name in ("amqp", "http") if getattr(self, name).tls_port is not None]
+        if self.tls.certificate is None:
+            for name in listening:
+                raise inconsistent("needs tls.certificate and tls.key; set them, or turn it off", f"{name}.tls_port")
+        elif not listening:
+            raise inconsistent(
+                "has no effect without amqp.tls_port, usually 5671, or http.tls_port, usually 443", "tls.certificate"
+            )
+        if self.security.certificates and self.tls.client_ca is None:
+            raise inconsistent("has no effect without tls.client_ca; set that", "security.certificates")
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.workers == 0 and self.gateways > 1:
@@ -559,17 +607,19 @@ class Settings(Frozen):
             )
         if self.workers is not None and self.workers > self.partitions:
             raise inconsistent(f"is more than the {self.partitions} partitions; lower it, or leave it out", "workers")
-        if self.security.allow_anonymous and not is_loopback(self.amqp.host):
-            raise inconsistent(
-                f"would open the namespace to everybody who reaches {self.amqp.host}; "
-                "set amqp.host to 127.0.0.1, or turn this off",
-                "security.allow_anonymous",
-            )
+        for name, host in (("amqp.host", self.amqp.host), ("http.host", self.http.host)):
+            if self.security.allow_anonymous and not is_loopback(host):
+                raise inconsistent(
+                    f"would open the namespace to everybody who reaches {host}; "
+                    f"set {name} to 127.0.0.1, or turn this off",
+                    "security.allow_anonymous",
+                )
         if beyond := [each for each in self.cluster.owned if each >= self.partitions]:
             raise inconsistent(
                 f"has {beyond[0]}, and the {self.partitions} partitions are 0 to {self.partitions - 1}", "cluster.owned"
             )
         self._check_ports()
+        self._check_tls()
         _refuse_duplicates("queue", "queues", [queue.name.lower() for queue in self.queues])
         for index, queue in enumerate(self.queues):
             _check_entity(f"queues.{index}", queue)

@@ -53,6 +53,13 @@ CLUSTER_FLAGS: dict[str, tuple[str, ...]] = {
     "--listen": ("cluster.listen",),
 }
 
+_RENAMED: dict[Place, Place] = {
+    ("amqp", "tls_certificate"): ("tls", "certificate"),
+    ("amqp", "tls_key"): ("tls", "key"),
+    ("amqp", "tls_client_ca"): ("tls", "client_ca"),
+    ("amqp", "tls_timeout_ms"): ("tls", "handshake_timeout_ms"),
+}
+
 SECRETS = frozenset({"root_key", "primary_key", "secondary_key"})
 
 # Kubernetes sets these for a service called peeklock or peeklock-something; they are not meant for us. A variable that
@@ -209,11 +216,14 @@ class _Sources:
     def read_environment(self, environment: Mapping[str, str]) -> None:
         """An empty variable counts as not set, so that a compose file can pass on what its caller may have set."""
         by_variable = {variable(place): place for place in self._leaves}
+        renamed = {variable(before): variable(now) for before, now in _RENAMED.items()}
         for name, text in sorted(environment.items()):
             if not name.startswith(VARIABLE_PREFIX) or name in (CONFIG_VARIABLE, CLIENT_VARIABLE) or text == "":
                 continue
             if place := by_variable.get(name):
                 self._set_text(place, text, name)
+            elif name in renamed:
+                self._problems.append(Problem(name, f"is {renamed[name]} now"))
             elif not _SERVICE_LINK.fullmatch(f"{name}={text}"):
                 self._problems.append(
                     Problem(name, "no such setting; " + _suggestion(name, by_variable, VARIABLE_PREFIX))
@@ -260,10 +270,10 @@ class _Sources:
         return Loaded(settings, self._origins)
 
     def _missing_files(self, settings: Settings) -> Iterable[Problem]:
-        for name in ("tls_certificate", "tls_key", "tls_client_ca"):
-            path = getattr(settings.amqp, name)
+        for name in ("certificate", "key", "client_ca"):
+            path = getattr(settings.tls, name)
             if path is not None and not path.is_file():
-                yield Problem(self._origin(("amqp", name)).spelling, f"{str(path)!r} is not a file; name a PEM file")
+                yield Problem(self._origin(("tls", name)).spelling, f"{str(path)!r} is not a file; name a PEM file")
 
     def _wrong_rules(self, settings: Settings) -> Iterable[Problem]:
         for at_topic, topic in enumerate(settings.topics):
@@ -283,6 +293,8 @@ class _Sources:
             ]
             return [self._problem(at, context["text"]) for at in places]
         if details["type"] == "extra_forbidden":
+            if renamed := _RENAMED.get(place):
+                return [Problem(self._origin(place).spelling, f"is {dotted(renamed)} now")]
             known = _model_and_field(details["loc"])[0].model_fields
             return [Problem(self._origin(place).spelling, f"no such setting; {_suggestion(str(place[-1]), known)}")]
         return [self._problem(place, _in_words(place, details))]

@@ -29,7 +29,8 @@ STARTS_BEFORE_GIVING_UP = 3  # before the broker has served; after that it never
 ANSWER_MAX_BYTES = 64 << 10
 LOOK_SECONDS = 1.0  # between two checks for stalled processes
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+SIGNALS = (*STOP_SIGNALS, signal.SIGHUP, signal.SIGCHLD)
 
 log = get_logger("supervisor")
 
@@ -54,15 +55,16 @@ class Role:
     """One process to run: `python -m module`, with `instructions` for the given number of restarts.
 
     `stall_seconds`: the process gives a sign of life each second (`broker.child.Pulse`), and is replaced if it gave
-    none for so long; None if it gives none. `crashed` is called when data that the process read has killed it, with
-    whether the broker was ready before. It returns True if it knows the cause and the process will soon start without
-    it; then the crash does not count for giving up.
+    none for so long; None if it gives none. `reloads`: it reads files again at SIGHUP. `crashed` is called when data
+    that the process read has killed it, with whether the broker was ready before. It returns True if it knows the cause
+    and the process will soon start without it; then the crash does not count for giving up.
     """
 
     name: str
     module: str
     instructions: Callable[[int], Instructions]
     stall_seconds: float | None = None
+    reloads: bool = False
     crashed: Callable[[bool], bool] | None = None
 
 
@@ -148,6 +150,7 @@ class Processes:
         self._wake, self._waker = socket.socketpair()  # the interpreter writes each signal's number to the second
         self._waker.setblocking(False)
         self._stop_signals = 0
+        self._terminal = next((each for each in (0, 1, 2) if os.isatty(each)), None)
         self._has_served = False
 
     def load(self) -> None:
@@ -173,7 +176,7 @@ class Processes:
         ended in time, else 1. Raises ConfigurationError if a process cannot serve as things are, before they all did.
         """
         self._selector.register(self._wake, selectors.EVENT_READ, self._take_signals)
-        previous = {number: signal.signal(number, lambda *_: None) for number in (*STOP_SIGNALS, signal.SIGCHLD)}
+        previous = {number: signal.signal(number, lambda *_: None) for number in SIGNALS}
         previous_waker = signal.set_wakeup_fd(self._waker.fileno())
         try:
             self._serve(on_ready)
@@ -240,7 +243,20 @@ class Processes:
             key.data()
 
     def _take_signals(self) -> None:
-        self._stop_signals += sum(number in STOP_SIGNALS for number in self._wake.recv(4096))
+        numbers = self._wake.recv(4096)
+        self._stop_signals += sum(number in STOP_SIGNALS for number in numbers)
+        if signal.SIGHUP in numbers:
+            self._hang_up()
+
+    def _hang_up(self) -> None:
+        """Files are to be read again, or the terminal that the broker was started at is gone, which ends it."""
+        if self._terminal is not None and not os.isatty(self._terminal):
+            self._stop_signals += 1
+            return
+        for child in self._children:
+            if child.role.reloads and child.ready:
+                assert child.process is not None
+                child.process.send_signal(signal.SIGHUP)
 
     def _take_ended(self) -> list[tuple[_Child, int]]:
         """Children that have ended, with their exit codes; negative for the signal that killed them."""

@@ -24,7 +24,8 @@ def all_roles(settings: Settings, parkings: Sequence[Parking]) -> Roles:
             settings, sockets, gateway=0, worker=0, owned=settings.partitions_here, parking=parkings[0]
         )
         stall_seconds = settings.worker_stall_timeout_ms / 1000
-        return [[Role("gateway", "broker.one_process", both, stall_seconds, parkings[0].crashed)]]
+        crashed = parkings[0].crashed
+        return [[Role("gateway", "broker.one_process", both, stall_seconds, reloads=True, crashed=crashed)]]
     gateways, observer = _gateways(settings, sockets)
     partitions = [tuple(range(worker, settings.partitions, workers)) for worker in range(workers)]
     here = [_worker(settings, sockets, each, partitions[each], parkings[each]) for each in range(workers)]
@@ -56,6 +57,7 @@ def _gateways(settings: Settings, sockets: tuple[str, ...]) -> tuple[list[Role],
             "broker.gateway",
             _instructions(settings, sockets, gateway=number, reports=reports),
             settings.gateway_stall_timeout_ms / 1000,
+            reloads=True,
         )
         for number in range(settings.gateways)
     ]
@@ -73,7 +75,7 @@ def _worker(
 ) -> Role:
     instructions = _instructions(settings, sockets, worker=number, owned=owned, parking=parking)
     stall_seconds = settings.worker_stall_timeout_ms / 1000
-    return Role(f"worker-{number}", "broker.worker", instructions, stall_seconds, parking.crashed)
+    return Role(f"worker-{number}", "broker.worker", instructions, stall_seconds, crashed=parking.crashed)
 
 
 def _instructions(

@@ -6,12 +6,13 @@ from enum import StrEnum
 from errno import ENOMEM
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from broker import __version__
 from broker.child import PERMANENT_FAULT
 from broker.keys import EMULATOR_KEY, ROOT_KEY_NAME, connection_string, makes_root_key, with_root_key
 from broker.logging import configure_logging, get_logger
+from broker.namespace.entities import Frozen
 from broker.settings.config import ConfigurationError, Settings
 from broker.supervisor.definitions import bring_in_line
 from broker.supervisor.parking import Parking
@@ -24,6 +25,8 @@ from storage.store import StoreError, StoreFull
 
 log = get_logger("supervisor")
 
+FrozenT = TypeVar("FrozenT", bound=Frozen)
+
 
 class Part(StrEnum):
     """What runs here: everything, or a part of a namespace on several machines."""
@@ -34,7 +37,7 @@ class Part(StrEnum):
 
 
 def run(settings: Settings, part: Part) -> int:
-    """Serve until SIGTERM, SIGINT or SIGHUP; returns the exit code. If it cannot start, it says why on stderr."""
+    """Serve until SIGTERM or SIGINT; returns the exit code. If it cannot start, it says why on stderr."""
     configure_logging(settings.log)
     try:
         _require(settings, part)
@@ -104,23 +107,18 @@ def _processes(settings: Settings, roles: list[list[Role]], directory: Path) -> 
 
 def _with_absolute_paths(settings: Settings) -> Settings:
     """Make paths absolute, because children run in the data directory."""
-    amqp = {
-        name: path.absolute()
-        for name in ("tls_certificate", "tls_key", "tls_client_ca")
-        if isinstance(path := getattr(settings.amqp, name), Path)
-    }
-    cluster = {
-        name: path.absolute()
-        for name in ("certificate", "key", "ca")
-        if isinstance(path := getattr(settings.cluster, name), Path)
-    }
     return settings.model_copy(
         update={
             "data_dir": settings.data_dir.absolute(),
-            "amqp": settings.amqp.model_copy(update=amqp),
-            "cluster": settings.cluster.model_copy(update=cluster),
+            "tls": _absolute(settings.tls),
+            "cluster": _absolute(settings.cluster),
         }
     )
+
+
+def _absolute(section: FrozenT) -> FrozenT:
+    paths = {name: value.absolute() for name, value in section if isinstance(value, Path)}
+    return section.model_copy(update=paths)
 
 
 def _opened(settings: Settings) -> DataDirectory:

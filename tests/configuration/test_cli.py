@@ -167,8 +167,8 @@ forward_to = "a"
         ),
         ("[amqp]\nport = 7\n[ops]\nport = 7", ["peeklock.toml: ops.port: 7 is amqp.port, too"]),
         (
-            "[amqp]\ntls_port = 1\ntls_certificate = 'pem'\ntls_key = 'pem'",
-            ["amqp.tls_certificate pem with"],
+            "[amqp]\ntls_port = 1\n[tls]\ncertificate = 'pem'\nkey = 'pem'",
+            ["tls.certificate pem with"],
         ),
     ],
 )
@@ -256,7 +256,7 @@ def test_config_show_is_a_file_that_says_the_same_with_places_and_without_keys(p
         + "\nuser_metadata = 'with \"quotes\" # and €'\n"
         + "authorization_rules = [{key_name = 'k', primary_key = 'hunter2', rights = ['Send']}]\n"
         + "[security]\nroot_key = 'hunter2'\n[amqp]\nport = 'off'\ntls_port = 0\n"
-        + "tls_certificate = 'peeklock.toml'\ntls_key = 'peeklock.toml'\n"
+        + "[tls]\ncertificate = 'peeklock.toml'\nkey = 'peeklock.toml'\n"
     )
     monkeypatch.setenv("PEEKLOCK_GATEWAYS", "3")
     result = peeklock("config", "show", "--config", "peeklock.toml")
@@ -302,7 +302,7 @@ def test_the_connection_string_has_the_kept_root_key(peeklock, tmp_path):
 def test_the_connection_string_of_another_rule_needs_no_root_key(peeklock, tmp_path):
     (tmp_path / "peeklock.toml").write_text(
         "[[security.authorization_rules]]\nkey_name = 'k'\nprimary_key = 'p'\nrights = ['Send']\n"
-        "[amqp]\ntls_port = 5671\ntls_certificate = 'peeklock.toml'\ntls_key = 'peeklock.toml'\n"
+        "[amqp]\ntls_port = 5671\n[tls]\ncertificate = 'peeklock.toml'\nkey = 'peeklock.toml'\n"
     )
     result = peeklock("connection-string", "--config", "peeklock.toml", "--key-name", "k", "--tls")
     assert result.stdout == "Endpoint=sb://localhost;SharedAccessKeyName=k;SharedAccessKey=p;\n"

@@ -168,8 +168,12 @@ def test_a_wrong_flag_is_named_with_value_and_limits(flag, value, text):
         ),
         ("PEEKLOCK_NAMESPACE", "a_b", '"a_b" must be 2 to 50 letters, digits and -, beginning with a letter and'),
         ("PEEKLOCK_QUEUES", "[", "must be a list (in a variable: as JSON)"),
-        ("PEEKLOCK_AMQP__TLS_KEY", "k.pem", '"k.pem" has no effect without tls_port; set that, usually to 5671'),
-        ("PEEKLOCK_AMQP__TLS_PORT", "5671", '"5671" needs both tls_certificate and tls_key; set them'),
+        ("PEEKLOCK_TLS__KEY", "k.pem", '"k.pem" has no effect without tls.certificate; set both'),
+        ("PEEKLOCK_TLS__CERTIFICATE", "c.pem", '"c.pem" has no effect without tls.key; set both'),
+        ("PEEKLOCK_TLS__CLIENT_CA", "c.pem", '"c.pem" has no effect without tls.certificate and tls.key; set them'),
+        ("PEEKLOCK_AMQP__TLS_PORT", "5671", '"5671" needs tls.certificate and tls.key; set them, or turn it off'),
+        ("PEEKLOCK_HTTP__TLS_PORT", "443", '"443" needs tls.certificate and tls.key; set them, or turn it off'),
+        ("PEEKLOCK_AMQP__TLS_KEY", "k.pem", "is PEEKLOCK_TLS__KEY now"),
         ("PEEKLOCK_AMQP__PORT", "off", '"off" is off, and so is tls_port: nobody could connect'),
         ("PEEKLOCK_AMQP__PROT", "1", "no such setting; did you mean PEEKLOCK_AMQP__PORT?"),
         ("PEEKLOCK_WHAT", "1", "no such setting; docs/configuration.md lists them"),
@@ -425,15 +429,31 @@ def test_open_access_is_only_for_loopback():
     assert problem.startswith("PEEKLOCK_SECURITY__ALLOW_ANONYMOUS: would open the namespace to everybody")
 
 
+def test_tls_without_a_port_and_certificates_without_an_authority_have_no_effect(tmp_path):
+    (tmp_path / "c.pem").write_text("")
+    files = {"PEEKLOCK_TLS__CERTIFICATE": str(tmp_path / "c.pem"), "PEEKLOCK_TLS__KEY": str(tmp_path / "c.pem")}
+    [problem] = problems(environment=files)
+    assert problem.endswith("has no effect without amqp.tls_port, usually 5671, or http.tls_port, usually 443")
+    held = {"PEEKLOCK_SECURITY__CERTIFICATES": '[{"name": "a", "rights": ["Send"]}]'}
+    [problem] = problems(environment=files | held | {"PEEKLOCK_AMQP__TLS_PORT": "0"})
+    assert problem.endswith("has no effect without tls.client_ca; set that")
+
+
+def test_a_setting_with_a_new_name_says_so(tmp_path):
+    config = tmp_path / "peeklock.toml"
+    config.write_text("[amqp]\ntls_certificate = 'c.pem'\n")
+    assert problems(config) == [f"{config}: amqp.tls_certificate: is tls.certificate now"]
+
+
 def test_tls_files_must_be_there(tmp_path):
     (tmp_path / "c.pem").write_text("")
     environment = {
         "PEEKLOCK_AMQP__TLS_PORT": "0",
-        "PEEKLOCK_AMQP__TLS_CERTIFICATE": str(tmp_path / "c.pem"),
-        "PEEKLOCK_AMQP__TLS_KEY": str(tmp_path / "k.pem"),
+        "PEEKLOCK_TLS__CERTIFICATE": str(tmp_path / "c.pem"),
+        "PEEKLOCK_TLS__KEY": str(tmp_path / "k.pem"),
     }
     assert problems(environment=environment) == [
-        f"PEEKLOCK_AMQP__TLS_KEY: '{tmp_path / 'k.pem'}' is not a file; name a PEM file"
+        f"PEEKLOCK_TLS__KEY: '{tmp_path / 'k.pem'}' is not a file; name a PEM file"
     ]
 
 

@@ -81,7 +81,8 @@ def test_children_get_the_same_settings_with_their_secrets():
     settings = Settings(
         security={"root_key": "root", "authorization_rules": [rule]},
         queues=[{"name": "q", "authorization_rules": [rule]}],
-        amqp={"tls_port": 0, "tls_certificate": "c.pem", "tls_key": "k.pem"},
+        amqp={"tls_port": 0},
+        tls={"certificate": "c.pem", "key": "k.pem"},
         log={"level": "debug"},
     )
     there = Settings.model_validate_json(settings.model_dump_json())

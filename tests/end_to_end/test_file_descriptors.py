@@ -104,11 +104,13 @@ def test_descriptors_that_the_system_allows_are_taken(tmp_path):
 
 
 @contextmanager
-def tls_broker(directory: Path, settings: str, **options: Any) -> Iterator[tuple[Broker, int]]:
-    """A broker with these settings of `amqp`, and its port for TLS."""
+def tls_broker(directory: Path, connections: int, timeout_ms: int, **options: Any) -> Iterator[tuple[Broker, int]]:
+    """A broker with these limits of connections and handshakes, and its port for TLS."""
     [port] = free_ports(1)
-    tls = f'tls_port = {port}\ntls_certificate = "{CERTIFICATE}"\ntls_key = "{CERTIFICATE}"\n'
-    with Broker(directory, CONFIG.replace("[[", f"[amqp]\n{tls}{settings}[[", 1), **options) as broker:
+    tls = f'[tls]\ncertificate = "{CERTIFICATE}"\nkey = "{CERTIFICATE}"\n'
+    tls += f"handshake_timeout_ms = {timeout_ms}\n"
+    amqp = f"[amqp]\ntls_port = {port}\nmax_connections = {connections}\n"
+    with Broker(directory, CONFIG.replace("[[", f"{amqp}{tls}[[", 1), **options) as broker:
         yield broker, port
 
 
@@ -123,7 +125,7 @@ def is_closed(connection: socket.socket) -> bool:
 
 
 def test_peers_in_the_tls_handshake_are_connections(tmp_path):
-    with tls_broker(tmp_path, "max_connections = 3\ntls_timeout_ms = 2000\n") as (broker, port), ExitStack() as stack:
+    with tls_broker(tmp_path, 3, 2000) as (broker, port), ExitStack() as stack:
         for sent in (b"", CLIENT_HELLO_BEGINS, b""):
             stack.enter_context(half_open(port, sent))
         eventually(lambda: metrics(broker)["peeklock_tls_handshakes",] == 3, "accepted")
@@ -137,8 +139,7 @@ def test_peers_in_the_tls_handshake_are_connections(tmp_path):
 
 
 def test_a_flood_of_unfinished_handshakes_takes_no_more_than_connections_may(tmp_path):
-    settings = "max_connections = 20\ntls_timeout_ms = 4000\n"
-    with tls_broker(tmp_path, settings, prefix=LIMITED) as (broker, port), ExitStack() as stack:
+    with tls_broker(tmp_path, 20, 4000, prefix=LIMITED) as (broker, port), ExitStack() as stack:
         peer = stack.enter_context(RawPeer.connect(broker.amqp_port))
         sender = peer.attach_sender("orders")
         gateway = broker.gateway()
@@ -174,8 +175,7 @@ def test_a_handshake_that_ends_gives_its_place_back_however_it_ends(tmp_path):
 
     def waits(connection: socket.socket) -> None: ...
 
-    settings = "max_connections = 4\ntls_timeout_ms = 1000\n"
-    with tls_broker(tmp_path, settings) as (broker, port), ExitStack() as stack:
+    with tls_broker(tmp_path, 4, 1000) as (broker, port), ExitStack() as stack:
         for end in (finishes, hangs_up, resets, speaks_amqp, waits):
             for _ in range(5):
                 end(stack.enter_context(half_open(port, b"")))

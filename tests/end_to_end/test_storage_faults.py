@@ -222,7 +222,7 @@ def serve(tmp_path: Path, *arguments: str, config: str = "", environment: dict[s
         ('[[queues]]\nname = "bad name!"\n', "queues", "name"),
         ('[[queues]]\nname = "q"\nlock_duration_ms = 1\n', "lock_duration_ms", "5000"),
         ('[[queues]]\nname = "q"\n[[queues]]\nname = "Q"\n', "queues", "declared twice"),
-        ("[amqp]\ntls_port = 5671\n", "tls_port", "tls_certificate"),
+        ("[amqp]\ntls_port = 5671\n", "tls_port", "tls.certificate"),
         ('[amqp]\nhost = "0.0.0.0"\n[security]\nallow_anonymous = true\n', "security.allow_anonymous", "127.0.0.1"),
         ('[log]\nlevel = "loud"\n', "log.level", "info"),
         ("[store]\nsend_watermark = 2\n", "store.send_watermark", "1"),

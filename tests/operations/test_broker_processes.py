@@ -171,12 +171,12 @@ def test_a_certificate_that_cannot_be_used_is_one_message_with_the_setting(tmp_p
     certificate = tmp_path / "server.pem"
     if content is not None:
         certificate.write_text(content)
-    tls = f'[amqp]\ntls_port = 0\ntls_certificate = "{certificate}"\ntls_key = "{certificate}"\n'
+    tls = f'[amqp]\ntls_port = 0\n[tls]\ncertificate = "{certificate}"\nkey = "{certificate}"\n'
     broker = Broker(tmp_path, tls)
     with pytest.raises(BrokerFailed):
         broker.start()
     log = broker.log()
-    assert re.search(r"peeklock: .*tls_certificate", log, re.DOTALL)
+    assert re.search(r"peeklock: .*tls\.certificate", log, re.DOTALL)
     assert str(certificate) in log
     assert "Traceback" not in log
 

@@ -3,7 +3,6 @@
 import asyncio
 import errno
 import socket
-import ssl
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any, cast
@@ -12,6 +11,8 @@ import pytest
 import uvloop
 
 from broker.listening import REST_SECONDS, Listener, listen
+from broker.settings.config import Tls
+from broker.tls import ServerTls
 from tests.brokers import REPOSITORY
 
 CERTIFICATE = REPOSITORY / "tests/protocol_client/localhost.pem"
@@ -149,10 +150,9 @@ def test_a_listener_that_is_closed_while_it_rests_stays_closed(run: Run) -> None
 @pytest.mark.parametrize("closed", [False, True], ids=["in time", "with the listener"])
 def test_a_handshake_counts_until_it_ends(run: Run, closed: bool) -> None:
     async def story() -> None:
-        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        tls.load_cert_chain(CERTIFICATE)
+        tls = ServerTls(Tls(certificate=CERTIFICATE, key=CERTIFICATE, handshake_timeout_ms=60_000 if closed else 300))
         reception = Reception()
-        listener = Listener(reception, await listen("127.0.0.1", 0, backlog=10), tls, 60 if closed else 0.3)
+        listener = Listener(reception, await listen("127.0.0.1", 0, backlog=10), tls)
         unfinished = [asyncio.create_task(said(listener.port)) for _ in range(3)]
         await eventually(lambda: len(reception.arriving) == 3)
         if closed:

@@ -116,7 +116,7 @@ def test_ready_once_all_are_with_their_answers(stubs):
     assert answers == {name: {"ready": True, "port": 4711} for name in ("gateway", "worker-0", "worker-1")}
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_stop_signal_ends_the_gateway_before_the_workers(stubs, number):
     stubs.run().wait_ready()
     stubs.process.send_signal(number)

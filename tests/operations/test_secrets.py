@@ -46,7 +46,7 @@ def rule(indent: str, table: str, place: str) -> str:
 def config(*, root_key: str = "", log_format: str = "json", tls_key: Path | None = None) -> str:
     return (
         "partitions = 2\n"
-        + (f'[amqp]\ntls_port = 0\ntls_certificate = "{CERTIFICATE}"\ntls_key = "{tls_key}"\n' if tls_key else "")
+        + (f'[amqp]\ntls_port = 0\n[tls]\ncertificate = "{CERTIFICATE}"\nkey = "{tls_key}"\n' if tls_key else "")
         + f'[log]\nlevel = "debug"\nformat = "{log_format}"\n'
         + (f'[security]\nroot_key = "{root_key}"\n' if root_key else "")
         + rule("", "security.", "security")

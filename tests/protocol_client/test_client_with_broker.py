@@ -309,8 +309,9 @@ async def test_tls_is_verified(tmp_path):
     config = f"""
         [amqp]
         tls_port = {port}
-        tls_certificate = "{CERTIFICATE}"
-        tls_key = "{CERTIFICATE}"
+        [tls]
+        certificate = "{CERTIFICATE}"
+        key = "{CERTIFICATE}"
         [[queues]]
         name = "q"
     """

@@ -13,6 +13,7 @@ from broker.errors import Unauthorized
 from broker.gateway.namespace import Namespace
 from broker.keys import Keyring
 from broker.namespace.entities import Right
+from broker.tls import names_of
 from protocol.nodes import sas_tokens
 from protocol.nodes.sas_tokens import KeyRule, MalformedToken, MissingToken
 
@@ -34,22 +35,28 @@ class Access:
         namespace; empty if there is none. Raises Unauthorized, or a TokenError.
         """
         if not self._everybody:
-            self._check(request.headers.get("Authorization", ""), path, entity, right)
+            self._check(request, request.headers.get("Authorization", ""), path, entity, right)
 
     def require_also(self, request: web.BaseRequest, header: str, entity: str, right: Right) -> None:
         """As `require`, for another entity: by the token in this header, or without one by that of the request."""
         if not self._everybody:
             token = request.headers.get(header, "") or request.headers.get("Authorization", "")
-            self._check(token, entity, entity, right)
+            self._check(request, token, entity, entity, right)
 
-    def _check(self, token: str, path: str, entity: str, right: Right | None) -> None:
-        rights = self._verified(token, path, entity)
+    def _check(self, request: web.BaseRequest, token: str, path: str, entity: str, right: Right | None) -> None:
+        rights = self._verified(token, path, entity) if token else self._of_certificate(request, entity)
         if right is not None and right not in rights and Right.MANAGE not in rights:
             raise Unauthorized(f"{right},EntityRead claims required for this operation on '{path}'.")
 
-    def _verified(self, text: str, path: str, entity: str) -> frozenset[str]:
-        if not text:
+    def _of_certificate(self, request: web.BaseRequest, entity: str) -> frozenset[str]:
+        certificate = None if request.transport is None else request.transport.get_extra_info("peercert")
+        grants = self._keyring.of_certificate(names_of(certificate))
+        rights = frozenset[str]().union(*(each.rights for each in grants if each.entity in (None, entity.lower())))
+        if not rights:
             raise MissingToken("The request has no Authorization header. Its value must be a SharedAccessSignature.")
+        return rights
+
+    def _verified(self, text: str, path: str, entity: str) -> frozenset[str]:
         if (
             text[: len(_BEARER)].lower() == _BEARER
         ):  # Python's client has this in front of a signature that it was given

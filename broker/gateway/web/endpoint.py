@@ -6,7 +6,6 @@ answered with a status and an XML body that say why.
 
 import asyncio
 import re
-import ssl
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
@@ -26,6 +25,7 @@ from broker.listening import Listener, listen
 from broker.logging import get_logger
 from broker.metrics import GatewayMetrics
 from broker.settings.config import Http
+from broker.tls import ServerTls
 from protocol.error_texts import tracked
 from protocol.errors import ProtocolError
 
@@ -69,7 +69,7 @@ class HttpEndpoint:
         self._full = RepeatedWarning("HTTP connections refused")
         self._failures = RepeatedWarning("no HTTP connection can be accepted")
 
-    async def listen(self, host: str, port: int, tls: ssl.SSLContext | None, *, reuse_port: bool) -> int:
+    async def listen(self, host: str, port: int, tls: ServerTls | None, *, reuse_port: bool) -> int:
         """Returns the port. Raises OSError."""
         sockets = await listen(host, port, backlog=BACKLOG, reuse_port=reuse_port)
         listener = Listener(self, sockets, tls)
