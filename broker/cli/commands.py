@@ -8,6 +8,7 @@ can fix is one message on standard error, never a traceback.
 # Modules that only one command needs are imported inside it, so that others start faster.
 
 import os
+import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 FAILED = 1
 WRONG_CONFIGURATION = 78
+
+LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 
 app = typer.Typer(
     help="A standalone AMQP 1.0 broker with the semantics of Azure Service Bus.",
@@ -312,6 +315,52 @@ def restore(
         target = _load(config, data_dir=data_dir).settings.data_dir
         copied_bytes = restore_backup(source, target)
     typer.echo(f"{target}: {copied_bytes} bytes restored from {source}")
+
+
+@app.command()
+def ca(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where the files are made, or are already.")],
+    host: Annotated[
+        list[str] | None,
+        typer.Option("--host", metavar="NAME", help="A host name or address of the broker; may be repeated."),
+    ] = None,
+    client: Annotated[
+        str | None,
+        typer.Option(
+            "--client", metavar="NAME", help="Make a certificate for a client with this name, not a server's."
+        ),
+    ] = None,
+) -> None:
+    """Make a certificate authority for development, and a certificate by it; again later, a new certificate.
+
+    Without --host the server's certificate is for localhost, 127.0.0.1, ::1 and the name of this machine.
+    """
+    from broker.cli.authority import Authority, NotAnAuthority, is_client, is_host
+
+    if client is not None and host:
+        raise typer.BadParameter("is for servers: leave it out, or leave out --client", param_hint="--host")
+    if client is not None and not is_client(client):
+        raise typer.BadParameter(f"{client!r} must be like a host name, and not ca, server or truststore")
+    hosts = [client] if client is not None else host or list(dict.fromkeys([*LOOPBACK_NAMES, socket.gethostname()]))
+    if wrong := [each for each in hosts if not is_host(each)]:
+        raise typer.BadParameter(f"{wrong[0]!r} is no host name and no IP address", param_hint="--host")
+    with _failures():
+        try:
+            authority = Authority(directory)
+        except NotAnAuthority as error:
+            raise ConfigurationError(str(error)) from error
+        name = "server" if client is None else client
+        certificate, key = authority.issue(name, hosts, is_server=client is None)
+    typer.echo(f"{certificate} and {key} are for {', '.join(hosts)}.\n")
+    if client is None:
+        section = f'  [tls]\n  certificate = "{certificate.absolute()}"\n  key = "{key.absolute()}"\n'
+        typer.echo(
+            f"Settings of the broker:\n\n{section}\nClients trust it like this:\n\n{authority.advice()}", nl=False
+        )
+    else:
+        section = f'  [tls]\n  client_ca = "{authority.certificate_file.absolute()}"\n\n'
+        section += f'  [[security.certificates]]\n  name = "{client}"\n  rights = ["Send", "Listen"]'
+        typer.echo(f"Settings of the broker, beside its own certificate:\n\n{section}")
 
 
 @config_app.command()
