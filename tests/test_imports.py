@@ -169,6 +169,7 @@ ONLY_IN = {
     "structlog": {"broker.logging"},
     "uvloop": {"broker.gateway", "broker.observer", "broker.one_process"},
     "aiohttp": {"broker.http", "broker.gateway.web"},
+    "websockets": {"broker.gateway.web"},
     "lark": {"broker.rules.syntax"},
     "prometheus_client": {"broker.exposition"},
     "typer": {"broker.cli"},

@@ -9,7 +9,7 @@ import re
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, Protocol, cast
 
 from aiohttp import web
 from aiohttp.web_log import AccessLogger
@@ -87,7 +87,8 @@ class HttpEndpoint:
     # -- broker.listening.Reception
 
     def arrives(self, peer: str) -> asyncio.BaseProtocol | None:
-        if len(self._server.connections) >= self._http.max_connections and not self._make_room():
+        count = sum(cast(Carrier, each).carried is None for each in self._server.connections)
+        if count >= self._http.max_connections and not self._make_room():
             self._metrics.connections_refused += 1
             self._full.happened("http.max_connections reached", last_peer=peer)
             return None
@@ -167,8 +168,38 @@ def error_response(status: Status, text: str) -> web.Response:
     return web.Response(status=status.http, text=None, body=write_error(status.http, detail).encode(), headers=headers)
 
 
-class _Connection(RequestHandler):
+class Carried(Protocol):
+    """Takes over a connection whose client has switched to another protocol."""
+
+    def feed_data(self, data: bytes) -> tuple[bool, bytes]: ...
+
+    def feed_eof(self) -> None:
+        """The connection is lost."""
+
+    def pause_writing(self) -> None: ...
+
+    def resume_writing(self) -> None: ...
+
+
+class Carrier(RequestHandler):
     """A connection whose malformed requests are answered in the form of all other errors."""
+
+    carried: Carried | None = None
+
+    def carry(self, carried: Carried) -> None:
+        """All further bytes are for this, also those that have come already."""
+        self.carried = carried
+        self.set_parser(cast(Any, carried))
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self.carried is not None:
+            self.carried.pause_writing()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self.carried is not None:
+            self.carried.resume_writing()
 
     def handle_error(
         self,
@@ -186,8 +217,8 @@ class _Connection(RequestHandler):
 
 
 class _Server(web.Server):
-    def __call__(self) -> _Connection:
-        return _Connection(
+    def __call__(self) -> Carrier:
+        return Carrier(
             self,
             loop=self._loop,
             keepalive_timeout=KEEP_ALIVE_SECONDS,

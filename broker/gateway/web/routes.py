@@ -10,6 +10,7 @@ from broker.gateway.web import management
 from broker.gateway.web.access import Access
 from broker.gateway.web.endpoint import HttpEndpoint, Route, Serve
 from broker.gateway.web.management import Management
+from broker.gateway.web.websockets import Gateway, is_handshake, websockets
 from broker.keys import Keyring
 from broker.metrics import GatewayMetrics
 from broker.settings.config import Settings
@@ -20,7 +21,7 @@ _HEALTH = {  # what the Service Bus emulator answers
 }
 
 
-class Shared(management.Shared, Protocol):
+class Shared(management.Shared, Gateway, Protocol):
     """The gateway."""
 
     settings: Settings
@@ -35,6 +36,7 @@ def http_endpoint(gateway: Shared) -> HttpEndpoint:
     access = Access(gateway.keyring, gateway.namespace, everybody=gateway.settings.security.allow_anonymous)
     routes = (
         Route("health", _is_health, _health(gateway.problem)),
+        Route("websocket", is_handshake, websockets(gateway)),
         Route("management", lambda *_: True, Management(gateway, access, int(time.time() * 1000)).serve),
     )
     return HttpEndpoint(gateway.settings.http, routes, gateway.metrics, management.MAX_BODY_BYTES)

@@ -1,0 +1,199 @@
+"""AMQP over WebSockets on a real broker: a bridge of the test turns an AMQP client's bytes into messages."""
+
+import contextlib
+import socket
+import ssl
+import threading
+import time
+import urllib.error
+import urllib.request
+
+import proton
+import pytest
+from proton.utils import BlockingConnection
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import connect
+
+from protocol.engine.sasl import SASL_HEADER
+from tests.brokers import KEY, KEY_NAME, Broker, free_ports
+from tests.operations.test_tls import Certificates
+
+PATH = "/$servicebus/websocket"
+SUBPROTOCOL = "AMQPWSB10"
+QUEUES = '[[queues]]\nname = "orders"\n[[queues]]\nname = "many"\n'
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory):
+    with Broker(tmp_path_factory.mktemp("broker"), QUEUES) as running:
+        yield running
+
+
+def opened(broker, path=PATH, **options):
+    options = {"subprotocols": [SUBPROTOCOL], "compression": None, "max_size": None} | options
+    return connect(f"ws://localhost:{broker.http_port}{path}", **options)
+
+
+class Bridge:
+    """A port of TCP whose only connection goes over a WebSocket, in messages of `piece_bytes`."""
+
+    def __init__(self, websocket, piece_bytes=1 << 20):
+        self._websocket = websocket
+        self._piece_bytes = piece_bytes
+        self.reads = threading.Event()
+        self.reads.set()
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listening.getsockname()[1]
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self):
+        client, _ = self._listening.accept()
+        self._listening.close()
+        threading.Thread(target=self._answer, args=(client,), daemon=True).start()
+        with contextlib.suppress(OSError, ConnectionClosed):
+            while data := client.recv(1 << 16):
+                for at in range(0, len(data), self._piece_bytes):
+                    self._websocket.send(data[at : at + self._piece_bytes])
+        self._websocket.close()
+
+    def _answer(self, client):
+        with contextlib.suppress(OSError, ConnectionClosed):
+            while True:
+                self.reads.wait()
+                client.sendall(self._websocket.recv())
+        client.close()
+
+    def connection(self):
+        return BlockingConnection(f"amqp://{KEY_NAME}:{KEY}@localhost:{self.port}", timeout=20, allowed_mechs="PLAIN")
+
+
+@pytest.mark.parametrize("piece_bytes", [1 << 20, 1, 7])
+def test_messages_go_and_come(broker, piece_bytes):
+    with opened(broker) as websocket:
+        assert websocket.subprotocol == SUBPROTOCOL
+        connection = Bridge(websocket, piece_bytes).connection()
+        sender, receiver = connection.create_sender("orders"), connection.create_receiver("orders")
+        for number in range(20):
+            sender.send(proton.Message(body=f"{number}" * 500))
+        for number in range(20):
+            assert receiver.receive(20).body == f"{number}" * 500
+            receiver.accept()
+        connection.close()
+
+
+def test_over_tls(tmp_path):
+    made = Certificates(tmp_path)
+    [https] = free_ports(1)
+    config = f"[http]\ntls_port = {https}\n{made.settings()}{QUEUES}"
+    with Broker(tmp_path / "broker", config):
+        trusting = ssl.create_default_context(cafile=made.ca)
+        with connect(f"wss://localhost:{https}{PATH}/", ssl=trusting, subprotocols=[SUBPROTOCOL]) as websocket:
+            connection = Bridge(websocket).connection()
+            connection.create_sender("orders").send(proton.Message(body="one"))
+            assert connection.create_receiver("orders").receive(20).body == "one"
+            connection.close()
+
+
+def test_a_client_that_does_not_read_gets_all_when_it_reads_again(broker):
+    count, body = 2000, "x" * 20_000
+    with opened(broker) as websocket:
+        bridge = Bridge(websocket)
+        connection = bridge.connection()
+        sender = connection.create_sender("many")
+        for _ in range(count):
+            sender.send(proton.Message(body=body))
+        bridge.reads.clear()
+        receiver = connection.create_receiver("many", credit=count)
+        time.sleep(2)
+        bridge.reads.set()
+        for _ in range(count):
+            assert receiver.receive(20).body == body
+            receiver.accept()
+        connection.close()
+
+
+@pytest.mark.parametrize("path", [PATH, f"{PATH}/", "/$ServiceBus/WebSocket", "/%24servicebus/websocket"])
+def test_the_spellings_of_the_path(broker, path):
+    with opened(broker, path) as websocket:
+        websocket.send(SASL_HEADER)
+        assert websocket.recv(20).startswith(SASL_HEADER)
+        assert websocket.ping().wait(20)
+
+
+def test_text_ends_the_websocket(broker):
+    with opened(broker) as websocket:
+        websocket.send("text")
+        with pytest.raises(ConnectionClosed) as raised:
+            websocket.recv(20)
+        assert raised.value.rcvd.code == 1003
+
+
+def test_a_close_is_answered_and_ends_the_connection(broker):
+    before = closed(broker)
+    with opened(broker) as websocket:
+        websocket.send(SASL_HEADER)
+        websocket.recv(20)
+        websocket.close()
+        assert websocket.protocol.close_rcvd.code == 1000
+    deadline = time.monotonic() + 10
+    while closed(broker) == before:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def closed(broker):
+    with urllib.request.urlopen(f"http://127.0.0.1:{broker.ops_port}/metrics", timeout=20) as answer:
+        lines = answer.read().decode().splitlines()
+    [value] = [line.split()[-1] for line in lines if line.startswith("peeklock_connections_closed_total")]
+    return float(value)
+
+
+def test_what_is_no_amqp_is_refused_as_on_tcp(broker):
+    with opened(broker) as websocket:
+        websocket.send(b"GET / HTTP/1.1\r\n\r\n")
+        assert websocket.recv(20) == SASL_HEADER
+        with pytest.raises(ConnectionClosed):
+            websocket.recv(20)
+
+
+@pytest.mark.parametrize("subprotocols", [None, ["amqp"]])
+def test_another_subprotocol_is_refused(broker, subprotocols):
+    with pytest.raises(InvalidStatus) as raised:
+        opened(broker, subprotocols=subprotocols)
+    assert raised.value.response.status_code == 400
+    assert b"AMQPWSB10" in raised.value.response.body or b"subprotocol" in raised.value.response.body
+
+
+@pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
+def test_a_request_that_is_no_handshake_is_refused(broker, method):
+    request = urllib.request.Request(f"http://localhost:{broker.http_port}{PATH}", method=method)
+    with pytest.raises(urllib.error.HTTPError) as raised:
+        urllib.request.urlopen(request, timeout=20)
+    assert raised.value.code == 400
+    assert b"SubCode=40000" in raised.value.read()
+
+
+def test_a_message_that_is_too_large_ends_the_websocket(broker):
+    with opened(broker) as websocket:
+        with contextlib.suppress(ConnectionClosed):
+            websocket.send(bytes((16 << 20) + 1))
+        with pytest.raises(ConnectionClosed) as raised:
+            websocket.recv(20)
+    assert raised.value.rcvd.code == 1009
+
+
+def test_bytes_that_come_with_the_handshake_count(broker):
+    """A client need not wait for the answer before it sends."""
+    request = (
+        f"GET {PATH} HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        f"Sec-WebSocket-Key: {'A' * 22}==\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Protocol: {SUBPROTOCOL}\r\n\r\n"
+    )
+    frame = b"\x82\x88\0\0\0\0" + SASL_HEADER  # masked with zeros
+    with socket.create_connection(("localhost", broker.http_port), 20) as connection:
+        connection.sendall(request.encode() + frame)
+        answer = b""
+        while SASL_HEADER not in answer:
+            more = connection.recv(4096)
+            assert more, answer
+            answer += more
+    assert answer.startswith(b"HTTP/1.1 101 ")
