@@ -13,13 +13,14 @@ import pytest
 from proton.utils import BlockingConnection
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
+from websockets.typing import Subprotocol
 
 from protocol.engine.sasl import SASL_HEADER
 from tests.brokers import KEY, KEY_NAME, Broker, free_ports
 from tests.operations.test_tls import Certificates
 
 PATH = "/$servicebus/websocket"
-SUBPROTOCOL = "AMQPWSB10"
+SUBPROTOCOL = Subprotocol("AMQPWSB10")
 QUEUES = '[[queues]]\nname = "orders"\n[[queues]]\nname = "many"\n'
 
 

@@ -18,7 +18,7 @@ from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
 from broker.errors import InvalidArgument, ServerBusy
-from broker.gateway.connection import ClientConnection
+from broker.gateway.connection import CLOSE_GRACE_SECONDS, ClientConnection
 from broker.gateway.web.endpoint import Carrier
 
 PATH = "$servicebus/websocket"
@@ -87,6 +87,7 @@ class Tunnel:
         self._connection = connection
         self._transport = transport
         self._framing = Framing(SERVER, max_size=MAX_MESSAGE_BYTES)
+        self._ending = False
 
     # -- what aiohttp calls on a parser of all further bytes
 
@@ -104,9 +105,17 @@ class Tunnel:
         if content:
             self._connection.data_received(b"".join(content))
         if framing.state is not State.OPEN:
-            self._connection.eof_received()
-            self._transport.close()
+            self._end()
         return False, b""
+
+    def _end(self) -> None:
+        """Either side has sent a close. Wait shortly for the client's, so that it can still read ours."""
+        if not self._ending:
+            self._ending = True
+            self._connection.eof_received()
+            asyncio.get_running_loop().call_later(CLOSE_GRACE_SECONDS, self._transport.close)
+        if self._framing.close_rcvd is not None:
+            self._transport.close()
 
     def feed_eof(self) -> None:
         """The connection is lost."""
