@@ -142,13 +142,18 @@ class HttpEndpoint:
         return response
 
 
-async def body_of(request: web.BaseRequest) -> bytes:
+async def body_of(request: web.BaseRequest, max_bytes: int) -> bytes:
     """Raises InvalidArgument, TimeoutError, HTTPRequestEntityTooLarge."""
+    if (request.content_length or 0) > max_bytes:
+        raise web.HTTPRequestEntityTooLarge(max_bytes, request.content_length or 0)
     async with asyncio.timeout(BODY_SECONDS):
         try:
-            return await request.read()
+            body = await request.read()
         except web.RequestPayloadError as error:
             raise InvalidArgument(f"The body cannot be read: {error}.") from None
+    if len(body) > max_bytes:
+        raise web.HTTPRequestEntityTooLarge(max_bytes, len(body))
+    return body
 
 
 def base_url(request: web.BaseRequest) -> tuple[str, str]:

@@ -151,7 +151,7 @@ class Management:
         return self._entry(self._entity_entry(request, shown), 200, shown.updated_ms)
 
     async def _put_entity(self, request: web.BaseRequest, target: Target) -> web.Response:
-        body = await body_of(request)
+        body = await body_of(request, MAX_BODY_BYTES)
         is_subscription = target.resource is Resource.SUBSCRIPTION
         # A queue and a topic have the same URL.
         names = (entities.ELEMENT["subscription"],) if is_subscription else _OF_QUEUES_AND_TOPICS
@@ -197,7 +197,7 @@ class Management:
 
     async def _put_rule(self, request: web.BaseRequest, target: Target) -> web.Response:
         subscription = self._find(target.path, "subscription")
-        _, described = documents.read_description(await body_of(request), rules.ELEMENT)
+        _, described = documents.read_description(await body_of(request, MAX_BODY_BYTES), rules.ELEMENT)
         document = rules.read(target.rule, described).document(0)
         is_update = "If-Match" in request.headers
         if is_update:

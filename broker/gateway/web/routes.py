@@ -6,11 +6,10 @@ from typing import Protocol
 
 from aiohttp import web
 
-from broker.gateway.web import management
+from broker.gateway.web import management, runtime, websockets
 from broker.gateway.web.access import Access
 from broker.gateway.web.endpoint import HttpEndpoint, Route, Serve
 from broker.gateway.web.management import Management
-from broker.gateway.web.websockets import Gateway, is_handshake, websockets
 from broker.keys import Keyring
 from broker.metrics import GatewayMetrics
 from broker.settings.config import Settings
@@ -21,7 +20,7 @@ _HEALTH = {  # what the Service Bus emulator answers
 }
 
 
-class Shared(management.Shared, Gateway, Protocol):
+class Shared(management.Shared, runtime.Gateway, websockets.Gateway, Protocol):
     """The gateway."""
 
     settings: Settings
@@ -33,13 +32,15 @@ class Shared(management.Shared, Gateway, Protocol):
 
 
 def http_endpoint(gateway: Shared) -> HttpEndpoint:
+    largest = max(management.MAX_BODY_BYTES, gateway.settings.amqp.max_message_size_bytes)
     access = Access(gateway.keyring, gateway.namespace, everybody=gateway.settings.security.allow_anonymous)
     routes = (
         Route("health", _is_health, _health(gateway.problem)),
-        Route("websocket", is_handshake, websockets(gateway)),
+        Route("websocket", websockets.is_handshake, websockets.websockets(gateway)),
+        Route("runtime", runtime.is_runtime, runtime.Runtime(gateway, access).serve),
         Route("management", lambda *_: True, Management(gateway, access, int(time.time() * 1000)).serve),
     )
-    return HttpEndpoint(gateway.settings.http, routes, gateway.metrics, management.MAX_BODY_BYTES)
+    return HttpEndpoint(gateway.settings.http, routes, gateway.metrics, largest)
 
 
 def _is_health(request: web.BaseRequest, path: str) -> bool:

@@ -7,6 +7,9 @@ text, and some SDKs choose their exception by it.
 from typing import NamedTuple
 
 from broker import errors
+from broker.gateway.conditions import CONDITION
+from protocol import conditions
+from protocol.client.errors import ClientError
 from protocol.errors import ProtocolError
 from protocol.nodes import sas_tokens
 
@@ -58,8 +61,25 @@ _TOKEN: dict[type[sas_tokens.TokenError], Status] = {
 }
 
 
+_OF_CONDITION: dict[str, Status] = {
+    condition: STATUS[kind] for kind, condition in reversed(CONDITION.items()) if kind is not errors.OutcomeUnknown
+}
+
+
+class RequestRefused(errors.BrokerError):
+    """What a link of the gateway's own was answered (`broker.gateway.web.inside`)."""
+
+    def __init__(self, error: ClientError) -> None:
+        super().__init__(error.description or str(error))
+        self.status = _OF_CONDITION.get(error.condition, STATUS[errors.InternalError])
+        if error.condition == conditions.NOT_FOUND:
+            self.status = Status(410, 41000)  # 404 is for messages and locks (management.md 2)
+
+
 def status_of(error: Exception) -> Status:
     """The status for a BrokerError, or for a ProtocolError in what a client has sent."""
+    if isinstance(error, RequestRefused):
+        return error.status
     if isinstance(error, errors.BrokerError):
         return STATUS[type(error)]
     if isinstance(error, sas_tokens.TokenError):

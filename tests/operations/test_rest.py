@@ -1,0 +1,271 @@
+"""Sending and receiving by plain HTTP requests, on a real broker."""
+
+import json
+import socket
+import threading
+import time
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime, parsedate_to_datetime
+from http.client import HTTPConnection
+from urllib.parse import urlsplit
+
+import pytest
+
+from protocol.nodes.sas_tokens import generate
+from tests.brokers import KEY, KEY_NAME, Broker
+
+CONFIG = """
+[[queues]]
+name = "orders"
+lock_duration_ms = 5000
+authorization_rules = [
+    {key_name = "sends", primary_key = "s", rights = ["Send"]},
+    {key_name = "listens", primary_key = "l", rights = ["Listen"]},
+]
+[[queues]]
+name = "deep/path/queue"
+[[queues]]
+name = "grouped"
+requires_session = true
+[[queues]]
+name = "spread"
+enable_partitioning = true
+[[topics]]
+name = "news"
+[[topics.subscriptions]]
+name = "all"
+"""
+BATCH = "application/vnd.microsoft.servicebus.json"
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory):
+    with Broker(tmp_path_factory.mktemp("broker"), CONFIG) as running:
+        yield running
+
+
+class Answer:
+    def __init__(self, answer):
+        self.status = answer.status
+        self.headers = answer.headers
+        self.body = answer.read()
+        text = self.headers["BrokerProperties"]
+        self.properties = json.loads(text) if text else {}
+
+
+@pytest.fixture
+def call(broker):
+    connection = HTTPConnection("localhost", broker.http_port, timeout=90)
+
+    def send(method, path, body=None, key=(KEY_NAME, KEY), **headers):
+        headers = {name.replace("_", "-"): value for name, value in headers.items()}
+        headers["Authorization"] = generate("http://localhost/", key[0], key[1], int(time.time()) + 60)
+        connection.request(method, path, body, headers)
+        return Answer(connection.getresponse())
+
+    yield send
+    connection.close()
+
+
+@pytest.fixture
+def empty(call):
+    yield
+    while call("DELETE", "/orders/messages/head?timeout=0").status == 200:
+        pass
+
+
+def test_a_message_is_sent_locked_and_completed(call, empty):
+    properties = {"MessageId": "m1", "Label": "é", "CorrelationId": "c", "ReplyTo": "r", "To": "t", "TimeToLive": 60}
+    sent = call(
+        "POST",
+        "/orders/messages",
+        b"\0body",
+        BrokerProperties=json.dumps(properties),
+        Content_Type="a/b",
+        Priority="High",
+    )
+    assert (sent.status, sent.body) == (201, b"")
+    got = call("POST", "/orders/messages/head?timeout=5")
+    assert (got.status, got.body, got.headers["Content-Type"]) == (201, b"\0body", "a/b")
+    assert properties.items() <= got.properties.items()
+    assert (got.properties["DeliveryCount"], got.properties["State"]) == (1, "Active")
+    locked = parsedate_to_datetime(got.properties["LockedUntilUtc"])
+    assert timedelta(seconds=2) < locked - datetime.now(UTC) <= timedelta(seconds=5)
+    place = urlsplit(got.headers["Location"]).path
+    assert place == f"/orders/messages/{got.properties['SequenceNumber']}/{got.properties['LockToken']}"
+    assert call("DELETE", "/orders/messages/head?timeout=0").status == 204
+    assert call("POST", place).status == 200
+    assert call("DELETE", place).status == 200
+    for method in ("DELETE", "PUT", "POST"):
+        assert call(method, place).status == 404
+
+
+def test_an_unlocked_message_comes_again(call, empty):
+    call("POST", "/orders/messages", "again")
+    got = call("POST", "/orders/messages/head?timeout=5")
+    assert call("PUT", urlsplit(got.headers["Location"]).path).status == 200
+    again = call("POST", "/orders/messages/head?timeout=5")
+    assert (again.body, again.properties["DeliveryCount"]) == (b"again", 2)
+    place = f"/Orders/messages/{again.properties.get('MessageId', 'x')}/{again.properties['LockToken']}"
+    assert call("DELETE", place).status == 200
+
+
+def test_a_lock_holds_until_its_end_and_no_longer(call, empty):
+    call("POST", "/orders/messages", "one")
+    first = call("POST", "/orders/messages/head?timeout=5")
+    assert call("POST", "/orders/messages/head?timeout=2").status == 204
+    again = call("POST", "/orders/messages/head?timeout=10")
+    assert (again.status, again.properties["DeliveryCount"]) == (201, 2)
+    assert call("DELETE", urlsplit(first.headers["Location"]).path).status == 404
+    assert call("DELETE", urlsplit(again.headers["Location"]).path).status == 200
+
+
+def test_custom_headers_are_properties_with_types(call, empty):
+    given = {
+        "Text": '"a b"',
+        "Word": "High",
+        "Whole": "-42",
+        "Half": "0.5",
+        "Yes": "true",
+        "Big": "9" * 19,
+        "Empty": '""',
+    }
+    given["Day"] = f'"{format_datetime(datetime(2044, 11, 6, tzinfo=UTC), usegmt=True)}"'
+    call("POST", "/orders/messages", "x", **given, traceparent="00-1-2-01", X_Ms_Foo="1")
+    got = call("DELETE", "/orders/messages/head?timeout=5")
+    shown = given | {"Word": '"High"', "Big": str(float("9" * 19))}
+    assert {name: got.headers[name] for name in given} == shown
+    assert "traceparent" not in got.headers
+    assert "X-Ms-Foo" not in got.headers
+    assert "LockToken" not in got.properties
+    assert got.status == 200
+
+
+def test_messages_wait_for_receivers_and_receivers_for_messages(call, broker, empty):
+    answers = []
+    headers = {"Authorization": generate("http://localhost/", KEY_NAME, KEY, int(time.time()) + 60)}
+
+    def wait():
+        with closing(HTTPConnection("localhost", broker.http_port, timeout=30)) as connection:
+            connection.request("DELETE", "/orders/messages/head?timeout=20", headers=headers)
+            answers.append(connection.getresponse().read())
+
+    threads = [threading.Thread(target=wait) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    time.sleep(1.5)
+    for body in (b"a", b"b", b"c"):
+        call("POST", "/orders/messages", body)
+    for thread in threads:
+        thread.join()
+    assert sorted(answers) == [b"a", b"b", b"c"]
+
+
+def test_no_message_is_lost_to_a_client_that_has_gone(call, broker, empty):
+    token = generate("http://localhost/", KEY_NAME, KEY, int(time.time()) + 60)
+    request = f"DELETE /orders/messages/head?timeout=30 HTTP/1.1\r\nHost: x\r\nAuthorization: {token}\r\n\r\n"
+    with socket.create_connection(("localhost", broker.http_port)) as connection:
+        connection.sendall(request.encode())
+        time.sleep(0.5)
+    call("POST", "/orders/messages", "kept")
+    got = call("DELETE", "/orders/messages/head?timeout=10")
+    assert got.body == b"kept"
+
+
+def test_a_batch_is_sent_whole_or_not_at_all(call, empty):
+    items = [
+        {"Body": "1", "BrokerProperties": {"Label": "L1", "TimeToLiveTimeSpan": "1.00:00:30"}},
+        {"Body": "2", "UserProperties": {"Priority": "Low", "n": 5, "b": True}},
+    ]
+    assert call("POST", "/orders/messages", json.dumps(items), Content_Type=BATCH).status == 201
+    one, two = (call("DELETE", "/orders/messages/head?timeout=5") for _ in range(2))
+    assert (one.body, one.properties["Label"], one.properties["TimeToLive"]) == (b"1", "L1", 86430)
+    assert (two.body, two.headers["n"], two.headers["b"], two.headers["Priority"]) == (b"2", "5", "true", '"Low"')
+    items.append({"Body": "3", "BrokerProperties": {"SessionId": "a", "PartitionKey": "b"}})
+    assert call("POST", "/orders/messages", json.dumps(items), Content_Type=BATCH).status == 400
+    assert call("DELETE", "/orders/messages/head?timeout=0").status == 204
+
+
+def test_topics_deep_paths_partitioned_queues_and_dead_letters(call):
+    for target, source in (
+        ("news", "news/Subscriptions/all"),
+        ("deep/path/queue", "deep/path/queue"),
+        ("deep%2Fpath%2Fqueue", "deep/path/queue"),
+        ("spread", "spread"),
+    ):
+        assert call("POST", f"/{target}/messages", "x").status == 201
+        got = call("POST", f"/{source}/messages/head?timeout=5")
+        assert got.status == 201, (source, got.body)
+        assert call("DELETE", urlsplit(got.headers["Location"]).path).status == 200
+    call("POST", "/deep/path/queue/messages", "dead")
+    for _ in range(10):
+        got = call("POST", "/deep/path/queue/messages/head?timeout=5")
+        call("PUT", urlsplit(got.headers["Location"]).path)
+    assert call("DELETE", "/deep/path/queue/$DeadLetterQueue/messages/head?timeout=5").body == b"dead"
+
+
+def test_a_scheduled_message_waits(call, empty):
+    at = format_datetime(datetime.now(UTC) + timedelta(seconds=3), usegmt=True)
+    call("POST", "/orders/messages", "later", BrokerProperties=json.dumps({"ScheduledEnqueueTimeUtc": at}))
+    assert call("DELETE", "/orders/messages/head?timeout=0").status == 204
+    assert call("DELETE", "/orders/messages/head?timeout=10").body == b"later"
+
+
+def test_rights(call, empty):
+    assert call("POST", "/orders/messages", "x", key=("sends", "s")).status == 201
+    assert call("POST", "/orders/messages", "x", key=("listens", "l")).status == 401
+    assert call("DELETE", "/orders/messages/head?timeout=0", key=("sends", "s")).status == 401
+    assert call("POST", "/spread/messages", "x", key=("sends", "s")).status == 401
+    got = call("POST", "/orders/messages/head?timeout=5", key=("listens", "l"))
+    place = urlsplit(got.headers["Location"]).path
+    assert call("DELETE", place, key=("sends", "s")).status == 401
+    assert call("DELETE", place, key=("listens", "l")).status == 200
+    assert call("POST", "/orders/messages", "x", key=(KEY_NAME, "wrong")).status == 401
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "headers", "status"),
+    [
+        ("POST", "/nothing/messages", {}, 410),
+        ("POST", "/nothing/messages/head?timeout=1", {}, 410),
+        ("DELETE", "/nothing/messages/1/00000000-0000-0000-0000-000000000000", {}, 410),
+        ("DELETE", "/orders/messages/1/00000000-0000-0000-0000-000000000000", {}, 404),
+        ("POST", "/grouped/messages/head", {}, 400),
+        ("POST", "/news/messages/head", {}, 400),
+        ("POST", "/orders/messages/head?timeout=x", {}, 400),
+        ("POST", "/orders/messages/head?timeout=-1", {}, 400),
+        ("POST", "/$cbs/messages", {}, 400),
+        ("POST", "/orders/$management/messages", {}, 400),
+        ("POST", "/orders/messages", {"BrokerProperties": "{"}, 400),
+        ("POST", "/orders/messages", {"BrokerProperties": "[]"}, 400),
+        ("POST", "/orders/messages", {"BrokerProperties": '{"Label": 1}'}, 400),
+        ("POST", "/orders/messages", {"BrokerProperties": '{"Label": "\\ud800"}'}, 400),
+        ("POST", "/orders/messages", {"BrokerProperties": '{"Label": "a", "Label": "b"}'}, 400),
+        ("POST", "/orders/messages", {"BrokerProperties": '{"TimeToLive": 0}'}, 400),
+        ("POST", "/orders/messages", {"BrokerProperties": '{"TimeToLive": NaN}'}, 400),
+        ("POST", "/orders/messages", {"BrokerProperties": '{"TimeToLive": 1e400}'}, 400),
+        ("POST", "/orders/messages", {"BrokerProperties": '{"ScheduledEnqueueTimeUtc": "soon"}'}, 400),
+        ("POST", "/orders/messages", {"BrokerProperties": '{"SessionId": "a", "PartitionKey": "b"}'}, 400),
+        ("POST", "/orders/messages", {"Content-Type": BATCH}, 400),
+        ("GET", "/orders/messages", {}, 404),
+    ],
+)
+def test_what_cannot_be_done_has_its_status(call, method, path, headers, status):
+    answer = call(method, path, None, **headers)
+    assert answer.status == status, answer.body
+    assert b"Traceback" not in answer.body
+    assert call("DELETE", "/orders/messages/head?timeout=0").status == 204
+
+
+@pytest.mark.parametrize(
+    "body", ["[]", "{}", '[{"Body": 1}]', '[{"Body": "a", "UserProperties": {"a": [1]}}]', "[1", "null"]
+)
+def test_batches_that_are_none(call, body):
+    assert call("POST", "/orders/messages", body, Content_Type=BATCH).status == 400
+
+
+def test_a_message_that_is_too_large_is_refused_and_the_connection_stays(call):
+    assert call("POST", "/orders/messages", b"x" * (1 << 20)).status in (403, 413)
+    assert call("POST", "/orders/messages", b"x" * (3 << 20)).status == 413
+    assert call("DELETE", "/orders/messages/head?timeout=0").status == 204
