@@ -9,11 +9,13 @@ and exit code 1; for a wrong command the exit code is 2.
 import base64
 import json
 import sys
+import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
+from urllib.parse import quote
 
 import typer
 
@@ -200,6 +202,27 @@ def move(
 
 
 @app.command()
+def token(
+    entity: Annotated[str, typer.Argument(metavar="ENTITY", help="Queue or topic; by default the namespace.")] = "",
+    minutes: Annotated[int, typer.Option("--minutes", min=1, max=60 * 24 * 366, metavar="N", help="How long.")] = 60,
+    connection_string: ConnectionStringOption = None,
+) -> None:
+    """Print a token for the Authorization header of HTTP requests."""
+    from protocol.client.connection_string import ConnectionString, InvalidConnectionString, SharedAccessKey
+    from protocol.nodes.sas_tokens import generate
+
+    try:
+        target = ConnectionString.parse(_given(connection_string))
+    except InvalidConnectionString as error:
+        _fail(f"--connection-string: {error}", WRONG_USE)
+    key = target.credentials
+    if not isinstance(key, SharedAccessKey):
+        _fail("the connection string has no SharedAccessKey to sign with", WRONG_USE)
+    resource = f"https://{target.host}/{quote(entity.strip('/'))}"
+    typer.echo(generate(resource, key.name, key.key, int(time.time()) + 60 * minutes))
+
+
+@app.command()
 def resend(
     queue: QueueArgument,
     count: Annotated[
@@ -305,18 +328,23 @@ def _run(connection_string: str | None, work: Callable[["Connection"], Awaitable
     from protocol.errors import ProtocolError
 
     async def main() -> T:
-        async with await connect_to(connection_string or "", timeout_s=CONNECT_SECONDS) as connection:
+        async with await connect_to(given, timeout_s=CONNECT_SECONDS) as connection:
             return await work(connection)
 
-    if not connection_string:
-        text = "`peeklock connection-string` prints one for a broker on this machine"
-        _fail(f"give --connection-string, or set {CONNECTION_STRING_VARIABLE}: {text}", WRONG_USE)
+    given = _given(connection_string)
     try:
         return asyncio.run(main())
     except InvalidConnectionString as error:
         _fail(f"--connection-string: {error}", WRONG_USE)
     except (ClientError, ProtocolError, TimeoutError) as error:
         _fail(str(error), FAILED)
+
+
+def _given(connection_string: str | None) -> str:
+    if not connection_string:
+        text = "`peeklock connection-string` prints one for a broker on this machine"
+        _fail(f"give --connection-string, or set {CONNECTION_STRING_VARIABLE}: {text}", WRONG_USE)
+    return connection_string
 
 
 def _fail(text: str, code: int) -> NoReturn:

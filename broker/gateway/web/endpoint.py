@@ -19,7 +19,7 @@ from broker import __version__
 from broker.atom.documents import ERROR_TYPE, write_error
 from broker.errors import BrokerError, InvalidArgument
 from broker.gateway.descriptors import RepeatedWarning
-from broker.gateway.web.statuses import Status, status_of
+from broker.gateway.web.statuses import RequestRefused, Status, status_of
 from broker.gateway.web.targets import decoded
 from broker.listening import Listener, listen
 from broker.logging import get_logger
@@ -41,7 +41,7 @@ _HOST = re.compile(r"[A-Za-z0-9._~-]+(:[0-9]{1,5})?|\[[0-9A-Fa-f:.]+\](:[0-9]{1,
 log = get_logger("gateway")
 
 Serve = Callable[[web.BaseRequest, str], Awaitable[web.StreamResponse]]
-"""Answers a request, given its decoded path. Raises BrokerError or ProtocolError."""
+"""Answers a request, given its decoded path. Raises BrokerError, ProtocolError or RequestRefused."""
 
 
 class Route:
@@ -124,7 +124,7 @@ class HttpEndpoint:
             route = next(each for each in self._routes if each.takes(request, path))
             name = route.name
             response = await route.serve(request, path)
-        except (BrokerError, ProtocolError) as error:
+        except (BrokerError, ProtocolError, RequestRefused) as error:
             response = error_response(status_of(error), str(error))
         except web.HTTPException as error:
             response = error_response(Status(error.status, error.status * 100), error.reason)

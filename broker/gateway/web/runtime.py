@@ -60,7 +60,9 @@ class Runtime:
         self._max_body_bytes = gateway.settings.amqp.max_message_size_bytes
 
     async def serve(self, request: web.BaseRequest, path: str) -> web.StreamResponse:
-        """`is_runtime` takes the request. Raises BrokerError, ProtocolError, HTTPException, TimeoutError."""
+        """`is_runtime` takes the request. Raises BrokerError, ProtocolError, RequestRefused, HTTPException,
+        TimeoutError.
+        """
         try:
             if path.lower().endswith("/messages"):
                 return await self._send(request, path)

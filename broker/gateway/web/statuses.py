@@ -66,7 +66,7 @@ _OF_CONDITION: dict[str, Status] = {
 }
 
 
-class RequestRefused(errors.BrokerError):
+class RequestRefused(Exception):
     """What a link of the gateway's own was answered (`broker.gateway.web.inside`)."""
 
     def __init__(self, error: ClientError) -> None:
