@@ -32,7 +32,7 @@ class Page(NamedTuple):
     url: str
     title: str
     updated: str
-    entries: Iterable[Entry]
+    entries: Iterable[str]
     next_url: str | None = None
 
 
@@ -50,13 +50,18 @@ def _entry(entry: Entry, author: str, declaration: str = "") -> str:
     )
 
 
-def write_feed(page: Page, author: str) -> str:
+def write_feed_entry(entry: Entry, author: str) -> str:
+    """For `Page.entries`."""
+    return _entry(entry, author)
+
+
+def write_feed(page: Page) -> str:
     url = xml.written(page.url)
     following = "" if page.next_url is None else f'<link rel="next" href="{xml.written(page.next_url)}"/>'
     return (
         f'<feed xmlns="{xml.ATOM}"><title type="text">{xml.written(page.title)}</title><id>{url}</id>'
         f'<updated>{page.updated}</updated><link rel="self" href="{url}"/>{following}'
-        f"{''.join(_entry(each, author) for each in page.entries)}</feed>"
+        f"{''.join(page.entries)}</feed>"
     )
 
 

@@ -24,7 +24,9 @@ from broker.gateway.nodes.entity_counts import counted_queues, entity_counts, su
 from broker.gateway.router import CHANGE_CATALOG, Router
 from broker.gateway.web.access import Access
 from broker.gateway.web.endpoint import base_url, body_of
+from broker.gateway.web.pace import Pace, Parts
 from broker.gateway.web.targets import Resource, Target, parse
+from broker.metrics import GatewayMetrics
 from broker.namespace.entities import Right, SubscriptionDescription
 from broker.namespace.rule_descriptions import DEFAULT_RULE_NAME, RuleDescription
 from protocol.addresses import Part
@@ -56,6 +58,7 @@ class Shared(Protocol):
 
     namespace: Namespace
     router: Router
+    metrics: GatewayMetrics
 
 
 class Management:
@@ -63,6 +66,7 @@ class Management:
         self._gateway = gateway
         self._access = access
         self._started_ms = started_ms
+        self._pace = Pace(lambda: gateway.metrics.bytes_in + gateway.metrics.bytes_out)
 
     async def serve(self, request: web.BaseRequest, path: str) -> web.StreamResponse:
         """Raises BrokerError, ProtocolError, HTTPException, TimeoutError."""
@@ -112,22 +116,33 @@ class Management:
         """`listed` are in the order of their names."""
         skip, top = _paging(request)
         shown = await self._shown(listed[skip : skip + top])
-        entries = [self._entity_entry(request, each) for each in shown]
+        entries = await self._written(self._entity_entry(request, each) for each in shown)
         return self._feed(self._page(request, target, title, entries, skip, top, skip + top < len(listed)))
 
     async def _rules(self, request: web.BaseRequest, target: Target) -> web.Response:
         subscription = self._find(target.path, "subscription")
         skip, top = _paging(request)
         found = await self._ask(subscription, "enumerate-rules", skip, top + 1)
-        entries = [self._rule_entry(request, target, each) for each in found[:top]]
+        entries = await self._written(self._rule_entry(request, target, each) for each in found[:top])
         return self._feed(self._page(request, target, "Rules", entries, skip, top, len(found) > top))
+
+    async def _written(self, entries: Iterable[Entry]) -> list[str]:
+        """For a list, which may be long: messages go first."""
+        author = self._gateway.namespace.name
+        parts = Parts(self._pace)
+        written = []
+        for entry in entries:
+            written.append(documents.write_feed_entry(entry, author))
+            await parts.pause()
+        await parts.pause(is_end=True)
+        return written
 
     def _page(
         self,
         request: web.BaseRequest,
         target: Target,
         title: str,
-        entries: Iterable[Entry],
+        entries: Iterable[str],
         skip: int,
         top: int,
         has_more: bool,
@@ -308,7 +323,7 @@ class Management:
         return web.Response(status=status, body=text.encode(), headers=headers)
 
     def _feed(self, page: Page) -> web.Response:
-        text = documents.write_feed(page, self._gateway.namespace.name)
+        text = documents.write_feed(page)
         return web.Response(body=text.encode(), headers={"Content-Type": FEED_TYPE})
 
 
