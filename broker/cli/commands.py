@@ -34,7 +34,6 @@ LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 app = typer.Typer(
     help="A standalone AMQP 1.0 broker with the semantics of Azure Service Bus.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
@@ -400,6 +399,22 @@ def reference() -> None:
     from broker.settings.reference import document
 
     typer.echo(document(), nl=False)
+
+
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    _: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
+    ] = False,
+) -> None:
+    """A standalone AMQP 1.0 broker with the semantics of Azure Service Bus."""
 
 
 @app.command()

@@ -13,7 +13,7 @@ from broker.child import PERMANENT_FAULT
 from broker.keys import EMULATOR_KEY, ROOT_KEY_NAME, connection_string, makes_root_key, with_root_key
 from broker.logging import configure_logging, get_logger
 from broker.namespace.entities import Frozen
-from broker.settings.config import ConfigurationError, Settings
+from broker.settings.config import ConfigurationError, Settings, is_loopback
 from broker.supervisor.definitions import bring_in_line
 from broker.supervisor.parking import Parking
 from broker.supervisor.processes import Processes, Role
@@ -196,8 +196,21 @@ def _announce(settings: Settings, part: Part, answers: dict[str, dict[str, Any]]
         return
     workers = settings.worker_count if part is Part.ALL else len(settings.cluster.workers)
     log.info("ready", partitions=settings.partitions, workers=workers)
+    if (host := opened_by_known_key(settings)) is not None:
+        log.warning(
+            "everybody who reaches this host has all rights, by the emulator's well-known key",
+            host=host,
+            fix="set security.root_key, or amqp.host and http.host to 127.0.0.1",
+        )
     answer = answers["gateway"] | answers.get("observer", {})
     print(start_text(settings, answer, key, with_data=part is Part.ALL), flush=True)
+
+
+def opened_by_known_key(settings: Settings) -> str | None:
+    """The host beyond this machine where the emulator's key has all rights, if there is one."""
+    if settings.security.root_key != EMULATOR_KEY:
+        return None
+    return next((host for host in (settings.amqp.host, settings.http.host) if not is_loopback(host)), None)
 
 
 def worker_text(settings: Settings, answer: dict[str, Any]) -> str:

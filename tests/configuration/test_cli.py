@@ -277,6 +277,7 @@ def test_config_reference_is_the_page_of_settings(peeklock):
 
 def test_version_is_the_packages(peeklock):
     assert peeklock("version").stdout == f"{__version__}\n"
+    assert peeklock("--version").stdout == f"{__version__}\n"
 
 
 # Connection strings

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from broker.settings.config import Security, Settings
-from broker.supervisor.supervisor import shown_key, start_text
+from broker.supervisor.supervisor import opened_by_known_key, shown_key, start_text
 from storage.data_dir import DataDirectory
 from storage.lmdb_store import LmdbStore
 from storage.log.snapshot import Snapshot
@@ -286,3 +286,18 @@ def test_the_start_text_says_where_a_given_key_is_whatever_is_kept(data_dir):
 
 def test_the_emulators_key_is_no_secret():
     assert "SharedAccessKey=SAS_KEY_VALUE;" in text(is_new=False, key="SAS_KEY_VALUE")
+
+
+@pytest.mark.parametrize(
+    ("sections", "host"),
+    [
+        ({}, None),
+        ({"amqp": {"host": "0.0.0.0"}}, "0.0.0.0"),
+        ({"http": {"host": "::"}}, "::"),
+        ({"amqp": {"host": "127.0.0.2"}}, None),
+    ],
+)
+def test_the_emulators_key_beyond_this_machine_is_noticed(sections, host):
+    with_key = {"security": {"root_key": "SAS_KEY_VALUE"}}
+    assert opened_by_known_key(Settings(**sections, **with_key)) == host
+    assert opened_by_known_key(Settings(**sections, security={"root_key": "own"})) is None
