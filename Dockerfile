@@ -1,9 +1,9 @@
 # The broker in a container: data in /var/lib/peeklock, everything else may be read-only.
 #
 #   docker build -t peeklock .
-#   docker run --read-only -v peeklock:/var/lib/peeklock -p 5672:5672 -p 9464:9464 peeklock
+#   docker run --read-only -v peeklock:/var/lib/peeklock -p 127.0.0.1:5672:5672 -p 127.0.0.1:5300:5300 peeklock
 #
-# The connection string is in the output of the first start. deploy/compose.yaml has a whole set-up.
+# It has a queue, orders (deploy/container.toml). The connection string is in the output of the first start. deploy/compose.yaml has a whole set-up.
 
 FROM python:3.11-slim AS build
 WORKDIR /src
@@ -26,20 +26,23 @@ RUN groupadd --gid 10001 peeklock && \
     useradd --uid 10001 --gid peeklock --no-create-home --home-dir /nonexistent --shell /usr/sbin/nologin peeklock && \
     install -d -o peeklock -g peeklock -m 0700 /var/lib/peeklock
 COPY --from=build /opt/peeklock /opt/peeklock
+COPY deploy/healthcheck /opt/peeklock/healthcheck
+COPY deploy/container.toml /etc/peeklock/peeklock.toml
 
 ENV PATH=/opt/peeklock/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1 \
     PEEKLOCK_DATA_DIR=/var/lib/peeklock \
     PEEKLOCK_AMQP__HOST=0.0.0.0 \
+    PEEKLOCK_HTTP__HOST=0.0.0.0 \
     PEEKLOCK_OPS__HOST=0.0.0.0 \
     PEEKLOCK_LOG__FORMAT=json
 USER 10001:10001
 WORKDIR /var/lib/peeklock
 VOLUME /var/lib/peeklock
-EXPOSE 5672 5671 5680 9464
+EXPOSE 5672 5671 5300 443 5680 9464
 STOPSIGNAL SIGTERM
-HEALTHCHECK --interval=10s --timeout=6s --start-period=30s --retries=3 \
-    CMD ["python", "-c", "import os, urllib.request; urllib.request.urlopen('http://127.0.0.1:' + os.environ.get('PEEKLOCK_OPS__PORT', '9464') + '/readyz', timeout=5)"]
+HEALTHCHECK --interval=10s --timeout=6s --start-period=30s --retries=3 CMD ["/opt/peeklock/healthcheck"]
 ENTRYPOINT ["peeklock"]
-CMD ["serve"]
+# Mount a file there with the entities that you want, or create them while the broker runs.
+CMD ["serve", "--config", "/etc/peeklock/peeklock.toml"]

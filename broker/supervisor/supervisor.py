@@ -23,6 +23,8 @@ from storage.data_dir import ROOT_KEY_FILE, RUN, DataDirectory, DataDirectoryErr
 from storage.lmdb_store import StoreInUse, UnknownFormat, WrongPartition
 from storage.store import StoreError, StoreFull
 
+OPS_PORT_FILE = "ops-port"  # in the directory `run`
+
 log = get_logger("supervisor")
 
 FrozenT = TypeVar("FrozenT", bound=Frozen)
@@ -62,7 +64,12 @@ def run(settings: Settings, part: Part) -> int:
             except BaseException:
                 processes.discard()
                 raise
-            return processes.run(lambda answers: _announce(settings, part, answers, key))
+
+            def ready(answers: dict[str, dict[str, Any]]) -> None:
+                _write_ops_port(directory.run_path, answers)
+                _announce(settings, part, answers, key)
+
+            return processes.run(ready)
     except ConfigurationError as error:
         print(f"peeklock: cannot start: {error}", file=sys.stderr)
         return PERMANENT_FAULT
@@ -187,6 +194,15 @@ def _refuse(error: StoreError) -> NoReturn:
         case _:
             fix = "The files were left as they are. Restore a backup with: peeklock restore"
     raise ConfigurationError(f"{error}. {fix}") from error
+
+
+def _write_ops_port(directory: Path, answers: dict[str, dict[str, Any]]) -> None:
+    """For deploy/healthcheck: the port of the operations endpoint, or that there is none."""
+    ports = (answer["ops_port"] for answer in answers.values() if answer.get("ops_port") is not None)
+    try:
+        (directory / OPS_PORT_FILE).write_text(f"{next(ports, 'off')}\n")
+    except OSError as error:
+        log.warning("the health check will fail: its file cannot be written", reason=error.strerror)
 
 
 def _announce(settings: Settings, part: Part, answers: dict[str, dict[str, Any]], key: str) -> None:

@@ -1,18 +1,19 @@
 """What cannot be run here without an engine is read: the image's recipe and the files that it is set up with."""
 
-import ast
 import fnmatch
 import json
 import os
 import re
 import subprocess
 import sys
+import time
 import zipfile
 from pathlib import Path
 
 import pytest
 
 from broker.settings.sources import load
+from tests.brokers import Broker
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -48,31 +49,43 @@ def test_the_image_runs_as_a_user_that_an_orchestrator_can_see_is_not_root():
 def test_the_images_settings_are_settings():
     settings = load(environment={**environment()}).settings
     assert str(settings.data_dir) == only("VOLUME")
-    assert settings.amqp.host == settings.ops.host == "0.0.0.0"
+    assert settings.amqp.host == settings.http.host == settings.ops.host == "0.0.0.0"
 
 
 def test_the_images_ports_are_those_the_broker_listens_on():
     settings = load(environment={}).settings
-    assert {settings.amqp.port, settings.ops.port} < {int(port) for port in only("EXPOSE").split()}
+    assert {settings.amqp.port, settings.http.port, settings.ops.port} < {int(port) for port in only("EXPOSE").split()}
 
 
 def test_the_image_stops_by_a_signal_that_the_broker_takes():
     assert only("STOPSIGNAL") == "SIGTERM"
 
 
-def test_the_health_check_is_a_program_that_asks_for_readiness():
-    command = json.loads(only("HEALTHCHECK").split("CMD ", 1)[1])
-    assert command[:2] == ["python", "-c"]
-    ast.parse(command[2])
-    assert "/readyz" in command[2]
+def health(directory):
+    """The exit code of the program of the image's health check, for the broker with this data directory."""
+    assert json.loads(only("HEALTHCHECK").split("CMD ", 1)[1]) == ["/opt/peeklock/healthcheck"]
+    assert "deploy/healthcheck /opt/peeklock/healthcheck" in [rest for name, rest in final_stage() if name == "COPY"]
+    environment = {"PEEKLOCK_DATA_DIR": str(directory)}
+    return subprocess.run([DEPLOY / "healthcheck"], env=environment, capture_output=True, timeout=30).returncode
 
 
-def test_the_health_check_fails_while_nobody_listens():
-    program = json.loads(only("HEALTHCHECK").split("CMD ", 1)[1])[2]
-    done = subprocess.run(
-        [sys.executable, "-c", program], env={"PEEKLOCK_OPS__PORT": "1"}, capture_output=True, timeout=30, check=False
-    )
-    assert done.returncode != 0
+def test_the_health_check_follows_the_broker_on_whichever_port(tmp_path):
+    with Broker(tmp_path) as broker:
+        assert health(broker.data_dir) == 0
+        broker.kill()
+        assert health(broker.data_dir) != 0
+    assert health(tmp_path / "nothing") != 0
+
+
+def test_the_health_check_of_a_broker_that_is_not_ready_fails(tmp_path):
+    with Broker(tmp_path, workers=1) as broker:
+        worker = broker.worker()
+        worker.suspend()
+        deadline = time.monotonic() + 20
+        while health(broker.data_dir) == 0:
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        worker.resume()
 
 
 def test_files_that_the_image_copies_exist_and_are_not_ignored():
