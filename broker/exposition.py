@@ -49,7 +49,10 @@ GATEWAY_COUNTERS = {  # key of a gateway's snapshot: name, help
         "Times that a connection could not be accepted, usually because no file descriptor was left.",
     ),
     "connection_failures": ("connection_failures", "Failures inside the gateway that ended a connection."),
-    "authentication_failures": ("authentication_failures", "Failed SASL exchanges and refused CBS tokens."),
+    "authentication_failures": (
+        "authentication_failures",
+        "Failed SASL exchanges, refused CBS tokens, HTTP requests without the right.",
+    ),
     "lost_settlements": ("lost_settlements", "Settlements that came after their lock was lost."),
     "bytes_in": ("connection_incoming_bytes", "AMQP bytes read from clients."),
     "bytes_out": ("connection_outgoing_bytes", "AMQP bytes written to clients."),

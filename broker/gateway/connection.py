@@ -273,7 +273,7 @@ class ClientConnection(asyncio.Protocol):
         if sasl.identity is None:
             self.gateway.metrics.authentication_failures += 1
             self._reason = "authentication failed"
-            log.warning("authentication failed", peer=self._peer)
+            self.gateway.denials.happened("SASL", peer=self._peer)
             self._hang_up(self._reason)
             return b""
         self._start_engine(sasl.identity)

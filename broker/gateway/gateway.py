@@ -86,6 +86,7 @@ class Gateway:
         self.max_connections, self._max_refused = allowed_connections(self.settings)
         self._arriving: set[asyncio.BaseProtocol] = set()  # accepted, and usually in the TLS handshake
         self.refusals = RepeatedWarning("connections refused")
+        self.denials = RepeatedWarning("authentication failed")
         self._failures = RepeatedWarning("no connection can be accepted")
         self._catalog_known = asyncio.Event()
         self._serves = False  # it takes clients, or did until it was told to stop

@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, Protocol
 
 from broker.errors import BrokerError
+from broker.gateway.descriptors import RepeatedWarning
 from broker.gateway.message_ids import MessageIds
 from broker.gateway.namespace import Namespace
 from broker.gateway.rights import Rights
@@ -32,6 +33,7 @@ class Shared(Protocol):
     keyring: Keyring
     namespace: Namespace
     router: Router
+    denials: RepeatedWarning
     new_message_id: MessageIds
     sender_turns: Iterator[int]  # senders to partitioned entities begin with each fragment in turn
 

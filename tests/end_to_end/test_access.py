@@ -67,6 +67,7 @@ def test_a_wrong_key_gets_outcome_1_and_the_socket_is_closed(broker, key_name, k
         assert peer.sasl_plain(key_name, key).fields[0] == 1
         assert peer.wait_closed() == []
     assert metrics(broker)["peeklock_authentication_failures_total",] == before + 1
+    assert '"authentication failed"' in broker.log()
 
 
 @pytest.mark.parametrize(

@@ -212,7 +212,7 @@ def test_a_scheduled_message_waits(call, empty):
     assert call("DELETE", "/orders/messages/head?timeout=10").body == b"later"
 
 
-def test_rights(call, empty):
+def test_rights(broker, call, empty):
     assert call("POST", "/orders/messages", "x", key=("sends", "s")).status == 201
     assert call("POST", "/orders/messages", "x", key=("listens", "l")).status == 401
     assert call("DELETE", "/orders/messages/head?timeout=0", key=("sends", "s")).status == 401
@@ -222,6 +222,7 @@ def test_rights(call, empty):
     assert call("DELETE", place, key=("sends", "s")).status == 401
     assert call("DELETE", place, key=("listens", "l")).status == 200
     assert call("POST", "/orders/messages", "x", key=(KEY_NAME, "wrong")).status == 401
+    assert '"authentication failed"' in broker.log()
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,7 @@ class CbsRequests(RequestLink):
         except ProtocolError as error:
             if isinstance(error, TokenError):
                 connection.gateway.metrics.authentication_failures += 1
+                connection.gateway.denials.happened(str(error)[:200], client=connection.client_name[:100])
             tracker = error.tracker if isinstance(error, _Missing) else "NoSystemTracker"
             answer(cbs.encode_refused(request, error, connection.tracked(str(error), tracker)))
             return

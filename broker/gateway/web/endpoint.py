@@ -66,6 +66,7 @@ class HttpEndpoint:
         self._server = _Server(self._handle, request_factory=self._request)
         self._listeners: list[Listener] = []
         self._busy: set[RequestHandler] = set()  # connections with a request that is being answered
+        self._denials = RepeatedWarning("authentication failed")
         self._full = RepeatedWarning("HTTP connections refused")
         self._failures = RepeatedWarning("no HTTP connection can be accepted")
 
@@ -125,7 +126,11 @@ class HttpEndpoint:
             name = route.name
             response = await route.serve(request, path)
         except (BrokerError, ProtocolError, RequestRefused) as error:
-            response = error_response(status_of(error), str(error))
+            status = status_of(error)
+            if status.http == 401:
+                self._metrics.authentication_failures += 1
+                self._denials.happened(str(error)[:200], peer=str(request.remote))
+            response = error_response(status, str(error))
         except web.HTTPException as error:
             response = error_response(Status(error.status, error.status * 100), error.reason)
         except TimeoutError:
