@@ -7,13 +7,15 @@ the request, which were checked before; the connection itself has all.
 import asyncio
 import socket
 import uuid
+from typing import TYPE_CHECKING
 
 from broker.gateway.connection import ClientConnection, Home
 from broker.gateway.rights import Rights
-from protocol.client.connection import Connection
-from protocol.client.connection_string import Anonymous
 from protocol.client.errors import ConnectionLost, LinkDetached
 from protocol.client.links import Sender
+
+if TYPE_CHECKING:
+    from protocol.client.connection import Connection
 
 ANSWER_SECONDS = 60.0
 IDLE_TIME_OUT_MS = 240_000
@@ -28,7 +30,7 @@ class Inside:
         self._connection: asyncio.Task[Connection] | None = None
         self._senders: dict[str, asyncio.Task[Sender]] = {}
 
-    async def connection(self) -> Connection:
+    async def connection(self) -> "Connection":
         """Raises ConnectionLost."""
         made = self._connection
         if made is None or (made.done() and (made.cancelled() or made.exception() or made.result().closed)):
@@ -57,7 +59,11 @@ class Inside:
         if made.done() and not made.cancelled() and made.exception() is None and not made.result().in_flight:
             await made.result().close()
 
-    async def _connect(self) -> Connection:
+    async def _connect(self) -> "Connection":
+        # Most gateways never need these.
+        from protocol.client.connection import Connection
+        from protocol.client.connection_string import Anonymous
+
         here, there = socket.socketpair()
         loop = asyncio.get_running_loop()
         inner = ClientConnection(self._gateway)
