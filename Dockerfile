@@ -3,7 +3,8 @@
 #   docker build -t peeklock .
 #   docker run --read-only -v peeklock:/var/lib/peeklock -p 127.0.0.1:5672:5672 -p 127.0.0.1:5300:5300 peeklock
 #
-# It has a queue, orders (deploy/container.toml). The connection string is in the output of the first start. deploy/compose.yaml has a whole set-up.
+# It has a queue, orders (deploy/container.toml). The connection string is in the output of the first start.
+# deploy/compose.yaml has a whole set-up.
 
 FROM python:3.11-slim AS build
 WORKDIR /src

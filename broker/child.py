@@ -104,7 +104,7 @@ def read_instructions() -> Instructions:
     Exits quietly if the supervisor ends before it has written the line.
     """
     die_with_parent()
-    # The supervisor passes it on to those that read files again. A terminal that hangs up sends it to all.
+    # Its usual effect is an end. Those that read files at it take it when they serve.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     line = sys.stdin.readline()
     if not line:

@@ -61,11 +61,11 @@ def test_the_image_stops_by_a_signal_that_the_broker_takes():
     assert only("STOPSIGNAL") == "SIGTERM"
 
 
-def health(directory):
+def health(directory, ops_port=1):
     """The exit code of the program of the image's health check, for the broker with this data directory."""
     assert json.loads(only("HEALTHCHECK").split("CMD ", 1)[1]) == ["/opt/peeklock/healthcheck"]
     assert "deploy/healthcheck /opt/peeklock/healthcheck" in [rest for name, rest in final_stage() if name == "COPY"]
-    environment = {"PEEKLOCK_DATA_DIR": str(directory)}
+    environment = {"PEEKLOCK_DATA_DIR": str(directory), "PEEKLOCK_OPS__PORT": str(ops_port)}
     return subprocess.run([DEPLOY / "healthcheck"], env=environment, capture_output=True, timeout=30).returncode
 
 
@@ -75,6 +75,11 @@ def test_the_health_check_follows_the_broker_on_whichever_port(tmp_path):
         broker.kill()
         assert health(broker.data_dir) != 0
     assert health(tmp_path / "nothing") != 0
+
+
+def test_the_health_check_of_a_gateway_without_a_data_directory_uses_the_port_of_the_environment(tmp_path):
+    with Broker(tmp_path) as broker:
+        assert health(tmp_path / "nothing", broker.ops_port) == 0
 
 
 def test_the_health_check_of_a_broker_that_is_not_ready_fails(tmp_path):

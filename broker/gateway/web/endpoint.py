@@ -56,7 +56,14 @@ class Route:
 class HttpEndpoint:
     """Listening sockets, and the connections that they have accepted."""
 
-    def __init__(self, http: Http, routes: Sequence[Route], metrics: GatewayMetrics, max_body_bytes: int) -> None:
+    def __init__(
+        self,
+        http: Http,
+        routes: Sequence[Route],
+        metrics: GatewayMetrics,
+        denials: RepeatedWarning,
+        max_body_bytes: int,
+    ) -> None:
         """The first of the routes that takes a request answers it; the last takes all."""
         self._http = http
         self._routes = routes
@@ -66,7 +73,7 @@ class HttpEndpoint:
         self._server = _Server(self._handle, request_factory=self._request)
         self._listeners: list[Listener] = []
         self._busy: set[RequestHandler] = set()  # connections with a request that is being answered
-        self._denials = RepeatedWarning("authentication failed")
+        self._denials = denials
         self._full = RepeatedWarning("HTTP connections refused")
         self._failures = RepeatedWarning("no HTTP connection can be accepted")
 

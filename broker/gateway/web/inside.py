@@ -7,7 +7,7 @@ the request, which were checked before; the connection itself has all.
 import asyncio
 import socket
 import uuid
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from broker.gateway.connection import ClientConnection, Home
 from broker.gateway.rights import Rights
@@ -22,6 +22,19 @@ IDLE_TIME_OUT_MS = 240_000
 MAX_SENDERS = 1000  # kept links
 
 
+class _Closing(Protocol):
+    @property
+    def closed(self) -> bool: ...
+
+
+_ClosingT = TypeVar("_ClosingT", bound=_Closing)
+
+
+def _is_over(made: asyncio.Task[_ClosingT]) -> bool:
+    """It could not be made, or was closed since."""
+    return made.done() and (made.cancelled() or made.exception() is not None or made.result().closed)
+
+
 class Inside:
     """The connection, made when it is needed, and a sender for each entity that was lately sent to."""
 
@@ -33,14 +46,14 @@ class Inside:
     async def connection(self) -> "Connection":
         """Raises ConnectionLost."""
         made = self._connection
-        if made is None or (made.done() and (made.cancelled() or made.exception() or made.result().closed)):
+        if made is None or _is_over(made):
             made = self._connection = asyncio.get_running_loop().create_task(self._connect())
         return await asyncio.shield(made)
 
     async def sender(self, entity: str) -> Sender:
         """A sender to this entity, which may be that of other requests. Raises ClientError, TimeoutError."""
         made = self._senders.get(entity)
-        if made is None or (made.done() and (made.cancelled() or made.exception() or made.result().closed)):
+        if made is None or _is_over(made):
             if len(self._senders) >= MAX_SENDERS:
                 await self._forget(next(iter(self._senders)))
             made = self._senders[entity] = asyncio.get_running_loop().create_task(self._attach(entity))

@@ -234,9 +234,8 @@ def write_headers(message: Message, lock_token: UUID | None) -> dict[str, str]:
     for name, field in _FIELDS.items():
         if (value := getattr(message, field)) is not None:
             shown[name] = value.hex() if isinstance(value, bytes) else str(value)
-    for name, key in _KEYS.items():
-        if name == "PartitionKey" and (value := annotations.get(key)) is not None:
-            shown[name] = str(value)
+    if (key := annotations.get(PARTITION_KEY)) is not None:
+        shown["PartitionKey"] = str(key)
     _add_time(shown, "ScheduledEnqueueTimeUtc", annotations.get(SCHEDULED_ENQUEUE_TIME))
     shown["SequenceNumber"] = message.sequence_number or 0
     state = annotations.get(MESSAGE_STATE) or 0

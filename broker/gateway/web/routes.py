@@ -40,7 +40,7 @@ def http_endpoint(gateway: Shared) -> HttpEndpoint:
         Route("runtime", runtime.is_runtime, runtime.Runtime(gateway, access).serve),
         Route("management", lambda *_: True, Management(gateway, access, int(time.time() * 1000)).serve),
     )
-    return HttpEndpoint(gateway.settings.http, routes, gateway.metrics, largest)
+    return HttpEndpoint(gateway.settings.http, routes, gateway.metrics, gateway.denials, largest)
 
 
 def _is_health(request: web.BaseRequest, path: str) -> bool:

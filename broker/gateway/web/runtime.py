@@ -10,7 +10,7 @@ from aiohttp import web
 
 from broker.errors import InvalidArgument, LockLost
 from broker.gateway.connection import Home
-from broker.gateway.namespace import Namespace
+from broker.gateway.namespace import Entity, Namespace
 from broker.gateway.web import rest_messages
 from broker.gateway.web.access import Access
 from broker.gateway.web.endpoint import base_url, body_of
@@ -72,8 +72,8 @@ class Runtime:
         except ClientError as error:
             raise RequestRefused(error) from None
 
-    def _entity(self, request: web.BaseRequest, path: str, segments: int, right: Right) -> str:
-        """The address of the entity, without the last segments of the path. The request has this right there."""
+    def _entity(self, request: web.BaseRequest, path: str, segments: int, right: Right) -> tuple[str, Entity]:
+        """The address without the last segments of the path, and its entity. The request has this right there."""
         name = "/".join(path.split("/")[:-segments])
         address = addresses.parse(name)
         if address.node is not addresses.Node.ENTITY:
@@ -84,12 +84,12 @@ class Runtime:
         if entity is None:
             text = error_texts.entity_not_found(self._gateway.namespace.name, address.path, "Queue")
             raise RequestRefused(ClientError(conditions.NOT_FOUND, text))
-        return name
+        return name, entity
 
     # -- sending
 
     async def _send(self, request: web.BaseRequest, path: str) -> web.Response:
-        entity = self._entity(request, path, 1, Right.SEND)
+        entity, _ = self._entity(request, path, 1, Right.SEND)
         body = await body_of(request, self._max_body_bytes)
         if request.content_type == BATCH_TYPE:
             await self._send_all(entity, [each.encode() for each in rest_messages.read_batch(body)])
@@ -118,8 +118,8 @@ class Runtime:
     # -- receiving
 
     async def _receive(self, request: web.BaseRequest, path: str) -> web.Response:
-        entity = self._entity(request, path, 2, Right.LISTEN)
-        if (found := self._gateway.namespace.at(addresses.parse(entity).path)) and found.requires_session:
+        entity, found = self._entity(request, path, 2, Right.LISTEN)
+        if found.requires_session:
             raise InvalidArgument("The entity requires sessions, which cannot be received from over HTTP.")
         deletes = request.method == "DELETE"
         until = time.monotonic() + _timeout(request)
@@ -155,7 +155,7 @@ class Runtime:
     # -- settling
 
     async def _settle(self, request: web.BaseRequest, path: str) -> web.Response:
-        entity = self._entity(request, path, 3, Right.LISTEN)
+        entity, _ = self._entity(request, path, 3, Right.LISTEN)
         token = UUID(path.rpartition("/")[2])
         management = await (await self._inside.connection()).management(entity)
         try:
