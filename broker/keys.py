@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 from broker.namespace.entities import AuthorizationRule, Description, Right, SubscriptionDescription
-from broker.settings.config import Certificate, ConfigurationError, Settings
-from storage.data_dir import ROOT_KEY_FILE
+from broker.settings.config import Certificate, ConfigurationError, Security, Settings
+from storage.data_dir import ROOT_KEY_FILE, RUN
 from storage.durable import write_file
 
 ROOT_KEY_NAME = "RootManageSharedAccessKey"
@@ -19,6 +19,8 @@ EMULATOR_KEY = "SAS_KEY_VALUE"
 ALL_RIGHTS = frozenset(Right)
 AMQP_PORT = 5672
 AMQPS_PORT = 5671
+SECURITY_FILE = f"{RUN}/security.json"
+"""The keys and rights of certificates that SIGHUP has brought, for gateways; below their working directory."""
 
 
 def with_root_key(settings: Settings) -> Settings:
@@ -28,8 +30,9 @@ def with_root_key(settings: Settings) -> Settings:
     """
     if settings.security.root_key is not None:
         return settings
-    key = EMULATOR_KEY if settings.emulator else kept_root_key(settings.data_dir / ROOT_KEY_FILE)
-    return settings.model_copy(update={"security": settings.security.model_copy(update={"root_key": key})})
+    keys = RootKeys(EMULATOR_KEY) if settings.emulator else kept_root_keys(settings.data_dir / ROOT_KEY_FILE)
+    update = {"root_key": keys.primary, "root_secondary_key": settings.security.root_secondary_key or keys.secondary}
+    return settings.model_copy(update={"security": settings.security.model_copy(update=update)})
 
 
 def makes_root_key(settings: Settings) -> bool:
@@ -38,35 +41,85 @@ def makes_root_key(settings: Settings) -> bool:
     return not is_given and not (settings.data_dir / ROOT_KEY_FILE).exists()
 
 
-def kept_root_key(path: Path) -> str:
-    """The key in the file at `path`; a missing file is made, mode 0600. Raises ConfigurationError, OSError."""
+class RootKeys(NamedTuple):
+    """The keys in the file of the root key: the primary one, and on a line of its own the secondary one, if any."""
+
+    primary: str
+    secondary: str | None = None
+
+    def write(self, path: Path) -> None:
+        """Raises OSError."""
+        write_file(path, "".join(f"{key}\n" for key in self if key is not None).encode(), mode=0o600)
+
+
+def random_key() -> str:
+    """A new key: 32 random bytes in base64, as the cloud makes them."""
+    return base64.b64encode(secrets.token_bytes(32)).decode()
+
+
+def kept_root_keys(path: Path) -> RootKeys:
+    """The keys in the file at `path`; a missing file is made, mode 0600. Raises ConfigurationError, OSError."""
     try:
         mode = path.stat().st_mode & 0o777
     except FileNotFoundError:
-        key = base64.b64encode(secrets.token_bytes(32)).decode()
-        write_file(path, key.encode() + b"\n", mode=0o600)
-        return key
+        keys = RootKeys(random_key())
+        keys.write(path)
+        return keys
     if mode & 0o077:
         raise ConfigurationError(
             f"{path}: holds the root key and is open to other users (mode {mode:04o}). Run: chmod 600 {path}. Where a "
             "volume's group rights are set at each start, give the key by PEEKLOCK_SECURITY__ROOT_KEY instead"
         )
     try:
-        key = path.read_text("ascii").strip()
+        lines = [line.strip() for line in path.read_text("ascii").strip().splitlines()]
     except UnicodeDecodeError:
-        key = ""
-    if not 1 <= len(key) <= 256 or not key.isprintable():
+        lines = []
+    if not 1 <= len(lines) <= 2 or not all(1 <= len(key) <= 256 and key.isprintable() for key in lines):
         raise ConfigurationError(
-            f"{path}: does not hold a key of 1 to 256 characters; write the key into it, or remove it to get a new one"
+            f"{path}: does not hold a key of 1 to 256 characters, or two on lines of their own; write the key into "
+            "it, or remove it to get a new one"
         )
-    return key
+    return RootKeys(*lines)
 
 
-def root_rule(settings: Settings) -> AuthorizationRule:
-    """The root key's rule; `settings` come from `with_root_key`."""
-    assert settings.security.root_key is not None
+def regenerate(settings: Settings, *, secondary: bool) -> Path:
+    """Replace one of the kept root keys by a new one; returns their file. Raises ConfigurationError, OSError."""
+    security = settings.security
+    if settings.emulator or security.root_key is not None or (secondary and security.root_secondary_key is not None):
+        name = "root_secondary_key" if secondary else "root_key"
+        raise ConfigurationError(
+            f"the key is not in the data directory: change security.{name}, and send SIGHUP to the broker"
+        )
+    path = settings.data_dir / ROOT_KEY_FILE
+    if not path.exists():
+        raise ConfigurationError(f"{path}: there is no root key yet; start the broker once, or name its --data-dir")
+    keys, new = kept_root_keys(path), random_key()
+    (keys._replace(secondary=new) if secondary else keys._replace(primary=new)).write(path)
+    return path
+
+
+def write_security(path: Path, security: Security) -> None:
+    """For gateways, which take them with `read_keyring`. Raises OSError."""
+    write_file(path, security.model_dump_json().encode(), mode=0o600)
+
+
+def read_keyring(path: Path) -> "Keyring | None":
+    """A keyring with what `write_security` has written; None if it has written nothing. Raises OSError, ValueError."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    return Keyring.of(Security.model_validate_json(content))
+
+
+def root_rule(security: Security) -> AuthorizationRule:
+    """The root key's rule; `security` is that of `with_root_key`."""
+    assert security.root_key is not None
     return AuthorizationRule(
-        key_name=ROOT_KEY_NAME, primary_key=settings.security.root_key, secondary_key=None, rights=ALL_RIGHTS
+        key_name=ROOT_KEY_NAME,
+        primary_key=security.root_key,
+        secondary_key=security.root_secondary_key,
+        rights=ALL_RIGHTS,
     )
 
 
@@ -93,22 +146,36 @@ class Keyring:
         self._certificates = tuple(certificates)
 
     @classmethod
-    def of(cls, settings: Settings) -> Self:
-        """The namespace's rules with the root key; `settings` come from `with_root_key`."""
-        security = settings.security
-        return cls((root_rule(settings), *security.authorization_rules), security.certificates)
+    def of(cls, security: Security) -> Self:
+        """The namespace's rules with the root key; `security` is that of `with_root_key`."""
+        return cls((root_rule(security), *security.authorization_rules), security.certificates)
 
-    def set_entities(self, descriptions: Iterable[Description]) -> None:
-        """Replace the rules of all entities by those of `descriptions`. Subscriptions have those of their topics."""
-        self._rules = {None: self._rules[None]}
+    def set_namespace(self, other: Self) -> bool:
+        """Take the rules of the namespace and the certificates of `other`. True if that changed anything."""
+        before = self._rules[None], self._certificates
+        self._rules[None], self._certificates = other._rules[None], other._certificates
+        return before != (self._rules[None], self._certificates)
+
+    def set_entities(self, descriptions: Iterable[Description]) -> bool:
+        """Replace the rules of all entities by those of `descriptions`. Subscriptions have those of their topics.
+
+        True if that changed anything.
+        """
+        before = self._rules
+        self._rules = {None: before[None]}
         for description in descriptions:
             self.set_entity(description)
+        return self._rules != before
 
-    def set_entity(self, description: Description) -> None:
-        """Replace the rules of one entity."""
-        self.forget_entity(description)
-        if not isinstance(description, SubscriptionDescription) and (rules := description.authorization_rules):
-            self._rules[description.name.lower()] = {rule.key_name: rule for rule in rules}
+    def set_entity(self, description: Description) -> bool:
+        """Replace the rules of one entity. True if they were others."""
+        if isinstance(description, SubscriptionDescription):
+            return False
+        name = description.name.lower()
+        before = self._rules.pop(name, {})
+        if rules := description.authorization_rules:
+            self._rules[name] = {rule.key_name: rule for rule in rules}
+        return before != self._rules.get(name, {})
 
     def forget_entity(self, description: Description) -> None:
         """The entity was deleted."""
@@ -122,6 +189,11 @@ class Keyring:
         """
         own = self._rules.get(entity.lower(), {}) if entity is not None else {}
         return own.get(key_name) or self._rules[None].get(key_name)
+
+    def rights_of(self, key_name: str, key: str, entity: str | None = None) -> frozenset[Right]:
+        """The rights of this key name and key at `entity`, as in `lookup`; empty if the key is not the rule's."""
+        rule = self.lookup(key_name, entity)
+        return effective_rights(rule) if rule is not None and has_key(rule, key) else frozenset()
 
     def verify_plain(self, key_name: str, key: str) -> tuple[Grant, ...]:
         """The rights of this key name and key, as SASL PLAIN sends them; empty if no rule has them.

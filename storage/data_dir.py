@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from storage.durable import sync_directory, write_file
-from storage.file_lock import FileLock, FileLocked
+from storage.file_lock import FileLock, FileLocked, holder
 
 LAYOUT_VERSION = 2
 WITHOUT_LOG = 1  # a broker of that version would not look into the logs, and miss changes
@@ -239,6 +239,11 @@ class DataDirectory:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def pid_of_user(path: Path) -> int | None:
+    """The process that has locked the data directory at `path`; None if none has. Raises OSError."""
+    return holder(path / LOCK_FILE)
 
 
 def refuse_network_file_system(path: Path, mount_table: Path = MOUNT_TABLE) -> None:

@@ -27,9 +27,9 @@ class FileLock:
             # In place, so that a full disk has room for it.
             os.ftruncate(descriptor, os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0))
         except BlockingIOError:
-            content = os.pread(descriptor, 32, 0).strip()
+            pid = _pid_in(descriptor)
             os.close(descriptor)
-            raise FileLocked(path, int(content) if content.isdigit() else None) from None
+            raise FileLocked(path, pid) from None
         except BaseException:
             os.close(descriptor)
             raise
@@ -39,3 +39,18 @@ class FileLock:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
+
+
+def holder(path: Path) -> int | None:
+    """The process that holds the lock on the file `path`, if one does and it is known. Raises OSError."""
+    with path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # let go when the file is closed
+        except BlockingIOError:
+            return _pid_in(file.fileno())
+    return None
+
+
+def _pid_in(descriptor: int) -> int | None:
+    content = os.pread(descriptor, 32, 0).strip()
+    return int(content) if content.isdigit() else None

@@ -8,6 +8,7 @@ can fix is one message on standard error, never a traceback.
 # Modules that only one command needs are imported inside it, so that others start faster.
 
 import os
+import signal
 import socket
 import sys
 import time
@@ -38,7 +39,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 config_app = typer.Typer(help="Check, show and explain the configuration.", no_args_is_help=True, rich_markup_mode=None)
+key_app = typer.Typer(help="Change the keys of the namespace.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(config_app, name="config")
+app.add_typer(key_app, name="key")
 app.add_typer(client_app)
 
 
@@ -106,10 +109,14 @@ def _serve(
 ) -> NoReturn:
     """Run a `Part` of a namespace (`broker.supervisor.supervisor`) to its end; other arguments are those of `_load`."""
     with _failures():
-        settings = _load(config, known, **flags).settings
+
+        def read() -> Settings:
+            return _load(config, known, **flags).settings
+
+        settings = read()
         from broker.supervisor.supervisor import Part, run
 
-        code = run(settings, Part(part))
+        code = run(settings, Part(part), read)
     raise typer.Exit(code)
 
 
@@ -246,10 +253,35 @@ def _key(settings: Settings, key_name: str) -> str:
             raise ConfigurationError(f"{path}: there is no root key yet; start the broker once, or name its --data-dir")
         rule = Keyring(settings.security.authorization_rules).lookup(key_name)
     else:
-        rule = Keyring.of(with_root_key(settings)).lookup(key_name)
+        rule = Keyring.of(with_root_key(settings).security).lookup(key_name)
     if rule is None:
         raise ConfigurationError(f"--key-name: {key_name!r} is no authorization rule of the namespace")
     return rule.primary_key
+
+
+@key_app.command("regenerate")
+def regenerate_key(
+    secondary: Annotated[
+        bool, typer.Option("--secondary", help="Make a new secondary key; the primary one stays.")
+    ] = False,
+    config: ConfigOption = None,
+    data_dir: DataDirOption = None,
+) -> None:
+    """Make a new key of RootManageSharedAccessKey in the data directory. A running broker takes it at once.
+
+    Clients with the old key lose their rights. So that none does, let them use the other key before.
+    """
+    from broker.keys import regenerate
+    from storage.data_dir import pid_of_user
+
+    with _failures():
+        settings = _load(config, data_dir=data_dir).settings
+        path = regenerate(settings, secondary=secondary)
+        user = pid_of_user(settings.data_dir)
+        if user is not None:
+            os.kill(user, signal.SIGHUP)
+    kind, when = "secondary" if secondary else "primary", "when it starts" if user is None else "now"
+    typer.echo(f"{path} has a new {kind} key. The broker takes it {when}.")
 
 
 @app.command()

@@ -107,8 +107,8 @@ class BoundLinks:
                 link.detach(condition, self._host.tracked(description))
                 self.unbind(link)
 
-    def detach_expired(self, now_s: float) -> None:
-        """Detach links to entities that no right covers at `now_s` any more."""
+    def detach_uncovered(self, now_s: float, reason: str | None = None) -> None:
+        """Detach links to entities that no right covers at `now_s` any more; by default a token's end is the reason."""
         host = self._host
         for link in list(self._links.values()):
             bound = link.context
@@ -116,10 +116,9 @@ class BoundLinks:
                 continue
             path = next((path for path in bound.paths if not host.rights.allows(path, bound.right, now_s)), None)
             if path is not None:
-                ended_s = host.rights.expired_s(path, bound.right, now_s)
-                text = host.tracked(str(ExpiredToken(ended_s)), bound.tracker)
+                text = reason or str(ExpiredToken(host.rights.expired_s(path, bound.right, now_s)))
                 host.gateway.metrics.errors[conditions.UNAUTHORIZED_ACCESS] += 1
-                link.detach(conditions.UNAUTHORIZED_ACCESS, text)
+                link.detach(conditions.UNAUTHORIZED_ACCESS, host.tracked(text, bound.tracker))
                 self.unbind(link)
 
     def ask_again(self) -> None:

@@ -21,7 +21,7 @@ from broker.gateway.links.intake import Intake
 from broker.gateway.links.receivers import ClientReceiver
 from broker.gateway.links.senders import ClientSender
 from broker.gateway.namespace import Entity
-from broker.gateway.rights import Rights
+from broker.gateway.rights import Proof, Rights, entity_of
 from broker.gateway.router import WorkerConnection
 from broker.gateway.transactions import Transactions
 from broker.gateway.turn import Gathering
@@ -55,6 +55,7 @@ def no_delay(transport: asyncio.BaseTransport) -> None:
 CLOSE_GRACE_SECONDS = 2.0
 # Tokens end by the wall clock, which may be set meanwhile; so rights are checked at least this often.
 LOOK_AT_RIGHTS_SECONDS = 60.0
+_KEY_CHANGED = "The key that the client has shown no longer gives this right: it was changed or removed."
 # Refused links count until the client has detached them. A client with this many times the allowed links never does.
 LINKS_OVERRUN = 2
 # State of a client without rights: 40 links with the properties that SDKs send take half of it.
@@ -284,13 +285,13 @@ class ClientConnection(asyncio.Protocol):
     def _verify_plain(self, key_name: str, key: str) -> Identity | None:
         grants = self.gateway.keyring.verify_plain(key_name, key)
         for grant in grants:
-            self.rights.grant(grant.entity or "", grant.rights)
+            self.rights.grant(grant.entity or "", grant.rights, Proof(key_name, key))
         return Identity(IdentityKind.KEY, key_name) if grants else None
 
     def _take_certificate(self) -> None:
         """The client wants the rights of its certificate. If that has none, it can still put tokens."""
         for grant in self.gateway.keyring.of_certificate(self._names):
-            self.rights.grant(grant.entity or "", grant.rights)
+            self.rights.grant(grant.entity or "", grant.rights, None)
 
     def _start_engine(self, identity: Identity) -> None:
         amqp = self.gateway.settings.amqp
@@ -508,6 +509,23 @@ class ClientConnection(asyncio.Protocol):
         self._set_deadline(None, "")
         self._watch_expiry(now_s)
 
+    @_contained
+    def rules_changed(self) -> None:
+        """Authorization rules or certificates' rights are others now: what a client no longer has ends at once."""
+        if self.rights.refresh(self._granted_now):
+            self._links.detach_uncovered(time.time(), _KEY_CHANGED)
+            if self._sasl is None:
+                self._limit_state()
+                self.flush()
+
+    def _granted_now(self, path: str, proof: Proof | None) -> frozenset[str]:
+        keyring = self.gateway.keyring
+        if proof is not None:
+            return keyring.rights_of(proof.key_name, proof.key, entity_of(path))
+        return frozenset().union(
+            *(each.rights for each in keyring.of_certificate(self._names) if (each.entity or "") == path)
+        )
+
     # -- time
 
     @_contained
@@ -595,7 +613,7 @@ class ClientConnection(asyncio.Protocol):
         """A token has ended: detach the links that no right covers any more."""
         self._expiry = None
         now_s = time.time()
-        self._links.detach_expired(now_s)
+        self._links.detach_uncovered(now_s)
         # With the same time as above: if the timer came early, a right that ends now must still be checked.
         self._watch_expiry(now_s)
         self.flush()

@@ -23,7 +23,7 @@ from broker.gateway.web.endpoint import HttpEndpoint
 from broker.gateway.web.routes import http_endpoint
 from broker.gateway.worker_tcp import connections
 from broker.http.ops import OpsServer, start_ops
-from broker.keys import Keyring
+from broker.keys import SECURITY_FILE, Keyring, read_keyring
 from broker.listening import Listener, listen
 from broker.logging import get_logger
 from broker.metrics import GatewayMetrics
@@ -58,7 +58,7 @@ class Gateway:
         """
         self.settings: Settings = instructions.settings
         self.metrics = GatewayMetrics()
-        self.keyring = Keyring.of(self.settings)
+        self.keyring = Keyring.of(self.settings.security)
         self.namespace = Namespace(self.settings.namespace)
         assert instructions.gateway is not None
         self._number = instructions.gateway
@@ -101,6 +101,7 @@ class Gateway:
     async def run(self) -> None:
         """Serve until SIGTERM. Raises ConfigurationError if an address or certificate cannot be used."""
         set_at_sigterm(self._stopping)
+        self._take_keys()  # this process may have been restarted
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload)
         workers = [worker.keep_connected() for worker in self.router.workers]
         others = [keep_beating(self._beat), self._tick(), *workers]
@@ -226,7 +227,8 @@ class Gateway:
                     connection.tick(now_ms)
 
     def _reload(self) -> None:
-        """Read certificates again. If they cannot be used, the earlier ones stay."""
+        """Take new keys, and read certificates again. If they cannot be used, the earlier ones stay."""
+        self._take_keys()
         if self._tls is None:
             return
         try:
@@ -237,6 +239,16 @@ class Gateway:
         else:
             log.info("certificates reloaded")
 
+    def _take_keys(self) -> None:
+        try:
+            keyring = read_keyring(Path(SECURITY_FILE))
+        except (OSError, ValueError) as error:
+            log.error("keys not taken", reason=str(error))
+            return
+        if keyring is not None and self.keyring.set_namespace(keyring):
+            log.info("keys changed")
+            self._rules_changed()
+
     def go_on_with(self, work: Coroutine[Any, Any, None]) -> None:
         """Do this for a client beside everything else."""
         task = asyncio.get_running_loop().create_task(work)
@@ -246,7 +258,8 @@ class Gateway:
     def _on_catalog(self, documents: Sequence[dict[str, Any]]) -> None:
         entities = [Entity.of(document) for document in documents]
         removed = self.namespace.replace(entities)
-        self.keyring.set_entities(each.description for each in entities)
+        if self.keyring.set_entities(each.description for each in entities):
+            self._rules_changed()
         self._catalog_known.set()
         self._forget(frozenset(removed))
 
@@ -255,7 +268,12 @@ class Gateway:
             if (moved := self.namespace.put(entity)) is not None:
                 for connection in list(self.connections):
                     connection.follow(moved)
-            self.keyring.set_entity(entity.description)
+            if self.keyring.set_entity(entity.description):
+                self._rules_changed()
+
+    def _rules_changed(self) -> None:
+        for connection in list(self.connections):
+            connection.rules_changed()
 
     def _on_deleted(self, entity_ids: Sequence[int]) -> None:
         removed = self.namespace.remove(frozenset(entity_ids))

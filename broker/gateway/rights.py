@@ -1,10 +1,12 @@
 """The rights of one connection: those of its key and of the tokens that it has put."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 from broker.errors import Unauthorized
 from broker.namespace.entities import Right
 from protocol import error_texts
+from protocol.addresses import parse_audience
 from protocol.nodes.sas_tokens import Claim
 
 _FOREVER = float("inf")
@@ -12,9 +14,35 @@ _FOREVER = float("inf")
 MAX_PATHS = 2000
 
 
+def entity_of(path: str) -> str | None:
+    """The queue or topic whose rules count at the path of a token; None at the namespace. Raises InvalidAddress.
+
+    A subscription has the rules of its topic.
+    """
+    address = parse_audience(path)
+    return (address.subscription.topic if address.subscription else address.path) or None
+
+
 def _covers(scope: str, path: str) -> bool:
     """Rights at an entity cover its sub-queues and subscriptions, but not other entities below its path."""
     return not scope or path == scope or path.startswith((f"{scope}/$", f"{scope}/subscriptions/"))
+
+
+class Proof(NamedTuple):
+    """What a client has shown to get rights: the key of a rule with this name."""
+
+    key_name: str
+    key: str
+
+
+class _Granted(NamedTuple):
+    rights: frozenset[str]
+    until_s: float
+    proof: Proof | None  # None for rights of the client's certificate
+
+
+# (path, proof) -> the rights that this proof gives at this path now.
+GrantedNow = Callable[[str, Proof | None], frozenset[str]]
 
 
 class Rights:
@@ -22,22 +50,35 @@ class Rights:
 
     def __init__(self, everything: bool = False) -> None:
         self._everything = everything
-        self._granted: dict[str, tuple[frozenset[str], float]] = {}
+        self._granted: dict[str, _Granted] = {}
 
-    def grant(self, path: str, rights: Iterable[str], until_s: float = _FOREVER) -> None:
+    def grant(self, path: str, rights: Iterable[str], proof: Proof | None, until_s: float = _FOREVER) -> None:
         if len(self._granted) >= MAX_PATHS and path not in self._granted:
             del self._granted[next(iter(self._granted))]  # the oldest
-        self._granted[path] = (frozenset(rights), until_s)
+        self._granted[path] = _Granted(frozenset(rights), until_s, proof)
 
     def put(self, claim: Claim) -> None:
         """Take the claim of a verified token; a later one for the same path replaces an earlier one (amqp.md 2.7)."""
-        self.grant(claim.path, claim.rights, claim.expires_s)
+        self.grant(claim.path, claim.rights, Proof(claim.key_name, claim.key), claim.expires_s)
+
+    def refresh(self, granted_now: GrantedNow) -> bool:
+        """Rules have changed: drop the rights that are not given any more. True if there were any."""
+        dropped = False
+        for path, granted in list(self._granted.items()):
+            rights = granted.rights & granted_now(path, granted.proof)
+            if rights != granted.rights:
+                dropped = True
+                if rights:
+                    self._granted[path] = granted._replace(rights=rights)
+                else:
+                    del self._granted[path]
+        return dropped
 
     def allows(self, path: str, right: Right, now_s: float) -> bool:
         """`path` is an address's, in lower case. Manage implies Send and Listen."""
         return self._everything or any(
             until_s > now_s and (right in rights or Right.MANAGE in rights) and _covers(scope, path)
-            for scope, (rights, until_s) in self._granted.items()
+            for scope, (rights, until_s, _) in self._granted.items()
         )
 
     def require(self, path: str, right: Right, now_s: float) -> None:
@@ -49,7 +90,7 @@ class Rights:
         """The time when the right for this ended, Unix seconds; `now_s` if there never was one."""
         ends = [
             until_s
-            for scope, (rights, until_s) in self._granted.items()
+            for scope, (rights, until_s, _) in self._granted.items()
             if until_s <= now_s and (right in rights or Right.MANAGE in rights) and _covers(scope, path)
         ]
         return max(ends, default=now_s)
@@ -60,5 +101,5 @@ class Rights:
 
     def next_expiry_s(self, now_s: float) -> float | None:
         """The time when the next of the rights held now ends."""
-        ends = [until_s for _, until_s in self._granted.values() if now_s < until_s < _FOREVER]
+        ends = [each.until_s for each in self._granted.values() if now_s < each.until_s < _FOREVER]
         return min(ends, default=None)

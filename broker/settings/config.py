@@ -384,6 +384,12 @@ class Security(Frozen):
         description="Key of RootManageSharedAccessKey; off makes a random key and keeps it in the file root-key of "
         "data_dir.",
     )
+    root_secondary_key: Secret | None = Field(
+        None,
+        repr=False,
+        description="A second key of RootManageSharedAccessKey, so that clients can change from one key to another; "
+        "off takes the second line of the file root-key, if there is one.",
+    )
     authorization_rules: tuple[AuthorizationRule, ...] = Field(
         (), max_length=12, description="Shared access keys for the whole namespace, beside the root key."
     )

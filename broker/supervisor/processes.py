@@ -137,14 +137,18 @@ class _Child:
 class Processes:
     """The processes of `groups`, which are stopped group by group in this order.
 
-    `stop_seconds` is the time that each group has to end after SIGTERM.
+    `stop_seconds` is the time that each group has to end after SIGTERM. At SIGHUP `reload` is called, before it goes on
+    to the processes.
     """
 
-    def __init__(self, groups: Sequence[Sequence[Role]], directory: Path, stop_seconds: float) -> None:
+    def __init__(
+        self, groups: Sequence[Sequence[Role]], directory: Path, stop_seconds: float, reload: Callable[[], None]
+    ) -> None:
         self._groups = [[_Child(role) for role in group] for group in groups]
         self._children = [child for group in self._groups for child in group]
         self._directory = directory
         self._stop_seconds = stop_seconds
+        self._reload = reload
         self._looked_at = 0.0  # when stalled processes were checked; monotonic seconds
         self._selector = selectors.DefaultSelector()
         self._wake, self._waker = socket.socketpair()  # the interpreter writes each signal's number to the second
@@ -253,6 +257,7 @@ class Processes:
         if self._terminal is not None and not os.isatty(self._terminal):
             self._stop_signals += 1
             return
+        self._reload()
         for child in self._children:
             if child.role.reloads and child.ready:
                 assert child.process is not None

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Callable
 from enum import StrEnum
 from errno import ENOMEM
 from pathlib import Path
@@ -17,6 +18,7 @@ from broker.settings.config import ConfigurationError, Settings, is_loopback
 from broker.supervisor.definitions import bring_in_line
 from broker.supervisor.parking import Parking
 from broker.supervisor.processes import Processes, Role
+from broker.supervisor.reloading import Reloading
 from broker.supervisor.roles import all_roles, roles_of_gateways, roles_of_worker
 from broker.touched_partition import touched_file
 from storage.data_dir import ROOT_KEY_FILE, RUN, DataDirectory, DataDirectoryError
@@ -38,13 +40,16 @@ class Part(StrEnum):
     GATEWAY = "gateway"
 
 
-def run(settings: Settings, part: Part) -> int:
-    """Serve until SIGTERM or SIGINT; returns the exit code. If it cannot start, it says why on stderr."""
+def run(settings: Settings, part: Part, read_again: Callable[[], Settings]) -> int:
+    """Serve until SIGTERM or SIGINT; returns the exit code. If it cannot start, it says why on stderr.
+
+    At SIGHUP `read_again` reads the settings from where they came from. It raises ConfigurationError.
+    """
     configure_logging(settings.log)
     try:
         _require(settings, part)
         if part is Part.GATEWAY:
-            return _run_gateways(_with_absolute_paths(settings))
+            return _run_gateways(_with_absolute_paths(settings), read_again)
         # It is locked to the end, so that a second broker on the same directory is refused.
         with _opened(settings := _with_absolute_paths(settings)) as directory:
             key = ""
@@ -55,7 +60,7 @@ def run(settings: Settings, part: Part) -> int:
             workers = settings.worker_count if part is Part.ALL else 1
             parkings = [Parking(settings.data_dir / touched_file(worker)) for worker in range(workers)]
             roles = all_roles(settings, parkings) if part is Part.ALL else roles_of_worker(settings, parkings[0])
-            processes = _processes(settings, roles, directory.path)
+            processes = _processes(settings, part, roles, directory.path, read_again)
             processes.load()
             try:
                 _grow(settings, directory)
@@ -98,18 +103,25 @@ def _require(settings: Settings, part: Part) -> None:
         )
 
 
-def _run_gateways(settings: Settings) -> int:
+def _run_gateways(settings: Settings, read_again: Callable[[], Settings]) -> int:
     given, settings = settings, _with_key(settings)
     key = shown_key(given, settings, is_new=False)
     with TemporaryDirectory(prefix="peeklock-gateway-") as directory:
         (Path(directory) / RUN).mkdir()
-        processes = _processes(settings, roles_of_gateways(settings), Path(directory))
+        processes = _processes(settings, Part.GATEWAY, roles_of_gateways(settings), Path(directory), read_again)
         processes.load()
         return processes.run(lambda answers: _announce(settings, Part.GATEWAY, answers, key))
 
 
-def _processes(settings: Settings, roles: list[list[Role]], directory: Path) -> Processes:
-    return Processes(roles, directory, settings.shutdown_timeout_ms / 1000)
+def _processes(
+    settings: Settings, part: Part, roles: list[list[Role]], directory: Path, read_again: Callable[[], Settings]
+) -> Processes:
+    def complete() -> Settings:
+        _require(found := _with_absolute_paths(read_again()), part)
+        return found if part is Part.WORKER else _with_key(found)
+
+    reloading = Reloading(settings, directory, complete)
+    return Processes(roles, directory, settings.shutdown_timeout_ms / 1000, reloading.reload)
 
 
 def _with_absolute_paths(settings: Settings) -> Settings:

@@ -15,7 +15,7 @@ import binascii
 import hmac
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 from urllib.parse import quote, unquote
 
@@ -86,6 +86,7 @@ class Claim:
 
     path: str
     key_name: str
+    key: str = field(repr=False)  # the one of the rule's keys that has signed the token
     rights: frozenset[str]
     expires_s: int
 
@@ -134,18 +135,19 @@ def verify(token: str, audience: str, lookup: KeyLookup, now_s: float, is_host: 
     parsed = parse(token)
     rule = lookup(parsed.key_name, path)
     # Refusing an unknown name takes as long as refusing a wrong key.
-    matches = [
-        hmac.compare_digest(_sign(parsed.resource, parsed.expires, key), parsed.signature)
+    signers = [
+        key
         for key in (rule.keys if rule else ("",))
+        if hmac.compare_digest(_sign(parsed.resource, parsed.expires, key), parsed.signature)
     ]
-    if rule is None or not any(matches):
+    if rule is None or not signers:
         raise InvalidSignature("The token has an invalid signature.")
     expires_s = int(parsed.expires)
     if expires_s <= now_s:
         raise ExpiredToken(expires_s)
     if not covers(resource_path(unquote(parsed.resource), is_host), path):
         raise InvalidAudience(f"The token does not cover '{path[:260]}'.")
-    return Claim(path, parsed.key_name, rule.rights, expires_s)
+    return Claim(path, parsed.key_name, signers[0], rule.rights, expires_s)
 
 
 def generate(resource: str, key_name: str, key: str, expires_s: int) -> str:

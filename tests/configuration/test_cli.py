@@ -52,7 +52,7 @@ def data_dir(tmp_path) -> Path:
 def served(monkeypatch) -> list[Settings]:
     """What serve hands to the supervisor, which does not run."""
     calls: list[Settings] = []
-    monkeypatch.setattr("broker.supervisor.supervisor.run", lambda settings, part: calls.append(settings) or 0)
+    monkeypatch.setattr("broker.supervisor.supervisor.run", lambda settings, part, _: calls.append(settings) or 0)
     return calls
 
 
@@ -82,7 +82,7 @@ def test_serve_reads_the_environment(peeklock, served, monkeypatch):
 
 @pytest.mark.parametrize(("ended", "code"), [(0, 0), (1, 1), (PERMANENT_FAULT, PERMANENT_FAULT)])
 def test_the_exit_code_of_serve_tells_failure_from_wrong_settings(peeklock, monkeypatch, ended, code):
-    monkeypatch.setattr("broker.supervisor.supervisor.run", lambda settings, part: ended)
+    monkeypatch.setattr("broker.supervisor.supervisor.run", lambda settings, part, _: ended)
     assert peeklock("serve").exit_code == code
 
 
@@ -109,7 +109,7 @@ def test_several_wrong_settings_are_a_list(peeklock, served):
     ],
 )
 def test_a_failure_of_serve_is_one_message(peeklock, monkeypatch, error, code, text):
-    def run(settings, part):
+    def run(*_):
         raise error
 
     monkeypatch.setattr("broker.supervisor.supervisor.run", run)

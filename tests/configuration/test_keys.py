@@ -9,10 +9,11 @@ from broker.keys import (
     ROOT_KEY_NAME,
     Grant,
     Keyring,
+    RootKeys,
     connection_string,
     effective_rights,
     has_key,
-    kept_root_key,
+    kept_root_keys,
     with_root_key,
 )
 from broker.namespace.entities import (
@@ -44,7 +45,7 @@ def test_the_first_start_makes_a_random_key_that_only_the_owner_reads(tmp_path):
 
 
 def test_the_key_stays_the_same(tmp_path):
-    assert kept_root_key(tmp_path / "root-key") == kept_root_key(tmp_path / "root-key")
+    assert kept_root_keys(tmp_path / "root-key") == kept_root_keys(tmp_path / "root-key")
 
 
 def test_a_configured_key_is_used_and_no_file_made(tmp_path):
@@ -62,19 +63,19 @@ def test_the_emulator_has_its_well_known_key_and_no_file(tmp_path):
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o610, 0o666])
 def test_a_key_that_others_can_get_at_is_refused_with_the_fix(tmp_path, mode):
     path = tmp_path / "root-key"
-    kept_root_key(path)
+    kept_root_keys(path)
     path.chmod(mode)
     with pytest.raises(ConfigurationError, match=f"mode {mode:04o}.*chmod 600 {path}"):
-        kept_root_key(path)
+        kept_root_keys(path)
 
 
-@pytest.mark.parametrize("content", [b"", b"\n", b"\xff\xfe", b"a\nb", b"k" * 257])
+@pytest.mark.parametrize("content", [b"", b"\n", b"\xff\xfe", b"a\nb\nc", b"a\n\nb", b"k" * 257, b"a\n" + b"k" * 257])
 def test_a_file_without_a_usable_key_is_refused_and_kept(tmp_path, content):
     path = tmp_path / "root-key"
     path.write_bytes(content)
     path.chmod(0o600)
     with pytest.raises(ConfigurationError, match="does not hold a key of 1 to 256 characters"):
-        kept_root_key(path)
+        kept_root_keys(path)
     assert path.read_bytes() == content
 
 
@@ -82,12 +83,25 @@ def test_a_key_written_by_hand_is_used(tmp_path):
     path = tmp_path / "root-key"
     path.write_text("  by hand \n")
     path.chmod(0o600)
-    assert kept_root_key(path) == "by hand"
+    assert kept_root_keys(path) == ("by hand", None)
+    path.write_text("first\r\n second\n\n")
+    assert kept_root_keys(path) == ("first", "second")
+
+
+def test_the_second_line_is_the_secondary_key(tmp_path):
+    RootKeys("first", "second").write(tmp_path / "root-key")
+    assert stat.S_IMODE((tmp_path / "root-key").stat().st_mode) == 0o600
+    ring = Keyring.of(with_root_key(Settings(data_dir=tmp_path)).security)
+    for key in ("first", "second"):
+        assert ring.verify_plain(ROOT_KEY_NAME, key) == (Grant(None, ALL_RIGHTS),)
+    assert ring.verify_plain(ROOT_KEY_NAME, "third") == ()
+    configured = Settings(data_dir=tmp_path, security={"root_secondary_key": "configured"})
+    assert with_root_key(configured).security.root_secondary_key == "configured"
 
 
 def test_a_directory_that_is_none_is_the_callers_to_report(tmp_path):
     with pytest.raises(FileNotFoundError):
-        kept_root_key(tmp_path / "missing" / "root-key")
+        kept_root_keys(tmp_path / "missing" / "root-key")
 
 
 # The key ring
@@ -98,7 +112,7 @@ def ring() -> Keyring:
     settings = Settings(
         security={"root_key": "root", "authorization_rules": (rule("both", Right.SEND, primary="namespace's"),)}
     )
-    ring = Keyring.of(settings)
+    ring = Keyring.of(settings.security)
     own = rule("both", Right.LISTEN, primary="queue's", secondary="second")
     ring.set_entities([QueueDescription(name="Orders", authorization_rules=(own,)), QueueDescription(name="plain")])
     return ring

@@ -298,9 +298,9 @@ async def test_the_gateways_end(scene: Scene) -> None:
 async def test_a_right_that_ends(scene: Scene) -> None:
     scene.begin()
     victim = scene.victim.connection
-    victim.rights.grant("elsewhere", {Right.SEND}, time.time() + 0.01)
+    victim.rights.grant("elsewhere", {Right.SEND}, None, time.time() + 0.01)
     victim._watch_expiry(time.time())
-    victim._links.detach_expired = fail  # type: ignore[method-assign]
+    victim._links.detach_uncovered = fail  # type: ignore[method-assign]
     await asyncio.sleep(0.05)
     await scene.expect_contained()
 

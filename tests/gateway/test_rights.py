@@ -16,7 +16,7 @@ from protocol.nodes.sas_tokens import Claim
 
 def rights(path: str, *names: str, until_s: float = 100.0) -> Rights:
     held = Rights()
-    held.grant(path, names, until_s)
+    held.grant(path, names, None, until_s)
     return held
 
 
@@ -57,15 +57,15 @@ def test_a_right_ends_at_the_instant_its_token_expires() -> None:
 
 def test_a_later_token_for_the_same_path_replaces_the_earlier() -> None:
     held = rights("orders", "Send", until_s=100)
-    held.put(Claim("orders", "key", frozenset({"Listen"}), 200))
+    held.put(Claim("orders", "name", "key", frozenset({"Listen"}), 200))
     assert held.allows("orders", Right.LISTEN, 150)
     assert not held.allows("orders", Right.SEND, 50)
 
 
 def test_the_next_expiry_is_that_of_the_next_token_to_end() -> None:
     held = rights("a", "Send", until_s=100)
-    held.grant("b", ("Send",), 50)
-    held.grant("c", ("Send",))
+    held.grant("b", ("Send",), None, 50)
+    held.grant("c", ("Send",), None)
     assert held.next_expiry_s(0) == 50
     assert held.next_expiry_s(50) == 100
     assert held.next_expiry_s(100) is None

@@ -27,7 +27,7 @@ from broker.supervisor import supervisor
 from broker.settings.config import Settings
 
 class Started:  # in place of the processes: the start has come this far
-    def __init__(self, groups, directory, stop_seconds):
+    def __init__(self, groups, directory, stop_seconds, reload):
         self.roles = [role for group in groups for role in group]
     def load(self):
         pass
@@ -44,7 +44,8 @@ resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 supervisor.Processes = Started
 if len(sys.argv) > 2:  # the user id to run as
     os.setuid(int(sys.argv[2]))
-sys.exit(supervisor.run(Settings.model_validate_json(sys.argv[1]), supervisor.Part.ALL))
+settings = Settings.model_validate_json(sys.argv[1])
+sys.exit(supervisor.run(settings, supervisor.Part.ALL, lambda: settings))
 """
 
 

@@ -67,7 +67,7 @@ def processes(tmp_path, monkeypatch):
         )
 
     monkeypatch.chdir(tmp_path)
-    return Processes([[Role("stub", "stub_that_waits", instructions)]], tmp_path, 1.0)
+    return Processes([[Role("stub", "stub_that_waits", instructions)]], tmp_path, 1.0, lambda: None)
 
 
 def eventually(path):

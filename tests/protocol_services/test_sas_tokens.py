@@ -52,7 +52,7 @@ def test_a_token_made_here_is_as_the_documentation_says():
 @pytest.mark.parametrize("key", [PRIMARY, SECONDARY])
 def test_either_key_signs(key):
     token = generate("sb://host/queue", "root", key, NOW + 60)
-    assert verify(token, "sb://host/queue", lookup, NOW) == Claim("queue", "root", RIGHTS, NOW + 60)
+    assert verify(token, "sb://host/queue", lookup, NOW) == Claim("queue", "root", key, RIGHTS, NOW + 60)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import time
 
 from broker.errors import EntityNotFound
 from broker.gateway.nodes.request_links import Answer, RequestLink
+from broker.gateway.rights import entity_of
 from protocol import error_texts
 from protocol.addresses import parse_audience
 from protocol.errors import ProtocolError
@@ -60,13 +61,8 @@ class CbsRequests(RequestLink):
         return sas_tokens.looks_like_host(name) and not self.connection.gateway.namespace.has_path_from(name)
 
     def _lookup(self, key_name: str, path: str) -> KeyRule | None:
-        """The rule of that name at the entity of `path`, else the namespace's. Raises InvalidAddress.
-
-        A subscription has the rules of its topic.
-        """
-        address = parse_audience(path)
-        entity = address.subscription.topic if address.subscription else address.path
-        rule = self.connection.gateway.keyring.lookup(key_name, entity or None)
+        """The rule of that name at the entity of `path`, else the namespace's. Raises InvalidAddress."""
+        rule = self.connection.gateway.keyring.lookup(key_name, entity_of(path))
         if rule is None:
             return None
         keys = (rule.primary_key,) if rule.secondary_key is None else (rule.primary_key, rule.secondary_key)

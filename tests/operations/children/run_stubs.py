@@ -37,7 +37,9 @@ def say(line: str) -> None:
     os.write(1, f"\n{line}\n".encode())
 
 
-processes = Processes([[role(None)], [role(0), role(1)]], directory, stop_seconds=float(sys.argv[2]))
+processes = Processes(
+    [[role(None)], [role(0), role(1)]], directory, stop_seconds=float(sys.argv[2]), reload=lambda: None
+)
 try:
     code = processes.run(lambda answers: say(f"READY {json.dumps(answers)}"))
 except ConfigurationError as error:
