@@ -58,6 +58,7 @@ GATEWAY_COUNTERS = {  # key of a gateway's snapshot: name, help
     "bytes_out": ("connection_outgoing_bytes", "AMQP bytes written to clients."),
     "tls_reload_failures": ("tls_reload_failures", "Times that SIGHUP found certificates that cannot be used."),
     "worker_connects": ("worker_connects", "Connections made from the gateway to workers."),
+    "worker_stalls": ("worker_stalls", "Times that operations were refused as busy, because a worker did not answer."),
 }
 
 GATEWAY_GAUGES = {
@@ -110,6 +111,7 @@ PARTITION = {  # key of a partition's part of the snapshot: type, name, help
     "receivers": (GaugeMetricFamily, "receivers", "Receivers open on the partition now."),
     "quarantined": (GaugeMetricFamily, "quarantined_records", "Corrupt records set aside, see `peeklock verify`."),
     "parked": (GaugeMetricFamily, "partition_parked", "1 if the partition is out of service: its store is damaged."),
+    "refuses_sends": (GaugeMetricFamily, "partition_refuses_sends", "1 if messages find no room in the store, else 0."),
     "expired": (CounterMetricFamily, "expired_messages", "Messages whose time to live ended."),
     "dead_lettered": (CounterMetricFamily, "broker_deadletter_message", "Messages the broker itself dead-lettered."),
     "locks_expired": (CounterMetricFamily, "expired_locks", "Locks that ran out before a settlement."),

@@ -5,6 +5,7 @@ those of uvloop close new connections without a report, or try to accept them al
 """
 
 import asyncio
+import errno
 import socket
 import ssl
 from contextlib import ExitStack
@@ -110,6 +111,45 @@ class Listener:
             pass  # the TLS handshake has failed, or took too long
         finally:
             self._reception.arrived(protocol)
+
+
+_ADVICE = {
+    errno.EADDRINUSE: "Another program has the port: end that, or set {setting} to another",
+    errno.EACCES: "Ports below 1024 need a right: the capability CAP_NET_BIND_SERVICE, or a lower "
+    "net.ipv4.ip_unprivileged_port_start. Or set {setting} to a higher port",
+    errno.EADDRNOTAVAIL: "This machine has no such address: set {host_setting} to one that it has, or 0.0.0.0 for all",
+}
+
+
+def cannot_listen(setting: str, host: str, port: int, error: OSError) -> str:
+    """The text for the user: what failed, and what to do. `setting` is the port's, such as amqp.port."""
+    host_setting = f"{setting.rpartition('.')[0]}.host"
+    if isinstance(error, socket.gaierror):
+        advice = f"No such name is known: set {host_setting} to an address of this machine, or 0.0.0.0 for all"
+    else:
+        general = "Set {setting} or {host_setting} to another"
+        advice = _ADVICE.get(error.errno or 0, general).format(setting=setting, host_setting=host_setting)
+    return f"cannot listen on {host} port {port} ({setting}): {error.strerror or error}. {advice}"
+
+
+def try_to_listen(host: str, port: int) -> None:
+    """See if `listen` could, before other work is done. A port that several processes share counts as in use.
+
+    Raises OSError.
+    """
+    for family, kind, number, _, address in socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    ):
+        with ExitStack() as opened:
+            try:
+                trying = opened.enter_context(socket.socket(family, kind, number))
+            except OSError:
+                continue  # the system may have no IPv6
+            trying.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                trying.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            trying.bind(address)
+            trying.listen(1)
 
 
 async def listen(host: str, port: int, *, backlog: int, reuse_port: bool = False) -> list[socket.socket]:

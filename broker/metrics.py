@@ -138,6 +138,7 @@ class GatewayMetrics:
         "tls_handshakes",
         "tls_reload_failures",
         "worker_connects",
+        "worker_stalls",
     )
 
     def __init__(self) -> None:
@@ -157,6 +158,7 @@ class GatewayMetrics:
         self.authentication_failures = 0  # SASL and CBS
         self.lost_settlements = 0  # deliveries whose settlement came after their lock had ended
         self.worker_connects = 0  # times a worker was connected to, the first time included
+        self.worker_stalls = 0  # times a worker did not answer for so long that operations for it were refused
         self.errors: Counter[str] = Counter()  # errors sent to clients, by AMQP condition
         self.http_requests: Counter[str] = Counter()  # answered, by route and status
         self.send_latency = Histogram()  # a send's last byte to its disposition

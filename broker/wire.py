@@ -35,7 +35,7 @@ Requests, their arguments and results (all or nothing each; `docs/architecture.m
     page-message-sessions  the same                              the number skipped, and [session id, ...]
     counts                                                       queue -> available, deferred, scheduled, bytes, locked
     metrics                                                      see broker.metrics
-    probe                                                        None, after a real write and read
+    probe                                                        a shortage of room or None, after a write and a read
     arrive            token of a move, entity id                 None; this and the next: see `broker.partition.moving`
     depart            token, entity id                           None
     rows              token, entity id, bytes, rows at most      rows, True if all were read once, how many are noted

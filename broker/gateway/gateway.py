@@ -24,7 +24,7 @@ from broker.gateway.web.routes import http_endpoint
 from broker.gateway.worker_tcp import connections
 from broker.http.ops import OpsServer, start_ops
 from broker.keys import SECURITY_FILE, Keyring, read_keyring
-from broker.listening import Listener, listen
+from broker.listening import Listener, cannot_listen, listen
 from broker.logging import get_logger
 from broker.metrics import GatewayMetrics
 from broker.settings.config import ConfigurationError, Settings
@@ -176,10 +176,7 @@ class Gateway:
                         http.host, port, tls, reuse_port=self.settings.gateways > 1
                     )
                 except OSError as error:
-                    raise ConfigurationError(
-                        f"cannot listen on {http.host} port {port} for HTTP: {error.strerror or error}. "
-                        f"Free the port, or set {setting} or http.host to another"
-                    ) from error
+                    raise ConfigurationError(cannot_listen(setting, http.host, port, error)) from error
         return ports
 
     async def _serve(self, host: str, port: int, setting: str, tls: ServerTls | None) -> int:
@@ -187,10 +184,7 @@ class Gateway:
             # With several gateways the kernel distributes connections over them.
             sockets = await listen(host, port, backlog=BACKLOG, reuse_port=self.settings.gateways > 1)
         except OSError as error:
-            raise ConfigurationError(
-                f"cannot listen on {host} port {port} for AMQP: {error.strerror or error}. "
-                f"Free the port, or set {setting} or amqp.host to another"
-            ) from error
+            raise ConfigurationError(cannot_listen(setting, host, port, error)) from error
         listener = Listener(self, sockets, tls)
         self._listeners.append(listener)
         return listener.port

@@ -11,6 +11,7 @@ from broker.errors import ServerBusy
 from broker.gateway.descriptors import RepeatedWarning
 from broker.gateway.namespace import Namespace
 from broker.gateway.router import Router
+from broker.http.readiness import RefusesSends
 from broker.logging import get_logger
 from broker.metrics import EndpointMetrics, Scene, process_usage
 from broker.starting import phase_file, phase_of
@@ -64,7 +65,7 @@ class Operations:
 
     async def probe(self, partition: int) -> None:
         try:
-            await self._router.ask(partition, "probe")
+            shortage = await self._router.ask(partition, "probe")
         except ServerBusy:
             if not self._shows_workers:
                 raise  # the worker is on another machine
@@ -73,6 +74,8 @@ class Operations:
             if phase is None:
                 raise
             raise ServerBusy(phase) from None
+        if shortage is not None:
+            raise RefusesSends(shortage)
 
     async def probe_gateway(self, number: int) -> None:
         await self._probes[number]()

@@ -175,6 +175,7 @@ class WorkerConnection:
         self._silent_looks = self._silent_looks + 1 if self._awaits else 0
         if not self.is_stalled and self._silent_looks * LOOK_SECONDS >= self._router.busy_seconds:
             self.is_stalled = True
+            self._router.metrics.worker_stalls += 1
             log.warning("worker does not answer; operations for it are refused as busy", worker=self.name)
             self._router.behind.discard(self)
             self._router.on_caught_up()
@@ -248,6 +249,8 @@ class WorkerConnection:
 
     def take(self, messages: Iterable[Message]) -> None:
         """Handle what the worker has sent together, in one turn."""
+        if self.is_stalled:
+            log.info("worker answers again", worker=self.name)
         self._awaits = self.is_stalled = False
         self._silent_looks = 0
         router = self._router

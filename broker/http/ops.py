@@ -17,7 +17,7 @@ from typing import Protocol
 from aiohttp import web
 
 from broker.http.readiness import Readiness, ReadinessSource
-from broker.listening import Listener, listen
+from broker.listening import Listener, cannot_listen, listen
 from broker.logging import get_logger
 from broker.metrics import Scene
 from broker.settings.config import ConfigurationError
@@ -101,10 +101,7 @@ async def start_ops(source: OpsSource, host: str, port: int) -> OpsServer:
         sockets = await listen(host, port, backlog=BACKLOG)
     except OSError as error:
         await runner.cleanup()
-        raise ConfigurationError(
-            f"cannot listen on {host} port {port} for operations: {error.strerror or error}. "
-            "Free the port, or set ops.port (--ops-port) or ops.host to another"
-        ) from error
+        raise ConfigurationError(cannot_listen("ops.port", host, port, error)) from error
     return OpsServer(runner, Listener(_Reception(runner.server, source), sockets))
 
 
@@ -123,12 +120,13 @@ def create_ops_app(source: OpsSource) -> web.Application:
         return _json({"status": "live", "version": source.version})
 
     async def readyz(_: web.Request) -> web.Response:
-        reason, faults, gateways = await readiness.check()
+        reason, faults, gateways, full = await readiness.check()
+        refusing = {"refuse_sends": _named(full)} if full else {}
         if reason is None:
             parked = {"parked": _named(faults)} if faults else {}
-            return _json({"status": "ready", "partitions": len(source.partitions), **parked})
+            return _json({"status": "ready", "partitions": len(source.partitions), **parked, **refusing})
         body = {"status": "not ready", "reason": reason, "partitions": _named(faults)}
-        return _json(body | ({"gateways": _named(gateways)} if gateways else {}), status=503)
+        return _json(body | ({"gateways": _named(gateways)} if gateways else {}) | refusing, status=503)
 
     async def health(_: web.Request) -> web.Response:
         is_ready = (await readiness.check()).reason is None

@@ -22,6 +22,10 @@ SHORTEST_SECONDS = 0.75
 LONGEST_SECONDS = 5.0  # with a slower disk a partition is not ready
 
 
+class RefusesSends(Exception):
+    """The partition is in order and has no room for messages; the text says why."""
+
+
 class ReadinessSource(Protocol):
     @property
     def partitions(self) -> Iterable[int]: ...
@@ -34,7 +38,7 @@ class ReadinessSource(Protocol):
         """The reason why this process takes no work now (it is starting or stopping), or None."""
 
     async def probe(self, partition: int) -> None:
-        """Write, commit and read on the partition. Raises the error if that fails."""
+        """Write, commit and read on the partition. Raises the error if that fails, RefusesSends."""
 
     async def probe_gateway(self, number: int) -> None:
         """Ask the gateway. Raises an error that says why it does not serve."""
@@ -88,12 +92,14 @@ class Probe:
 class Verdict(NamedTuple):
     """Why the broker is not ready, or None if it is; and what is wrong by partition and by gateway.
 
-    A broker with parked partitions is ready: it serves the others, and a restart would not help.
+    A broker with parked partitions is ready: it serves the others, and a restart would not help. One without room for
+    messages is, too: it must be reached by those who receive them.
     """
 
     reason: str | None
     partitions: Mapping[int, str]
     gateways: Mapping[int, str]
+    refuse_sends: Mapping[int, str]  # these partitions have no room
 
 
 class Readiness:
@@ -108,7 +114,7 @@ class Readiness:
         source = self._source
         reason = source.unready()
         if reason is not None:
-            return Verdict(reason, {}, {})
+            return Verdict(reason, {}, {}, {})
         if not self._partitions:
             self._partitions = {each: Probe(partial(source.probe, each)) for each in source.partitions}
             self._gateways = {each: Probe(partial(source.probe_gateway, each)) for each in source.gateways}
@@ -117,12 +123,14 @@ class Readiness:
         if asking:
             await asyncio.wait(asking, timeout=ANSWER_SECONDS)
         partitions, gateways = _faults(self._partitions), _faults(self._gateways)
+        full = {each: fault for each, fault in partitions.items() if isinstance(fault, RefusesSends)}
+        partitions = {each: fault for each, fault in partitions.items() if each not in full}
         reasons = []
         if failing := [each for each, fault in partitions.items() if not isinstance(fault, PartitionParked)]:
             reasons.append("partitions that fail: " + ", ".join(map(str, failing)))
         if gateways:
             reasons.append("gateways that fail: " + ", ".join(map(str, gateways)))
-        return Verdict("; ".join(reasons) or None, _texts(partitions), _texts(gateways))
+        return Verdict("; ".join(reasons) or None, _texts(partitions), _texts(gateways), _texts(full))
 
 
 def _faults(probes: Mapping[int, Probe]) -> dict[int, Exception]:

@@ -399,9 +399,14 @@ class Partition:
         """Stage what is written once for each turn. To be called before the store is committed by its log."""
         self._core.end_turn()
 
-    def forget_room(self) -> None:
-        """Measure the store again when it matters. To be called each second, because others write to the disk, too."""
-        self._core.room.forget()
+    def look_at_room(self) -> None:
+        """Measure the store. To be called each second, because others write to the disk, too."""
+        self._core.room.look()
+
+    @property
+    def shortage(self) -> str | None:
+        """Why messages are refused for want of room, as of the last look; None if they are not."""
+        return self._core.room.shortage
 
     def put_entity(
         self,
@@ -543,6 +548,7 @@ class Partition:
             totals.add(queue.tally)
         return {
             "parked": 0,
+            "refuses_sends": int(self.shortage is not None),
             "used_bytes": self._store.used_bytes(),
             "capacity_bytes": self._store.capacity_bytes(),
             "locks": sum(queue.locks.count() for queue in core.queues.values()),

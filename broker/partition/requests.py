@@ -422,12 +422,16 @@ def _count(queue: Queue) -> list[int]:
     return [*queue.counts, queue.size_bytes, queue.locks.count()]
 
 
-def _probe(core: Core, args: Sequence[Any], now_ms: int) -> None:
-    """The write becomes durable with this turn's commit, before the answer."""
+def _probe(core: Core, args: Sequence[Any], now_ms: int) -> str | None:
+    """The write becomes durable with this turn's commit, before the answer.
+
+    Returns why messages are refused for want of room, if they are.
+    """
     value = encode_document(now_ms)
     core.store.put(Table.META, PROBE_KEY, value)
     if decode_document(core.store.get(Table.META, PROBE_KEY) or b"") != now_ms:
         raise InternalError("The store does not return what was written to it.")
+    return core.room.shortage
 
 
 def _entry(core: Core, queue: Queue, place: Place, number: int) -> bytes | None:

@@ -576,17 +576,21 @@ class Settings(Frozen):
             return max(1, self.workers)
         return max(1, min(self.partitions, placement.processors() - 1))
 
-    def _check_ports(self) -> None:
-        taken: list[tuple[str, str, int]] = []
-        for name, host, port in (
+    @property
+    def listeners(self) -> list[tuple[str, str, int]]:
+        """(setting, host, port) of each fixed port."""
+        listeners = (
             ("amqp.port", self.amqp.host, self.amqp.port),
             ("amqp.tls_port", self.amqp.host, self.amqp.tls_port),
             ("http.port", self.http.host, self.http.port),
             ("http.tls_port", self.http.host, self.http.tls_port),
             ("ops.port", self.ops.host, self.ops.port),
-        ):
-            if not port:
-                continue
+        )
+        return [(setting, host, port) for setting, host, port in listeners if port]
+
+    def _check_ports(self) -> None:
+        taken: list[tuple[str, str, int]] = []
+        for name, host, port in self.listeners:
             for other, at, same in taken:
                 if port == same and _collide(host, at):
                     raise inconsistent(f"is {other}, too; choose another", name)

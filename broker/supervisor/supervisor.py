@@ -12,6 +12,7 @@ from typing import Any, NoReturn, TypeVar
 from broker import __version__
 from broker.child import PERMANENT_FAULT
 from broker.keys import EMULATOR_KEY, ROOT_KEY_NAME, connection_string, makes_root_key, with_root_key
+from broker.listening import cannot_listen, try_to_listen
 from broker.logging import configure_logging, get_logger
 from broker.namespace.entities import Frozen
 from broker.settings.config import ConfigurationError, Settings, is_loopback
@@ -52,6 +53,7 @@ def run(settings: Settings, part: Part, read_again: Callable[[], Settings]) -> i
             return _run_gateways(_with_absolute_paths(settings), read_again)
         # It is locked to the end, so that a second broker on the same directory is refused.
         with _opened(settings := _with_absolute_paths(settings)) as directory:
+            _try_ports(settings, part)
             key = ""
             if part is Part.ALL:
                 makes_key = makes_root_key(settings)
@@ -103,7 +105,19 @@ def _require(settings: Settings, part: Part) -> None:
         )
 
 
+def _try_ports(settings: Settings, part: Part) -> None:
+    """See now if ports are free, since the stores may take long to open. Raises ConfigurationError."""
+    for setting, host, port in settings.listeners:
+        if part is Part.WORKER and setting != "ops.port":
+            continue
+        try:
+            try_to_listen(host, port)
+        except OSError as error:
+            raise ConfigurationError(cannot_listen(setting, host, port, error)) from error
+
+
 def _run_gateways(settings: Settings, read_again: Callable[[], Settings]) -> int:
+    _try_ports(settings, Part.GATEWAY)
     given, settings = settings, _with_key(settings)
     key = shown_key(given, settings, is_new=False)
     with TemporaryDirectory(prefix="peeklock-gateway-") as directory:

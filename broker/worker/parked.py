@@ -29,5 +29,8 @@ class ParkedPartition(Partition):
     def restore(self, queue_id: int, entries: Sequence[Any], now_ms: int) -> None:
         """Does nothing: the messages cannot be stored."""
 
+    def look_at_room(self) -> None:
+        """Does nothing: the store in memory is as large as it likes."""
+
     def gauges(self) -> dict[str, int]:
         return {"parked": 1}

@@ -67,6 +67,7 @@ from broker.worker.listening import WorkerListener
 from broker.worker.neighbours import Neighbours, Replies
 from broker.worker.parked import ParkedPartition
 from broker.worker.peer import Peer
+from broker.worker.shortages import Shortages
 from storage.log.commit_log import LogUsage
 from storage.records import NAMESPACE_ID_BYTES, NEVER, decode_document
 from storage.store import Store, StoreError, Table
@@ -162,6 +163,7 @@ class Worker:
         self._clock = clock
         self._beat = beat
         self._beat_at = 0.0  # by time.monotonic
+        self._shortages = Shortages()
         self._now_ms = clock.now_ms
         self._due_ms = 0  # the first timer of a partition when the turn began
         self._release_ms: int | None = None  # when to release the pages of the stores
@@ -253,8 +255,9 @@ class Worker:
             self._beat()
             self._beat_at = started + BEAT_SECONDS
             self._turns.beat()
-            for partition in self._partitions.values():
-                partition.forget_room()
+            for number, partition in self._partitions.items():
+                partition.look_at_room()
+                self._shortages.note(number, partition.shortage, started)
             if self._home is not None:
                 self._home.look(self._now_ms)
         self._read_clock(started)

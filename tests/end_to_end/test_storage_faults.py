@@ -61,8 +61,11 @@ def send_until_refused(peer: RawPeer, handle: int, most: int = 1000) -> tuple[in
     return most, ""
 
 
-def takes_and_refuses_as_it_should(broker: Broker, times: int = 2) -> None:
-    """Sends are refused when it is full, what was accepted is received and completed, and then there is room again."""
+def takes_and_refuses_as_it_should(broker: Broker, what: str | None, times: int = 2) -> None:
+    """Sends are refused when it is full, what was accepted is received and completed, and then there is room again.
+
+    `what` is full besides the queue; None if nothing is.
+    """
     before = process_ids(broker)
     with RawPeer.connect(broker.amqp_port) as peer:
         sender, receiver = peer.attach_sender("orders"), peer.attach_receiver("orders")
@@ -76,6 +79,10 @@ def takes_and_refuses_as_it_should(broker: Broker, times: int = 2) -> None:
                 more, condition = send_until_refused(peer, sender)
                 count += more
             assert condition == FULL
+            if what:
+                eventually(lambda: refuses_sends(broker) == {"0": f"the {what} is nearly full"}, "/readyz says so")
+                assert metrics(broker)["peeklock_partition_refuses_sends", "0"] == 1
+                assert f'"reason": "the {what} is nearly full"' in broker.log()
             peer.flow(receiver, count, delivery_count=received)
             ids = [peer.expect(TRANSFER).fields[1] for _ in range(count)]
             received += count
@@ -93,6 +100,15 @@ def takes_and_refuses_as_it_should(broker: Broker, times: int = 2) -> None:
         peer.settle(last, last)
     serves(broker.amqp_port)
     assert process_ids(broker) == before, broker.log()
+    eventually(lambda: refuses_sends(broker) is None, "/readyz is as before")
+    assert ('"event": "messages are taken again"' in broker.log()) == bool(what)
+
+
+def refuses_sends(broker: Broker) -> dict[str, str] | None:
+    status, body = broker.get("/readyz")
+    assert status == 200
+    found: dict[str, str] | None = json.loads(body).get("refuse_sends")
+    return found
 
 
 @pytest.mark.skipif(not can_mount, reason="needs a user namespace to mount a small disk in")
@@ -101,18 +117,18 @@ def test_on_a_full_disk_nothing_is_taken_and_all_is_given(start, tmp_path):
     (tmp_path / "data").mkdir()
     config = ONE_PARTITION.replace("\n", "\n[store]\nmin_free_disk_bytes = 8388608\nlog_bytes = 8388608\n", 1)
     with start(config, prefix=(*OWN_MOUNTS, *mount)) as broker:
-        takes_and_refuses_as_it_should(broker)
+        takes_and_refuses_as_it_should(broker, "disk")
 
 
 def test_in_a_full_store_nothing_is_taken_and_all_is_given(start):
     config = ONE_PARTITION.replace("\n", "\n[store]\nmap_size_bytes = 16777216\n", 1)
     with start(config) as broker:
-        takes_and_refuses_as_it_should(broker, times=5)
+        takes_and_refuses_as_it_should(broker, "store", times=5)
 
 
 def test_in_a_full_queue_nothing_is_taken_and_all_is_given(start):
     with start(ONE_PARTITION + "max_size_mb = 4\n") as broker:
-        takes_and_refuses_as_it_should(broker)
+        takes_and_refuses_as_it_should(broker, None)
 
 
 # --- damaged ----------------------------------------------------------------------------------------------------------

@@ -146,7 +146,9 @@ def test_a_second_signal_means_now(broker):
 
 
 @pytest.mark.parametrize(
-    ("flag", "setting"), [("amqp_port", "amqp.port"), ("ops_port", "ops.port")], ids=["AMQP", "operations"]
+    ("flag", "setting"),
+    [("amqp_port", "amqp.port"), ("http_port", "http.port"), ("ops_port", "ops.port")],
+    ids=["AMQP", "HTTP", "operations"],
 )
 def test_a_port_in_use_is_one_message_with_the_setting(broker, flag, setting):
     with socket.create_server(("127.0.0.1", getattr(broker, flag))) as taken:
@@ -155,7 +157,21 @@ def test_a_port_in_use_is_one_message_with_the_setting(broker, flag, setting):
         port = taken.getsockname()[1]
     log = broker.log()
     assert re.search(rf"peeklock: cannot start: cannot listen on 127\.0\.0\.1 port {port} .*{re.escape(setting)}", log)
+    assert f"set {setting} to another" in log
     assert "Traceback" not in log
+    assert not (broker.data_dir / "partitions" / "0").exists(), "ports are tried before stores are made"
+
+
+@pytest.mark.parametrize("gateways", [1, 2])
+@pytest.mark.parametrize(
+    ("host", "advice"),
+    [("203.0.113.7", "This machine has no such address: set amqp.host"), ("none.invalid", "No such name is known")],
+)
+def test_an_address_of_another_machine_is_one_message_with_the_setting(tmp_path, gateways, host, advice):
+    broker = Broker(tmp_path, f'gateways = {gateways}\n[amqp]\nhost = "{host}"\n')
+    with pytest.raises(BrokerFailed, match=f"cannot listen on {host} port {broker.amqp_port} .*{advice}"):
+        broker.start()
+    assert "Traceback" not in broker.log()
 
 
 def test_another_broker_on_its_ports_is_not_taken_for_it(broker, tmp_path):

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 import uvloop
 
-from broker.listening import REST_SECONDS, Listener, listen
+from broker.listening import REST_SECONDS, Listener, cannot_listen, listen, try_to_listen
 from broker.settings.config import Tls
 from broker.tls import ServerTls
 from tests.brokers import REPOSITORY
@@ -164,3 +164,24 @@ def test_a_handshake_counts_until_it_ends(run: Run, closed: bool) -> None:
             listener.close()
 
     run(story())
+
+
+def test_each_reason_why_a_port_cannot_be_used_has_its_advice() -> None:
+    denied = PermissionError(errno.EACCES, "Permission denied")
+    assert "a lower net.ipv4.ip_unprivileged_port_start" in cannot_listen("http.tls_port", "::", 443, denied)
+    other = OSError(errno.ENOBUFS, "No buffer space available")
+    assert cannot_listen("ops.port", "::1", 9, other).endswith(
+        "(ops.port): No buffer space available. Set ops.port or ops.host to another"
+    )
+
+
+def test_a_port_that_others_share_among_themselves_is_in_use() -> None:
+    with socket.socket() as shared:
+        shared.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        shared.bind(("127.0.0.1", 0))
+        shared.listen()
+        port = shared.getsockname()[1]
+        with pytest.raises(OSError, match="in use") as failed:
+            try_to_listen("localhost", port)
+    assert "end that, or set amqp.port to another" in cannot_listen("amqp.port", "localhost", port, failed.value)
+    try_to_listen("localhost", port)

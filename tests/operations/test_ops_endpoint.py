@@ -10,6 +10,7 @@ import pytest
 from broker.errors import ServerBusy
 from broker.gateway.reports import NotReady
 from broker.http.ops import start_ops
+from broker.http.readiness import RefusesSends
 from broker.metrics import EndpointMetrics, GatewayMetrics, Scene
 from broker.settings.config import ConfigurationError
 
@@ -97,6 +98,17 @@ def test_a_partition_that_fails_is_named_with_its_fault():
             "partitions": {"1": "the worker of partition 1 is down"},
         },
     )
+
+
+def test_a_partition_without_room_for_messages_is_named_and_the_broker_is_ready():
+    source = Source()
+    source.faults[1] = RefusesSends("the disk is nearly full")
+    refuses = {"refuse_sends": {"1": "the disk is nearly full"}}
+    assert ask(source, "/readyz")[:2] == (200, {"status": "ready", "partitions": 2} | refuses)
+    source.faults[0] = ServerBusy("down")
+    status, body, _ = ask(source, "/readyz")
+    assert (status, body["reason"], body["partitions"]) == (503, "partitions that fail: 0", {"0": "down"})
+    assert body["refuse_sends"] == refuses["refuse_sends"]
 
 
 def test_a_gateway_that_takes_no_clients_is_named_with_the_reason():

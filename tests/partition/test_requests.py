@@ -240,6 +240,7 @@ def test_gauges_are_those_that_are_shown(queue):
         "rolled_back": 0,
         "auto_deleted": 0,
         "parked": 0,
+        "refuses_sends": 0,
     }
     assert gauges == expected
     queue.partition.delete_entity(ENTITY, queue.now_ms)

@@ -7,6 +7,7 @@ from driver import Driver, message
 
 from broker.errors import QuotaExceeded
 from broker.partition.settings import PartitionSettings
+from broker.partition.state.room import QUIET_LOOKS
 from broker.wire import Outcome
 from storage.lmdb_store import LmdbStore
 from storage.memory import MemoryStore
@@ -48,13 +49,40 @@ def test_turns_near_the_watermark_measure_each_time() -> None:
     assert store.measured == before + 10
 
 
+def test_a_store_is_short_of_room_while_it_refuses_and_a_little_longer() -> None:
+    store = CountingStore()
+    driver = Driver(store)
+    partition = driver.partition
+
+    def looks(count: int) -> list[str | None]:
+        found = []
+        for _ in range(count):
+            partition.look_at_room()
+            found.append(partition.shortage)
+        return found
+
+    assert looks(1) == [None]
+    store.capacity = 10
+    assert looks(2) == ["the store is nearly full"] * 2
+    assert partition.gauges()["refuses_sends"] == 1
+    store.capacity = 1 << 40
+    assert looks(1) == [None], "nothing was refused meanwhile"
+    store.capacity = 10
+    partition.look_at_room()
+    with pytest.raises(QuotaExceeded):
+        driver.send("m")
+    store.capacity = 1 << 40
+    assert looks(QUIET_LOOKS + 2) == ["the store is nearly full"] * QUIET_LOOKS + [None] * 2
+    assert partition.gauges()["refuses_sends"] == 0
+
+
 def test_what_others_write_to_the_disk_is_seen_when_the_worker_asks_for_it() -> None:
     store = CountingStore()
     driver = Driver(store)
     driver.send("m")
     store.capacity = 10
     driver.send("m")
-    driver.partition.forget_room()
+    driver.partition.look_at_room()
     with pytest.raises(QuotaExceeded):
         driver.send("m")
 
@@ -66,7 +94,7 @@ def accepted(path: Path, size: int, measures_each_turn: bool) -> int:
         driver = Driver(store, SETTINGS)
         for count in range(0, MAP_BYTES // size, 10):
             if measures_each_turn:
-                driver.partition.forget_room()
+                driver.partition.look_at_room()
             try:
                 driver.send(*[message(bytes(size))] * 10)
             except QuotaExceeded:

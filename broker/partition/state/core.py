@@ -332,11 +332,15 @@ class Core:
         """
         copies_bytes = copies * COPY_ROOM_BYTES + overlay_bytes
         if self.room.free_bytes() < copies_bytes:
+            self.room.refuse()
             return False
         pages = queues * PAGES_PER_QUEUE + -(-copies_bytes // PAGE_BYTES)
         added_bytes = sum(sizes)
         self.room.take(added_bytes + pages * PAGE_BYTES)
-        return self.store.fits(added_bytes, sizes, pages)
+        if not self.store.fits(added_bytes, sizes, pages):
+            self.room.refuse()
+            return False
+        return True
 
     def end_turn(self) -> None:
         """Stage the counts, and reset the state of the turn."""

@@ -11,6 +11,8 @@ RESERVE_PART = 4
 WORK_BYTES = 8 * PAGE_BYTES
 LEAST_WORK = 128  # the least work of a turn, even if the store is full
 SURE_BYTES = 64 << 20
+# A store near its watermark refuses some messages and takes others. It counts as short until so many looks after.
+QUIET_LOOKS = 5
 
 
 class Room:
@@ -20,7 +22,17 @@ class Room:
     left, it measures in every turn.
     """
 
-    __slots__ = ("_free_bytes", "_is_known", "_settings", "_store", "_taken_bytes", "_whole_bytes")
+    __slots__ = (
+        "_free_bytes",
+        "_is_known",
+        "_quiet_looks",
+        "_refused",
+        "_settings",
+        "_store",
+        "_taken_bytes",
+        "_whole_bytes",
+        "shortage",
+    )
 
     def __init__(self, store: Store, settings: PartitionSettings) -> None:
         self._store = store
@@ -29,6 +41,9 @@ class Room:
         self._free_bytes = 0  # bytes up to the watermark; negative above it
         self._whole_bytes = 0  # free bytes in the whole store
         self._taken_bytes = 0  # the most that records of this turn take
+        self._refused = False  # since the last look
+        self._quiet_looks = QUIET_LOOKS
+        self.shortage: str | None = None  # what is short, if messages are refused for that, as of the last look
 
     def free_bytes(self) -> int:
         """The bytes that the store can take up to its watermark, as of the begin of this turn at the latest."""
@@ -55,15 +70,26 @@ class Room:
         self._whole_bytes -= taken
         self._is_known = self._is_known and self._free_bytes > SURE_BYTES
 
-    def forget(self) -> None:
-        """Measure again at the next call, because others write to the disk, too."""
-        self._is_known = False
+    def refuse(self) -> None:
+        """Messages were refused, because they found no room."""
+        self._refused = True
 
-    def _measure(self) -> None:
+    def look(self) -> None:
+        """Measure anew, because others write to the disk, too. To be called each second."""
+        is_disk = self._measure()
+        self._quiet_looks = 0 if self._refused else self._quiet_looks + 1
+        self._refused = False
+        is_short = self._free_bytes < 0 or self._quiet_looks < QUIET_LOOKS
+        self.shortage = ("the disk is nearly full" if is_disk else "the store is nearly full") if is_short else None
+
+    def _measure(self) -> bool:
+        """True if the disk leaves less room than the store's own limit does."""
         settings, capacity = self._settings, self._store.capacity_bytes
         whole, used = capacity(), self._store.used_bytes()
         reserve = min(RESERVE_BYTES, whole // RESERVE_PART)
-        limit = min(int(settings.store_watermark * whole), whole - reserve, capacity(settings.min_free_bytes))
+        own, on_disk = min(int(settings.store_watermark * whole), whole - reserve), capacity(settings.min_free_bytes)
+        limit = min(own, on_disk)
         self._free_bytes = limit - used
         self._whole_bytes = whole - used
         self._is_known = True
+        return on_disk < own
