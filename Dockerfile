@@ -34,6 +34,7 @@ ENV PATH=/opt/peeklock/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1 \
     PEEKLOCK_DATA_DIR=/var/lib/peeklock \
+    PEEKLOCK_CONFIG=/ServiceBus_Emulator/ConfigFiles/Config.json:/etc/peeklock/peeklock.toml \
     PEEKLOCK_AMQP__HOST=0.0.0.0 \
     PEEKLOCK_HTTP__HOST=0.0.0.0 \
     PEEKLOCK_OPS__HOST=0.0.0.0 \
@@ -45,5 +46,5 @@ EXPOSE 5672 5671 5300 443 5680 9464
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=10s --timeout=6s --start-period=30s --retries=3 CMD ["/opt/peeklock/healthcheck"]
 ENTRYPOINT ["peeklock"]
-# Mount a file there with the entities that you want, or create them while the broker runs.
-CMD ["serve", "--config", "/etc/peeklock/peeklock.toml"]
+# Mount a file at one of the places in PEEKLOCK_CONFIG with the entities that you want, or create them while it runs.
+CMD ["serve"]

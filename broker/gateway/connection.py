@@ -21,11 +21,12 @@ from broker.gateway.links.intake import Intake
 from broker.gateway.links.receivers import ClientReceiver
 from broker.gateway.links.senders import ClientSender
 from broker.gateway.namespace import Entity
-from broker.gateway.rights import Proof, Rights, entity_of
+from broker.gateway.rights import NOT_THE_EMULATORS, Proof, Rights, entity_of
 from broker.gateway.router import WorkerConnection
 from broker.gateway.transactions import Transactions
 from broker.gateway.turn import Gathering
 from broker.gateway.unsent import UnsentOutput
+from broker.keys import EMULATOR_KEY
 from broker.logging import get_logger
 from broker.tls import names_of
 from protocol import conditions, error_texts
@@ -140,6 +141,7 @@ class ClientConnection(asyncio.Protocol):
         self._flush_again = False
         self._deadline: asyncio.TimerHandle | None = None
         self._expiry: asyncio.TimerHandle | None = None
+        self._denial = "SASL"  # why authentication failed, for the log
         self._stall: asyncio.TimerHandle | None = None
         self.sessions: dict[tuple[int, str], SessionHolder] = {}
         self._peer = ""
@@ -274,7 +276,7 @@ class ClientConnection(asyncio.Protocol):
         if sasl.identity is None:
             self.gateway.metrics.authentication_failures += 1
             self._reason = "authentication failed"
-            self.gateway.denials.happened("SASL", peer=self._peer)
+            self.gateway.denials.happened(self._denial, peer=self._peer)
             self._hang_up(self._reason)
             return b""
         self._start_engine(sasl.identity)
@@ -284,6 +286,8 @@ class ClientConnection(asyncio.Protocol):
 
     def _verify_plain(self, key_name: str, key: str) -> Identity | None:
         grants = self.gateway.keyring.verify_plain(key_name, key)
+        if not grants and key == EMULATOR_KEY:
+            self._denial = NOT_THE_EMULATORS
         for grant in grants:
             self.rights.grant(grant.entity or "", grant.rights, Proof(key_name, key))
         return Identity(IdentityKind.KEY, key_name) if grants else None

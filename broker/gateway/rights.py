@@ -4,14 +4,20 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from broker.errors import Unauthorized
+from broker.keys import EMULATOR_KEY
 from broker.namespace.entities import Right
 from protocol import error_texts
 from protocol.addresses import parse_audience
+from protocol.nodes import sas_tokens
 from protocol.nodes.sas_tokens import Claim
 
 _FOREVER = float("inf")
 # The most rights of one connection; clients put a token for each entity that they use.
 MAX_PATHS = 2000
+NOT_THE_EMULATORS = (
+    "This is the Service Bus emulator's well-known key, and the broker has another: take the connection string that "
+    "`peeklock connection-string` prints. For development on one machine the broker has this key with --emulator."
+)
 
 
 def entity_of(path: str) -> str | None:
@@ -103,3 +109,10 @@ class Rights:
         """The time when the next of the rights held now ends."""
         ends = [each.until_s for each in self._granted.values() if now_s < each.until_s < _FOREVER]
         return min(ends, default=None)
+
+
+def explained(error: sas_tokens.TokenError, token: str) -> sas_tokens.TokenError:
+    """The error for the client: who comes with the emulator's key to a broker with another is told what to do."""
+    if isinstance(error, sas_tokens.InvalidSignature) and sas_tokens.is_signed_with(token, EMULATOR_KEY):
+        return sas_tokens.InvalidSignature(NOT_THE_EMULATORS)
+    return error

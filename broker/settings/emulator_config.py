@@ -136,8 +136,9 @@ def read_emulator_config(document: dict[str, Any]) -> Reading:
 
 class _Reader:
     def __init__(self) -> None:
-        self.settings: dict[str, Any] = {"queues": [], "topics": []}
-        self.origins: dict[Place, Origin] = {}
+        # Clients of the emulator have its well-known key.
+        self.settings: dict[str, Any] = {"emulator": True, "queues": [], "topics": []}
+        self.origins: dict[Place, Origin] = {("emulator",): Origin("UserConfig", True)}
         self.problems: list[Problem] = []
 
     def read(self, document: dict[str, Any]) -> None:

@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from broker.settings.variables import CONFIG_VARIABLE, VARIABLE_PREFIX
+from broker.settings.variables import CONFIG_VARIABLE, VARIABLE_PREFIX, config_file
 
 CONFIG_FLAG, WORKERS_FLAG = "--config", "--workers"
 
@@ -24,7 +24,7 @@ def is_one_process(workers: int | None, gateways: int) -> bool:
 
 def guess_one_process(arguments: Sequence[str], environment: Mapping[str, str]) -> bool:
     """As `is_one_process`, before the settings are read and checked: from flags, else variables, else the file."""
-    given = _in_file(_flag(arguments, CONFIG_FLAG) or environment.get(CONFIG_VARIABLE, ""))
+    given = _in_file(_flag(arguments, CONFIG_FLAG) or config_file(environment.get(CONFIG_VARIABLE, "")))
     for name in ("workers", "gateways"):
         if text := environment.get(f"{VARIABLE_PREFIX}{name.upper()}"):
             given[name] = text

@@ -77,7 +77,9 @@ _EMULATOR = """\
 ## The Service Bus emulator's Config.json
 
 A file whose outermost member is `UserConfig` is read as a file of the emulator; it may hold `//` comments. It declares
-one namespace with its queues and topics; other settings come from flags and environment. `Logging` has no effect.
+one namespace with its queues and topics, and sets `emulator`, so that the well-known key is the broker's
+(`--no-emulator` says otherwise). Other settings come from flags and environment, `http.port` also from
+`EMULATOR_HTTP_PORT`. `Logging` has no effect. See [In place of the emulator](emulator.md).
 Durations are ISO 8601 (`PT1M`, `P7D`, `PT0.5S`). An absent or empty property has the emulator's default, which is not
 always the default above:
 

@@ -26,10 +26,11 @@ from broker.namespace.rule_descriptions import (
 from broker.settings.config import ConfigurationError, Origin, Place, Problem, Settings
 from broker.settings.emulator_config import is_emulator_config, read_emulator_config, without_comments
 from broker.settings.secrets import masked
-from broker.settings.variables import CONFIG_VARIABLE, VARIABLE_PREFIX
+from broker.settings.variables import CONFIG_VARIABLE, VARIABLE_PREFIX, config_file
 from protocol.symbols import CORRELATION_FIELDS
 
 CLIENT_VARIABLE = "PEEKLOCK_CONNECTION_STRING"  # for the commands that are clients; not a setting
+EMULATOR_HTTP_PORT = "EMULATOR_HTTP_PORT"  # the emulator's own variable, which counts beside its Config.json
 OFF = "off"
 """How None is written: TOML has no null."""
 
@@ -98,7 +99,7 @@ def load(
     sources = _Sources()
     environment = environment or {}
     if config is None and environment.get(CONFIG_VARIABLE):
-        config = Path(environment[CONFIG_VARIABLE])
+        config = Path(config_file(environment[CONFIG_VARIABLE]))
     if config is not None:
         sources.read_file(config)
     sources.read_environment(environment)
@@ -166,6 +167,7 @@ class _Sources:
         self._problems: list[Problem] = []
         self._leaves = leaves()
         self._file: Path | None = None
+        self._is_emulators = False  # the file
 
     def read_file(self, path: Path) -> None:
         self._file = path
@@ -197,6 +199,7 @@ class _Sources:
             raise ConfigurationError(
                 f"{path}: is JSON without UserConfig, so not the emulator's Config.json; write other settings as TOML"
             )
+        self._is_emulators = True
         reading = read_emulator_config(document)
         for name, value in reading.settings.items():
             self._values[name] = value
@@ -217,6 +220,8 @@ class _Sources:
         """An empty variable counts as not set, so that a compose file can pass on what its caller may have set."""
         by_variable = {variable(place): place for place in self._leaves}
         renamed = {variable(before): variable(now) for before, now in _RENAMED.items()}
+        if self._is_emulators and (text := environment.get(EMULATOR_HTTP_PORT)):
+            self._set_text(("http", "port"), text, EMULATOR_HTTP_PORT)
         for name, text in sorted(environment.items()):
             if not name.startswith(VARIABLE_PREFIX) or name in (CONFIG_VARIABLE, CLIENT_VARIABLE) or text == "":
                 continue

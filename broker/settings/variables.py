@@ -1,4 +1,12 @@
 """How settings are named in the environment. Imported before anything heavy is: keep it light."""
 
+import os
+
 VARIABLE_PREFIX = "PEEKLOCK_"  # of all settings in the environment
 CONFIG_VARIABLE = "PEEKLOCK_CONFIG"
+
+
+def config_file(text: str) -> str:
+    """The file of PEEKLOCK_CONFIG: of several, with colons between them, the first that there is, else the last."""
+    paths = text.split(":")
+    return next((path for path in paths if os.path.exists(path)), paths[-1])  # noqa: PTH110 - pathlib is slow to import

@@ -26,6 +26,8 @@ from storage.data_dir import ROOT_KEY_FILE, RUN, DataDirectory, DataDirectoryErr
 from storage.lmdb_store import StoreInUse, UnknownFormat, WrongPartition
 from storage.store import StoreError, StoreFull
 
+EMULATORS_LINE = "Emulator Service is Successfully Up!"
+"""What the Service Bus emulator says when it is ready. Tools that start it, such as Testcontainers, wait for this."""
 OPS_PORT_FILE = "ops-port"  # in the directory `run`
 
 log = get_logger("supervisor")
@@ -298,9 +300,10 @@ def start_text(settings: Settings, answer: dict[str, Any], key: str, *, with_dat
     lines += ["", "  Connection string for the Service Bus SDKs:"]
     port = plain if plain is not None else tls
     assert port is not None
-    return "\n".join(
-        [*lines, "  " + connection_string(settings.amqp.host, port, ROOT_KEY_NAME, key, tls=plain is None), ""]
-    )
+    lines += ["  " + connection_string(settings.amqp.host, port, ROOT_KEY_NAME, key, tls=plain is None), ""]
+    if settings.emulator:
+        lines += [EMULATORS_LINE, ""]
+    return "\n".join(lines)
 
 
 def _address(host: str, port: int) -> str:

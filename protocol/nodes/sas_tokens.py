@@ -150,6 +150,12 @@ def verify(token: str, audience: str, lookup: KeyLookup, now_s: float, is_host: 
     return Claim(path, parsed.key_name, signers[0], rule.rights, expires_s)
 
 
+def is_signed_with(token: str, key: str) -> bool:
+    """True if that key has signed the token, which may be over. Raises MalformedToken."""
+    parsed = parse(token)
+    return hmac.compare_digest(_sign(parsed.resource, parsed.expires, key), parsed.signature)
+
+
 def generate(resource: str, key_name: str, key: str, expires_s: int) -> str:
     """A token for `resource` (a URI such as sb://host/entity) that ends at `expires_s` (Unix seconds)."""
     encoded, expires = quote(resource, safe=""), str(expires_s)

@@ -47,7 +47,10 @@ def test_the_image_runs_as_a_user_that_an_orchestrator_can_see_is_not_root():
 
 
 def test_the_images_settings_are_settings():
-    settings = load(environment={**environment()}).settings
+    inside = environment()
+    *_, own = inside.pop("PEEKLOCK_CONFIG").split(":")
+    assert f"deploy/container.toml {own}" in [rest for name, rest in final_stage() if name == "COPY"]
+    settings = load(DEPLOY / "container.toml", environment=inside).settings
     assert str(settings.data_dir) == only("VOLUME")
     assert settings.amqp.host == settings.http.host == settings.ops.host == "0.0.0.0"
 

@@ -4,13 +4,13 @@ import time
 
 from broker.errors import EntityNotFound
 from broker.gateway.nodes.request_links import Answer, RequestLink
-from broker.gateway.rights import entity_of
+from broker.gateway.rights import entity_of, explained
 from protocol import error_texts
 from protocol.addresses import parse_audience
 from protocol.errors import ProtocolError
 from protocol.nodes import cbs, sas_tokens
 from protocol.nodes.request_message import Request
-from protocol.nodes.sas_tokens import KeyRule, TokenError
+from protocol.nodes.sas_tokens import Claim, KeyRule, TokenError
 
 
 class _Missing(cbs.EntityMissing):
@@ -30,7 +30,7 @@ class CbsRequests(RequestLink):
         now_s = time.time()
         try:
             put = cbs.parse_put_token(request)
-            claim = sas_tokens.verify(put.token, put.audience, self._lookup, now_s, self._is_host)
+            claim = self._verified(put.token, put.audience, now_s)
             self._require_entity(put.audience, claim.path)
         except ProtocolError as error:
             if isinstance(error, TokenError):
@@ -45,6 +45,13 @@ class CbsRequests(RequestLink):
     def fail(self, request: Request, error: Exception, answer: Answer) -> None:
         text = self.connection.tracked(str(error))
         answer(cbs.encode_refused(request, cbs.BadCbsRequest(text)))
+
+    def _verified(self, token: str, audience: str, now_s: float) -> Claim:
+        """Raises a TokenError."""
+        try:
+            return sas_tokens.verify(token, audience, self._lookup, now_s, self._is_host)
+        except TokenError as error:
+            raise explained(error, token) from None
 
     def _require_entity(self, audience: str, path: str) -> None:
         """Raises EntityMissing. Call it after the token is verified, so that only holders of keys learn of entities."""

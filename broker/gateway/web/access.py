@@ -11,11 +11,12 @@ from aiohttp import web
 
 from broker.errors import Unauthorized
 from broker.gateway.namespace import Namespace
+from broker.gateway.rights import explained
 from broker.keys import Keyring
 from broker.namespace.entities import Right
 from broker.tls import names_of
 from protocol.nodes import sas_tokens
-from protocol.nodes.sas_tokens import KeyRule, MalformedToken, MissingToken
+from protocol.nodes.sas_tokens import KeyRule, MalformedToken, MissingToken, TokenError
 
 _BEARER = "bearer "
 _SIGNATURE = "sharedaccesssignature"
@@ -73,7 +74,11 @@ class Access:
             return KeyRule(keys, frozenset(rule.rights))
 
         audience = f"sb://namespace/{quote(path)}"
-        return sas_tokens.verify(f"{sas_tokens.PREFIX}{rest}", audience, lookup, time.time(), self._is_host).rights
+        token = f"{sas_tokens.PREFIX}{rest}"
+        try:
+            return sas_tokens.verify(token, audience, lookup, time.time(), self._is_host).rights
+        except TokenError as error:
+            raise explained(error, token) from None
 
     def _is_host(self, name: str) -> bool:
         """As in `broker.gateway.nodes.cbs`: a token for an entity must not become a token for the namespace."""
