@@ -34,6 +34,7 @@ Requests, their arguments and results (all or nothing each; `docs/architecture.m
     get-message-sessions  state set after ms | None, skip, top   [session id, ...]; None: with messages, or a state
     page-message-sessions  the same                              the number skipped, and [session id, ...]
     counts                                                       queue -> available, deferred, scheduled, bytes, locked
+    filter-counts     entity id, ...                             topic -> SQL filters, correlation filters
     metrics                                                      see broker.metrics
     probe                                                        a shortage of room or None, after a write and a read
     arrive            token of a move, entity id                 None; this and the next: see `broker.partition.moving`

@@ -470,6 +470,7 @@ _OF_TOPIC = ("schedule", "cancel-scheduled")
 
 _OF_PARTITION: dict[str, Callable[[Core, Sequence[Any], int], Any]] = {
     "counts": _counts,
+    "filter-counts": rule_requests.filter_counts,
     "probe": _probe,
     "arrive": moves.arrive,
     "store-rows": moves.store,

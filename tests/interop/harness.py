@@ -2,6 +2,8 @@
 
 import json
 import os
+import random
+import socket
 import subprocess
 import tempfile
 import time
@@ -9,8 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from broker.cli.authority import TRUST_STORE_PASSWORD, Authority
 from protocol.nodes.sas_tokens import generate
 from tests.brokers import KEY, KEY_NAME, Broker
+from tests.caller import WORKERS
+from tests.interop.administration_scenarios import TLS_PORT
 from tests.interop.partitioned_scenarios import KEYED, PLAIN
 from tests.interop.scenario import ENTITY_PREFIX
 from tests.interop.scenarios import SCENARIOS
@@ -56,13 +61,52 @@ def _rule(login: tuple[str, str], right: str) -> str:
     )
 
 
-def broker(directory: Path, *, partitioned: bool) -> Broker:
+class CannotListen(Exception):
+    """The tests may not listen on TLS_PORT."""
+
+
+class SecureBroker(Broker):
+    """A broker that has HTTPS on TLS_PORT, at `https_host`, with a certificate by an authority of its own."""
+
+    def __init__(self, directory: Path, config: str, workers: int | None = WORKERS) -> None:
+        """Raises CannotListen."""
+        self.https_host = _free_host()
+        self.authority = Authority(directory / "authority")
+        certificate, key = self.authority.issue("server", [self.https_host, "localhost"], is_server=True)
+        secure = (
+            f"[http]\nhost = {_toml(self.https_host)}\ntls_port = {TLS_PORT}\n"
+            f"[tls]\ncertificate = {_toml(str(certificate))}\nkey = {_toml(str(key))}\n"
+        )
+        super().__init__(directory, config + secure, workers=workers)
+
+    @property
+    def secure_connection_string(self) -> str:
+        return f"Endpoint=sb://{self.https_host}/;SharedAccessKeyName={KEY_NAME};SharedAccessKey={KEY}"
+
+
+def _free_host() -> str:
+    """A loopback address of which the port is free: several brokers run side by side."""
+    while True:
+        host = ".".join(["127", *(str(random.SystemRandom().randrange(1, 255)) for _ in range(3))])
+        with socket.socket() as trying:
+            try:
+                trying.bind((host, TLS_PORT))
+            except PermissionError as error:
+                text = f"port {TLS_PORT}: {error.strerror}; run as root, or lower net.ipv4.ip_unprivileged_port_start"
+                raise CannotListen(text) from error
+            except OSError:
+                continue
+            return host
+
+
+def broker(directory: Path, *, partitioned: bool) -> SecureBroker:
     """A broker with keys that have one right each, and with the queue or the topic of every scenario that wants one.
 
     If these are to be partitioned, there are also two workers, and two gateways between which connections are shared.
+    Raises CannotListen.
     """
     config = _broker_config()
-    return Broker(directory, PARTITIONED + config, workers=2) if partitioned else Broker(directory, config)
+    return SecureBroker(directory, PARTITIONED + config, 2) if partitioned else SecureBroker(directory, config)
 
 
 def _broker_config() -> str:
@@ -84,7 +128,7 @@ def signed_connection_string(broker: Broker) -> str:
     return f"Endpoint=sb://{host};SharedAccessSignature={signature};UseDevelopmentEmulator=true;"
 
 
-def program_config(broker: Broker, *, partitioned: bool) -> dict[str, object]:
+def program_config(broker: SecureBroker, *, partitioned: bool) -> dict[str, object]:
     """What a program finds, as JSON, in PEEKLOCK_INTEROP: connection strings, and (key name, key) for the others.
 
     `keyed` are the scenarios whose messages the program is to give a partition key, one for each scenario.
@@ -96,6 +140,9 @@ def program_config(broker: Broker, *, partitioned: bool) -> dict[str, object]:
         "listen_only": broker.connection_string_for(*LISTENER),
         "send_only": broker.connection_string_for(*SENDER),
         "signature": signed_connection_string(broker),
+        "secure": broker.secure_connection_string,
+        "secure_listen_only": broker.secure_connection_string.replace(KEY_NAME, LISTENER[0]).replace(KEY, LISTENER[1]),
+        "authority": str(broker.authority.certificate_file),
         "host": "127.0.0.1",
         "port": broker.amqp_port,
         "key_name": KEY_NAME,
@@ -106,13 +153,28 @@ def program_config(broker: Broker, *, partitioned: bool) -> dict[str, object]:
     }
 
 
-def run(program: Program, broker: Broker, scenarios: Iterable[str], *, partitioned: bool) -> dict[str, Result]:
+def trust(broker: SecureBroker) -> dict[str, str]:
+    """Variables with which programs of all languages trust the broker's authority."""
+    authority = broker.authority
+    store = f"-Djavax.net.ssl.trustStore={authority.trust_store}"
+    return {
+        "NODE_EXTRA_CA_CERTS": str(authority.certificate_file),
+        "SSL_CERT_FILE": str(authority.certificate_file),
+        "JDK_JAVA_OPTIONS": f"{store} -Djavax.net.ssl.trustStorePassword={TRUST_STORE_PASSWORD}",
+    }
+
+
+def run(program: Program, broker: SecureBroker, scenarios: Iterable[str], *, partitioned: bool) -> dict[str, Result]:
     """Results by scenario. One that the program never reported is a failure with what it wrote on its terminal."""
     names = list(scenarios)
     with tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
             [*program.command, *names],
-            env={**os.environ, "PEEKLOCK_INTEROP": json.dumps(program_config(broker, partitioned=partitioned))},
+            env={
+                **os.environ,
+                **trust(broker),
+                "PEEKLOCK_INTEROP": json.dumps(program_config(broker, partitioned=partitioned)),
+            },
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=errors,

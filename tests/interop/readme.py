@@ -20,7 +20,8 @@ _INTRODUCTION = """\
 # Scenarios with real client libraries
 
 Each library, unmodified, runs the same scenarios against two real brokers. One has plain entities and one gateway. The
-other has partitioned entities on four partitions and two workers, and two gateways that share the connections. A
+other has partitioned entities on four partitions and two workers, and two gateways that share the connections. Both
+have HTTPS on port 443 of a loopback address, by a certificate of `peeklock ca`, which the programs are told to trust. A
 program asserts what it observes; *yes* means that all of the sentence held on both brokers, - marks what a library
 cannot do, a number a footnote. The column *partitioned* says which scenarios run on plain entities on both brokers, and
 which on the second broker only.
@@ -32,9 +33,10 @@ which on the second broker only.
 With PEEKLOCK_REQUIRE_INTEROP=1 the tests install by themselves, and fail where they would skip.
 
 `scenarios.py` is the table of scenarios, settings of their entities and exceptions, with those on topics in
-`topic_scenarios.py`, on sessions in `session_scenarios.py` and on what only partitioned entities have in
-`partitioned_scenarios.py`; `python/`, `javascript/`, `go/`, `java/` and `proton/` hold the programs. All run as
-`program SCENARIO...`, read connection strings as JSON from PEEKLOCK_INTEROP and print a line of JSON for each scenario.
+`topic_scenarios.py`, on sessions in `session_scenarios.py`, of administration clients and over WebSockets in
+`administration_scenarios.py`, and on what only partitioned entities have in `partitioned_scenarios.py`; `python/`,
+`javascript/`, `go/`, `java/` and `proton/` hold the programs. All run as `program SCENARIO...`, read connection strings
+as JSON from PEEKLOCK_INTEROP and print a line of JSON for each scenario.
 """
 
 

@@ -1,14 +1,14 @@
 """The scenarios every SDK runs, in one table; and which SDK cannot run which, with the reason.
 
-Those on topics are in `topic_scenarios.py`, those on sessions in `session_scenarios.py`, and those on what only
-partitioned entities have in `partitioned_scenarios.py`, which also says which of the others do not hold there. What a
-program does for an id is the sentence here in its SDK's own words: a program asserts values, not only that nothing was
-raised.
+Those on topics are in `topic_scenarios.py`, those on sessions in `session_scenarios.py`, those of administration
+clients in `administration_scenarios.py`, and those on what only partitioned entities have in
+`partitioned_scenarios.py`, which also says which of the others do not hold there. What a program does for an id is
+the sentence here in its SDK's own words: a program asserts values, not only that nothing was raised.
 """
 
 from collections.abc import Iterable
 
-from tests.interop import partitioned_scenarios, session_scenarios, topic_scenarios
+from tests.interop import administration_scenarios, partitioned_scenarios, session_scenarios, topic_scenarios
 from tests.interop.scenario import Scenario
 
 SHORT_LOCK = {"lock_duration_ms": 5_000}
@@ -272,6 +272,7 @@ SCENARIOS = (
     *QUEUE_SCENARIOS,
     *topic_scenarios.SCENARIOS,
     *session_scenarios.SCENARIOS,
+    *administration_scenarios.SCENARIOS,
     *partitioned_scenarios.SCENARIOS,
 )
 
@@ -354,6 +355,7 @@ _WITHOUT = (
     _NOT_APPLICABLE,
     topic_scenarios.NOT_APPLICABLE,
     session_scenarios.NOT_APPLICABLE,
+    administration_scenarios.NOT_APPLICABLE,
     partitioned_scenarios.NOT_APPLICABLE,
 )
 NOT_APPLICABLE = {sdk: _merged(sdk, _WITHOUT) for sdk in _NOT_APPLICABLE}
@@ -375,7 +377,13 @@ _NOTES: dict[str, dict[str, str]] = {
     },
 }
 
-_NOTED = (_NOTES, topic_scenarios.NOTES, session_scenarios.NOTES, partitioned_scenarios.NOTES)
+_NOTED = (
+    _NOTES,
+    topic_scenarios.NOTES,
+    session_scenarios.NOTES,
+    administration_scenarios.NOTES,
+    partitioned_scenarios.NOTES,
+)
 NOTES = {sdk: _merged(sdk, _NOTED) for sdk in NOT_APPLICABLE}
 
 SDKS = tuple(NOT_APPLICABLE)

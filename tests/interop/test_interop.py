@@ -35,7 +35,11 @@ def ensure(toolchain: Toolchain) -> None:
 
 def run(sdk: str, directory: Path, partitioned: bool) -> Run:
     names = [scenario.id for scenario in applicable(sdk, partitioned=partitioned)]
-    with harness.broker(directory, partitioned=partitioned) as broker:
+    try:
+        secure = harness.broker(directory, partitioned=partitioned)
+    except harness.CannotListen as error:
+        pytest.fail(str(error)) if REQUIRE_INTEROP else pytest.skip(str(error))
+    with secure as broker:
         results = harness.run(PROGRAMS[sdk], broker, names, partitioned=partitioned)
         harness.keep(sdk, results, partitioned=partitioned)
         return results, broker.log()

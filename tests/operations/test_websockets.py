@@ -68,10 +68,10 @@ class Bridge:
         return BlockingConnection(f"amqp://{KEY_NAME}:{KEY}@localhost:{self.port}", timeout=20, allowed_mechs="PLAIN")
 
 
-@pytest.mark.parametrize("piece_bytes", [1 << 20, 1, 7])
-def test_messages_go_and_come(broker, piece_bytes):
-    with opened(broker) as websocket:
-        assert websocket.subprotocol == SUBPROTOCOL
+@pytest.mark.parametrize(("piece_bytes", "name"), [(1 << 20, SUBPROTOCOL), (1, SUBPROTOCOL), (7, "amqp")])
+def test_messages_go_and_come(broker, piece_bytes, name):
+    with opened(broker, subprotocols=[name]) as websocket:
+        assert websocket.subprotocol == name
         connection = Bridge(websocket, piece_bytes).connection()
         sender, receiver = connection.create_sender("orders"), connection.create_receiver("orders")
         for number in range(20):
@@ -157,7 +157,7 @@ def test_what_is_no_amqp_is_refused_as_on_tcp(broker):
             websocket.recv(20)
 
 
-@pytest.mark.parametrize("subprotocols", [None, ["amqp"]])
+@pytest.mark.parametrize("subprotocols", [None, ["mqtt"]])
 def test_another_subprotocol_is_refused(broker, subprotocols):
     with pytest.raises(InvalidStatus) as raised:
         opened(broker, subprotocols=subprotocols)

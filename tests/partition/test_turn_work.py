@@ -506,7 +506,9 @@ def using_a_session(driver: SessionDriver) -> None:
 def counting(driver: TopicDriver) -> None:
     driver.publish("m")
     driver.store.forget()
-    assert len(driver.request("counts", queue=0)) >= SUBSCRIPTIONS
+    counts = driver.request("counts", queue=0)
+    assert len(counts) >= SUBSCRIPTIONS
+    assert driver.request("filter-counts", *(queue_id >> 3 for queue_id in counts), queue=0)
     driver.request("probe", queue=0)
 
 
@@ -704,7 +706,7 @@ ROWS: list[tuple[tuple[Op | Due | str, ...], Callable[[], Driver], Callable[[Any
     (("schedule", "cancel-scheduled"), filled, scheduling),
     (("add-rule", "replace-rule", "get-rule", "remove-rule", "enumerate-rules"), wide, changing_rules),
     (("set-session-state", "get-session-state", "renew-session-lock"), with_sessions, using_a_session),
-    (("counts", "probe"), wide, counting),
+    (("counts", "filter-counts", "probe"), wide, counting),
     (("metrics",), damaged, measuring),
     ((Due.DUPLICATES,), with_ids, remembering_ids),
     ((Due.TRANSACTIONS,), with_tokens, timing_out),

@@ -269,7 +269,16 @@ class Management:
         for entity in listed:
             for partition in entity.partitions:
                 queues[partition] += counted_queues(entity)
-        answers = await asyncio.gather(*(self._counts(partition, ids) for partition, ids in queues.items()))
+        topics: dict[int, list[int]] = defaultdict(list)
+        for entity in listed:
+            if entity.kind == "topic":
+                topics[entity.partitions[0]].append(entity.entity_id)  # the rules are the same on all of them
+        of_queues, of_topics = (
+            [self._counted(partition, name, ids) for partition, ids in asked.items()]
+            for name, asked in (("counts", queues), ("filter-counts", topics))
+        )
+        answers, filters = await asyncio.gather(asyncio.gather(*of_queues), asyncio.gather(*of_topics))
+        filters_of = {topic: (sql, other) for found in filters if found for topic, (sql, other) in found.items()}
         answered = dict(zip(queues, answers, strict=True))
         counts = summed(each for each in answers if each is not None)
         return [
@@ -280,15 +289,17 @@ class Management:
                 each.updated_ms,
                 entity_counts(each, counts),
                 len(namespace.subscriptions_of(each.name)) if each.kind == "topic" else 0,
+                filters_of.get(each.entity_id),
                 is_available=all(answered[partition] is not None for partition in each.partitions),
             )
             for each in listed
         ]
 
-    async def _counts(self, partition: int, queue_ids: Sequence[int]) -> dict[int, list[int]] | None:
+    async def _counted(self, partition: int, name: str, ids: Sequence[int]) -> dict[int, list[int]] | None:
+        """Some counts of each of these queues or topics; None if the partition does not answer."""
         try:
             async with asyncio.timeout(COUNTS_SECONDS):
-                found: dict[int, list[int]] = await self._gateway.router.ask(partition, "counts", 0, queue_ids)
+                found: dict[int, list[int]] = await self._gateway.router.ask(partition, name, 0, ids)
                 return found
         except (BrokerError, TimeoutError):
             return None

@@ -22,7 +22,8 @@ from broker.gateway.connection import CLOSE_GRACE_SECONDS, ClientConnection
 from broker.gateway.web.endpoint import Carrier
 
 PATH = "$servicebus/websocket"
-SUBPROTOCOL = Subprotocol("AMQPWSB10")
+# That of Service Bus' SDKs (amqp.md 1.9), and that of the binding of AMQP to WebSockets, which Go's programs offer.
+SUBPROTOCOLS = [Subprotocol("AMQPWSB10"), Subprotocol("amqp")]
 # Clients put what they have to write into one message; the frames in it have limits of their own.
 MAX_MESSAGE_BYTES = 16 << 20
 
@@ -70,12 +71,12 @@ def _accept(request: web.BaseRequest) -> dict[str, str]:
     """The headers of the answer to a handshake. Raises InvalidArgument."""
     if request.method != "GET":
         raise InvalidArgument("A WebSocket is opened by GET.")
-    handshake = ServerProtocol(subprotocols=[SUBPROTOCOL])
+    handshake = ServerProtocol(subprotocols=SUBPROTOCOLS)
     answer = handshake.accept(Request(request.raw_path, Headers(request.headers.items())))
     if answer.status_code != 101:
         raise InvalidArgument((answer.body or b"").decode().partition("\n")[0])
-    if handshake.subprotocol != SUBPROTOCOL:
-        raise InvalidArgument(f"The client does not offer the subprotocol {SUBPROTOCOL}.")
+    if handshake.subprotocol is None:
+        raise InvalidArgument(f"The client offers no subprotocol; {' or '.join(SUBPROTOCOLS)} is needed.")
     return {name: value for name, value in answer.headers.raw_items() if name not in ("Date", "Content-Type")}
 
 

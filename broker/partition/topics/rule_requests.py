@@ -50,6 +50,12 @@ def get_rule(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> Docu
     return document
 
 
+def filter_counts(core: Core, args: Sequence[Any], now_ms: int) -> dict[int, list[int]]:
+    """For those of these entities that are topics here: the number of SQL and of correlation filters."""
+    topics = {each: core.topic(each) for each in args if each in core.subscription_ids}
+    return {each: [topic.filters["sql"], topic.filters["correlation"]] for each, topic in topics.items()}
+
+
 def remove_rule(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> None:
     """Raises EntityNotFound."""
     topic = _topic(core, queue)

@@ -27,6 +27,10 @@ var config struct {
 	Signature        string   `json:"signature"`
 	ListenOnly       string   `json:"listen_only"`
 	SendOnly         string   `json:"send_only"`
+	Secure           string   `json:"secure"`
+	SecureListenOnly string   `json:"secure_listen_only"`
+	KeyName          string   `json:"key_name"`
+	Key              string   `json:"key"`
 	EntityPrefix     string   `json:"entity_prefix"`
 	Keyed            []string `json:"keyed"`
 }

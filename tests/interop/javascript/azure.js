@@ -1,6 +1,7 @@
 // The scenarios of scenarios.py with @azure/service-bus: `node azure.js SCENARIO...`.
 import Long from "long";
 import { allOf, bodies, code, none, one, Scene, sequenceNumbers } from "./azure-scene.js";
+import { administrationScenarios } from "./azure-administration.js";
 import { partitionedScenarios } from "./azure-partitioned.js";
 import { hold, sessionScenarios } from "./azure-sessions.js";
 import { topicScenarios } from "./azure-topics.js";
@@ -544,7 +545,7 @@ async function handle(receiver, count, options, onMessage) {
 }
 
 await main(
-  { ...scenarios, ...topicScenarios, ...sessionScenarios, ...partitionedScenarios },
+  { ...scenarios, ...topicScenarios, ...sessionScenarios, ...administrationScenarios, ...partitionedScenarios },
   (queue) => new Scene(queue),
   (scene, sessionId) => (sessionId === undefined ? one(scene.receiver()) : hold(scene, sessionId)),
 );

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import administration  # noqa: F401 - it registers its scenarios
 import partitioned  # noqa: F401 - it registers its scenarios
 import sessions  # noqa: F401 - it registers its scenarios
 import topics  # noqa: F401 - it registers its scenarios
