@@ -93,6 +93,12 @@ _LIMIT = (_read_optional_duration, write_duration)
 _BOOLEAN = (read_boolean, write_boolean)
 _NUMBER = (read_number, str)
 
+
+def _read_size(text: str) -> int | None:
+    """Java's updates of topics have 0 where there is no limit."""
+    return read_number(text) or None
+
+
 _PROPERTIES: Final = {
     "LockDuration": _Property("lock_duration_ms", *_DURATION, MINUTE_MS),
     "MaxSizeInMegabytes": _Property("max_size_mb", *_NUMBER),
@@ -110,7 +116,7 @@ _PROPERTIES: Final = {
     "AutoDeleteOnIdle": _Property("auto_delete_on_idle_ms", *_LIMIT),
     "EnablePartitioning": _Property("enable_partitioning", *_BOOLEAN),
     "ForwardDeadLetteredMessagesTo": _Property("forward_dead_lettered_messages_to", _read_path, str),
-    "MaxMessageSizeInKilobytes": _Property("max_message_size_kb", *_NUMBER),
+    "MaxMessageSizeInKilobytes": _Property("max_message_size_kb", _read_size, str),
 }
 _DURATIONS: Final = {name for name, each in _PROPERTIES.items() if each.write is write_duration}
 

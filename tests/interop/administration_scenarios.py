@@ -59,4 +59,12 @@ NOT_APPLICABLE: dict[str, dict[str, str]] = {
     "proton": {**_NO_ADMINISTRATION, "websockets": "the library has no WebSockets"},
 }
 
-NOTES: dict[str, dict[str, str]] = {}
+_ADMINISTRATION_NOTES = dict.fromkeys(_ADMINISTRATION, "the SDK's client trusts only what REQUESTS_CA_BUNDLE names")
+
+NOTES: dict[str, dict[str, str]] = {
+    "python-7.14.3": _ADMINISTRATION_NOTES,
+    "java": {
+        "admin-subscription": "the SDK leaves the time to live out of an update, which so sets it to its default",
+        "admin-rule": "with texts only, because the SDK sends all values as text",
+    },
+}

@@ -160,6 +160,7 @@ def trust(broker: SecureBroker) -> dict[str, str]:
     return {
         "NODE_EXTRA_CA_CERTS": str(authority.certificate_file),
         "SSL_CERT_FILE": str(authority.certificate_file),
+        "REQUESTS_CA_BUNDLE": str(authority.certificate_file),
         "JDK_JAVA_OPTIONS": f"{store} -Djavax.net.ssl.trustStorePassword={TRUST_STORE_PASSWORD}",
     }
 

@@ -83,6 +83,49 @@ def test_a_queue_is_created_read_changed_and_deleted(call):
     assert call("PUT", "/orders", changed, If_Match="*")[0] == 404
 
 
+def test_a_limit_of_message_size_of_0_is_none(call):
+    """As Java's administration client updates topics."""
+    assert (
+        call("PUT", "/limited", entry("Topic", "<MaxMessageSizeInKilobytes>100</MaxMessageSizeInKilobytes>"))[0] == 201
+    )
+    assert value(call("GET", "/limited")[1], "MaxMessageSizeInKilobytes") == "100"
+    unlimited = entry("Topic", "<MaxMessageSizeInKilobytes>0</MaxMessageSizeInKilobytes>")
+    status, text = call("PUT", "/limited", unlimited, If_Match="*")
+    assert (status, value(text, "MaxMessageSizeInKilobytes")) == (200, None)
+    assert call("DELETE", "/limited")[0] == 200
+
+
+def test_filters_of_a_topic_are_counted(call):
+    assert call("PUT", "/filtered", entry("Topic"))[0] == 201
+    for name in ("a", "b"):
+        of = f"/filtered/Subscriptions/{name}"
+        assert call("PUT", of, entry("Subscription"))[0] == 201
+        correlation = '<Filter i:type="CorrelationFilter"><Label>x</Label></Filter>'
+        assert call("PUT", f"{of}/Rules/one", entry("Rule", correlation))[0] == 201
+    sql = '<Filter i:type="SqlFilter"><SqlExpression>a = 1</SqlExpression></Filter>'
+    assert call("PUT", "/filtered/Subscriptions/a/Rules/two", entry("Rule", sql))[0] == 201
+    text = call("GET", "/filtered")[1]
+    assert (value(text, "SqlFilterCount"), value(text, "CorrelationFilterCount")) == ("1", "2")
+    assert "<SqlFilterCount>1</SqlFilterCount>" in call("GET", "/$Resources/topics")[1]
+    assert call("DELETE", "/filtered")[0] == 200
+
+
+@pytest.mark.parametrize("origin", ["http://localhost", "HTTPS://Other:99", "wss://x", "http://[::1]:5300"])
+def test_the_target_of_a_request_may_be_a_whole_url(broker, origin):
+    until_s = int(time.time()) + 60
+    with closing(HTTPConnection("localhost", broker.http_port, timeout=20)) as connection:
+        headers = {"Authorization": generate("sb://localhost/", KEY_NAME, KEY, until_s)}
+        for target, status in (
+            (f"{origin}/$namespaceinfo?api-version=2021-05", 200),
+            (f"{origin}/none", 404),
+            (origin, 200),
+        ):
+            connection.request("GET", target, headers=headers)
+            answer = connection.getresponse()
+            answer.read()
+            assert answer.status == status, target
+
+
 def test_topics_have_subscriptions_and_these_have_rules(call):
     assert call("PUT", "/news%2Fall", entry("Topic"))[0] == 201
     of = "/news/all/Subscriptions/mine"

@@ -20,7 +20,7 @@ from broker.atom.documents import ERROR_TYPE, write_error
 from broker.errors import BrokerError, InvalidArgument
 from broker.gateway.descriptors import RepeatedWarning
 from broker.gateway.web.statuses import RequestRefused, Status, status_of
-from broker.gateway.web.targets import decoded
+from broker.gateway.web.targets import decoded, path_of
 from broker.listening import Listener, listen
 from broker.logging import get_logger
 from broker.metrics import GatewayMetrics
@@ -128,7 +128,7 @@ class HttpEndpoint:
         self._busy.add(connection)
         name = "none"
         try:
-            path = decoded(request.raw_path.partition("?")[0])
+            path = decoded(path_of(request.raw_path))
             route = next(each for each in self._routes if each.takes(request, path))
             name = route.name
             response = await route.serve(request, path)

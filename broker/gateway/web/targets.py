@@ -4,6 +4,7 @@ Names of queues and topics may have slashes, and clients send these as they are 
 first and then read from its right end: the last `/Subscriptions/`, and a `/Rules/` behind it.
 """
 
+import re
 from enum import Enum
 from typing import NamedTuple
 from urllib.parse import unquote
@@ -11,6 +12,7 @@ from urllib.parse import unquote
 from broker.errors import InvalidArgument
 
 MAX_PATH_CHARACTERS = 1024
+_ORIGIN = re.compile(r"(?i:https?|wss?)://[^/]*")
 
 
 class Resource(Enum):
@@ -58,6 +60,13 @@ _FIXED = {
     "$resources/queues": Resource.QUEUES,
     "$resources/topics": Resource.TOPICS,
 }
+
+
+def path_of(target: str) -> str:
+    """The path in the target of a request, which may be a whole URL (RFC 9112, 3.2.2): Java's WebSockets send that."""
+    target = target.partition("?")[0]
+    origin = _ORIGIN.match(target)
+    return target[origin.end() :] if origin else target
 
 
 def decoded(raw_path: str) -> str:

@@ -901,6 +901,7 @@ public final class Azure {
         }
         SCENARIOS.putAll(AzureTopics.SCENARIOS);
         SCENARIOS.putAll(AzureSessions.SCENARIOS);
+        SCENARIOS.putAll(AzureAdministration.SCENARIOS);
         SCENARIOS.putAll(AzurePartitioned.SCENARIOS);
         Harness.main(arguments, SCENARIOS);
     }
