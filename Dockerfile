@@ -8,15 +8,20 @@
 
 FROM python:3.11-slim AS build
 WORKDIR /src
-# python-qpid-proton has no wheels: it is compiled here.
+# python-qpid-proton has no wheels: it is compiled here, which needs a compiler and headers.
 RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends gcc libc6-dev pkg-config
+# Everything is installed in the versions of the lock files, and only if its hash is there (`make lock` writes them).
+COPY deploy/build.lock deploy/requirements.lock ./
+RUN python -m venv /opt/build && \
+    /opt/build/bin/pip install --no-cache-dir --require-hashes -r build.lock && \
+    /opt/build/bin/pip wheel --no-cache-dir --no-build-isolation --require-hashes -w /wheels -r requirements.lock
 COPY pyproject.toml README.md LICENSE ./
 COPY protocol protocol
 COPY storage storage
 COPY broker broker
-RUN python -m venv /opt/peeklock && \
-    /opt/peeklock/bin/pip install --no-cache-dir --no-compile . && \
-    /opt/peeklock/bin/pip uninstall --yes pip setuptools && \
+RUN /opt/build/bin/pip wheel --no-cache-dir --no-build-isolation --no-deps -w /wheels . && \
+    python -m venv --without-pip /opt/peeklock && \
+    /opt/build/bin/pip --python /opt/peeklock install --no-compile --no-index --find-links /wheels peeklock && \
     # Compiled here, because at run time nothing can be written beside the sources.
     python -m compileall -q --invalidation-mode unchecked-hash /opt/peeklock/lib
 

@@ -12,6 +12,8 @@
 #   make split     hosts of their own, cut links, killed processes, a queue that moves, for 10 minutes; needs root
 #   make soak, make fuzz, make power-loss                          ARGS="--help" lists the options
 #   make losing-a-worker  what clients of a partitioned queue notice when a worker is killed
+#   make image     the steps of the Dockerfile in a clean Debian root; needs root and debootstrap
+#   make lock      newer versions, with hashes, of all that the image installs
 #   make install   only make .venv, with the command peeklock in it
 #   make clean     remove what these made, but no data of brokers
 
@@ -26,7 +28,7 @@ EXAMPLES ?= 2000
 OF_BROKERS := $(addprefix tests/,end_to_end sessions forwarding operations client_commands protocol_client crash_ledger)
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-one-process lint bench scaling model soak fuzz power-loss split losing-a-worker structure dead-code coverage clean
+.PHONY: help install serve test test-one-process lint bench scaling model soak fuzz power-loss split losing-a-worker lock image structure dead-code coverage clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -97,6 +99,16 @@ losing-a-worker: $(INSTALLED)
 
 split: $(INSTALLED)
 	$(BIN)/python -m tests.cluster.split $(ARGS)
+
+# What the image installs, with the hashes of all files that may be downloaded.
+LOCK = $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-header
+lock: $(INSTALLED)
+	$(BIN)/python -m pip install --quiet uv
+	$(LOCK) pyproject.toml -o deploy/requirements.lock
+	$(LOCK) --no-annotate deploy/build.in -o deploy/build.lock
+
+image: $(INSTALLED)
+	PEEKLOCK_BUILD_IMAGE=1 $(BIN)/python -m pytest tests/deployment/test_image.py $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis tests/interop/.build
