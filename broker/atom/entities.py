@@ -153,7 +153,9 @@ def _write_authorization_rules(shown: Shown, _: str) -> str:
 
 
 def _write_authorization_rule(rule: AuthorizationRule, shown: Shown) -> str:
-    rights = "".join(f"<AccessRights>{right}</AccessRights>" for right in Right if right in rule.rights)
+    # A declared rule may have Manage alone, which implies the others; an update that sends that back would be refused.
+    held = set(Right) if Right.MANAGE in rule.rights else rule.rights
+    rights = "".join(f"<AccessRights>{right}</AccessRights>" for right in Right if right in held)
     return (
         '<AuthorizationRule i:type="SharedAccessAuthorizationRule">'
         "<ClaimType>SharedAccessKey</ClaimType><ClaimValue>None</ClaimValue>"
