@@ -168,7 +168,7 @@ ONLY_IN = {
     },
     "structlog": {"broker.logging"},
     "uvloop": {"broker.gateway", "broker.observer", "broker.one_process"},
-    "aiohttp": {"broker.http", "broker.gateway.web"},
+    "aiohttp": {"broker.http", "broker.gateway.web", "broker.cli.http_client"},
     "websockets": {"broker.gateway.web"},
     "lark": {"broker.rules.syntax"},
     "prometheus_client": {"broker.exposition"},

@@ -7,6 +7,7 @@ An element that is missing has the default of the service, also in an update. On
 import base64
 import secrets
 from collections.abc import Callable, Mapping
+from enum import Enum
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 from xml.etree.ElementTree import Element
@@ -57,6 +58,15 @@ class Shown(NamedTuple):
     subscriptions: int = 0
     filters: tuple[int, int] | None = None
     is_available: bool = True
+
+
+class Form(Enum):
+    """What the text of an element means."""
+
+    BOOLEAN = "boolean"
+    NUMBER = "number"
+    DURATION = "duration"
+    TEXT = "text"
 
 
 class _Property(NamedTuple):
@@ -118,7 +128,26 @@ _PROPERTIES: Final = {
     "ForwardDeadLetteredMessagesTo": _Property("forward_dead_lettered_messages_to", _read_path, str),
     "MaxMessageSizeInKilobytes": _Property("max_message_size_kb", _read_size, str),
 }
+_FORMS: Final[dict[Any, Form]] = {
+    read_duration_ms: Form.DURATION,
+    _read_optional_duration: Form.DURATION,
+    read_boolean: Form.BOOLEAN,
+    read_number: Form.NUMBER,
+}
+_OTHER_BOOLEANS: Final = (
+    "EnableExpress", "EnableSubscriptionPartitioning", "FilteringMessagesBeforePublishing", "IsAnonymousAccessible",
+    "SupportOrdering",
+)  # fmt: skip
 _DURATIONS: Final = {name for name, each in _PROPERTIES.items() if each.write is write_duration}
+
+
+def form_of(element: str) -> Form:
+    """What the text of an element means; that of an unknown element is a text."""
+    wanted = _PROPERTIES.get(element)
+    if wanted is not None:
+        return _FORMS.get(wanted.read, Form.TEXT)
+    return Form.BOOLEAN if element in _OTHER_BOOLEANS else Form.TEXT
+
 
 # What the broker does not have; a client that asks for it must not believe that it got it.
 _NOT_OFFERED: Final = ("FilteringMessagesBeforePublishing", "EnableSubscriptionPartitioning")
@@ -217,8 +246,8 @@ _FACTS: Final[dict[str, Callable[[Shown, str], str]]] = {
     "ForwardDeadLetteredMessagesTo": _write_forwarding("ForwardDeadLetteredMessagesTo"),
 }
 
-# The order in which the service writes the elements.
-_ORDER: Final = {
+# The order in which the service writes the elements of a description, and reads them.
+ORDER: Final = {
     "queue": (
         "LockDuration", "MaxSizeInMegabytes", "RequiresDuplicateDetection", "RequiresSession",
         "DefaultMessageTimeToLive", "DeadLetteringOnMessageExpiration", "DuplicateDetectionHistoryTimeWindow",
@@ -248,7 +277,7 @@ def write(shown: Shown, host: str) -> str:
     """The description element. `host` is the one by which the client has reached the broker."""
     description = shown.description
     parts = []
-    for name in _ORDER[description.kind]:
+    for name in ORDER[description.kind]:
         if (fact := _FACTS.get(name)) is not None:
             parts.append(fact(shown, host))
             continue

@@ -69,5 +69,10 @@ def written(text: str) -> str:
     return escape(_ILLEGAL.sub("\ufffd", text), {'"': "&quot;", "\r": "&#13;"})
 
 
+def is_writable(text: str) -> bool:
+    """True if XML can have all characters of the text."""
+    return _ILLEGAL.search(text) is None
+
+
 def element(name: str, text: str) -> str:
     return f"<{name}>{written(text)}</{name}>"

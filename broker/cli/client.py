@@ -11,44 +11,32 @@ import json
 import sys
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import quote
 
 import typer
+
+from broker.cli.ending import WRONG_USE, fail
+from broker.cli.messaging import run
+from broker.cli.pairs import PAIR_HELP, pairs
+from broker.cli.target import CaFileOption, ConnectionStringOption, parsed
 
 if TYPE_CHECKING:
     from protocol.client.connection import Connection
     from protocol.client.links import Received, Receiver, Sender
     from protocol.client.messages import Message
 
-FAILED = 1
-WRONG_USE = 2
-CONNECTION_STRING_VARIABLE = "PEEKLOCK_CONNECTION_STRING"
 DEAD_LETTER_SUFFIX = "/$deadletterqueue"
 # Messages received at once. They must be settled before their locks expire.
 BATCH = 100
-CONNECT_SECONDS = 10.0
 
 app = typer.Typer()
 
 QueueArgument = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue's name.")]
 DeadLetterOption = Annotated[bool, typer.Option("--dead-letter", help="Use the queue's dead-letter queue.")]
-ConnectionStringOption = Annotated[
-    str | None,
-    typer.Option(
-        "--connection-string",
-        envvar=CONNECTION_STRING_VARIABLE,
-        show_envvar=True,
-        metavar="TEXT",
-        help="The broker's address and a key. `peeklock connection-string` prints it.",
-    ),
-]
-PropertyHelp = "as NAME=TEXT, or NAME:=JSON for a number or a boolean; may be repeated."
-
-T = TypeVar("T")
 
 
 @app.command()
@@ -64,14 +52,15 @@ def send(
     ] = None,
     subject: Annotated[str | None, typer.Option("--subject", metavar="TEXT")] = None,
     properties: Annotated[
-        list[str] | None, typer.Option("--property", metavar="PAIR", help=f"An application property, {PropertyHelp}")
+        list[str] | None, typer.Option("--property", metavar="PAIR", help=f"An application property, {PAIR_HELP}")
     ] = None,
     connection_string: ConnectionStringOption = None,
+    ca: CaFileOption = None,
 ) -> None:
     """Send messages to a queue."""
     from protocol.client.messages import Message
 
-    values = _pairs(properties, "--property")
+    values = pairs(properties, "--property")
     data = sys.stdin.buffer.read() if body == "-" else body.encode()
 
     def messages() -> Iterator[bytes]:
@@ -82,7 +71,7 @@ def send(
     async def work(connection: "Connection") -> int:
         return await (await connection.sender(queue)).send_all(messages())
 
-    typer.echo(f"{_counted(_run(connection_string, work))} sent to {queue}")
+    typer.echo(f"{_counted(run(connection_string, ca, work))} sent to {queue}")
 
 
 @app.command()
@@ -95,6 +84,7 @@ def receive(
         float, typer.Option("--wait", min=0, metavar="SECONDS", help="How long to wait for a first message.")
     ] = 0.0,
     connection_string: ConnectionStringOption = None,
+    ca: CaFileOption = None,
 ) -> None:
     """Print messages, and complete each once it is printed."""
     import asyncio
@@ -118,7 +108,7 @@ def receive(
         await asyncio.gather(*map(receiver.release, kept))
         return done
 
-    if not _run(connection_string, work):
+    if not run(connection_string, ca, work):
         typer.echo(f"peeklock: nothing to receive from {_address(queue, dead_letter)}", err=True)
 
 
@@ -129,6 +119,7 @@ def peek(
     start: Annotated[int, typer.Option("--from", min=0, metavar="NUMBER", help="The lowest sequence number.")] = 0,
     dead_letter: DeadLetterOption = False,
     connection_string: ConnectionStringOption = None,
+    ca: CaFileOption = None,
 ) -> None:
     """Print messages in any state without taking them."""
     from protocol.client.messages import Message
@@ -143,7 +134,7 @@ def peek(
                 number = (message.sequence_number or 0) + 1
             left -= len(found)
 
-    _run(connection_string, work)
+    run(connection_string, ca, work)
 
 
 @app.command()
@@ -152,6 +143,7 @@ def purge(
     dead_letter: DeadLetterOption = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     connection_string: ConnectionStringOption = None,
+    ca: CaFileOption = None,
 ) -> None:
     """Delete all messages that are not locked, deferred and scheduled ones as well. Needs the right Manage."""
     address = _address(queue, dead_letter)
@@ -161,11 +153,11 @@ def purge(
     async def work(connection: "Connection") -> int:
         return await (await connection.management(address)).purge()
 
-    typer.echo(f"{_counted(_run(connection_string, work))} deleted from {address}")
+    typer.echo(f"{_counted(run(connection_string, ca, work))} deleted from {address}")
 
 
 @app.command()
-def queues(connection_string: ConnectionStringOption = None) -> None:
+def queues(connection_string: ConnectionStringOption = None, ca: CaFileOption = None) -> None:
     """Print all queues with the counts of their messages. Needs the right Manage on the namespace."""
 
     async def work(connection: "Connection") -> list[list[str]]:
@@ -176,7 +168,7 @@ def queues(connection_string: ConnectionStringOption = None) -> None:
         return rows
 
     head = ["QUEUE", "ACTIVE", "LOCKED", "DEFERRED", "SCHEDULED", "DEAD-LETTERED", "TRANSFER", "NOT-FORWARDED", "BYTES"]
-    rows = [head, *_run(connection_string, work)]
+    rows = [head, *run(connection_string, ca, work)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
     for name, *values in rows:
         cells = [value.rjust(width) for value, width in zip(values, widths[1:], strict=True)]
@@ -188,6 +180,7 @@ def move(
     path: Annotated[str, typer.Argument(metavar="ENTITY", help="The name of a queue or topic.")],
     to: Annotated[int, typer.Option("--to", min=0, metavar="PARTITION", help="The number of the partition.")],
     connection_string: ConnectionStringOption = None,
+    ca: CaFileOption = None,
 ) -> None:
     """Move a queue, or a topic with its subscriptions, to another partition. Needs the right Manage on the namespace.
 
@@ -197,7 +190,7 @@ def move(
     async def work(connection: "Connection") -> None:
         await connection.move(path, to)
 
-    _run(connection_string, work)
+    run(connection_string, ca, work)
     typer.echo(f"{path} is on partition {to}")
 
 
@@ -208,16 +201,13 @@ def token(
     connection_string: ConnectionStringOption = None,
 ) -> None:
     """Print a token for the Authorization header of HTTP requests."""
-    from protocol.client.connection_string import ConnectionString, InvalidConnectionString, SharedAccessKey
+    from protocol.client.connection_string import SharedAccessKey
     from protocol.nodes.sas_tokens import generate
 
-    try:
-        target = ConnectionString.parse(_given(connection_string))
-    except InvalidConnectionString as error:
-        _fail(f"--connection-string: {error}", WRONG_USE)
+    target = parsed(connection_string)
     key = target.credentials
     if not isinstance(key, SharedAccessKey):
-        _fail("the connection string has no SharedAccessKey to sign with", WRONG_USE)
+        fail("the connection string has no SharedAccessKey to sign with", WRONG_USE)
     resource = f"https://{target.host}/{quote(entity.strip('/'))}"
     typer.echo(generate(resource, key.name, key.key, int(time.time()) + 60 * minutes))
 
@@ -230,25 +220,26 @@ def resend(
         typer.Option("--count", min=1, metavar="N", help="At most N messages; by default all that are there now."),
     ] = None,
     changes: Annotated[
-        list[str] | None, typer.Option("--set", metavar="PAIR", help=f"Set an application property, {PropertyHelp}")
+        list[str] | None, typer.Option("--set", metavar="PAIR", help=f"Set an application property, {PAIR_HELP}")
     ] = None,
     removals: Annotated[
         list[str] | None,
         typer.Option("--unset", metavar="NAME", help="Remove an application property; may be repeated."),
     ] = None,
     connection_string: ConnectionStringOption = None,
+    ca: CaFileOption = None,
 ) -> None:
     """Send dead-lettered messages to their queue again, the oldest first, with properties corrected.
 
     A message leaves the dead-letter queue once its copy is stored; if that fails in between, it is there twice, under
     the same message id.
     """
-    values = _pairs(changes, "--set")
+    values = pairs(changes, "--set")
 
     async def work(connection: "Connection") -> int:
         return await _resend(connection, queue, count, values, removals or [])
 
-    typer.echo(f"{_counted(_run(connection_string, work))} sent to {queue} again")
+    typer.echo(f"{_counted(run(connection_string, ca, work))} sent to {queue} again")
 
 
 async def _resend(
@@ -318,67 +309,12 @@ def corrected(message: "Message", changes: Mapping[str, Any], removals: Sequence
 # --- shared by the commands -------------------------------------------------------------------------------------------
 
 
-def _run(connection_string: str | None, work: Callable[["Connection"], Awaitable[T]]) -> T:
-    """Do `work` on a connection. Ends with a message and an exit code if that fails."""
-    import asyncio
-
-    from protocol.client.connection import connect_to
-    from protocol.client.connection_string import InvalidConnectionString
-    from protocol.client.errors import ClientError
-    from protocol.errors import ProtocolError
-
-    async def main() -> T:
-        async with await connect_to(given, timeout_s=CONNECT_SECONDS) as connection:
-            return await work(connection)
-
-    given = _given(connection_string)
-    try:
-        return asyncio.run(main())
-    except InvalidConnectionString as error:
-        _fail(f"--connection-string: {error}", WRONG_USE)
-    except (ClientError, ProtocolError, TimeoutError) as error:
-        _fail(str(error), FAILED)
-
-
-def _given(connection_string: str | None) -> str:
-    if not connection_string:
-        text = "`peeklock connection-string` prints one for a broker on this machine"
-        _fail(f"give --connection-string, or set {CONNECTION_STRING_VARIABLE}: {text}", WRONG_USE)
-    return connection_string
-
-
-def _fail(text: str, code: int) -> NoReturn:
-    typer.echo(f"peeklock: {text}", err=True)
-    raise typer.Exit(code)
-
-
 def _address(queue: str, dead_letter: bool) -> str:
     return queue + DEAD_LETTER_SUFFIX if dead_letter else queue
 
 
 def _counted(count: int) -> str:
     return f"{count} message{'' if count == 1 else 's'}"
-
-
-def _pairs(pairs: Sequence[str] | None, option: str) -> dict[str, Any]:
-    """NAME=TEXT and NAME:=JSON as values by name."""
-    values: dict[str, Any] = {}
-    for pair in pairs or ():
-        name, equals, text = pair.partition("=")
-        is_json = name.endswith(":")
-        name = name.removesuffix(":")
-        if not equals or not name:
-            _fail(f"{option}: {pair!r} is neither NAME=TEXT nor NAME:=JSON", WRONG_USE)
-        value: Any = text
-        if is_json:
-            try:
-                value = json.loads(text)
-            except ValueError:
-                value = {}
-            if not isinstance(value, str | int | float | bool | None):
-                _fail(f"{option}: {pair!r} has no simple JSON value after :=", WRONG_USE)
-        values[name] = value
-    return values
 
 
 def _print_message(message: "Message") -> None:

@@ -21,6 +21,8 @@ import typer
 
 from broker import __version__
 from broker.cli.client import app as client_app
+from broker.cli.entities import entity_app
+from broker.cli.rules import rule_app
 from broker.settings.config import ConfigurationError, Settings
 from broker.settings.sources import CLUSTER_FLAGS, FLAGS, Loaded, leaves, load
 
@@ -43,6 +45,9 @@ key_app = typer.Typer(help="Change the keys of the namespace.", no_args_is_help=
 app.add_typer(config_app, name="config")
 app.add_typer(key_app, name="key")
 app.add_typer(client_app)
+for kind in ("queue", "topic", "subscription"):
+    app.add_typer(entity_app(kind), name=kind)
+app.add_typer(rule_app, name="rule")
 
 
 def _option(flag: str, metavar: str) -> Any:

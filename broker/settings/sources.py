@@ -29,7 +29,8 @@ from broker.settings.secrets import masked
 from broker.settings.variables import CONFIG_VARIABLE, VARIABLE_PREFIX, config_file
 from protocol.symbols import CORRELATION_FIELDS
 
-CLIENT_VARIABLE = "PEEKLOCK_CONNECTION_STRING"  # for the commands that are clients; not a setting
+# For the commands that are clients; no settings.
+CLIENT_VARIABLES = ("PEEKLOCK_CONNECTION_STRING", "PEEKLOCK_HTTP_ENDPOINT", "PEEKLOCK_CA_FILE", "PEEKLOCK_METRICS_URL")
 EMULATOR_HTTP_PORT = "EMULATOR_HTTP_PORT"  # the emulator's own variable, which counts beside its Config.json
 OFF = "off"
 """How None is written: TOML has no null."""
@@ -223,7 +224,7 @@ class _Sources:
         if self._is_emulators and (text := environment.get(EMULATOR_HTTP_PORT)):
             self._set_text(("http", "port"), text, EMULATOR_HTTP_PORT)
         for name, text in sorted(environment.items()):
-            if not name.startswith(VARIABLE_PREFIX) or name in (CONFIG_VARIABLE, CLIENT_VARIABLE) or text == "":
+            if not name.startswith(VARIABLE_PREFIX) or name in (CONFIG_VARIABLE, *CLIENT_VARIABLES) or text == "":
                 continue
             if place := by_variable.get(name):
                 self._set_text(place, text, name)

@@ -7,8 +7,9 @@ import re
 import pytest
 from typer.testing import CliRunner
 
-from broker.cli.client import CONNECTION_STRING_VARIABLE, corrected
+from broker.cli.client import corrected
 from broker.cli.commands import app
+from broker.cli.target import CONNECTION_STRING_VARIABLE
 from protocol.client.messages import Message, value_section
 from protocol.codec import Symbol, Timestamp
 from tests.brokers import KEY_NAME, Broker

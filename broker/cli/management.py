@@ -1,0 +1,55 @@
+"""Runs a command on the management API: connects, and turns expected failures into messages and exit codes."""
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, TypeVar
+
+import typer
+
+from broker.cli.ending import WRONG_USE, fail
+from broker.cli.paths import Path, WrongPath
+from broker.cli.target import http_address, parsed, trusted
+
+if TYPE_CHECKING:
+    from broker.cli.http_client import HttpClient
+
+T = TypeVar("T")
+
+
+class Connect:
+    """What the options say of the connection."""
+
+    def __init__(self, connection_string: str | None, http_endpoint: str | None, ca: str | None) -> None:
+        """Ends the command if it makes no sense."""
+        self.target = parsed(connection_string)
+        self.address = http_address(self.target, http_endpoint)
+        self._ca = ca
+
+    def run(self, work: Callable[["HttpClient"], Awaitable[T]], subject: str = "") -> T:
+        """Do `work`. Ends with a message, about the `subject` if there is one, if that fails."""
+        import asyncio
+
+        from broker.cli.http_client import HttpClient, HttpError
+
+        trust = trusted(self._ca)
+
+        async def main() -> T:
+            async with HttpClient(self.address, self.target.credentials, trust) as client:
+                return await work(client)
+
+        try:
+            return asyncio.run(main())
+        except HttpError as error:
+            fail(f"{subject}: {error}" if subject else str(error))
+
+
+def path_of(read: Callable[[str], Path], text: str) -> Path:
+    """Ends the command if the path makes no sense."""
+    try:
+        return read(text)
+    except WrongPath as error:
+        fail(str(error), WRONG_USE)
+
+
+def confirm(question: str, is_sure: bool) -> None:
+    if not is_sure:
+        typer.confirm(question, abort=True, err=True)

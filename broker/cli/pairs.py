@@ -1,0 +1,30 @@
+"""Options that give values by name: NAME=TEXT, or NAME:=JSON for a number or a boolean."""
+
+import json
+from collections.abc import Sequence
+from typing import Any, Final
+
+from broker.cli.ending import WRONG_USE, fail
+
+PAIR_HELP: Final = "as NAME=TEXT, or NAME:=JSON for a number or a boolean; may be repeated."
+
+
+def pairs(given: Sequence[str] | None, option: str) -> dict[str, Any]:
+    """The values by name. Ends the command if one makes no sense."""
+    values: dict[str, Any] = {}
+    for pair in given or ():
+        name, equals, text = pair.partition("=")
+        is_json = name.endswith(":")
+        name = name.removesuffix(":")
+        if not equals or not name:
+            fail(f"{option}: {pair!r} is neither NAME=TEXT nor NAME:=JSON", WRONG_USE)
+        value: Any = text
+        if is_json:
+            try:
+                value = json.loads(text)
+            except ValueError:
+                value = {}
+            if not isinstance(value, str | int | float | bool | None):
+                fail(f"{option}: {pair!r} has no simple JSON value after :=", WRONG_USE)
+        values[name] = value
+    return values

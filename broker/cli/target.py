@@ -1,0 +1,105 @@
+"""Where commands that are clients connect to: the connection string, its HTTP address, and whom to trust with TLS."""
+
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+from urllib.parse import urlsplit
+
+import typer
+
+from broker.cli.ending import WRONG_USE, fail
+
+if TYPE_CHECKING:
+    import ssl
+
+    from protocol.client.connection_string import ConnectionString
+
+CONNECTION_STRING_VARIABLE = "PEEKLOCK_CONNECTION_STRING"
+HTTP_ENDPOINT_VARIABLE = "PEEKLOCK_HTTP_ENDPOINT"
+CA_FILE_VARIABLE = "PEEKLOCK_CA_FILE"
+LOCAL_HTTP_PORT = 5300
+
+ConnectionStringOption = Annotated[
+    str | None,
+    typer.Option(
+        "--connection-string",
+        envvar=CONNECTION_STRING_VARIABLE,
+        show_envvar=True,
+        metavar="TEXT",
+        help="The broker's address and a key. `peeklock connection-string` prints it.",
+    ),
+]
+HttpEndpointOption = Annotated[
+    str | None,
+    typer.Option(
+        "--http-endpoint",
+        envvar=HTTP_ENDPOINT_VARIABLE,
+        show_envvar=True,
+        metavar="URL",
+        help="The broker's address for HTTP. By default http://HOST:5300 if the connection string is for plain AMQP, "
+        "else https://HOST.",
+    ),
+]
+CaFileOption = Annotated[
+    str | None,
+    typer.Option(
+        "--ca",
+        envvar=CA_FILE_VARIABLE,
+        show_envvar=True,
+        metavar="FILE",
+        help="Certificates of the authorities to trust with TLS; by default the system's.",
+    ),
+]
+
+
+class Address(NamedTuple):
+    """Of HTTP. `host` has no brackets."""
+
+    scheme: str
+    host: str
+    port: int
+
+    @property
+    def authority(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port == {"http": 80, "https": 443}[self.scheme] else f"{host}:{self.port}"
+
+    @property
+    def url(self) -> str:
+        return f"{self.scheme}://{self.authority}"
+
+
+def parsed(connection_string: str | None) -> "ConnectionString":
+    """Ends the command if there is none, or it makes no sense."""
+    from protocol.client.connection_string import ConnectionString, InvalidConnectionString
+
+    if not connection_string:
+        text = "`peeklock connection-string` prints one for a broker on this machine"
+        fail(f"give --connection-string, or set {CONNECTION_STRING_VARIABLE}: {text}", WRONG_USE)
+    try:
+        return ConnectionString.parse(connection_string)
+    except InvalidConnectionString as error:
+        fail(f"--connection-string: {error}", WRONG_USE)
+
+
+def http_address(target: "ConnectionString", given: str | None) -> Address:
+    """The address that is given, or the usual one of the host. Ends the command if it makes no sense."""
+    if not given:
+        return Address("https", target.host, 443) if target.tls else Address("http", target.host, LOCAL_HTTP_PORT)
+    try:
+        url = urlsplit(given)
+        host, port = url.hostname, url.port
+    except ValueError:
+        host, port = None, None
+    if not host or url.scheme not in ("http", "https") or url.path not in ("", "/") or url.query or "@" in url.netloc:
+        fail(f"--http-endpoint: {given!r} is no address such as http://localhost:5300", WRONG_USE)
+    return Address(url.scheme, host, port or (443 if url.scheme == "https" else 80))
+
+
+def trusted(ca_file: str | None) -> "ssl.SSLContext":
+    """The authorities to trust. Ends the command if the file has none."""
+    import ssl
+
+    try:
+        return ssl.create_default_context(cafile=ca_file or None)
+    except (OSError, ssl.SSLError) as error:
+        reason = error.strerror if error.strerror and not isinstance(error, ssl.SSLError) else "has no certificates"
+        fail(f"--ca: {ca_file}: {reason}", WRONG_USE)
