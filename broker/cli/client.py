@@ -8,6 +8,7 @@ and exit code 1; for a wrong command the exit code is 2.
 
 import base64
 import json
+import os
 import sys
 import time
 import uuid
@@ -21,7 +22,9 @@ import typer
 
 from broker.cli.ending import WRONG_USE, fail
 from broker.cli.messaging import run
+from broker.cli.output import JsonOption, print_json
 from broker.cli.pairs import PAIR_HELP, pairs
+from broker.cli.progress import progress
 from broker.cli.target import CaFileOption, ConnectionStringOption, parsed
 
 if TYPE_CHECKING:
@@ -41,7 +44,7 @@ DeadLetterOption = Annotated[bool, typer.Option("--dead-letter", help="Use the q
 
 @app.command()
 def send(
-    queue: QueueArgument,
+    entity: Annotated[str, typer.Argument(metavar="ENTITY", help="The name of a queue or topic.")],
     body: Annotated[
         str, typer.Option("--body", metavar="TEXT", help="The body; - reads the body from standard input.")
     ],
@@ -54,24 +57,65 @@ def send(
     properties: Annotated[
         list[str] | None, typer.Option("--property", metavar="PAIR", help=f"An application property, {PAIR_HELP}")
     ] = None,
+    as_json: JsonOption = False,
     connection_string: ConnectionStringOption = None,
     ca: CaFileOption = None,
 ) -> None:
-    """Send messages to a queue."""
+    """Send messages to a queue or topic.
+
+    After the first message that is refused no more are sent. How many are stored is printed also then.
+    """
+    from protocol.client.errors import ClientError, ConnectionLost, LinkDetached
     from protocol.client.messages import Message
 
     values = pairs(properties, "--property")
-    data = sys.stdin.buffer.read() if body == "-" else body.encode()
+    data = sys.stdin.buffer.read() if body == "-" else os.fsencode(body)
+    given = stored = 0
+
+    def message() -> bytes:
+        identity = message_id or str(uuid.uuid4())
+        return Message.of(data, message_id=identity, subject=subject, application_properties=values).encode()
 
     def messages() -> Iterator[bytes]:
+        nonlocal given
         for _ in range(count):
-            identity = message_id or str(uuid.uuid4())
-            yield Message.of(data, message_id=identity, subject=subject, application_properties=values).encode()
+            given += 1
+            yield message()
 
-    async def work(connection: "Connection") -> int:
-        return await (await connection.sender(queue)).send_all(messages())
+    def report() -> None:
+        if as_json:
+            print_json({"entity": entity, "sent": stored})
+        else:
+            typer.echo(f"{_counted(stored)} sent to {entity}" + (f", of {count}" if stored < count else ""))
 
-    typer.echo(f"{_counted(run(connection_string, ca, work))} sent to {queue}")
+    try:
+        message()
+    except (TypeError, ValueError) as error:
+        fail(f"AMQP has no such value: {error}", WRONG_USE)
+    with progress(f"sending to {entity}", count) as advance:
+
+        def on_accepted() -> None:
+            nonlocal stored
+            stored += 1
+            advance(1)
+
+        async def work(connection: "Connection") -> ClientError | None:
+            sender = await connection.sender(entity)
+            try:
+                await sender.send_all(messages(), on_accepted)
+            except ClientError as error:
+                return error
+            return None
+
+        try:
+            failure = run(connection_string, ca, work)
+        except KeyboardInterrupt:
+            report()
+            raise
+    report()
+    if failure is not None:
+        is_open = isinstance(failure, ConnectionLost | LinkDetached) and given > stored
+        fail(f"{failure}{f'; up to {given - stored} more may be stored' if is_open else ''}")
 
 
 @app.command()

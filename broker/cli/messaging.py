@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
 
-from broker.cli.ending import fail
+from broker.cli.ending import WRONG_USE, fail
 from broker.cli.target import parsed, trusted
 
 if TYPE_CHECKING:
@@ -33,3 +33,5 @@ def run(connection_string: str | None, ca: str | None, work: Callable[["Connecti
         return asyncio.run(main())
     except (ClientError, ProtocolError, TimeoutError) as error:
         fail(str(error))
+    except UnicodeEncodeError:
+        fail("a name has characters that are no text", WRONG_USE)

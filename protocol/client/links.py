@@ -76,10 +76,13 @@ class Sender(LinkEnd):
         self._waiting.append((message, transaction, handed))
         return await handed
 
-    async def send_all(self, messages: Iterable[bytes] | AsyncIterable[bytes]) -> int:
+    async def send_all(
+        self, messages: Iterable[bytes] | AsyncIterable[bytes], on_accepted: Callable[[], None] | None = None
+    ) -> int:
         """Send pipelined and wait for all outcomes; returns the number of messages, all of which were accepted.
 
-        After the first failure nothing more is sent. It is raised when all outcomes are known.
+        After the first failure nothing more is sent. It is raised when all outcomes are known. `on_accepted` is called
+        for each message that the peer has accepted, also if others fail.
         """
         count = 0
         failure: BaseException | None = None
@@ -88,12 +91,19 @@ class Sender(LinkEnd):
         def done(outcome: asyncio.Future[None]) -> None:
             nonlocal failure
             pending.discard(outcome)
-            failure = failure or outcome.exception()
+            error = outcome.exception()  # asked of each one, or the event loop reports those that nobody asked for
+            failure = failure or error
+            if error is None and on_accepted is not None:
+                on_accepted()
 
         async for message in _each(messages):
             if failure is not None:
                 break
-            outcome = await self.post(message)
+            try:
+                outcome = await self.post(message)
+            except ClientError as error:
+                failure = failure or error
+                break
             pending.add(outcome)
             outcome.add_done_callback(done)
             count += 1

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import threading
 
 import pytest
 from typer.testing import CliRunner
@@ -14,13 +15,14 @@ from protocol.client.messages import Message, value_section
 from protocol.codec import Symbol, Timestamp
 from tests.brokers import KEY_NAME, Broker
 
-NAMES = ("sent", "received", "kept", "peeked", "purged", "counted", "resent", "small")
+NAMES = ("sent", "received", "kept", "peeked", "purged", "counted", "resent", "full", "small")
 QUEUES = "".join(f'[[queues]]\nname = "{name}"\n' for name in NAMES) + "max_message_size_kb = 1\n"
 
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory):
-    with Broker(tmp_path_factory.mktemp("commands"), QUEUES) as broker:
+    queues = QUEUES.replace('name = "full"', 'name = "full"\nmax_size_mb = 1')
+    with Broker(tmp_path_factory.mktemp("commands"), queues) as broker:
         yield broker
 
 
@@ -195,6 +197,49 @@ def test_a_senders_own_creation_time_is_kept_where_there_is_no_time_to_live():
     assert corrected(Message.of(b"", creation_ms=Timestamp(1)), {}).creation_ms == 1
 
 
+# --- a part is done ---------------------------------------------------------------------------------------------------
+
+
+def test_a_full_queue_says_how_many_it_has_stored(peeklock):
+    result = peeklock("send", "full", "--body", "x" * 50_000, "--count", 200)
+    assert result.exit_code == 1
+    stored = int(re.fullmatch(r"(\d+) messages sent to full, of 200\n", result.stdout)[1])
+    assert 0 < stored < 200
+    assert re.fullmatch(r"peeklock: [^\n]+\(amqp:resource-limit-exceeded\)\n", result.stderr)
+    assert len(lines(peeklock("peek", "full", "--count", 300))) == stored
+    result = peeklock("send", "full", "--body", "x" * 50_000, "--count", 2, "--json")
+    assert (result.exit_code, json.loads(result.stdout)) == (1, {"entity": "full", "sent": 0})
+
+
+def test_a_full_store_says_how_many_it_has_stored(peeklock, tmp_path, capfd):
+    config = '[[queues]]\nname = "q"\n[store]\nmap_size_bytes = 16777216\n'
+    with Broker(tmp_path, config) as small:
+        given = "--connection-string", small.connection_string
+        result = peeklock("send", "q", "--body", "x" * 100_000, "--count", 400, *given)
+        assert result.exit_code == 1
+        stored = int(re.fullmatch(r"(\d+) messages sent to q, of 400\n", result.stdout)[1])
+        assert result.stderr.startswith("peeklock: ")
+        assert result.stderr.count("\n") == 1
+        (row,) = [line.split() for line in peeklock("queues", *given).stdout.splitlines()[1:]]
+        assert int(row[1]) == stored > 0
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_broker_that_dies_leaves_a_doubt(peeklock, tmp_path):
+    """What it has accepted is counted; the outcome of the others is not known."""
+    with Broker(tmp_path, '[[queues]]\nname = "q"\n') as mortal:
+        killer = threading.Timer(1.5, mortal.kill)
+        killer.start()
+        result = peeklock(
+            "send", "q", "--body", "x", "--count", 10_000_000, "--connection-string", mortal.connection_string
+        )
+        killer.join()
+        assert result.exit_code == 1
+        assert re.fullmatch(r"\d+ messages sent to q, of 10000000\n", result.stdout)
+        assert re.fullmatch(r"peeklock: [^\n]+; up to \d+ more may be stored\n", result.stderr)
+        mortal.start()
+
+
 # --- what goes wrong --------------------------------------------------------------------------------------------------
 
 
@@ -228,6 +273,18 @@ def test_a_connection_string_that_makes_no_sense(peeklock):
     result = peeklock("queues", "--connection-string", "localhost")
     assert result.exit_code == 2
     assert result.stderr.startswith("peeklock: --connection-string: ")
+
+
+@pytest.mark.parametrize("arguments", [("--property", "n:=1" + "0" * 40), ("--subject", "\udcff")])
+def test_a_value_that_amqp_does_not_have(peeklock, arguments):
+    result = peeklock("send", "sent", "--body", "x", *arguments)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith("peeklock: AMQP has no such value: ")
+
+
+def test_a_name_that_is_no_text(peeklock):
+    result = peeklock("receive", "\udcff")
+    assert (result.exit_code, result.stderr) == (2, "peeklock: a name has characters that are no text\n")
 
 
 @pytest.mark.parametrize("pair", ["name", "=value", ":=1", "name:={}", "name:=[1]", "name:=nonsense"])
