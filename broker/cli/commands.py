@@ -21,6 +21,7 @@ import typer
 
 from broker import __version__
 from broker.cli.client import app as client_app
+from broker.cli.dead_letters import app as dead_letters_app
 from broker.cli.entities import entity_app
 from broker.cli.rules import rule_app
 from broker.settings.config import ConfigurationError, Settings
@@ -45,6 +46,7 @@ key_app = typer.Typer(help="Change the keys of the namespace.", no_args_is_help=
 app.add_typer(config_app, name="config")
 app.add_typer(key_app, name="key")
 app.add_typer(client_app)
+app.add_typer(dead_letters_app)
 for kind in ("queue", "topic", "subscription"):
     app.add_typer(entity_app(kind), name=kind)
 app.add_typer(rule_app, name="rule")

@@ -249,6 +249,20 @@ class Management:
         body = {"sequence-numbers": array(Long, sequence_numbers)}
         await self.request("com.microsoft:cancel-scheduled-message", body)
 
+    async def lock_deferred(self, sequence_numbers: Sequence[int]) -> list[UUID]:
+        """Lock deferred messages; returns the tokens of their locks. Raises RequestFailed if one is not there."""
+        body = {"sequence-numbers": array(Long, sequence_numbers), "receiver-settle-mode": UInt(1)}
+        answer = await self.request("com.microsoft:receive-by-sequence-number", body)
+        return [item["lock-token"] for item in answer.get("messages", [])]
+
+    async def dead_letter(self, lock_tokens: Sequence[UUID], reason: str | None, description: str | None) -> None:
+        """Dead-letter the messages with these locks. Raises RequestFailed."""
+        body: dict[str, Any] = {"disposition-status": "suspended", "lock-tokens": array(UUID, lock_tokens)}
+        for name, text_given in (("deadletter-reason", reason), ("deadletter-description", description)):
+            if text_given is not None:
+                body[name] = text_given
+        await self.request("com.microsoft:update-disposition", body)
+
     async def purge(self) -> int:
         """Delete all unlocked messages, however long it takes; returns their number. Needs the right Manage."""
         return int((await self.request("peeklock:purge", timeout_s=float("inf")))["message-count"])

@@ -1,5 +1,6 @@
 """The commands that are clients, against the real broker."""
 
+import asyncio
 import json
 import os
 import re
@@ -8,21 +9,23 @@ import threading
 import pytest
 from typer.testing import CliRunner
 
-from broker.cli.client import corrected
 from broker.cli.commands import app
+from broker.cli.messages import corrected
 from broker.cli.target import CONNECTION_STRING_VARIABLE
+from protocol.client.connection import connect_to
 from protocol.client.messages import Message, value_section
 from protocol.codec import Symbol, Timestamp
 from tests.brokers import KEY_NAME, Broker
 
-NAMES = ("sent", "received", "kept", "peeked", "purged", "counted", "resent", "full", "small")
+NAMES = ("sent", "received", "kept", "peeked", "purged", "counted", "resent", "chosen", "moved", "full", "small")
 QUEUES = "".join(f'[[queues]]\nname = "{name}"\n' for name in NAMES) + "max_message_size_kb = 1\n"
 
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory):
     queues = QUEUES.replace('name = "full"', 'name = "full"\nmax_size_mb = 1')
-    with Broker(tmp_path_factory.mktemp("commands"), queues) as broker:
+    topic = '[[topics]]\nname = "news"\n[[topics.subscriptions]]\nname = "mine"\n'
+    with Broker(tmp_path_factory.mktemp("commands"), queues + topic) as broker:
         yield broker
 
 
@@ -118,29 +121,37 @@ def test_queues_are_listed_with_their_counts(peeklock):
     head, *rows = [line.split() for line in result.stdout.splitlines()]
     names = ["ACTIVE", "LOCKED", "DEFERRED", "SCHEDULED", "DEAD-LETTERED", "TRANSFER", "NOT-FORWARDED", "BYTES"]
     assert head == ["QUEUE", *names]
-    assert [row[0] for row in rows] == sorted(NAMES)
+    assert [row[0] for row in rows] == sorted([*NAMES, "news", "news/Subscriptions/mine"])
     (counted,) = [row for row in rows if row[0] == "counted"]
     assert counted[1:8] == ["12", *["0"] * 6]
     assert int(counted[8]) > 12
+    (told,) = [each for each in json.loads(peeklock("queues", "--json").stdout) if each["name"] == "counted"]
+    assert (told["active"], told["dead_lettered"], told["size_bytes"]) == (12, 0, int(counted[8]))
 
 
 # --- resend -----------------------------------------------------------------------------------------------------------
 
 
+def on(broker, work):
+    """Run a coroutine function with a connection."""
+
+    async def main():
+        async with await connect_to(broker.connection_string) as connection:
+            await work(connection)
+
+    asyncio.run(main())
+
+
 def dead_letter(broker, queue, messages):
     """Send messages and dead-letter them all."""
-    import asyncio
 
-    from protocol.client.connection import connect_to
+    async def work(connection):
+        await (await connection.sender(queue)).send_all(message.encode() for message in messages)
+        receiver = await connection.receiver(queue, credit=0)
+        while taken := await receiver.fetch(100):
+            await asyncio.gather(*(receiver.reject(received, "bad", "very bad") for received in taken))
 
-    async def work():
-        async with await connect_to(broker.connection_string) as connection:
-            await (await connection.sender(queue)).send_all(message.encode() for message in messages)
-            receiver = await connection.receiver(queue, credit=0)
-            while taken := await receiver.fetch(100):
-                await asyncio.gather(*(receiver.reject(received, "bad", "very bad") for received in taken))
-
-    asyncio.run(work())
+    on(broker, work)
 
 
 def test_dead_letters_are_sent_again_with_what_was_corrected(peeklock, broker):
@@ -179,10 +190,114 @@ def test_a_dead_letter_that_is_refused_stays_where_it_is(peeklock, broker):
     dead_letter(broker, "small", [Message.of(b"x" * 900, message_id="m")])
     result = peeklock("resend", "small", "--set", "long=" + "y" * 200)
     assert result.exit_code == 1
-    assert "0 messages sent to small again" in result.stderr
+    assert result.stdout == "0 messages sent to small again\n"
     assert "amqp:link:message-size-exceeded" in result.stderr
     result = peeklock("resend", "small")
     assert result.stdout == "1 message sent to small again\n", result.stderr
+
+
+def numbered(count, **properties):
+    return [Message.of(b"%d" % number, application_properties={"n": number, **properties}) for number in range(count)]
+
+
+def test_only_dead_letters_that_are_meant_are_sent_again(peeklock, broker):
+    dead_letter(broker, "chosen", numbered(250))
+    where = "--where", "n >= 100 AND n < 150 AND DeadLetterReason = 'bad' AND sys.SequenceNumber > 0"
+    shown = peeklock("resend", "chosen", *where, "--set", "again:=true", "--dry-run")
+    assert [line["properties"] for line in lines(shown)] == [{"n": n, "again": True} for n in range(100, 150)]
+    assert shown.stderr == "50 messages would be sent to chosen again\n".replace(" again", "")
+    assert len(lines(peeklock("peek", "chosen", "--dead-letter", "--count", 300))) == 250
+    assert bodies(peeklock("peek", "chosen")) == []
+    result = peeklock("resend", "chosen", *where, "--count", 20, "--json")
+    assert (json.loads(result.stdout), result.stderr) == ({"entity": "chosen", "to": "chosen", "sent": 20}, "")
+    result = peeklock("resend", "chosen", *where)
+    assert (result.stdout, result.stderr) == ("30 messages sent to chosen again\n", "")
+    assert bodies(peeklock("receive", "chosen", "--count", 300)) == [str(n) for n in range(100, 150)]
+    kept = lines(peeklock("receive", "chosen", "--dead-letter", "--count", 300))
+    assert [line["properties"]["n"] for line in kept] == [*range(100), *range(150, 250)]
+    assert {line["delivery_count"] for line in kept} == {0}, "they were given back"
+
+
+def test_dead_letters_go_elsewhere(peeklock, broker):
+    dead_letter(broker, "chosen", numbered(3))
+    assert peeklock("resend", "chosen", "--to", "received").stdout == "3 messages sent to received again\n"
+    assert bodies(peeklock("receive", "received", "--count", 300)) == ["0", "1", "2"]
+
+
+def test_a_full_target_leaves_dead_letters_where_they_are(peeklock, broker):
+    peeklock("purge", "full", "--yes")
+    dead_letter(broker, "chosen", [Message.of(b"x" * 50_000, message_id=str(n)) for n in range(40)])
+    result = peeklock("resend", "chosen", "--to", "full")
+    assert result.exit_code == 1
+    sent = int(re.fullmatch(r"(\d+) messages sent to full again\n", result.stdout)[1])
+    assert 0 < sent < 40
+    assert re.fullmatch(r"peeklock: [^\n]+\(amqp:resource-limit-exceeded\)\n", result.stderr)
+    there = {line["message_id"] for line in lines(peeklock("peek", "full", "--count", 100))}
+    left = {line["message_id"] for line in lines(peeklock("receive", "chosen", "--dead-letter", "--count", 100))}
+    assert len(there) == sent
+    assert there | left == {str(n) for n in range(40)}
+
+
+def test_messages_of_a_subscription_are_not_sent_to_it(peeklock, broker):
+    result = peeklock("resend", "news/subscriptions/mine")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "give --to" in result.stderr
+    peeklock("send", "news", "--body", "x")
+    assert peeklock("dead-letter", "news/subscriptions/mine").exit_code == 0
+    assert peeklock("resend", "news/subscriptions/mine", "--to", "news").stdout == "1 message sent to news again\n"
+    assert bodies(peeklock("receive", "news/Subscriptions/mine")) == ["x"]
+
+
+@pytest.mark.parametrize("where", ["n >", "n = 'x", "sys.Nothing = 1", ""])
+def test_a_condition_that_makes_no_sense(peeklock, where):
+    result = peeklock("resend", "chosen", "--where", where)
+    assert result.exit_code == 2
+    assert result.stderr.startswith("peeklock: --where: ")
+    assert "Traceback" not in result.stderr
+
+
+# --- dead-letter ------------------------------------------------------------------------------------------------------
+
+
+def test_the_oldest_messages_are_dead_lettered(peeklock):
+    peeklock("send", "moved", "--body", "x", "--count", 5)
+    result = peeklock("dead-letter", "moved", "--count", 2, "--reason", "r", "--description", "d é")
+    assert (result.exit_code, result.stdout) == (0, "2 messages dead-lettered from moved\n")
+    dead = lines(peeklock("receive", "moved", "--dead-letter", "--count", 9))
+    assert [line["sequence_number"] for line in dead] == [1, 2]
+    assert dead[0]["properties"] == {"DeadLetterReason": "r", "DeadLetterErrorDescription": "d é"}
+    result = peeklock("dead-letter", "moved", "--json")
+    assert json.loads(result.stdout) == {"entity": "moved", "dead_lettered": 1}
+    assert peeklock("dead-letter", "moved", "--count", 9).stdout == "2 messages dead-lettered from moved\n"
+    assert peeklock("dead-letter", "moved", "--count", 9).stdout == "0 messages dead-lettered from moved\n"
+
+
+def test_messages_are_dead_lettered_by_number_or_condition(peeklock, broker):
+    peeklock("purge", "moved", "--dead-letter", "--yes")
+
+    async def work(connection):
+        await (await connection.sender("moved")).send_all(message.encode() for message in numbered(300))
+        receiver = await connection.receiver("moved", credit=0)
+        taken = await receiver.fetch(10)
+        await receiver.modify(taken.pop(3), undeliverable_here=True)
+        await asyncio.gather(*map(receiver.release, taken))
+
+    on(broker, work)
+    found = lines(peeklock("peek", "moved", "--count", 300))
+    numbers = [line["sequence_number"] for line in found]
+    assert found[3]["state"] == "deferred"
+    result = peeklock("dead-letter", "moved", "--number", numbers[3], "--number", numbers[250], "--reason", "r")
+    assert result.stdout == "2 messages dead-lettered from moved\n", result.stderr
+    result = peeklock("dead-letter", "moved", "--where", "n >= 290", "--count", 100)
+    assert result.stdout == "10 messages dead-lettered from moved\n", result.stderr
+    dead = lines(peeklock("receive", "moved", "--dead-letter", "--count", 300))
+    assert [line["properties"]["n"] for line in dead] == [3, 250, *range(290, 300)]
+    assert dead[0]["properties"]["DeadLetterReason"] == "r"
+    left = lines(peeklock("receive", "moved", "--count", 300))
+    assert [line["properties"]["n"] for line in left] == [n for n in range(290) if n not in (3, 250)]
+    result = peeklock("dead-letter", "moved", "--number", numbers[3])
+    assert result.stderr == f"peeklock: moved has no message with the number {numbers[3]}\n"
+    assert peeklock("dead-letter", "moved", "--number", 1, "--count", 2).exit_code == 2
 
 
 def test_the_broker_counts_the_time_to_live_anew():
@@ -201,6 +316,7 @@ def test_a_senders_own_creation_time_is_kept_where_there_is_no_time_to_live():
 
 
 def test_a_full_queue_says_how_many_it_has_stored(peeklock):
+    peeklock("purge", "full", "--yes")
     result = peeklock("send", "full", "--body", "x" * 50_000, "--count", 200)
     assert result.exit_code == 1
     stored = int(re.fullmatch(r"(\d+) messages sent to full, of 200\n", result.stdout)[1])

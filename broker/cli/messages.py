@@ -1,0 +1,121 @@
+"""Messages as commands read, print and correct them."""
+
+import base64
+import json
+from collections.abc import AsyncIterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from broker.cli.ending import WRONG_USE, fail
+
+if TYPE_CHECKING:
+    from protocol.client.messages import Message
+    from protocol.client.requests import Management
+
+DEAD_LETTER_SUFFIX = "/$deadletterqueue"
+
+QueueArgument = Annotated[
+    str,
+    typer.Argument(metavar="QUEUE", help="The name of a queue, or a subscription as TOPIC/subscriptions/NAME."),
+]
+
+
+def address_of(queue: str, dead_letter: bool) -> str:
+    return queue + DEAD_LETTER_SUFFIX if dead_letter else queue
+
+
+def counted(count: int) -> str:
+    return f"{count} message{'' if count == 1 else 's'}"
+
+
+async def browsed(management: "Management", count: int, start: int = 0) -> "AsyncIterator[Message]":
+    """At most `count` messages in any state, from the sequence number `start` on. They stay as they are."""
+    from protocol.client.messages import Message
+
+    while count > 0 and (found := await management.peek(count, start)):
+        for each in found:
+            message = Message.decode(each)
+            yield message
+            start = (message.sequence_number or 0) + 1
+        count -= len(found)
+
+
+def require_values(values: Mapping[str, Any]) -> None:
+    """End the command if AMQP has no such values."""
+    from protocol.client.messages import Message
+
+    try:
+        Message.of(b"", application_properties=dict(values)).encode()
+    except (TypeError, ValueError) as error:
+        fail(f"AMQP has no such value: {error}", WRONG_USE)
+
+
+def corrected(message: "Message", changes: Mapping[str, Any], removals: Sequence[str] = ()) -> "Message":
+    """A dead-lettered message as a message to send again: without the broker's annotations, with changed properties.
+
+    Its time to live starts again.
+    """
+    from protocol import symbols
+
+    for annotation in (
+        symbols.SEQUENCE_NUMBER,
+        symbols.ENQUEUED_TIME,
+        symbols.LOCKED_UNTIL,
+        symbols.ENQUEUE_SEQUENCE_NUMBER,
+        symbols.DEADLETTER_SOURCE,
+        symbols.MESSAGE_STATE,
+        symbols.SCHEDULED_ENQUEUE_TIME,
+    ):
+        message.annotations.pop(annotation, None)
+    for name in (symbols.DEAD_LETTER_REASON, symbols.DEAD_LETTER_ERROR_DESCRIPTION, *removals):
+        message.application_properties.pop(name, None)
+    message.application_properties.update(changes)
+    message.delivery_count = None
+    if message.ttl_ms is not None:
+        # If there is a time to live, the broker has set these, from the time to live that has ended.
+        message.absolute_expiry_ms = message.creation_ms = None
+    return message
+
+
+def print_message(message: "Message") -> None:
+    """One line of JSON; what the message does not have is left out."""
+    annotations = message.annotations
+    times = {
+        name: datetime.fromtimestamp(annotations[key] / 1000, UTC).isoformat(timespec="milliseconds")
+        for name, key in (("enqueued", "x-opt-enqueued-time"), ("scheduled", "x-opt-scheduled-enqueue-time"))
+        if key in annotations
+    }
+    state = annotations.get("x-opt-message-state")
+    fields = {
+        "sequence_number": message.sequence_number,
+        "message_id": message.message_id,
+        "subject": message.subject,
+        "content_type": message.content_type,
+        "correlation_id": message.correlation_id,
+        "session_id": message.group_id,
+        "delivery_count": message.delivery_count,
+        "state": None if state is None else ("active", "deferred", "scheduled")[state],
+        **times,
+        "properties": message.application_properties or None,
+    }
+    shown = {name: _plain(value) for name, value in fields.items() if value is not None}
+    typer.echo(json.dumps(shown | {"body": _plain(message.content())}, ensure_ascii=False))
+
+
+def _plain(value: Any) -> Any:
+    """An AMQP value as a JSON value; bytes that are not text become {"base64": ...}."""
+    if isinstance(value, dict):
+        return {str(_plain(key)): _plain(item) for key, item in value.items()}
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return {"base64": base64.b64encode(value).decode()}
+    if isinstance(value, str | int | float | None):
+        return value
+    try:
+        return [_plain(item) for item in value]
+    except TypeError:
+        return str(value)
