@@ -168,10 +168,10 @@ ONLY_IN = {
     },
     "structlog": {"broker.logging"},
     "uvloop": {"broker.gateway", "broker.observer", "broker.one_process"},
-    "aiohttp": {"broker.http", "broker.gateway.web", "broker.cli.http_client"},
+    "aiohttp": {"broker.http", "broker.gateway.web", "broker.cli.http_client", "broker.cli.traffic"},
     "websockets": {"broker.gateway.web"},
     "lark": {"broker.rules.syntax"},
-    "prometheus_client": {"broker.exposition"},
+    "prometheus_client": {"broker.exposition", "broker.cli.traffic"},
     "typer": {"broker.cli"},
     "rich": {"broker.cli"},
 }

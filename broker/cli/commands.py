@@ -24,6 +24,7 @@ from broker.cli.client import app as client_app
 from broker.cli.dead_letters import app as dead_letters_app
 from broker.cli.entities import entity_app
 from broker.cli.rules import rule_app
+from broker.cli.top import app as top_app
 from broker.settings.config import ConfigurationError, Settings
 from broker.settings.sources import CLUSTER_FLAGS, FLAGS, Loaded, leaves, load
 
@@ -47,6 +48,7 @@ app.add_typer(config_app, name="config")
 app.add_typer(key_app, name="key")
 app.add_typer(client_app)
 app.add_typer(dead_letters_app)
+app.add_typer(top_app)
 for kind in ("queue", "topic", "subscription"):
     app.add_typer(entity_app(kind), name=kind)
 app.add_typer(rule_app, name="rule")

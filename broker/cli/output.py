@@ -3,45 +3,68 @@
 import json
 import sys
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-def print_json(value: Any) -> None:
-    typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
+Cells = Sequence[Sequence[str | int | None]]
 
 
-def print_table(head: Sequence[str], rows: Sequence[Sequence[str | int | None]]) -> None:
+def print_json(value: Any, *, is_line: bool = False) -> None:
+    """On several lines, or on one, where many values follow each other."""
+    typer.echo(json.dumps(value, indent=None if is_line else 2, ensure_ascii=False))
+    sys.stdout.flush()
+
+
+def print_table(head: Sequence[str], rows: Cells) -> None:
     """Numbers stand at the right; None is empty; there may be no `head`.
 
     Without a terminal no cell is cut, and columns are two spaces apart.
     """
-    columns = range(len(head or rows[0]))
-    numeric = [bool(rows) and all(isinstance(row[at], int | None) for row in rows) for at in columns]
-    cells = [["" if value is None else printable(str(value)) for value in row] for row in rows]
-    if not sys.stdout.isatty():
-        lines = [head, *cells] if head else cells
-        widths = [max(len(line[at]) for line in lines) for at in columns]
-        for line in lines:
-            placed = zip(line, widths, numeric, strict=True)
-            texts = (cell.rjust(width) if right else cell.ljust(width) for cell, width, right in placed)
-            typer.echo("  ".join(texts).rstrip())
+    if sys.stdout.isatty():
+        from rich.console import Console
+
+        Console().print(rich_table(head, rows))
         return
+    texts = _texts(rows)
+    lines = [head, *texts] if head else texts
+    numeric = _numeric(head, rows)
+    widths = [max(len(line[at]) for line in lines) for at in range(len(numeric))]
+    for line in lines:
+        placed = zip(line, widths, numeric, strict=True)
+        cells = (cell.rjust(width) if right else cell.ljust(width) for cell, width, right in placed)
+        typer.echo("  ".join(cells).rstrip())
+    sys.stdout.flush()
+
+
+def rich_table(head: Sequence[str], rows: Cells) -> "Table":
+    """The table for a terminal."""
     from rich.box import SIMPLE_HEAD
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
+    numeric = _numeric(head, rows)
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_header=bool(head))
-    for at in columns:
-        name = Text(head[at] if head else "")
-        table.add_column(name, justify="right" if numeric[at] else "left", overflow="fold")
-    for row in cells:
+    for name, right in zip(head or [""] * len(numeric), numeric, strict=True):
+        table.add_column(Text(name), justify="right" if right else "left", overflow="fold")
+    for row in _texts(rows):
         table.add_row(*map(Text, row))
-    Console().print(table)
+    return table
+
+
+def _texts(rows: Cells) -> list[list[str]]:
+    return [["" if value is None else printable(str(value)) for value in row] for row in rows]
+
+
+def _numeric(head: Sequence[str], rows: Cells) -> list[bool]:
+    """For each column whether it has numbers alone."""
+    return [bool(rows) and all(isinstance(row[at], int | None) for row in rows) for at in range(len(head or rows[0]))]
 
 
 def printable(text: str) -> str:

@@ -1,9 +1,13 @@
 """The commands that are clients, against the real broker."""
 
 import asyncio
+import contextlib
 import json
 import os
+import pty
 import re
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -15,7 +19,7 @@ from broker.cli.target import CONNECTION_STRING_VARIABLE
 from protocol.client.connection import connect_to
 from protocol.client.messages import Message, value_section
 from protocol.codec import Symbol, Timestamp
-from tests.brokers import KEY_NAME, Broker
+from tests.brokers import KEY_NAME, REPOSITORY, Broker
 
 NAMES = ("sent", "received", "kept", "peeked", "purged", "counted", "resent", "chosen", "moved", "full", "small")
 QUEUES = "".join(f'[[queues]]\nname = "{name}"\n' for name in NAMES) + "max_message_size_kb = 1\n"
@@ -354,6 +358,23 @@ def test_a_broker_that_dies_leaves_a_doubt(peeklock, tmp_path):
         assert re.fullmatch(r"\d+ messages sent to q, of 10000000\n", result.stdout)
         assert re.fullmatch(r"peeklock: [^\n]+; up to \d+ more may be stored\n", result.stderr)
         mortal.start()
+
+
+def test_progress_is_shown_on_a_terminal_and_never_in_the_output(broker):
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "broker.cli", "send", "received", "--body", "x", "--count", "3000"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PEEKLOCK_")}
+    environment |= {CONNECTION_STRING_VARIABLE: broker.connection_string, "TERM": "xterm"}
+    sent = subprocess.Popen(command, cwd=REPOSITORY, env=environment, stdout=subprocess.PIPE, stderr=theirs)
+    os.close(theirs)
+    shown = b""
+    with contextlib.suppress(OSError):  # the other end is closed
+        while part := os.read(ours, 4096):
+            shown += part
+    os.close(ours)
+    assert (sent.communicate(timeout=30)[0], sent.returncode) == (b"3000 messages sent to received\n", 0)
+    assert b"sending to received" in shown
+    assert b"/3000" in shown
 
 
 # --- what goes wrong --------------------------------------------------------------------------------------------------
