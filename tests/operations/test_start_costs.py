@@ -29,7 +29,7 @@ OF_SETTINGS = {"pydantic", "broker.settings.config"}
 
 MAY_NOT_LOAD = {
     "broker.cli.entry": HEAVY | OF_COMMANDS | OF_THE_GATEWAY | OF_SETTINGS | {"asyncio", "structlog", "lmdb"},
-    "broker.cli.commands": HEAVY | OF_THE_GATEWAY | {"asyncio", "structlog", "lmdb"},
+    "broker.cli.commands": HEAVY | OF_THE_GATEWAY | {"asyncio", "defusedxml", "lmdb", "ssl", "structlog"},
     "broker.supervisor.supervisor": HEAVY | OF_COMMANDS | OF_THE_GATEWAY,
     "broker.gateway.gateway": HEAVY | OF_COMMANDS | {"lmdb"},
     "broker.observer.observer": HEAVY | OF_COMMANDS | {"lmdb", "cproton_ffi", "protocol.engine.engine"},
