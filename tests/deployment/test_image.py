@@ -22,13 +22,12 @@ from proton import Message
 from proton.utils import BlockingConnection
 
 from tests.brokers import REPOSITORY, free_ports
+from tests.caller import BUILD_IMAGE
 
-pytestmark = pytest.mark.skipif(
-    os.environ.get("PEEKLOCK_BUILD_IMAGE") != "1", reason="takes minutes, root and the network: make image"
-)
+pytestmark = pytest.mark.skipif(not BUILD_IMAGE, reason="takes minutes, root and the network: make image")
 
 SUITE = "bookworm"
-PACKAGES = "python3,python3-venv,ca-certificates"
+PACKAGES = "python3,python3-venv,libpython3-dev,ca-certificates"  # that image has Python's headers, too
 READY_SECONDS = 30.0
 
 
