@@ -78,6 +78,7 @@ class Image:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        root.chmod(0o755)  # it is / to every user inside
         self.work = "/"
         self.environment = {"PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "DEBIAN_FRONTEND": "noninteractive"}
         self.settings: dict[str, str] = {}
