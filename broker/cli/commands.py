@@ -233,39 +233,22 @@ def print_connection_string(
     amqp_port: AmqpPortOption = None,
     emulator: EmulatorOption = None,
     key_name: Annotated[
-        str, typer.Option("--key-name", metavar="NAME", help="An authorization rule of the namespace.")
+        str, typer.Option("--key-name", metavar="NAME", help="An authorization rule of the namespace, or of --entity.")
     ] = "RootManageSharedAccessKey",
+    entity: Annotated[
+        str | None, typer.Option("--entity", metavar="NAME", help="A queue or topic: for it alone, with its own keys.")
+    ] = None,
     tls: Annotated[bool, typer.Option("--tls", help="Make the string for the TLS port.")] = False,
 ) -> None:
-    """Print what clients need to connect. It holds a key: treat it as one."""
-    from broker.keys import connection_string
+    """Print what clients need to connect. It holds a key: treat it as one.
+
+    If the broker runs, its ports are those that it really has.
+    """
+    from broker.cli.connection_strings import of_broker
 
     with _failures():
         settings = _load(config, data_dir=data_dir, host=host, amqp_port=amqp_port, emulator=emulator).settings
-        key = _key(settings, key_name)
-        port = settings.amqp.tls_port if tls else settings.amqp.port
-        name = "amqp.tls_port" if tls else "amqp.port"
-        if port is None:
-            raise ConfigurationError(f"{name} is off; {'set it' if tls else 'use --tls'}")
-        if port == 0:
-            raise ConfigurationError(f"{name} is 0, any free port; use what the broker prints when it starts")
-        typer.echo(connection_string(settings.amqp.host, port, key_name, key, tls=tls))
-
-
-def _key(settings: Settings, key_name: str) -> str:
-    from broker.keys import ROOT_KEY_NAME, Keyring, with_root_key
-    from storage.data_dir import ROOT_KEY_FILE
-
-    path = settings.data_dir / ROOT_KEY_FILE
-    if settings.security.root_key is None and not settings.emulator and not path.exists():
-        if key_name == ROOT_KEY_NAME:
-            raise ConfigurationError(f"{path}: there is no root key yet; start the broker once, or name its --data-dir")
-        rule = Keyring(settings.security.authorization_rules).lookup(key_name)
-    else:
-        rule = Keyring.of(with_root_key(settings).security).lookup(key_name)
-    if rule is None:
-        raise ConfigurationError(f"--key-name: {key_name!r} is no authorization rule of the namespace")
-    return rule.primary_key
+        typer.echo(of_broker(settings, key_name, entity, tls=tls))
 
 
 @key_app.command("regenerate")

@@ -15,6 +15,7 @@ from broker.keys import EMULATOR_KEY, ROOT_KEY_NAME, connection_string, makes_ro
 from broker.listening import cannot_listen, try_to_listen
 from broker.logging import configure_logging, get_logger
 from broker.namespace.entities import Frozen
+from broker.ports_file import remove_ports, write_ports
 from broker.settings.config import ConfigurationError, Settings, is_loopback
 from broker.supervisor.definitions import bring_in_line
 from broker.supervisor.parking import Parking
@@ -55,6 +56,7 @@ def run(settings: Settings, part: Part, read_again: Callable[[], Settings]) -> i
             return _run_gateways(_with_absolute_paths(settings), read_again)
         # It is locked to the end, so that a second broker on the same directory is refused.
         with _opened(settings := _with_absolute_paths(settings)) as directory:
+            remove_ports(directory.run_path)
             _try_ports(settings, part)
             key = ""
             if part is Part.ALL:
@@ -75,7 +77,7 @@ def run(settings: Settings, part: Part, read_again: Callable[[], Settings]) -> i
                 raise
 
             def ready(answers: dict[str, dict[str, Any]]) -> None:
-                _write_ops_port(directory.run_path, answers)
+                _write_ports(directory.run_path, answers)
                 _announce(settings, part, answers, key)
 
             return processes.run(ready)
@@ -224,13 +226,14 @@ def _refuse(error: StoreError) -> NoReturn:
     raise ConfigurationError(f"{error}. {fix}") from error
 
 
-def _write_ops_port(directory: Path, answers: dict[str, dict[str, Any]]) -> None:
-    """For deploy/healthcheck: the port of the operations endpoint, or that there is none."""
+def _write_ports(directory: Path, answers: dict[str, dict[str, Any]]) -> None:
+    """For `peeklock connection-string`; and for deploy/healthcheck the port for operations, or that there is none."""
     ports = (answer["ops_port"] for answer in answers.values() if answer.get("ops_port") is not None)
     try:
         (directory / OPS_PORT_FILE).write_text(f"{next(ports, 'off')}\n")
+        write_ports(directory, answers)
     except OSError as error:
-        log.warning("the health check will fail: its file cannot be written", reason=error.strerror)
+        log.warning("the health check will fail: the file with the ports cannot be written", reason=error.strerror)
 
 
 def _announce(settings: Settings, part: Part, answers: dict[str, dict[str, Any]], key: str) -> None:

@@ -317,7 +317,7 @@ def test_the_connection_string_of_another_rule_needs_no_root_key(peeklock, tmp_p
         (["--emulator", "--key-name", "k"], "--key-name: 'k' is no authorization rule of the namespace"),
         (["--key-name", "k"], "--key-name: 'k' is no authorization rule of the namespace"),
         (["--emulator", "--tls"], "amqp.tls_port is off; set it"),
-        (["--emulator", "--amqp-port", "0"], "amqp.port is 0, any free port; use what the broker prints when it"),
+        (["--emulator", "--amqp-port", "0"], "amqp.port is 0, any free port, and the broker does not run; start it"),
     ],
 )
 def test_a_connection_string_that_cannot_be_made_says_why(peeklock, tmp_path, arguments, text):

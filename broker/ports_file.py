@@ -1,0 +1,41 @@
+"""The ports on which a running broker listens, in a file of its data directory, for commands on the same machine."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from storage.data_dir import RUN, pid_of_user
+
+_FILE = "ports.json"
+
+
+class Ports(NamedTuple):
+    """None is a port that it does not have."""
+
+    amqp_port: int | None
+    amqps_port: int | None
+    http_port: int | None
+    https_port: int | None
+
+
+def write_ports(run_path: Path, answers: Mapping[str, Mapping[str, Any]]) -> None:
+    """`answers` are those of the processes when they serve. Raises OSError."""
+    found = {name: answer[name] for answer in answers.values() for name in Ports._fields if name in answer}
+    (run_path / _FILE).write_text(json.dumps(found))
+
+
+def remove_ports(run_path: Path) -> None:
+    """The broker starts: what an earlier one has written counts no more. Raises OSError."""
+    (run_path / _FILE).unlink(missing_ok=True)
+
+
+def running_ports(data_dir: Path) -> Ports | None:
+    """Those of the broker that runs on the data directory; None if none does, or it does not serve yet."""
+    try:
+        if pid_of_user(data_dir) is None:
+            return None
+        found = json.loads((data_dir / RUN / _FILE).read_text())
+        return Ports(*(found.get(name) for name in Ports._fields))
+    except (OSError, ValueError, AttributeError):
+        return None
