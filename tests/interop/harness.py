@@ -70,7 +70,7 @@ class SecureBroker(Broker):
 
     def __init__(self, directory: Path, config: str, workers: int | None = WORKERS) -> None:
         """Raises CannotListen."""
-        self.https_host = _free_host()
+        self.https_host = free_host()
         self.authority = Authority(directory / "authority")
         certificate, key = self.authority.issue("server", [self.https_host, "localhost"], is_server=True)
         secure = (
@@ -84,7 +84,7 @@ class SecureBroker(Broker):
         return f"Endpoint=sb://{self.https_host}/;SharedAccessKeyName={KEY_NAME};SharedAccessKey={KEY}"
 
 
-def _free_host() -> str:
+def free_host() -> str:
     """A loopback address of which the port is free: several brokers run side by side."""
     while True:
         host = ".".join(["127", *(str(random.SystemRandom().randrange(1, 255)) for _ in range(3))])

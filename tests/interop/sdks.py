@@ -112,6 +112,7 @@ _TOOLCHAINS = (
     _python_toolchain(
         "python-7.15.0", HERE / "python" / "requirements-7.15.0.txt", DOCS / "python" / "requirements.txt"
     ),
+    _python_toolchain("celery", HERE / "celery" / "requirements.txt"),
     _python_toolchain("proton", HERE / "proton" / "requirements.txt"),
     Toolchain("javascript", ("node", "npm"), (HERE / "javascript", DOCS / "javascript"), _javascript),
     Toolchain("go", ("go",), (HERE / "go", DOCS / "go"), _go),
