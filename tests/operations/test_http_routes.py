@@ -1,0 +1,235 @@
+"""Whatever a request is, its answer is one that is documented, and the broker goes on.
+
+Requests are made of the parts of real ones, with hostile values in any of them.
+"""
+
+import json
+import socket
+import time
+from contextlib import closing, suppress
+from typing import NamedTuple
+from urllib.parse import quote
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from broker.gateway.web.endpoint import BODY_SECONDS
+from protocol.nodes.sas_tokens import generate
+from tests.brokers import KEY, KEY_NAME, Broker
+from tests.operations.test_management_api import ENTRY
+
+DOCUMENTED = {200, 201, 202, 204, 400, 401, 403, 404, 405, 408, 409, 410, 411, 412, 413, 414, 415, 417, 431, 501, 503}
+WAITS = "/messages/head"  # of a request that may wait for a message
+HOSTILE_TEXTS = [
+    *(
+        "",
+        " ",
+        "-1",
+        "0",
+        "1e308",
+        "NaN",
+        "Infinity",
+        "true",
+        "null",
+        "9" * 30,
+        "9" * 400,
+        str(2**63 - 1),
+        str(-(2**63)),
+    ),
+    *("P99999999999D", "PT0S", "-PT1S", "P1Y", "0001-01-01T00:00:00Z", "9999-12-31T23:59:59.9999999Z", "\x7f", "%00"),
+    *("../../etc/passwd", "' OR 1=1 --", "a" * 3000, "ü" * 100, "\U0001f600", "$Default", "$deadletterqueue", "{}"),
+]
+HOSTILE_VALUES: list[object] = [
+    *HOSTILE_TEXTS,
+    None,
+    True,
+    [],
+    {},
+    -1,
+    1.5,
+    2**63,
+    -(2**70),
+    1e308,
+    [[[[1]]]],
+    {"a": {}},
+]
+
+tokens = st.one_of(
+    st.just("valid"),
+    st.sampled_from(
+        ["", "Bearer x", "SharedAccessSignature", "SharedAccessSignature sr=x&sig=%ff&se=-1&skn=", "expired"]
+    ),
+)
+segments = st.one_of(
+    st.sampled_from(["orders", "news", "Subscriptions", "mine", "Rules", "$Default", "messages", "head", "$Resources"]),
+    st.sampled_from(["queues", "$namespaceinfo", "$deadletterqueue", "$servicebus", "websocket", "health", "made"]),
+    st.sampled_from(["..", ".", "", "%2e%2e", "%2F", "%ff", "%ed%a0%80", "%", "%zz", "a" * 300, "%0d%0aX:y", "\t"]),
+)
+real_paths = st.sampled_from(
+    [
+        *("orders", "news", "news/Subscriptions/mine", "news/Subscriptions/mine/Rules/$Default", "$Resources/queues"),
+        *("orders/messages", "orders/messages/head", "news/messages", "news/Subscriptions/mine/messages/head", "made"),
+        *(
+            "orders/messages/1/11111111-1111-1111-1111-111111111111",
+            "orders/$deadletterqueue/messages/head",
+            "made/Rules",
+        ),
+    ]
+)
+paths = st.one_of(real_paths, st.lists(segments, max_size=6).map("/".join))
+queries = st.dictionaries(
+    st.sampled_from(["api-version", "timeout", "$skip", "$top", "enrich", "sessionid", "x"]),
+    st.sampled_from(HOSTILE_TEXTS),
+    max_size=3,
+)
+broker_properties = st.dictionaries(
+    st.sampled_from(["MessageId", "TimeToLive", "SessionId", "PartitionKey", "ScheduledEnqueueTimeUtc", "Label", "x"]),
+    st.sampled_from(HOSTILE_VALUES),
+    max_size=3,
+).map(json.dumps)
+headers = st.dictionaries(
+    st.sampled_from(["If-Match", "BrokerProperties", "Content-Type", "x", "X-MS-RETRY", "Expect", "Upgrade", "Accept"]),
+    st.one_of(
+        st.sampled_from(
+            ["*", '"1"', "application/vnd.microsoft.servicebus.json", "websocket", "'text'", "100-continue"]
+        ),
+        broker_properties,
+        st.sampled_from(HOSTILE_TEXTS),
+    ),
+    max_size=4,
+)
+elements = st.dictionaries(
+    st.sampled_from(
+        [
+            *("LockDuration", "MaxSizeInMegabytes", "RequiresSession", "DefaultMessageTimeToLive", "MaxDeliveryCount"),
+            *("Status", "ForwardTo", "UserMetadata", "AutoDeleteOnIdle", "EnablePartitioning", "AuthorizationRules"),
+            *(
+                "MaxMessageSizeInKilobytes",
+                "DuplicateDetectionHistoryTimeWindow",
+                "Filter",
+                "Action",
+                "Name",
+                "Unknown",
+            ),
+        ]
+    ),
+    st.sampled_from([*(text.replace("&", "&amp;") for text in HOSTILE_TEXTS), "<x/>", "<![CDATA[<]]>", "&none;"]),
+    max_size=5,
+)
+entries = st.builds(
+    lambda kind, inside: ENTRY.format(f"{kind}Description", "".join(f"<{n}>{v}</{n}>" for n, v in inside.items())),
+    st.sampled_from(["Queue", "Topic", "Subscription", "Rule", "Odd"]),
+    elements,
+)
+batches = st.lists(
+    st.dictionaries(st.sampled_from(["Body", "BrokerProperties", "UserProperties"]), st.sampled_from(HOSTILE_VALUES)),
+    max_size=3,
+).map(json.dumps)
+bodies = st.one_of(entries.map(str.encode), batches.map(str.encode), st.binary(max_size=100))
+
+
+class Answer(NamedTuple):
+    status: int
+    body: bytes
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory):
+    config = '[[queues]]\nname = "orders"\n[[topics]]\nname = "news"\n[[topics.subscriptions]]\nname = "mine"\n'
+    with Broker(tmp_path_factory.mktemp("broker"), config) as running:
+        yield running
+        assert "Traceback" not in running.log_file.read_text(), running.log()
+
+
+def token(kind: str) -> str:
+    seconds = {"valid": 60, "expired": -60}.get(kind)
+    return kind if seconds is None else generate("sb://localhost/", KEY_NAME, KEY, int(time.time()) + seconds)
+
+
+def asked(broker: Broker, request: bytes, timeout_s: float = 10.0) -> bytes:
+    with closing(socket.create_connection(("127.0.0.1", broker.http_port), timeout_s)) as connection:
+        connection.sendall(request)
+        answer = b""
+        while piece := connection.recv(65536):
+            answer += piece
+        return answer
+
+
+def parsed(answer: bytes) -> Answer:
+    head, _, body = answer.partition(b"\r\n\r\n")
+    version, status, _ = head.split(b"\r\n")[0].split(b" ", 2)
+    assert version in (b"HTTP/1.1", b"HTTP/1.0")  # the latter to what cannot be read
+    return Answer(int(status), body)
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    method=st.sampled_from(["GET", "PUT", "POST", "DELETE", "HEAD", "OPTIONS", "PATCH", "TRACE", "BREW"]),
+    path=paths,
+    query=queries,
+    more=headers,
+    kind=tokens,
+    body=bodies,
+)
+@example("POST", "orders/messages", {}, {"BrokerProperties": '{"TimeToLive": 1e308}'}, "valid", b"x")
+@example("PUT", "made", {}, {}, "valid", ENTRY.format("QueueDescription", "<LockDuration>P9D</LockDuration>").encode())
+def test_every_request_has_an_answer_that_is_documented(broker, method, path, query, more, kind, body):
+    if WAITS in f"/{path}".lower():
+        query = query | {"timeout": "0"}
+    target = f"/{path}" + ("?" + "&".join(f"{quote(n)}={quote(v)}" for n, v in query.items()) if query else "")
+    given_headers = {"Host": "localhost", "Connection": "close", "Authorization": token(kind), **more}
+    lines = [f"{method} {target} HTTP/1.1", *(f"{name}: {value}" for name, value in given_headers.items() if value)]
+    request = "\r\n".join([*lines, f"Content-Length: {len(body)}", "", ""]).encode("utf-8", "surrogatepass") + body
+    answer = parsed(asked(broker, request))
+    assert answer.status in DOCUMENTED, answer
+    if answer.status >= 400 and method != "HEAD" and answer.body:
+        assert answer.body.startswith((b"<Error><Code>", b"400, message:", b"{")), answer
+    assert b"Traceback" not in answer.body
+    assert b'File "' not in answer.body
+    health = parsed(asked(broker, b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"))
+    assert health.status == 200
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.binary(max_size=300), st.lists(st.integers(1, 50), max_size=5))
+@example(b"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nhello", [])
+@example(b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n-1\r\n\r\n", [])
+@example(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", [])
+def test_bytes_that_are_no_request_end_their_connection_only(broker, content, pieces):
+    with closing(socket.create_connection(("127.0.0.1", broker.http_port), 10)) as connection:
+        with suppress(OSError):  # it may be closed before all is sent
+            for size in pieces:
+                connection.sendall(content[:size])
+                content = content[size:]
+            connection.sendall(content)
+            connection.shutdown(socket.SHUT_WR)
+            while connection.recv(65536):
+                pass
+    health = parsed(asked(broker, b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"))
+    assert health.status == 200
+
+
+def test_pipelined_requests_are_answered_in_their_order(broker):
+    authorization = f"Authorization: {token('valid')}\r\n"
+    paths = ["$namespaceinfo", "nothing/here", "$Resources/queues", "$namespaceinfo?api-version=2021-05", "none"]
+    requests = [f"GET /{path} HTTP/1.1\r\nHost: localhost\r\n{authorization}" for path in paths]
+    whole = "\r\n".join(requests) + "Connection: close\r\n\r\n"
+    statuses = [int(each[:3]) for each in asked(broker, whole.encode()).decode().split("HTTP/1.1 ")[1:]]
+    assert statuses == [200, 404, 200, 200, 404]
+
+
+@pytest.mark.slow
+def test_a_body_that_comes_slowly_holds_up_nobody_and_is_not_waited_for_without_end(tmp_path):
+    with Broker(tmp_path, '[[queues]]\nname = "orders"\n') as broker:
+        head = f"POST /orders/messages HTTP/1.1\r\nHost: localhost\r\nAuthorization: {token('valid')}\r\n"
+        slow = [socket.create_connection(("127.0.0.1", broker.http_port), 60) for _ in range(20)]
+        started = time.monotonic()
+        for connection in slow:
+            connection.sendall(f"{head}Content-Length: 1000\r\n\r\nhalf a mess".encode())
+        quick = f"{head}Connection: close\r\nContent-Length: 1\r\n\r\nx".encode()
+        assert parsed(asked(broker, quick)).status == 201
+        for connection in slow:
+            with connection:
+                assert parsed(connection.recv(65536)).status == 408
+        assert time.monotonic() - started < BODY_SECONDS + 10
