@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from broker.gateway.web.endpoint import BODY_SECONDS
 from protocol.nodes.sas_tokens import generate
 from tests.brokers import KEY, KEY_NAME, Broker
+from tests.end_to_end.health import eventually
 from tests.operations.test_management_api import ENTRY
 
 DOCUMENTED = {200, 201, 202, 204, 400, 401, 403, 404, 405, 408, 409, 410, 411, 412, 413, 414, 415, 417, 431, 501, 503}
@@ -197,15 +198,15 @@ def test_every_request_has_an_answer_that_is_documented(broker, method, path, qu
 @example(b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n-1\r\n\r\n", [])
 @example(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", [])
 def test_bytes_that_are_no_request_end_their_connection_only(broker, content, pieces):
-    with closing(socket.create_connection(("127.0.0.1", broker.http_port), 10)) as connection:
-        with suppress(OSError):  # it may be closed before all is sent
-            for size in pieces:
-                connection.sendall(content[:size])
-                content = content[size:]
-            connection.sendall(content)
-            connection.shutdown(socket.SHUT_WR)
-            while connection.recv(65536):
-                pass
+    connection = socket.create_connection(("127.0.0.1", broker.http_port), 10)
+    with closing(connection), suppress(OSError):  # it may be closed before all is sent
+        for size in pieces:
+            connection.sendall(content[:size])
+            content = content[size:]
+        connection.sendall(content)
+        connection.shutdown(socket.SHUT_WR)
+        while connection.recv(65536):
+            pass
     health = parsed(asked(broker, b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"))
     assert health.status == 200
 
@@ -233,3 +234,42 @@ def test_a_body_that_comes_slowly_holds_up_nobody_and_is_not_waited_for_without_
             with connection:
                 assert parsed(connection.recv(65536)).status == 408
         assert time.monotonic() - started < BODY_SECONDS + 10
+
+
+def test_the_limit_of_connections_leaves_websockets_out_and_lets_new_ones_replace_those_that_wait(tmp_path):
+    health = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    upgrade = (
+        f"GET /$servicebus/websocket HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+        f"Sec-WebSocket-Key: {'A' * 22}==\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Protocol: amqp\r\n\r\n"
+    ).encode()
+    with Broker(tmp_path, '[http]\nmax_connections = 3\n[[queues]]\nname = "orders"\n') as broker:
+
+        def opened(request: bytes, status: int | None) -> socket.socket:
+            connection = socket.create_connection(("127.0.0.1", broker.http_port), 10)
+            connection.sendall(request)
+            if status is not None:
+                assert parsed(connection.recv(65536)).status == status
+            return connection
+
+        begun = (
+            f"POST /orders/messages HTTP/1.1\r\nHost: localhost\r\nAuthorization: {token('valid')}\r\n"
+            "Content-Length: 100\r\n\r\nbegun"
+        ).encode()
+        for _ in range(3):  # what has ended counts no more
+            tunnels = [opened(upgrade, 101) for _ in range(5)]
+            waiting = [opened(health, 200) for _ in range(5)]
+            busy = [opened(begun, None) for _ in range(3)]
+            time.sleep(0.3)  # until their requests are read; before that they count as waiting
+            refused = socket.create_connection(("127.0.0.1", broker.http_port), 10)
+            with suppress(ConnectionError):
+                refused.sendall(health)
+                assert refused.recv(65536) == b""
+            for connection in (*tunnels, *waiting, *busy, refused):
+                connection.close()
+            eventually(lambda: _serves(broker, health), "it takes connections again")
+
+
+def _serves(broker: Broker, health: bytes) -> bool:
+    with suppress(ConnectionError, ValueError):
+        return parsed(asked(broker, health.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))).status == 200
+    return False

@@ -95,8 +95,7 @@ class HttpEndpoint:
     # -- broker.listening.Reception
 
     def arrives(self, peer: str) -> asyncio.BaseProtocol | None:
-        count = sum(cast(Carrier, each).carried is None for each in self._server.connections)
-        if count >= self._http.max_connections and not self._make_room():
+        if self._server.plain >= self._http.max_connections and not self._make_room():
             self._metrics.connections_refused += 1
             self._full.happened("http.max_connections reached", last_peer=peer)
             return None
@@ -202,9 +201,20 @@ class Carrier(RequestHandler):
     """A connection whose malformed requests are answered in the form of all other errors."""
 
     carried: Carried | None = None
+    counter: "_Server"
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self.counter.plain += 1
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        super().connection_lost(exc)
+        if self.carried is None:
+            self.counter.plain -= 1
 
     def carry(self, carried: Carried) -> None:
         """All further bytes are for this, also those that have come already."""
+        self.counter.plain -= 1
         self.carried = carried
         self.set_parser(cast(Any, carried))
 
@@ -234,8 +244,10 @@ class Carrier(RequestHandler):
 
 
 class _Server(web.Server):
+    plain = 0  # connections of HTTP that carry nothing else
+
     def __call__(self) -> Carrier:
-        return Carrier(
+        carrier = Carrier(
             self,
             loop=self._loop,
             keepalive_timeout=KEEP_ALIVE_SECONDS,
@@ -245,3 +257,5 @@ class _Server(web.Server):
             max_line_size=16 * 1024,
             max_field_size=64 * 1024,
         )
+        carrier.counter = self
+        return carrier
