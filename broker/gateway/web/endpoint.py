@@ -72,6 +72,7 @@ class HttpEndpoint:
         self._loop = asyncio.get_running_loop()
         self._server = _Server(self._handle, request_factory=self._request)
         self._listeners: list[Listener] = []
+        self._count = 0  # connections of HTTP, from accept on, that carry nothing else
         self._busy: set[RequestHandler] = set()  # connections with a request that is being answered
         self._denials = denials
         self._full = RepeatedWarning("HTTP connections refused")
@@ -95,13 +96,22 @@ class HttpEndpoint:
     # -- broker.listening.Reception
 
     def arrives(self, peer: str) -> asyncio.BaseProtocol | None:
-        if self._server.plain >= self._http.max_connections and not self._make_room():
+        if self._count >= self._http.max_connections and not self._make_room():
             self._metrics.connections_refused += 1
             self._full.happened("http.max_connections reached", last_peer=peer)
             return None
-        return self._server()
+        carrier = self._server()
+        carrier.on_left = self._left
+        self._count += 1
+        return carrier
 
-    def arrived(self, protocol: asyncio.BaseProtocol) -> None: ...
+    def arrived(self, protocol: asyncio.BaseProtocol) -> None:
+        carrier = cast(Carrier, protocol)
+        if carrier.transport is None:  # the TLS handshake has failed
+            carrier.leave()
+
+    def _left(self) -> None:
+        self._count -= 1
 
     def accept_failed(self, error: OSError) -> None:
         self._metrics.accept_failures += 1
@@ -110,8 +120,9 @@ class HttpEndpoint:
     def _make_room(self) -> bool:
         """Close the connection that has been without a request for the longest time, if there is one."""
         for connection in self._server.connections:
-            if connection not in self._busy and connection.transport is not None:
-                connection.transport.abort()
+            transport = connection.transport
+            if connection not in self._busy and transport is not None and not transport.is_closing():
+                transport.abort()
                 return True
         return False
 
@@ -201,20 +212,20 @@ class Carrier(RequestHandler):
     """A connection whose malformed requests are answered in the form of all other errors."""
 
     carried: Carried | None = None
-    counter: "_Server"
+    on_left: Callable[[], None] | None = None  # it is called when the connection ends, or carries something else
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
-        self.counter.plain += 1
+    def leave(self) -> None:
+        if self.on_left is not None:
+            self.on_left()
+            self.on_left = None
 
     def connection_lost(self, exc: BaseException | None) -> None:
         super().connection_lost(exc)
-        if self.carried is None:
-            self.counter.plain -= 1
+        self.leave()
 
     def carry(self, carried: Carried) -> None:
         """All further bytes are for this, also those that have come already."""
-        self.counter.plain -= 1
+        self.leave()
         self.carried = carried
         self.set_parser(cast(Any, carried))
 
@@ -244,10 +255,8 @@ class Carrier(RequestHandler):
 
 
 class _Server(web.Server):
-    plain = 0  # connections of HTTP that carry nothing else
-
     def __call__(self) -> Carrier:
-        carrier = Carrier(
+        return Carrier(
             self,
             loop=self._loop,
             keepalive_timeout=KEEP_ALIVE_SECONDS,
@@ -257,5 +266,3 @@ class _Server(web.Server):
             max_line_size=16 * 1024,
             max_field_size=64 * 1024,
         )
-        carrier.counter = self
-        return carrier
