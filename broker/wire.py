@@ -22,7 +22,7 @@ Requests, their arguments and results (all or nothing each; `docs/architecture.m
     schedule          [messages]                                 [sequence numbers]
     cancel-scheduled  [sequence numbers]                         None
     delete-batch      count, enqueued before ms, and to delete of one session only: its id  number deleted
-    purge                                                        number deleted
+    purge             [Place, ...]                               number deleted
     add-rule          rule document, see broker.namespace.rule_descriptions  None
     replace-rule      rule document                              None
     remove-rule       name                                       None

@@ -18,7 +18,7 @@ from urllib.parse import quote
 import typer
 
 from broker.cli.ending import WRONG_USE, fail
-from broker.cli.messages import QueueArgument, address_of, browsed, counted, print_message
+from broker.cli.messages import QueueArgument, StateOption, address_of, browsed, counted, print_message
 from broker.cli.messaging import run
 from broker.cli.output import JsonOption, print_json, print_table
 from broker.cli.pairs import PAIR_HELP, pairs
@@ -157,14 +157,16 @@ def peek(
     queue: QueueArgument,
     count: Annotated[int, typer.Option("--count", min=1, metavar="N", help="At most N messages.")] = 10,
     start: Annotated[int, typer.Option("--from", min=0, metavar="NUMBER", help="The lowest sequence number.")] = 0,
+    state: StateOption = None,
     dead_letter: DeadLetterOption = False,
     connection_string: ConnectionStringOption = None,
     ca: CaFileOption = None,
 ) -> None:
-    """Print messages in any state without taking them."""
+    """Print messages without taking them, in any state or in those that --state names."""
 
     async def work(connection: "Connection") -> None:
-        async for message in browsed(await connection.management(address_of(queue, dead_letter)), count, start):
+        management = await connection.management(address_of(queue, dead_letter))
+        async for message in browsed(management, count, start, state or ()):
             print_message(message)
 
     run(connection_string, ca, work)
@@ -173,19 +175,22 @@ def peek(
 @app.command()
 def purge(
     queue: QueueArgument,
+    state: StateOption = None,
     dead_letter: DeadLetterOption = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     as_json: JsonOption = False,
     connection_string: ConnectionStringOption = None,
     ca: CaFileOption = None,
 ) -> None:
-    """Delete all messages that are not locked, deferred and scheduled ones as well. Needs the right Manage."""
+    """Delete all messages that are not locked, or only those in some states. Needs the right Manage."""
     address = address_of(queue, dead_letter)
+    states = list(dict.fromkeys(state or ()))
     if not yes:
-        typer.confirm(f"Delete all messages of {address}?", abort=True, err=True)
+        which = f"all {' and '.join(states)} messages" if states else "all messages"
+        typer.confirm(f"Delete {which} of {address}?", abort=True, err=True)
 
     async def work(connection: "Connection") -> int:
-        return await (await connection.management(address)).purge()
+        return await (await connection.management(address)).purge([each.value for each in states])
 
     with progress(f"purging {address}", None):
         deleted = run(connection_string, ca, work)
@@ -193,6 +198,27 @@ def purge(
         print_json({"entity": address, "deleted": deleted})
     else:
         typer.echo(f"{counted(deleted)} deleted from {address}")
+
+
+@app.command()
+def sessions(
+    queue: QueueArgument,
+    as_json: JsonOption = False,
+    connection_string: ConnectionStringOption = None,
+    ca: CaFileOption = None,
+) -> None:
+    """Print the ids of all sessions that have messages or a state, and their number."""
+
+    async def work(connection: "Connection") -> list[str]:
+        return [each async for each in (await connection.management(queue)).sessions()]
+
+    found = run(connection_string, ca, work)
+    if as_json:
+        print_json(found)
+    else:
+        for each in found:
+            typer.echo(each)
+        typer.echo(f"{len(found)} session{'' if len(found) == 1 else 's'} in {queue}", err=True)
 
 
 @app.command()

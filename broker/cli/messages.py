@@ -4,6 +4,7 @@ import base64
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import UTC, datetime
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -30,16 +31,39 @@ def counted(count: int) -> str:
     return f"{count} message{'' if count == 1 else 's'}"
 
 
-async def browsed(management: "Management", count: int, start: int = 0) -> "AsyncIterator[Message]":
-    """At most `count` messages in any state, from the sequence number `start` on. They stay as they are."""
+class State(StrEnum):
+    """Locked messages are active."""
+
+    ACTIVE = "active"
+    DEFERRED = "deferred"
+    SCHEDULED = "scheduled"
+
+
+StateOption = Annotated[
+    list[State] | None, typer.Option("--state", help="Only messages in this state; may be repeated.")
+]
+_PAGE = 100  # messages that are looked at to find some in a state
+
+
+async def browsed(
+    management: "Management", count: int, start: int = 0, states: Sequence[State] = ()
+) -> "AsyncIterator[Message]":
+    """At most `count` messages in these states, or any, from the sequence number `start` on. They stay as they are."""
     from protocol.client.messages import Message
 
-    while count > 0 and (found := await management.peek(count, start)):
+    while count > 0 and (found := await management.peek(_PAGE if states else count, start)):
         for each in found:
             message = Message.decode(each)
-            yield message
             start = (message.sequence_number or 0) + 1
-        count -= len(found)
+            if count > 0 and (not states or state_of(message) in states):
+                count -= 1
+                yield message
+
+
+def state_of(message: "Message") -> State | None:
+    """Of a message that was browsed; None for one that was received."""
+    state = message.annotations.get("x-opt-message-state")
+    return None if state is None else (State.ACTIVE, State.DEFERRED, State.SCHEDULED)[state]
 
 
 def require_values(values: Mapping[str, Any]) -> None:
@@ -87,7 +111,6 @@ def print_message(message: "Message") -> None:
         for name, key in (("enqueued", "x-opt-enqueued-time"), ("scheduled", "x-opt-scheduled-enqueue-time"))
         if key in annotations
     }
-    state = annotations.get("x-opt-message-state")
     fields = {
         "sequence_number": message.sequence_number,
         "message_id": message.message_id,
@@ -96,7 +119,7 @@ def print_message(message: "Message") -> None:
         "correlation_id": message.correlation_id,
         "session_id": message.group_id,
         "delivery_count": message.delivery_count,
-        "state": None if state is None else ("active", "deferred", "scheduled")[state],
+        "state": state_of(message),
         **times,
         "properties": message.application_properties or None,
     }

@@ -305,8 +305,10 @@ def _delete_batch(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) ->
 
 
 def _purge(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> Steps:
-    """Delete unlocked messages, up to a limit. The caller asks again until the answer is 0."""
-    return _delete(core, queue.id, tuple(Place), 10 * core.settings.step, None, None)
+    """Delete unlocked messages in these places, up to a limit. The caller asks again until the answer is 0."""
+    return _delete(
+        core, queue.id, tuple(map(Place, args[0])) if args else tuple(Place), 10 * core.settings.step, None, None
+    )
 
 
 def _delete(

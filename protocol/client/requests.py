@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 from typing import Any, Final, Protocol
@@ -25,6 +25,7 @@ MAX_REQUESTS = 100
 # A token is renewed when this share of its lifetime is over.
 REFRESH_AT = 0.8
 RETRY_SECONDS = 5.0
+SESSIONS_PAGE = 100
 
 _SERVER_TIMEOUT: Final = "com.microsoft:server-timeout"
 UINT_MAX: Final = (1 << 32) - 1
@@ -263,9 +264,26 @@ class Management:
                 body[name] = text_given
         await self.request("com.microsoft:update-disposition", body)
 
-    async def purge(self) -> int:
-        """Delete all unlocked messages, however long it takes; returns their number. Needs the right Manage."""
-        return int((await self.request("peeklock:purge", timeout_s=float("inf")))["message-count"])
+    async def purge(self, states: Sequence[str] = ()) -> int:
+        """Delete the unlocked messages in these states, or all, however long it takes; returns their number.
+
+        States are active, deferred and scheduled. Needs the right Manage.
+        """
+        body = {"states": ",".join(states)} if states else None
+        return int((await self.request("peeklock:purge", body, timeout_s=float("inf")))["message-count"])
+
+    async def sessions(self) -> AsyncIterator[str]:
+        """The ids of all sessions that have messages or a state, in pages. Raises RequestFailed."""
+        skip = 0
+        while True:
+            body = {"skip": Int(skip), "top": Int(SESSIONS_PAGE)}
+            answer = await self.request("com.microsoft:get-message-sessions", body)
+            found = answer.get("sessions-ids", [])
+            for each in found:
+                yield each
+            skip += len(found)
+            if len(found) < SESSIONS_PAGE:
+                return
 
     async def counts(self) -> QueueCounts:
         return queue_counts((await self.request("peeklock:get-counts"))["counts"])

@@ -10,7 +10,7 @@ Responses are written strictly: an int status, a symbol condition, arrays, and a
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, StrEnum
 from typing import Any, Final
 from uuid import UUID
 
@@ -161,9 +161,19 @@ class DeleteMessages:
     session_id: str | None
 
 
+class MessageState(StrEnum):
+    """Where messages of an entity are, for operations of Peeklock's own. Locked messages are among the active ones."""
+
+    ACTIVE = "active"
+    DEFERRED = "deferred"
+    SCHEDULED = "scheduled"
+
+
 @dataclass(frozen=True, slots=True)
 class Purge:
-    """Deletes all messages that are not locked. An operation of Peeklock: Service Bus has none."""
+    """Deletes the messages in these states that are not locked. An operation of Peeklock: Service Bus has none."""
+
+    states: tuple[MessageState, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,8 +330,14 @@ def _delete_messages(fields: Fields) -> DeleteMessages:
     )
 
 
-def _purge(_: Fields) -> Purge:
-    return Purge()
+def _purge(fields: Fields) -> Purge:
+    text = fields.optional_string("states")
+    if text is None:
+        return Purge(tuple(MessageState))
+    try:
+        return Purge(tuple(MessageState(each) for each in text.split(",")))
+    except ValueError:
+        raise ArgumentError(f"'states' is not some of {', '.join(MessageState)}, with commas between them.") from None
 
 
 def _get_counts(_: Fields) -> GetCounts:

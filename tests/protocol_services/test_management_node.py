@@ -123,8 +123,14 @@ def test_a_timeout_that_has_passed_is_none_left():
 @pytest.mark.parametrize(
     ("operation", "body", "expected"),
     [
-        ("peeklock:purge", {}, management.Purge()),
-        ("peeklock:purge", None, management.Purge()),
+        ("peeklock:purge", {}, management.Purge(tuple(management.MessageState))),
+        ("peeklock:purge", None, management.Purge(tuple(management.MessageState))),
+        ("peeklock:purge", {"states": "scheduled"}, management.Purge((management.MessageState.SCHEDULED,))),
+        (
+            "peeklock:purge",
+            {"states": "deferred,active"},
+            management.Purge((management.MessageState.DEFERRED, management.MessageState.ACTIVE)),
+        ),
         ("peeklock:get-counts", {}, management.GetCounts()),
         ("peeklock:list-counts", {"count": 10}, management.ListCounts("", 10)),
         ("peeklock:list-counts", {"count": UInt(1), "after": Symbol("q")}, management.ListCounts("q", 1)),

@@ -46,6 +46,13 @@ MAX_DELETE_MESSAGES = 4000
 MIN_RULE_BYTES = 64  # the least size of a rule in the answer to enumerate-rules
 
 
+_PLACES = {
+    management.MessageState.ACTIVE: Place.AVAILABLE,
+    management.MessageState.DEFERRED: Place.DEFERRED,
+    management.MessageState.SCHEDULED: Place.SCHEDULED,
+}
+
+
 class ManagementRequests(RequestLink):
     """The $management node of one entity or of its dead-letter queue."""
 
@@ -460,13 +467,14 @@ class ManagementRequests(RequestLink):
         count = min(arguments.top, limit // MIN_RULE_BYTES + 1)
         self._ask(request, answer, encode, "enumerate-rules", arguments.skip, count)
 
-    def _purge(self, request: Request, _: management.Purge, answer: Answer) -> None:
+    def _purge(self, request: Request, arguments: management.Purge, answer: Answer) -> None:
         """Delete step by step, so that others are served, until nothing is left or as many are deleted as there were.
 
         So messages that come in meanwhile cannot keep it going. It also ends with the link. Partitions come one after
         the other.
         """
         queue, left = self.queue, [*self.entity.partitions]
+        places = [_PLACES[state] for state in arguments.states]
         partition = left.pop(0)
         at_first = deleted = before = 0
 
@@ -476,7 +484,7 @@ class ManagementRequests(RequestLink):
                 self.fail(request, error, answer)
                 return
             at_first = sum(counts.get(queue, ())[:3])
-            self.request_partition(partition, "purge", queue, (), stepped)
+            self.request_partition(partition, "purge", queue, (places,), stepped)
 
         def stepped(count: Any, error: BrokerError | None) -> None:
             nonlocal deleted
@@ -486,7 +494,7 @@ class ManagementRequests(RequestLink):
             nonlocal partition, before
             deleted += count
             if count and deleted - before < at_first and not self.link.closed:
-                self.request_partition(partition, "purge", queue, (), stepped)
+                self.request_partition(partition, "purge", queue, (places,), stepped)
                 return
             if left and not self.link.closed:
                 partition, before = left.pop(0), deleted
