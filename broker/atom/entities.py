@@ -133,6 +133,7 @@ _FORMS: Final[dict[Any, Form]] = {
     _read_optional_duration: Form.DURATION,
     read_boolean: Form.BOOLEAN,
     read_number: Form.NUMBER,
+    _read_size: Form.NUMBER,
 }
 _OTHER_BOOLEANS: Final = (
     "EnableExpress", "EnableSubscriptionPartitioning", "FilteringMessagesBeforePublishing", "IsAnonymousAccessible",

@@ -4,7 +4,7 @@ What a start declares is checked by `broker.catalog.catalog`, which can look at 
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from pydantic import ValidationError
 
@@ -26,7 +26,13 @@ from broker.errors import (
     QuotaExceeded,
     ServerBusy,
 )
-from broker.namespace.entities import DESCRIPTIONS, Description, SubscriptionDescription
+from broker.namespace.entities import (
+    DESCRIPTIONS,
+    MINUTE_MS,
+    Description,
+    SubscriptionDescription,
+    TopicDescription,
+)
 from broker.settings.config import FORWARDING, Partitioning
 from protocol import error_texts
 
@@ -55,13 +61,21 @@ class Index(Protocol):
     ) -> None: ...
 
 
+class Limits(NamedTuple):
+    """The settings that changes depend on. `lock_ms` is the longest duration of a lock."""
+
+    partitioning: Partitioning = Partitioning()
+    lock_ms: int = 5 * MINUTE_MS
+
+
 class Changing:
     """`partitions` is the number of the namespace's partitions."""
 
-    def __init__(self, index: Index, partitions: int, partitioning: Partitioning) -> None:
+    def __init__(self, index: Index, partitions: int, limits: Limits) -> None:
         self._index = index
         self._partitions = partitions
-        self._partitioning = partitioning
+        self._partitioning = limits.partitioning
+        self._lock_ms = limits.lock_ms
 
     def created(self, wanted: Description, topic: Definition | None, entity_id: int, now_ms: int) -> Definition:
         """The definition of a new entity with this id. `topic` is that of a subscription.
@@ -76,6 +90,7 @@ class Changing:
             raise EntityAlreadyExists(f"The messaging entity '{wanted.path}' already exists.")
         wanted = with_partitioning(wanted, None, self._partitioning)
         self._check_destinations(wanted)
+        self._check_lock(wanted)
         partitions = place(wanted, self._partitions) if topic is None else topic.partitions
         self._check_numbers(wanted, len(partitions) > 1)
         return Definition(entity_id, wanted, now_ms, now_ms, partitions)
@@ -134,6 +149,8 @@ class Changing:
             if name in changed:
                 raise InvalidArgument(f"{stored.kind} '{stored.path}': {immutable(name, stored, wanted)}.")
         self._check_destinations(wanted)
+        if "lock_duration_ms" in changed:
+            self._check_lock(wanted)
         return known._replace(description=wanted, updated_ms=now_ms)
 
     def entity(self, path: Any) -> int:
@@ -164,6 +181,13 @@ class Changing:
                 raise DestinationNotFound(
                     f"{description.kind} '{description.path}': {field}: there is no queue or topic '{to}'."
                 )
+
+    def _check_lock(self, wanted: Description) -> None:
+        if not isinstance(wanted, TopicDescription) and wanted.lock_duration_ms > self._lock_ms:
+            raise InvalidArgument(
+                f"{wanted.kind} '{wanted.path}': lock_duration_ms is {wanted.lock_duration_ms}; it must be at most "
+                f"{self._lock_ms} (delivery.max_lock_duration_ms)."
+            )
 
     def _check_numbers(self, new: Description, is_partitioned: bool) -> None:
         index = self._index

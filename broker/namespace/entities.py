@@ -15,6 +15,7 @@ from protocol.bounds import LONGEST_MS
 SECOND_MS = 1000
 MINUTE_MS = 60 * SECOND_MS
 DAY_MS = 24 * 60 * MINUTE_MS
+MAX_LOCK_MS = 7 * DAY_MS
 
 MAX_HOPS = 4  # how often a message is forwarded at most (amqp.md 13.1)
 
@@ -140,8 +141,9 @@ class _Received(_Description):
     lock_duration_ms: int = Field(
         30 * SECOND_MS,
         ge=5 * SECOND_MS,
-        le=5 * MINUTE_MS,
-        description="Time that a lock of a receiver lasts, unless the receiver renews it.",
+        le=MAX_LOCK_MS,
+        description="Time that a lock of a receiver lasts, unless the receiver renews it. At most "
+        "delivery.max_lock_duration_ms.",
     )
     max_delivery_count: int = Field(
         10, ge=1, le=2**31 - 1, description="Failed deliveries after which a message is dead-lettered."

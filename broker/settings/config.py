@@ -14,6 +14,7 @@ from pydantic_core import PydanticCustomError
 
 from broker.namespace.entities import (
     DAY_MS,
+    MAX_LOCK_MS,
     MINUTE_MS,
     SECOND_MS,
     AuthorizationRule,
@@ -361,6 +362,13 @@ class Delivery(Frozen):
         description="When a connection breaks, keep its locks until they expire, as the cloud does; "
         "else the messages are available at once and each delivery that left the broker counts as failed.",
     )
+    max_lock_duration_ms: int = Field(
+        5 * MINUTE_MS,
+        ge=5 * MINUTE_MS,
+        le=MAX_LOCK_MS,
+        description="Longest lock_duration_ms that an entity may have. The cloud has 5 minutes; clients that renew "
+        "locks do not need more.",
+    )
 
 
 class Certificate(Frozen):
@@ -633,6 +641,7 @@ class Settings(Frozen):
         _refuse_duplicates("queue", "queues", [queue.name.lower() for queue in self.queues])
         for index, queue in enumerate(self.queues):
             _check_entity(f"queues.{index}", queue)
+            _check_lock(f"queues.{index}", queue, self.delivery.max_lock_duration_ms)
         _refuse_duplicates("topic", "topics", [topic.name.lower() for topic in self.topics])
         queues = {queue.name.lower() for queue in self.queues}
         for index, topic in enumerate(self.topics):
@@ -640,6 +649,9 @@ class Settings(Frozen):
                 text = "is the name of a queue, too; queues and topics share their names, so rename one"
                 raise inconsistent(text, f"topics.{index}.name")
             _check_topic(f"topics.{index}", topic)
+            for number, subscription in enumerate(topic.subscriptions):
+                place = f"topics.{index}.subscriptions.{number}"
+                _check_lock(place, subscription, self.delivery.max_lock_duration_ms)
         return self
 
 
@@ -656,6 +668,14 @@ def _check_topic(place: str, topic: DeclaredTopic) -> None:
         at = f"{place}.subscriptions.{index}"
         _check_entity(at, subscription)
         _refuse_duplicates("rule", f"{at}.rules", [rule.name.lower() for rule in subscription.rules or ()])
+
+
+def _check_lock(place: str, entity: QueueDescription | DeclaredSubscription, most_ms: int) -> None:
+    if entity.lock_duration_ms > most_ms:
+        raise inconsistent(
+            f"must be at most {most_ms}; lower it, or set delivery.max_lock_duration_ms higher",
+            f"{place}.lock_duration_ms",
+        )
 
 
 def _check_entity(place: str, entity: QueueDescription | DeclaredTopic | DeclaredSubscription) -> None:

@@ -24,13 +24,12 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from broker import wire
 from broker.catalog.catalog import HOME, Definition, catalog_version, definition, next_entity_id
-from broker.catalog.changing import Changing, described
+from broker.catalog.changing import Changing, Limits, described
 from broker.errors import EntityNotFound, InvalidArgument, ServerBusy
 from broker.logging import get_logger
 from broker.namespace.entities import SubscriptionDescription
 from broker.namespace.rule_descriptions import DEFAULT_RULE
 from broker.partition.partition import Partition
-from broker.settings.config import Partitioning
 from broker.wire import Answer, Ask, Changed, Deleted, Keep, Rules
 from broker.worker.copies import Copies
 from broker.worker.moves import Move, Moves
@@ -73,14 +72,14 @@ class Home(Generic[C]):
         partitions: Mapping[int, Partition],
         stores: Mapping[int, Store],
         partition_count: int,
-        partitioning: Partitioning,
+        limits: Limits,
     ) -> None:
         """`partitions` and `stores` are those of the home's worker, of so many in all."""
         self._copies = copies
         self._partition = partitions[HOME]
         self._store = stores[HOME]
         self._partition_count = partition_count
-        self._changing = Changing(self._partition.index, partition_count, partitioning)
+        self._changing = Changing(self._partition.index, partition_count, limits)
         self.followers: dict[C, tuple[int, ...]] = {}  # and their partitions
         self._unused = UnusedEntities(copies, partitions, self.followers)
         self._moves: Moves[C] = Moves()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from broker.catalog.catalog import home_partition
+from broker.catalog.changing import Limits
 from broker.child import DAMAGED_STORE, Instructions, Pulse, announce_ready, fail, read_instructions
 from broker.cluster.tls import client_context, server_context
 from broker.logging import configure_logging, get_logger
@@ -104,7 +105,7 @@ def run(instructions: Instructions, serve: Callable[[Worker], None]) -> int:
         touching,
         turns,
         Pulse().beat,
-        settings.partitioning,
+        Limits(settings.partitioning, settings.delivery.max_lock_duration_ms),
     )
     turns.checkpointer.start()
     starting.done()

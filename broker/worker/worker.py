@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 from broker import wire
 from broker.catalog.catalog import HOME, catalog_version
+from broker.catalog.changing import Limits
 from broker.errors import BrokerError, InternalError, InvalidArgument
 from broker.logging import get_logger
 from broker.metrics import WorkerMetrics
@@ -27,7 +28,6 @@ from broker.partition.forwarding.destination import ENTRY
 from broker.partition.messages.hand_out import NOTHING, Pumped
 from broker.partition.partition import Partition
 from broker.partition.requests import Underway
-from broker.settings.config import Partitioning
 from broker.touched_partition import TouchedPartition
 from broker.wire import (
     Answer,
@@ -84,7 +84,7 @@ ACCEPT_AGAIN_MS = 100
 EVENTS_AT_ONCE = 64  # others come with the next turn
 SET_BACK_MS = 1000  # the smallest change of the system's clock that is logged
 
-NO_PARTITIONING = Partitioning()
+DEFAULT_LIMITS = Limits()
 INTERNAL_ERROR = "The service was unable to process the request; nothing of it was done. The broker's log says why."
 
 _EPOLLIN, _EPOLLOUT = select.EPOLLIN, select.EPOLLOUT
@@ -137,7 +137,7 @@ class Worker:
         touching: TouchedPartition,
         turns: Turns,
         beat: Callable[[], None] = lambda: None,
-        partitioning: Partitioning = NO_PARTITIONING,
+        limits: Limits = DEFAULT_LIMITS,
     ) -> None:
         """`dialler` connects to the other workers, `partition_count` is the number of all partitions.
 
@@ -175,7 +175,7 @@ class Worker:
         self._copies = Copies(partitions, stores, self._touch)
         self._home: Home[Caller] | None = None
         if HOME in partitions:
-            self._home = Home(self._copies, partitions, stores, partition_count, partitioning)
+            self._home = Home(self._copies, partitions, stores, partition_count, limits)
         self._identity = os.urandom(16)
         self._neighbours = Neighbours(
             dialler(self._poll), self._identity, partitions, partition_count, self._poll, self._touch, self._copies

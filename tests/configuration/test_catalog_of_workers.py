@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from broker.catalog.catalog import catalog_version, definitions, next_entity_id, reconcile
+from broker.catalog.changing import Limits
 from broker.errors import (
     BrokerError,
     DestinationNotFound,
@@ -86,7 +87,7 @@ class Broker:
         stores = dict(enumerate(self.stores))
         self.copies[worker] = copies = Copies(of_worker, stores, lambda partition: None)
         if worker == 0:
-            self.home = Home(copies, of_worker, stores, PARTITIONS, self.partitioning)
+            self.home = Home(copies, of_worker, stores, PARTITIONS, Limits(self.partitioning))
             copies.align(T0)
             self.commit(0, None)
         else:
@@ -403,7 +404,13 @@ QUEUE = {"name": "new"}
         (InvalidArgument, "name", ("create", "queue", {}, None)),
         (InvalidArgument, "colour", ("create", "queue", {"name": "new", "colour": "red"}, None)),
         (InvalidArgument, "lock_duration_ms.*5000", ("create", "queue", QUEUE | {"lock_duration_ms": 4999}, None)),
-        (InvalidArgument, "lock_duration_ms.*300000", ("update", "q0", {"lock_duration_ms": 2**63})),
+        (InvalidArgument, "lock_duration_ms.*604800000", ("update", "q0", {"lock_duration_ms": 2**63})),
+        (InvalidArgument, "lock_duration_ms.*at most 300000", ("update", "q0", {"lock_duration_ms": 300_001})),
+        (
+            InvalidArgument,
+            "lock_duration_ms.*at most 300000",
+            ("create", "queue", QUEUE | {"lock_duration_ms": 300_001}, None),
+        ),
         (InvalidArgument, "lock_duration_ms", ("update", "q0", {"lock_duration_ms": math.nan})),
         (InvalidArgument, "user_metadata.*1024", ("update", "q0", {"user_metadata": "x" * 1025})),
         (InvalidArgument, "name cannot be changed", ("update", "q0", {"name": "q9"})),

@@ -9,9 +9,11 @@ from http.client import HTTPConnection
 from xml.etree import ElementTree
 
 import pytest
+from proton import Message
+from proton.utils import BlockingConnection
 
 from protocol.nodes.sas_tokens import generate
-from tests.brokers import KEY, KEY_NAME, Broker
+from tests.brokers import KEY, KEY_NAME, Broker, BrokerFailed
 
 ATOM = "{http://www.w3.org/2005/Atom}"
 SERVICE_BUS = "{http://schemas.microsoft.com/netservices/2010/10/servicebus/connect}"
@@ -227,3 +229,28 @@ def test_smuggled_and_unknown_requests_are_refused(broker):
             answer = connection.sock.recv(4096).decode()
             assert answer.startswith(("HTTP/1.1 400", "HTTP/1.0 400")), answer
             assert "Traceback" not in answer
+
+
+def test_locks_last_longer_than_in_the_cloud_only_where_a_setting_says_so(broker, call, tmp_path):
+    status, text = call("PUT", "/long", entry("Queue", "<LockDuration>PT1H</LockDuration>"))
+    assert status == 400
+    assert "LockDuration: must be at most PT5M." in text
+    long = '[[queues]]\nname = "declared"\nlock_duration_ms = 600000\n'
+    with pytest.raises(BrokerFailed, match=r"600000 must be at most 300000; lower it, or set delivery.max_lock"):
+        Broker(tmp_path / "refused", long).start()
+    with Broker(tmp_path / "allowed", f"[delivery]\nmax_lock_duration_ms = 7200000\n{long}") as other:
+        body = entry("Queue", "<LockDuration>PT1H</LockDuration>").encode()
+        headers = {"Authorization": generate("sb://localhost/", KEY_NAME, KEY, int(time.time()) + 60)}
+        for path, data in (("made", body), ("declared", None)):
+            url = f"http://localhost:{other.http_port}/{path}"
+            request = urllib.request.Request(url, data, headers, method="PUT" if data else "GET")
+            with urllib.request.urlopen(request, timeout=20) as answer:
+                assert value(answer.read().decode(), "LockDuration") == ("PT1H" if data else "PT10M")
+        connection = BlockingConnection(
+            f"amqp://localhost:{other.amqp_port}", timeout=20, user=KEY_NAME, password=KEY, allowed_mechs="PLAIN"
+        )
+        connection.create_sender("made").send(Message(body="x"))
+        receiver = connection.create_receiver("made")
+        until = receiver.receive(timeout=20).annotations["x-opt-locked-until"]
+        assert 3500 < until / 1000 - time.time() < 3700
+        connection.close()

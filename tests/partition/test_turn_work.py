@@ -17,13 +17,13 @@ from session_driver import SessionDriver
 from topic_driver import TOPIC, TopicDriver, event, rule
 
 from broker import wire
+from broker.catalog.changing import Limits
 from broker.errors import OutOfRange, QuotaExceeded
 from broker.namespace.entities import SubscriptionDescription
 from broker.partition import requests
 from broker.partition.settings import PartitionSettings
 from broker.partition.state.stored_rules import default_rule
 from broker.partition.state.timers import Due
-from broker.settings.config import Partitioning
 from broker.touched_partition import TouchedPartition
 from broker.wire import ENTRY, Op, Outcome, SendOperation, SettleOperation, pack_operations
 from broker.worker.clock import Clock
@@ -158,7 +158,7 @@ def wide(**rules: Any) -> TopicDriver:
 
 def changing_entities(driver: TopicDriver) -> None:
     partitions, stores = {0: driver.partition}, {0: driver.store}
-    home: Home[str] = Home(Copies(partitions, stores, lambda _: None), partitions, stores, 1, Partitioning())
+    home: Home[str] = Home(Copies(partitions, stores, lambda _: None), partitions, stores, 1, Limits())
     driver.store.put(Table.META, NEXT_ENTITY_ID_KEY, encode_document(FIRST + SUBSCRIPTIONS))
     path = "news/Subscriptions/new"
     for change in (

@@ -16,7 +16,7 @@ from aiohttp import web
 from broker.atom import documents, entities, rules, xml
 from broker.atom.documents import ENTRY_TYPE, FEED_TYPE, Entry, Page
 from broker.atom.entities import Shown
-from broker.atom.values import write_time
+from broker.atom.values import write_duration, write_time
 from broker.catalog.catalog import HOME
 from broker.errors import BrokerError, EntityNotFound, InvalidArgument, PreconditionFailed
 from broker.gateway.namespace import Entity, Namespace
@@ -29,6 +29,7 @@ from broker.gateway.web.targets import Resource, Target, parse
 from broker.metrics import GatewayMetrics
 from broker.namespace.entities import Right, SubscriptionDescription
 from broker.namespace.rule_descriptions import DEFAULT_RULE_NAME, RuleDescription
+from broker.settings.config import Settings
 from protocol.addresses import Part
 from protocol.bounds import MAX_COUNT
 
@@ -57,6 +58,7 @@ class Shared(Protocol):
     """The gateway, as far as management needs it."""
 
     namespace: Namespace
+    settings: Settings
     router: Router
     metrics: GatewayMetrics
 
@@ -173,6 +175,7 @@ class Management:
         element, described = documents.read_description(body, *names)
         kind = entities.KIND[element]
         fields = entities.read(kind, described)
+        self._check_lock(fields)
         if "If-Match" in request.headers:
             entity = self._find(target.path, kind)
             _require_match(request, entity.updated_ms)
@@ -196,6 +199,12 @@ class Management:
         for field, header in _SUPPLEMENTARY.items():
             if destination := fields.get(field):
                 self._access.require_also(request, header, destination, Right.MANAGE)
+
+    def _check_lock(self, fields: Mapping[str, Any]) -> None:
+        """The home checks it, too, and does not know how clients of this API name it. Raises InvalidArgument."""
+        most_ms = self._gateway.settings.delivery.max_lock_duration_ms
+        if fields.get("lock_duration_ms", 0) > most_ms:
+            raise InvalidArgument(f"LockDuration: must be at most {write_duration(most_ms)}.")
 
     async def _delete_entity(self, request: web.BaseRequest, target: Target) -> web.Response:
         entity = self._find(target.path)
