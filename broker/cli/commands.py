@@ -1,4 +1,4 @@
-"""The command line, `peeklock`.
+"""The commands of `peeklock` that work on this machine: to serve, and on settings and files.
 
 Exit codes: 0 done; 1 the command failed, or data are damaged; 2 no such command or option; 78 (EX_CONFIG of sysexits.h)
 a flag's value, a variable or the file is wrong, or the broker cannot start with these settings. A problem that the user
@@ -20,11 +20,6 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from broker import __version__
-from broker.cli.client import app as client_app
-from broker.cli.dead_letters import app as dead_letters_app
-from broker.cli.entities import entity_app
-from broker.cli.rules import rule_app
-from broker.cli.top import app as top_app
 from broker.settings.config import ConfigurationError, Settings
 from broker.settings.sources import CLUSTER_FLAGS, FLAGS, Loaded, leaves, load
 
@@ -46,12 +41,6 @@ config_app = typer.Typer(help="Check, show and explain the configuration.", no_a
 key_app = typer.Typer(help="Change the keys of the namespace.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(config_app, name="config")
 app.add_typer(key_app, name="key")
-app.add_typer(client_app)
-app.add_typer(dead_letters_app)
-app.add_typer(top_app)
-for kind in ("queue", "topic", "subscription"):
-    app.add_typer(entity_app(kind), name=kind)
-app.add_typer(rule_app, name="rule")
 
 
 def _option(flag: str, metavar: str) -> Any:

@@ -6,14 +6,19 @@ import sys
 from broker.settings.placement import guess_one_process
 from broker.supervisor import interpreters
 
+# These know nothing of the commands that are clients, and so start sooner.
+_SERVING = ("serve", "worker", "gateway")
+
 
 def main() -> None:
     if sys.argv[1:2] == ["serve"] and "--help" not in sys.argv:
         one_process = guess_one_process(sys.argv, os.environ)  # a wrong guess only costs time
         interpreters.start_ahead(interpreters.ONE_PROCESS if one_process else interpreters.SEPARATE)
     try:
-        from broker.cli.commands import main as run_command
-
+        if sys.argv[1:2] and sys.argv[1] in _SERVING:
+            from broker.cli.commands import main as run_command
+        else:
+            from broker.cli.all_commands import main as run_command
         run_command()
     finally:
         interpreters.discard_ahead()

@@ -13,7 +13,7 @@ import threading
 import pytest
 from typer.testing import CliRunner
 
-from broker.cli.commands import app
+from broker.cli.all_commands import app
 from broker.cli.messages import corrected
 from broker.cli.target import CONNECTION_STRING_VARIABLE
 from protocol.client.connection import connect_to

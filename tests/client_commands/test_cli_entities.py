@@ -7,7 +7,7 @@ import re
 import pytest
 from typer.testing import CliRunner
 
-from broker.cli.commands import app
+from broker.cli.all_commands import app
 from broker.cli.target import CONNECTION_STRING_VARIABLE, HTTP_ENDPOINT_VARIABLE
 from tests.brokers import KEY_NAME, Broker, free_ports
 

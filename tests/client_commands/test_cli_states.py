@@ -8,7 +8,7 @@ from proton import Delivery, Message, symbol, timestamp
 from proton.utils import BlockingConnection
 from typer.testing import CliRunner
 
-from broker.cli.commands import app
+from broker.cli.all_commands import app
 from broker.cli.target import CONNECTION_STRING_VARIABLE
 from tests.brokers import KEY, KEY_NAME, Broker
 

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from broker import __version__
 from broker.catalog.catalog import reconcile
 from broker.child import PERMANENT_FAULT
-from broker.cli.commands import app
+from broker.cli.all_commands import app
 from broker.namespace.entities import QueueDescription
 from broker.settings.config import ConfigurationError, Settings
 from broker.settings.reference import document

@@ -1,0 +1,21 @@
+"""The whole command line: the commands of this machine, and those that are clients of a broker."""
+
+import sys
+
+from broker.cli.client import app as client_app
+from broker.cli.commands import app as app
+from broker.cli.dead_letters import app as dead_letters_app
+from broker.cli.entities import entity_app
+from broker.cli.rules import rule_app
+from broker.cli.top import app as top_app
+
+app.add_typer(client_app)
+app.add_typer(dead_letters_app)
+app.add_typer(top_app)
+for kind in ("queue", "topic", "subscription"):
+    app.add_typer(entity_app(kind), name=kind)
+app.add_typer(rule_app, name="rule")
+
+
+def main() -> None:
+    sys.exit(app())
