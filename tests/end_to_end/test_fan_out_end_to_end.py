@@ -1,6 +1,7 @@
 """A topic whose copies do not fit into the store: the broker goes on, and gives them as room comes."""
 
 import asyncio
+import itertools
 import time
 
 from protocol.client.connection import connect_to
@@ -69,5 +70,12 @@ def test_what_is_due_for_many_subscriptions_ends_no_worker(tmp_path):
         broker.restart()
         before = process_ids(broker)
         assert asyncio.run(bodies(broker, 7, 20)) == [b"%04d" % number for number in range(20)]
-        eventually(lambda: accepts(broker), "it takes a message of another", 40)
+        others = itertools.count(8)
+
+        def accepts_when_messages_are_received() -> bool:
+            """The copies fill the store up to its watermark or a little beyond. Each that goes makes room."""
+            asyncio.run(bodies(broker, next(others), 50))
+            return accepts(broker)
+
+        eventually(accepts_when_messages_are_received, "it takes a message of another", 40)
         assert_undisturbed(broker, before)
