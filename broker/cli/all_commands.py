@@ -8,10 +8,12 @@ from broker.cli.dead_letters import app as dead_letters_app
 from broker.cli.entities import entity_app
 from broker.cli.rules import rule_app
 from broker.cli.top import app as top_app
+from broker.cli.transfer import app as transfer_app
 
 app.add_typer(client_app)
 app.add_typer(dead_letters_app)
 app.add_typer(top_app)
+app.add_typer(transfer_app)
 for kind in ("queue", "topic", "subscription"):
     app.add_typer(entity_app(kind), name=kind)
 app.add_typer(rule_app, name="rule")

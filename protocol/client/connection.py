@@ -16,7 +16,8 @@ import asyncio
 import socket
 import ssl
 import uuid
-from typing import Self, cast
+from collections.abc import Mapping
+from typing import Any, Self, cast
 
 from protocol import conditions
 from protocol.client.connection_string import (
@@ -32,11 +33,13 @@ from protocol.client.link_end import LinkEnd
 from protocol.client.links import Receiver, Sender
 from protocol.client.requests import MAX_REQUESTS, Claims, Management, QueueCounts, Requests, ResponseLink, queue_counts
 from protocol.client.transactions import Coordinator
+from protocol.codec import Symbol
 from protocol.engine.deliveries import Delivery
 from protocol.engine.engine import Engine
 from protocol.engine.links import Link, Session
 from protocol.engine.sasl import ANONYMOUS, PLAIN, SaslClient, SaslRefused, plain_response
 from protocol.errors import ProtocolError
+from protocol.symbols import TRANSFER_DESTINATION_ADDRESS
 
 DEFAULT_TIMEOUT_SECONDS = 60.0
 CLOSE_SECONDS = 2.0
@@ -147,13 +150,22 @@ class Connection(asyncio.Protocol):
 
     # -- links
 
-    async def sender(self, address: str, *, max_in_flight: int = 1000) -> Sender:
+    async def sender(self, address: str, *, max_in_flight: int = 1000, through: str | None = None) -> Sender:
         """Attach a sender. At most `max_in_flight` of its messages wait for their outcome at once.
+
+        With `through`, messages go to that queue or topic first, which hands them on to `address` (amqp.md 10.4): so
+        they can be in one transaction with what is done there.
 
         Raises LinkDetached with the peer's reason, AuthenticationFailed, ConnectionLost or TimeoutError.
         """
         await self._authorize(address)
-        return await self._attach_sender(address, address, max_in_flight)
+        if through is None:
+            return await self._attach_sender(address, address, max_in_flight)
+        await self._authorize(through)
+        sender = Sender(self, through, max_in_flight)
+        properties = {TRANSFER_DESTINATION_ADDRESS: address}
+        await self._attach(sender, source=through, target=through, properties=properties)
+        return sender
 
     async def receiver(self, address: str, *, credit: int = 100, receive_and_delete: bool = False) -> Receiver:
         """Attach a receiver, which may have `credit` messages that are not taken yet; raises as `sender`."""
@@ -217,7 +229,15 @@ class Connection(asyncio.Protocol):
         await self._attach(sender, source=source, target=address)
         return sender
 
-    async def _attach(self, end: LinkEnd, *, source: str, target: str, receive_and_delete: bool = False) -> None:
+    async def _attach(
+        self,
+        end: LinkEnd,
+        *,
+        source: str,
+        target: str,
+        receive_and_delete: bool = False,
+        properties: Mapping[Symbol, Any] | None = None,
+    ) -> None:
         self._check()
         if isinstance(end, Coordinator):
             end.link = self.engine.attach_coordinator(self._session(), self._next_name())
@@ -229,6 +249,7 @@ class Connection(asyncio.Protocol):
                 source=source,
                 target=target,
                 receive_and_delete=receive_and_delete,
+                properties=properties,
             )
         end.link.context = end
         self.flush_soon()

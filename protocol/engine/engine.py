@@ -4,9 +4,11 @@ It adds what proton does not do: answers to flows (`flow_answers`), message form
 (`incoming`), performatives at full width for peers that need them (`outgoing`).
 """
 
+from collections.abc import Mapping
 from itertools import islice
-from typing import Protocol
+from typing import Any, Protocol
 
+from protocol.codec import Symbol
 from protocol.engine.deliveries import ACCEPTED, Delivery, tag_of
 from protocol.engine.flow_answers import FlowAnswers
 from protocol.engine.incoming import FrameWalk, IllegalState
@@ -23,6 +25,7 @@ from protocol.engine.proton import (
     scratch,
     scratch_view,
     set_condition,
+    set_value,
     text_of,
 )
 from protocol.engine.state_bytes import StateTooLarge
@@ -311,6 +314,7 @@ class Engine:
         target: str,
         receive_and_delete: bool = False,
         credit: int = 0,
+        properties: Mapping[Symbol, Any] | None = None,
     ) -> Link:
         """Attach a link of our own; `on_attach` is called when the peer has answered."""
         make = lib.pn_sender if sender else lib.pn_receiver
@@ -320,6 +324,8 @@ class Engine:
         if not sender:
             lib.pn_link_set_snd_settle_mode(pointer, lib.PN_SND_SETTLED if receive_and_delete else lib.PN_SND_UNSETTLED)
             lib.pn_link_set_rcv_settle_mode(pointer, lib.PN_RCV_FIRST if receive_and_delete else lib.PN_RCV_SECOND)
+        if properties:
+            set_value(lib.pn_link_properties(pointer), properties)
         link = self._own_link(session, pointer)
         if credit:
             link.grant(credit)

@@ -15,6 +15,7 @@ from tests.brokers import KEY, KEY_NAME, Broker
 CONFIG = (
     'partitions = 2\n[[queues]]\nname = "plain"\n[[queues]]\nname = "spread"\nenable_partitioning = true\n'
     '[[queues]]\nname = "talks"\nrequires_session = true\n'
+    '[[queues]]\nname = "target"\n[[queues]]\nname = "full"\nmax_size_mb = 1\n'
 )
 
 
@@ -92,3 +93,36 @@ def test_sessions_are_listed_and_counted(peeklock, connection):
     assert result.stderr == "250 sessions in talks\n"
     assert sorted(json.loads(peeklock("sessions", "talks", "--json").stdout)) == names
     assert peeklock("sessions", "plain").exit_code == 1
+
+
+def test_messages_move_to_another_entity_each_in_a_transaction(peeklock, connection):
+    for queue in ("plain", "spread"):
+        peeklock("purge", queue, "--yes")
+    sender = connection.create_sender("plain")
+    for number in range(250):
+        sender.send(Message(id=f"m{number}", body=str(number), properties={"n": number, "wrong": True}))
+    moved = peeklock("transfer", "plain", "news", "--count", 2)
+    assert moved.exit_code == 1
+    assert "news" in moved.stderr
+    assert states(peeklock, "plain", "--count", 300) == {"active": 250}, "nothing is lost"
+    result = peeklock("transfer", "plain", "target", "--where", "n >= 240", "--set", "n:=1", "--unset", "wrong")
+    assert (result.exit_code, result.stdout) == (0, "10 messages moved from plain to target\n"), result.stderr
+    first, *_ = [json.loads(line) for line in peeklock("receive", "target", "--count", 20).stdout.splitlines()]
+    assert (first["message_id"], first["properties"], first["delivery_count"]) == ("m240", {"n": 1}, 0)
+    assert json.loads(peeklock("transfer", "plain", "target", "--json").stdout)["moved"] == 240
+    assert states(peeklock, "plain") == {}
+    bodies = [json.loads(line)["body"] for line in peeklock("receive", "target", "--count", 300).stdout.splitlines()]
+    assert bodies == [str(number) for number in range(240)]
+
+
+def test_what_a_full_target_cannot_take_is_not_lost(peeklock, connection):
+    sender = connection.create_sender("plain")
+    for number in range(30):
+        sender.send(Message(id=str(number), body=b"x" * 100_000))
+    result = peeklock("transfer", "plain", "full")
+    assert (result.exit_code, result.stdout) == (0, "30 messages moved from plain to full\n"), result.stderr
+    assert states(peeklock, "plain") == {}
+    counts = {each["name"]: each for each in json.loads(peeklock("queues", "--json").stdout)}
+    there, plain = counts["full"]["active"], counts["plain"]
+    assert there > 0
+    assert there + plain["transfer"] + plain["transfer_dead_lettered"] == 30, counts
