@@ -17,7 +17,7 @@ from broker.cli.messages import (
 )
 from broker.cli.messaging import run
 from broker.cli.output import JsonOption, print_json
-from broker.cli.pairs import PAIR_HELP, pairs
+from broker.cli.pairs import SetOption, UnsetOption, pairs
 from broker.cli.progress import progress
 from broker.cli.target import CaFileOption, ConnectionStringOption
 
@@ -144,13 +144,8 @@ def resend(
         typer.Option("--count", min=1, metavar="N", help="At most N messages; by default all that are there now."),
     ] = None,
     where: WhereOption = None,
-    changes: Annotated[
-        list[str] | None, typer.Option("--set", metavar="PAIR", help=f"Set an application property, {PAIR_HELP}")
-    ] = None,
-    removals: Annotated[
-        list[str] | None,
-        typer.Option("--unset", metavar="NAME", help="Remove an application property; may be repeated."),
-    ] = None,
+    changes: SetOption = None,
+    removals: UnsetOption = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the messages as they would be sent, and leave them as they are.")
     ] = False,

@@ -2,11 +2,21 @@
 
 import json
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Annotated, Any, Final
+
+import typer
 
 from broker.cli.ending import WRONG_USE, fail
 
 PAIR_HELP: Final = "as NAME=TEXT, or NAME:=JSON for a number or a boolean; may be repeated."
+
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", metavar="PAIR", help=f"Set an application property, {PAIR_HELP}")
+]
+UnsetOption = Annotated[
+    list[str] | None,
+    typer.Option("--unset", metavar="NAME", help="Remove an application property; may be repeated."),
+]
 
 
 def pairs(given: Sequence[str] | None, option: str) -> dict[str, Any]:

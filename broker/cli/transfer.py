@@ -11,7 +11,7 @@ from broker.cli.ending import fail
 from broker.cli.messages import QueueArgument, address_of, corrected, counted, require_values
 from broker.cli.messaging import run
 from broker.cli.output import JsonOption, print_json
-from broker.cli.pairs import PAIR_HELP, pairs
+from broker.cli.pairs import SetOption, UnsetOption, pairs
 from broker.cli.progress import progress
 from broker.cli.target import CaFileOption, ConnectionStringOption
 
@@ -33,13 +33,8 @@ def transfer(
         typer.Option("--count", min=1, metavar="N", help="At most N messages; by default all active ones."),
     ] = None,
     where: WhereOption = None,
-    changes: Annotated[
-        list[str] | None, typer.Option("--set", metavar="PAIR", help=f"Set an application property, {PAIR_HELP}")
-    ] = None,
-    removals: Annotated[
-        list[str] | None,
-        typer.Option("--unset", metavar="NAME", help="Remove an application property; may be repeated."),
-    ] = None,
+    changes: SetOption = None,
+    removals: UnsetOption = None,
     dead_letter: Annotated[bool, typer.Option("--dead-letter", help="Take them from its dead-letter queue.")] = False,
     as_json: JsonOption = False,
     connection_string: ConnectionStringOption = None,
