@@ -340,7 +340,9 @@ def test_a_full_store_says_how_many_it_has_stored(peeklock, tmp_path, capfd):
         stored = int(re.fullmatch(r"(\d+) messages sent to q, of 400\n", result.stdout)[1])
         assert result.stderr.startswith("peeklock: ")
         assert result.stderr.count("\n") == 1
-        (row,) = [line.split() for line in peeklock("queues", *given).stdout.splitlines()[1:]]
+        counts = peeklock("queues", *given)
+        assert counts.exit_code == 0, counts.stderr
+        (row,) = [line.split() for line in counts.stdout.splitlines()[1:]]
         assert int(row[1]) == stored > 0
     assert "Traceback" not in capfd.readouterr().err
 

@@ -168,6 +168,7 @@ NAMES = {
     | st.lists(INTEGERS, min_size=1, max_size=4),
     "receiver-settle-mode": st.sampled_from([UInt(0), UInt(1)]),
     "disposition-status": st.sampled_from(["completed", "abandoned", "suspended", "defered"]),
+    "states": st.sampled_from(["active", "deferred,scheduled", "scheduled,scheduled", "active,lost", ","]) | STRINGS,
     "deadletter-reason": STRINGS,
     "deadletter-description": STRINGS,
     "properties-to-modify": st.dictionaries(STRINGS, SIMPLE, max_size=3),
