@@ -2,6 +2,7 @@
 
 import difflib
 import json
+import os
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -180,7 +181,9 @@ class _Sources:
                 raise ConfigurationError(f"{path}: is larger than {MAX_FILE_BYTES >> 20} MiB; name a file of settings")
             text = content.decode("utf-8-sig")
         except OSError as error:
-            raise ConfigurationError(f"{path}: cannot be read ({error.strerror}); name an existing file") from None
+            denied = isinstance(error, PermissionError)
+            advice = f"make it readable for user id {os.geteuid()}" if denied else "name an existing file"
+            raise ConfigurationError(f"{path}: cannot be read ({error.strerror}); {advice}") from None
         except UnicodeDecodeError:
             raise ConfigurationError(f"{path}: is not UTF-8 text; save it as UTF-8") from None
         if without_comments(text).lstrip().startswith("{"):
