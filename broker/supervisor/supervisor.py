@@ -17,6 +17,7 @@ from broker.logging import configure_logging, get_logger
 from broker.namespace.entities import Frozen
 from broker.ports_file import remove_ports, write_ports
 from broker.settings.config import ConfigurationError, Settings, is_loopback
+from broker.supervisor import interpreters
 from broker.supervisor.definitions import bring_in_line
 from broker.supervisor.parking import Parking
 from broker.supervisor.processes import Processes, Role
@@ -49,6 +50,7 @@ def run(settings: Settings, part: Part, read_again: Callable[[], Settings]) -> i
 
     At SIGHUP `read_again` reads the settings from where they came from. It raises ConfigurationError.
     """
+    interpreters.end_at_sigterm()  # until the processes run
     configure_logging(settings.log)
     try:
         _require(settings, part)
