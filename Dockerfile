@@ -9,7 +9,7 @@
 FROM python:3.11-slim AS build
 WORKDIR /src
 # python-qpid-proton has no wheels: it is compiled here, which needs a compiler and headers.
-RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends gcc libc6-dev pkg-config
+RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends gcc libc6-dev
 # Everything is installed in the versions of the lock files, and only if its hash is there (`make lock` writes them).
 COPY deploy/build.lock deploy/requirements.lock ./
 RUN python -m venv /opt/build && \

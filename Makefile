@@ -1,4 +1,4 @@
-# Everything from a fresh checkout; needs make, Python 3.11 or later, a C compiler and pkg-config.
+# Everything from a fresh checkout; needs make, Python 3.11 or later and a C compiler.
 #
 #   make serve     run a broker with deploy/quickstart.toml        ARGS="--amqp-port 5673"
 #   make test      all tests; those of SDKs that are not installed are skipped
@@ -42,7 +42,9 @@ $(INSTALLED): pyproject.toml
 	@$(PYTHON) -m venv $(VENV) || \
 		{ rm -rf $(VENV); echo '$(PYTHON) cannot make a virtual environment; on Debian: apt install python3-venv' >&2; exit 1; }
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
-	$(BIN)/python -m pip install --quiet --editable . --group dev
+	@echo 'Installing Peeklock in $(VENV), which takes about half a minute'
+	$(BIN)/python -m pip install --quiet --editable . --group dev || \
+		{ echo 'If something did not compile: on Debian, apt install gcc python3-dev' >&2; exit 1; }
 	$(BIN)/python -m compileall -q broker protocol storage # else the first start compiles them, which takes a second
 	@touch $@
 

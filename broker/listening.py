@@ -8,6 +8,7 @@ import asyncio
 import errno
 import socket
 import ssl
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from typing import Protocol
 
@@ -150,6 +151,15 @@ def try_to_listen(host: str, port: int) -> None:
                 trying.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             trying.bind(address)
             trying.listen(1)
+
+
+def unusable(listeners: Iterable[tuple[str, str, int]]) -> Iterator[str]:
+    """The text for each of the ports that cannot be listened at now, of (setting, host, port)."""
+    for setting, host, port in listeners:
+        try:
+            try_to_listen(host, port)
+        except OSError as error:
+            yield cannot_listen(setting, host, port, error)
 
 
 async def listen(host: str, port: int, *, backlog: int, reuse_port: bool = False) -> list[socket.socket]:

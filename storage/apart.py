@@ -72,7 +72,8 @@ def read_apart(path: Path, function: Callable[P, T], /, *args: P.args, **kwargs:
 
 
 def _answer(caller: int, writer: Connection, function: Callable[..., Any], args: Any, kwargs: Any) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends this process silently; the caller handles it
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)  # it ends this process silently; the caller handles it
     die_with_parent()
     if os.getppid() != caller:  # it died before that
         os._exit(1)

@@ -1,4 +1,4 @@
-"""Finds, without changing anything, declared entities that `serve` would refuse, and those that cannot work.
+"""Finds, without changing anything, what `serve` would refuse: declared entities that cannot be or work, and ports.
 
 If there is a data directory, its definitions are copied into memory and reconciled there as at a start
 (`broker.catalog.catalog`). A running broker may be using the directory.
@@ -8,11 +8,12 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from broker.catalog.catalog import CannotReconcile, reconcile
+from broker.listening import unusable
 from broker.namespace.entities import MAX_HOPS, Description, SubscriptionDescription
 from broker.settings.config import Settings
 from storage.apart import read_apart
+from storage.data_dir import LOCK_FILE, DataDirectoryUnwritable, partition_path, pid_of_user, read_description
 from storage.data_dir import Description as Directory
-from storage.data_dir import partition_path, read_description
 from storage.lmdb_store import DATA_FILE
 from storage.log.snapshot import Snapshot
 from storage.memory import MemoryStore
@@ -22,9 +23,24 @@ _COPIED = (Table.META, Table.ENTITIES, Table.RULES)
 
 
 def problems(settings: Settings, now_ms: int) -> list[str]:
-    """One line for each problem, with the entity and the field. Raises DataDirectoryError, StoreError."""
+    """One line for each problem, with the entity and the field, or the port. Raises DataDirectoryError, StoreError."""
+    return [*_of_entities(settings, now_ms), *_of_ports(settings)]
+
+
+def _of_ports(settings: Settings) -> Iterator[str]:
+    """Ports that cannot be listened at. A broker that runs has its own: it is known by the lock of its data directory,
+    and gateways of a namespace on several machines have none."""
+    lock = settings.data_dir / LOCK_FILE
+    if not settings.cluster.workers and not (lock.exists() and pid_of_user(settings.data_dir)):
+        yield from unusable(settings.listeners)
+
+
+def _of_entities(settings: Settings, now_ms: int) -> list[str]:
     wanted = Directory(settings.partitions, owned=settings.cluster.owned)
-    found = read_description(settings.data_dir) or wanted
+    try:
+        found = read_description(settings.data_dir) or wanted
+    except (NotADirectoryError, PermissionError) as error:
+        return [str(DataDirectoryUnwritable(settings.data_dir, error))]
     found.require_growth(settings.data_dir, wanted)
     stores = [_copy(settings, partition) for partition in range(settings.partitions)]
     try:

@@ -2,6 +2,7 @@
 
 import difflib
 import json
+import os
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -32,6 +33,7 @@ from protocol.symbols import CORRELATION_FIELDS
 # For the commands that are clients; no settings.
 CLIENT_VARIABLES = ("PEEKLOCK_CONNECTION_STRING", "PEEKLOCK_HTTP_ENDPOINT", "PEEKLOCK_CA_FILE", "PEEKLOCK_METRICS_URL")
 EMULATOR_HTTP_PORT = "EMULATOR_HTTP_PORT"  # the emulator's own variable, which counts beside its Config.json
+MAX_FILE_BYTES = 16 << 20  # room for some 100,000 entities
 OFF = "off"
 """How None is written: TOML has no null."""
 
@@ -173,9 +175,15 @@ class _Sources:
     def read_file(self, path: Path) -> None:
         self._file = path
         try:
-            text = path.read_text("utf-8-sig")
+            with path.open("rb") as file:
+                content = file.read(MAX_FILE_BYTES + 1)
+            if len(content) > MAX_FILE_BYTES:
+                raise ConfigurationError(f"{path}: is larger than {MAX_FILE_BYTES >> 20} MiB; name a file of settings")
+            text = content.decode("utf-8-sig")
         except OSError as error:
-            raise ConfigurationError(f"{path}: cannot be read ({error.strerror}); name an existing file") from None
+            denied = isinstance(error, PermissionError)
+            advice = f"make it readable for user id {os.geteuid()}" if denied else "name an existing file"
+            raise ConfigurationError(f"{path}: cannot be read ({error.strerror}); {advice}") from None
         except UnicodeDecodeError:
             raise ConfigurationError(f"{path}: is not UTF-8 text; save it as UTF-8") from None
         if without_comments(text).lstrip().startswith("{"):
@@ -204,6 +212,9 @@ class _Sources:
         reading = read_emulator_config(document)
         for name, value in reading.settings.items():
             self._values[name] = value
+        if not _is_text(document):
+            self._problems.append(Problem(str(path), _NO_TEXT))
+            self._values.clear()
         for place, origin in reading.origins.items():
             self._origins[place] = Origin(f"{path}: {origin.spelling}", origin.value)
         self._problems += [Problem(f"{path}: {problem.spelling}", problem.text) for problem in reading.problems]
@@ -254,6 +265,9 @@ class _Sources:
     def _set(self, place: Place, value: Any, origin: Origin) -> None:
         for known in [known for known in self._origins if known[: len(place)] == place]:
             del self._origins[known]
+        if not _is_text(value):
+            self._problems.append(Problem(origin.spelling, _NO_TEXT))
+            return
         self._origins[place] = origin
         if len(place) == 1:
             self._values[str(place[0])] = value
@@ -378,6 +392,18 @@ def _parse(field: FieldInfo, text: str) -> Any:
     except (ValueError, RecursionError):
         pass
     return text
+
+
+_NO_TEXT = "has characters that are no text: half of a surrogate pair, or bytes that are not UTF-8"
+
+
+def _is_text(value: Any) -> bool:
+    """False if UTF-8 cannot have a string in it. JSON has escapes for such strings, and variables may be any bytes."""
+    try:
+        json.dumps(value, ensure_ascii=False, default=_nothing_we_take).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _nothing_we_take(_: object) -> dict[str, str]:

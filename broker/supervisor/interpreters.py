@@ -6,6 +6,7 @@ wait for their instructions (`broker.child`). This module must stay light: it is
 """
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -41,8 +42,15 @@ def _environment() -> dict[str, str]:
     return own | {"PYTHONPATH": f"{PACKAGES}{os.pathsep}{path}" if path else str(PACKAGES)}
 
 
+def end_at_sigterm() -> None:
+    """End this process by an exception at SIGTERM. Without a handler the first process of a container would go on: the
+    kernel gives it no signal that it does not handle."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+
+
 def start_ahead(modules: Sequence[str]) -> None:
     """Start one interpreter for each of these modules, for `take` to find."""
+    end_at_sigterm()
     for module in modules:
         _ahead[module] = start(module)
 

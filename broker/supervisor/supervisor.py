@@ -12,11 +12,12 @@ from typing import Any, NoReturn, TypeVar
 from broker import __version__
 from broker.child import PERMANENT_FAULT
 from broker.keys import EMULATOR_KEY, ROOT_KEY_NAME, connection_string, makes_root_key, with_root_key
-from broker.listening import cannot_listen, try_to_listen
+from broker.listening import unusable
 from broker.logging import configure_logging, get_logger
 from broker.namespace.entities import Frozen
 from broker.ports_file import remove_ports, write_ports
 from broker.settings.config import ConfigurationError, Settings, is_loopback
+from broker.supervisor import interpreters
 from broker.supervisor.definitions import bring_in_line
 from broker.supervisor.parking import Parking
 from broker.supervisor.processes import Processes, Role
@@ -49,6 +50,7 @@ def run(settings: Settings, part: Part, read_again: Callable[[], Settings]) -> i
 
     At SIGHUP `read_again` reads the settings from where they came from. It raises ConfigurationError.
     """
+    interpreters.end_at_sigterm()  # until the processes run
     configure_logging(settings.log)
     try:
         _require(settings, part)
@@ -111,13 +113,8 @@ def _require(settings: Settings, part: Part) -> None:
 
 def _try_ports(settings: Settings, part: Part) -> None:
     """See now if ports are free, since the stores may take long to open. Raises ConfigurationError."""
-    for setting, host, port in settings.listeners:
-        if part is Part.WORKER and setting != "ops.port":
-            continue
-        try:
-            try_to_listen(host, port)
-        except OSError as error:
-            raise ConfigurationError(cannot_listen(setting, host, port, error)) from error
+    for text in unusable(each for each in settings.listeners if part is not Part.WORKER or each[0] == "ops.port"):
+        raise ConfigurationError(text)
 
 
 def _run_gateways(settings: Settings, read_again: Callable[[], Settings]) -> int:

@@ -434,4 +434,5 @@ def test_a_property_that_makes_no_sense(peeklock, pair):
 
 
 def test_the_connection_string_in_the_environment_is_no_unknown_setting(peeklock, tmp_path):
-    assert peeklock("config", "check", "--config", "/dev/null").exit_code == 0
+    (tmp_path / "any.toml").write_text("".join(f"[{section}]\nport = 0\n" for section in ("amqp", "http", "ops")))
+    assert peeklock("config", "check", "--config", str(tmp_path / "any.toml")).exit_code == 0

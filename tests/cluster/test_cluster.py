@@ -2,14 +2,20 @@
 
 import json
 import re
+import time
 from collections.abc import Iterator
+from contextlib import closing
+from http.client import HTTPConnection
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
 from broker.catalog.catalog import catalog_version, definitions, home_partition
+from protocol.nodes.sas_tokens import generate
 from storage.store import Table
-from tests.cluster.machines import Certificates, Cluster
+from tests.brokers import KEY, KEY_NAME
+from tests.cluster.machines import Certificates, Cluster, Machine
 from tests.end_to_end.health import eventually
 from tests.end_to_end.raw_peer import ACCEPTED, DETACH, DISPOSITION, TRANSFER, RawPeer, body_of, message
 from tests.end_to_end.raw_requests import Node
@@ -77,6 +83,37 @@ def test_all_kinds_of_entities_are_served_over_both_gateways(cluster, peer):
     send(peer, "news", *bodies)
     assert receive(peer, "news/Subscriptions/all", 8) == bodies
     assert receive(peer, "news/Subscriptions/some", 0) == []
+
+
+def request(gateway: Machine, method: str, path: str, body: str = "") -> tuple[int, str, str]:
+    """Status, Location and body of the answer of this gateway."""
+    headers = {"Authorization": generate("http://localhost/", KEY_NAME, KEY, int(time.time()) + 60)}
+    with closing(HTTPConnection("localhost", gateway.http_port, timeout=20)) as connection:
+        connection.request(method, path, body, headers)
+        answer = connection.getresponse()
+        return answer.status, urlsplit(answer.headers["Location"] or "").path, answer.read().decode()
+
+
+@pytest.mark.parametrize("kind", ["plain", "partitioned"])
+def test_each_http_request_may_reach_another_gateway(cluster, kind):
+    one, other = cluster.gateways
+    entry = (
+        '<entry xmlns="http://www.w3.org/2005/Atom"><content type="application/xml">'
+        '<QueueDescription xmlns="http://schemas.microsoft.com/netservices/2010/10/servicebus/connect">'
+        f"<EnablePartitioning>{str(kind == 'partitioned').lower()}</EnablePartitioning></QueueDescription>"
+        "</content></entry>"
+    )
+    for turn in range(5):
+        name = f"/{kind}-{turn}"
+        assert request(one, "PUT", name, entry)[0] == 201
+        assert "<QueueDescription" in request(other, "GET", name)[2]
+        assert request(other, "POST", f"{name}/messages", "m")[0] == 201
+        status, location, body = request(one, "POST", f"{name}/messages/head?timeout=10")
+        assert (status, body) == (201, "m")
+        assert request(other, "POST", location)[0] == 200, "renewed"
+        assert request(other, "DELETE", location)[0] == 200, "completed"
+        assert request(other, "DELETE", name)[0] == 200
+        assert "<QueueDescription" not in request(one, "GET", name)[2]
 
 
 def test_much_at_once_passes_through(peer):

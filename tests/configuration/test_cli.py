@@ -1,4 +1,5 @@
 import os
+import socket
 import subprocess
 import sys
 import tomllib
@@ -18,6 +19,7 @@ from storage.data_dir import DataDirectory
 from storage.lmdb_store import DATA_FILE, LmdbStore
 from storage.log.recovery import log_directory
 from storage.log.segments import segment_path
+from tests.brokers import free_ports
 from tests.logs import crash, open_log
 
 REPOSITORY = Path(__file__).parents[2]
@@ -31,6 +33,13 @@ def peeklock(monkeypatch, tmp_path):
             monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)
     return lambda *arguments: CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def any_ports(monkeypatch):
+    """`config check` tries the ports, and a broker may run here."""
+    for section in ("AMQP", "HTTP", "OPS"):
+        monkeypatch.setenv(f"PEEKLOCK_{section}__PORT", "0")
 
 
 @pytest.fixture
@@ -124,10 +133,10 @@ def test_a_wrong_command_is_exit_code_two(peeklock, arguments):
     assert "Traceback" not in result.output
 
 
-def test_config_check_counts_what_is_given(peeklock, tmp_path):
+def test_config_check_counts_what_is_given(peeklock, any_ports, tmp_path):
     (tmp_path / "peeklock.toml").write_text("partitions = 2\n[[queues]]\nname = 'a'\n")
     result = peeklock("config", "check", "--config", "peeklock.toml")
-    expected = "ok: 2 settings given; declared: 1 queue, 0 topics, 0 subscriptions\n"
+    expected = "ok: 5 settings given; declared: 1 queue, 0 topics, 0 subscriptions\n"
     assert (result.exit_code, result.stdout) == (0, expected)
 
 
@@ -187,16 +196,47 @@ def test_config_check_finds_what_cannot_work(peeklock, tmp_path, settings, texts
     [
         QUEUES.format("forward_dead_lettered_messages_to = 'b'", "forward_to = 'a'"),
         CHAIN.replace("forward_to = 'q5'", ""),
-        "[amqp]\nhost = '127.0.0.1'\nport = 7\n[ops]\nhost = '::1'\nport = 7",
+        "[amqp]\nhost = '127.0.0.1'\nport = {port}\n[ops]\nhost = '127.0.0.2'\nport = {port}",
     ],
 )
-def test_config_check_lets_pass_what_works(peeklock, tmp_path, settings):
+def test_config_check_lets_pass_what_works(peeklock, any_ports, monkeypatch, tmp_path, settings):
+    if "{port}" in settings:
+        settings = settings.format(port=free_ports(1)[0])
+        for section in ("AMQP", "OPS"):
+            monkeypatch.delenv(f"PEEKLOCK_{section}__PORT")
     (tmp_path / "peeklock.toml").write_text(settings)
     result = peeklock("config", "check", "--config", "peeklock.toml")
     assert (result.exit_code, result.stderr) == (0, "")
 
 
-def test_config_check_compares_with_what_is_stored(peeklock, data_dir, monkeypatch, tmp_path):
+def test_config_check_tries_the_ports_unless_a_broker_runs_on_the_data_directory(peeklock, data_dir, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        for section, text in (("AMQP", str(port)), ("HTTP", "0"), ("OPS", "0")):
+            monkeypatch.setenv(f"PEEKLOCK_{section}__PORT", text)
+        monkeypatch.setenv("PEEKLOCK_DATA_DIR", str(data_dir))
+        monkeypatch.setenv("PEEKLOCK_PARTITIONS", "2")
+        result = peeklock("config", "check")
+        assert result.exit_code == 78
+        assert result.stderr.startswith(
+            f"peeklock: cannot listen on 127.0.0.1 port {port} (amqp.port): Address already"
+        )
+        with DataDirectory(data_dir, partitions=2):
+            assert peeklock("config", "check").exit_code == 0
+        monkeypatch.setenv(
+            "PEEKLOCK_CLUSTER__WORKERS", '["127.0.0.1:1"]'
+        )  # of a gateway, whose ports may be in use by itself
+        assert peeklock("config", "check").exit_code == 0
+
+
+def test_config_check_of_a_data_directory_that_cannot_be_one(peeklock, any_ports, monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("PEEKLOCK_DATA_DIR", str(tmp_path / "file"))
+    result = peeklock("config", "check")
+    assert (result.exit_code, "Not a directory" in result.stderr) == (78, True)
+
+
+def test_config_check_compares_with_what_is_stored(peeklock, any_ports, data_dir, monkeypatch, tmp_path):
     monkeypatch.setenv("PEEKLOCK_DATA_DIR", str(data_dir))
     monkeypatch.setenv("PEEKLOCK_PARTITIONS", "2")
     monkeypatch.setenv("PEEKLOCK_QUEUES", '[{"name": "a", "forward_to": "orders"}]')

@@ -12,7 +12,7 @@ from broker.namespace.rule_descriptions import (
     SqlFilter,
 )
 from broker.settings.config import ConfigurationError, LogLevel, Settings
-from broker.settings.sources import FLAGS, leaves, load, variable
+from broker.settings.sources import FLAGS, MAX_FILE_BYTES, leaves, load, variable
 from protocol.codec import Long
 
 
@@ -466,6 +466,8 @@ def test_tls_files_must_be_there(tmp_path):
         (b'{"a": ' * 100_000, "is not valid JSON: "),
         (b'{"partitions": 4}', "is JSON without UserConfig, so not the emulator's Config.json; write other settings"),
         (b"\xff\xfe", "is not UTF-8 text; save it as UTF-8"),
+        pytest.param(b"#" * (MAX_FILE_BYTES + 1), "is larger than 16 MiB", id="large"),
+        (b'{"UserConfig": {"Namespaces": [{"Name": "\\ud800"}]}}', "has characters that are no text"),
     ],
 )
 def test_a_file_that_cannot_be_read_says_why(tmp_path, content, text):
@@ -502,3 +504,13 @@ def test_no_message_shows_a_key(environment):
 @pytest.mark.parametrize("text", ["root_key = 'hunter2'", "[security]\nrootkey = 'hunter2'", "security = 'hunter2'"])
 def test_no_message_shows_a_key_in_the_wrong_place_of_a_file(toml, text):
     assert "hunter2" not in "\n".join(problems(toml(text)))
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("PEEKLOCK_NAMESPACE", "a\udcff"), ("PEEKLOCK_QUEUES", r'[{"name": "\ud800"}]'), ("PEEKLOCK_DATA_DIR", "\udcff")],
+)
+def test_a_variable_that_is_no_text_is_refused(name, text):
+    """The system gives bytes that are not UTF-8 as halves of surrogate pairs."""
+    [problem] = problems(environment={name: text})
+    assert problem.startswith(f"{name}: has characters that are no text")

@@ -163,7 +163,8 @@ def test_services_lead_to_ports_of_their_pods(objects):
     for each in of_kind(objects, "Service"):
         ports = _ports(objects, each["metadata"]["labels"]["app.kubernetes.io/component"])
         for port in each["spec"]["ports"]:
-            assert ports[port["targetPort"]] == port["port"]
+            wanted = 443 if port["name"] == "https" else ports[port["targetPort"]]
+            assert (port["targetPort"] in ports, port["port"]) == (True, wanted)
     stateful = workload(objects, "worker")
     service = named(objects, "Service", stateful["spec"]["serviceName"])
     assert service["spec"]["clusterIP"] == "None"
@@ -199,7 +200,7 @@ def _allowed(objects, direction, component):
 
 def test_only_those_connect_who_have_to(objects):
     clients = frozenset(_ports(objects, "gateway")) - {"ops"}
-    assert len(clients) == 1
+    assert clients in ({"amqp", "http"}, {"amqps", "https"})
     monitoring = (frozenset({"monitoring"}), frozenset({"ops"}))
     assert set(_allowed(objects, "ingress", "worker")) == {
         (frozenset({"worker", "gateway"}), frozenset({"cluster"})),
@@ -297,8 +298,9 @@ def test_pods_have_settings_that_the_broker_takes(overlay, tmp_path):
         assert found.ops.host == "0.0.0.0"
         if each["kind"] == "Deployment":
             listened = {"amqp": found.amqp.port, "amqps": found.amqp.tls_port}
+            listened |= {"http": found.http.port, "https": found.http.tls_port}
             assert ports == {name: port for name, port in listened.items() if port is not None}
-            assert found.amqp.host == "0.0.0.0"
+            assert found.amqp.host == found.http.host == "0.0.0.0"
             assert found.gateways == 1
         else:
             assert found.cluster.listen == f"0.0.0.0:{ports['cluster']}"
@@ -445,8 +447,8 @@ def test_production_survives_the_loss_of_a_node():
 def test_clients_of_production_use_tls():
     objects = build("production")
     found = variables(objects, workload(objects, "gateway"))
-    assert (found["PEEKLOCK_AMQP__PORT"], found["PEEKLOCK_AMQP__TLS_PORT"]) == ("off", "5671")
-    assert [port["port"] for port in named(objects, "Service", "peeklock")["spec"]["ports"]] == [5671]
+    assert (found["PEEKLOCK_AMQP__PORT"], found["PEEKLOCK_HTTP__PORT"]) == ("off", "off")
+    assert [port["port"] for port in named(objects, "Service", "peeklock")["spec"]["ports"]] == [5671, 443]
 
 
 def test_production_runs_this_version():

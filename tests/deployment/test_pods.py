@@ -30,7 +30,7 @@ class Pods:
         self.objects = build(overlay)
         self.here = here
         self.replicas = workload(self.objects, "worker")["spec"]["replicas"]
-        self.amqp_port, self.gateway_ops, *ports = free_ports(2 + 2 * self.replicas)
+        self.amqp_port, self.http_port, self.gateway_ops, *ports = free_ports(3 + 2 * self.replicas)
         self.worker_ports, self.worker_ops = ports[: self.replicas], ports[self.replicas :]
         self._programs = here / "bin"
         self._programs.mkdir()
@@ -53,9 +53,9 @@ class Pods:
 
     def start_gateway(self) -> None:
         more = {
-            "PEEKLOCK_HTTP__PORT": "off",
             "PEEKLOCK_OPS__PORT": str(self.gateway_ops),
             "PEEKLOCK_AMQP__TLS_PORT": str(self.amqp_port),
+            "PEEKLOCK_HTTP__TLS_PORT": str(self.http_port),
         }
         self._start("gateway", ["peeklock", *container(workload(self.objects, "gateway"))["args"]], "gateway", more)
 
@@ -106,6 +106,7 @@ class Pods:
             "PEEKLOCK_SECURITY__ROOT_KEY": KEY,
             "PEEKLOCK_CLUSTER__WORKERS": json.dumps([f"localhost:{port}" for port in self.worker_ports]),
             "PEEKLOCK_AMQP__HOST": "127.0.0.1",
+            "PEEKLOCK_HTTP__HOST": "127.0.0.1",
             "PEEKLOCK_OPS__HOST": "127.0.0.1",
         }
 
@@ -136,6 +137,7 @@ class Pods:
             "SSL_CERT_FILE": str(self.authority),
             "PEEKLOCK_CONNECTION_STRING": f"Endpoint=sb://localhost:{self.amqp_port};"
             f"SharedAccessKeyName=RootManageSharedAccessKey;SharedAccessKey={KEY};",
+            "PEEKLOCK_HTTP_ENDPOINT": f"https://localhost:{self.http_port}",
         }
         command = [sys.executable, "-m", "broker.cli", *arguments]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
@@ -155,6 +157,7 @@ def test_production_serves_and_goes_on_without_a_worker(tmp_path):
         for ordinal in range(pods.replicas):
             assert '"partitions": 4' in pods.wait_for(pods.worker_ops[ordinal], "/readyz", 200)
         assert sorted(path.name for path in (tmp_path / "data-1" / "partitions").iterdir()) == ["4", "5", "6", "7"]
+        pods.peeklock("queue", "create", "made")
         pods.peeklock("send", "orders", "--body", "first", "--count", "24")
 
         assert pods.stop_worker(1) == 0

@@ -83,6 +83,27 @@ def test_sigterm_ends_all_of_it_cleanly(broker):
     broker.stop()
 
 
+def test_sigterm_ends_a_start_cleanly(tmp_path):
+    """A container's first process gets no signal that it does not handle."""
+    broker = Broker(tmp_path, QUEUE, arguments=())
+    broker.data_dir.mkdir()
+    os.mkfifo(pipe := broker.data_dir / "root-key", 0o600)
+
+    def pipe_that_is_read():
+        try:
+            return os.fdopen(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK), "w")
+        except OSError:
+            return None  # nobody reads it yet
+
+    broker.begin()
+    try:
+        with eventually(pipe_that_is_read, "it waits for its key"):
+            broker.stop()  # raises unless the exit code is 0
+        assert "Traceback" not in broker.log()
+    finally:
+        broker.kill()
+
+
 def test_a_killed_worker_is_started_again_and_the_broker_becomes_ready(broker):
     broker.start()
     killed = broker.worker()

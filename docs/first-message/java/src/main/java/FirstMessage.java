@@ -1,8 +1,5 @@
 import com.azure.messaging.servicebus.ServiceBusClientBuilder;
 import com.azure.messaging.servicebus.ServiceBusMessage;
-import com.azure.messaging.servicebus.ServiceBusReceivedMessage;
-import com.azure.messaging.servicebus.ServiceBusReceiverClient;
-import com.azure.messaging.servicebus.ServiceBusSenderClient;
 import java.time.Duration;
 
 public class FirstMessage {
@@ -10,14 +7,14 @@ public class FirstMessage {
         + "SharedAccessKey=SAS_KEY_VALUE;UseDevelopmentEmulator=true";
 
     public static void main(String[] arguments) {
-        String connectionString = System.getenv().getOrDefault("SERVICEBUS_CONNECTION_STRING", EMULATOR);
-        ServiceBusClientBuilder builder = new ServiceBusClientBuilder().connectionString(connectionString);
+        var connectionString = System.getenv().getOrDefault("SERVICEBUS_CONNECTION_STRING", EMULATOR);
 
-        try (ServiceBusSenderClient sender = builder.sender().queueName("orders").buildClient()) {
+        var builder = new ServiceBusClientBuilder().connectionString(connectionString);
+        try (var sender = builder.sender().queueName("orders").buildClient()) {
             sender.sendMessage(new ServiceBusMessage("Hello from Java"));
         }
-        try (ServiceBusReceiverClient receiver = builder.receiver().queueName("orders").buildClient()) {
-            for (ServiceBusReceivedMessage message : receiver.receiveMessages(1, Duration.ofSeconds(5))) {
+        try (var receiver = builder.receiver().queueName("orders").buildClient()) {
+            for (var message : receiver.receiveMessages(1, Duration.ofSeconds(5))) {
                 System.out.println(message.getBody());
                 receiver.complete(message);
             }
