@@ -8,6 +8,9 @@ from broker.namespace.durations import format_duration, parse_duration
 UNLIMITED: Final = "P10675199DT2H48M5.4775807S"
 """The longest .NET TimeSpan, which stands for "never". Python sends a digit less, so days alone decide."""
 
+NEVER: Final = "0001-01-01T00:00:00Z"
+"""The time of what has not happened."""
+
 UNLIMITED_MS: Final = 10_675_199 * 86_400_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 

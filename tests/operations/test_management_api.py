@@ -5,6 +5,7 @@ import time
 import urllib.error
 import urllib.request
 from contextlib import closing
+from datetime import UTC, datetime, timedelta
 from http.client import HTTPConnection
 from xml.etree import ElementTree
 
@@ -56,6 +57,12 @@ def call(broker):
     return send
 
 
+def connected(broker):
+    return BlockingConnection(
+        f"amqp://localhost:{broker.amqp_port}", timeout=20, user=KEY_NAME, password=KEY, allowed_mechs="PLAIN"
+    )
+
+
 def entry(kind, inside=""):
     return ENTRY.format(f"{kind}Description", inside)
 
@@ -83,6 +90,27 @@ def test_a_queue_is_created_read_changed_and_deleted(call):
     assert call("DELETE", "/orders")[0] == 200
     assert call("GET", "/orders")[0] == call("DELETE", "/orders")[0] == 404
     assert call("PUT", "/orders", changed, If_Match="*")[0] == 404
+
+
+def test_entities_say_when_they_were_last_accessed(broker, call):
+    def accessed(path):
+        return value(call("GET", path)[1], "AccessedAt")
+
+    spread, of = entry("Queue", "<EnablePartitioning>true</EnablePartitioning>"), "/told/Subscriptions/mine"
+    for path, body in (("/used", spread), ("/told", entry("Topic")), (of, entry("Subscription"))):
+        assert (call("PUT", path, body)[0], accessed(path)) == (201, "0001-01-01T00:00:00Z")
+    assert call("GET", f"{of}/Rules")[0] == call("PUT", "/used", spread, If_Match="*")[0] == 200
+    assert accessed("/used") == accessed(of) == "0001-01-01T00:00:00Z", "looks and changes are none"
+    with closing(connected(broker)) as connection:
+        for name in ("used", "told"):
+            connection.create_sender(name).send(Message(body="x"))
+        assert accessed(of) == "0001-01-01T00:00:00Z"
+        connection.create_receiver(of[1:])
+        for path in ("/used", "/told", of):
+            at = datetime.fromisoformat(accessed(path))
+            assert timedelta(0) <= datetime.now(UTC) - at < timedelta(seconds=20), path
+    for path in ("/used", "/told"):
+        assert call("DELETE", path)[0] == 200
 
 
 def test_a_limit_of_message_size_of_0_is_none(call):
@@ -246,9 +274,7 @@ def test_locks_last_longer_than_in_the_cloud_only_where_a_setting_says_so(broker
             request = urllib.request.Request(url, data, headers, method="PUT" if data else "GET")
             with urllib.request.urlopen(request, timeout=20) as answer:
                 assert value(answer.read().decode(), "LockDuration") == ("PT1H" if data else "PT10M")
-        connection = BlockingConnection(
-            f"amqp://localhost:{other.amqp_port}", timeout=20, user=KEY_NAME, password=KEY, allowed_mechs="PLAIN"
-        )
+        connection = connected(other)
         connection.create_sender("made").send(Message(body="x"))
         receiver = connection.create_receiver("made")
         until = receiver.receive(timeout=20).annotations["x-opt-locked-until"]
