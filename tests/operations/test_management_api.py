@@ -13,6 +13,7 @@ import pytest
 from proton import Message
 from proton.utils import BlockingConnection
 
+from broker.atom.values import write_time
 from protocol.nodes.sas_tokens import generate
 from tests.brokers import KEY, KEY_NAME, Broker, BrokerFailed
 
@@ -176,6 +177,38 @@ def test_topics_have_subscriptions_and_these_have_rules(call):
     assert call("DELETE", f"{of}/Rules/$Default")[0] == 404
     assert call("DELETE", "/news/all")[0] == 200
     assert call("GET", of)[0] == 404
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "shown"),
+    [
+        ("dateTime", "9999-12-31T23:59:59.9999999Z", "9999-12-31T23:59:59.999Z"),
+        ("dateTime", "0001-01-01T00:00:00", "0001-01-01T00:00:00.000Z"),
+        ("dateTime", "2026-01-01T00:00:00.0019999+02:00", "2025-12-31T22:00:00.001Z"),
+        ("duration", "P10675199DT2H48M5.4775807S", "P10675199DT2H48M5.477S"),
+        ("duration", "-PT1.5S", "-PT1.5S"),
+        ("long", str(-(2**63)), str(-(2**63))),
+    ],
+)
+def test_values_of_rules_come_back_at_the_ends_of_their_ranges(call, kind, given, shown):
+    filter_ = (
+        '<Filter i:type="CorrelationFilter"><Properties><KeyValueOfstringanyType><Key>x</Key>'
+        f'<Value i:type="d6p1:{kind}" xmlns:d6p1="http://www.w3.org/2001/XMLSchema">{given}</Value>'
+        "</KeyValueOfstringanyType></Properties></Filter>"
+    )
+    assert call("PUT", "/extremes", entry("Topic"))[0] == 201
+    of = "/extremes/Subscriptions/mine"
+    assert call("PUT", of, entry("Subscription"))[0] == 201
+    status, text = call("PUT", f"{of}/Rules/rule", entry("Rule", filter_))
+    assert (status, value(text, "Value")) == (201, shown)
+    assert value(call("GET", f"{of}/Rules?$skip=1")[1], "Value") == shown
+    assert call("DELETE", "/extremes")[0] == 200
+
+
+@pytest.mark.parametrize("time_ms", [-(2**63), -62_135_596_800_001, 253_402_300_800_000, 2**63 - 1])
+def test_times_that_no_date_has_are_shown_as_dates(time_ms):
+    """Clients of AMQP can set any."""
+    assert write_time(time_ms) == ("0001-01-01T00:00:00.000Z" if time_ms < 0 else "9999-12-31T23:59:59.999Z")
 
 
 def test_lists_have_pages(call):
