@@ -273,6 +273,20 @@ def test_a_request_needs_a_token_with_the_right(call):
     assert call("GET", "/$Resources/queues?api-version=2021-05", token=generate(url, KEY_NAME, KEY, soon))[0] == 200
 
 
+def test_a_rule_of_an_entity_locks_no_key_of_the_namespace_out(call):
+    own = (
+        '<AuthorizationRules><AuthorizationRule i:type="SharedAccessAuthorizationRule"><Rights><AccessRights>Send'
+        f"</AccessRights></Rights><KeyName>{KEY_NAME}</KeyName><PrimaryKey>own</PrimaryKey></AuthorizationRule>"
+        "</AuthorizationRules>"
+    )
+    assert call("PUT", "/locked", entry("Queue", own))[0] == 201
+    token = generate("sb://localhost/", KEY_NAME, "own", int(time.time()) + 60)
+    assert call("POST", "/locked/messages", "x", token=token)[0] == 201
+    status, text = call("GET", "/locked", token=token)
+    assert (status, "SubCode=40100" in text) == (401, True), "the right is missing"
+    assert call("DELETE", "/locked")[0] == 200
+
+
 def test_health_is_that_of_the_emulator(call):
     status, text = call("GET", "/health", token="")
     assert (status, json.loads(text)["status"]) == (200, "healthy")
