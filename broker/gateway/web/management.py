@@ -32,6 +32,7 @@ from broker.namespace.rule_descriptions import DEFAULT_RULE_NAME, RuleDescriptio
 from broker.settings.config import Settings
 from protocol.addresses import Part
 from protocol.bounds import MAX_COUNT
+from protocol.engine.unfinished import Pool
 
 PAGE = 100  # entities in a list whose client does not say how many
 MAX_PAGE = 1000
@@ -61,6 +62,7 @@ class Shared(Protocol):
     settings: Settings
     router: Router
     metrics: GatewayMetrics
+    unfinished: Pool
 
 
 class Management:
@@ -168,7 +170,7 @@ class Management:
         return self._entry(self._entity_entry(request, shown), 200, shown.updated_ms)
 
     async def _put_entity(self, request: web.BaseRequest, target: Target) -> web.Response:
-        body = await body_of(request, MAX_BODY_BYTES)
+        body = await self._document(request)
         is_subscription = target.resource is Resource.SUBSCRIPTION
         # A queue and a topic have the same URL.
         names = (entities.ELEMENT["subscription"],) if is_subscription else _OF_QUEUES_AND_TOPICS
@@ -193,6 +195,12 @@ class Management:
         return self._entry(
             self._entity_entry(request, shown), 200 if "If-Match" in request.headers else 201, shown.updated_ms
         )
+
+    async def _document(self, request: web.BaseRequest) -> bytes:
+        """Raises as `body_of`, HTTPUnsupportedMediaType."""
+        if request.headers.get("Content-Encoding", "identity").strip().lower() != "identity":
+            raise web.HTTPUnsupportedMediaType
+        return await body_of(request, MAX_BODY_BYTES, self._gateway.unfinished)
 
     def _require_destinations(self, request: web.BaseRequest, fields: Mapping[str, Any]) -> None:
         """Who lets an entity forward has the right Manage on the destination, too (management.md 5.4)."""
@@ -221,7 +229,7 @@ class Management:
 
     async def _put_rule(self, request: web.BaseRequest, target: Target) -> web.Response:
         subscription = self._find(target.path, "subscription")
-        _, described = documents.read_description(await body_of(request, MAX_BODY_BYTES), rules.ELEMENT)
+        _, described = documents.read_description(await self._document(request), rules.ELEMENT)
         document = rules.read(target.rule, described).document(0)
         is_update = "If-Match" in request.headers
         if is_update:
