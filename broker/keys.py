@@ -182,18 +182,22 @@ class Keyring:
         if not isinstance(description, SubscriptionDescription):
             self._rules.pop(description.name.lower(), None)
 
-    def lookup(self, key_name: str, entity: str | None = None) -> AuthorizationRule | None:
-        """The rule with this key name at `entity`: the entity's own, else the namespace's, else None.
+    def lookup(self, key_name: str) -> AuthorizationRule | None:
+        """The namespace's rule with this key name."""
+        return self._rules[None].get(key_name)
+
+    def rules(self, key_name: str, entity: str | None = None) -> list[AuthorizationRule]:
+        """The rules with this key name that count at `entity`: its own, and the namespace's.
 
         `entity` is the name of an entity, without a sub-queue's or node's suffix; None is the namespace.
         """
         own = self._rules.get(entity.lower(), {}) if entity is not None else {}
-        return own.get(key_name) or self._rules[None].get(key_name)
+        return [found for each in (own, self._rules[None]) if (found := each.get(key_name)) is not None]
 
     def rights_of(self, key_name: str, key: str, entity: str | None = None) -> frozenset[Right]:
-        """The rights of this key name and key at `entity`, as in `lookup`; empty if the key is not the rule's."""
-        rule = self.lookup(key_name, entity)
-        return effective_rights(rule) if rule is not None and has_key(rule, key) else frozenset()
+        """The rights of this key name and key at `entity`; empty if no rule of that name has this key."""
+        rules = [rule for rule in self.rules(key_name, entity) if has_key(rule, key)]
+        return frozenset[Right]().union(*map(effective_rights, rules))
 
     def verify_plain(self, key_name: str, key: str) -> tuple[Grant, ...]:
         """The rights of this key name and key, as SASL PLAIN sends them; empty if no rule has them.

@@ -34,6 +34,8 @@ Requests, their arguments and results (all or nothing each; `docs/architecture.m
     get-message-sessions  state set after ms | None, skip, top   [session id, ...]; None: with messages, or a state
     page-message-sessions  the same                              the number skipped, and [session id, ...]
     counts                                                       queue -> available, deferred, scheduled, bytes, locked
+    accessed          entity id, ...                             ms when the partition was opened, entity id -> ms of
+                                                                 the last access since (0: none)
     filter-counts     entity id, ...                             topic -> SQL filters, correlation filters
     metrics                                                      see broker.metrics
     probe                                                        a shortage of room or None, after a write and a read

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from broker.atom import xml
 from broker.atom.values import (
+    NEVER,
     UNLIMITED_MS,
     read_boolean,
     read_duration_ms,
@@ -44,7 +45,7 @@ MAX_RULES: Final = 12  # authorization rules of one entity
 
 
 class Shown(NamedTuple):
-    """An entity as it is described to a client. Times are milliseconds since 1970.
+    """An entity as it is described to a client. Times are milliseconds since 1970; `accessed_ms` is None for never.
 
     `counts` are those of `broker.gateway.nodes.entity_counts`. `filters` are the numbers of SQL and of correlation
     filters of a topic's subscriptions. An entity that is not available has some of its counts only, or none.
@@ -53,7 +54,7 @@ class Shown(NamedTuple):
     description: Description
     created_ms: int
     updated_ms: int
-    accessed_ms: int
+    accessed_ms: int | None
     counts: Mapping[str, int]
     subscriptions: int = 0
     filters: tuple[int, int] | None = None
@@ -232,7 +233,9 @@ _FACTS: Final[dict[str, Callable[[Shown, str], str]]] = {
     "ForwardTo": _write_forwarding("ForwardTo"),
     "CreatedAt": lambda shown, _: f"<CreatedAt>{write_time(shown.created_ms)}</CreatedAt>",
     "UpdatedAt": lambda shown, _: f"<UpdatedAt>{write_time(shown.updated_ms)}</UpdatedAt>",
-    "AccessedAt": lambda shown, _: f"<AccessedAt>{write_time(shown.accessed_ms)}</AccessedAt>",
+    "AccessedAt": lambda shown, _: (
+        f"<AccessedAt>{NEVER if shown.accessed_ms is None else write_time(shown.accessed_ms)}</AccessedAt>"
+    ),
     "SupportOrdering": _write_ordering,
     "CountDetails": _write_counts,
     "SubscriptionCount": lambda shown, _: f"<SubscriptionCount>{shown.subscriptions}</SubscriptionCount>",

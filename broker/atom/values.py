@@ -8,8 +8,13 @@ from broker.namespace.durations import format_duration, parse_duration
 UNLIMITED: Final = "P10675199DT2H48M5.4775807S"
 """The longest .NET TimeSpan, which stands for "never". Python sends a digit less, so days alone decide."""
 
+NEVER: Final = "0001-01-01T00:00:00Z"
+"""The time of what has not happened."""
+
 UNLIMITED_MS: Final = 10_675_199 * 86_400_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_FIRST_MS: Final = -62_135_596_800_000  # the times that a date has a year of four digits for
+_LAST_MS: Final = 253_402_300_799_999
 
 
 def read_boolean(text: str) -> bool:
@@ -41,5 +46,6 @@ def write_boolean(value: bool) -> str:
 
 
 def write_time(time_ms: int) -> str:
-    """ISO 8601, UTC; milliseconds since 1970."""
-    return f"{(_EPOCH + timedelta(milliseconds=time_ms)):%Y-%m-%dT%H:%M:%S}.{time_ms % 1000:03}Z"
+    """ISO 8601, UTC; milliseconds since 1970. A time outside of the years 1 to 9999 is shown as the nearest in them."""
+    time_ms = min(max(time_ms, _FIRST_MS), _LAST_MS)
+    return f"{(_EPOCH + timedelta(milliseconds=time_ms)).isoformat()[:19]}.{time_ms % 1000:03}Z"

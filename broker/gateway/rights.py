@@ -5,11 +5,11 @@ from typing import NamedTuple
 
 from broker.errors import Unauthorized
 from broker.keys import EMULATOR_KEY
-from broker.namespace.entities import Right
+from broker.namespace.entities import AuthorizationRule, Right
 from protocol import error_texts
 from protocol.addresses import parse_audience
 from protocol.nodes import sas_tokens
-from protocol.nodes.sas_tokens import Claim
+from protocol.nodes.sas_tokens import Claim, KeyRule
 
 _FOREVER = float("inf")
 # The most rights of one connection; clients put a token for each entity that they use.
@@ -27,6 +27,14 @@ def entity_of(path: str) -> str | None:
     """
     address = parse_audience(path)
     return (address.subscription.topic if address.subscription else address.path) or None
+
+
+def key_rules(rules: Iterable[AuthorizationRule]) -> list[KeyRule]:
+    """As tokens are verified with them."""
+    return [
+        KeyRule(tuple(key for key in (each.primary_key, each.secondary_key) if key is not None), frozenset(each.rights))
+        for each in rules
+    ]
 
 
 def _covers(scope: str, path: str) -> bool:

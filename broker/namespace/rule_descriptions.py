@@ -8,7 +8,7 @@ unset) and "properties". Values of parameters and properties are encoded AMQP va
 
 import math
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Annotated, Any, Final, Literal, Self
 from uuid import UUID
@@ -42,6 +42,8 @@ MAX_EXPRESSION_CHARACTERS = 1024
 MAX_VALUES = 256  # parameters, or properties of a correlation filter; the contract has no figure
 MAX_TEXT_CHARACTERS = 32 * 1024  # of one value: a message's property cannot be longer
 
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MAX_TICKS: Final = (1 << 63) - 1
 _DOT_NET_EPOCH_TICKS: Final = 621_355_968_000_000_000  # 1970-01-01 counted from the year 1
 _URI: Final = Symbol("com.microsoft:uri")
 
@@ -174,11 +176,16 @@ def _timestamp_ms(value: Any) -> int:
         raise ValueError("must be a date and time of ISO 8601, such as 2026-01-31T12:00:00Z") from None
     if time.tzinfo is None:
         time = time.replace(tzinfo=UTC)
-    return round(time.timestamp() * 1000)
+    return (time - _EPOCH) // timedelta(milliseconds=1)  # not rounded: what a day ends with stays in it
 
 
 def _duration_ticks(value: Any) -> int:
-    return _integer(parse_duration(value) * TICKS_PER_MS if isinstance(value, str) else value, 64)
+    """A text may have a sign; the longest duration that clients know is a little longer than its ticks say."""
+    if not isinstance(value, str):
+        return _integer(value, 64)
+    text = value.strip()
+    ticks = min(parse_duration(text.removeprefix("-")) * TICKS_PER_MS, _MAX_TICKS)
+    return -ticks if text.startswith("-") else ticks
 
 
 _BARE: Final[dict[type, ValueType]] = {

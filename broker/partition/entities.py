@@ -15,7 +15,7 @@ from broker.partition.messages.expiry import resume
 from broker.partition.messages.settlement import drop_locks
 from broker.partition.moving import moves, residence
 from broker.partition.sessions import locks as session_locks
-from broker.partition.state import idleness
+from broker.partition.state import accesses, idleness
 from broker.partition.state.core import PARTS, Core
 from broker.partition.state.stored_rules import compiled, default_rule, write_rules
 from broker.partition.state.terms import Kind, Terms
@@ -43,6 +43,7 @@ def load(core: Core, now_ms: int, known: dict[bytes, Terms] | None = None) -> No
     `known` has terms by their stored definitions. Terms that are decoded here are added to it, because all partitions
     store the same definitions.
     """
+    core.opened_ms = now_ms
     known = {} if known is None else known
     definitions: list[tuple[int, Terms]] = []
     gone = {key for key, _ in _of_meta(core, AUTO_DELETED_PREFIX)}
@@ -135,6 +136,7 @@ def put_entity(
             if terms.forwards_to(part):
                 begin(core, core.queue(queue_id_of(entity_id, part)))
             continue
+        accesses.note_receivers(queue, now_ms)
         queue.terms = terms
         begins = bool(queue.forward_to) and not before.forwards_to(part)
         if terms.lock_duration_ms != before.lock_duration_ms or begins:

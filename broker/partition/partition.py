@@ -23,7 +23,7 @@ from broker.partition.moving import moves
 from broker.partition.requests import Underway, request
 from broker.partition.sessions import locks as session_locks
 from broker.partition.settings import PartitionSettings
-from broker.partition.state import idleness
+from broker.partition.state import accesses, idleness
 from broker.partition.state.core import Core
 from broker.partition.state.receivers import Receiver
 from broker.partition.state.terms import Terms
@@ -121,7 +121,7 @@ class Partition:
         """
         core = self._core
         self._begin(queue_id, now_ms)
-        queue = core.queue(queue_id)
+        queue = core.access(queue_id, now_ms)
         if queue.transfers is not None:
             raise EntityNotFound("Nobody can receive from a transfer queue.")
         if queue.is_topic:
@@ -172,9 +172,9 @@ class Partition:
             if not drain and not session.may_have_more:
                 return  # a message wakes it
             queue.sessions.awake[session.id] = session
-        self._core.turn.wake(queue)
-        if queue.entity_id in self._core.kept:
-            self._core.turn.awake[queue.id] = queue  # `pump` notes the use of the entity, because it knows the time
+        turn = self._core.turn
+        turn.wake(queue)
+        turn.awake[queue.id] = queue  # `pump` notes the use of the entity, because it knows the time
 
     def watch(self, receiver: Hashable) -> None:
         """From now on `Pumped.available` tells when there are messages for which this receiver has no credit.
@@ -212,6 +212,7 @@ class Partition:
         queue = self._core.close_receiver(found)
         if queue is None:
             return
+        queue.accessed_ms = now_ms
         if queue.sessions is not None:
             session_locks.close(self._core, queue, found, broken, unsent_from, now_ms)
             return
@@ -233,7 +234,7 @@ class Partition:
         """
         self._begin(queue_id, now_ms)
         try:
-            queue = self._core.queue(queue_id)
+            queue = self._core.access(queue_id, now_ms)
         except BrokerError as error:
             return [error] * len(tokens)
         return settlement.settle(self._core, queue, tokens, _OUTCOMES[outcome], properties, now_ms)
@@ -323,6 +324,7 @@ class Partition:
             queue = core.find(queue_id)
             if queue is None:
                 continue  # the queue was deleted
+            accesses.note_receivers(queue, now_ms)
             if core.kept and (queue.is_pulled or queue.counts[Place.SCHEDULED] or due == Due.PUBLISHING):
                 idleness.use(core, queue.id, now_ms)  # even if what uses the entity ends with this timer
             if due == Due.LOCKS:
@@ -359,6 +361,8 @@ class Partition:
                 idleness.use(core, queue_id, now_ms)
                 if idleness.refuses(core, queue_id):
                     del turn.awake[queue_id]  # `idleness.keep` wakes it again
+        for queue in turn.awake.values():
+            queue.accessed_ms = now_ms
         deliveries, drained, available = hand_out.pump(core, now_ms) if turn.awake else ([], [], [])
         if core.ahead_ms:
             deliveries = [(key, until_ms and core.wall_ms(until_ms), items) for key, until_ms, items in deliveries]

@@ -26,6 +26,7 @@ from broker.partition.messages.moves import Properties, discard, expire, overlay
 from broker.partition.moving import moves
 from broker.partition.sessions import locks as session_locks
 from broker.partition.sessions import requests as session_requests
+from broker.partition.state import accesses
 from broker.partition.state.core import PARTS, Core
 from broker.partition.state.locks import NOBODY, Held
 from broker.partition.state.queue import Queue
@@ -72,7 +73,7 @@ def request(core: Core, name: str, queue_id: int, args: Sequence[Any], now_ms: i
         return _OF_PARTITION[name](core, args, now_ms)
     if name not in _OF_QUEUE:
         raise NotImplementedByBroker(f"There is no operation '{name}'.")
-    queue = core.queue(queue_id)
+    queue = core.queue(queue_id) if name in _OF_RULES else core.access(queue_id, now_ms)
     if queue.transfers is not None and name != "peek":
         raise NotAllowed(f"The operation '{name}' is not possible on a transfer queue.")
     if queue.is_topic and name not in _OF_TOPIC:
@@ -424,6 +425,12 @@ def _count(queue: Queue) -> list[int]:
     return [*queue.counts, queue.size_bytes, queue.locks.count()]
 
 
+def _accessed(core: Core, args: Sequence[Any], now_ms: int) -> list[Any]:
+    """When the partition was opened, and the last access since of each of these entities that live here; 0 is none."""
+    known = (entity_id for entity_id in args if entity_id in core.terms and core.is_of_here(entity_id))
+    return [core.opened_ms, {entity_id: accesses.last_ms(core, entity_id, now_ms) for entity_id in known}]
+
+
 def _probe(core: Core, args: Sequence[Any], now_ms: int) -> str | None:
     """The write becomes durable with this turn's commit, before the answer.
 
@@ -468,10 +475,12 @@ _OF_QUEUE: dict[str, Callable[[Core, Queue, Sequence[Any], int], Any]] = {
     "get-message-sessions": session_requests.get_message_sessions,
     "page-message-sessions": session_requests.page_message_sessions,
 }
+_OF_RULES = ("add-rule", "replace-rule", "remove-rule", "get-rule", "enumerate-rules")
 _OF_TOPIC = ("schedule", "cancel-scheduled")
 
 _OF_PARTITION: dict[str, Callable[[Core, Sequence[Any], int], Any]] = {
     "counts": _counts,
+    "accessed": _accessed,
     "filter-counts": rule_requests.filter_counts,
     "probe": _probe,
     "arrive": moves.arrive,

@@ -47,7 +47,7 @@ def send(
     their time has come meanwhile. Each gets the number at its place; those of pings and duplicates stay unused. Raises
     EntityNotFound, NotAllowed, EntityDisabled, QuotaExceeded.
     """
-    queue = core.queue(queue_id)
+    queue = core.access(queue_id, now_ms)
     check(core, [(queue, messages)])
     return store(core, queue, messages, now_ms, reserved)
 

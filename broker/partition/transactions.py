@@ -81,11 +81,11 @@ def request_in(
     """Add a request `schedule` or `settle`, wholly or not at all; see `broker.wire`. Raises BrokerError."""
     transaction = _find(core, key, begins, now_ms, owner)
     if name == "schedule":
-        return _schedule(core, transaction, core.queue(queue_id), args[0])
+        return _schedule(core, transaction, core.access(queue_id, now_ms), args[0])
     if name != "settle":
         raise NotAllowed(f"The operation '{name}' cannot be a part of a transaction.")
     tokens, outcome, properties, *rest = list(args[0]), Outcome(args[1]), *args[2:]
-    queue = core.queue(queue_id)
+    queue = core.access(queue_id, now_ms)
     if len(set(tokens)) < len(tokens):
         raise InvalidArgument("The request names a lock token twice.")
     _check_settlements(core, transaction, queue, tokens, outcome, properties)
@@ -123,7 +123,7 @@ def _send(
     core: Core, transaction: Transaction, queue_id: int, messages: Sequence[Any], now_ms: int
 ) -> BrokerError | None:
     try:
-        queue = core.queue(queue_id)
+        queue = core.access(queue_id, now_ms)
         _admit(core, transaction, queue, messages)
     except BrokerError as error:
         return error
@@ -198,7 +198,7 @@ def _with_records_stored(core: Core, transaction: Transaction, messages: Sequenc
 def _settle(core: Core, transaction: Transaction, operation: SettleOperation, now_ms: int) -> list[BrokerError | None]:
     queue_id, quiet, tokens, outcome, properties, receiver = operation
     try:
-        queue = core.queue(queue_id)
+        queue = core.access(queue_id, now_ms)
     except BrokerError as error:
         return [error] * len(tokens)
     results: list[BrokerError | None] = []

@@ -14,7 +14,7 @@ import base64
 import binascii
 import hmac
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 from urllib.parse import quote, unquote
@@ -72,8 +72,10 @@ class KeyRule(NamedTuple):
 # True if the first segment of a URI without a scheme is a host, perhaps with a port, and no part of an entity's path.
 IsHost = Callable[[str], bool]
 
-# (key name, audience path) -> the rule with that name at the path or above it, up to the namespace.
-KeyLookup = Callable[[str, str], KeyRule | None]
+# (key name, audience path) -> the rules with that name at the path and above it, up to the namespace.
+KeyLookup = Callable[[str, str], Sequence[KeyRule]]
+
+_NO_RULE: Final = KeyRule(("",), frozenset())
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,21 +135,23 @@ def verify(token: str, audience: str, lookup: KeyLookup, now_s: float, is_host: 
     """The grant of `token` at `audience`, a URI or a path. Raises a TokenError."""
     path = resource_path(audience, is_host)
     parsed = parse(token)
-    rule = lookup(parsed.key_name, path)
+    rules = lookup(parsed.key_name, path)
     # Refusing an unknown name takes as long as refusing a wrong key.
     signers = [
-        key
-        for key in (rule.keys if rule else ("",))
+        (rule, key)
+        for rule in rules or (_NO_RULE,)
+        for key in rule.keys
         if hmac.compare_digest(_sign(parsed.resource, parsed.expires, key), parsed.signature)
     ]
-    if rule is None or not signers:
+    if not rules or not signers:
         raise InvalidSignature("The token has an invalid signature.")
     expires_s = int(parsed.expires)
     if expires_s <= now_s:
         raise ExpiredToken(expires_s)
     if not covers(resource_path(unquote(parsed.resource), is_host), path):
         raise InvalidAudience(f"The token does not cover '{path[:260]}'.")
-    return Claim(path, parsed.key_name, signers[0], rule.rights, expires_s)
+    rights = frozenset[str]().union(*(rule.rights for rule, _ in signers))
+    return Claim(path, parsed.key_name, signers[0][1], rights, expires_s)
 
 
 def is_signed_with(token: str, key: str) -> bool:

@@ -120,43 +120,50 @@ def ring() -> Keyring:
 
 def test_the_root_key_has_all_rights_everywhere(ring):
     for entity in (None, "orders", "plain", "unknown"):
-        root = ring.lookup(ROOT_KEY_NAME, entity)
+        [root] = ring.rules(ROOT_KEY_NAME, entity)
         assert (root.primary_key, effective_rights(root)) == ("root", ALL_RIGHTS)
 
 
-def test_a_rule_of_the_entity_goes_over_one_of_the_namespace(ring):
-    assert ring.lookup("both", "orders").primary_key == "queue's"
-    assert ring.lookup("both", "plain").primary_key == "namespace's"
-    assert ring.lookup("both").primary_key == "namespace's"
+def keys_of(ring: Keyring, key_name: str, entity: str | None = None) -> list[str]:
+    """The primary keys of the rules."""
+    return [each.primary_key for each in ring.rules(key_name, entity)]
+
+
+def test_a_rule_of_the_entity_and_one_of_the_namespace_with_the_same_name_both_count(ring):
+    assert keys_of(ring, "both", "orders") == ["queue's", "namespace's"]
+    assert keys_of(ring, "both", "plain") == keys_of(ring, "both") == ["namespace's"]
+    assert ring.rights_of("both", "second", "orders") == {Right.LISTEN}
+    assert ring.rights_of("both", "namespace's", "orders") == {Right.SEND}
+    assert ring.rights_of("both", "queue's", "plain") == frozenset()
 
 
 def test_entities_are_found_in_any_case_and_key_names_are_not(ring):
-    assert ring.lookup("both", "ORDERS").primary_key == "queue's"
-    assert ring.lookup("Both", "orders") is None
+    assert keys_of(ring, "both", "ORDERS") == ["queue's", "namespace's"]
+    assert keys_of(ring, "Both", "orders") == []
 
 
 def test_a_rule_of_one_entity_is_not_found_on_another_nor_on_the_namespace(ring):
     ring.set_entities([QueueDescription(name="a", authorization_rules=(rule("own", Right.SEND),))])
-    assert ring.lookup("own", "a") is not None
+    assert keys_of(ring, "own", "a") != []
     for entity in (None, "b", "a/b", "ab"):
-        assert ring.lookup("own", entity) is None
+        assert keys_of(ring, "own", entity) == []
 
 
 def test_rules_of_a_deleted_entity_are_gone(ring):
     ring.set_entities([])
-    assert ring.lookup("both", "orders").primary_key == "namespace's"
+    assert keys_of(ring, "both", "orders") == ["namespace's"]
 
 
 def test_the_rules_of_a_topic_outlast_its_subscriptions(ring):
     topic = TopicDescription(name="News", authorization_rules=(rule("own", Right.SEND),))
     ring.set_entity(topic)
     ring.forget_entity(SubscriptionDescription(topic="news", name="all"))
-    assert ring.lookup("own", "news") is not None
-    assert ring.lookup("both", "orders").primary_key == "queue's"
+    assert keys_of(ring, "own", "news") != []
+    assert keys_of(ring, "both", "orders") == ["queue's", "namespace's"]
     ring.forget_entity(topic)
     ring.forget_entity(topic)
-    assert ring.lookup("own", "news") is None
-    assert ring.lookup("both", "orders").primary_key == "queue's"
+    assert keys_of(ring, "own", "news") == []
+    assert keys_of(ring, "both", "orders") == ["queue's", "namespace's"]
 
 
 def test_manage_implies_send_and_listen():
@@ -222,6 +229,6 @@ def test_subscriptions_have_no_keys_of_their_own():
     rule = AuthorizationRule(key_name="k", primary_key="p", secondary_key=None, rights=frozenset({Right.LISTEN}))
     topic = TopicDescription(name="News", authorization_rules=(rule,))
     ring.set_entities([topic, SubscriptionDescription(topic="News", name="all")])
-    assert ring.lookup("k", "news") == rule
-    assert ring.lookup("k", "news/subscriptions/all") is None
+    assert ring.rules("k", "news") == [rule]
+    assert keys_of(ring, "k", "news/subscriptions/all") == []
     assert [grant.entity for grant in ring.verify_plain("k", "p")] == ["news"]

@@ -3,7 +3,7 @@
 import pytest
 
 from broker.gateway.namespace import Entity
-from broker.gateway.nodes.entity_counts import counted_queues, entity_counts
+from broker.gateway.nodes.entity_counts import accessed_ms, counted_queues, entity_counts
 from broker.namespace.entities import Description, QueueDescription, SubscriptionDescription, TopicDescription
 from storage.queue_ids import Part
 
@@ -54,3 +54,18 @@ def test_messages_that_the_dead_letter_queue_forwards_count_as_dead_lettered():
 )
 def test_an_entity_that_never_held_anything_has_only_zeros(description):
     assert of(description) == {}
+
+
+@pytest.mark.parametrize(
+    ("answers", "expected"),
+    [
+        ([(50, {7: 0})], None),
+        ([(50, {7: 120})], 120),
+        ([(110, {7: 0})], 110),  # it may have been accessed before the partition was opened
+        ([(50, {7: 120}), (50, {7: 130}), (125, {7: 0})], 130),
+        ([(50, {7: 0}), None, (50, {})], None),
+        ([(50, {}), None], 105),
+    ],
+)
+def test_the_last_access_is_that_of_any_partition_as_far_as_they_know(answers, expected):
+    assert accessed_ms(Entity(7, PLAIN, (0,), created_ms=100, updated_ms=105), answers) == expected

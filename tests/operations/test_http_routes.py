@@ -3,7 +3,9 @@
 Requests are made of the parts of real ones, with hostile values in any of them.
 """
 
+import gzip
 import json
+import re
 import socket
 import time
 from contextlib import closing, suppress
@@ -21,6 +23,7 @@ from tests.end_to_end.health import eventually
 from tests.operations.test_management_api import ENTRY
 
 DOCUMENTED = {200, 201, 202, 204, 400, 401, 403, 404, 405, 408, 409, 410, 411, 412, 413, 414, 415, 417, 431, 501, 503}
+OWN = "whole"  # a queue that no drawn request names, because these may delete it
 WAITS = "/messages/head"  # of a request that may wait for a message
 HOSTILE_TEXTS = [
     *(
@@ -137,7 +140,8 @@ class Answer(NamedTuple):
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory):
-    config = '[[queues]]\nname = "orders"\n[[topics]]\nname = "news"\n[[topics.subscriptions]]\nname = "mine"\n'
+    names = "".join(f'[[queues]]\nname = "{name}"\n' for name in ("orders", OWN))
+    config = f'{names}[[topics]]\nname = "news"\n[[topics.subscriptions]]\nname = "mine"\n'
     with Broker(tmp_path_factory.mktemp("broker"), config) as running:
         yield running
         assert "Traceback" not in running.log_file.read_text(), running.log()
@@ -209,6 +213,108 @@ def test_bytes_that_are_no_request_end_their_connection_only(broker, content, pi
             pass
     health = parsed(asked(broker, b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"))
     assert health.status == 200
+
+
+CHUNKED = "Transfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("method", "rest", "statuses"),
+    [
+        # A trailer is no header of the next request.
+        ("POST", f"{CHUNKED}1\r\na\r\n0\r\nX: 1\r\nAuthorization: none\r\n\r\n", [201]),
+        ("POST", f"{CHUNKED}3;x=y\r\nabc\r\n0\r\n\r\n", [201]),
+        ("POST", "Content-Length: 1\r\n\r\na", [201, 200]),
+        ("GET", "Content-Length: 18\r\n\r\nGET / HTTP/1.1\r\n\r\n", [404, 200]),
+        ("POST", "Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n", [400]),
+        ("POST", "Transfer-Encoding: identity\r\n\r\n", [400]),
+        ("POST", "Content-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", [400]),
+        ("POST", "Content-Length: 1\r\nContent-Length: 1\r\n\r\na", [400]),
+        ("POST", f"{CHUNKED}-1\r\n\r\n", [400]),
+        ("POST", f"{CHUNKED}1\na\n0\n\n", [400]),
+        ("POST", "X: a\r\n b\r\nContent-Length: 0\r\n\r\n", [400]),
+        ("POST", "X: a\nContent-Length: 0\r\n\r\n", [400]),
+        ("POST", f"X: {'a' * 70_000}\r\nContent-Length: 0\r\n\r\n", [431]),
+        ("POST", "".join(f"H{n}: x\r\n" for n in range(200)) + "\r\n", [431]),
+        ("POST", f"Content-Length: {1 << 24}\r\n\r\n", [403]),
+        ("POST", CHUNKED + f"FFFF\r\n{'x' * 0xFFFF}\r\n" * 20 + "0\r\n\r\n", [403]),
+        ("PATCH", "Content-Length: 1\r\n\r\na", [405, 200]),
+        ("POST", "Expect: 100-continue\r\nContent-Length: 1\r\n\r\na", [100, 201, 200]),
+        ("GET", "Expect: 100-continue\r\n\r\n", [404, 200]),
+        ("HEAD", "\r\n", [404, 200]),
+    ],
+)
+def test_the_end_of_a_request_is_no_part_of_another(broker, method, rest, statuses):
+    """What follows on the same connection is answered as if it came alone, or the connection is closed."""
+    head = f"Host: localhost\r\nAuthorization: {token('valid')}\r\n"
+    path = f"{OWN}/messages" if method in ("POST", "PATCH") else "none"
+    after = f"GET /$namespaceinfo HTTP/1.1\r\n{head}Connection: close\r\n\r\n"
+    answer = asked(broker, f"{method} /{path} HTTP/1.1\r\n{head}{rest}{after}".encode())
+    assert [int(each) for each in re.findall(rb"HTTP/1\.[01] (\d{3}) ", answer)] == statuses, answer
+    assert b"bytearray" not in answer
+    assert b"aiohttp" not in answer
+
+
+@pytest.mark.parametrize("version", ["0.9", "2.0"])
+def test_other_versions_are_not_spoken(broker, version):
+    answer = asked(broker, f"GET /health HTTP/{version}\r\nHost: localhost\r\n\r\n".encode())
+    assert answer.startswith(b"HTTP/1.1 400 "), answer
+    assert b"Only HTTP/1.1 and HTTP/1.0 are spoken here." in answer
+
+
+@pytest.mark.parametrize(
+    ("target", "why"),
+    [("http://[/x", "The target of the request is no URL."), ("x", "no URL"), ("/a b", "The request cannot be read: ")],
+)
+def test_what_cannot_be_read_is_said(broker, target, why):
+    answer = parsed(asked(broker, f"GET {target} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()))
+    assert answer.status == 400
+    assert why.encode() in answer.body
+
+
+def test_a_client_that_waits_for_100_continue_gets_it_once_it_may_send(broker):
+    head = f"POST /{OWN}/messages HTTP/1.1\r\nHost: localhost\r\nExpect: 100-Continue\r\nContent-Length: 1\r\n"
+    with closing(socket.create_connection(("127.0.0.1", broker.http_port), 10)) as connection:
+        connection.sendall(f"{head}Authorization: {token('valid')}\r\n\r\n".encode())
+        assert connection.recv(65536) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        connection.sendall(b"a")
+        assert parsed(connection.recv(65536)).status == 201
+    with closing(socket.create_connection(("127.0.0.1", broker.http_port), 10)) as connection:
+        connection.sendall(f"{head}\r\n".encode())
+        assert parsed(connection.recv(65536)).status == 401
+
+
+def test_a_head_without_end_is_refused(broker):
+    """Each header is short, and there are few."""
+    with closing(socket.create_connection(("127.0.0.1", broker.http_port), 10)) as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n")
+        answer = b""
+        with suppress(ConnectionError):
+            for number in range(100):
+                connection.sendall(b"X%d: %s\r\n" % (number, b"x" * 8000))
+                time.sleep(0.001)
+            while piece := connection.recv(65536):
+                answer += piece
+        assert not answer or parsed(answer).status == 431  # it may be lost with what was sent after it
+
+
+def test_bodies_are_what_was_sent(broker):
+    """With any Content-Encoding: the broker never converts a body."""
+    packed = gzip.compress(b"text")
+    head = f"Host: localhost\r\nAuthorization: {token('valid')}\r\nConnection: close\r\n"
+    coded = f"Content-Encoding: gzip\r\nContent-Length: {len(packed)}\r\n\r\n"
+    assert parsed(asked(broker, f"PUT /coded HTTP/1.1\r\n{head}{coded}".encode() + packed)).status == 415
+    receive = f"DELETE /{OWN}/messages/head?timeout=0 HTTP/1.1\r\n{head}\r\n".encode()
+    while parsed(asked(broker, receive)).status == 200:
+        pass
+    assert parsed(asked(broker, f"POST /{OWN}/messages HTTP/1.1\r\n{head}{coded}".encode() + packed)).status == 201
+    assert parsed(asked(broker, receive.replace(b"timeout=0", b"timeout=5"))).body == packed
+
+
+def test_a_method_that_is_not_allowed_names_those_that_are(broker):
+    answer = asked(broker, b"PATCH /$Resources/queues HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+    assert parsed(answer).status == 405
+    assert b"\r\nAllow: GET\r\n" in answer
 
 
 def test_pipelined_requests_are_answered_in_their_order(broker):

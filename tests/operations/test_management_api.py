@@ -5,6 +5,7 @@ import time
 import urllib.error
 import urllib.request
 from contextlib import closing
+from datetime import UTC, datetime, timedelta
 from http.client import HTTPConnection
 from xml.etree import ElementTree
 
@@ -12,6 +13,7 @@ import pytest
 from proton import Message
 from proton.utils import BlockingConnection
 
+from broker.atom.values import write_time
 from protocol.nodes.sas_tokens import generate
 from tests.brokers import KEY, KEY_NAME, Broker, BrokerFailed
 
@@ -56,6 +58,12 @@ def call(broker):
     return send
 
 
+def connected(broker):
+    return BlockingConnection(
+        f"amqp://localhost:{broker.amqp_port}", timeout=20, user=KEY_NAME, password=KEY, allowed_mechs="PLAIN"
+    )
+
+
 def entry(kind, inside=""):
     return ENTRY.format(f"{kind}Description", inside)
 
@@ -83,6 +91,27 @@ def test_a_queue_is_created_read_changed_and_deleted(call):
     assert call("DELETE", "/orders")[0] == 200
     assert call("GET", "/orders")[0] == call("DELETE", "/orders")[0] == 404
     assert call("PUT", "/orders", changed, If_Match="*")[0] == 404
+
+
+def test_entities_say_when_they_were_last_accessed(broker, call):
+    def accessed(path):
+        return value(call("GET", path)[1], "AccessedAt")
+
+    spread, of = entry("Queue", "<EnablePartitioning>true</EnablePartitioning>"), "/told/Subscriptions/mine"
+    for path, body in (("/used", spread), ("/told", entry("Topic")), (of, entry("Subscription"))):
+        assert (call("PUT", path, body)[0], accessed(path)) == (201, "0001-01-01T00:00:00Z")
+    assert call("GET", f"{of}/Rules")[0] == call("PUT", "/used", spread, If_Match="*")[0] == 200
+    assert accessed("/used") == accessed(of) == "0001-01-01T00:00:00Z", "looks and changes are none"
+    with closing(connected(broker)) as connection:
+        for name in ("used", "told"):
+            connection.create_sender(name).send(Message(body="x"))
+        assert accessed(of) == "0001-01-01T00:00:00Z"
+        connection.create_receiver(of[1:])
+        for path in ("/used", "/told", of):
+            at = datetime.fromisoformat(accessed(path))
+            assert timedelta(0) <= datetime.now(UTC) - at < timedelta(seconds=20), path
+    for path in ("/used", "/told"):
+        assert call("DELETE", path)[0] == 200
 
 
 def test_a_limit_of_message_size_of_0_is_none(call):
@@ -150,6 +179,38 @@ def test_topics_have_subscriptions_and_these_have_rules(call):
     assert call("GET", of)[0] == 404
 
 
+@pytest.mark.parametrize(
+    ("kind", "given", "shown"),
+    [
+        ("dateTime", "9999-12-31T23:59:59.9999999Z", "9999-12-31T23:59:59.999Z"),
+        ("dateTime", "0001-01-01T00:00:00", "0001-01-01T00:00:00.000Z"),
+        ("dateTime", "2026-01-01T00:00:00.0019999+02:00", "2025-12-31T22:00:00.001Z"),
+        ("duration", "P10675199DT2H48M5.4775807S", "P10675199DT2H48M5.477S"),
+        ("duration", "-PT1.5S", "-PT1.5S"),
+        ("long", str(-(2**63)), str(-(2**63))),
+    ],
+)
+def test_values_of_rules_come_back_at_the_ends_of_their_ranges(call, kind, given, shown):
+    filter_ = (
+        '<Filter i:type="CorrelationFilter"><Properties><KeyValueOfstringanyType><Key>x</Key>'
+        f'<Value i:type="d6p1:{kind}" xmlns:d6p1="http://www.w3.org/2001/XMLSchema">{given}</Value>'
+        "</KeyValueOfstringanyType></Properties></Filter>"
+    )
+    assert call("PUT", "/extremes", entry("Topic"))[0] == 201
+    of = "/extremes/Subscriptions/mine"
+    assert call("PUT", of, entry("Subscription"))[0] == 201
+    status, text = call("PUT", f"{of}/Rules/rule", entry("Rule", filter_))
+    assert (status, value(text, "Value")) == (201, shown)
+    assert value(call("GET", f"{of}/Rules?$skip=1")[1], "Value") == shown
+    assert call("DELETE", "/extremes")[0] == 200
+
+
+@pytest.mark.parametrize("time_ms", [-(2**63), -62_135_596_800_001, 253_402_300_800_000, 2**63 - 1])
+def test_times_that_no_date_has_are_shown_as_dates(time_ms):
+    """Clients of AMQP can set any."""
+    assert write_time(time_ms) == ("0001-01-01T00:00:00.000Z" if time_ms < 0 else "9999-12-31T23:59:59.999Z")
+
+
 def test_lists_have_pages(call):
     names = [f"page/{number:02}" for number in range(7)]
     for name in names:
@@ -212,6 +273,20 @@ def test_a_request_needs_a_token_with_the_right(call):
     assert call("GET", "/$Resources/queues?api-version=2021-05", token=generate(url, KEY_NAME, KEY, soon))[0] == 200
 
 
+def test_a_rule_of_an_entity_locks_no_key_of_the_namespace_out(call):
+    own = (
+        '<AuthorizationRules><AuthorizationRule i:type="SharedAccessAuthorizationRule"><Rights><AccessRights>Send'
+        f"</AccessRights></Rights><KeyName>{KEY_NAME}</KeyName><PrimaryKey>own</PrimaryKey></AuthorizationRule>"
+        "</AuthorizationRules>"
+    )
+    assert call("PUT", "/locked", entry("Queue", own))[0] == 201
+    token = generate("sb://localhost/", KEY_NAME, "own", int(time.time()) + 60)
+    assert call("POST", "/locked/messages", "x", token=token)[0] == 201
+    status, text = call("GET", "/locked", token=token)
+    assert (status, "SubCode=40100" in text) == (401, True), "the right is missing"
+    assert call("DELETE", "/locked")[0] == 200
+
+
 def test_health_is_that_of_the_emulator(call):
     status, text = call("GET", "/health", token="")
     assert (status, json.loads(text)["status"]) == (200, "healthy")
@@ -246,9 +321,7 @@ def test_locks_last_longer_than_in_the_cloud_only_where_a_setting_says_so(broker
             request = urllib.request.Request(url, data, headers, method="PUT" if data else "GET")
             with urllib.request.urlopen(request, timeout=20) as answer:
                 assert value(answer.read().decode(), "LockDuration") == ("PT1H" if data else "PT10M")
-        connection = BlockingConnection(
-            f"amqp://localhost:{other.amqp_port}", timeout=20, user=KEY_NAME, password=KEY, allowed_mechs="PLAIN"
-        )
+        connection = connected(other)
         connection.create_sender("made").send(Message(body="x"))
         receiver = connection.create_receiver("made")
         until = receiver.receive(timeout=20).annotations["x-opt-locked-until"]

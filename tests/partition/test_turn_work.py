@@ -508,7 +508,9 @@ def counting(driver: TopicDriver) -> None:
     driver.store.forget()
     counts = driver.request("counts", queue=0)
     assert len(counts) >= SUBSCRIPTIONS
-    assert driver.request("filter-counts", *(queue_id >> 3 for queue_id in counts), queue=0)
+    ids = [queue_id >> 3 for queue_id in counts]
+    assert driver.request("accessed", *ids, queue=0)
+    assert driver.request("filter-counts", *ids, queue=0)
     driver.request("probe", queue=0)
 
 
@@ -706,7 +708,7 @@ ROWS: list[tuple[tuple[Op | Due | str, ...], Callable[[], Driver], Callable[[Any
     (("schedule", "cancel-scheduled"), filled, scheduling),
     (("add-rule", "replace-rule", "get-rule", "remove-rule", "enumerate-rules"), wide, changing_rules),
     (("set-session-state", "get-session-state", "renew-session-lock"), with_sessions, using_a_session),
-    (("counts", "filter-counts", "probe"), wide, counting),
+    (("counts", "accessed", "filter-counts", "probe"), wide, counting),
     (("metrics",), damaged, measuring),
     ((Due.DUPLICATES,), with_ids, remembering_ids),
     ((Due.TRANSACTIONS,), with_tokens, timing_out),

@@ -26,12 +26,16 @@ RIGHTS = frozenset({"Send", "Listen"})
 NOW = 1_700_000_000
 
 
-def lookup(name: str, path: str) -> KeyRule | None:
-    if name == "root":
-        return KeyRule((PRIMARY, SECONDARY), RIGHTS)
-    if name == "queue-rule" and covers("queue", path):
-        return KeyRule((PRIMARY,), frozenset({"Send"}))
-    return None
+def lookup(name: str, path: str) -> list[KeyRule]:
+    root, of_queue = KeyRule((PRIMARY, SECONDARY), RIGHTS), KeyRule((PRIMARY,), frozenset({"Send"}))
+    match name:
+        case "root":
+            return [root]
+        case "both":
+            return [KeyRule(("another",), frozenset({"Manage"})), root]
+        case "queue-rule" if covers("queue", path):
+            return [of_queue]
+    return []
 
 
 def signed(encoded_resource: str, expires: object = NOW + 60, name: str = "root", key: str = PRIMARY) -> str:
@@ -102,6 +106,12 @@ def test_a_resource_covers_what_is_below_it_segment_by_segment(resource, audienc
     else:
         with pytest.raises(InvalidAudience, match=r"^InvalidAudience: "):
             verify(token, audience, lookup, NOW)
+
+
+@pytest.mark.parametrize(("key", "rights"), [("another", {"Manage"}), (SECONDARY, RIGHTS)])
+def test_a_key_of_any_rule_of_that_name_signs_for_the_rights_of_its_own(key, rights):
+    token = generate("sb://host/queue", "both", key, NOW + 60)
+    assert verify(token, "sb://host/queue", lookup, NOW) == Claim("queue", "both", key, frozenset(rights), NOW + 60)
 
 
 def test_a_rule_of_an_entity_grants_nothing_outside_of_it_whatever_resource_it_signs():
@@ -188,7 +198,7 @@ def test_hostile_tokens_raise_token_errors_only(token, audience):
 def test_generated_tokens_verify(key, path):
     resource = "sb://host/" + quote(path)
     token = generate(resource, "any", key, NOW + 1)
-    claim = verify(token, resource, lambda name, _: KeyRule((key,), RIGHTS) if name == "any" else None, NOW)
+    claim = verify(token, resource, lambda name, _: [KeyRule((key,), RIGHTS)] if name == "any" else [], NOW)
     assert claim.rights == RIGHTS
 
 

@@ -4,7 +4,7 @@ import time
 
 from broker.errors import EntityNotFound
 from broker.gateway.nodes.request_links import Answer, RequestLink
-from broker.gateway.rights import entity_of, explained
+from broker.gateway.rights import entity_of, explained, key_rules
 from protocol import error_texts
 from protocol.addresses import parse_audience
 from protocol.errors import ProtocolError
@@ -67,10 +67,6 @@ class CbsRequests(RequestLink):
         """Names of entities may have dots, too: a token for one must never become a token for the namespace."""
         return sas_tokens.looks_like_host(name) and not self.connection.gateway.namespace.has_path_from(name)
 
-    def _lookup(self, key_name: str, path: str) -> KeyRule | None:
-        """The rule of that name at the entity of `path`, else the namespace's. Raises InvalidAddress."""
-        rule = self.connection.gateway.keyring.lookup(key_name, entity_of(path))
-        if rule is None:
-            return None
-        keys = (rule.primary_key,) if rule.secondary_key is None else (rule.primary_key, rule.secondary_key)
-        return KeyRule(keys, frozenset(rule.rights))
+    def _lookup(self, key_name: str, path: str) -> list[KeyRule]:
+        """The rules of that name at the entity of `path` and of the namespace. Raises InvalidAddress."""
+        return key_rules(self.connection.gateway.keyring.rules(key_name, entity_of(path)))

@@ -1,4 +1,4 @@
-"""The counts of an entity, from those of its queues."""
+"""The counts of an entity, from those of its queues, and its last access; from the answers of its partitions."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -42,3 +42,17 @@ def entity_counts(entity: Entity, counts: Mapping[int, Sequence[int]]) -> dict[s
         "transfer-dead-lettered": sum(of[Part.TRANSFER_DEAD_LETTER][:3]),
         "size-bytes": sum(size_bytes for _, _, _, size_bytes, _ in (*of.values(), transfers)),
     }
+
+
+def accessed_ms(entity: Entity, answers: Iterable[tuple[int, Mapping[int, int]] | None]) -> int | None:
+    """The last access of the entity, from the answers of its partitions to `accessed`; None if there was none.
+
+    Each is None if the partition does not answer; without any, it is the last change. A partition that was opened after
+    the entity was created has perhaps forgotten an access, until then at the latest.
+    """
+    found = []
+    for answer in answers:
+        opened_ms, last_ms = answer or (0, {})
+        if entity.entity_id in last_ms:
+            found.append(last_ms[entity.entity_id] or (opened_ms if entity.created_ms < opened_ms else 0))
+    return (max(found) or None) if found else entity.updated_ms

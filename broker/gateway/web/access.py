@@ -11,7 +11,7 @@ from aiohttp import web
 
 from broker.errors import Unauthorized
 from broker.gateway.namespace import Namespace
-from broker.gateway.rights import explained
+from broker.gateway.rights import explained, key_rules
 from broker.keys import Keyring
 from broker.namespace.entities import Right
 from broker.tls import names_of
@@ -66,12 +66,8 @@ class Access:
         if scheme.lower() != _SIGNATURE:
             raise MalformedToken("Only tokens of the kind SharedAccessSignature are accepted.")
 
-        def lookup(key_name: str, _: str) -> KeyRule | None:
-            rule = self._keyring.lookup(key_name, entity or None)
-            if rule is None:
-                return None
-            keys = (rule.primary_key,) if rule.secondary_key is None else (rule.primary_key, rule.secondary_key)
-            return KeyRule(keys, frozenset(rule.rights))
+        def lookup(key_name: str, _: str) -> list[KeyRule]:
+            return key_rules(self._keyring.rules(key_name, entity or None))
 
         audience = f"sb://namespace/{quote(path)}"
         token = f"{sas_tokens.PREFIX}{rest}"

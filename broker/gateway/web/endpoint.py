@@ -9,15 +9,17 @@ import re
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
+from http import HTTPStatus
 from typing import Any, Protocol, cast
 
-from aiohttp import web
+from aiohttp import HttpVersion10, HttpVersion11, web
+from aiohttp.http_exceptions import InvalidURLError, LineTooLong
 from aiohttp.web_log import AccessLogger
 from aiohttp.web_protocol import RequestHandler
 
 from broker import __version__
 from broker.atom.documents import ERROR_TYPE, write_error
-from broker.errors import BrokerError, InvalidArgument
+from broker.errors import BrokerError, InvalidArgument, ServerBusy
 from broker.gateway.descriptors import RepeatedWarning
 from broker.gateway.web.statuses import RequestRefused, Status, status_of
 from broker.gateway.web.targets import decoded, path_of
@@ -26,6 +28,7 @@ from broker.logging import get_logger
 from broker.metrics import GatewayMetrics
 from broker.settings.config import Http
 from broker.tls import ServerTls
+from protocol.engine.unfinished import Pool, Unfinished
 from protocol.error_texts import tracked
 from protocol.errors import ProtocolError
 
@@ -34,8 +37,16 @@ BACKLOG = 1024
 KEEP_ALIVE_SECONDS = 75.0
 BODY_SECONDS = 30.0
 SHUTDOWN_SECONDS = 1.0
+MAX_LINE_BYTES = 16 << 10  # of the first line of a request
+MAX_FIELD_BYTES = 64 << 10  # of one header
+MAX_HEAD_BYTES = 128 << 10  # of a request's first line and headers, as long as they are not complete
 
 _SERVER = f"Peeklock/{__version__}"
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_TOO_LONG = Status(431, 43100)
+_TOO_LONG_TEXT = "The first line of the request or a header is longer than allowed, or there are too many headers."
+_VERSIONS = (HttpVersion10, HttpVersion11)
+_IS_KNOWN = "is_known"  # the version of the request
 _HOST = re.compile(r"[A-Za-z0-9._~-]+(:[0-9]{1,5})?|\[[0-9A-Fa-f:.]+\](:[0-9]{1,5})?")
 
 log = get_logger("gateway")
@@ -129,15 +140,30 @@ class HttpEndpoint:
     # -- requests
 
     def _request(self, message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
-        return web.BaseRequest(
+        """Nothing may fail here: nobody would answer."""
+        is_known = message.version in _VERSIONS
+        if not is_known:  # its answer would be of this version, too
+            message = message._replace(version=HttpVersion11)
+        request = web.BaseRequest(
             message, payload, protocol, writer, task, self._loop, client_max_size=self._max_body_bytes
         )
+        request[_IS_KNOWN] = is_known
+        return request
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        response = await self._answer(request)
+        response.headers.setdefault("Server", _SERVER)
+        if "Transfer-Encoding" in request.headers or not request[_IS_KNOWN]:
+            # aiohttp takes the last trailer of a chunked body for a header of the next request.
+            response.force_close()
+        return response
+
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         connection = request.protocol
         self._busy.add(connection)
         name = "none"
         try:
+            _require_framing(request)
             path = decoded(path_of(request.raw_path))
             route = next(each for each in self._routes if each.takes(request, path))
             name = route.name
@@ -149,7 +175,9 @@ class HttpEndpoint:
                 self._denials.happened(str(error)[:200], peer=str(request.remote))
             response = error_response(status, str(error))
         except web.HTTPException as error:
-            response = error_response(Status(error.status, error.status * 100), error.reason)
+            response = error_response(Status(error.status, error.status * 100), f"{error.reason}.")
+            if allowed := error.headers.get("Allow"):
+                response.headers["Allow"] = allowed
         except TimeoutError:
             response = error_response(Status(408, 40800), f"The body did not come within {BODY_SECONDS:g} s.")
             response.force_close()
@@ -164,18 +192,39 @@ class HttpEndpoint:
         return response
 
 
-async def body_of(request: web.BaseRequest, max_bytes: int) -> bytes:
-    """Raises InvalidArgument, TimeoutError, HTTPRequestEntityTooLarge."""
+def _require_framing(request: web.BaseRequest) -> None:
+    """Raises InvalidArgument for what another HTTP server, or a proxy in front, may read in another way."""
+    if not request[_IS_KNOWN]:
+        raise InvalidArgument("Only HTTP/1.1 and HTTP/1.0 are spoken here.")
+    coding = request.headers.get("Transfer-Encoding", "chunked")
+    if coding.strip().lower() != "chunked":
+        raise InvalidArgument("The only Transfer-Encoding that is known here is chunked.")
+
+
+async def body_of(request: web.BaseRequest, max_bytes: int, pool: Pool) -> bytes:
+    """The body as it was sent, whatever its Content-Encoding is. While it comes, it takes its bytes from `pool`.
+
+    Raises InvalidArgument, ServerBusy, TimeoutError, HTTPRequestEntityTooLarge.
+    """
     if (request.content_length or 0) > max_bytes:
         raise web.HTTPRequestEntityTooLarge(max_bytes, request.content_length or 0)
-    async with asyncio.timeout(BODY_SECONDS):
-        try:
-            body = await request.read()
-        except web.RequestPayloadError as error:
-            raise InvalidArgument(f"The body cannot be read: {error}.") from None
-    if len(body) > max_bytes:
-        raise web.HTTPRequestEntityTooLarge(max_bytes, len(body))
-    return body
+    if request.headers.get("Expect", "").strip().lower() == "100-continue" and request.version == HttpVersion11:
+        assert request.transport is not None
+        request.transport.write(_CONTINUE)
+    body, held = bytearray(), Unfinished(pool, max_bytes)
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            while piece := await request.content.readany():
+                if len(body) + len(piece) > max_bytes:
+                    raise web.HTTPRequestEntityTooLarge(max_bytes, len(body) + len(piece))
+                if not held.take(len(piece)):
+                    raise ServerBusy("The bodies of all requests that are coming in take as much as they may.")
+                body += piece
+    except web.RequestPayloadError:
+        raise InvalidArgument("The body cannot be read: it ends early, or is not chunked as it should be.") from None
+    finally:
+        held.give_back_all()
+    return bytes(body)
 
 
 def base_url(request: web.BaseRequest) -> tuple[str, str]:
@@ -188,11 +237,15 @@ def base_url(request: web.BaseRequest) -> tuple[str, str]:
 
 def error_response(status: Status, text: str) -> web.Response:
     """The text is for the user. It says what happened; sub code and tracking id go with it."""
-    detail = tracked(f"SubCode={status.sub_code}. {text}", uuid.uuid4(), int(time.time() * 1000))
     headers = {"Content-Type": ERROR_TYPE, "Server": _SERVER}
     if status.http == 503:
         headers["Retry-After"] = "1"
-    return web.Response(status=status.http, text=None, body=write_error(status.http, detail).encode(), headers=headers)
+    return web.Response(status=status.http, text=None, body=_error(status, text), headers=headers)
+
+
+def _error(status: Status, text: str) -> bytes:
+    detail = tracked(f"SubCode={status.sub_code}. {text}", uuid.uuid4(), int(time.time() * 1000))
+    return write_error(status.http, detail).encode()
 
 
 class Carried(Protocol):
@@ -212,6 +265,7 @@ class Carrier(RequestHandler):
     """A connection whose malformed requests are answered in the form of all other errors."""
 
     carried: Carried | None = None
+    head_bytes = 0  # of a request whose head is not complete
     on_left: Callable[[], None] | None = None  # it is called when the connection ends, or carries something else
 
     def leave(self) -> None:
@@ -222,6 +276,19 @@ class Carrier(RequestHandler):
     def connection_lost(self, exc: BaseException | None) -> None:
         super().connection_lost(exc)
         self.leave()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.carried is not None:
+            return
+        is_awaited = self._waiter is not None and not self._waiter.done()  # the next request
+        self.head_bytes = self.head_bytes + len(data) if is_awaited else 0
+        if self.head_bytes > MAX_HEAD_BYTES and self.transport is not None:
+            content = _error(_TOO_LONG, _TOO_LONG_TEXT)
+            lines = (f"HTTP/1.1 431 {HTTPStatus(431).phrase}", f"Content-Type: {ERROR_TYPE}", "Connection: close")
+            head = "\r\n".join((*lines, f"Server: {_SERVER}", f"Content-Length: {len(content)}", "", ""))
+            self.transport.write(head.encode() + content)
+            self.force_close()
 
     def carry(self, carried: Carried) -> None:
         """All further bytes are for this, also those that have come already."""
@@ -246,10 +313,14 @@ class Carrier(RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        text = (message or "").splitlines()
-        response = error_response(
-            Status(status, status * 100), text[0] if text and status < 500 else "The request cannot be read."
-        )
+        if isinstance(exc, LineTooLong) or message == "Too many headers received":
+            response = error_response(_TOO_LONG, _TOO_LONG_TEXT)
+        elif isinstance(exc, InvalidURLError):
+            response = error_response(Status(400, 40000), "The target of the request is no URL.")
+        else:
+            [text, *_] = (message or "").splitlines() or [""]  # the rest shows what was sent
+            why = f": {text.rstrip(': ')}" if text and status < 500 else ""
+            response = error_response(Status(status, status * 100), f"The request cannot be read{why}.")
         response.force_close()
         return response
 
@@ -263,6 +334,7 @@ class _Server(web.Server):
             lingering_time=1.0,
             access_log=None,  # type: ignore[arg-type]  # it may be None, and is then not used
             access_log_class=AccessLogger,
-            max_line_size=16 * 1024,
-            max_field_size=64 * 1024,
+            max_line_size=MAX_LINE_BYTES,
+            max_field_size=MAX_FIELD_BYTES,
+            auto_decompress=False,  # a body is what was sent, and no small one becomes a large one
         )

@@ -20,7 +20,7 @@ from broker.atom.values import write_duration, write_time
 from broker.catalog.catalog import HOME
 from broker.errors import BrokerError, EntityNotFound, InvalidArgument, PreconditionFailed
 from broker.gateway.namespace import Entity, Namespace
-from broker.gateway.nodes.entity_counts import counted_queues, entity_counts, summed
+from broker.gateway.nodes.entity_counts import accessed_ms, counted_queues, entity_counts, summed
 from broker.gateway.router import CHANGE_CATALOG, Router
 from broker.gateway.web.access import Access
 from broker.gateway.web.endpoint import base_url, body_of
@@ -32,6 +32,7 @@ from broker.namespace.rule_descriptions import DEFAULT_RULE_NAME, RuleDescriptio
 from broker.settings.config import Settings
 from protocol.addresses import Part
 from protocol.bounds import MAX_COUNT
+from protocol.engine.unfinished import Pool
 
 PAGE = 100  # entities in a list whose client does not say how many
 MAX_PAGE = 1000
@@ -61,6 +62,7 @@ class Shared(Protocol):
     settings: Settings
     router: Router
     metrics: GatewayMetrics
+    unfinished: Pool
 
 
 class Management:
@@ -168,7 +170,7 @@ class Management:
         return self._entry(self._entity_entry(request, shown), 200, shown.updated_ms)
 
     async def _put_entity(self, request: web.BaseRequest, target: Target) -> web.Response:
-        body = await body_of(request, MAX_BODY_BYTES)
+        body = await self._document(request)
         is_subscription = target.resource is Resource.SUBSCRIPTION
         # A queue and a topic have the same URL.
         names = (entities.ELEMENT["subscription"],) if is_subscription else _OF_QUEUES_AND_TOPICS
@@ -193,6 +195,12 @@ class Management:
         return self._entry(
             self._entity_entry(request, shown), 200 if "If-Match" in request.headers else 201, shown.updated_ms
         )
+
+    async def _document(self, request: web.BaseRequest) -> bytes:
+        """Raises as `body_of`, HTTPUnsupportedMediaType."""
+        if request.headers.get("Content-Encoding", "identity").strip().lower() != "identity":
+            raise web.HTTPUnsupportedMediaType
+        return await body_of(request, MAX_BODY_BYTES, self._gateway.unfinished)
 
     def _require_destinations(self, request: web.BaseRequest, fields: Mapping[str, Any]) -> None:
         """Who lets an entity forward has the right Manage on the destination, too (management.md 5.4)."""
@@ -221,7 +229,7 @@ class Management:
 
     async def _put_rule(self, request: web.BaseRequest, target: Target) -> web.Response:
         subscription = self._find(target.path, "subscription")
-        _, described = documents.read_description(await body_of(request, MAX_BODY_BYTES), rules.ELEMENT)
+        _, described = documents.read_description(await self._document(request), rules.ELEMENT)
         document = rules.read(target.rule, described).document(0)
         is_update = "If-Match" in request.headers
         if is_update:
@@ -275,27 +283,29 @@ class Management:
         """The entities with their counts; without those of partitions that do not answer."""
         namespace = self._gateway.namespace
         queues: dict[int, list[int]] = defaultdict(list)
+        used: dict[int, list[int]] = defaultdict(list)
+        topics: dict[int, list[int]] = defaultdict(list)
         for entity in listed:
             for partition in entity.partitions:
                 queues[partition] += counted_queues(entity)
-        topics: dict[int, list[int]] = defaultdict(list)
-        for entity in listed:
+                used[partition].append(entity.entity_id)
             if entity.kind == "topic":
                 topics[entity.partitions[0]].append(entity.entity_id)  # the rules are the same on all of them
-        of_queues, of_topics = (
-            [self._counted(partition, name, ids) for partition, ids in asked.items()]
-            for name, asked in (("counts", queues), ("filter-counts", topics))
+        of_queues, of_used, of_topics = (
+            asyncio.gather(*(self._asked(partition, name, ids) for partition, ids in asked.items()))
+            for name, asked in (("counts", queues), ("accessed", used), ("filter-counts", topics))
         )
-        answers, filters = await asyncio.gather(asyncio.gather(*of_queues), asyncio.gather(*of_topics))
+        answers, uses, filters = await asyncio.gather(of_queues, of_used, of_topics)
         filters_of = {topic: (sql, other) for found in filters if found for topic, (sql, other) in found.items()}
         answered = dict(zip(queues, answers, strict=True))
         counts = summed(each for each in answers if each is not None)
+        accesses = dict(zip(used, uses, strict=True))
         return [
             Shown(
                 each.description,
                 each.created_ms,
                 each.updated_ms,
-                each.updated_ms,
+                accessed_ms(each, [accesses[partition] for partition in each.partitions]),
                 entity_counts(each, counts),
                 len(namespace.subscriptions_of(each.name)) if each.kind == "topic" else 0,
                 filters_of.get(each.entity_id),
@@ -304,12 +314,11 @@ class Management:
             for each in listed
         ]
 
-    async def _counted(self, partition: int, name: str, ids: Sequence[int]) -> dict[int, list[int]] | None:
-        """Some counts of each of these queues or topics; None if the partition does not answer."""
+    async def _asked(self, partition: int, name: str, ids: Sequence[int]) -> Any:
+        """What the partition knows of each of these queues or entities; None if it does not answer."""
         try:
             async with asyncio.timeout(COUNTS_SECONDS):
-                found: dict[int, list[int]] = await self._gateway.router.ask(partition, name, 0, ids)
-                return found
+                return await self._gateway.router.ask(partition, name, 0, ids)
         except (BrokerError, TimeoutError):
             return None
 

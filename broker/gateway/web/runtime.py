@@ -8,7 +8,7 @@ from uuid import UUID
 
 from aiohttp import web
 
-from broker.errors import InvalidArgument, LockLost
+from broker.errors import InvalidArgument, LockLost, MessageTooLarge
 from broker.gateway.connection import Home
 from broker.gateway.namespace import Entity, Namespace
 from broker.gateway.web import rest_messages
@@ -90,7 +90,10 @@ class Runtime:
 
     async def _send(self, request: web.BaseRequest, path: str) -> web.Response:
         entity, _ = self._entity(request, path, 1, Right.SEND)
-        body = await body_of(request, self._max_body_bytes)
+        try:
+            body = await body_of(request, self._max_body_bytes, self._gateway.unfinished)
+        except web.HTTPRequestEntityTooLarge:
+            raise MessageTooLarge(f"A message has at most {self._max_body_bytes} bytes.") from None
         if request.content_type == BATCH_TYPE:
             await self._send_all(entity, [each.encode() for each in rest_messages.read_batch(body)])
         else:

@@ -77,7 +77,7 @@ def _accept(request: web.BaseRequest) -> dict[str, str]:
         raise InvalidArgument((answer.body or b"").decode().partition("\n")[0])
     if handshake.subprotocol is None:
         raise InvalidArgument(f"The client offers no subprotocol; {' or '.join(SUBPROTOCOLS)} is needed.")
-    return {name: value for name, value in answer.headers.raw_items() if name not in ("Date", "Content-Type")}
+    return {name: value for name, value in answer.headers.raw_items() if name not in ("Date", "Content-Type", "Server")}
 
 
 class Tunnel:

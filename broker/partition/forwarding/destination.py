@@ -133,7 +133,7 @@ def take_over(
             arrived.setdefault(entity_ids[at], []).append((records[at], overlays[at]))
         for destination, messages in arrived.items():
             use(core, queue_id_of(destination), now_ms)
-            arrive(core, core.queue(queue_id_of(destination)), messages, now_ms)
+            arrive(core, core.access(queue_id_of(destination), now_ms), messages, now_ms)
         mark = numbers[new + verdict.accepted - 1]
         core.store.put(Table.MARKS, key, encode_mark(mark))
     refused: list[Refused] = []

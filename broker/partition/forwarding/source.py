@@ -324,7 +324,7 @@ def _move(
     for each, destination in zip(travelling[: verdict.accepted], destinations, strict=False):
         accepted.setdefault(destination, []).append(each)
     for destination, messages in accepted.items():
-        target = core.queue(queue_id_of(destination))
+        target = core.access(queue_id_of(destination), now_ms)
         use(core, target.id, now_ms)
         as_they_are = queue.topic_id is None and not target.is_topic and not target.terms.duplicate_window_ms
         discard(core, queue, [held for held, _, _ in messages], keep_bodies=as_they_are)

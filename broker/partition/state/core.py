@@ -84,6 +84,7 @@ class Core:
         """`home`: name of a queue or topic -> the partition to ask for it, if its definition does not say."""
         self.store = store
         self.partition_id = partition_id
+        self.opened_ms = 0  # set when the entities were read
         self._home = home
         self.settings = settings
         self.bodies = Bodies(store)
@@ -97,6 +98,7 @@ class Core:
         self.frozen: set[int] = set()  # entities that refuse uses, because they are being moved to another partition
         self.arriving: dict[int, bytes] = {}  # entities that are being moved here -> token of the move
         self.departing: dict[int, Any] = {}  # entities that are being moved away -> `moving.departure.Departure`
+        self.entered_ms: dict[int, int] = {}  # entities that have come from another partition since the start -> when
         self.quiet: set[int] = set()  # entities that hand out and forward nothing, because they soon will be frozen
         self.idle: dict[int, Idle] = {}  # entities that are deleted when nobody uses them, by entity id
         self.kept: dict[int, tuple[Idle, ...]] = {}  # entity id -> the idle times that a use of it resets
@@ -188,6 +190,12 @@ class Core:
             if entity_of(queue_id) >= self.next_entity_id:  # the partition has missed its creation, and will hear of it
                 raise ServerBusy(error_texts.SERVER_BUSY)
             raise EntityNotFound("The messaging entity could not be found.")
+        return queue
+
+    def access(self, queue_id: int, now_ms: int) -> Queue:
+        """As `queue`, for a command of a client; see `accesses`."""
+        queue = self.queues.get(queue_id) or self.queue(queue_id)
+        queue.accessed_ms = now_ms
         return queue
 
     def _open(self, queue_id: int) -> Queue | None:

@@ -19,6 +19,7 @@ _AVAILABLE = Place.AVAILABLE  # here, because to look up a member of an enum tak
 
 class Queue:
     __slots__ = (
+        "accessed_ms",
         "counted_with",
         "counts",
         "entity_id",
@@ -62,6 +63,7 @@ class Queue:
         self.transfers: Transfers | None = None  # for a transfer queue
         self.sessions: Sessions | None = None  # for the main part of an entity that requires sessions
         self.tally = Tally()
+        self.accessed_ms = 0  # when clients last used the queue, since it was opened here; see `accesses`
         self.swept = b""  # expiry has looked at DUE keys below this; those that are left belong to locked messages
         # For a main part: the open queues that count for the entity's quota besides it; None if they must be looked up.
         self.counted_with: tuple[Queue, ...] | None = None

@@ -45,9 +45,10 @@ func hasSettings[T any](found, given T) {
 	}
 }
 
-func recently(created, updated time.Time) {
+func recently(created, updated, accessed time.Time) {
 	truth(time.Since(created).Abs() < 5*time.Minute, "created at %v", created)
 	truth(!updated.Before(created), "updated at %v, created at %v", updated, created)
+	truth(!accessed.Before(created), "accessed at %v, created at %v", accessed, created)
 }
 
 func deadLetterOne(r *receiver) {
@@ -84,6 +85,7 @@ var administrationScenarios = map[string]func(*scene){
 		created := must(client.CreateQueue(s.ctx, s.queue, &admin.CreateQueueOptions{Properties: &given}))
 		equal(created.QueueName, s.queue, "name")
 		hasSettings(created.QueueProperties, given)
+		truth(must(client.GetQueueRuntimeProperties(s.ctx, s.queue, nil)).AccessedAt.IsZero(), "never accessed")
 		found := must(client.GetQueue(s.ctx, s.queue, nil))
 		hasSettings(found.QueueProperties, given)
 		listed := false
@@ -108,7 +110,7 @@ var administrationScenarios = map[string]func(*scene){
 		equal(counts, []int32{2, 1, 1}, "active, scheduled and dead-lettered messages")
 		equal(runtime.TotalMessageCount, int64(4), "messages")
 		truth(runtime.SizeInBytes > 0, "size")
-		recently(runtime.CreatedAt, runtime.UpdatedAt)
+		recently(runtime.CreatedAt, runtime.UpdatedAt, runtime.AccessedAt)
 
 		must(client.DeleteQueue(s.ctx, s.queue, nil))
 		truth(must(client.GetQueue(s.ctx, s.queue, nil)) == nil, "getting a deleted queue gives nothing")
@@ -149,7 +151,7 @@ var administrationScenarios = map[string]func(*scene){
 		runtime := must(client.GetTopicRuntimeProperties(s.ctx, s.queue, nil))
 		equal([]int32{runtime.SubscriptionCount, runtime.ScheduledMessageCount}, []int32{2, 1}, "subscriptions and scheduled")
 		equal(runtime.CorrelationFilterCount, int32(2), "correlation filters")
-		recently(runtime.CreatedAt, runtime.UpdatedAt)
+		recently(runtime.CreatedAt, runtime.UpdatedAt, runtime.AccessedAt)
 
 		must(client.DeleteTopic(s.ctx, s.queue, nil))
 		truth(must(client.GetTopic(s.ctx, s.queue, nil)) == nil, "getting a deleted topic gives nothing")
@@ -182,7 +184,7 @@ var administrationScenarios = map[string]func(*scene){
 		runtime := must(client.GetSubscriptionRuntimeProperties(s.ctx, s.queue, "mine", nil))
 		equal([]int32{runtime.ActiveMessageCount, runtime.DeadLetterMessageCount}, []int32{2, 1}, "active and dead-lettered")
 		equal(runtime.TotalMessageCount, int64(3), "messages")
-		recently(runtime.CreatedAt, runtime.UpdatedAt)
+		recently(runtime.CreatedAt, runtime.UpdatedAt, runtime.AccessedAt)
 
 		must(client.DeleteSubscription(s.ctx, s.queue, "mine", nil))
 		truth(must(client.GetSubscription(s.ctx, s.queue, "mine", nil)) == nil, "getting a deleted one gives nothing")

@@ -16,9 +16,10 @@ function settings(found, expected) {
   equal(Object.fromEntries(Object.keys(expected).map((name) => [name, found[name]])), expected, "settings");
 }
 
-function times({ createdAt, modifiedAt }) {
+function times({ createdAt, modifiedAt, accessedAt }) {
   truth(Math.abs(createdAt - Date.now()) < SOON, `created at ${createdAt}`);
   truth(createdAt <= modifiedAt, `changed at ${modifiedAt}, created at ${createdAt}`);
+  truth(createdAt <= accessedAt, `accessed at ${accessedAt}, created at ${createdAt}`);
 }
 
 async function names(list) {
@@ -47,6 +48,7 @@ export const administrationScenarios = {
     const created = await admin.createQueue(scene.queue, given);
     equal(created.name, scene.queue, "name");
     settings(created, given);
+    equal((await admin.getQueueRuntimeProperties(scene.queue)).accessedAt.getUTCFullYear(), 1, "never accessed");
     const found = await admin.getQueue(scene.queue);
     settings(found, given);
     truth((await names(admin.listQueues())).includes(scene.queue), "it is listed");

@@ -43,9 +43,10 @@ def settings(found: object, expected: dict[str, object]) -> None:
 
 def times(runtime: object) -> None:
     now = datetime.now(UTC)
-    created, updated = (getattr(runtime, name) for name in ("created_at_utc", "updated_at_utc"))
+    created, updated, accessed = (getattr(runtime, f"{name}_at_utc") for name in ("created", "updated", "accessed"))
     true(now - SOON <= created.replace(tzinfo=UTC) <= now + SOON, f"created at {created}")
     true(created <= updated, f"updated at {updated}, created at {created}")
+    true(created <= accessed, f"accessed at {accessed}, created at {created}")
 
 
 def dead_letter_one(receiver: ServiceBusReceiver) -> None:
@@ -68,6 +69,7 @@ def admin_queue(scene: Scene) -> None:
         created = admin.create_queue(scene.queue, **given)
         equal(created.name, scene.queue, "name")
         settings(created, given)
+        equal(admin.get_queue_runtime_properties(scene.queue).accessed_at_utc.year, 1, "never accessed")
         found = admin.get_queue(scene.queue)
         settings(found, given)
         true(scene.queue in [queue.name for queue in admin.list_queues()], "it is listed")

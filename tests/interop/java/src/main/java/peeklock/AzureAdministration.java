@@ -81,10 +81,11 @@ final class AzureAdministration {
         return administration("secure");
     }
 
-    private static void recently(OffsetDateTime created, OffsetDateTime updated) {
+    private static void recently(OffsetDateTime created, OffsetDateTime updated, OffsetDateTime accessed) {
         Duration age = Duration.between(created, OffsetDateTime.now()).abs();
         truth(age.compareTo(Duration.ofMinutes(5)) < 0, "created at " + created);
         truth(!updated.isBefore(created), "updated at " + updated + ", created at " + created);
+        truth(!accessed.isBefore(created), "accessed at " + accessed + ", created at " + created);
     }
 
     private static void deadLetterOne(ServiceBusReceiverClient receiver) {
@@ -169,6 +170,7 @@ final class AzureAdministration {
                 .setMaxSizeInMegabytes(2048).setAutoDeleteOnIdle(Duration.ofHours(1)).setUserMetadata(METADATA));
             equal(created.getName(), scene.queue, "name");
             equal(settings(created), given, "settings");
+            equal(admin.getQueueRuntimeProperties(scene.queue).getAccessedAt().getYear(), 1, "never accessed");
             QueueProperties found = admin.getQueue(scene.queue);
             equal(settings(found), given, "settings");
             truth(admin.listQueues().stream().anyMatch(each -> each.getName().equals(scene.queue)), "it is listed");
@@ -187,7 +189,7 @@ final class AzureAdministration {
                 runtime.getDeadLetterMessageCount()), List.of(2, 1, 1), "active, scheduled and dead-lettered messages");
             equal(runtime.getTotalMessageCount(), 4L, "messages");
             truth(runtime.getSizeInBytes() > 0, "size");
-            recently(runtime.getCreatedAt(), runtime.getUpdatedAt());
+            recently(runtime.getCreatedAt(), runtime.getUpdatedAt(), runtime.getAccessedAt());
 
             truth(admin.getQueueExists(scene.queue), "it exists");
             admin.deleteQueue(scene.queue);
@@ -218,7 +220,7 @@ final class AzureAdministration {
             TopicRuntimeProperties runtime = admin.getTopicRuntimeProperties(scene.queue);
             equal(List.of(runtime.getSubscriptionCount(), runtime.getScheduledMessageCount()), List.of(2, 1),
                 "subscriptions and scheduled messages");
-            recently(runtime.getCreatedAt(), runtime.getUpdatedAt());
+            recently(runtime.getCreatedAt(), runtime.getUpdatedAt(), runtime.getAccessedAt());
 
             admin.deleteTopic(scene.queue);
             truth(!admin.getTopicExists(scene.queue), "it exists no more");
@@ -252,7 +254,7 @@ final class AzureAdministration {
             equal(List.of(runtime.getActiveMessageCount(), runtime.getDeadLetterMessageCount()), List.of(2, 1),
                 "active and dead-lettered messages");
             equal(runtime.getTotalMessageCount(), 3L, "messages");
-            recently(runtime.getCreatedAt(), runtime.getUpdatedAt());
+            recently(runtime.getCreatedAt(), runtime.getUpdatedAt(), runtime.getAccessedAt());
 
             admin.deleteSubscription(scene.queue, "mine");
             truth(!admin.getSubscriptionExists(scene.queue, "mine"), "it exists no more");
