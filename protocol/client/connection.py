@@ -31,7 +31,16 @@ from protocol.client.connection_string import (
 from protocol.client.errors import AuthenticationFailed, ClientError, ConnectionLost, LinkClosed, LinkDetached
 from protocol.client.link_end import LinkEnd
 from protocol.client.links import Receiver, Sender
-from protocol.client.requests import MAX_REQUESTS, Claims, Management, QueueCounts, Requests, ResponseLink, queue_counts
+from protocol.client.requests import (
+    MAX_REQUESTS,
+    Claims,
+    Management,
+    QueueCounts,
+    Requests,
+    ResponseLink,
+    needs_peeklock,
+    queue_counts,
+)
 from protocol.client.transactions import Coordinator
 from protocol.codec import Symbol
 from protocol.engine.deliveries import Delivery
@@ -200,24 +209,34 @@ class Connection(asyncio.Protocol):
 
     async def move(self, path: str, partition: int) -> None:
         """Move a queue, or a topic with its subscriptions, to this partition. Returns when that is done."""
-        management = await self.management("")
-        body = {"path": path, "partition": partition}
-        await management.request("peeklock:move-entity", body, timeout_s=float("inf"))
+        operation, body = "peeklock:move-entity", {"path": path, "partition": partition}
+        management = await self._namespace(operation)
+        await management.request_of_peeklock(operation, body, timeout_s=float("inf"))
 
     async def counts(self) -> dict[str, QueueCounts]:
         """The counts of all entities of a Peeklock namespace that hold messages, in the order of their names.
 
         Needs the right Manage; raises RequestFailed, and as `sender`.
         """
-        management = await self.management("")
+        operation = "peeklock:list-counts"
+        management = await self._namespace(operation)
         found: dict[str, QueueCounts] = {}
         while True:
             body = {"after": next(reversed(found), ""), "count": MAX_COUNTS_PER_REQUEST}
-            answer = await management.request("peeklock:list-counts", body)
+            answer = await management.request_of_peeklock(operation, body)
             page = {str(item["name"]): queue_counts(item["counts"]) for item in answer["entities"]}
             found |= page
             if not page:
                 return found
+
+    async def _namespace(self, operation: str) -> Management:
+        """The management node of the namespace, which only Peeklock has. Raises NeedsPeeklock, and as `sender`."""
+        try:
+            return await self.management("")
+        except LinkDetached as error:
+            if error.condition == conditions.UNAUTHORIZED_ACCESS or self.closed:
+                raise
+            raise needs_peeklock(operation, error) from error
 
     async def _authorize(self, address: str) -> None:
         self._check()

@@ -10,7 +10,7 @@ from uuid import UUID
 
 from protocol import addresses, conditions
 from protocol.client.connection_string import SharedAccessKey, SharedAccessSignature
-from protocol.client.errors import AuthenticationFailed, ClientError, LinkDetached, RequestFailed
+from protocol.client.errors import AuthenticationFailed, ClientError, LinkDetached, NeedsPeeklock, RequestFailed
 from protocol.client.link_end import LinkConnection, LinkEnd
 from protocol.client.links import Sender
 from protocol.client.messages import Message, value_section
@@ -29,6 +29,8 @@ SESSIONS_PAGE = 100
 
 _SERVER_TIMEOUT: Final = "com.microsoft:server-timeout"
 UINT_MAX: Final = (1 << 32) - 1
+# Answers that servers give only to an operation that they have: no right, a quota, too late, busy.
+_OF_KNOWN_OPERATIONS: Final = (401, 403, 408, 503)
 _TOKEN_TYPE: Final = "servicebus.windows.net:sastoken"
 
 
@@ -229,6 +231,27 @@ class Management:
             )
         return answer.body if isinstance(answer.body, dict) else {}
 
+    async def request_of_peeklock(
+        self, operation: str, body: Mapping[str, Any] | None = None, timeout_s: float | None = None
+    ) -> dict[str, Any]:
+        """As `request`, of an operation that other servers do not have. Raises NeedsPeeklock from one of these."""
+        try:
+            return await self.request(operation, body, timeout_s)
+        except RequestFailed as error:
+            if await self._is_unknown(error):
+                raise needs_peeklock(operation, error) from error
+            raise
+
+    async def _is_unknown(self, error: RequestFailed) -> bool:
+        """True if the peer answers the same to what no server has: servers have many answers to unknown operations."""
+        if error.status in _OF_KNOWN_OPERATIONS:
+            return False
+        try:
+            await self.request("peeklock:no-such-operation")
+        except RequestFailed as other:
+            return (other.status, other.condition) == (error.status, error.condition)
+        return True
+
     async def peek(self, count: int = 1, from_sequence_number: int = 0) -> list[bytes]:
         """Encoded messages in any state, in the order of their sequence numbers; perhaps fewer than asked for."""
         body = {"from-sequence-number": Long(from_sequence_number), "message-count": Int(count)}
@@ -270,7 +293,8 @@ class Management:
         States are active, deferred and scheduled. Needs the right Manage.
         """
         body = {"states": ",".join(states)} if states else None
-        return int((await self.request("peeklock:purge", body, timeout_s=float("inf")))["message-count"])
+        answer = await self.request_of_peeklock("peeklock:purge", body, timeout_s=float("inf"))
+        return int(answer["message-count"])
 
     async def sessions(self) -> AsyncIterator[str]:
         """The ids of all sessions that have messages or a state, in pages. Raises RequestFailed."""
@@ -286,7 +310,11 @@ class Management:
                 return
 
     async def counts(self) -> QueueCounts:
-        return queue_counts((await self.request("peeklock:get-counts"))["counts"])
+        return queue_counts((await self.request_of_peeklock("peeklock:get-counts"))["counts"])
+
+
+def needs_peeklock(operation: str, answer: ClientError) -> NeedsPeeklock:
+    return NeedsPeeklock("", f"this needs Peeklock; the server does not know {operation} and says: {answer}")
 
 
 def queue_counts(values: Mapping[str, int]) -> QueueCounts:
