@@ -1,4 +1,4 @@
-"""The commands of `peeklock` that are clients of a running broker: to send, receive, peek, purge, resend, and so on.
+"""The commands of `peeklock` that are clients of a running broker: to send, peek, purge, and so on.
 
 Each message is printed as one line of JSON. For a failure that the user can fix there is one message on standard error
 and exit code 1; for a wrong command the exit code is 2.
@@ -18,24 +18,19 @@ from urllib.parse import quote
 import typer
 
 from broker.cli.ending import WRONG_USE, fail
-from broker.cli.messages import QueueArgument, StateOption, address_of, browsed, counted, print_message
+from broker.cli.messages import DeadLetterOption, QueueArgument, StateOption, address_of, counted, print_message
 from broker.cli.messaging import run
 from broker.cli.output import JsonOption, print_json, print_table
 from broker.cli.pairs import PAIR_HELP, pairs
 from broker.cli.progress import progress
 from broker.cli.target import CaFileOption, ConnectionStringOption, parsed
+from broker.cli.wishes import SessionOption
 
 if TYPE_CHECKING:
     from protocol.client.connection import Connection
-    from protocol.client.links import Received
     from protocol.client.requests import QueueCounts
 
-# Messages received at once. They must be settled before their locks expire.
-BATCH = 100
-
 app = typer.Typer()
-
-DeadLetterOption = Annotated[bool, typer.Option("--dead-letter", help="Use its dead-letter queue.")]
 
 
 @app.command()
@@ -88,12 +83,12 @@ def send(
         message()
     except (TypeError, ValueError) as error:
         fail(f"AMQP has no such value: {error}", WRONG_USE)
-    with progress(f"sending to {entity}", count) as advance:
+    with progress(f"sending to {entity}", count) as bar:
 
         def on_accepted() -> None:
             nonlocal stored
             stored += 1
-            advance(1)
+            bar.advance()
 
         async def work(connection: "Connection") -> ClientError | None:
             sender = await connection.sender(entity)
@@ -115,58 +110,26 @@ def send(
 
 
 @app.command()
-def receive(
-    queue: QueueArgument,
-    count: Annotated[int, typer.Option("--count", min=1, metavar="N", help="At most N messages.")] = 1,
-    keep: Annotated[bool, typer.Option("--keep", help="Give the messages back instead of completing them.")] = False,
-    dead_letter: DeadLetterOption = False,
-    wait: Annotated[
-        float, typer.Option("--wait", min=0, metavar="SECONDS", help="How long to wait for a first message.")
-    ] = 0.0,
-    connection_string: ConnectionStringOption = None,
-    ca: CaFileOption = None,
-) -> None:
-    """Print messages, and complete each once it is printed."""
-    import asyncio
-
-    async def work(connection: "Connection") -> int:
-        receiver = await connection.receiver(address_of(queue, dead_letter), credit=0)
-        kept: list[Received] = []
-        done = 0
-        while done < count:
-            taken = await receiver.fetch(min(BATCH, count - done), wait if not done else 0)
-            if not taken:
-                break
-            for received in taken:
-                print_message(received.message())
-            sys.stdout.flush()
-            if keep:
-                kept += taken  # kept locked until the end, else they would be received again
-            else:
-                await asyncio.gather(*map(receiver.accept, taken))
-            done += len(taken)
-        await asyncio.gather(*map(receiver.release, kept))
-        return done
-
-    if not run(connection_string, ca, work):
-        typer.echo(f"peeklock: nothing to receive from {address_of(queue, dead_letter)}", err=True)
-
-
-@app.command()
 def peek(
     queue: QueueArgument,
     count: Annotated[int, typer.Option("--count", min=1, metavar="N", help="At most N messages.")] = 10,
-    start: Annotated[int, typer.Option("--from", min=0, metavar="NUMBER", help="The lowest sequence number.")] = 0,
+    start: Annotated[
+        int, typer.Option("--from", min=0, max=(1 << 63) - 1, metavar="NUMBER", help="The lowest sequence number.")
+    ] = 0,
     state: StateOption = None,
     dead_letter: DeadLetterOption = False,
+    session: SessionOption = None,
     connection_string: ConnectionStringOption = None,
     ca: CaFileOption = None,
 ) -> None:
     """Print messages without taking them, in any state or in those that --state names."""
+    address = address_of(queue, dead_letter)
 
     async def work(connection: "Connection") -> None:
-        management = await connection.management(address_of(queue, dead_letter))
-        async for message in browsed(management, count, start, state or ()):
+        from broker.cli.browsing import browse_some
+
+        management = await connection.management(address)
+        async for message in browse_some(management, address, count, start, state or (), session):
             print_message(message)
 
     run(connection_string, ca, work)
@@ -192,7 +155,7 @@ def purge(
     async def work(connection: "Connection") -> int:
         return await (await connection.management(address)).purge([each.value for each in states])
 
-    with progress(f"purging {address}", None):
+    with progress(f"purging {address}"):
         deleted = run(connection_string, ca, work)
     if as_json:
         print_json({"entity": address, "deleted": deleted})

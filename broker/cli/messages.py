@@ -2,7 +2,7 @@
 
 import base64
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +13,6 @@ from broker.cli.ending import WRONG_USE, fail
 
 if TYPE_CHECKING:
     from protocol.client.messages import Message
-    from protocol.client.requests import Management
 
 DEAD_LETTER_SUFFIX = "/$deadletterqueue"
 
@@ -23,8 +22,16 @@ QueueArgument = Annotated[
 ]
 
 
+DeadLetterOption = Annotated[bool, typer.Option("--dead-letter", help="Use its dead-letter queue.")]
+
+
 def address_of(queue: str, dead_letter: bool) -> str:
     return queue + DEAD_LETTER_SUFFIX if dead_letter else queue
+
+
+def is_dead_letter(address: str) -> bool:
+    """Dead-letter queues have no sessions, whatever their entity has."""
+    return address.lower().endswith(DEAD_LETTER_SUFFIX)
 
 
 def counted(count: int) -> str:
@@ -42,22 +49,6 @@ class State(StrEnum):
 StateOption = Annotated[
     list[State] | None, typer.Option("--state", help="Only messages in this state; may be repeated.")
 ]
-_PAGE = 100  # messages that are looked at to find some in a state
-
-
-async def browsed(
-    management: "Management", count: int, start: int = 0, states: Sequence[State] = ()
-) -> "AsyncIterator[Message]":
-    """At most `count` messages in these states, or any, from the sequence number `start` on. They stay as they are."""
-    from protocol.client.messages import Message
-
-    while count > 0 and (found := await management.peek(_PAGE if states else count, start)):
-        for each in found:
-            message = Message.decode(each)
-            start = (message.sequence_number or 0) + 1
-            if count > 0 and (not states or state_of(message) in states):
-                count -= 1
-                yield message
 
 
 def state_of(message: "Message") -> State | None:

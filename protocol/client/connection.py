@@ -33,6 +33,7 @@ from protocol.client.link_end import LinkEnd
 from protocol.client.links import Receiver, Sender
 from protocol.client.requests import (
     MAX_REQUESTS,
+    UINT_MAX,
     Claims,
     Management,
     QueueCounts,
@@ -41,14 +42,15 @@ from protocol.client.requests import (
     needs_peeklock,
     queue_counts,
 )
+from protocol.client.session_receiver import SessionReceiver
 from protocol.client.transactions import Coordinator
-from protocol.codec import Symbol
+from protocol.codec import Symbol, UInt
 from protocol.engine.deliveries import Delivery
 from protocol.engine.engine import Engine
 from protocol.engine.links import Link, Session
 from protocol.engine.sasl import ANONYMOUS, PLAIN, SaslClient, SaslRefused, plain_response
 from protocol.errors import ProtocolError
-from protocol.symbols import TRANSFER_DESTINATION_ADDRESS
+from protocol.symbols import SESSION_FILTER, TIMEOUT, TRANSFER_DESTINATION_ADDRESS
 
 DEFAULT_TIMEOUT_SECONDS = 60.0
 CLOSE_SECONDS = 2.0
@@ -183,6 +185,37 @@ class Connection(asyncio.Protocol):
         await self._attach(receiver, source=address, target=self._next_name(), receive_and_delete=receive_and_delete)
         return receiver
 
+    async def accept_session(self, address: str, session_id: str) -> SessionReceiver:
+        """Lock a session of a queue or subscription that requires sessions, and receive its messages.
+
+        The receiver has no credit: see `Receiver.fetch`. Raises as `sender`; LinkDetached with the condition
+        SESSION_CANNOT_BE_LOCKED if another receiver has the session.
+        """
+        return await self._attach_session(address, session_id, 0.0)
+
+    async def accept_next_session(self, address: str, wait_s: float) -> SessionReceiver | None:
+        """As `accept_session`, of any session that has messages and no receiver; None if there is none in `wait_s`."""
+        try:
+            return await self._attach_session(address, None, wait_s)
+        except LinkDetached as error:
+            if error.condition == conditions.TIMEOUT:
+                return None
+            raise
+
+    async def _attach_session(self, address: str, session_id: str | None, wait_s: float) -> SessionReceiver:
+        await self._authorize(address)
+        receiver = SessionReceiver(self, address)
+        properties = {TIMEOUT: UInt(min(wait_s * 1000, UINT_MAX))} if session_id is None else None
+        await self._attach(
+            receiver,
+            source=address,
+            target=self._next_name(),
+            properties=properties,
+            filters={SESSION_FILTER: session_id},
+            wait_s=wait_s,
+        )
+        return receiver
+
     async def coordinator(self) -> Coordinator:
         """Attach to the peer's coordinator of transactions; raises as `sender`."""
         self._check()
@@ -256,7 +289,10 @@ class Connection(asyncio.Protocol):
         target: str,
         receive_and_delete: bool = False,
         properties: Mapping[Symbol, Any] | None = None,
+        filters: Mapping[Symbol, Any] | None = None,
+        wait_s: float = 0.0,
     ) -> None:
+        """`wait_s` is how long the peer may take besides the time that every answer may take."""
         self._check()
         if isinstance(end, Coordinator):
             end.link = self.engine.attach_coordinator(self._session(), self._next_name())
@@ -269,11 +305,12 @@ class Connection(asyncio.Protocol):
                 target=target,
                 receive_and_delete=receive_and_delete,
                 properties=properties,
+                filters=filters,
             )
         end.link.context = end
         self.flush_soon()
         try:
-            async with asyncio.timeout(self.timeout_s):
+            async with asyncio.timeout(wait_s + self.timeout_s):
                 await end.attached
         except TimeoutError:
             raise TimeoutError(f"no answer to the attach of a link to {end.address}") from None
