@@ -71,6 +71,13 @@ def found(peeklock, queue, *options):
     return [message["body"] for message in messages]
 
 
+def arrive(peeklock, queue, count):
+    """Wait for messages that are moved to another partition."""
+    deadline = time.monotonic() + 20
+    while len(peeklock("peek", queue, "--count", count).stdout.splitlines()) < count:
+        assert time.monotonic() < deadline
+
+
 class Others:
     """Another receiver, which holds messages while the block runs."""
 
@@ -188,12 +195,17 @@ def test_more_than_can_be_locked_lie_before(peeklock, broker, monkeypatch):
     assert len(found(peeklock, "plain")) == 299
 
 
-def test_a_message_that_cannot_be_moved_is_given_back(peeklock, broker):
+def test_a_message_that_cannot_be_moved_is_given_back(peeklock, broker, monkeypatch):
     send(broker, "plain", *numbered(range(3)))
     result = peeklock("transfer", "plain", "small", "--set", "long=" + "x" * 2000)
     assert (result.exit_code, result.stdout) == (1, "0 messages moved from plain to small\n")
     assert "message-size-exceeded" in result.stderr
     assert found(peeklock, "plain") == ["0", "1", "2"]
+    with monkeypatch.context() as patch:
+        patch.setattr("broker.cli.moving.MOST_BYTES", 1)
+        assert peeklock("transfer", "plain", "target").stdout == "3 messages moved from plain to target\n"
+    arrive(peeklock, "target", 3)
+    assert found(peeklock, "target") == ["0", "1", "2"]
 
 
 def test_messages_of_a_partitioned_queue_are_moved_until_one_is_refused(peeklock, broker):
@@ -323,9 +335,8 @@ def test_ctrl_c_says_what_was_done_and_counts_no_delivery(peeklock, broker):
     moved = int(re.fullmatch(r"(\d+) messages moved from plain to target\n", out)[1])
     assert 0 < moved < 1000
     assert len(found(peeklock, "plain")) == 3000 - moved
-    while len(there := found(peeklock, "target")) < moved:
-        assert time.monotonic() < deadline
-    assert there == [str(3 * n) for n in range(moved)]
+    arrive(peeklock, "target", moved)
+    assert found(peeklock, "target") == [str(3 * n) for n in range(moved)]
 
 
 def test_messages_that_nobody_reads_are_given_back(peeklock, broker):
