@@ -17,8 +17,8 @@ from urllib.parse import quote
 
 import typer
 
-from broker.cli.ending import WRONG_USE, fail
-from broker.cli.messages import DeadLetterOption, QueueArgument, StateOption, address_of, counted, print_message
+from broker.cli.ending import WRONG_USE, fail, told
+from broker.cli.messages import DeadLetterOption, QueueArgument, StateOption, address_of, counted, named, print_message
 from broker.cli.messaging import run
 from broker.cli.output import JsonOption, print_json, print_table
 from broker.cli.pairs import PAIR_HELP, pairs
@@ -35,7 +35,7 @@ app = typer.Typer()
 
 @app.command()
 def send(
-    entity: Annotated[str, typer.Argument(metavar="ENTITY", help="The name of a queue or topic.")],
+    entity: Annotated[str, typer.Argument(metavar="ENTITY", help="The name of a queue or topic.", callback=named)],
     body: Annotated[
         str, typer.Option("--body", metavar="TEXT", help="The body; - reads the body from standard input.")
     ],
@@ -106,7 +106,7 @@ def send(
     report()
     if failure is not None:
         is_open = isinstance(failure, ConnectionLost | LinkDetached) and given > stored
-        fail(f"{failure}{f'; up to {given - stored} more may be stored' if is_open else ''}")
+        fail(f"{told(failure)}{f'; up to {given - stored} more may be stored' if is_open else ''}")
 
 
 @app.command()
@@ -132,7 +132,7 @@ def peek(
         async for message in browse_some(management, address, count, start, state or (), session):
             print_message(message)
 
-    run(connection_string, ca, work)
+    run(connection_string, ca, work, queue)
 
 
 @app.command()
@@ -156,7 +156,7 @@ def purge(
         return await (await connection.management(address)).purge([each.value for each in states])
 
     with progress(f"purging {address}"):
-        deleted = run(connection_string, ca, work)
+        deleted = run(connection_string, ca, work, queue)
     if as_json:
         print_json({"entity": address, "deleted": deleted})
     else:
@@ -175,7 +175,7 @@ def sessions(
     async def work(connection: "Connection") -> list[str]:
         return [each async for each in (await connection.management(queue)).sessions()]
 
-    found = run(connection_string, ca, work)
+    found = run(connection_string, ca, work, queue)
     if as_json:
         print_json(found)
     else:
@@ -207,8 +207,10 @@ def queues(
 
 @app.command()
 def move(
-    path: Annotated[str, typer.Argument(metavar="ENTITY", help="The name of a queue or topic.")],
-    to: Annotated[int, typer.Option("--to", min=0, metavar="PARTITION", help="The number of the partition.")],
+    path: Annotated[str, typer.Argument(metavar="ENTITY", help="The name of a queue or topic.", callback=named)],
+    to: Annotated[
+        int, typer.Option("--to", min=0, max=32_767, metavar="PARTITION", help="The number of the partition.")
+    ],
     as_json: JsonOption = False,
     connection_string: ConnectionStringOption = None,
     ca: CaFileOption = None,

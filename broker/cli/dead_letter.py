@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from broker.cli.messages import QueueArgument, counted, require_values
+from broker.cli.messages import QueueArgument, counted, is_dead_letter, require_values
 from broker.cli.output import JsonOption, print_json
 from broker.cli.taken import Taken, run_taking
 from broker.cli.target import CaFileOption, ConnectionStringOption
@@ -53,6 +53,8 @@ def dead_letter(
 
     Active messages are meant; with --number also deferred ones.
     """
+    if is_dead_letter(queue):
+        raise typer.BadParameter("is a dead-letter queue", param_hint="QUEUE")
     if numbers and (count is not None or where is not None or session is not None):
         raise typer.BadParameter("does not go with --count, --where or --session", param_hint="--number")
     require_values({"reason": reason, "description": description})
@@ -78,4 +80,4 @@ def dead_letter(
         else:
             typer.echo(f"{counted(handled)} dead-lettered from {queue}")
 
-    run_taking(connection_string, ca, f"dead-lettering of {queue}", work, report)
+    run_taking(connection_string, ca, queue, f"dead-lettering of {queue}", work, report)

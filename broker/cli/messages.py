@@ -16,9 +16,19 @@ if TYPE_CHECKING:
 
 DEAD_LETTER_SUFFIX = "/$deadletterqueue"
 
+
+def named(name: str | None) -> str | None:
+    """For arguments and options that name an entity."""
+    if name is not None and not name.strip("/"):
+        raise typer.BadParameter("names nothing")
+    return name
+
+
 QueueArgument = Annotated[
     str,
-    typer.Argument(metavar="QUEUE", help="The name of a queue, or a subscription as TOPIC/subscriptions/NAME."),
+    typer.Argument(
+        metavar="QUEUE", help="The name of a queue, or a subscription as TOPIC/subscriptions/NAME.", callback=named
+    ),
 ]
 
 

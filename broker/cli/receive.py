@@ -74,7 +74,7 @@ def receive(
                     break
             return done
 
-    if not run(connection_string, ca, work):
+    if not run(connection_string, ca, work, queue):
         typer.echo(f"peeklock: nothing to receive from {address}", err=True)
 
 

@@ -11,6 +11,7 @@ from broker.cli.messages import (
     QueueArgument,
     corrected,
     counted,
+    named,
     print_message,
     require_values,
 )
@@ -36,7 +37,12 @@ def resend(
     queue: QueueArgument,
     to: Annotated[
         str | None,
-        typer.Option("--to", metavar="ENTITY", help="Where to send them; by default the queue that they come from."),
+        typer.Option(
+            "--to",
+            metavar="ENTITY",
+            help="Where to send them; by default the queue that they come from.",
+            callback=named,
+        ),
     ] = None,
     count: CountOption = None,
     where: WhereOption = None,
@@ -70,7 +76,7 @@ def resend(
         async def look(connection: "Connection") -> int:
             return await _print_those(connection, source, wish, values, removals or [])
 
-        shown = run(connection_string, ca, look)
+        shown = run(connection_string, ca, look, queue)
         typer.echo(f"{counted(shown)} would be sent to {target}", err=True)
         return
 
@@ -91,7 +97,7 @@ def resend(
         else:
             typer.echo(f"{counted(handled)} sent to {target} again")
 
-    run_taking(connection_string, ca, f"sending to {target} again", work, report)
+    run_taking(connection_string, ca, queue, f"sending to {target} again", work, report)
 
 
 async def _print_those(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from broker.cli.ending import fail
+from broker.cli.ending import fail, told
 from broker.cli.messaging import run
 from broker.cli.progress import Bar, progress
 
@@ -26,15 +26,19 @@ class Taken:
 def run_taking(
     connection_string: str | None,
     ca: str | None,
+    queue: str,
     title: str,
     work: Callable[["Connection", Taken, Bar], Awaitable[None]],
     report: Callable[[int], None],
 ) -> None:
-    """Do `work`, which keeps what it is given up to date; then `report` the number. Ends with 1 if anything is left."""
+    """Do `work` on a queue, which keeps what it is given up to date; then `report` the number.
+
+    Ends with exit code 1 if anything is left.
+    """
     done = Taken()
     try:
         with progress(title) as bar:
-            run(connection_string, ca, lambda connection: work(connection, done, bar))
+            run(connection_string, ca, lambda connection: work(connection, done, bar), queue)
     except KeyboardInterrupt:
         report(done.handled)
         raise
@@ -43,6 +47,6 @@ def run_taking(
             report(done.handled)
         raise
     report(done.handled)
-    texts = [] if done.failure is None else [str(done.failure)]
+    texts = [] if done.failure is None else [told(done.failure)]
     if texts or done.left:
         fail("; ".join(texts + done.left))

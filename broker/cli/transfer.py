@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from broker.cli.messages import DeadLetterOption, QueueArgument, address_of, corrected, counted, require_values
+from broker.cli.messages import DeadLetterOption, QueueArgument, address_of, corrected, counted, named, require_values
 from broker.cli.output import JsonOption, print_json
 from broker.cli.pairs import SetOption, UnsetOption, pairs
 from broker.cli.taken import Taken, run_taking
@@ -24,7 +24,7 @@ app = typer.Typer()
 @app.command()
 def transfer(
     queue: QueueArgument,
-    to: Annotated[str, typer.Argument(metavar="ENTITY", help="The queue or topic that gets them.")],
+    to: Annotated[str, typer.Argument(metavar="ENTITY", help="The queue or topic that gets them.", callback=named)],
     count: CountOption = None,
     where: WhereOption = None,
     session: SessionOption = None,
@@ -64,4 +64,4 @@ def transfer(
         else:
             typer.echo(f"{counted(handled)} moved from {source} to {to}")
 
-    run_taking(connection_string, ca, f"moving to {to}", work, report)
+    run_taking(connection_string, ca, queue, f"moving to {to}", work, report)

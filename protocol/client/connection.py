@@ -13,6 +13,8 @@ Errors are in `protocol.client.errors`. A lost connection stays lost; the caller
 """
 
 import asyncio
+import errno
+import re
 import socket
 import ssl
 import uuid
@@ -90,8 +92,12 @@ async def connect(
     except TimeoutError:
         connection.abort()
         raise ConnectionLost("", f"cannot connect to {host} port {port} within {timeout_s} s") from None
+    except ConnectionLost as error:
+        connection.abort()
+        text = f"cannot connect to {host} port {port}: {error.description}"
+        raise ConnectionLost(error.condition, text) from error.__cause__
     except OSError as error:
-        raise ConnectionLost("", f"cannot connect to {host} port {port}: {error.strerror or error}") from error
+        raise ConnectionLost("", f"cannot connect to {host} port {port}: {_reason(error)}") from error
     except BaseException:
         connection.abort()
         raise
@@ -560,6 +566,23 @@ class Connection(asyncio.Protocol):
     def on_close(self, condition: str, description: str) -> None:
         if self._failure is None:
             self._failure = ConnectionLost(condition, description or "the peer has closed the connection")
+
+
+_REASONS = {
+    errno.ECONNREFUSED: "Connection refused",
+    errno.EHOSTUNREACH: "No route to host",
+    errno.ENETUNREACH: "Network is unreachable",
+}
+
+
+def _reason(error: OSError) -> str:
+    """asyncio has the addresses that it tried in the text, and the number of the error perhaps only there."""
+    if isinstance(error, ssl.SSLError) and error.reason == "WRONG_VERSION_NUMBER":
+        return "it does not speak TLS there"
+    if isinstance(error, ssl.SSLError | socket.gaierror):
+        return error.strerror or str(error)
+    found = re.search(r"\[Errno (\d+)\]", str(error))
+    return _REASONS.get(int(found[1]) if found else 0, str(error))
 
 
 def _sasl(credentials: Credentials, hostname: str) -> SaslClient:

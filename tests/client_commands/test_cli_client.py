@@ -398,7 +398,49 @@ def test_a_wrong_key(peeklock, broker):
 def test_no_broker(peeklock):
     result = peeklock("queues", "--connection-string", "Endpoint=amqp://127.0.0.1:1")
     assert result.exit_code == 1
-    assert "cannot connect to 127.0.0.1 port 1" in result.stderr
+    assert result.stderr == "peeklock: cannot connect to 127.0.0.1 port 1: Connection refused\n"
+
+
+def test_tls_where_there_is_none(peeklock, broker):
+    target = broker.connection_string.replace("UseDevelopmentEmulator=true", "")
+    result = peeklock("peek", "sent", "--connection-string", target)
+    assert result.exit_code == 1
+    assert (
+        result.stderr == f"peeklock: cannot connect to localhost port {broker.amqp_port}: it does not speak TLS there\n"
+    )
+
+
+def test_a_port_that_is_not_amqp(peeklock, broker):
+    result = peeklock("peek", "sent", "--connection-string", f"Endpoint=amqp://localhost:{broker.http_port}")
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"peeklock: cannot connect to localhost port {broker.http_port}: the peer ")
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("receive", ""), ("send", "/", "--body", "x"), ("resend", "sent", "--to", ""), ("transfer", "sent", "")],
+)
+def test_a_name_that_is_empty(peeklock, arguments):
+    result = peeklock(*arguments)
+    assert result.exit_code == 2
+    assert "names nothing" in result.stderr
+
+
+def test_a_subscription_that_is_named_as_a_queue(peeklock):
+    result = peeklock("receive", "news/mine")
+    assert result.stderr == (
+        "peeklock: The messaging entity 'sb://localhost/news/mine' could not be found. (amqp:not-found); "
+        "if it is a subscription, its name here is TOPIC/subscriptions/NAME\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments", [("move", "sent", "--to", "99999999999999999999"), ("dead-letter", "sent/$deadletterqueue")]
+)
+def test_what_cannot_be(peeklock, arguments):
+    result = peeklock(*arguments)
+    assert (result.exit_code, result.stdout) == (2, "")
 
 
 def test_no_connection_string(peeklock, monkeypatch):
