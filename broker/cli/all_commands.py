@@ -1,10 +1,12 @@
 """The whole command line: the commands of this machine, and those that are clients of a broker."""
 
+import os
 import sys
 
 from broker.cli.client import app as client_app
 from broker.cli.commands import app as app
 from broker.cli.dead_letter import app as dead_letter_app
+from broker.cli.ending import FAILED
 from broker.cli.entities import entity_app
 from broker.cli.receive import app as receive_app
 from broker.cli.resend import app as resend_app
@@ -20,4 +22,14 @@ app.add_typer(rule_app, name="rule")
 
 
 def main() -> None:
-    sys.exit(app())
+    """Run the command of the command line, and end."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by who has started us
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
+    try:
+        app()
+    except OSError as error:
+        # What the commands expect is said there: this is an output that cannot be written, such as a full disk.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else Python tries again at the end
+        print(f"peeklock: {error.filename or 'standard output'}: {error.strerror or error}", file=sys.stderr)
+        sys.exit(FAILED)

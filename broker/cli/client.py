@@ -60,6 +60,8 @@ def send(
     from protocol.client.messages import Message
 
     values = pairs(properties, "--property")
+    if body == "-" and sys.stdin is None:
+        fail("--body: standard input is closed", WRONG_USE)
     data = sys.stdin.buffer.read() if body == "-" else os.fsencode(body)
     given = stored = 0
 
@@ -83,26 +85,26 @@ def send(
         message()
     except (TypeError, ValueError) as error:
         fail(f"AMQP has no such value: {error}", WRONG_USE)
-    with progress(f"sending to {entity}", count) as bar:
 
-        def on_accepted() -> None:
-            nonlocal stored
-            stored += 1
-            bar.advance()
+    def on_accepted() -> None:
+        nonlocal stored
+        stored += 1
+        bar.advance()
 
-        async def work(connection: "Connection") -> ClientError | None:
-            sender = await connection.sender(entity)
-            try:
-                await sender.send_all(messages(), on_accepted)
-            except ClientError as error:
-                return error
-            return None
-
+    async def work(connection: "Connection") -> ClientError | None:
+        sender = await connection.sender(entity)
         try:
+            await sender.send_all(messages(), on_accepted)
+        except ClientError as error:
+            return error
+        return None
+
+    try:
+        with progress(f"sending to {entity}", count) as bar:
             failure = run(connection_string, ca, work)
-        except KeyboardInterrupt:
-            report()
-            raise
+    except KeyboardInterrupt:
+        report()
+        raise
     report()
     if failure is not None:
         is_open = isinstance(failure, ConnectionLost | LinkDetached) and given > stored

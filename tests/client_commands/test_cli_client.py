@@ -379,6 +379,26 @@ def test_progress_is_shown_on_a_terminal_and_never_in_the_output(broker):
     assert b"/3000" in shown
 
 
+@pytest.mark.parametrize(
+    ("redirections", "code", "error"),
+    [
+        (">/dev/full", 1, "peeklock: standard output: No space left on device\n"),
+        (">&-", 0, ""),
+        ("<&- >&- 2>&-", 2, ""),
+    ],
+)
+def test_output_that_goes_nowhere(broker, redirections, code, error):
+    body = "-" if "<&-" in redirections else "x"
+    command = [sys.executable, "-m", "broker.cli", "send", "purged", "--body", body]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PEEKLOCK_")}
+    environment |= {CONNECTION_STRING_VARIABLE: broker.connection_string}
+    ended = subprocess.run(
+        ["sh", "-c", f'"$@" {redirections}', "sh", *command],
+        cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=30, check=False,
+    )  # fmt: skip
+    assert (ended.returncode, ended.stderr) == (code, error)
+
+
 # --- what goes wrong --------------------------------------------------------------------------------------------------
 
 
