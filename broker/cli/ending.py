@@ -20,5 +20,5 @@ def told(error: Exception) -> str:
     description, condition = getattr(error, "description", None), getattr(error, "condition", "")
     if not description:
         return str(error)
-    text = _FOR_SUPPORT.sub("", description)
+    text = "".join(each if each.isprintable() else " " for each in _FOR_SUPPORT.sub("", description))
     return f"{text} ({condition})" if condition else text

@@ -5,6 +5,7 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
+from math import isfinite
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -137,6 +138,8 @@ def _plain(value: Any) -> Any:
             return value.decode()
         except UnicodeDecodeError:
             return {"base64": base64.b64encode(value).decode()}
+    if isinstance(value, float) and not isfinite(value):
+        return str(value)  # JSON has no such number
     if isinstance(value, str | int | float | None):
         return value
     try:

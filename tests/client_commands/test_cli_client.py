@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import threading
+import uuid
 
 import pytest
 from typer.testing import CliRunner
@@ -73,6 +74,19 @@ def test_send_and_receive(peeklock):
 def test_a_body_comes_from_standard_input_and_may_be_bytes(peeklock):
     assert peeklock("send", "sent", "--body", "-", input=b"\xff\x00").exit_code == 0
     assert bodies(peeklock("receive", "sent")) == [{"base64": "/wA="}]
+
+
+def test_what_json_does_not_have_is_text(peeklock, broker):
+    values = [float("nan"), float("-inf"), b"\xff", uuid.UUID(int=1)]
+
+    async def work(connection):
+        sender = await connection.sender("sent")
+        await sender.send(Message(value_section(values), application_properties={"n": values[0]}).encode())
+
+    on(broker, work)
+    (message,) = lines(peeklock("receive", "sent"))
+    assert message["body"] == ["nan", "-inf", {"base64": "/w=="}, "00000000-0000-0000-0000-000000000001"]
+    assert message["properties"] == {"n": "nan"}
 
 
 def test_many_are_sent_with_ids_of_their_own_and_received_at_most_so_many(peeklock):
@@ -488,7 +502,7 @@ def test_a_name_that_is_no_text(peeklock):
     assert (result.exit_code, result.stderr) == (2, "peeklock: a name has characters that are no text\n")
 
 
-@pytest.mark.parametrize("pair", ["name", "=value", ":=1", "name:={}", "name:=[1]", "name:=nonsense"])
+@pytest.mark.parametrize("pair", ["name", "=value", ":=1", "n:={}", "n:=[1]", "n:=nonsense", "n:=NaN", "n:=1e999"])
 def test_a_property_that_makes_no_sense(peeklock, pair):
     result = peeklock("send", "sent", "--body", "x", "--property", pair)
     assert result.exit_code == 2
