@@ -414,7 +414,8 @@ class Connection(asyncio.Protocol):
         if self._claims is not None:
             self._claims.stop()
         if self._failure is None:
-            self._failure = ConnectionLost("", str(error or "the peer has closed the connection"))
+            reason = error.strerror if isinstance(error, OSError) else None
+            self._failure = ConnectionLost("", reason or str(error or "the peer has closed the connection"))
         failure = self._failure
         if not self.opened.done():
             self.opened.set_exception(failure.again())

@@ -102,6 +102,8 @@ class Requests:
             value_section(body), message_id=message_id, reply_to=self._reply_to, application_properties=dict(properties)
         ).encode()
         answer: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
+        # If the request cannot be sent because the connection is lost, nobody waits for the answer, which fails, too.
+        answer.add_done_callback(lambda each: each.cancelled() or each.exception())
         self._responses.check()
         self._responses.waiting[message_id] = answer
         try:
