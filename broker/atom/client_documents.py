@@ -12,6 +12,7 @@ from xml.etree.ElementTree import Element, SubElement, tostring
 from broker.atom import xml
 from broker.atom.documents import ENTRY_TYPE
 from broker.atom.entities import ORDER, Form, form_of
+from broker.atom.rules import FIRST
 from broker.atom.values import UNLIMITED_MS, read_boolean, read_duration_ms, read_number
 from broker.errors import InvalidArgument
 from broker.namespace.durations import format_duration
@@ -35,6 +36,8 @@ _COUNTS: Final = {
     "transfer": "TransferMessageCount",
     "transfer_dead_lettered": "TransferDeadLetterMessageCount",
 }
+_FIRST_RULE: Final = re.compile(rb"<(\w+:)?%s\s*/>" % FIRST.encode())
+_BEHIND_FIRST_RULE: Final = "MessageCount"
 _SUB_CODE: Final = re.compile(r"\s*SubCode=(\d+)\.\s*")
 _TRACKING: Final = re.compile(r"[\s,]*\bTrackingId:.*", re.DOTALL)
 
@@ -73,13 +76,19 @@ def _read_entry(entry: Element) -> Described:
     raise InvalidArgument("The answer has an entry without a description.")
 
 
-def write_entry(description: Element) -> bytes:
-    """The body of a request that creates or changes an entity."""
+def write_entry(description: Element, first_rule: str = "") -> bytes:
+    """The body of a request that creates or changes an entity.
+
+    `first_rule` is the element that `rules.write` makes, for a new subscription. It is put in as text, because the
+    types of values in it have prefixes, which are lost in a tree of elements.
+    """
+    if first_rule:
+        description.insert(_place("subscription", description, _BEHIND_FIRST_RULE), Element(_name(FIRST)))
     entry = Element(f"{{{xml.ATOM}}}entry")
     content = SubElement(entry, f"{{{xml.ATOM}}}content", {"type": "application/xml"})
     content.append(description)
     written: bytes = tostring(entry, encoding="utf-8")
-    return written
+    return _FIRST_RULE.sub(lambda _: first_rule.encode(), written) if first_rule else written
 
 
 def wrapped(description: str) -> bytes:

@@ -18,6 +18,7 @@ from broker.namespace.rule_descriptions import RuleDescription, RuleValue, Value
 from protocol.symbols import TICKS_PER_MS
 
 ELEMENT: Final = "RuleDescription"
+FIRST: Final = "DefaultRuleDescription"  # within the description of a new subscription
 _LEVEL: Final = "<CompatibilityLevel>20</CompatibilityLevel>"
 
 # The elements of a correlation filter, in the order of the service: its fields.
@@ -134,11 +135,12 @@ def _read_value(key: str, given: Element) -> RuleValue:
         raise InvalidArgument(f"Value of {key[:100]!r}: {text[:100]!r} is no {name}.") from None
 
 
-def write(rule: RuleDescription, created_ms: int) -> str:
-    """The description element of a rule."""
+def write(rule: RuleDescription, created_ms: int | None = None, element: str = ELEMENT) -> str:
+    """The description element of a rule. Clients do not say when it was created."""
+    created = "" if created_ms is None else f"<CreatedAt>{write_time(created_ms)}</CreatedAt>"
     return (
-        f'<{ELEMENT} xmlns="{xml.SERVICE_BUS}" xmlns:i="{xml.INSTANCE}">{_write_filter(rule)}{_write_action(rule)}'
-        f"<CreatedAt>{write_time(created_ms)}</CreatedAt>{xml.element('Name', rule.name)}</{ELEMENT}>"
+        f'<{element} xmlns="{xml.SERVICE_BUS}" xmlns:i="{xml.INSTANCE}">{_write_filter(rule)}{_write_action(rule)}'
+        f"{created}{xml.element('Name', rule.name)}</{element}>"
     )
 
 

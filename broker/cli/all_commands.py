@@ -1,23 +1,35 @@
 """The whole command line: the commands of this machine, and those that are clients of a broker."""
 
+import os
 import sys
 
 from broker.cli.client import app as client_app
 from broker.cli.commands import app as app
-from broker.cli.dead_letters import app as dead_letters_app
+from broker.cli.dead_letter import app as dead_letter_app
+from broker.cli.ending import FAILED
 from broker.cli.entities import entity_app
+from broker.cli.receive import app as receive_app
+from broker.cli.resend import app as resend_app
 from broker.cli.rules import rule_app
 from broker.cli.top import app as top_app
 from broker.cli.transfer import app as transfer_app
 
-app.add_typer(client_app)
-app.add_typer(dead_letters_app)
-app.add_typer(top_app)
-app.add_typer(transfer_app)
+for each in (client_app, receive_app, dead_letter_app, resend_app, transfer_app, top_app):
+    app.add_typer(each)
 for kind in ("queue", "topic", "subscription"):
     app.add_typer(entity_app(kind), name=kind)
 app.add_typer(rule_app, name="rule")
 
 
 def main() -> None:
-    sys.exit(app())
+    """Run the command of the command line, and end."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by who has started us
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
+    try:
+        app()
+    except OSError as error:
+        # What the commands expect is said there: this is an output that cannot be written, such as a full disk.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else Python tries again at the end
+        print(f"peeklock: {error.filename or 'standard output'}: {error.strerror or error}", file=sys.stderr)
+        sys.exit(FAILED)

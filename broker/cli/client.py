@@ -1,4 +1,4 @@
-"""The commands of `peeklock` that are clients of a running broker: to send, receive, peek, purge, resend, and so on.
+"""The commands of `peeklock` that are clients of a running broker: to send, peek, purge, and so on.
 
 Each message is printed as one line of JSON. For a failure that the user can fix there is one message on standard error
 and exit code 1; for a wrong command the exit code is 2.
@@ -17,30 +17,25 @@ from urllib.parse import quote
 
 import typer
 
-from broker.cli.ending import WRONG_USE, fail
-from broker.cli.messages import QueueArgument, StateOption, address_of, browsed, counted, print_message
+from broker.cli.ending import WRONG_USE, fail, told
+from broker.cli.messages import DeadLetterOption, QueueArgument, StateOption, address_of, counted, named, print_message
 from broker.cli.messaging import run
 from broker.cli.output import JsonOption, print_json, print_table
 from broker.cli.pairs import PAIR_HELP, pairs
 from broker.cli.progress import progress
 from broker.cli.target import CaFileOption, ConnectionStringOption, parsed
+from broker.cli.wishes import SessionOption
 
 if TYPE_CHECKING:
     from protocol.client.connection import Connection
-    from protocol.client.links import Received
     from protocol.client.requests import QueueCounts
 
-# Messages received at once. They must be settled before their locks expire.
-BATCH = 100
-
 app = typer.Typer()
-
-DeadLetterOption = Annotated[bool, typer.Option("--dead-letter", help="Use its dead-letter queue.")]
 
 
 @app.command()
 def send(
-    entity: Annotated[str, typer.Argument(metavar="ENTITY", help="The name of a queue or topic.")],
+    entity: Annotated[str, typer.Argument(metavar="ENTITY", help="The name of a queue or topic.", callback=named)],
     body: Annotated[
         str, typer.Option("--body", metavar="TEXT", help="The body; - reads the body from standard input.")
     ],
@@ -65,6 +60,8 @@ def send(
     from protocol.client.messages import Message
 
     values = pairs(properties, "--property")
+    if body == "-" and sys.stdin is None:
+        fail("--body: standard input is closed", WRONG_USE)
     data = sys.stdin.buffer.read() if body == "-" else os.fsencode(body)
     given = stored = 0
 
@@ -88,88 +85,56 @@ def send(
         message()
     except (TypeError, ValueError) as error:
         fail(f"AMQP has no such value: {error}", WRONG_USE)
-    with progress(f"sending to {entity}", count) as advance:
 
-        def on_accepted() -> None:
-            nonlocal stored
-            stored += 1
-            advance(1)
+    def on_accepted() -> None:
+        nonlocal stored
+        stored += 1
+        bar.advance()
 
-        async def work(connection: "Connection") -> ClientError | None:
-            sender = await connection.sender(entity)
-            try:
-                await sender.send_all(messages(), on_accepted)
-            except ClientError as error:
-                return error
-            return None
-
+    async def work(connection: "Connection") -> ClientError | None:
+        sender = await connection.sender(entity)
         try:
+            await sender.send_all(messages(), on_accepted)
+        except ClientError as error:
+            return error
+        return None
+
+    try:
+        with progress(f"sending to {entity}", count) as bar:
             failure = run(connection_string, ca, work)
-        except KeyboardInterrupt:
-            report()
-            raise
+    except KeyboardInterrupt:
+        report()
+        raise
     report()
     if failure is not None:
         is_open = isinstance(failure, ConnectionLost | LinkDetached) and given > stored
-        fail(f"{failure}{f'; up to {given - stored} more may be stored' if is_open else ''}")
-
-
-@app.command()
-def receive(
-    queue: QueueArgument,
-    count: Annotated[int, typer.Option("--count", min=1, metavar="N", help="At most N messages.")] = 1,
-    keep: Annotated[bool, typer.Option("--keep", help="Give the messages back instead of completing them.")] = False,
-    dead_letter: DeadLetterOption = False,
-    wait: Annotated[
-        float, typer.Option("--wait", min=0, metavar="SECONDS", help="How long to wait for a first message.")
-    ] = 0.0,
-    connection_string: ConnectionStringOption = None,
-    ca: CaFileOption = None,
-) -> None:
-    """Print messages, and complete each once it is printed."""
-    import asyncio
-
-    async def work(connection: "Connection") -> int:
-        receiver = await connection.receiver(address_of(queue, dead_letter), credit=0)
-        kept: list[Received] = []
-        done = 0
-        while done < count:
-            taken = await receiver.fetch(min(BATCH, count - done), wait if not done else 0)
-            if not taken:
-                break
-            for received in taken:
-                print_message(received.message())
-            sys.stdout.flush()
-            if keep:
-                kept += taken  # kept locked until the end, else they would be received again
-            else:
-                await asyncio.gather(*map(receiver.accept, taken))
-            done += len(taken)
-        await asyncio.gather(*map(receiver.release, kept))
-        return done
-
-    if not run(connection_string, ca, work):
-        typer.echo(f"peeklock: nothing to receive from {address_of(queue, dead_letter)}", err=True)
+        fail(f"{told(failure)}{f'; up to {given - stored} more may be stored' if is_open else ''}")
 
 
 @app.command()
 def peek(
     queue: QueueArgument,
     count: Annotated[int, typer.Option("--count", min=1, metavar="N", help="At most N messages.")] = 10,
-    start: Annotated[int, typer.Option("--from", min=0, metavar="NUMBER", help="The lowest sequence number.")] = 0,
+    start: Annotated[
+        int, typer.Option("--from", min=0, max=(1 << 63) - 1, metavar="NUMBER", help="The lowest sequence number.")
+    ] = 0,
     state: StateOption = None,
     dead_letter: DeadLetterOption = False,
+    session: SessionOption = None,
     connection_string: ConnectionStringOption = None,
     ca: CaFileOption = None,
 ) -> None:
     """Print messages without taking them, in any state or in those that --state names."""
+    address = address_of(queue, dead_letter)
 
     async def work(connection: "Connection") -> None:
-        management = await connection.management(address_of(queue, dead_letter))
-        async for message in browsed(management, count, start, state or ()):
+        from broker.cli.browsing import browse_some
+
+        management = await connection.management(address)
+        async for message in browse_some(management, address, count, start, state or (), session):
             print_message(message)
 
-    run(connection_string, ca, work)
+    run(connection_string, ca, work, queue)
 
 
 @app.command()
@@ -192,8 +157,8 @@ def purge(
     async def work(connection: "Connection") -> int:
         return await (await connection.management(address)).purge([each.value for each in states])
 
-    with progress(f"purging {address}", None):
-        deleted = run(connection_string, ca, work)
+    with progress(f"purging {address}"):
+        deleted = run(connection_string, ca, work, queue)
     if as_json:
         print_json({"entity": address, "deleted": deleted})
     else:
@@ -212,7 +177,7 @@ def sessions(
     async def work(connection: "Connection") -> list[str]:
         return [each async for each in (await connection.management(queue)).sessions()]
 
-    found = run(connection_string, ca, work)
+    found = run(connection_string, ca, work, queue)
     if as_json:
         print_json(found)
     else:
@@ -244,8 +209,10 @@ def queues(
 
 @app.command()
 def move(
-    path: Annotated[str, typer.Argument(metavar="ENTITY", help="The name of a queue or topic.")],
-    to: Annotated[int, typer.Option("--to", min=0, metavar="PARTITION", help="The number of the partition.")],
+    path: Annotated[str, typer.Argument(metavar="ENTITY", help="The name of a queue or topic.", callback=named)],
+    to: Annotated[
+        int, typer.Option("--to", min=0, max=32_767, metavar="PARTITION", help="The number of the partition.")
+    ],
     as_json: JsonOption = False,
     connection_string: ConnectionStringOption = None,
     ca: CaFileOption = None,

@@ -1,13 +1,24 @@
 """How commands that are clients end when they fail: one message on standard error, and an exit code."""
 
-from typing import NoReturn
+import re
+from typing import Final, NoReturn
 
 import typer
 
 FAILED = 1
 WRONG_USE = 2
+_FOR_SUPPORT: Final = re.compile(r"( To know more visit \S+)?([\s,]*\bReference:\S+)?[\s,]*\bTrackingId:.*", re.DOTALL)
 
 
 def fail(text: str, code: int = FAILED) -> NoReturn:
     typer.echo(f"peeklock: {text}", err=True)
     raise typer.Exit(code)
+
+
+def told(error: Exception) -> str:
+    """The text of an error for users: without what is for the service's own support (amqp.md 1.8)."""
+    description, condition = getattr(error, "description", None), getattr(error, "condition", "")
+    if not description:
+        return str(error)
+    text = "".join(each if each.isprintable() else " " for each in _FOR_SUPPORT.sub("", description))
+    return f"{text} ({condition})" if condition else text

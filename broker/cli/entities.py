@@ -13,11 +13,13 @@ from broker.cli.entity_settings import with_settings
 from broker.cli.management import Connect, confirm, path_of
 from broker.cli.output import JsonOption, print_json, print_table
 from broker.cli.paths import Path, entity_path, subscription_path
+from broker.cli.rule_options import with_first_rule
 from broker.cli.target import CaFileOption, ConnectionStringOption, HttpEndpointOption
 
 if TYPE_CHECKING:
     from broker.atom.client_documents import Described
     from broker.cli.http_client import HttpClient
+    from broker.namespace.rule_descriptions import RuleDescription
 
 _METAVAR: Final = {"queue": "QUEUE", "topic": "TOPIC", "subscription": "TOPIC/SUBSCRIPTION"}
 _PATH_HELP: Final = {
@@ -82,14 +84,17 @@ def entity_app(kind: str) -> typer.Typer:
 
     @app.command("create", help=f"Create a {kind}; what is not given has the service's default. {_NEEDS}")
     @with_settings(kind, is_create=True)
+    @with_first_rule(kind)
     def create(
         path: Annotated[str, path_argument],
         values: Mapping[str, str],
+        rule: "RuleDescription | None",
         as_json: JsonOption = False,
         connection_string: ConnectionStringOption = None,
         http_endpoint: HttpEndpointOption = None,
         ca: CaFileOption = None,
     ) -> None:
+        from broker.atom import rules
         from broker.atom.client_documents import new_description
         from broker.atom.entities import ELEMENT
 
@@ -97,7 +102,9 @@ def entity_app(kind: str) -> typer.Typer:
         connect = Connect(connection_string, http_endpoint, ca)
 
         async def work(client: "HttpClient") -> "Described":
-            return await _put(client, connect, kind, at, new_description(ELEMENT[kind]), values, is_update=False)
+            made = new_description(ELEMENT[kind])
+            first = "" if rule is None else rules.write(rule, element=rules.FIRST)
+            return await _put(client, connect, kind, at, made, values, is_update=False, first_rule=first)
 
         made = connect.run(work, at.shown)
         if as_json:
@@ -175,6 +182,7 @@ async def _put(
     values: Mapping[str, str],
     *,
     is_update: bool,
+    first_rule: str = "",
 ) -> "Described":
     from broker.atom.client_documents import change, text_of, write_entry
 
@@ -185,7 +193,7 @@ async def _put(
             wanted[name] = f"sb://{connect.address.authority}/{wanted[name].strip('/')}"
     change(kind, description, wanted)
     forwards_to, dead_letters_to = (_url_path(text_of(description, name)) for name in _FORWARDING)
-    body = write_entry(description)
+    body = write_entry(description, first_rule)
     return await client.put(at.url_path, body, is_update=is_update, forwards_to=(forwards_to, dead_letters_to))
 
 

@@ -12,7 +12,7 @@ import aiohttp
 from yarl import URL
 
 from broker.atom.client_documents import REQUEST_TYPE, Described, read_entries, read_error
-from broker.cli.target import Address
+from broker.cli.target import TRUST_ADVICE, Address
 from broker.errors import InvalidArgument
 from protocol.client.connection_string import Credentials, SharedAccessKey, SharedAccessSignature
 from protocol.nodes.sas_tokens import generate
@@ -116,7 +116,8 @@ class HttpClient:
                     return content
                 raise _refused(answer.status, answer.reason or "", content)
         except aiohttp.ClientConnectorCertificateError as error:
-            raise Unreachable(f"cannot connect to {self._address.url}: {error.certificate_error}") from error
+            text = f"cannot connect to {self._address.url}: {error.certificate_error}{TRUST_ADVICE}"
+            raise Unreachable(text) from error
         except aiohttp.ClientConnectorError as error:
             number = error.os_error.errno
             reason = os.strerror(number) if number and number > 0 else error.os_error

@@ -2,9 +2,10 @@
 
 import base64
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
+from math import isfinite
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,18 +14,35 @@ from broker.cli.ending import WRONG_USE, fail
 
 if TYPE_CHECKING:
     from protocol.client.messages import Message
-    from protocol.client.requests import Management
 
 DEAD_LETTER_SUFFIX = "/$deadletterqueue"
 
+
+def named(name: str | None) -> str | None:
+    """For arguments and options that name an entity."""
+    if name is not None and not name.strip("/"):
+        raise typer.BadParameter("names nothing")
+    return name
+
+
 QueueArgument = Annotated[
     str,
-    typer.Argument(metavar="QUEUE", help="The name of a queue, or a subscription as TOPIC/subscriptions/NAME."),
+    typer.Argument(
+        metavar="QUEUE", help="The name of a queue, or a subscription as TOPIC/subscriptions/NAME.", callback=named
+    ),
 ]
+
+
+DeadLetterOption = Annotated[bool, typer.Option("--dead-letter", help="Use its dead-letter queue.")]
 
 
 def address_of(queue: str, dead_letter: bool) -> str:
     return queue + DEAD_LETTER_SUFFIX if dead_letter else queue
+
+
+def is_dead_letter(address: str) -> bool:
+    """Dead-letter queues have no sessions, whatever their entity has."""
+    return address.lower().endswith(DEAD_LETTER_SUFFIX)
 
 
 def counted(count: int) -> str:
@@ -42,22 +60,6 @@ class State(StrEnum):
 StateOption = Annotated[
     list[State] | None, typer.Option("--state", help="Only messages in this state; may be repeated.")
 ]
-_PAGE = 100  # messages that are looked at to find some in a state
-
-
-async def browsed(
-    management: "Management", count: int, start: int = 0, states: Sequence[State] = ()
-) -> "AsyncIterator[Message]":
-    """At most `count` messages in these states, or any, from the sequence number `start` on. They stay as they are."""
-    from protocol.client.messages import Message
-
-    while count > 0 and (found := await management.peek(_PAGE if states else count, start)):
-        for each in found:
-            message = Message.decode(each)
-            start = (message.sequence_number or 0) + 1
-            if count > 0 and (not states or state_of(message) in states):
-                count -= 1
-                yield message
 
 
 def state_of(message: "Message") -> State | None:
@@ -136,6 +138,8 @@ def _plain(value: Any) -> Any:
             return value.decode()
         except UnicodeDecodeError:
             return {"base64": base64.b64encode(value).decode()}
+    if isinstance(value, float) and not isfinite(value):
+        return str(value)  # JSON has no such number
     if isinstance(value, str | int | float | None):
         return value
     try:

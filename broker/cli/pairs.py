@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from math import isfinite
 from typing import Annotated, Any, Final
 
 import typer
@@ -34,7 +35,9 @@ def pairs(given: Sequence[str] | None, option: str) -> dict[str, Any]:
                 value = json.loads(text)
             except ValueError:
                 value = {}
-            if not isinstance(value, str | int | float | bool | None):
+            if not isinstance(value, str | int | float | bool | None) or (
+                isinstance(value, float) and not isfinite(value)
+            ):
                 fail(f"{option}: {pair!r} has no simple JSON value after :=", WRONG_USE)
         values[name] = value
     return values

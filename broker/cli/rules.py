@@ -1,34 +1,32 @@
 """`peeklock rule`: list, show, create, update and delete the rules of a subscription by the management API."""
 
-import re
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from broker.cli.ending import WRONG_USE, fail
+from broker.cli.ending import fail
 from broker.cli.management import Connect, confirm, path_of
 from broker.cli.output import JsonOption, print_json, print_table
-from broker.cli.pairs import PAIR_HELP, pairs
-from broker.cli.paths import Path, rule_path, subscription_path
+from broker.cli.paths import rule_path, subscription_path
+from broker.cli.rule_options import (
+    FIELDS,
+    ActionOption,
+    AllOption,
+    FieldsOption,
+    NoneOption,
+    ParametersOption,
+    PropertiesOption,
+    SqlOption,
+    described,
+    filter_of,
+)
 from broker.cli.target import CaFileOption, ConnectionStringOption, HttpEndpointOption
 
 if TYPE_CHECKING:
     from broker.atom.client_documents import Described
     from broker.cli.http_client import HttpClient
     from broker.namespace.rule_descriptions import RuleDescription, RuleValue
-
-_FIELDS: Final = {
-    "CorrelationId": "correlation_id",
-    "MessageId": "message_id",
-    "To": "to",
-    "ReplyTo": "reply_to",
-    "Label": "label",
-    "Subject": "label",
-    "SessionId": "session_id",
-    "ReplyToSessionId": "reply_to_session_id",
-    "ContentType": "content_type",
-}
 
 rule_app = typer.Typer(
     help="List, show, create, change and delete rules of subscriptions.", no_args_is_help=True, rich_markup_mode=None
@@ -40,29 +38,6 @@ RuleArgument = Annotated[
         metavar="TOPIC/SUBSCRIPTION/RULE",
         help="The rule, as TOPIC/SUBSCRIPTION/NAME or TOPIC/subscriptions/SUBSCRIPTION/rules/NAME.",
     ),
-]
-SqlOption = Annotated[
-    str | None, typer.Option("--sql", metavar="TEXT", help="Take messages for which this condition of SQL is true.")
-]
-FieldsOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--field", metavar="NAME=TEXT", help=f"Take messages with this text in {', '.join(_FIELDS)}; may be repeated."
-    ),
-]
-PropertiesOption = Annotated[
-    list[str] | None,
-    typer.Option("--property", metavar="PAIR", help=f"Take messages with this application property, {PAIR_HELP}"),
-]
-AllOption = Annotated[bool, typer.Option("--all", help="Take all messages; so does a new rule without a filter.")]
-NoneOption = Annotated[bool, typer.Option("--none", help="Take no message.")]
-ActionOption = Annotated[
-    str | None,
-    typer.Option("--action", metavar="TEXT", help="Statements of SQL that change the copy; empty for no action."),
-]
-ParametersOption = Annotated[
-    list[str] | None,
-    typer.Option("--parameter", metavar="PAIR", help=f"A parameter of the SQL, such as @level, {PAIR_HELP}"),
 ]
 
 
@@ -133,7 +108,9 @@ def create_rule(
     A new subscription has the rule $Default, which takes all: delete it for other rules to select.
     """
     at = path_of(rule_path, path)
-    rule = _described(at, {}, _filter(sql, fields, properties, parameters, takes_all, takes_none), action, parameters)
+    rule = described(
+        at.rule, {}, filter_of(sql, fields, properties, parameters, takes_all, takes_none), action, parameters
+    )
 
     async def work(client: "HttpClient") -> "Described":
         return await client.put(at.url_path, _body(rule), is_update=False)
@@ -162,13 +139,13 @@ def update_rule(
 ) -> None:
     """Replace the filter or the action of a rule, or both. Needs the right Manage."""
     at = path_of(rule_path, path)
-    wanted = _filter(sql, fields, properties, parameters, takes_all, takes_none)
+    wanted = filter_of(sql, fields, properties, parameters, takes_all, takes_none)
     if wanted is None and action is None:
         raise typer.BadParameter("give a filter or an action to change")
 
     async def work(client: "HttpClient") -> "Described":
         known = _read(await client.get(at.url_path))
-        rule = _described(at, known.model_dump(exclude_none=True), wanted, action, parameters)
+        rule = described(at.rule, known.model_dump(exclude_none=True), wanted, action, parameters)
         return await client.put(at.url_path, _body(rule), is_update=True)
 
     changed = Connect(connection_string, http_endpoint, ca).run(work, at.shown)
@@ -198,85 +175,14 @@ def delete_rule(
     typer.echo(f"rule {at.shown} deleted")
 
 
-# --- rules as options, XML, JSON and text -----------------------------------------------------------------------------
-
-
-def _filter(
-    sql: str | None,
-    fields: Sequence[str] | None,
-    properties: Sequence[str] | None,
-    parameters: Sequence[str] | None,
-    takes_all: bool,
-    takes_none: bool,
-) -> dict[str, Any] | None:
-    """The filter that the options describe, as `RuleDescription` reads it; None if they describe none."""
-    is_correlation = bool(fields or properties)
-    if sum((sql is not None, is_correlation, takes_all, takes_none)) > 1:
-        raise typer.BadParameter("give one of --sql, --all, --none, and --field with --property")
-    if sql is not None:
-        return {"kind": "sql", **_sql(sql, parameters)}
-    if is_correlation:
-        given = pairs(properties, "--property")
-        return {"kind": "correlation", **_correlated(fields or ()), "properties": given}
-    if takes_all or takes_none:
-        return {"kind": "true" if takes_all else "false"}
-    return None
-
-
-def _sql(expression: str, parameters: Sequence[str] | None) -> dict[str, Any]:
-    """The expression with those parameters that it names: one option gives them to the filter and to the action."""
-    named = {name.lower() for name in re.findall(r"@\w+", expression)}
-    given = pairs(parameters, "--parameter").items()
-    return {
-        "expression": expression,
-        "parameters": {name: value for name, value in given if f"@{name.lower().removeprefix('@')}" in named},
-    }
-
-
-def _correlated(texts: Sequence[str]) -> dict[str, str]:
-    names = {name.lower(): field for name, field in _FIELDS.items()}
-    found: dict[str, str] = {}
-    for pair in texts:
-        name, equals, text = pair.partition("=")
-        if not equals or name.strip().lower() not in names:
-            fail(f"--field: {pair!r} is not NAME=TEXT with a NAME of {', '.join(_FIELDS)}", WRONG_USE)
-        found[names[name.strip().lower()]] = text
-    return found
-
-
-def _described(
-    at: Path,
-    known: Mapping[str, Any],
-    wanted: Mapping[str, Any] | None,
-    action: str | None,
-    parameters: Sequence[str] | None,
-) -> "RuleDescription":
-    """The known rule with what the options change. Ends the command if that makes no rule."""
-    from pydantic import ValidationError
-
-    from broker.atom.xml import is_writable
-    from broker.namespace.rule_descriptions import RuleDescription
-
-    given: dict[str, Any] = {**known, "name": at.rule}
-    if wanted is not None:
-        given["filter"] = wanted
-    if action is not None:
-        given["action"] = _sql(action, parameters) if action else None
-    try:
-        rule = RuleDescription.model_validate(given)
-    except ValidationError as error:
-        [first, *_] = error.errors(include_url=False, include_input=False)
-        fail(f"{'.'.join(map(str, first['loc']))}: {first['msg']}", WRONG_USE)
-    if not is_writable(rule.model_dump_json()):
-        fail("the rule has characters that XML cannot have", WRONG_USE)
-    return rule
+# --- rules as XML, JSON and text --------------------------------------------------------------------------------------
 
 
 def _body(rule: "RuleDescription") -> bytes:
     from broker.atom import rules
     from broker.atom.client_documents import wrapped
 
-    return wrapped(rules.write(rule, 0))
+    return wrapped(rules.write(rule))
 
 
 def _read(found: "Described") -> "RuleDescription":
@@ -308,7 +214,7 @@ def _filter_text(rule: "RuleDescription") -> str:
         case "sql":
             return _sql_text(described.expression, described.parameters)
         case "correlation":
-            names = {field: name for name, field in reversed(_FIELDS.items())}
+            names = {field: name for name, field in reversed(FIELDS.items())}
             texts = [
                 f"{name} = {getattr(described, field)!r}"
                 for field, name in names.items()

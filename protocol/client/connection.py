@@ -13,6 +13,8 @@ Errors are in `protocol.client.errors`. A lost connection stays lost; the caller
 """
 
 import asyncio
+import errno
+import re
 import socket
 import ssl
 import uuid
@@ -31,15 +33,26 @@ from protocol.client.connection_string import (
 from protocol.client.errors import AuthenticationFailed, ClientError, ConnectionLost, LinkClosed, LinkDetached
 from protocol.client.link_end import LinkEnd
 from protocol.client.links import Receiver, Sender
-from protocol.client.requests import MAX_REQUESTS, Claims, Management, QueueCounts, Requests, ResponseLink, queue_counts
+from protocol.client.requests import (
+    MAX_REQUESTS,
+    UINT_MAX,
+    Claims,
+    Management,
+    QueueCounts,
+    Requests,
+    ResponseLink,
+    needs_peeklock,
+    queue_counts,
+)
+from protocol.client.session_receiver import SessionReceiver
 from protocol.client.transactions import Coordinator
-from protocol.codec import Symbol
+from protocol.codec import Symbol, UInt
 from protocol.engine.deliveries import Delivery
 from protocol.engine.engine import Engine
 from protocol.engine.links import Link, Session
 from protocol.engine.sasl import ANONYMOUS, PLAIN, SaslClient, SaslRefused, plain_response
 from protocol.errors import ProtocolError
-from protocol.symbols import TRANSFER_DESTINATION_ADDRESS
+from protocol.symbols import SESSION_FILTER, TIMEOUT, TRANSFER_DESTINATION_ADDRESS
 
 DEFAULT_TIMEOUT_SECONDS = 60.0
 CLOSE_SECONDS = 2.0
@@ -79,8 +92,12 @@ async def connect(
     except TimeoutError:
         connection.abort()
         raise ConnectionLost("", f"cannot connect to {host} port {port} within {timeout_s} s") from None
+    except ConnectionLost as error:
+        connection.abort()
+        text = f"cannot connect to {host} port {port}: {error.description}"
+        raise ConnectionLost(error.condition, text) from error.__cause__
     except OSError as error:
-        raise ConnectionLost("", f"cannot connect to {host} port {port}: {error.strerror or error}") from error
+        raise ConnectionLost("", f"cannot connect to {host} port {port}: {_reason(error)}") from error
     except BaseException:
         connection.abort()
         raise
@@ -174,6 +191,37 @@ class Connection(asyncio.Protocol):
         await self._attach(receiver, source=address, target=self._next_name(), receive_and_delete=receive_and_delete)
         return receiver
 
+    async def accept_session(self, address: str, session_id: str) -> SessionReceiver:
+        """Lock a session of a queue or subscription that requires sessions, and receive its messages.
+
+        The receiver has no credit: see `Receiver.fetch`. Raises as `sender`; LinkDetached with the condition
+        SESSION_CANNOT_BE_LOCKED if another receiver has the session.
+        """
+        return await self._attach_session(address, session_id, 0.0)
+
+    async def accept_next_session(self, address: str, wait_s: float) -> SessionReceiver | None:
+        """As `accept_session`, of any session that has messages and no receiver; None if there is none in `wait_s`."""
+        try:
+            return await self._attach_session(address, None, wait_s)
+        except LinkDetached as error:
+            if error.condition == conditions.TIMEOUT:
+                return None
+            raise
+
+    async def _attach_session(self, address: str, session_id: str | None, wait_s: float) -> SessionReceiver:
+        await self._authorize(address)
+        receiver = SessionReceiver(self, address)
+        properties = {TIMEOUT: UInt(min(wait_s * 1000, UINT_MAX))} if session_id is None else None
+        await self._attach(
+            receiver,
+            source=address,
+            target=self._next_name(),
+            properties=properties,
+            filters={SESSION_FILTER: session_id},
+            wait_s=wait_s,
+        )
+        return receiver
+
     async def coordinator(self) -> Coordinator:
         """Attach to the peer's coordinator of transactions; raises as `sender`."""
         self._check()
@@ -200,24 +248,34 @@ class Connection(asyncio.Protocol):
 
     async def move(self, path: str, partition: int) -> None:
         """Move a queue, or a topic with its subscriptions, to this partition. Returns when that is done."""
-        management = await self.management("")
-        body = {"path": path, "partition": partition}
-        await management.request("peeklock:move-entity", body, timeout_s=float("inf"))
+        operation, body = "peeklock:move-entity", {"path": path, "partition": partition}
+        management = await self._namespace(operation)
+        await management.request_of_peeklock(operation, body, timeout_s=float("inf"))
 
     async def counts(self) -> dict[str, QueueCounts]:
         """The counts of all entities of a Peeklock namespace that hold messages, in the order of their names.
 
         Needs the right Manage; raises RequestFailed, and as `sender`.
         """
-        management = await self.management("")
+        operation = "peeklock:list-counts"
+        management = await self._namespace(operation)
         found: dict[str, QueueCounts] = {}
         while True:
             body = {"after": next(reversed(found), ""), "count": MAX_COUNTS_PER_REQUEST}
-            answer = await management.request("peeklock:list-counts", body)
+            answer = await management.request_of_peeklock(operation, body)
             page = {str(item["name"]): queue_counts(item["counts"]) for item in answer["entities"]}
             found |= page
             if not page:
                 return found
+
+    async def _namespace(self, operation: str) -> Management:
+        """The management node of the namespace, which only Peeklock has. Raises NeedsPeeklock, and as `sender`."""
+        try:
+            return await self.management("")
+        except LinkDetached as error:
+            if error.condition == conditions.UNAUTHORIZED_ACCESS or self.closed:
+                raise
+            raise needs_peeklock(operation, error) from error
 
     async def _authorize(self, address: str) -> None:
         self._check()
@@ -237,7 +295,10 @@ class Connection(asyncio.Protocol):
         target: str,
         receive_and_delete: bool = False,
         properties: Mapping[Symbol, Any] | None = None,
+        filters: Mapping[Symbol, Any] | None = None,
+        wait_s: float = 0.0,
     ) -> None:
+        """`wait_s` is how long the peer may take besides the time that every answer may take."""
         self._check()
         if isinstance(end, Coordinator):
             end.link = self.engine.attach_coordinator(self._session(), self._next_name())
@@ -250,11 +311,12 @@ class Connection(asyncio.Protocol):
                 target=target,
                 receive_and_delete=receive_and_delete,
                 properties=properties,
+                filters=filters,
             )
         end.link.context = end
         self.flush_soon()
         try:
-            async with asyncio.timeout(self.timeout_s):
+            async with asyncio.timeout(wait_s + self.timeout_s):
                 await end.attached
         except TimeoutError:
             raise TimeoutError(f"no answer to the attach of a link to {end.address}") from None
@@ -352,7 +414,8 @@ class Connection(asyncio.Protocol):
         if self._claims is not None:
             self._claims.stop()
         if self._failure is None:
-            self._failure = ConnectionLost("", str(error or "the peer has closed the connection"))
+            reason = error.strerror if isinstance(error, OSError) else None
+            self._failure = ConnectionLost("", reason or str(error or "the peer has closed the connection"))
         failure = self._failure
         if not self.opened.done():
             self.opened.set_exception(failure.again())
@@ -504,6 +567,23 @@ class Connection(asyncio.Protocol):
     def on_close(self, condition: str, description: str) -> None:
         if self._failure is None:
             self._failure = ConnectionLost(condition, description or "the peer has closed the connection")
+
+
+_REASONS = {
+    errno.ECONNREFUSED: "Connection refused",
+    errno.EHOSTUNREACH: "No route to host",
+    errno.ENETUNREACH: "Network is unreachable",
+}
+
+
+def _reason(error: OSError) -> str:
+    """asyncio has the addresses that it tried in the text, and the number of the error perhaps only there."""
+    if isinstance(error, ssl.SSLError) and error.reason == "WRONG_VERSION_NUMBER":
+        return "it does not speak TLS there"
+    if isinstance(error, ssl.SSLError | socket.gaierror):
+        return error.strerror or str(error)
+    found = re.search(r"\[Errno (\d+)\]", str(error))
+    return _REASONS.get(int(found[1]) if found else 0, str(error))
 
 
 def _sasl(credentials: Credentials, hostname: str) -> SaslClient:

@@ -53,3 +53,7 @@ class RequestFailed(ClientError):
 
     def again(self) -> Self:
         return type(self)(self.condition, self.description, self.status)
+
+
+class NeedsPeeklock(ClientError):
+    """The peer does not have this operation, which is Peeklock's own."""

@@ -10,11 +10,11 @@ from uuid import UUID
 
 from protocol import addresses, conditions
 from protocol.client.connection_string import SharedAccessKey, SharedAccessSignature
-from protocol.client.errors import AuthenticationFailed, ClientError, LinkDetached, RequestFailed
+from protocol.client.errors import AuthenticationFailed, ClientError, LinkDetached, NeedsPeeklock, RequestFailed
 from protocol.client.link_end import LinkConnection, LinkEnd
 from protocol.client.links import Sender
 from protocol.client.messages import Message, value_section
-from protocol.codec import Int, Long, UInt, array
+from protocol.codec import Int, Long, Timestamp, UInt, array
 from protocol.engine.deliveries import ACCEPTED, Delivery, forget, settle
 from protocol.errors import ProtocolError
 from protocol.nodes import cbs, sas_tokens
@@ -29,6 +29,9 @@ SESSIONS_PAGE = 100
 
 _SERVER_TIMEOUT: Final = "com.microsoft:server-timeout"
 UINT_MAX: Final = (1 << 32) - 1
+# Answers that servers give only to an operation that they have: no right, a quota, too late, busy.
+_OF_KNOWN_OPERATIONS: Final = (401, 403, 408, 503)
+_ALL_SESSIONS_MS: Final = 253_402_300_800_000  # the year 10000: all, and not only those whose state has changed since
 _TOKEN_TYPE: Final = "servicebus.windows.net:sastoken"
 
 
@@ -99,6 +102,8 @@ class Requests:
             value_section(body), message_id=message_id, reply_to=self._reply_to, application_properties=dict(properties)
         ).encode()
         answer: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
+        # If the request cannot be sent because the connection is lost, nobody waits for the answer, which fails, too.
+        answer.add_done_callback(lambda each: each.cancelled() or each.exception())
         self._responses.check()
         self._responses.waiting[message_id] = answer
         try:
@@ -229,9 +234,41 @@ class Management:
             )
         return answer.body if isinstance(answer.body, dict) else {}
 
-    async def peek(self, count: int = 1, from_sequence_number: int = 0) -> list[bytes]:
+    async def request_of_peeklock(
+        self, operation: str, body: Mapping[str, Any] | None = None, timeout_s: float | None = None
+    ) -> dict[str, Any]:
+        """As `request`, of an operation that other servers do not have. Raises NeedsPeeklock from one of these."""
+        try:
+            return await self.request(operation, body, timeout_s)
+        except RequestFailed as error:
+            if await self._is_unknown(error):
+                raise needs_peeklock(operation, error) from error
+            raise
+
+    async def _is_unknown(self, error: RequestFailed) -> bool:
+        """True if the peer answers the same to what no server has: servers have many answers to unknown operations."""
+        if error.status in _OF_KNOWN_OPERATIONS:
+            return False
+        try:
+            await self.request("peeklock:no-such-operation")
+        except RequestFailed as other:
+            return (other.status, other.condition) == (error.status, error.condition)
+        return True
+
+    async def peek(
+        self,
+        count: int = 1,
+        from_sequence_number: int = 0,
+        *,
+        session_id: str | None = None,
+        omit_body: bool = False,
+    ) -> list[bytes]:
         """Encoded messages in any state, in the order of their sequence numbers; perhaps fewer than asked for."""
-        body = {"from-sequence-number": Long(from_sequence_number), "message-count": Int(count)}
+        body: dict[str, Any] = {"from-sequence-number": Long(from_sequence_number), "message-count": Int(count)}
+        if session_id is not None:
+            body["session-id"] = session_id
+        if omit_body:
+            body["omit-message-body"] = True
         answer = await self.request("com.microsoft:peek-message", body)
         return [item["message"] for item in answer.get("messages", [])]
 
@@ -239,6 +276,10 @@ class Management:
         """The new ends of the locks, in Unix milliseconds."""
         answer = await self.request("com.microsoft:renew-lock", {"lock-tokens": array(UUID, lock_tokens)})
         return [int(until) for until in answer["expirations"]]
+
+    async def renew_session_lock(self, session_id: str) -> int:
+        """Of a session that this connection has accepted: the new end of its lock, in Unix milliseconds."""
+        return int((await self.request("com.microsoft:renew-session-lock", {"session-id": session_id}))["expiration"])
 
     async def schedule(self, messages: Sequence[Message]) -> list[int]:
         """Schedule messages by their annotation x-opt-scheduled-enqueue-time; returns their sequence numbers."""
@@ -250,16 +291,30 @@ class Management:
         body = {"sequence-numbers": array(Long, sequence_numbers)}
         await self.request("com.microsoft:cancel-scheduled-message", body)
 
-    async def lock_deferred(self, sequence_numbers: Sequence[int]) -> list[UUID]:
-        """Lock deferred messages; returns the tokens of their locks. Raises RequestFailed if one is not there."""
-        body = {"sequence-numbers": array(Long, sequence_numbers), "receiver-settle-mode": UInt(1)}
+    async def lock_deferred(self, sequence_numbers: Sequence[int], session_id: str | None = None) -> list[UUID]:
+        """Lock deferred messages; returns the tokens of their locks. Raises RequestFailed if one is not there.
+
+        Those of a session need its lock: see `Connection.accept_session`.
+        """
+        body: dict[str, Any] = {
+            "sequence-numbers": array(Long, sequence_numbers),
+            "receiver-settle-mode": UInt(1),
+        }
+        if session_id is not None:
+            body["session-id"] = session_id
         answer = await self.request("com.microsoft:receive-by-sequence-number", body)
         return [item["lock-token"] for item in answer.get("messages", [])]
 
-    async def dead_letter(self, lock_tokens: Sequence[UUID], reason: str | None, description: str | None) -> None:
-        """Dead-letter the messages with these locks. Raises RequestFailed."""
+    async def dead_letter(
+        self, lock_tokens: Sequence[UUID], reason: str | None, description: str | None, session_id: str | None = None
+    ) -> None:
+        """Dead-letter the messages with these locks, which may be of a session. Raises RequestFailed."""
         body: dict[str, Any] = {"disposition-status": "suspended", "lock-tokens": array(UUID, lock_tokens)}
-        for name, text_given in (("deadletter-reason", reason), ("deadletter-description", description)):
+        for name, text_given in (
+            ("deadletter-reason", reason),
+            ("deadletter-description", description),
+            ("session-id", session_id),
+        ):
             if text_given is not None:
                 body[name] = text_given
         await self.request("com.microsoft:update-disposition", body)
@@ -270,13 +325,14 @@ class Management:
         States are active, deferred and scheduled. Needs the right Manage.
         """
         body = {"states": ",".join(states)} if states else None
-        return int((await self.request("peeklock:purge", body, timeout_s=float("inf")))["message-count"])
+        answer = await self.request_of_peeklock("peeklock:purge", body, timeout_s=float("inf"))
+        return int(answer["message-count"])
 
     async def sessions(self) -> AsyncIterator[str]:
         """The ids of all sessions that have messages or a state, in pages. Raises RequestFailed."""
         skip = 0
         while True:
-            body = {"skip": Int(skip), "top": Int(SESSIONS_PAGE)}
+            body = {"last-updated-time": Timestamp(_ALL_SESSIONS_MS), "skip": Int(skip), "top": Int(SESSIONS_PAGE)}
             answer = await self.request("com.microsoft:get-message-sessions", body)
             found = answer.get("sessions-ids", [])
             for each in found:
@@ -286,7 +342,11 @@ class Management:
                 return
 
     async def counts(self) -> QueueCounts:
-        return queue_counts((await self.request("peeklock:get-counts"))["counts"])
+        return queue_counts((await self.request_of_peeklock("peeklock:get-counts"))["counts"])
+
+
+def needs_peeklock(operation: str, answer: ClientError) -> NeedsPeeklock:
+    return NeedsPeeklock("", f"this needs Peeklock; the server does not know {operation} and says: {answer}")
 
 
 def queue_counts(values: Mapping[str, int]) -> QueueCounts:

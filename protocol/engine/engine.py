@@ -315,8 +315,9 @@ class Engine:
         receive_and_delete: bool = False,
         credit: int = 0,
         properties: Mapping[Symbol, Any] | None = None,
+        filters: Mapping[Symbol, Any] | None = None,
     ) -> Link:
-        """Attach a link of our own; `on_attach` is called when the peer has answered."""
+        """Attach a link of our own; `on_attach` is called when the peer has answered. `filters` are the source's."""
         make = lib.pn_sender if sender else lib.pn_receiver
         pointer = make(session.pointer, name.encode())
         for terminus, address in ((lib.pn_link_source(pointer), source), (lib.pn_link_target(pointer), target)):
@@ -326,6 +327,8 @@ class Engine:
             lib.pn_link_set_rcv_settle_mode(pointer, lib.PN_RCV_FIRST if receive_and_delete else lib.PN_RCV_SECOND)
         if properties:
             set_value(lib.pn_link_properties(pointer), properties)
+        if filters:
+            set_value(lib.pn_terminus_filter(lib.pn_link_source(pointer)), filters)
         link = self._own_link(session, pointer)
         if credit:
             link.grant(credit)

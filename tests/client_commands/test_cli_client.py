@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import threading
+import uuid
 
 import pytest
 from typer.testing import CliRunner
@@ -73,6 +74,19 @@ def test_send_and_receive(peeklock):
 def test_a_body_comes_from_standard_input_and_may_be_bytes(peeklock):
     assert peeklock("send", "sent", "--body", "-", input=b"\xff\x00").exit_code == 0
     assert bodies(peeklock("receive", "sent")) == [{"base64": "/wA="}]
+
+
+def test_what_json_does_not_have_is_text(peeklock, broker):
+    values = [float("nan"), float("-inf"), b"\xff", uuid.UUID(int=1)]
+
+    async def work(connection):
+        sender = await connection.sender("sent")
+        await sender.send(Message(value_section(values), application_properties={"n": values[0]}).encode())
+
+    on(broker, work)
+    (message,) = lines(peeklock("receive", "sent"))
+    assert message["body"] == ["nan", "-inf", {"base64": "/w=="}, "00000000-0000-0000-0000-000000000001"]
+    assert message["properties"] == {"n": "nan"}
 
 
 def test_many_are_sent_with_ids_of_their_own_and_received_at_most_so_many(peeklock):
@@ -379,6 +393,26 @@ def test_progress_is_shown_on_a_terminal_and_never_in_the_output(broker):
     assert b"/3000" in shown
 
 
+@pytest.mark.parametrize(
+    ("redirections", "code", "error"),
+    [
+        (">/dev/full", 1, "peeklock: standard output: No space left on device\n"),
+        (">&-", 0, ""),
+        ("<&- >&- 2>&-", 2, ""),
+    ],
+)
+def test_output_that_goes_nowhere(broker, redirections, code, error):
+    body = "-" if "<&-" in redirections else "x"
+    command = [sys.executable, "-m", "broker.cli", "send", "purged", "--body", body]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PEEKLOCK_")}
+    environment |= {CONNECTION_STRING_VARIABLE: broker.connection_string}
+    ended = subprocess.run(
+        ["sh", "-c", f'"$@" {redirections}', "sh", *command],
+        cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=30, check=False,
+    )  # fmt: skip
+    assert (ended.returncode, ended.stderr) == (code, error)
+
+
 # --- what goes wrong --------------------------------------------------------------------------------------------------
 
 
@@ -398,7 +432,49 @@ def test_a_wrong_key(peeklock, broker):
 def test_no_broker(peeklock):
     result = peeklock("queues", "--connection-string", "Endpoint=amqp://127.0.0.1:1")
     assert result.exit_code == 1
-    assert "cannot connect to 127.0.0.1 port 1" in result.stderr
+    assert result.stderr == "peeklock: cannot connect to 127.0.0.1 port 1: Connection refused\n"
+
+
+def test_tls_where_there_is_none(peeklock, broker):
+    target = broker.connection_string.replace("UseDevelopmentEmulator=true", "")
+    result = peeklock("peek", "sent", "--connection-string", target)
+    assert result.exit_code == 1
+    assert (
+        result.stderr == f"peeklock: cannot connect to localhost port {broker.amqp_port}: it does not speak TLS there\n"
+    )
+
+
+def test_a_port_that_is_not_amqp(peeklock, broker):
+    result = peeklock("peek", "sent", "--connection-string", f"Endpoint=amqp://localhost:{broker.http_port}")
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"peeklock: cannot connect to localhost port {broker.http_port}: the peer ")
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("receive", ""), ("send", "/", "--body", "x"), ("resend", "sent", "--to", ""), ("transfer", "sent", "")],
+)
+def test_a_name_that_is_empty(peeklock, arguments):
+    result = peeklock(*arguments)
+    assert result.exit_code == 2
+    assert "names nothing" in result.stderr
+
+
+def test_a_subscription_that_is_named_as_a_queue(peeklock):
+    result = peeklock("receive", "news/mine")
+    assert result.stderr == (
+        "peeklock: The messaging entity 'sb://localhost/news/mine' could not be found. (amqp:not-found); "
+        "if it is a subscription, its name here is TOPIC/subscriptions/NAME\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments", [("move", "sent", "--to", "99999999999999999999"), ("dead-letter", "sent/$deadletterqueue")]
+)
+def test_what_cannot_be(peeklock, arguments):
+    result = peeklock(*arguments)
+    assert (result.exit_code, result.stdout) == (2, "")
 
 
 def test_no_connection_string(peeklock, monkeypatch):
@@ -426,7 +502,7 @@ def test_a_name_that_is_no_text(peeklock):
     assert (result.exit_code, result.stderr) == (2, "peeklock: a name has characters that are no text\n")
 
 
-@pytest.mark.parametrize("pair", ["name", "=value", ":=1", "name:={}", "name:=[1]", "name:=nonsense"])
+@pytest.mark.parametrize("pair", ["name", "=value", ":=1", "n:={}", "n:=[1]", "n:=nonsense", "n:=NaN", "n:=1e999"])
 def test_a_property_that_makes_no_sense(peeklock, pair):
     result = peeklock("send", "sent", "--body", "x", "--property", pair)
     assert result.exit_code == 2

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from broker.cli.all_commands import app
 from broker.cli.target import CONNECTION_STRING_VARIABLE, HTTP_ENDPOINT_VARIABLE
-from tests.brokers import KEY_NAME, Broker, free_ports
+from tests.brokers import KEY_NAME, Broker
 
 KEYED = """
 [[queues]]
@@ -219,6 +219,30 @@ def test_rules(peeklock, told, error):
     assert error(1, "rule", "show", "ruled/s/$Default")
 
 
+@pytest.mark.parametrize(
+    ("options", "rule"),
+    [
+        ((), {"name": "$Default", "filter": {"kind": "true"}}),
+        (("--rule-name", "all"), {"name": "all", "filter": {"kind": "true"}}),
+        (("--none",), {"name": "$Default", "filter": {"kind": "false"}}),
+        (("--field", "Label=<x>", "--property", "n:=3"),
+         {"name": "$Default", "filter":
+          {"kind": "correlation", "label": "<x>", "properties": {"n": {"type": "int", "value": 3}}}}),
+        (("--sql", "a < @x", "--parameter", "@x:=1.5", "--action", "SET b = @y", "--parameter", "@y=é",
+          "--rule-name", "r"),
+         {"name": "r", "filter":
+          {"kind": "sql", "expression": "a < @x", "parameters": {"@x": {"type": "double", "value": 1.5}}},
+          "action": {"expression": "SET b = @y", "parameters": {"@y": {"type": "string", "value": "é"}}}}),
+    ],
+)  # fmt: skip
+def test_the_first_rule_of_a_subscription(peeklock, told, options, rule):
+    peeklock("topic", "create", "first")
+    shown = told("subscription", "create", "first/s", *options, "--lock-duration", "30s", "--user-metadata", "<x/> \\1")
+    assert (shown["settings"]["LockDuration"], shown["settings"]["UserMetadata"]) == ("PT30S", "<x/> \\1")
+    assert told("rule", "list", "first/s") == [rule]
+    assert peeklock("subscription", "delete", "first/s", "--yes").exit_code == 0
+
+
 # --- what goes wrong --------------------------------------------------------------------------------------------------
 
 
@@ -244,6 +268,11 @@ def test_rules(peeklock, told, error):
         (("subscription", "show", "topic"), "is not TOPIC/SUBSCRIPTION"),
         (("rule", "show", "topic/s"), "is not TOPIC/SUBSCRIPTION/RULE"),
         (("rule", "create", "t/s/r", "--sql", "1=1", "--none"), "give one of"),
+        (("rule", "create", "t/s/r", "--sql", "a = @low", "--parameter", "@lwo=1"), "'@lwo' is neither in --sql"),
+        (("subscription", "create", "t/s", "--sql", "1=1", "--none"), "give one of"),
+        (("subscription", "create", "t/s", "--rule-name", ""), "name"),
+        (("subscription", "update", "t/s", "--sql", "1=1"), "No such option"),
+        (("queue", "create", "q", "--sql", "1=1"), "No such option"),
         (("rule", "create", "t/s/r", "--field", "Nothing=1"), "NAME=TEXT"),
         (("rule", "create", "t/s/r", "--property", "x"), "--property"),
         (("rule", "create", "t/s/" + "r" * 51), "name"),
@@ -305,18 +334,6 @@ def test_tls_where_there_is_none(error, broker):
     text = error(1, "queue", "list", "--http-endpoint", f"https://127.0.0.1:{broker.http_port}")
     assert text.startswith(f"peeklock: cannot connect to https://127.0.0.1:{broker.http_port}: ")
     assert text.count("\n") == 1
-
-
-def test_an_authority_of_ones_own(peeklock, error, tmp_path):
-    peeklock("ca", tmp_path / "ca", "--host", "localhost")
-    [port] = free_ports(1)
-    files = f"certificate = '{tmp_path}/ca/server.pem'\nkey = '{tmp_path}/ca/server.key'\n"
-    with Broker(tmp_path / "broker", f"[http]\ntls_port = {port}\n[tls]\n{files}"):
-        url = f"https://localhost:{port}"
-        arguments = "queue", "list", "--http-endpoint", url
-        assert peeklock(*arguments, "--ca", tmp_path / "ca/ca.pem").exit_code == 0
-        assert error(1, *arguments).startswith(f"peeklock: cannot connect to {url}: ")
-        assert "certificate verify failed" in error(1, *arguments)
 
 
 def test_no_connection_string(error, monkeypatch):

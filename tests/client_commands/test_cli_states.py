@@ -6,29 +6,8 @@ import time
 import pytest
 from proton import Delivery, Message, symbol, timestamp
 from proton.utils import BlockingConnection
-from typer.testing import CliRunner
 
-from broker.cli.all_commands import app
-from broker.cli.target import CONNECTION_STRING_VARIABLE
-from tests.brokers import KEY, KEY_NAME, Broker
-
-CONFIG = (
-    'partitions = 2\n[[queues]]\nname = "plain"\n[[queues]]\nname = "spread"\nenable_partitioning = true\n'
-    '[[queues]]\nname = "talks"\nrequires_session = true\n'
-    '[[queues]]\nname = "target"\n[[queues]]\nname = "full"\nmax_size_mb = 1\n'
-)
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory):
-    with Broker(tmp_path_factory.mktemp("broker"), CONFIG) as running:
-        yield running
-
-
-@pytest.fixture
-def peeklock(broker, monkeypatch):
-    monkeypatch.setenv(CONNECTION_STRING_VARIABLE, broker.connection_string)
-    return lambda *arguments, **options: CliRunner().invoke(app, [str(each) for each in arguments], **options)
+from tests.brokers import KEY, KEY_NAME
 
 
 @pytest.fixture

@@ -37,6 +37,11 @@ name = "purged"
 
 [[queues]]
 name = "counted"
+
+[[queues]]
+name = "talks"
+lock_duration_ms = 5000
+requires_session = true
 """
 
 

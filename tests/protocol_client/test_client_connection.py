@@ -200,3 +200,12 @@ async def test_a_session_that_the_peer_ends_tells_its_links_why(peer):
             await receiver.receive()
         assert caught.value.condition == "amqp:session:window-violation"
         await (await connection.sender("q")).send(MESSAGE)
+
+
+async def test_a_request_that_cannot_be_sent_leaves_nothing_to_the_log_of_the_loop(peer):
+    """Its answer fails, too, and nobody waits for that."""
+    peer.on_message = lambda link, delivery: peer.side.transport.abort()
+    async with peer, await peer.connect() as connection:
+        management = await connection.management("q")
+        with pytest.raises(ConnectionLost):
+            await management.peek()

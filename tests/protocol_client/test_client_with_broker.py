@@ -27,7 +27,7 @@ from tests.brokers import KEY, KEY_NAME, Broker, free_ports
 
 CERTIFICATE = Path(__file__).with_name("localhost.pem")
 DEAD = "/$deadletterqueue"
-NAMES = ["counted", "keyed", "locks", "outcomes", "purged", "q", "small/one"]
+NAMES = ["counted", "keyed", "locks", "outcomes", "purged", "q", "small/one", "talks"]
 
 
 def numbered(count):

@@ -365,7 +365,7 @@ def _require_match(request: web.BaseRequest, changed_ms: int) -> None:
 
 def _first_rules(described: Element) -> list[dict[str, Any]] | None:
     """The rule that a new subscription has in the place of the usual one. Raises InvalidArgument."""
-    rule = xml.child(described, "DefaultRuleDescription")
+    rule = xml.child(described, rules.FIRST)
     if rule is None or xml.is_nil(rule):
         return None
     return [rules.read(rules.read_name(rule) or DEFAULT_RULE_NAME, rule).document(0)]
