@@ -16,6 +16,7 @@ from broker.gateway.web.access import Access
 from broker.gateway.web.endpoint import base_url, body_of
 from broker.gateway.web.inside import Inside
 from broker.gateway.web.statuses import RequestRefused
+from broker.gateway.web.targets import is_of_messages
 from broker.namespace.entities import Right
 from protocol import addresses, conditions, error_texts
 from protocol.client.errors import ClientError
@@ -34,22 +35,7 @@ class Gateway(Home, Protocol):
 
 
 def is_runtime(request: web.BaseRequest, path: str) -> bool:
-    segments = path.lower().split("/")
-    match segments[-3:]:
-        case [*_, entity, "messages"] if entity:
-            return request.method == "POST"
-        case [*_, "messages", "head"] if len(segments) > 2:
-            return request.method in ("POST", "DELETE")
-        case ["messages", _, token] if len(segments) > 3:
-            return request.method in ("POST", "PUT", "DELETE") and _uuid(token) is not None
-    return False
-
-
-def _uuid(text: str) -> UUID | None:
-    try:
-        return UUID(text)
-    except ValueError:
-        return None
+    return is_of_messages(request.method, path)
 
 
 class Runtime:
