@@ -111,6 +111,7 @@ class Runtime:
         if found.requires_session:
             raise InvalidArgument("The entity requires sessions, which cannot be received from over HTTP.")
         deletes = request.method == "DELETE"
+        origin = "" if deletes else "://".join(base_url(request))
         until = time.monotonic() + _timeout(request)
         # Also a message that is deleted is locked first: the client may go while it is on its way.
         receiver = await (await self._inside.connection()).receiver(entity, credit=0)
@@ -132,9 +133,8 @@ class Runtime:
                 await receiver.accept(received)
         headers = rest_messages.write_headers(message, None if deletes else received.lock_token)
         if not deletes:
-            scheme, host = base_url(request)
             place = quote(f"{entity.lower()}/messages/{message.sequence_number}/{received.lock_token}")
-            headers["Location"] = f"{scheme}://{host}/{place}"
+            headers["Location"] = f"{origin}/{place}"
         content = message.content()
         if not isinstance(content, bytes):
             content = str(content).encode("utf-8", "replace")
