@@ -5,6 +5,7 @@ An element that is missing has the default of the service, also in an update. On
 """
 
 import base64
+import re
 import secrets
 from collections.abc import Callable, Mapping
 from enum import Enum
@@ -306,7 +307,9 @@ def read(kind: str, described: Element) -> dict[str, Any]:
     for name, wanted in _PROPERTIES.items():
         if wanted.field not in model.model_fields:
             continue
-        if text := xml.text_of(given.get(name)):
+        found = given.get(name)
+        text = (found.text or "") if wanted.read is str and found is not None else xml.text_of(found)
+        if text:
             try:
                 fields[wanted.field] = wanted.read(text)
             except ValueError as error:
@@ -374,7 +377,17 @@ def validated(kind: str, fields: Mapping[str, Any]) -> Description:
         raise InvalidArgument(" ".join(problems[:10])) from None
 
 
-_ELEMENT_OF: Final = {each.field: name for name, each in _PROPERTIES.items()}
+_ELEMENT_OF: Final = {each.field: name for name, each in _PROPERTIES.items()} | {
+    "key_name": "KeyName", "primary_key": "PrimaryKey", "secondary_key": "SecondaryKey",
+}  # fmt: skip
+_FIELD: Final = re.compile(rf"\b({'|'.join(field for field in _ELEMENT_OF if '_' in field)})\b")
+_LITERAL: Final = re.compile(r"'(\w+)'")
+_FORWARDING: Final = ("ForwardTo", "ForwardDeadLetteredMessagesTo")
+
+
+def with_elements(text: str) -> str:
+    """A text of the broker about properties, with the names that they have here."""
+    return _FIELD.sub(lambda field: _ELEMENT_OF[field[0]], text)
 
 
 def _problem(error: Any) -> str:
@@ -382,13 +395,17 @@ def _problem(error: Any) -> str:
     if place in ("name", "topic"):
         return (
             f"The {'topic' if place == 'topic' else 'entity'}'s name is not valid: it must have "
-            "letters, digits, '.', '-', '_', '~' and '/' only, begin and end with a letter or digit, and have at most "
-            "260 characters (a subscription 50, and no '/')."
+            "letters, digits, '.', '-', '_', '~' and '/' only, begin with a letter or digit, end with one or '_', and "
+            "have at most 260 characters (a subscription 50, and no '/')."
         )
     name = _ELEMENT_OF.get(place, "AuthorizationRule" if place == "authorization_rules" else str(place))
     if rest:
-        name += f" {rest[-1]}"
+        name += f" {_ELEMENT_OF.get(rest[-1], rest[-1])}"
     context = error.get("ctx", {})
+    if "expected" in context:
+        return f"{name}: must be one of {', '.join(_LITERAL.findall(context['expected']))}."
+    if name in _FORWARDING:
+        return f"{name}: must be the name of a queue or topic, or a URL like sb://host/name."
     for limit, words in (("ge", "at least"), ("le", "at most"), ("max_length", "at most")):
         if limit in context:
             bound = format_duration(context[limit]) if name in _DURATIONS else str(context[limit])

@@ -61,6 +61,11 @@ def read(name: str, described: Element) -> RuleDescription:
     except ValidationError as error:
         [first, *_] = error.errors(include_url=False, include_input=False)
         place = ".".join(map(str, first["loc"]))
+        if place == "name":
+            raise InvalidArgument(
+                "The rule's name is not valid: it must have at most 50 characters, none of / \\ @ ? # * and control "
+                "characters, and no blank at an end."
+            ) from None
         raise InvalidArgument(f"The rule is not valid: {f'{place}: ' if place else ''}{first['msg']}.") from None
 
 

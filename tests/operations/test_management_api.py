@@ -25,6 +25,10 @@ ENTRY = (
     '<{0} xmlns="http://schemas.microsoft.com/netservices/2010/10/servicebus/connect" '
     'xmlns:i="http://www.w3.org/2001/XMLSchema-instance">{1}</{0}></content></entry>'
 )
+RULES = (
+    '<AuthorizationRules><AuthorizationRule i:type="SharedAccessAuthorizationRule"><Rights><AccessRights>Send'
+    "</AccessRights></Rights><KeyName>{}</KeyName><PrimaryKey>own</PrimaryKey></AuthorizationRule></AuthorizationRules>"
+)
 
 
 @pytest.fixture(scope="module")
@@ -81,13 +85,15 @@ def test_a_queue_is_created_read_changed_and_deleted(call):
     assert (status, value(text, "MaxDeliveryCount"), value(text, "LockDuration")) == (201, "3", "PT1M")
     assert call("PUT", "/Orders", entry("Queue"))[0] == 409
     assert call("PUT", "/orders", entry("Topic"))[0] == 409
-    changed = entry("Queue", "<LockDuration>PT30S</LockDuration><UserMetadata>a &amp; b</UserMetadata>")
+    changed = entry("Queue", "<LockDuration>PT30S</LockDuration><UserMetadata> a &amp;&#10; b </UserMetadata>")
     assert call("PUT", "/orders", changed, If_Match="*")[0] == 200
     status, text = call("GET", "/orders?api-version=2021-05")
-    assert (status, value(text, "LockDuration"), value(text, "UserMetadata")) == (200, "PT30S", "a & b")
+    assert (status, value(text, "LockDuration"), value(text, "UserMetadata")) == (200, "PT30S", " a &\n b ")
     assert value(text, "MaxDeliveryCount") == "10", "what an update omits gets its default"
     assert ElementTree.fromstring(text).findtext(f".//{COUNTS}ActiveMessageCount") == "0"
     assert call("PUT", "/orders", changed, If_Match='"1"')[0] == 412
+    status, text = call("PUT", "/orders", entry("Queue", "<RequiresSession>true</RequiresSession>"), If_Match="*")
+    assert (status, "RequiresSession is false since its creation" in text) == (400, True)
     assert call("DELETE", "/orders")[0] == 200
     assert call("GET", "/orders")[0] == call("DELETE", "/orders")[0] == 404
     assert call("PUT", "/orders", changed, If_Match="*")[0] == 404
@@ -173,7 +179,10 @@ def test_topics_have_subscriptions_and_these_have_rules(call):
     assert value(call("GET", f"{of}/Rules/a%20rule")[1], "SqlExpression") == "1=1"
     assert titles(call("GET", f"{of}/Rules/")[1]) == ["$Default", "a rule"]
     assert titles(call("GET", "/news/all/Subscriptions/")[1]) == ["mine"]
-    assert call("DELETE", f"{of}/Rules/$Default")[0] == 200
+    status, text = call("PUT", f"{of}/Rules/%20a", entry("Rule"))
+    assert (status, "no blank at an end" in text) == (400, True)
+    assert call("DELETE", f"{of}/Rules/$Default", If_Match='"1"')[0] == 412
+    assert call("DELETE", f"{of}/Rules/$Default", If_Match="*")[0] == 200
     assert call("DELETE", f"{of}/Rules/$Default")[0] == 404
     assert call("DELETE", "/news/all")[0] == 200
     assert call("GET", of)[0] == 404
@@ -248,6 +257,11 @@ def test_lists_have_pages(call):
         ("/b//d", entry("Queue"), "empty segment"),
         ("/b%2F..%2Fd", entry("Queue"), "'..'"),
         ("/b@d", entry("Queue"), "name is not valid"),
+        ("/b/messages/head", entry("Queue"), "ends as the path of a message"),
+        ("/bad", entry("Topic", "<Status>ReceiveDisabled</Status>"), "one of Active, Disabled, SendDisabled."),
+        ("/bad", entry("Queue", "<ForwardTo>a@b</ForwardTo>"), "ForwardTo: must be the name of a queue or topic"),
+        ("/bad", entry("Queue", "<ForwardTo>bad</ForwardTo>"), "ForwardTo names the entity itself"),
+        ("/bad", entry("Queue", RULES.format("k" * 257)), "AuthorizationRule KeyName: must be at most 256 characters"),
     ],
 )
 def test_bad_input_is_answered_with_what_is_wrong(call, path, body, says):
@@ -274,12 +288,7 @@ def test_a_request_needs_a_token_with_the_right(call):
 
 
 def test_a_rule_of_an_entity_locks_no_key_of_the_namespace_out(call):
-    own = (
-        '<AuthorizationRules><AuthorizationRule i:type="SharedAccessAuthorizationRule"><Rights><AccessRights>Send'
-        f"</AccessRights></Rights><KeyName>{KEY_NAME}</KeyName><PrimaryKey>own</PrimaryKey></AuthorizationRule>"
-        "</AuthorizationRules>"
-    )
-    assert call("PUT", "/locked", entry("Queue", own))[0] == 201
+    assert call("PUT", "/locked", entry("Queue", RULES.format(KEY_NAME)))[0] == 201
     token = generate("sb://localhost/", KEY_NAME, "own", int(time.time()) + 60)
     assert call("POST", "/locked/messages", "x", token=token)[0] == 201
     status, text = call("GET", "/locked", token=token)

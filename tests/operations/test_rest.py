@@ -9,10 +9,15 @@ from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime, parsedate_to_datetime
 from http.client import HTTPConnection
 from urllib.parse import urlsplit
+from uuid import UUID
 
 import pytest
 
+from broker.gateway.web.rest_messages import write_headers
+from protocol.client.messages import Message
+from protocol.codec import Described, Long, Symbol, Timestamp
 from protocol.nodes.sas_tokens import generate
+from protocol.symbols import TIMESPAN
 from tests.brokers import KEY, KEY_NAME, Broker
 
 CONFIG = """
@@ -132,14 +137,46 @@ def test_custom_headers_are_properties_with_types(call, empty):
         "Empty": '""',
     }
     given["Day"] = f'"{format_datetime(datetime(2044, 11, 6, tzinfo=UTC), usegmt=True)}"'
-    call("POST", "/orders/messages", "x", **given, traceparent="00-1-2-01", X_Ms_Foo="1")
+    given["First"] = '"Mon, 01 Jan 0001 00:00:00 GMT"'
+    tracing = {"traceparent": "00-1-2-01", "Baggage": "a=b", "Correlation-Context": "a=b"}
+    call("POST", "/orders/messages", "x", **given, **tracing, X_Ms_Foo="1")
     got = call("DELETE", "/orders/messages/head?timeout=5")
     shown = given | {"Word": '"High"', "Big": str(float("9" * 19))}
     assert {name: got.headers[name] for name in given} == shown
-    assert "traceparent" not in got.headers
+    assert not tracing.keys() & got.headers.keys()
     assert "X-Ms-Foo" not in got.headers
     assert "LockToken" not in got.properties
     assert got.status == 200
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (Described(TIMESPAN, Long(905_000_000)), "90.5"),
+        (Described(TIMESPAN, Long(-(2**63))), "-922337203685.4775808"),
+        (Described(TIMESPAN, Long(0)), "0"),
+        (Described(TIMESPAN, "none"), None),
+        (Described(Symbol("com.microsoft:uri"), "sb://x"), None),
+        (UUID(int=1), '"00000000-0000-0000-0000-000000000001"'),
+        (Timestamp(2**63 - 1), None),
+        (float("nan"), None),
+        ("a\r\nX: y", '"a  X: y"'),
+        (b"bytes", None),
+        (None, None),
+    ],
+)
+def test_what_clients_of_amqp_have_sent_is_shown_if_http_has_a_form_for_it(value, shown):
+    message = Message.of(b"", application_properties={"Given": value})
+    assert write_headers(message, None).get("Given") == shown
+
+
+def test_a_header_that_is_given_twice_is_one_property(broker, call, empty):
+    token = generate("http://localhost/", KEY_NAME, KEY, int(time.time()) + 60)
+    head = f"POST /orders/messages HTTP/1.1\r\nHost: x\r\nAuthorization: {token}\r\nContent-Length: 0\r\n"
+    with socket.create_connection(("localhost", broker.http_port)) as connection:
+        connection.sendall(f"{head}Color: red\r\ncolor: 2\r\n\r\n".encode())
+        assert connection.recv(4096).startswith(b"HTTP/1.1 201 ")
+    assert call("DELETE", "/orders/messages/head?timeout=5").headers.get_all("Color") == ['"red, 2"']
 
 
 def test_messages_wait_for_receivers_and_receivers_for_messages(call, broker, empty):
@@ -248,6 +285,9 @@ def test_rights(broker, call, empty):
         ("POST", "/orders/messages", {"BrokerProperties": '{"TimeToLive": 1e400}'}, 400),
         ("POST", "/orders/messages", {"BrokerProperties": '{"ScheduledEnqueueTimeUtc": "soon"}'}, 400),
         ("POST", "/orders/messages", {"BrokerProperties": '{"SessionId": "a", "PartitionKey": "b"}'}, 400),
+        ("POST", "/orders/messages", {"BrokerProperties": '{"Label": "a", "LABEL": "b"}'}, 400),
+        ("POST", "/orders/messages", {"BrokerProperties": '{"Label": "a"}', "Brokerproperties": "{}"}, 400),
+        ("POST", "/orders/messages/head", {"Host": "a b"}, 400),
         ("POST", "/orders/messages", {"Content-Type": BATCH}, 400),
         ("GET", "/orders/messages", {}, 404),
     ],
@@ -260,7 +300,11 @@ def test_what_cannot_be_done_has_its_status(call, method, path, headers, status)
 
 
 @pytest.mark.parametrize(
-    "body", ["[]", "{}", '[{"Body": 1}]', '[{"Body": "a", "UserProperties": {"a": [1]}}]', "[1", "null"]
+    "body",
+    [
+        *("[]", "{}", '[{"Body": 1}]', '[{"Body": "a", "UserProperties": {"a": [1]}}]', "[1", "null", "[" * 100_000),
+        '[{"Body": "a", "UserProperties": {"\\ud800": 1}}]',
+    ],
 )
 def test_batches_that_are_none(call, body):
     assert call("POST", "/orders/messages", body, Content_Type=BATCH).status == 400

@@ -25,7 +25,7 @@ from broker.gateway.router import CHANGE_CATALOG, Router
 from broker.gateway.web.access import Access
 from broker.gateway.web.endpoint import base_url, body_of
 from broker.gateway.web.pace import Pace, Parts
-from broker.gateway.web.targets import Resource, Target, parse
+from broker.gateway.web.targets import Resource, Target, is_of_messages, parse
 from broker.metrics import GatewayMetrics
 from broker.namespace.entities import Right, SubscriptionDescription
 from broker.namespace.rule_descriptions import DEFAULT_RULE_NAME, RuleDescription
@@ -185,6 +185,10 @@ class Management:
             self._require_destinations(request, fields)
             document = await self._change("update", entity.name, fields)
         else:
+            if is_of_messages("DELETE", target.entity):
+                raise InvalidArgument(
+                    "The entity's name ends as the path of a message does, so it could not be deleted."
+                )
             own = {"name": target.subscription, "topic": target.entity} if is_subscription else {"name": target.entity}
             wanted = entities.validated(kind, fields | own)
             self._require_destinations(request, fields)
@@ -242,6 +246,9 @@ class Management:
 
     async def _delete_rule(self, request: web.BaseRequest, target: Target) -> web.Response:
         subscription = self._find(target.path, "subscription")
+        if "If-Match" in request.headers:
+            known = await self._ask(subscription, "get-rule", target.rule)
+            _require_match(request, known["created_ms"])
         await self._change_rule(subscription, "remove-rule", target.rule)
         return web.Response(status=200)
 
@@ -266,7 +273,10 @@ class Management:
     # -- the rest of the broker
 
     async def _change(self, *change: Any) -> Any:
-        return await self._gateway.router.ask(HOME, CHANGE_CATALOG, 0, change)
+        try:
+            return await self._gateway.router.ask(HOME, CHANGE_CATALOG, 0, change)
+        except BrokerError as error:
+            raise type(error)(entities.with_elements(str(error))) from None
 
     async def _ask(self, entity: Entity, name: str, *arguments: Any) -> Any:
         """Ask the entity's partition."""

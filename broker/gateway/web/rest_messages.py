@@ -5,13 +5,14 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
+from decimal import Decimal
 from email.utils import format_datetime, parsedate_to_datetime
 from typing import Any, Final
 from uuid import UUID
 
 from broker.errors import InvalidArgument
 from protocol.client.messages import Message
-from protocol.codec import Long, Timestamp
+from protocol.codec import Described, Long, Timestamp
 from protocol.symbols import (
     ENQUEUE_SEQUENCE_NUMBER,
     ENQUEUED_TIME,
@@ -19,6 +20,7 @@ from protocol.symbols import (
     MESSAGE_STATE,
     PARTITION_KEY,
     SCHEDULED_ENQUEUE_TIME,
+    TIMESPAN,
     VIA_PARTITION_KEY,
 )
 
@@ -39,38 +41,44 @@ _STATES: Final = ("Active", "Deferred", "Scheduled")
 # Names of headers that are never properties of a message, and prefixes of such.
 _HEADERS: Final = frozenset({
     "accept", "accept-charset", "accept-encoding", "accept-language", "accept-ranges", "age", "allow",
-    "authorization", "brokerproperties", "cache-control", "connection", "content-disposition",
+    "authorization", "baggage", "brokerproperties", "cache-control", "connection", "content-disposition",
     "content-encoding", "content-language", "content-length", "content-location", "content-md5",
-    "content-range", "content-type", "cookie", "date", "etag", "expect", "expires", "forwarded", "from", "host",
-    "http2-settings", "if-match", "if-modified-since", "if-none-match", "if-range", "if-unmodified-since",
-    "keep-alive", "last-modified", "location", "max-forwards", "origin", "pragma",
-    "proxy-authenticate", "proxy-authorization", "proxy-connection", "range", "referer", "request-context",
-    "request-id", "retry-after", "server", "servicebusdlqsupplementaryauthorization",
+    "content-range", "content-type", "cookie", "correlation-context", "date", "dnt", "etag", "expect",
+    "expires", "forwarded", "from", "host", "http2-settings", "if-match", "if-modified-since", "if-none-match",
+    "if-range", "if-unmodified-since", "keep-alive", "last-modified", "location", "max-forwards", "origin",
+    "pragma", "proxy-authenticate", "proxy-authorization", "proxy-connection", "range", "referer",
+    "request-context", "request-id", "retry-after", "server", "servicebusdlqsupplementaryauthorization",
     "servicebussupplementaryauthorization", "set-cookie", "strict-transport-security", "te", "traceparent",
-    "tracestate", "trailer", "transfer-encoding", "upgrade", "user-agent", "vary", "via", "warning",
-    "www-authenticate", "x-real-ip",
+    "tracestate", "trailer", "transfer-encoding", "upgrade", "upgrade-insecure-requests", "user-agent", "vary",
+    "via", "warning", "www-authenticate", "x-real-ip",
 })  # fmt: skip
 _PREFIXES: Final = ("x-ms-", "x-forwarded-", "sec-", "access-control-")
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _INTEGER = re.compile(r"[+-]?[0-9]{1,19}")
 _TIME_SPAN = re.compile(r"(?:([0-9]{1,8})\.)?([0-9]{1,2}):([0-9]{1,2}):([0-9]{1,2}(?:\.[0-9]{1,7})?)", re.ASCII)
+_FIRST_CENTURY = re.compile(r" (00[0-9]{2}) [0-9]{2}:")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,4})?")
 
 
 def read_message(headers: Iterable[tuple[str, str]], body: bytes) -> Message:
     """The message of a request. Raises InvalidArgument."""
-    properties: Mapping[str, Any] = {}
+    properties: Mapping[str, Any] | None = None
     content_type = None
-    custom: dict[str, Any] = {}
+    custom: dict[str, tuple[str, str]] = {}  # by name in lower case: name and text
     for name, text in headers:
         lower = name.lower()
         if lower == "brokerproperties":
+            if properties is not None:
+                raise InvalidArgument("The request has BrokerProperties twice.")
             properties = _json(text, "BrokerProperties")
         elif lower == "content-type":
             content_type = text
+        elif lower in custom:  # one list for HTTP, in whatever case
+            first, so_far = custom[lower]
+            custom[lower] = first, f"{so_far}, {text}"
         elif lower not in _HEADERS and not lower.startswith(_PREFIXES):
-            custom[str(name)] = _custom(text)  # aiohttp's are of a class of their own
-    return _message(body, content_type, properties, custom)
+            custom[lower] = str(name), text  # aiohttp's are of a class of their own
+    return _message(body, content_type, properties or {}, {name: _custom(text) for name, text in custom.values()})
 
 
 def read_batch(body: bytes) -> list[Message]:
@@ -89,6 +97,7 @@ def read_batch(body: bytes) -> list[Message]:
         for name, value in custom.items():
             if isinstance(value, dict | list):
                 raise InvalidArgument(f"The property '{name[:100]}' of message {at} is no text, number or boolean.")
+            _utf8(name, "The name of a property")
         values = {name: _checked(value, name) for name, value in custom.items()}
         content_type = properties.get("ContentType")
         messages.append(
@@ -104,10 +113,14 @@ def _message(body: bytes, content_type: str | None, properties: Mapping[str, Any
         raise InvalidArgument("The Content-Type has characters that are not allowed.")
     message = Message.of(body, content_type=content_type, application_properties=custom)
     known = {name.lower(): name for name in (*_FIELDS, *_KEYS, *_OTHERS)}
+    seen = set[str]()
     for given, value in properties.items():
         name = known.get(given.lower())
         if name is None or value is None:
             continue
+        if name in seen:
+            raise InvalidArgument(f"'{name}' is in BrokerProperties twice.")
+        seen.add(name)
         if name in _OTHERS:
             _OTHERS[name](message, value)
             continue
@@ -155,6 +168,8 @@ _OTHERS: Final = {
 def _date(text: str) -> datetime | None:
     try:
         found = parsedate_to_datetime(text)
+        if match := _FIRST_CENTURY.search(text):  # Python takes 0001, where .NET's dates begin, for 2001
+            found = found.replace(year=int(match[1]))
     except (ValueError, TypeError, IndexError, OverflowError):
         return None
     return found.replace(tzinfo=UTC) if found.tzinfo is None else found
@@ -217,7 +232,9 @@ def _parsed(text: str | bytes, name: str) -> Any:
 
     try:
         return json.loads(text, object_pairs_hook=unique, parse_constant=refuse)
-    except (ValueError, RecursionError) as error:
+    except RecursionError:
+        raise InvalidArgument(f"{name} is JSON that is nested too deeply.") from None
+    except ValueError as error:
         raise InvalidArgument(f"{name} is no valid JSON: {error}.") from None
 
 
@@ -263,6 +280,8 @@ def _shown(value: Any) -> str | None:
         return str(value) if math.isfinite(value) else None
     if isinstance(value, str | UUID):
         return f'"{_one_line(str(value))}"'
+    if isinstance(value, Described) and value.descriptor == TIMESPAN and isinstance(value.value, int):
+        return f"{Decimal(value.value).scaleb(-7):f}".rstrip("0").removesuffix(".")  # seconds; a tick is 100 ns
     return None
 
 

@@ -16,6 +16,7 @@ from broker.gateway.web.access import Access
 from broker.gateway.web.endpoint import base_url, body_of
 from broker.gateway.web.inside import Inside
 from broker.gateway.web.statuses import RequestRefused
+from broker.gateway.web.targets import is_of_messages
 from broker.namespace.entities import Right
 from protocol import addresses, conditions, error_texts
 from protocol.client.errors import ClientError
@@ -34,22 +35,7 @@ class Gateway(Home, Protocol):
 
 
 def is_runtime(request: web.BaseRequest, path: str) -> bool:
-    segments = path.lower().split("/")
-    match segments[-3:]:
-        case [*_, entity, "messages"] if entity:
-            return request.method == "POST"
-        case [*_, "messages", "head"] if len(segments) > 2:
-            return request.method in ("POST", "DELETE")
-        case ["messages", _, token] if len(segments) > 3:
-            return request.method in ("POST", "PUT", "DELETE") and _uuid(token) is not None
-    return False
-
-
-def _uuid(text: str) -> UUID | None:
-    try:
-        return UUID(text)
-    except ValueError:
-        return None
+    return is_of_messages(request.method, path)
 
 
 class Runtime:
@@ -125,6 +111,7 @@ class Runtime:
         if found.requires_session:
             raise InvalidArgument("The entity requires sessions, which cannot be received from over HTTP.")
         deletes = request.method == "DELETE"
+        origin = "" if deletes else "://".join(base_url(request))
         until = time.monotonic() + _timeout(request)
         # Also a message that is deleted is locked first: the client may go while it is on its way.
         receiver = await (await self._inside.connection()).receiver(entity, credit=0)
@@ -146,9 +133,8 @@ class Runtime:
                 await receiver.accept(received)
         headers = rest_messages.write_headers(message, None if deletes else received.lock_token)
         if not deletes:
-            scheme, host = base_url(request)
             place = quote(f"{entity.lower()}/messages/{message.sequence_number}/{received.lock_token}")
-            headers["Location"] = f"{scheme}://{host}/{place}"
+            headers["Location"] = f"{origin}/{place}"
         content = message.content()
         if not isinstance(content, bytes):
             content = str(content).encode("utf-8", "replace")

@@ -1,4 +1,4 @@
-"""What the path of a management request names (management.md 1.1).
+"""What the path of a request names: messages (management.md 2.1), or entities and lists of them (1.1).
 
 Names of queues and topics may have slashes, and clients send these as they are or percent-encoded. So a path is decoded
 first and then read from its right end: the last `/Subscriptions/`, and a `/Rules/` behind it.
@@ -8,6 +8,7 @@ import re
 from enum import Enum
 from typing import NamedTuple
 from urllib.parse import unquote
+from uuid import UUID
 
 from broker.errors import InvalidArgument
 
@@ -103,3 +104,24 @@ def parse(path: str) -> Target:
         case "subscriptions", _, _, _ if len(segments) > 1:
             return Target(Resource.SUBSCRIPTIONS, "/".join(segments[:-1]))
     return Target(Resource.ENTITY, path)
+
+
+def is_of_messages(method: str, path: str) -> bool:
+    """True if a request with a `decoded` path sends, receives or settles messages. All others are management."""
+    segments = path.lower().split("/")
+    match segments[-3:]:
+        case [*_, entity, "messages"] if entity:
+            return method == "POST"
+        case [*_, "messages", "head"] if len(segments) > 2:
+            return method in ("POST", "DELETE")
+        case ["messages", _, token] if len(segments) > 3:
+            return method in ("POST", "PUT", "DELETE") and _is_uuid(token)
+    return False
+
+
+def _is_uuid(text: str) -> bool:
+    try:
+        UUID(text)
+    except ValueError:
+        return False
+    return True
