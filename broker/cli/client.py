@@ -44,6 +44,9 @@ def send(
         str | None,
         typer.Option("--message-id", metavar="ID", help="The id of all messages; by default each has a new id."),
     ] = None,
+    session: Annotated[
+        str | None, typer.Option("--session", metavar="ID", help="The session that they belong to.")
+    ] = None,
     subject: Annotated[str | None, typer.Option("--subject", metavar="TEXT")] = None,
     properties: Annotated[
         list[str] | None, typer.Option("--property", metavar="PAIR", help=f"An application property, {PAIR_HELP}")
@@ -67,7 +70,8 @@ def send(
 
     def message() -> bytes:
         identity = message_id or str(uuid.uuid4())
-        return Message.of(data, message_id=identity, subject=subject, application_properties=values).encode()
+        fields = {"message_id": identity, "subject": subject, "group_id": session, "application_properties": values}
+        return Message.of(data, **fields).encode()
 
     def messages() -> Iterator[bytes]:
         nonlocal given

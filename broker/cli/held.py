@@ -17,6 +17,7 @@ from protocol.client.session_receiver import SessionReceiver
 
 # No entity's locks are shorter than 5 s, so nobody's clock matters.
 RENEW_SECONDS: Final = 2.0
+GIVE_BACK_SECONDS: Final = 10.0
 TOKENS: Final = 1000  # of locks that one request renews
 
 
@@ -40,8 +41,9 @@ class Held:
         with suppress(asyncio.CancelledError):
             await self._task
         given_back, self._messages = self._messages, {}
-        with suppress(ClientError):  # the link has ended, and the locks with it
-            await asyncio.gather(*map(self._receiver.release, given_back.values()), return_exceptions=True)
+        with suppress(ClientError, TimeoutError):  # the link has ended, and the locks with it, or the peer hangs
+            async with asyncio.timeout(GIVE_BACK_SECONDS):
+                await asyncio.gather(*map(self._receiver.release, given_back.values()), return_exceptions=True)
 
     @property
     def room(self) -> int:

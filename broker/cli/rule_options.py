@@ -1,4 +1,4 @@
-"""Rules as options of commands: filters and actions (management.md 1.7, 3)."""
+"""Rules as options of commands: filters and actions (management.md 1.7)."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence

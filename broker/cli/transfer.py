@@ -35,7 +35,9 @@ def transfer(
     connection_string: ConnectionStringOption = None,
     ca: CaFileOption = None,
 ) -> None:
-    """Move active messages to another entity, the oldest first. Needs Listen and Send there, and Send here.
+    """Move active messages to another entity, the oldest first.
+
+    Needs Listen and Send on the first, and Send on the other.
 
     Each is completed and sent in one transaction, through the entity that it leaves: it is lost at no time, and never
     there twice. What the other entity cannot take is in the transfer dead-letter queue of the first.

@@ -386,6 +386,8 @@ def test_sessions_are_received_in_turn(peeklock, talks):
     assert len(bodies(peeklock("receive", talks, "--count", 99))) == 6
     result = peeklock("receive", talks)
     assert (result.exit_code, result.stderr) == (0, f"peeklock: nothing to receive from {talks}\n")
+    assert peeklock("send", talks, "--body", "x", "--session", "new").exit_code == 0
+    assert bodies(peeklock("receive", talks, "--session", "new")) == ["x"]
     result = peeklock("receive", talks, "--session", "x" * 200)
     assert (result.exit_code, result.stdout) == (1, "")
 
