@@ -23,6 +23,13 @@ MAY_IMPORT = {
     "storage": {"storage"},
     "broker": {"broker", "storage"},
     "broker.atom": {"broker.atom", "broker.errors", "broker.namespace", "protocol.symbols"},
+    "broker.administration": {
+        "broker.administration",
+        "broker.atom",
+        "broker.errors",
+        "protocol.client.connection_string",
+        "protocol.nodes.sas_tokens",
+    },
     "broker.catalog": {"broker", "storage", "protocol.error_texts"},
     "broker.partition": {
         "broker.partition",
@@ -168,7 +175,7 @@ ONLY_IN = {
     },
     "structlog": {"broker.logging"},
     "uvloop": {"broker.gateway", "broker.observer", "broker.one_process"},
-    "aiohttp": {"broker.http", "broker.gateway.web", "broker.cli.http_client", "broker.cli.traffic"},
+    "aiohttp": {"broker.http", "broker.gateway.web", "broker.administration.client", "broker.cli.traffic"},
     "websockets": {"broker.gateway.web"},
     "lark": {"broker.rules.syntax"},
     "prometheus_client": {"broker.exposition", "broker.cli.traffic"},

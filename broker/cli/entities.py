@@ -17,7 +17,7 @@ from broker.cli.target import CaFileOption, ConnectionStringOption, HttpEndpoint
 
 if TYPE_CHECKING:
     from broker.atom.client_documents import Described
-    from broker.cli.http_client import HttpClient
+    from broker.administration.client import HttpClient
 
 _METAVAR: Final = {"queue": "QUEUE", "topic": "TOPIC", "subscription": "TOPIC/SUBSCRIPTION"}
 _PATH_HELP: Final = {
@@ -157,7 +157,7 @@ def entity_app(kind: str) -> typer.Typer:
 async def _found(client: "HttpClient", kind: str, at: Path) -> "Described":
     """The entity, if it is of this kind. Raises HttpError."""
     from broker.atom.entities import ELEMENT, KIND
-    from broker.cli.http_client import NotThere
+    from broker.administration.client import NotThere
 
     found = await client.get(at.url_path)
     if found.element != ELEMENT[kind]:

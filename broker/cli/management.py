@@ -10,7 +10,7 @@ from broker.cli.paths import Path, WrongPath
 from broker.cli.target import http_address, parsed, trusted
 
 if TYPE_CHECKING:
-    from broker.cli.http_client import HttpClient
+    from broker.administration.client import HttpClient
 
 T = TypeVar("T")
 
@@ -28,7 +28,7 @@ class Connect:
         """Do `work`. Ends with a message, about the `subject` if there is one, if that fails."""
         import asyncio
 
-        from broker.cli.http_client import HttpClient, HttpError
+        from broker.administration.client import HttpClient, HttpError
 
         trust = trusted(self._ca)
 

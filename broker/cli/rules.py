@@ -15,7 +15,7 @@ from broker.cli.target import CaFileOption, ConnectionStringOption, HttpEndpoint
 
 if TYPE_CHECKING:
     from broker.atom.client_documents import Described
-    from broker.cli.http_client import HttpClient
+    from broker.administration.client import HttpClient
     from broker.namespace.rule_descriptions import RuleDescription, RuleValue
 
 _FIELDS: Final = {
