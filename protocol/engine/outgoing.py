@@ -2,8 +2,8 @@
 
 Proton gives a link's end a handle and does not tell it. It writes flows of a session where the peer waits for those of
 a link. It settles unsettled deliveries when their link ends. It may have other ids of deliveries than the peer
-(`delivery_ids`). It knows no message format but 0. It leaves out fields that some peers need (`padding`). All of that is
-rare: most output is not walked.
+(`delivery_ids`). It knows no message format but 0. It leaves out fields that some peers need (`padding`). All of that
+is rare: most output is not walked.
 """
 
 from collections import deque
@@ -37,8 +37,8 @@ class OutputWalk:
     `is_due`: the next output must be walked. Set it when proton will write anything but transfers, flows and
     dispositions. `attaching` has the ends whose attach is not written yet. `is_abandoned`: unsettled deliveries ended
     with their link, and proton is about to write that they are settled. `answering` has the peer's channels of begins
-    that proton is about to answer, in order. `batches` has channel, handle and tag of the deliveries that are batches and
-    not completely written.
+    that proton is about to answer, in order. `batches` has channel, handle and tag of the deliveries that are batches
+    and not completely written.
 
     `channels` has the peer's channel by ours. `translated` is that of `FrameWalk`: dispositions of deliveries that
     these sessions received must be translated. While there are any, all output is walked.
@@ -69,14 +69,7 @@ class OutputWalk:
 
     def walk(self, output: bytes) -> bytes:
         """`output` with corrections for the peer: whole frames, perhaps with the protocol header before them."""
-        if (
-            self.attaching
-            or self._answers
-            or self.is_abandoned
-            or self.answering
-            or self.batches
-            or self._translated
-        ):
+        if self.attaching or self._answers or self.is_abandoned or self.answering or self.batches or self._translated:
             output = self._walk_frames(output)
             self.is_abandoned = False
         # Flows that are not in this output will be in a later one.
@@ -119,7 +112,7 @@ class OutputWalk:
                 break
 
     def _with_format(self, transfer: bytes) -> bytes:
-        """The transfer with its message format, if it is one of a batch; all transfers of a delivery have it (2.7.5)."""
+        """The transfer, with its message format if it is of a batch. All transfers of a delivery have it (2.7.5)."""
         performative, end = codec.decode(transfer, 8)
         fields = performative.value
         delivery = int.from_bytes(transfer[6:8], "big"), fields[0], fields[2]

@@ -39,10 +39,7 @@ def unpack_batch(payload: bytes, max_messages: int = MAX_BATCH_MESSAGES) -> list
 
 def pack_batch(messages: Iterable[bytes]) -> bytes:
     """The payload of a batch of these encoded messages, to which `unpack_batch` is the inverse."""
-    parts = []
-    for message in messages:
-        parts += (_DATA, encode(message))
-    return b"".join(parts)
+    return b"".join(_DATA + encode(message) for message in messages)
 
 
 def batch_bytes(message_bytes: int) -> int:
