@@ -31,6 +31,7 @@ MAY_IMPORT = {
         "protocol.nodes.sas_tokens",
     },
     "broker.catalog": {"broker", "storage", "protocol.error_texts"},
+    "broker.pairing": {"broker.pairing", "broker.administration", "broker.atom", "broker.logging", "protocol"},
     "broker.partition": {
         "broker.partition",
         "broker.errors",
@@ -147,6 +148,12 @@ MAY_NOT_IMPORT = {
 
 PURE = (
     "protocol",
+    "broker.pairing.aliases",
+    "broker.pairing.backlog",
+    "broker.pairing.costs",
+    "broker.pairing.failures",
+    "broker.pairing.health",
+    "broker.pairing.options",
     "broker.partition",
     "broker.rules",
     "broker.wire",

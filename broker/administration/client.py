@@ -11,8 +11,8 @@ from typing import Final, Self
 import aiohttp
 from yarl import URL
 
-from broker.atom.client_documents import REQUEST_TYPE, Described, read_entries, read_error
 from broker.administration.address import Address
+from broker.atom.client_documents import REQUEST_TYPE, Described, read_entries, read_error
 from broker.errors import InvalidArgument
 from protocol.client.connection_string import Credentials, SharedAccessKey, SharedAccessSignature
 from protocol.nodes.sas_tokens import generate

@@ -75,8 +75,8 @@ def _declared(settings: Settings, entity: str) -> dict[str, str]:
 def _asked(settings: Settings, ports: Ports, entity: str) -> dict[str, str]:
     import asyncio
 
-    from broker.atom import xml
     from broker.administration.client import HttpClient, HttpError
+    from broker.atom import xml
     from protocol.client.connection_string import SharedAccessKey
 
     address = _address(settings, ports)

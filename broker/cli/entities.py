@@ -16,8 +16,8 @@ from broker.cli.paths import Path, entity_path, subscription_path
 from broker.cli.target import CaFileOption, ConnectionStringOption, HttpEndpointOption
 
 if TYPE_CHECKING:
-    from broker.atom.client_documents import Described
     from broker.administration.client import HttpClient
+    from broker.atom.client_documents import Described
 
 _METAVAR: Final = {"queue": "QUEUE", "topic": "TOPIC", "subscription": "TOPIC/SUBSCRIPTION"}
 _PATH_HELP: Final = {
@@ -156,8 +156,8 @@ def entity_app(kind: str) -> typer.Typer:
 
 async def _found(client: "HttpClient", kind: str, at: Path) -> "Described":
     """The entity, if it is of this kind. Raises HttpError."""
-    from broker.atom.entities import ELEMENT, KIND
     from broker.administration.client import NotThere
+    from broker.atom.entities import ELEMENT, KIND
 
     found = await client.get(at.url_path)
     if found.element != ELEMENT[kind]:

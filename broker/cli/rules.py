@@ -14,8 +14,8 @@ from broker.cli.paths import Path, rule_path, subscription_path
 from broker.cli.target import CaFileOption, ConnectionStringOption, HttpEndpointOption
 
 if TYPE_CHECKING:
-    from broker.atom.client_documents import Described
     from broker.administration.client import HttpClient
+    from broker.atom.client_documents import Described
     from broker.namespace.rule_descriptions import RuleDescription, RuleValue
 
 _FIELDS: Final = {
