@@ -27,6 +27,17 @@ class Failed(NamedTuple):
     wait_s: float | None
 
 
+class Sent(NamedTuple):
+    """Where a message is stored: the entity, or a backlog queue. `is_repeated`: it may be in the primary all the same.
+
+    That is so if an earlier attempt was not answered.
+    """
+
+    queue: str
+    is_in_backlog: bool
+    is_repeated: bool
+
+
 class Parts(NamedTuple):
     """What all senders of a pairing share."""
 
@@ -46,7 +57,7 @@ class PairedSender:
         self._parts = parts
         self._queue: str | None = None  # the backlog queue that this sender uses (PN7)
 
-    async def send(self, message: bytes, timeout_s: float = 60.0) -> None:
+    async def send(self, message: bytes, timeout_s: float = 60.0) -> Sent:
         """Send an encoded message. Returns when it is stored, in the primary or in a backlog queue.
 
         Until `timeout_s` have passed, a send that has failed is repeated where it may help. So a message whose answer
@@ -58,13 +69,16 @@ class PairedSender:
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + timeout_s
         retry_s = FIRST_RETRY_SECONDS
+        is_repeated = False
         while True:
             path = self._path
             changed = path.changed
             is_to_backlog = path.health.has_failed_over
             failed = await (self._to_backlog if is_to_backlog else self._to_primary)(message, deadline_s)
             if failed is None:
-                return
+                queue = self._queue if is_to_backlog and self._queue is not None else path.name
+                return Sent(queue, is_to_backlog, is_repeated)
+            is_repeated = is_repeated or not is_to_backlog
             wait_s = failed.wait_s
             if wait_s is None:
                 wait_s, retry_s = retry_s, min(2 * retry_s, LONGEST_RETRY_SECONDS)
