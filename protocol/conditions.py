@@ -25,6 +25,7 @@ CONNECTION_FRAMING_ERROR = Symbol("amqp:connection:framing-error")
 SESSION_HANDLE_IN_USE = Symbol("amqp:session:handle-in-use")
 
 # Link (2.8.18)
+LINK_DETACH_FORCED = Symbol("amqp:link:detach-forced")
 LINK_MESSAGE_SIZE_EXCEEDED = Symbol("amqp:link:message-size-exceeded")
 LINK_STOLEN = Symbol("amqp:link:stolen")
 

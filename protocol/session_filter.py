@@ -7,12 +7,10 @@ from typing import Any, Final
 from protocol.codec import Described, Long, Symbol
 from protocol.errors import InvalidField
 from protocol.message.fields import check_session_id
-from protocol.symbols import LOCKED_UNTIL_UTC, SESSION_FILTER, TICKS_PER_MS, TIMEOUT
+from protocol.symbols import EPOCH_TICKS, LOCKED_UNTIL_UTC, SESSION_FILTER, TICKS_PER_MS, TIMEOUT
 
 DEFAULT_WAIT_MS: Final = 65_000
 MAX_WAIT_MS: Final = (1 << 32) - 1  # the longest wait that clients can ask for, in a uint
-
-_TICKS_OF_1970: Final = 621_355_968_000_000_000  # .NET ticks, 100 ns since the year 1
 
 
 @dataclass(frozen=True)
@@ -61,4 +59,4 @@ def accepted_filters(request: SessionRequest, session_id: str) -> dict[Any, Any]
 
 def accepted_properties(locked_until_ms: int) -> dict[Symbol, Long]:
     """The properties of the answer, without which some clients fail."""
-    return {LOCKED_UNTIL_UTC: Long(_TICKS_OF_1970 + locked_until_ms * TICKS_PER_MS)}
+    return {LOCKED_UNTIL_UTC: Long(EPOCH_TICKS + locked_until_ms * TICKS_PER_MS)}

@@ -131,6 +131,7 @@ LOCKED_UNTIL_UTC: Final = Symbol("com.microsoft:locked-until-utc")  # ticks, lon
 
 # Values as .NET and Java encode them: a described number of ticks, 100 ns each
 TICKS_PER_MS: Final = 10_000
+EPOCH_TICKS: Final = 621_355_968_000_000_000  # 1970 in ticks since the year 1
 TIMESPAN: Final = Symbol("com.microsoft:timespan")  # a duration
 DATETIME_OFFSET: Final = Symbol("com.microsoft:datetime-offset")  # since the year 1
 

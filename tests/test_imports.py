@@ -23,7 +23,15 @@ MAY_IMPORT = {
     "storage": {"storage"},
     "broker": {"broker", "storage"},
     "broker.atom": {"broker.atom", "broker.errors", "broker.namespace", "protocol.symbols"},
+    "broker.administration": {
+        "broker.administration",
+        "broker.atom",
+        "broker.errors",
+        "protocol.client.connection_string",
+        "protocol.nodes.sas_tokens",
+    },
     "broker.catalog": {"broker", "storage", "protocol.error_texts"},
+    "broker.pairing": {"broker.pairing", "broker.administration", "broker.atom", "broker.logging", "protocol"},
     "broker.partition": {
         "broker.partition",
         "broker.errors",
@@ -140,6 +148,12 @@ MAY_NOT_IMPORT = {
 
 PURE = (
     "protocol",
+    "broker.pairing.aliases",
+    "broker.pairing.backlog",
+    "broker.pairing.costs",
+    "broker.pairing.failures",
+    "broker.pairing.health",
+    "broker.pairing.options",
     "broker.partition",
     "broker.rules",
     "broker.wire",
@@ -168,7 +182,7 @@ ONLY_IN = {
     },
     "structlog": {"broker.logging"},
     "uvloop": {"broker.gateway", "broker.observer", "broker.one_process"},
-    "aiohttp": {"broker.http", "broker.gateway.web", "broker.cli.http_client", "broker.cli.traffic"},
+    "aiohttp": {"broker.http", "broker.gateway.web", "broker.administration.client", "broker.cli.traffic"},
     "websockets": {"broker.gateway.web"},
     "lark": {"broker.rules.syntax"},
     "prometheus_client": {"broker.exposition", "broker.cli.traffic"},

@@ -11,7 +11,7 @@ from storage.data_dir import ROOT_KEY_FILE
 if TYPE_CHECKING:
     import ssl
 
-    from broker.cli.target import Address
+    from broker.administration.address import Address
 
 
 def of_broker(settings: Settings, key_name: str, entity: str | None, *, tls: bool) -> str:
@@ -75,8 +75,8 @@ def _declared(settings: Settings, entity: str) -> dict[str, str]:
 def _asked(settings: Settings, ports: Ports, entity: str) -> dict[str, str]:
     import asyncio
 
+    from broker.administration.client import HttpClient, HttpError
     from broker.atom import xml
-    from broker.cli.http_client import HttpClient, HttpError
     from protocol.client.connection_string import SharedAccessKey
 
     address = _address(settings, ports)
@@ -97,7 +97,7 @@ def _asked(settings: Settings, ports: Ports, entity: str) -> dict[str, str]:
 
 
 def _address(settings: Settings, ports: Ports) -> "Address":
-    from broker.cli.target import Address
+    from broker.administration.address import Address
 
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.http.host, settings.http.host)
     if ports.http_port is not None:

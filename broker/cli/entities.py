@@ -17,8 +17,8 @@ from broker.cli.rule_options import with_first_rule
 from broker.cli.target import CaFileOption, ConnectionStringOption, HttpEndpointOption
 
 if TYPE_CHECKING:
+    from broker.administration.client import HttpClient
     from broker.atom.client_documents import Described
-    from broker.cli.http_client import HttpClient
     from broker.namespace.rule_descriptions import RuleDescription
 
 _METAVAR: Final = {"queue": "QUEUE", "topic": "TOPIC", "subscription": "TOPIC/SUBSCRIPTION"}
@@ -163,8 +163,8 @@ def entity_app(kind: str) -> typer.Typer:
 
 async def _found(client: "HttpClient", kind: str, at: Path) -> "Described":
     """The entity, if it is of this kind. Raises HttpError."""
+    from broker.administration.client import NotThere
     from broker.atom.entities import ELEMENT, KIND
-    from broker.cli.http_client import NotThere
 
     found = await client.get(at.url_path)
     if found.element != ELEMENT[kind]:

@@ -7,10 +7,10 @@ import typer
 
 from broker.cli.ending import WRONG_USE, fail
 from broker.cli.paths import Path, WrongPath
-from broker.cli.target import http_address, parsed, trusted
+from broker.cli.target import TRUST_ADVICE, http_address, parsed, trusted
 
 if TYPE_CHECKING:
-    from broker.cli.http_client import HttpClient
+    from broker.administration.client import HttpClient
 
 T = TypeVar("T")
 
@@ -28,7 +28,7 @@ class Connect:
         """Do `work`. Ends with a message, about the `subject` if there is one, if that fails."""
         import asyncio
 
-        from broker.cli.http_client import HttpClient, HttpError
+        from broker.administration.client import HttpClient, HttpError, Untrusted
 
         trust = trusted(self._ca)
 
@@ -39,7 +39,8 @@ class Connect:
         try:
             return asyncio.run(main())
         except HttpError as error:
-            fail(f"{subject}: {error}" if subject else str(error))
+            advice = TRUST_ADVICE if isinstance(error, Untrusted) else ""
+            fail(f"{subject}: {error}{advice}" if subject else f"{error}{advice}")
 
 
 def path_of(read: Callable[[str], Path], text: str) -> Path:

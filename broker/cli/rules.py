@@ -24,8 +24,8 @@ from broker.cli.rule_options import (
 from broker.cli.target import CaFileOption, ConnectionStringOption, HttpEndpointOption
 
 if TYPE_CHECKING:
+    from broker.administration.client import HttpClient
     from broker.atom.client_documents import Described
-    from broker.cli.http_client import HttpClient
     from broker.namespace.rule_descriptions import RuleDescription, RuleValue
 
 rule_app = typer.Typer(

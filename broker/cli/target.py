@@ -1,10 +1,11 @@
 """Where commands that are clients connect to: the connection string, its HTTP address, and whom to trust with TLS."""
 
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 from urllib.parse import urlsplit
 
 import typer
 
+from broker.administration.address import Address, usual_address
 from broker.cli.ending import WRONG_USE, fail
 
 if TYPE_CHECKING:
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
 CONNECTION_STRING_VARIABLE = "PEEKLOCK_CONNECTION_STRING"
 HTTP_ENDPOINT_VARIABLE = "PEEKLOCK_HTTP_ENDPOINT"
 CA_FILE_VARIABLE = "PEEKLOCK_CA_FILE"
-LOCAL_HTTP_PORT = 5300
 TRUST_ADVICE = "; --ca names the authority to trust"
 
 ConnectionStringOption = Annotated[
@@ -51,23 +51,6 @@ CaFileOption = Annotated[
 ]
 
 
-class Address(NamedTuple):
-    """Of HTTP. `host` has no brackets."""
-
-    scheme: str
-    host: str
-    port: int
-
-    @property
-    def authority(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return host if self.port == {"http": 80, "https": 443}[self.scheme] else f"{host}:{self.port}"
-
-    @property
-    def url(self) -> str:
-        return f"{self.scheme}://{self.authority}"
-
-
 def parsed(connection_string: str | None) -> "ConnectionString":
     """Ends the command if there is none, or it makes no sense."""
     from protocol.client.connection_string import ConnectionString, InvalidConnectionString
@@ -84,7 +67,7 @@ def parsed(connection_string: str | None) -> "ConnectionString":
 def http_address(target: "ConnectionString", given: str | None) -> Address:
     """The address that is given, or the usual one of the host. Ends the command if it makes no sense."""
     if not given:
-        return Address("https", target.host, 443) if target.tls else Address("http", target.host, LOCAL_HTTP_PORT)
+        return usual_address(target.host, target.tls)
     try:
         url = urlsplit(given)
         host, port = url.hostname, url.port

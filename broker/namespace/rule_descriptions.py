@@ -35,7 +35,7 @@ from protocol.codec import (
     encode,
 )
 from protocol.errors import DecodeError
-from protocol.symbols import CORRELATION_FIELDS, DATETIME_OFFSET, TICKS_PER_MS, TIMESPAN
+from protocol.symbols import CORRELATION_FIELDS, DATETIME_OFFSET, EPOCH_TICKS, TICKS_PER_MS, TIMESPAN
 
 DEFAULT_RULE_NAME = "$Default"
 MAX_EXPRESSION_CHARACTERS = 1024
@@ -44,7 +44,6 @@ MAX_TEXT_CHARACTERS = 32 * 1024  # of one value: a message's property cannot be 
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MAX_TICKS: Final = (1 << 63) - 1
-_DOT_NET_EPOCH_TICKS: Final = 621_355_968_000_000_000  # 1970-01-01 counted from the year 1
 _URI: Final = Symbol("com.microsoft:uri")
 
 _NAME: Final = r"[^\s\x00-\x1f\x7f/\\@?#*]"
@@ -121,7 +120,7 @@ class RuleValue(Frozen):
             case str(descriptor), int(ticks) if descriptor == TIMESPAN:
                 return cls(type=ValueType.DURATION, value=int(ticks))
             case str(descriptor), int(ticks) if descriptor == DATETIME_OFFSET:
-                return cls(type=ValueType.TIMESTAMP, value=(ticks - _DOT_NET_EPOCH_TICKS) // TICKS_PER_MS)
+                return cls(type=ValueType.TIMESTAMP, value=(ticks - EPOCH_TICKS) // TICKS_PER_MS)
             case str(descriptor), str(text) if descriptor == _URI:
                 return cls(type=ValueType.STRING, value=_text(str(text)))
         raise ValueError(f"must be a {', '.join(ValueType)}")

@@ -24,9 +24,8 @@ from broker.rules.decimals import CONTEXT, decode_decimal, encode_decimal
 from broker.rules.errors import FilterError
 from protocol import codec
 from protocol.codec import Described, Symbol, Timestamp
-from protocol.symbols import DATETIME_OFFSET, TICKS_PER_MS, TIMESPAN
+from protocol.symbols import DATETIME_OFFSET, EPOCH_TICKS, TICKS_PER_MS, TIMESPAN
 
-EPOCH_TICKS: Final = 621_355_968_000_000_000  # 1970 in ticks of 100 ns since the year 1
 MIN_INT: Final = -(1 << 63)
 MAX_INT: Final = (1 << 63) - 1
 MAX_STRING: Final = 32_768  # characters of a computed string, because an application property has no more bytes

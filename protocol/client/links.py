@@ -50,30 +50,34 @@ class Sender(LinkEnd):
         self._max_in_flight = max_in_flight
         self._count = 0
         self._in_flight: dict[bytes, asyncio.Future[None]] = {}
-        self._waiting: deque[tuple[bytes, bytes | None, asyncio.Future[asyncio.Future[None]]]] = deque()
+        self._waiting: deque[tuple[bytes, bytes | None, bool, asyncio.Future[asyncio.Future[None]]]] = deque()
 
     @property
     def in_flight(self) -> int:
         """The number of sent messages whose outcome is not known yet."""
         return len(self._in_flight)
 
-    async def send(self, message: bytes, transaction: bytes | None = None) -> None:
+    async def send(self, message: bytes, transaction: bytes | None = None, *, is_batch: bool = False) -> None:
         """Send, and wait until the peer has accepted; with `transaction`, as a part of it.
+
+        A batch is what `protocol.message.batches` makes: Service Bus accepts all of its messages or none.
 
         Raises MessageRefused or MessageReturned; LinkDetached or ConnectionLost if the outcome will never be known.
         """
-        await (await self.post(message, transaction))
+        await (await self.post(message, transaction, is_batch=is_batch))
 
-    async def post(self, message: bytes, transaction: bytes | None = None) -> "asyncio.Future[None]":
+    async def post(
+        self, message: bytes, transaction: bytes | None = None, *, is_batch: bool = False
+    ) -> "asyncio.Future[None]":
         """Send as soon as there is room, without waiting for the outcome, which the future gets.
 
         For pipelining. If the future is dropped, only the event loop's log reports a failure.
         """
         self.check()
         if not self._waiting and self._has_room:
-            return self._transmit(message, transaction)
+            return self._transmit(message, transaction, is_batch)
         handed: asyncio.Future[asyncio.Future[None]] = asyncio.get_running_loop().create_future()
-        self._waiting.append((message, transaction, handed))
+        self._waiting.append((message, transaction, is_batch, handed))
         return await handed
 
     async def send_all(
@@ -117,19 +121,22 @@ class Sender(LinkEnd):
     def _has_room(self) -> bool:
         return self.link.credit > 0 and len(self._in_flight) < self._max_in_flight and not self.connection.is_congested
 
-    def _transmit(self, message: bytes, transaction: bytes | None) -> "asyncio.Future[None]":
+    def _transmit(self, message: bytes, transaction: bytes | None, is_batch: bool) -> "asyncio.Future[None]":
         self._count += 1
         tag = self._count.to_bytes(8, "big")
         outcome = self._in_flight[tag] = asyncio.get_running_loop().create_future()
-        self.link.send(tag, message, b"", 0, False, transaction)
+        if is_batch:
+            self.link.send_batch(tag, message, False, transaction)
+        else:
+            self.link.send(tag, message, b"", 0, False, transaction)
         self.connection.flush_soon(len(message))
         return outcome
 
     def _pump(self) -> None:
         while self._waiting and self._has_room:
-            message, transaction, handed = self._waiting.popleft()
+            message, transaction, is_batch, handed = self._waiting.popleft()
             if not handed.done():
-                handed.set_result(self._transmit(message, transaction))
+                handed.set_result(self._transmit(message, transaction, is_batch))
 
     def on_flow(self) -> None:
         if self.link.drain:
@@ -157,7 +164,7 @@ class Sender(LinkEnd):
         for outcome in in_flight.values():
             _fail(outcome, error)
         while self._waiting:
-            _fail(self._waiting.popleft()[2], error)
+            _fail(self._waiting.popleft()[3], error)
 
 
 _RETURNED = {RELEASED: "the peer released the message", MODIFIED: "the peer returned the message as modified"}

@@ -120,7 +120,7 @@ class Engine:
     ) -> None:
         self._handler = handler
         self.unfinished = unfinished or Unfinished(Pool(UNBOUNDED), UNBOUNDED)
-        self._walk = FrameWalk(max_frame_size)
+        self._walk = FrameWalk(max_frame_size, sends_batches=not server)
         self.sent: dict[Delivery, tuple[Link, bytes]] = {}
         self.offered: dict[Delivery, Link] = {}
         self.links: dict[Pointer, Link] = {}
@@ -543,5 +543,6 @@ class Engine:
             for delivery in [delivery for delivery, (owner, _) in self.sent.items() if owner is link]:
                 del self.sent[delivery]
                 self.output.is_abandoned = True
+            self.output.batches = {each for each in self.output.batches if each[:2] != link.own_handle}
         elif self.offered:
             self.offered = {delivery: owner for delivery, owner in self.offered.items() if owner is not link}

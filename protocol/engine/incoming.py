@@ -50,6 +50,9 @@ _NULL = b"\x40"
 _STATE, _ABORTED = 7, 9  # the indexes of these fields in a transfer
 _MAX_CREDIT = 0x7FFF_FFFF  # proton uses signed numbers, in which the largest credit would be negative
 _LEAST_BYTES = 12  # the smallest frame with a performative, whose list is empty
+# Transfers become a little longer by a message format, which proton does not know. So it gets frames that are smaller
+# than the peer's by this, unless that would hardly leave room for anything.
+_SPARE_BYTES, _LEAST_WITH_SPARE = 16, 1024
 _frame_size = struct.Struct(">I").unpack_from
 _head = struct.Struct(">IHHHB").unpack_from  # size, offset and type, channel, descriptor's constructor, code
 
@@ -142,8 +145,9 @@ class FrameWalk:
     `kept` estimates what the engine keeps of what the peer has opened.
     """
 
-    def __init__(self, max_frame_size: int) -> None:
+    def __init__(self, max_frame_size: int, *, sends_batches: bool = False) -> None:
         self._max_frame_size = max_frame_size
+        self._sends_batches = sends_batches
         self._partial = b""  # the beginning of a frame that is not complete enough to be read
         self._rest = 0  # bytes still to come of a transfer that was read
         self._rest_is_plain = True
@@ -249,7 +253,9 @@ class FrameWalk:
                 elif OPEN <= code <= CLOSE:
                     self._rare(code, memoryview(data)[:next_at], at + 11, channel)
                     least_bytes = self._last.least_bytes
-                    if code == DETACH and channel in self._ended:
+                    if code == OPEN and self._sends_batches:
+                        self._spare(data, at, next_at)
+                    elif code == DETACH and channel in self._ended:
                         self._change(data, at, next_at, b"")
                     if code in (DETACH, END):
                         self.stops.append((next_at + self._grown, None))
@@ -269,6 +275,13 @@ class FrameWalk:
             self.error = error
         self._partial = data[at:]
         return self._given(data, at)
+
+    def _spare(self, data: bytes, at: int, next_at: int) -> None:
+        """Tell proton of a smaller max-frame-size than the peer has."""
+        fields = checked(memoryview(data)[:next_at], at + 11, OPEN)
+        if fields[2] is not None and fields[2] >= _LEAST_WITH_SPARE:
+            fields[2] = UInt(fields[2] - _SPARE_BYTES)
+            self._change(data, at, next_at, frame_of(0, OPEN, fields))
 
     def _change(self, data: bytes, at: int, next_at: int, instead: bytes) -> None:
         """Let `feed` return `instead` in place of the bytes from `at` to `next_at`."""

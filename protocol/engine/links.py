@@ -306,6 +306,13 @@ class Link:
         elif self.drain_limit is not None:
             self.engine.used_up.append(self)
 
+    def send_batch(self, tag: bytes, batch: bytes, settled: bool, transaction: bytes | None = None) -> Delivery:
+        """As `send`, of several messages (`protocol.message.batches`). Only a client's engine sends batches."""
+        assert self.own_handle is not None, "there is no credit before the attach is written"
+        self.engine.output.batches.add((*self.own_handle, tag))
+        self.engine.output.is_due = True
+        return self.send(tag, batch, b"", 0, settled, transaction)
+
     def send(
         self, tag: bytes, prefix: bytes, body: bytes, offset: int, settled: bool, transaction: bytes | None = None
     ) -> Delivery:

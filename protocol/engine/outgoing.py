@@ -2,7 +2,8 @@
 
 Proton gives a link's end a handle and does not tell it. It writes flows of a session where the peer waits for those of
 a link. It settles unsettled deliveries when their link ends. It may have other ids of deliveries than the peer
-(`delivery_ids`). It leaves out fields that some peers need (`padding`). All of that is rare: most output is not walked.
+(`delivery_ids`). It knows no message format but 0. It leaves out fields that some peers need (`padding`). All of that
+is rare: most output is not walked.
 """
 
 from collections import deque
@@ -15,7 +16,7 @@ from protocol.engine.delivery_ids import DeliveryIds
 from protocol.engine.incoming import frame_of
 from protocol.engine.padding import CONTROL, EVERYTHING, pad
 from protocol.engine.performatives import ATTACH, BEGIN, CLOSE, DISPOSITION, FLOW, OPEN, TRANSFER
-from protocol.symbols import AMQP_HEADER
+from protocol.symbols import AMQP_HEADER, BATCH_FORMAT
 
 _LIST8 = 0xC0
 _SESSION_FLOW_FIELDS, _LINK_FLOW_FIELDS = 4, 9  # proton writes the first, we the second
@@ -36,7 +37,8 @@ class OutputWalk:
     `is_due`: the next output must be walked. Set it when proton will write anything but transfers, flows and
     dispositions. `attaching` has the ends whose attach is not written yet. `is_abandoned`: unsettled deliveries ended
     with their link, and proton is about to write that they are settled. `answering` has the peer's channels of begins
-    that proton is about to answer, in order.
+    that proton is about to answer, in order. `batches` has channel, handle and tag of the deliveries that are batches
+    and not completely written.
 
     `channels` has the peer's channel by ours. `translated` is that of `FrameWalk`: dispositions of deliveries that
     these sessions received must be translated. While there are any, all output is walked.
@@ -47,6 +49,7 @@ class OutputWalk:
         self.attaching: list[OwnEnd] = []
         self.is_abandoned = False
         self.answering: deque[int] = deque()
+        self.batches: set[tuple[int, int, bytes]] = set()
         self.channels: dict[int, int] = {}
         self._translated = translated
         self._answers: list[tuple[int, bytes]] = []  # channel, and a link's fields for a flow of its session
@@ -66,11 +69,11 @@ class OutputWalk:
 
     def walk(self, output: bytes) -> bytes:
         """`output` with corrections for the peer: whole frames, perhaps with the protocol header before them."""
-        if self.attaching or self._answers or self.is_abandoned or self.answering or self._translated:
+        if self.attaching or self._answers or self.is_abandoned or self.answering or self.batches or self._translated:
             output = self._walk_frames(output)
             self.is_abandoned = False
         # Flows that are not in this output will be in a later one.
-        self.is_due = bool(self._answers) or self._widths is EVERYTHING
+        self.is_due = bool(self._answers) or bool(self.batches) or self._widths is EVERYTHING
         return pad(output, self._widths)
 
     def _walk_frames(self, output: bytes) -> bytes:
@@ -84,6 +87,8 @@ class OutputWalk:
             code = frame[10] if size > 10 else 0
             if code == ATTACH and self.attaching:
                 self._note_handle(frame)
+            elif code == TRANSFER and self.batches:
+                frame = self._with_format(frame)
             elif code == BEGIN and self.answering:
                 frames.append(self._answer(frame))
                 continue
@@ -105,6 +110,20 @@ class OutputWalk:
                 end.own_handle = int.from_bytes(attach[6:8], "big"), handle
                 self.attaching.remove(end)
                 break
+
+    def _with_format(self, transfer: bytes) -> bytes:
+        """The transfer, with its message format if it is of a batch. All transfers of a delivery have it (2.7.5)."""
+        performative, end = codec.decode(transfer, 8)
+        fields = performative.value
+        delivery = int.from_bytes(transfer[6:8], "big"), fields[0], fields[2]
+        if delivery not in self.batches:
+            return transfer
+        if len(fields) < 6 or not fields[5]:  # more
+            self.batches.discard(delivery)
+        fields[3] = UInt(BATCH_FORMAT)
+        written = codec.encode(performative)
+        size = 8 + len(written) + len(transfer) - end
+        return b"".join((size.to_bytes(4, "big"), transfer[4:8], written, transfer[end:]))
 
     def _answer(self, begin: bytes) -> bytes:
         """The answer to a begin, with the peer's channel: proton leaves it out if the session has ended since."""

@@ -4,14 +4,17 @@ The payload is a message (the envelope) whose body is data sections, each one en
 properties repeat those of the first message as a hint for routing, and are ignored here.
 """
 
+from collections.abc import Iterable
 from typing import Final
 
+from protocol.codec import encode
 from protocol.errors import DecodeError, LimitExceeded
 from protocol.message.sections import scan
 from protocol.symbols import Descriptor
 
 MAX_BATCH_MESSAGES: Final = 16_384  # about as many of the smallest messages that clients send fill 1 MiB
 _ENVELOPE_SECTIONS: Final = 16  # besides the data sections
+_DATA: Final = bytes((0x00, 0x53, Descriptor.DATA))
 
 
 def unpack_batch(payload: bytes, max_messages: int = MAX_BATCH_MESSAGES) -> list[bytes]:
@@ -32,3 +35,13 @@ def unpack_batch(payload: bytes, max_messages: int = MAX_BATCH_MESSAGES) -> list
     if not messages:
         raise DecodeError("a batch without messages", len(payload))
     return messages
+
+
+def pack_batch(messages: Iterable[bytes]) -> bytes:
+    """The payload of a batch of these encoded messages, to which `unpack_batch` is the inverse."""
+    return b"".join(_DATA + encode(message) for message in messages)
+
+
+def batch_bytes(message_bytes: int) -> int:
+    """What a message of this size adds to a batch, at most."""
+    return len(_DATA) + 5 + message_bytes

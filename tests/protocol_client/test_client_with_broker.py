@@ -21,6 +21,7 @@ from protocol.client.errors import (
 from protocol.client.messages import Message
 from protocol.client.requests import QueueCounts
 from protocol.codec import Timestamp
+from protocol.message.batches import pack_batch
 from protocol.nodes.sas_tokens import generate
 from protocol.symbols import SCHEDULED_ENQUEUE_TIME
 from tests.brokers import KEY, KEY_NAME, Broker, free_ports
@@ -42,6 +43,14 @@ async def take_all(connection, address):
             contents += [received.message().content() for received in taken]
             await asyncio.gather(*map(receiver.accept, taken))
     return contents
+
+
+async def test_a_batch_is_stored_as_its_messages(broker):
+    async with await connect_to(broker.connection_string) as connection:
+        sender = await connection.sender("q")
+        await sender.send(pack_batch(numbered(300)), is_batch=True)
+        await sender.send(Message.of(b"last").encode())
+        assert await take_all(connection, "q") == [b"%d" % number for number in range(300)] + [b"last"]
 
 
 async def test_messages_go_through(broker):

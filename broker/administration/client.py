@@ -11,8 +11,8 @@ from typing import Final, Self
 import aiohttp
 from yarl import URL
 
+from broker.administration.address import Address
 from broker.atom.client_documents import REQUEST_TYPE, Described, read_entries, read_error
-from broker.cli.target import TRUST_ADVICE, Address
 from broker.errors import InvalidArgument
 from protocol.client.connection_string import Credentials, SharedAccessKey, SharedAccessSignature
 from protocol.nodes.sas_tokens import generate
@@ -30,6 +30,10 @@ class HttpError(Exception):
 
 class Unreachable(HttpError):
     """There was no answer, or none that is the management API's. What was asked for may have been done."""
+
+
+class Untrusted(Unreachable):
+    """The service's certificate is of no authority that we trust, or of another host."""
 
 
 class Refused(HttpError):
@@ -116,8 +120,7 @@ class HttpClient:
                     return content
                 raise _refused(answer.status, answer.reason or "", content)
         except aiohttp.ClientConnectorCertificateError as error:
-            text = f"cannot connect to {self._address.url}: {error.certificate_error}{TRUST_ADVICE}"
-            raise Unreachable(text) from error
+            raise Untrusted(f"cannot connect to {self._address.url}: {error.certificate_error}") from error
         except aiohttp.ClientConnectorError as error:
             number = error.os_error.errno
             reason = os.strerror(number) if number and number > 0 else error.os_error

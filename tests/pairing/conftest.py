@@ -1,0 +1,52 @@
+"""Two brokers, to be paired."""
+
+import pytest
+
+from broker.administration.address import Address
+from broker.pairing.pairing import Namespace
+from protocol.client.connection import connect_to
+from tests.brokers import Broker
+
+QUEUES = """
+[[queues]]
+name = "orders"
+requires_duplicate_detection = true
+[[queues]]
+name = "sessions"
+requires_session = true
+requires_duplicate_detection = true
+[[queues]]
+name = "small"
+max_message_size_kb = 1
+[[topics]]
+name = "news"
+requires_duplicate_detection = true
+[[topics.subscriptions]]
+name = "all"
+"""
+
+
+@pytest.fixture(scope="module")
+def primary(tmp_path_factory):
+    with Broker(tmp_path_factory.mktemp("primary"), QUEUES) as broker:
+        yield broker
+
+
+@pytest.fixture(scope="module")
+def secondary(tmp_path_factory):
+    with Broker(tmp_path_factory.mktemp("secondary")) as broker:
+        yield broker
+
+
+def namespace(broker: Broker, connection_string: str | None = None) -> Namespace:
+    return Namespace(connection_string or broker.connection_string, http=Address("http", "localhost", broker.http_port))
+
+
+async def contents(broker: Broker, queue: str) -> list[bytes]:
+    """Take all messages out of a queue; their bodies."""
+    found = []
+    async with await connect_to(broker.connection_string) as connection:
+        receiver = await connection.receiver(queue, credit=0, receive_and_delete=True)
+        while taken := await receiver.fetch(500):
+            found += [received.message().content() for received in taken]
+    return found
