@@ -17,6 +17,7 @@ from urllib.parse import quote
 
 import typer
 
+from broker.cli.delaying import DelayOption, put_off
 from broker.cli.ending import WRONG_USE, fail
 from broker.cli.messages import QueueArgument, StateOption, address_of, browsed, counted, print_message
 from broker.cli.messaging import run
@@ -119,6 +120,7 @@ def receive(
     queue: QueueArgument,
     count: Annotated[int, typer.Option("--count", min=1, metavar="N", help="At most N messages.")] = 1,
     keep: Annotated[bool, typer.Option("--keep", help="Give the messages back instead of completing them.")] = False,
+    delay: DelayOption = None,
     dead_letter: DeadLetterOption = False,
     wait: Annotated[
         float, typer.Option("--wait", min=0, metavar="SECONDS", help="How long to wait for a first message.")
@@ -128,6 +130,9 @@ def receive(
 ) -> None:
     """Print messages, and complete each once it is printed."""
     import asyncio
+
+    if delay is not None and not keep:
+        fail("--delay needs --keep", WRONG_USE)
 
     async def work(connection: "Connection") -> int:
         receiver = await connection.receiver(address_of(queue, dead_letter), credit=0)
@@ -145,7 +150,10 @@ def receive(
             else:
                 await asyncio.gather(*map(receiver.accept, taken))
             done += len(taken)
-        await asyncio.gather(*map(receiver.release, kept))
+        if delay is not None:
+            await put_off(connection, address_of(queue, dead_letter), receiver, kept, delay)
+        else:
+            await asyncio.gather(*map(receiver.release, kept))
         return done
 
     if not run(connection_string, ca, work):

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from broker.partition.state.core import PARTS, Core
 from storage.queue_ids import queue_id_of
-from storage.records import CorruptRecord, decode_entry, entity_key, forwarded_key, message_key
+from storage.records import CorruptRecord, decode_entry, entity_key, forwarded_key, message_key, overtaken_key
 from storage.store import Table
 
 Row = list[int | bytes | None]
@@ -41,7 +41,7 @@ class Departure:
         of_queues = frozenset(map(entity_key, queues))
         of_entities = frozenset(map(entity_key, entity_ids))
         self._prefixes = dict.fromkeys(_OF_QUEUES, of_queues) | dict.fromkeys(OF_ENTITIES, of_entities)
-        self._of_meta = frozenset(map(forwarded_key, queues))
+        self._of_meta = frozenset((*map(forwarded_key, queues), *map(overtaken_key, queues)))
         # Keys in the order of their last changes, so that an entry is sent before its timer, even if both have changed
         # before. A dict would look at all that were taken to find the first one.
         self._noted: OrderedDict[tuple[Table, bytes], None] = OrderedDict()
