@@ -10,6 +10,7 @@ sum of times fits into 64 bits, or whether a count fits into an AMQP int.
 | span             | 0 to `LONGEST_MS`        | becomes the nearer bound                                     |
 | count, page      | its least to `MAX_COUNT` | too few is refused; too many becomes `MAX_COUNT`             |
 | sequence number  | 0 to `MAX_NUMBER`        | is refused: no message has it                                |
+| delay            | 0 to `MAX_DELAY_MS`      | is refused: it is Peeklock's own, so no client relies on it  |
 """
 
 from typing import Final
@@ -18,6 +19,7 @@ LATEST_MS: Final = 253_402_300_799_999  # end of the year 9999, the last year of
 LONGEST_MS: Final = 922_337_203_685_478  # .NET's TimeSpan.MaxValue, which means unlimited; some 29,000 years
 MAX_COUNT: Final = (1 << 31) - 1  # the largest AMQP int; counts in answers are ints
 MAX_NUMBER: Final = (1 << 63) - 1  # the largest AMQP long; sequence numbers on messages are longs
+MAX_DELAY_MS: Final = 7 * 86_400_000  # of a message that is abandoned with a delay
 
 
 def time_ms(value: int) -> int:

@@ -118,6 +118,10 @@ STORED_DELIVERY_ANNOTATIONS: Final = Symbol("x-opt-peeklock-delivery-annotations
 DEAD_LETTER_REASON: Final = "DeadLetterReason"
 DEAD_LETTER_ERROR_DESCRIPTION: Final = "DeadLetterErrorDescription"
 
+# A property of a message that is abandoned, where `delivery.abandon_delays` is on: it is not stored, and the message is
+# available again so many milliseconds later
+DELAY: Final = "peeklock:delay-ms"
+
 # Content type of a ping, which is accepted and not stored
 PING_CONTENT_TYPE: Final = "application/vnd.ms-servicebus-ping"
 

@@ -47,6 +47,8 @@ IDLE_PREFIX = b"idle-"
 # In META, then a queue id: the partition that may have taken over messages of the queue; for a transfer queue, a list
 # of the partitions that its messages are for.
 FORWARDED_PREFIX = b"forwarded-"
+# In META, then a queue id: sequence numbers below this may be lower than some that the queue has forwarded.
+OVERTAKEN_PREFIX = b"overtaken-"
 
 
 class CorruptRecord(Exception):
@@ -85,6 +87,7 @@ class Field(IntEnum):
     SESSION = 8  # session id, of the messages in a queue or subscription that requires sessions
     DESTINATION = 9  # in a transfer queue: the destination's name, in lower case
     LANE = 10  # in a transfer queue: the destination's partition; earlier versions found it by the name
+    RETURNS_MS = 11  # of a scheduled message that was abandoned with a delay: the time of its timer
 
 
 Overlay = dict[int, Any]
@@ -128,6 +131,10 @@ def mark_key(store_id: bytes, queue_id: int) -> bytes:
 
 def forwarded_key(queue_id: int) -> bytes:
     return FORWARDED_PREFIX + entity_key(queue_id)
+
+
+def overtaken_key(queue_id: int) -> bytes:
+    return OVERTAKEN_PREFIX + entity_key(queue_id)
 
 
 def deleted_entity_key(entity_id: int) -> bytes:

@@ -281,7 +281,7 @@ class _Verification:
             if expires_ms is None:
                 expires_ms = self._message_expiries[index]
         if place is Place.SCHEDULED:
-            queue.timed[Timer.SCHEDULED].add(sequence_number, entry.message_id, ANY_TIME)
+            queue.timed[Timer.SCHEDULED].add(sequence_number, entry.message_id, overlay.get(Field.RETURNS_MS, ANY_TIME))
         elif expires_ms is None or expires_ms == ANY_TIME:
             queue.timers_unknown.add(sequence_number)
         elif (

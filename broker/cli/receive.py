@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from broker.cli.delaying import DelayOption, put_off
 from broker.cli.messages import DeadLetterOption, QueueArgument, address_of, print_message
 from broker.cli.messaging import run
 from broker.cli.target import CaFileOption, ConnectionStringOption
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from contextlib import AsyncExitStack
 
     from protocol.client.connection import Connection
-    from protocol.client.links import Receiver
+    from protocol.client.links import Received, Receiver
     from protocol.client.requests import Management
 
 BATCH: Final = 100  # messages received at once. They must be settled before their locks expire.
@@ -27,6 +28,7 @@ def receive(
     queue: QueueArgument,
     count: Annotated[int, typer.Option("--count", min=1, metavar="N", help="At most N messages.")] = 1,
     keep: Annotated[bool, typer.Option("--keep", help="Give the messages back instead of completing them.")] = False,
+    delay: DelayOption = None,
     dead_letter: DeadLetterOption = False,
     session: Annotated[
         str | None,
@@ -45,6 +47,8 @@ def receive(
     """Print messages, and complete each once it is printed."""
     if dead_letter and session is not None:
         raise typer.BadParameter("dead-letter queues have no sessions", param_hint="--session")
+    if delay is not None and not keep:
+        raise typer.BadParameter("needs --keep", param_hint="--delay")
     address = address_of(queue, dead_letter)
 
     async def work(connection: "Connection") -> int:
@@ -59,14 +63,14 @@ def receive(
             else:
                 receiver = await ordinary_receiver(connection, address)
             if receiver is not None:
-                return await _receive(receiver, management, count, wait, kept if keep else None)
+                return await _receive(receiver, management, count, wait, kept if keep else None, delay)
             done = 0
             while done < count:
                 patience = max(NEXT_SESSION_SECONDS, 0 if done else wait)
                 following = await connection.accept_next_session(address, patience)
                 if following is None:
                     break
-                more = await _receive(following, management, count - done, patience, kept if keep else None)
+                more = await _receive(following, management, count - done, patience, kept if keep else None, delay)
                 done += more
                 if not keep:
                     await following.close()
@@ -79,15 +83,24 @@ def receive(
 
 
 async def _receive(
-    receiver: "Receiver", management: "Management", count: int, wait_s: float, kept: "AsyncExitStack | None"
+    receiver: "Receiver",
+    management: "Management",
+    count: int,
+    wait_s: float,
+    kept: "AsyncExitStack | None",
+    delay_ms: int | None,
 ) -> int:
-    """Print messages and complete them; or keep them until `kept` ends, else they would come again."""
+    """Print messages and complete them; or keep them until `kept` ends, else they would come again.
+
+    With `delay_ms` those that are kept are put off at once.
+    """
     import asyncio
     from contextlib import AsyncExitStack
 
     from broker.cli.held import Held
 
-    done = 0
+    done = first_number = 0
+    printed: list[Received] = []
     async with AsyncExitStack() as stack:
         held = await stack.enter_async_context(Held(receiver, management))  # what cannot be printed is given back
         while done < count and held.room > 0:
@@ -103,7 +116,13 @@ async def _receive(
             if kept is None:
                 await held.take(taken)
                 await asyncio.gather(*map(receiver.accept, taken))
+            elif delay_ms is not None:
+                printed += taken
+                first_number = first_number or messages[0].sequence_number or 0
             done += len(taken)
+        if delay_ms is not None:
+            await held.take(printed)
+            await put_off(management, receiver, printed, first_number, delay_ms)
         if kept is not None:
             kept.push_async_exit(stack.pop_all())
             if held.room <= 0 and done < count:

@@ -22,6 +22,7 @@ from storage.records import (
     entity_key,
     forwarded_key,
     message_key,
+    overtaken_key,
     queue_key,
     rule_key,
 )
@@ -78,7 +79,8 @@ def free(core: Core, entity_id: int, now_ms: int) -> None:
     elif not free_ids(store, entity_id, step):
         if entity_id not in core.terms:
             store.delete_many(Table.MARKS, _marks(store, range(first, end)))
-        store.delete_many(Table.META, map(forwarded_key, range(first, end)))
+        for key_of in (forwarded_key, overtaken_key):
+            store.delete_many(Table.META, map(key_of, range(first, end)))
         store.delete_many(Table.COUNTS, map(entity_key, range(first, end)))
         store.delete(Table.META, deleted_entity_key(entity_id))
         del core.deleted[entity_id]

@@ -23,6 +23,7 @@ from broker.partition.forwarding.source import forwards
 from broker.partition.messages import browsing, settlement
 from broker.partition.messages.hand_out import new_token
 from broker.partition.messages.moves import Properties, discard, expire, overlay_expires_ms, set_aside, unlocked
+from broker.partition.messages.schedule import scheduled_ms_of
 from broker.partition.moving import moves
 from broker.partition.sessions import locks as session_locks
 from broker.partition.sessions import requests as session_requests
@@ -269,7 +270,10 @@ def _schedule(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> lis
 
 
 def _cancel_scheduled(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> None:
-    """Raises MessageNotFound if any of the numbers is not that of a scheduled message."""
+    """Raises MessageNotFound if any of the numbers is not that of a scheduled message.
+
+    Nor is it one that was abandoned with a delay: who may only send must not delete what was received already.
+    """
     numbers = list(dict.fromkeys(args[0]))
     cancelled: list[Held] = []
     read_bytes = 0
@@ -282,6 +286,8 @@ def _cancel_scheduled(core: Core, queue: Queue, args: Sequence[Any], now_ms: int
         except CorruptRecord:
             set_aside(core, queue, Place.SCHEDULED, number, None)
             raise MessageNotFound(f"The scheduled message {number} cannot be read.") from None
+        if overlay is not None and Field.RETURNS_MS in overlay:
+            raise MessageNotFound(f"The message {number} was abandoned with a delay, which cannot be cancelled.")
         record = core.bodies.read_one(message_id)
         if record is None:
             set_aside(core, queue, Place.SCHEDULED, number, message_id)
@@ -374,7 +380,7 @@ def _delete_some(
             continue
         due_ms = NEVER
         if place == Place.SCHEDULED:
-            due_ms = enqueued_ms
+            due_ms = scheduled_ms_of(overlay, record)
         elif place == Place.AVAILABLE and not queue.is_dead_letter:
             due_ms = _expires_ms(overlay, record)
         messages.append(unlocked((number, message_id, delivery_count, overlay), len(record), due_ms, place))

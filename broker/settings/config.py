@@ -369,6 +369,11 @@ class Delivery(Frozen):
         description="Longest lock_duration_ms that an entity may have. The cloud has 5 minutes; clients that renew "
         "locks do not need more.",
     )
+    abandon_delays: bool = Field(
+        False,
+        description="A message that is abandoned with the property peeklock:delay-ms is available again so many "
+        "milliseconds later, and the property is not stored. Else it is a property like others, as in the cloud.",
+    )
 
 
 class Certificate(Frozen):

@@ -12,6 +12,15 @@ from tests.brokers import Broker
 
 CONFIG = """
 partitions = 2
+[delivery]
+abandon_delays = true
+[[queues]]
+name = "later"
+[[queues]]
+name = "later-spread"
+enable_partitioning = true
+[[queues]]
+name = "refused"
 [[queues]]
 name = "plain"
 lock_duration_ms = 5000

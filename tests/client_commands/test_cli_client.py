@@ -22,7 +22,20 @@ from protocol.client.messages import Message, value_section
 from protocol.codec import Symbol, Timestamp
 from tests.brokers import KEY_NAME, REPOSITORY, Broker
 
-NAMES = ("sent", "received", "kept", "peeked", "purged", "counted", "resent", "chosen", "moved", "full", "small")
+NAMES = (
+    "sent",
+    "received",
+    "kept",
+    "peeked",
+    "purged",
+    "counted",
+    "resent",
+    "chosen",
+    "moved",
+    "full",
+    "delayed",
+    "small",
+)
 QUEUES = "".join(f'[[queues]]\nname = "{name}"\n' for name in NAMES) + "max_message_size_kb = 1\n"
 
 
@@ -51,6 +64,14 @@ def lines(result):
 
 def bodies(result):
     return [line["body"] for line in lines(result)]
+
+
+def test_a_delay_that_the_broker_does_not_take_is_no_success(peeklock):
+    peeklock("send", "delayed", "--body", "x", "--count", 2)
+    result = peeklock("receive", "delayed", "--keep", "--delay", "5s", "--count", 2)
+    assert result.exit_code == 1
+    assert "delivery.abandon_delays is off" in result.stderr
+    assert [line["delivery_count"] for line in lines(peeklock("receive", "delayed", "--count", 2))] == [1, 0]
 
 
 def test_send_and_receive(peeklock):

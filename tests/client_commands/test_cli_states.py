@@ -60,6 +60,41 @@ def test_messages_are_browsed_and_purged_by_state(peeklock, connection, queue):
     assert peeklock("purge", queue, "--state", "lost", "--yes").exit_code == 2
 
 
+@pytest.mark.parametrize("queue", ["later", "later-spread"])
+def test_messages_are_given_back_with_a_delay(peeklock, connection, queue):
+    sender = connection.create_sender(queue)
+    for number in range(3):
+        sender.send(Message(body=f"{number}"))
+    kept = peeklock("receive", queue, "--keep", "--delay", "3s", "--count", 3)
+    assert (kept.exit_code, len(kept.stdout.splitlines())) == (0, 3), kept.stderr
+    assert states(peeklock, queue) == {"scheduled": 3}
+    again = peeklock("receive", queue, "--wait", 10, "--count", 3)
+    shown = [json.loads(line) for line in again.stdout.splitlines()]
+    assert {each["delivery_count"] for each in shown} == {1}
+    assert all("properties" not in each for each in shown)
+    assert peeklock("receive", queue, "--delay", "3s").exit_code == 2
+    for wrong in ("never", "8d", "-1s", "x"):
+        assert peeklock("receive", queue, "--keep", "--delay", wrong).exit_code == 2
+    peeklock("purge", queue, "--yes")
+
+
+def test_a_delay_that_is_none_is_refused_on_a_link(peeklock, connection):
+    sender, receiver = connection.create_sender("refused"), connection.create_receiver("refused", credit=10)
+    delays = [2**63 - 1, float("nan"), "3000", [3000], {"ms": 3000}]
+    for locked, delay in enumerate(delays, 1):
+        sender.send(Message(body="x"))
+        receiver.receive(timeout=20)
+        delivery = receiver.fetcher.unsettled[-1]
+        delivery.local.annotations = {symbol("peeklock:delay-ms"): delay}
+        delivery.update(Delivery.MODIFIED)
+        connection.wait(lambda delivery=delivery: delivery.settled)
+        assert delivery.remote_state == Delivery.REJECTED
+        problem = "is 9223372036854775807; it is 0 to 604800000 milliseconds" if locked == 1 else "is no whole number"
+        assert f"'peeklock:delay-ms' {problem}" in delivery.remote.condition.description
+        counts = {each["name"]: each for each in json.loads(peeklock("queues", "--json").stdout)}
+        assert counts["refused"]["locked"] == locked
+
+
 def test_sessions_are_listed_and_counted(peeklock, connection):
     result = peeklock("sessions", "talks")
     assert (result.exit_code, result.stdout, result.stderr) == (0, "", "0 sessions in talks\n")

@@ -83,7 +83,7 @@ real_paths = st.sampled_from(
 )
 paths = st.one_of(real_paths, st.lists(segments, max_size=6).map("/".join))
 queries = st.dictionaries(
-    st.sampled_from(["api-version", "timeout", "$skip", "$top", "enrich", "sessionid", "x"]),
+    st.sampled_from(["api-version", "timeout", "delay", "$skip", "$top", "enrich", "sessionid", "x"]),
     st.sampled_from(HOSTILE_TEXTS),
     max_size=3,
 )
@@ -194,6 +194,14 @@ def test_every_request_has_an_answer_that_is_documented(broker, method, path, qu
     assert b'File "' not in answer.body
     health = parsed(asked(broker, b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"))
     assert health.status == 200
+
+
+def test_a_delay_is_refused_where_it_would_have_no_effect(broker):
+    lock = "orders/messages/1/11111111-1111-1111-1111-111111111111"
+    head = f"Host: localhost\r\nConnection: close\r\nAuthorization: {token('valid')}\r\n\r\n"
+    refused = parsed(asked(broker, f"PUT /{lock}?delay=5 HTTP/1.1\r\n{head}".encode()))
+    assert refused.status == 400
+    assert b"delivery.abandon_delays" in refused.body
 
 
 @settings(max_examples=100, deadline=None)

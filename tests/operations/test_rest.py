@@ -21,6 +21,8 @@ from protocol.symbols import TIMESPAN
 from tests.brokers import KEY, KEY_NAME, Broker
 
 CONFIG = """
+[delivery]
+abandon_delays = true
 [[queues]]
 name = "orders"
 lock_duration_ms = 5000
@@ -247,6 +249,23 @@ def test_a_scheduled_message_waits(call, empty):
     call("POST", "/orders/messages", "later", BrokerProperties=json.dumps({"ScheduledEnqueueTimeUtc": at}))
     assert call("DELETE", "/orders/messages/head?timeout=0").status == 204
     assert call("DELETE", "/orders/messages/head?timeout=10").body == b"later"
+
+
+@pytest.mark.parametrize("source", ["orders", "spread", "news/subscriptions/all"])
+def test_an_unlocked_message_comes_again_after_its_delay(call, empty, source):
+    call("POST", f"/{source.partition('/')[0]}/messages", "later", Kept="yes")
+    got = call("POST", f"/{source}/messages/head?timeout=5")
+    place = urlsplit(got.headers["Location"]).path
+    for delay in ("x", "-1", "", "1.5", "604801", "9" * 5000, "%C2%B2", "1%00"):
+        refused = call("PUT", f"{place}?delay={delay}")
+        assert (refused.status, b"'delay'" in refused.body, b"604800" in refused.body) == (400, True, True)
+    for method in ("POST", "DELETE"):
+        assert call(method, f"{place}?delay=1").status == 400
+    assert call("PUT", f"{place}?delay=2").status == 200
+    assert call("DELETE", f"/{source}/messages/head?timeout=0").status == 204
+    again = call("DELETE", f"/{source}/messages/head?timeout=10")
+    assert (again.body, again.properties["DeliveryCount"], again.headers["Kept"]) == (b"later", 2, '"yes"')
+    assert not [name for name in again.headers if "delay" in name.lower()]
 
 
 def test_rights(broker, call, empty):

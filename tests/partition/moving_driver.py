@@ -10,6 +10,9 @@ from broker.namespace.entities import Description, QueueDescription, Subscriptio
 from broker.namespace.rule_descriptions import DEFAULT_RULE
 from broker.partition.partition import Partition
 from broker.partition.settings import PartitionSettings
+from broker.wire import Outcome
+from protocol.codec import Long, encode
+from protocol.symbols import DELAY
 from storage.memory import MemoryStore
 from storage.queue_ids import entity_of, queue_id_of
 from storage.records import (
@@ -32,7 +35,7 @@ QUEUES: dict[str, dict[str, Any]] = {
     "forwards": {"forward_dead_lettered_messages_to": "target"},
 }
 OF_QUEUES = (Table.QUEUE, Table.DUE, Table.COUNTS, Table.SESSION_ENTRIES, Table.SESSIONS, Table.SESSION_STATES)
-SETTINGS = PartitionSettings(seen_ids=FEW_IDS, step=3, turn_work=40)
+SETTINGS = PartitionSettings(seen_ids=FEW_IDS, step=3, turn_work=40, abandon_delays=True)
 
 
 def described(kind: str) -> dict[int, Description]:
@@ -180,14 +183,16 @@ class World:
             self.held[queue, each.number] = each.token
         return [(each.number, each.delivery_count, each.body, each.properties) for each in found]
 
-    def settle(self, which: int, outcome: int) -> Any:
+    def settle(self, which: int, outcome: int, delay_ms: int = 0) -> Any:
+        """An abandoned message is back after a delay."""
         if not self.held:
             return None
         (queue, number), token = sorted(self.held.items())[which % len(self.held)]
         del self.held[queue, number]
-        results = self.partition.settle(
-            queue, [token], outcome, {"seen": "\xa1\x01x"} if which % 2 else None, self.now_ms
-        )
+        properties: dict[str, Any] = {"seen": "\xa1\x01x"} if which % 2 else {}
+        if outcome == Outcome.ABANDONED:
+            properties[DELAY] = encode(Long(delay_ms))
+        results = self.partition.settle(queue, [token], outcome, properties, self.now_ms)
         self.partition.commit()
         return [queue, number, *(each and type(each).__name__ for each in results)]
 
@@ -302,7 +307,7 @@ class World:
         """Rows of the entity on a partition where it does not live; every partition has the rules."""
         store = self.stores[partition]
         found = [(name, b"") for name in self.stored(partition) if not name.startswith("RULES")]
-        names = (b"deleted-entity-", b"arriving-", b"arrived-", b"frozen-", b"staged-")
+        names = (b"deleted-entity-", b"arriving-", b"arrived-", b"frozen-", b"staged-", b"overtaken-")
         found += [
             ("META", key) for key, _ in store.scan(Table.META, b"\0", b"\xff" * 40, 1 << 30) if key.startswith(names)
         ]

@@ -21,8 +21,9 @@ from turns import CountingStore
 from broker.errors import BrokerError, LockLost, NotAllowed, OperationTimeout, SessionLockLost
 from broker.namespace.entities import QueueDescription
 from broker.wire import Outcome
-from protocol.codec import Described, Symbol, Timestamp, encode
+from protocol.codec import Described, Symbol, Timestamp, decode_exactly, encode
 from protocol.message.intake import take_apart
+from protocol.symbols import DELAY
 from storage.records import Field, Place
 
 NEVER = 1 << 62
@@ -80,10 +81,11 @@ class Message:
     expires_ms: int
     ttl_ms: int | None
     count: int = 0
-    properties: dict[str, str] = field(default_factory=dict)
+    properties: dict[str, Any] = field(default_factory=dict)
     first_number: int | None = None
     token: bytes | None = None  # locked
     until_ms: int = 0  # of a dead letter; else it is that of the session
+    returns_ms: int | None = None  # scheduled because it was abandoned with a delay
 
     @property
     def body(self) -> str:
@@ -215,10 +217,19 @@ class SessionModel(RuleBasedStateMachine):
         open_ones = [each for each in self.transactions.values() if not each.timed_out]
         return any(token in tokens for each in open_ones for _, tokens, *_ in each.settlements())
 
-    def refusal(self, queue: int, token: bytes, outcome: Outcome, asker: str | None) -> type[BrokerError] | None:
-        if self.find(queue, token) is None:
+    def refusal(
+        self, queue: int, token: bytes, outcome: Outcome, properties: dict[str, Any] | None, asker: str | None
+    ) -> type[BrokerError] | None:
+        m = self.find(queue, token)
+        if m is None:
             return SessionLockLost if queue == MAIN and asker is not None and not self.is_live(asker) else LockLost
-        return NotAllowed if self.staged(token) or (outcome == Outcome.DEAD_LETTERED and queue == DEAD) else None
+        delays = properties is not None and DELAY in properties
+        wrong_delay = delays and (
+            outcome in (Outcome.DEFERRED, Outcome.DEAD_LETTERED)
+            or (outcome == Outcome.ABANDONED and m.place == Place.DEFERRED)
+        )
+        is_dead = outcome == Outcome.DEAD_LETTERED and queue == DEAD
+        return NotAllowed if self.staged(token) or is_dead or wrong_delay else None
 
     def expired(self, queue: int, m: Message) -> bool:
         return queue != DEAD and m.expires_ms <= self.now_ms
@@ -281,15 +292,17 @@ class SessionModel(RuleBasedStateMachine):
         self.queues[queue].remove(m)
         self.gone[m.body] = reason
 
-    def dead_letter(self, queue: int, m: Message, properties: dict[str, str] | None) -> None:
+    def dead_letter(self, queue: int, m: Message, properties: dict[str, Any] | None) -> None:
         self.queues[queue].remove(m)
         m.properties = m.properties | (properties or {})
         m.first_number = m.first_number or m.number
         m.place, m.token = Place.AVAILABLE, None
         self.moving[m.body] = m
 
-    def fail(self, queue: int, m: Message, properties: dict[str, str] | None = None) -> None:
+    def fail(self, queue: int, m: Message, properties: dict[str, Any] | None = None) -> None:
         m.token = None
+        properties = dict(properties or {})
+        delay_ms = decode_exactly(properties.pop(DELAY)) if DELAY in properties else 0
         m.count += queue != DEAD
         m.properties = m.properties | (properties or {})
         limit = self.terms.max_delivery_count
@@ -297,8 +310,11 @@ class SessionModel(RuleBasedStateMachine):
             reason = f"Message could not be consumed after {limit} delivery attempts."
             properties = {"DeadLetterReason": "MaxDeliveryCountExceeded", "DeadLetterErrorDescription": reason}
             self.dead_letter(MAIN, m, properties)
+        elif delay_ms and not self.expired(queue, m):
+            m.place = Place.SCHEDULED
+            m.returns_ms = min(self.now_ms + delay_ms, NEVER if queue == DEAD else m.expires_ms)
 
-    def settled(self, queue: int, m: Message, outcome: Outcome, properties: dict[str, str] | None) -> None:
+    def settled(self, queue: int, m: Message, outcome: Outcome, properties: dict[str, Any] | None) -> None:
         match outcome:
             case Outcome.ACCEPTED:
                 self.leave(queue, m, "completed")
@@ -427,8 +443,15 @@ class SessionModel(RuleBasedStateMachine):
         for _, m in self.locked(DEAD):
             if m.until_ms <= self.now_ms:
                 self.fail(DEAD, m)
+        for queue in (MAIN, DEAD):
+            for m in self.queues[queue]:
+                if m.returns_ms is not None and m.returns_ms <= self.now_ms:
+                    m.place, m.returns_ms = Place.AVAILABLE, None
+                    if queue == MAIN:
+                        self.come(m.session)
         for queue in (MAIN, INBOX):
-            due = [m for m in self.queues[queue] if m.place == Place.SCHEDULED and m.sent.scheduled_ms <= self.now_ms]
+            waiting = [m for m in self.queues[queue] if m.place == Place.SCHEDULED and m.returns_ms is None]
+            due = [m for m in waiting if m.sent.scheduled_ms <= self.now_ms]
             for m in sorted(due, key=lambda m: (m.sent.scheduled_ms, m.number)):
                 m.first_number, m.number = m.number, self.next_number[queue]
                 self.next_number[queue] += 1
@@ -561,9 +584,13 @@ class SessionModel(RuleBasedStateMachine):
                     each.properties,
                     each.overlay.get(Field.ENQUEUE_SEQUENCE_NUMBER),
                     each.overlay.get(Field.DEAD_LETTER_SOURCE),
+                    each.overlay.get(Field.RETURNS_MS),
                 )
                 for each in found
-            ] == [(m.number, m.place, m.body, m.count, m.properties, m.first_number, source) for m in expected]
+            ] == [
+                (m.number, m.place, m.body, m.count, m.properties, m.first_number, source, m.returns_ms)
+                for m in expected
+            ]
             by_place = [sum(1 for m in expected if m.place == place) for place in Place]
             assert self.driver.held(queue) == [*by_place, sum(1 for m in expected if m.token is not None)]
             highest = max((m.number for m in expected), default=0)

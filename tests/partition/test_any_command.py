@@ -55,7 +55,7 @@ from protocol.lock_tokens import uuid_of
 from protocol.message.intake import take_apart
 from protocol.nodes.management import _READERS, parse
 from protocol.nodes.request_message import Request
-from protocol.symbols import SESSION_FILTER, TIMEOUT
+from protocol.symbols import DELAY, SESSION_FILTER, TIMEOUT
 from storage.memory import MemoryStore
 from storage.queue_ids import Part as QueuePart
 from storage.queue_ids import queue_id_of
@@ -171,7 +171,8 @@ NAMES = {
     "states": st.sampled_from(["active", "deferred,scheduled", "scheduled,scheduled", "active,lost", ","]) | STRINGS,
     "deadletter-reason": STRINGS,
     "deadletter-description": STRINGS,
-    "properties-to-modify": st.dictionaries(STRINGS, SIMPLE, max_size=3),
+    "properties-to-modify": st.dictionaries(STRINGS | st.just(DELAY), SIMPLE, max_size=3)
+    | st.fixed_dictionaries({DELAY: COUNTS | st.sampled_from([0.0, 50.0, -1.0, 1e300])}),
     "enqueued-time-utc": EXTREMES | INTEGERS,
     "session-state": st.binary(max_size=30),
     "last-updated-time": EXTREMES | INTEGERS,
@@ -299,7 +300,9 @@ class World:
             self.store,
             now_ms=self.now_ms,
             incarnation=self.starts.to_bytes(6, "big"),
-            settings=PartitionSettings(window=4, session_window=2, step=3, peek_max=5, request_bytes=500),
+            settings=PartitionSettings(
+                window=4, session_window=2, step=3, peek_max=5, request_bytes=500, abandon_delays=True
+            ),
             home=lambda name: 6 if name == "elsewhere" else 5,
         )
 
@@ -399,12 +402,12 @@ def taken_apart(data: st.DataObject, queue_id: int) -> list[list[Any]]:
 
 def outcome(data: st.DataObject) -> tuple[int, dict[str, Any] | None]:
     kind = data.draw(st.sampled_from([0x24, 0x25, 0x26, 0x27]))
-    info = data.draw(st.dictionaries(STRINGS, VALUES, max_size=3))
+    info = data.draw(st.dictionaries(STRINGS | st.just(DELAY), VALUES, max_size=3))
     fields = {
         0x25: [Described(ULong(0x1D), [Symbol("x"), data.draw(STRINGS), info])],
         0x27: [True, data.draw(st.booleans()), info],
     }.get(kind, [])
-    found, properties = transactional_outcome(decode_exactly(encode(Described(ULong(kind), fields))))
+    found, properties = transactional_outcome(decode_exactly(encode(Described(ULong(kind), fields))), (DELAY,))
     return int(found), on_the_wire(properties)
 
 

@@ -6,9 +6,13 @@ from session_driver import SessionDriver
 from topic_driver import TOPIC, A, TopicDriver, event
 
 from broker.errors import TransactionTimeout
+from broker.partition.settings import PartitionSettings
 from broker.partition.transactions import TIME_OUT_MS
 from broker.wire import Outcome, SendOperation
 from broker.worker.clock import SLOWNESS, Clock
+from protocol.codec import Long, encode
+from protocol.symbols import DELAY
+from storage.records import Field
 
 HOUR_MS = 3_600_000
 
@@ -134,6 +138,19 @@ def test_a_scheduled_message_is_due_when_the_wall_clock_is_set_right_again(clock
     clocks.set(HOUR_MS)
     clocks.wait(15_000)
     assert queue.held() == [1, 0, 0, 0]
+
+
+def test_a_message_abandoned_with_a_delay_waits_for_the_wall_clock():
+    queue = Driver(settings=PartitionSettings(abandon_delays=True))
+    clocks = Clocks(queue)
+    clocks.set(-1000)
+    queue.send("a", message("b", ttl_ms=3000))
+    queue.settle(Outcome.ABANDONED, *queue.receive(2), properties={DELAY: encode(Long(1000))})
+    assert [each.overlay[Field.RETURNS_MS] for each in queue.peek()] == [clocks.wall_ms + 1000] * 2
+    clocks.wait(900)
+    assert queue.held() == [0, 0, 2, 0]
+    clocks.wait(300)
+    assert queue.held() == [2, 0, 0, 0]
 
 
 def test_deleting_up_to_now_deletes_messages_sent_by_now(clocks):

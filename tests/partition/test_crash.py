@@ -9,7 +9,8 @@ from forwarding_driver import via
 
 from broker.partition.settings import PartitionSettings
 from broker.wire import Outcome, SendOperation, SettleOperation
-from protocol.codec import encode
+from protocol.codec import Long, encode
+from protocol.symbols import DELAY
 from storage.lmdb_store import LmdbStore
 from storage.log.snapshot import Snapshot
 from storage.queue_ids import Part
@@ -99,7 +100,9 @@ def assert_consistent(state: dict[Table, list[tuple[bytes, bytes]]]) -> None:
         counts[3] += len(record)
         expires_ms = (entry.overlay or {}).get(Field.EXPIRES_MS) or message_expires_ms(record)
         if place == Place.SCHEDULED:
-            timers.add((queue_id, Timer.SCHEDULED, int.from_bytes(record[8:16], "big"), number))
+            returns_ms = (entry.overlay or {}).get(Field.RETURNS_MS)
+            scheduled_ms = int.from_bytes(record[8:16], "big") if returns_ms is None else returns_ms
+            timers.add((queue_id, Timer.SCHEDULED, scheduled_ms, number))
         elif place == Place.AVAILABLE and expires_ms != NEVER and queue_id & 7 == Part.MAIN:
             timers.add((queue_id, Timer.EXPIRY, expires_ms, number))
     assert sorted(used) == sorted(bodies)
@@ -112,6 +115,7 @@ def assert_consistent(state: dict[Table, list[tuple[bytes, bytes]]]) -> None:
 
 Scenario = Iterator[None]
 TRANSFER = MAIN | Part.TRANSFER
+DELAY_OF_50 = {DELAY: encode(Long(50))}
 
 
 def named(message_id: str) -> list[Any]:
@@ -159,6 +163,28 @@ def abandoning_for_the_last_time(queue: Driver) -> Scenario:
     received = queue.receive(2)
     yield
     queue.settle(Outcome.ABANDONED, *received)
+
+
+def abandoning_for_a_while(queue: Driver) -> Scenario:
+    """One message expires before its delay ends."""
+    queue.send("a", message("b", ttl_ms=9000), message("c", ttl_ms=40))
+    received = queue.receive(3)
+    queue.settle(Outcome.DEAD_LETTERED, received.pop(0))
+    received_dead = queue.receive_one("d", DEAD)
+    yield
+    queue.settle(Outcome.ABANDONED, *received, properties={**DELAY_OF_50, "p": "1"})
+    queue.settle(Outcome.ABANDONED, received_dead, properties=DELAY_OF_50, queue=DEAD)
+    queue.wait(60)
+
+
+def forwarding_before_a_message_is_back(queue: Driver) -> Scenario:
+    queue.send("a", message("b", ttl_ms=9000))
+    queue.settle(Outcome.DEAD_LETTERED, *queue.receive(2))
+    queue.settle(Outcome.ABANDONED, *queue.receive(2, "d", DEAD), properties=DELAY_OF_50, queue=DEAD)
+    yield
+    queue.change(forward_dead_lettered_messages_to="orders")
+    queue.wait(60)
+    queue.pump()
 
 
 def deferring(queue: Driver) -> Scenario:
@@ -393,6 +419,8 @@ SCENARIOS = [
     completing,
     abandoning,
     abandoning_for_the_last_time,
+    abandoning_for_a_while,
+    forwarding_before_a_message_is_back,
     deferring,
     completing_what_was_deferred,
     dead_lettering,
@@ -422,7 +450,8 @@ def run(scenario, path, stop_at):
     """Run it on a new store until the step; returns the stopping store, and the state it began with."""
     disk = open_store(path, create=True)
     store = StoppingStore(disk)
-    queue = Driver(store, PartitionSettings(step=2, seen_ids=FEW_IDS, commit_bytes=COMMIT_BYTES))
+    settings = PartitionSettings(step=2, seen_ids=FEW_IDS, commit_bytes=COMMIT_BYTES, abandon_delays=True)
+    queue = Driver(store, settings)
     story = scenario(queue)
     next(story)
     assert not disk.dirty

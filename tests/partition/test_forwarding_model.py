@@ -17,8 +17,9 @@ from turns import CountingStore
 
 from broker.errors import NotAllowed
 from broker.partition.settings import PartitionSettings
-from broker.wire import Extra
-from protocol.codec import encode
+from broker.wire import Extra, Outcome
+from protocol.codec import Long, encode
+from protocol.symbols import DELAY
 from tests.models import model_settings
 
 # name: partition, and where it may forward to. Messages are sent to a, and to x; e comes from a's dead-letter queue.
@@ -50,6 +51,7 @@ class ForwardingModel(RuleBasedStateMachine):
                 window=window,
                 step=3,
                 turn_work=turn_work,
+                abandon_delays=True,
             ),
             {number: CountingStore() for number in range(3)},
         )
@@ -61,6 +63,7 @@ class ForwardingModel(RuleBasedStateMachine):
         self.queues = {name: self.net.queue(name, HOMES[name], **self.properties[name]) for name in HOMES}
         self.sent: list[str] = []
         self.received: Counter[str] = Counter()
+        self.delayed: set[str] = set()  # they may come after what was sent later
         for name, to in forward_to.items():
             self.change(name, forward_to=to)
 
@@ -151,6 +154,27 @@ class ForwardingModel(RuleBasedStateMachine):
         if not self.properties[name].get("forward_to"):
             self.net.receive(self.queues[name], 2, receive_and_delete=False)
 
+    @rule(
+        name=st.sampled_from(["a", "a", "b", "c", "y"]),
+        ms=st.sampled_from([1, 50, 500, 5000]),
+        dead=st.booleans(),
+        then_forwards=st.booleans(),
+    )
+    def abandon_for_a_while(self, name, ms, dead, then_forwards):
+        """Meanwhile the queue may begin to forward, or end it; perhaps at once."""
+        queue = dead_letter(self.queues[name]) if dead else self.queues[name]
+        forwards = self.properties[name].get("forward_dead_lettered_messages_to" if dead else "forward_to")
+        if forwards or (name == WITH_SESSIONS and not dead):
+            return
+        partition = self.net.partitions[HOMES[name]]
+        for each in self.net.receive(queue, 2, receive_and_delete=False):
+            self.delayed.add(text(each.body))
+            delay = {DELAY: encode(Long(ms))}
+            assert partition.settle(queue, [each.token], Outcome.ABANDONED, delay, self.net.now_ms) == [None]
+        self.net.turn(HOMES[name])
+        if then_forwards and name in MAY_FORWARD:
+            self.forward_elsewhere(name, 0)
+
     # -- what must hold
 
     @invariant()
@@ -171,6 +195,7 @@ class ForwardingModel(RuleBasedStateMachine):
             self.change(name, status="Active")
         for way in WAYS:
             self.net.lose(*way)
+        self.net.wait(5000)
         self.net.run()
         found = Counter(self.received)
         for name, queue in self.queues.items():
@@ -179,7 +204,8 @@ class ForwardingModel(RuleBasedStateMachine):
             assert not forwards or not bodies
             assert self.net.counts(queue)[0] == len(bodies)
             if name in "ab":
-                assert bodies == sorted(bodies)
+                in_order = [body for body in bodies if body not in self.delayed]
+                assert in_order == sorted(in_order)
             found.update(bodies)
             found.update(self.bodies(dead_letter(queue)))
             found.update(self.bodies(transfer_dead_letter(queue)))

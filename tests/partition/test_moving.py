@@ -21,7 +21,7 @@ USES = st.one_of(
     st.tuples(st.just("send"), SMALL, TTLS, AFTER, st.sampled_from("st")),
     st.tuples(st.just("send"), SMALL, TTLS, AFTER, st.sampled_from("st")),
     st.tuples(st.just("receive"), st.integers(0, 3), st.integers(1, 3)),
-    st.tuples(st.just("settle"), SMALL, st.sampled_from(list(Outcome))),
+    st.tuples(st.just("settle"), SMALL, st.sampled_from(list(Outcome)), st.sampled_from([0, 1, 1, 6000, 50_000])),
     st.tuples(st.just("receive_deferred"), st.integers(0, 3), st.integers(1, 6)),
     st.tuples(st.just("set_state"), st.sampled_from("st"), st.sampled_from([b"", b"state", b"another"])),
     st.tuples(st.just("cancel"), st.integers(1, 6)),
@@ -171,6 +171,27 @@ def test_no_more_rows_are_read_than_have_the_bytes_asked_for():
         assert len(found) == (0 if is_read else 1)
         read += found
     assert sum(table == Table.QUEUE for table, *_ in read) == 3
+
+
+def test_what_leaves_its_place_and_comes_back_between_two_rows_is_moved_with_its_timer():
+    """It was received and deleted, and never sent."""
+    world = World("plain")
+    world.send(1, 20_000, 0, "")
+    world.begin_move()
+    while not world.rows()[0]:
+        pass
+    world.partition.open_receiver("r", queue_id_of(ENTITY), True, world.now_ms)
+    world.partition.grant("r", 1)
+    [(_, _, items)] = world.partition.pump(world.now_ms).deliveries
+    world.partition.commit()
+    world.rows(1)  # that it has left its place
+    world.partition.restore(queue_id_of(ENTITY), items, world.now_ms)
+    world.partition.commit()
+    world.freeze()
+    world.finish()
+    world.rest()
+    world.check()
+    assert [number for _, number, *_ in world.peek(0)] == [1]
 
 
 def test_only_the_move_that_has_begun_goes_on():

@@ -19,9 +19,11 @@ from turns import CountingStore
 from broker.errors import (
     BrokerError,
     EntityDisabled,
+    InvalidArgument,
     LockLost,
     MessageNotFound,
     NotAllowed,
+    OutOfRange,
     QuotaExceeded,
     TransactionRollback,
     TransactionTimeout,
@@ -29,7 +31,9 @@ from broker.errors import (
 from broker.partition.settings import PartitionSettings
 from broker.partition.transactions import MAX_MESSAGES, TIME_OUT_MS
 from broker.wire import Extra, Operation, Outcome, SendOperation, SettleOperation
-from protocol.codec import encode
+from protocol.bounds import MAX_DELAY_MS
+from protocol.codec import Decimal64, Int, Long, Timestamp, UInt, ULong, encode
+from protocol.symbols import DELAY
 from storage.records import MESSAGE_HEADER_BYTES, Field, Place
 from tests.models import model_settings, rarely
 
@@ -40,6 +44,16 @@ TTLS = st.sampled_from([None] * 6 + [0, 40, 500, LOCK_MS + 100])
 PICK = st.integers(0, 12)
 IDS = st.sampled_from([None, None, None, "a", "b", "c"])
 PADDING = ["", "", "", "x" * 400, "x" * 900]  # so that turns end in the middle of what was read
+# Abandoned with a delay: what clients may send, and what is refused.
+DELAYS: list[Any] = [0, UInt(30), Int(1), 40, Long(500), 60.0, LOCK_MS + 50.0, MAX_DELAY_MS]
+BEYOND: list[Any] = [-1, Long(MAX_DELAY_MS + 1), Long(2**63 - 1), ULong(2**64 - 1), Long(-(2**63)), 1e308, -1e-3 * 1000]
+NO_DELAYS: list[Any] = [None, True, "30", 0.5, float("nan"), float("inf"), b"30", Timestamp(30), Decimal64(bytes(8))]
+MAYBE_DELAYS = st.sampled_from([None] * 24 + [encode(each) for each in DELAYS * 2 + BEYOND + NO_DELAYS])
+DELAY_MS = {encode(each): int(each) for each in DELAYS}
+WRONG_DELAYS: dict[bytes, type[BrokerError]] = {
+    **{encode(each): OutOfRange for each in BEYOND},
+    **{encode(each): InvalidArgument for each in NO_DELAYS},
+}
 
 
 def some(place: Place):
@@ -61,11 +75,12 @@ class Message:
     ttl_ms: int | None = None
     scheduled_ms: int = 0
     count: int = 0
-    properties: dict[str, str] = field(default_factory=dict)
+    properties: dict[str, Any] = field(default_factory=dict)
     first_number: int | None = None
     token: bytes | None = None  # locked
     until_ms: int = 0
     owner: str | None = None
+    delayed: bool = False  # scheduled because it was abandoned with a delay
 
 
 @dataclass
@@ -110,6 +125,7 @@ class PartitionModel(RuleBasedStateMachine):
         pump_bytes=st.sampled_from([1500, 1 << 20]),
         keep_locks=st.booleans(),
         detects_duplicates=st.booleans(),
+        delays=st.sampled_from([True, True, False]),
     )
     def start(
         self,
@@ -122,6 +138,7 @@ class PartitionModel(RuleBasedStateMachine):
         pump_bytes,
         keep_locks,
         detects_duplicates,
+        delays,
     ):
         self.driver = Driver(
             store=CountingStore(),
@@ -133,6 +150,7 @@ class PartitionModel(RuleBasedStateMachine):
                 pump_bytes=pump_bytes,
                 pump_bytes_per_receiver=pump_bytes // 2,
                 keep_locks_of_broken_connections=keep_locks,
+                abandon_delays=delays,
                 seen_ids=FEW_IDS,
             ),
             dead_lettering_on_message_expiration=dead_letter_expired,
@@ -141,6 +159,7 @@ class PartitionModel(RuleBasedStateMachine):
             duplicate_detection_history_time_window_ms=5000,
         )
         self.keep_locks = keep_locks
+        self.delays = delays
         self.queues: dict[int, list[Message]] = {MAIN: [], DEAD: []}
         self.next_number = {MAIN: 1, DEAD: 1}
         self.receivers: dict[str, Receiver] = {}
@@ -215,7 +234,7 @@ class PartitionModel(RuleBasedStateMachine):
         self.queues[queue].remove(m)
         self.gone[m.body] = reason
 
-    def move(self, m: Message, properties: dict[str, str] | None) -> None:
+    def move(self, m: Message, properties: dict[str, Any] | None) -> None:
         self.queues[MAIN].remove(m)
         m.properties = m.properties | (properties or {})
         m.first_number = m.first_number or m.number
@@ -225,7 +244,11 @@ class PartitionModel(RuleBasedStateMachine):
     def unlock(self, m: Message) -> None:
         m.token, m.owner, m.until_ms = None, None, 0
 
-    def fail(self, queue: int, m: Message, properties: dict[str, str] | None = None) -> None:
+    def fail(self, queue: int, m: Message, properties: dict[str, Any] | None = None) -> None:
+        delay_ms = 0
+        if self.delays and properties and DELAY in properties:
+            delay_ms = DELAY_MS[properties[DELAY]]
+            properties = {name: value for name, value in properties.items() if name != DELAY}
         self.unlock(m)
         m.count += queue == MAIN
         m.properties = m.properties | (properties or {})
@@ -233,6 +256,9 @@ class PartitionModel(RuleBasedStateMachine):
         if queue == MAIN and m.count >= limit:
             text = f"Message could not be consumed after {limit} delivery attempts."
             self.move(m, {"DeadLetterReason": "MaxDeliveryCountExceeded", "DeadLetterErrorDescription": text})
+        elif delay_ms and not self.expired(queue, m):
+            m.place, m.delayed = Place.SCHEDULED, True
+            m.scheduled_ms = min(self.now_ms + delay_ms, m.expires_ms if queue == MAIN else NEVER)
 
     def expire_on_access(self, m: Message) -> None:
         if self.terms.dead_lettering_on_message_expiration:
@@ -289,8 +315,12 @@ class PartitionModel(RuleBasedStateMachine):
         for queue, m in self.locked():
             if m.until_ms <= self.now_ms:
                 self.fail(queue, m)
-        due = [m for m in self.queues[MAIN] if m.place == Place.SCHEDULED and m.scheduled_ms <= self.now_ms]
+        waiting = [m for queue in self.queues.values() for m in queue if m.place == Place.SCHEDULED]
+        due = [m for m in waiting if m.scheduled_ms <= self.now_ms]
         for m in sorted(due, key=lambda m: (m.scheduled_ms, m.number)):
+            if m.delayed:
+                m.place, m.delayed = Place.AVAILABLE, False
+                continue
             m.first_number, m.number = m.number, self.next_number[MAIN]
             self.next_number[MAIN] += 1
             m.place, m.enqueued_ms = Place.AVAILABLE, self.now_ms
@@ -367,10 +397,20 @@ class PartitionModel(RuleBasedStateMachine):
                     d.properties,
                     d.overlay.get(Field.ENQUEUE_SEQUENCE_NUMBER),
                     d.overlay.get(Field.DEAD_LETTER_SOURCE),
+                    d.overlay.get(Field.RETURNS_MS),
                 )
                 for d in found
             ] == [
-                (m.number, m.place, m.body, m.count, m.properties, m.first_number, "orders" if queue == DEAD else None)
+                (
+                    m.number,
+                    m.place,
+                    m.body,
+                    m.count,
+                    m.properties,
+                    m.first_number,
+                    "orders" if queue == DEAD else None,
+                    m.scheduled_ms if m.delayed else None,
+                )
                 for m in expected
             ]
             by_place = [sum(1 for m in expected if m.place == place) for place in Place]
@@ -438,9 +478,10 @@ class PartitionModel(RuleBasedStateMachine):
         try:
             self.driver.request("cancel-scheduled", [m.number] + [999] * stray)
         except MessageNotFound:
-            assert stray
+            assert stray or m.delayed
         else:
             assert not stray
+            assert not m.delayed
             self.leave(MAIN, m, "cancelled")
         self.turn()
 
@@ -500,10 +541,12 @@ class PartitionModel(RuleBasedStateMachine):
         outcome=st.sampled_from(Outcome),
         late_ms=st.sampled_from([0] * 16 + [1, 35, LOCK_MS - 1, LOCK_MS]),
         properties=st.sampled_from([None, None, {"a": "1"}, {"b": "2"}]),
+        delay=MAYBE_DELAYS,
         by_request=st.booleans(),
     )
-    def settle(self, picks, outcome, late_ms, properties, by_request):
+    def settle(self, picks, outcome, late_ms, properties, delay, by_request):
         self.driver.now_ms += late_ms  # and no timer came by
+        properties = self.with_delay(properties, delay)
         known = self.candidates()
         if not known:
             return
@@ -511,7 +554,7 @@ class PartitionModel(RuleBasedStateMachine):
         for queue in (MAIN, DEAD):
             tokens = [token for q, token in chosen if q == queue]
             found = [self.find(queue, token) for token in tokens]
-            errors = [self.refusal(queue, m, outcome) for m in found]
+            errors = [self.refusal(queue, m, outcome, properties) for m in found]
             if by_request:
                 refused = next((error for error in errors if error), None)
                 with pytest.raises(refused) if refused else nullcontext():
@@ -529,14 +572,32 @@ class PartitionModel(RuleBasedStateMachine):
     @some_locked
     @rule(pick=PICK, outcome=st.sampled_from(Outcome))
     def settle_one(self, pick, outcome):
-        self.settle([pick % len(self.locked())], outcome, 0, None, False)
+        self.settle([pick % len(self.locked())], outcome, 0, None, None, False)
 
-    def refusal(self, queue, m, outcome):
+    @some(Place.AVAILABLE)
+    @rule(name=RECEIVERS, queue=QUEUES, pick=PICK, delay=st.sampled_from([encode(each) for each in DELAYS]))
+    def abandon_for_a_while(self, name, queue, pick, delay):
+        self.receive(name, queue, False, 1)
+        if locked := self.locked():
+            self.settle([pick % len(locked)], Outcome.ABANDONED, 0, None, delay, False)
+
+    def with_delay(self, properties, delay):
+        return properties if delay is None else {**(properties or {}), DELAY: delay}
+
+    def refusal(self, queue, m, outcome, properties):
         if m is None:
             return LockLost
         if self.transaction and self.transaction.settles(m.token):
             return NotAllowed
-        return NotAllowed if outcome == Outcome.DEAD_LETTERED and queue == DEAD else None
+        if outcome == Outcome.DEAD_LETTERED and queue == DEAD:
+            return NotAllowed
+        if not (self.delays and properties and DELAY in properties):
+            return None
+        if outcome in (Outcome.DEFERRED, Outcome.DEAD_LETTERED):
+            return NotAllowed
+        if outcome != Outcome.ABANDONED:
+            return None
+        return NotAllowed if m.place == Place.DEFERRED else WRONG_DELAYS.get(properties[DELAY])
 
     def settled(self, queue, m, outcome, properties):
         match outcome:
@@ -629,15 +690,17 @@ class PartitionModel(RuleBasedStateMachine):
         pick=PICK,
         outcome=st.sampled_from(Outcome),
         properties=st.sampled_from([None, {"a": "1"}]),
+        delay=MAYBE_DELAYS,
         quiet=st.booleans(),
         by_request=st.booleans(),
     )
-    def settle_in_transaction(self, pick, outcome, properties, quiet, by_request):
+    def settle_in_transaction(self, pick, outcome, properties, delay, quiet, by_request):
+        properties = self.with_delay(properties, delay)
         known = self.candidates()
         if not known:
             return
         queue, token = known[pick % len(known)]
-        error = self.refusal(queue, self.find(queue, token), outcome)
+        error = self.refusal(queue, self.find(queue, token), outcome, properties)
         quiet = quiet and error is None and not by_request
         try:
             if by_request:
@@ -753,12 +816,12 @@ class PartitionModel(RuleBasedStateMachine):
             self.leave(queue, m, "deleted")
         self.turn()
 
-    @rule(queue=QUEUES)
+    @rule(queue=QUEUES, places=st.sampled_from([None, None, [Place.SCHEDULED], [Place.AVAILABLE, Place.DEFERRED]]))
     @rarely
-    def purge(self, queue):
-        while self.driver.request("purge", queue=queue):
+    def purge(self, queue, places):
+        while self.driver.request("purge", *([places] if places else []), queue=queue):
             pass
-        for m in [m for m in self.queues[queue] if m.token is None]:
+        for m in [m for m in self.queues[queue] if m.token is None and m.place in (places or Place)]:
             self.leave(queue, m, "purged")
         self.turn()
 

@@ -26,6 +26,8 @@ from broker.errors import (
 from broker.partition.settings import PartitionSettings
 from broker.partition.transactions import MAX_MESSAGES, TIME_OUT_MS
 from broker.wire import Outcome, SendOperation, SettleOperation
+from protocol.codec import encode
+from protocol.symbols import DELAY
 from storage.records import Place
 from tests.models import model_settings, rarely
 
@@ -40,7 +42,8 @@ IDS = st.sampled_from([None, "1", "2", "3"])
 PICK = st.integers(0, 12)
 LATE = st.sampled_from([0] * 16 + [1, 35, LOCK_MS - 1, LOCK_MS])
 AT_END = st.sampled_from([None] * 6 + [-1, -1, 0])
-PROPERTIES = st.sampled_from([None, None, {"a": "1"}, {"b": "2"}])
+DELAYS = st.sampled_from([{DELAY: encode(ms), **others} for ms in (1, 40, 700, LOCK_MS) for others in ({}, {"c": "3"})])
+PROPERTIES = st.sampled_from([None, None, {"a": "1"}, {"b": "2"}]) | DELAYS
 TO = st.sampled_from([MAIN, MAIN, INBOX])
 KEYS = st.sampled_from("tu")
 
@@ -96,6 +99,7 @@ class SessionQueue(SessionModel):
                     pump_bytes=pump_bytes,
                     pump_bytes_per_receiver=pump_bytes // 2,
                     keep_locks_of_broken_connections=keep_locks,
+                    abandon_delays=True,
                     seen_ids=FEW_IDS,
                 ),
                 dead_lettering_on_message_expiration=dead_letter_expired,
@@ -145,8 +149,9 @@ class SessionQueue(SessionModel):
         if not waiting:
             return
         m = waiting[pick % len(waiting)]
+        stray = stray or m.returns_ms is not None
         with pytest.raises(MessageNotFound) if stray else nullcontext():
-            self.driver.request("cancel-scheduled", [m.number] + [999] * stray, queue=queue)
+            self.driver.request("cancel-scheduled", [m.number] + [999] * (m.returns_ms is None and stray), queue=queue)
         if not stray:
             self.leave(queue, m, "cancelled")
         self.turn()
@@ -267,7 +272,7 @@ class SessionQueue(SessionModel):
         chosen = list(dict.fromkeys(known[pick % len(known)] for pick in picks))
         for queue in (MAIN, DEAD):
             tokens = [token for q, token in chosen if q == queue]
-            errors = [self.refusal(queue, token, outcome, asker) for token in tokens]
+            errors = [self.refusal(queue, token, outcome, properties, asker) for token in tokens]
             if by_request:
                 refused = next((error for error in errors if error), None)
                 with pytest.raises(refused) if refused else nullcontext():
@@ -286,16 +291,21 @@ class SessionQueue(SessionModel):
 
     @some_locked
     @rule(pick=PICK, outcome=st.sampled_from(Outcome), at_end=AT_END)
-    def settle_one(self, pick, outcome, at_end):
+    def settle_one(self, pick, outcome, at_end, properties=None):
         [*locked] = self.locked()
         queue, m = locked[pick % len(locked)]
         self.wait_for(self.lock_end(queue, m), at_end)
-        refused = self.refusal(queue, m.token, outcome, None)
-        [result] = self.driver.partition.settle(queue, [m.token], outcome, None, self.now_ms)
+        refused = self.refusal(queue, m.token, outcome, properties, None)
+        [result] = self.driver.partition.settle(queue, [m.token], outcome, properties, self.now_ms)
         assert (type(result) if result else None) == refused
         if refused is None:
-            self.settled(queue, m, outcome, None)
+            self.settled(queue, m, outcome, properties)
         self.turn()
+
+    @some_locked
+    @rule(pick=PICK, delay=DELAYS)
+    def abandon_for_a_while(self, pick, delay):
+        self.settle_one(pick, Outcome.ABANDONED, None, delay)
 
     # -- what is asked for by name
 
@@ -491,7 +501,7 @@ class SessionQueue(SessionModel):
         queue = known[picks[0] % len(known)][0]
         picked = dict.fromkeys(known[pick % len(known)] for pick in picks)
         tokens = [token for each, token in picked if each == queue]
-        errors = [self.refusal(queue, token, outcome, asker) for token in tokens]
+        errors = [self.refusal(queue, token, outcome, properties, asker) for token in tokens]
         refused = next((error for error in errors if error), None)
         results = []
 

@@ -10,6 +10,8 @@ from topic_driver import TOPIC, TOPIC_ENTITY, A, B, C, TopicDriver, assert_share
 from broker.partition.partition import Partition
 from broker.partition.settings import PartitionSettings
 from broker.wire import Outcome
+from protocol.codec import Long, encode
+from protocol.symbols import DELAY
 from storage.lmdb_store import LmdbStore
 from storage.log.snapshot import Snapshot
 from storage.records import entity_key
@@ -102,6 +104,14 @@ def expiring_copies(topic: TopicDriver) -> Iterator[None]:
     topic.wait(4000)
 
 
+def abandoning_copies_for_a_while(topic: TopicDriver) -> Iterator[None]:
+    topic.publish("a", event("b", ttl_ms=9000))
+    received = topic.receive(2, "r", A)
+    yield
+    topic.settle(Outcome.ABANDONED, *received, properties={DELAY: encode(Long(50))}, queue=A)
+    topic.wait(50)
+
+
 def adding_and_removing_rules(topic: TopicDriver) -> Iterator[None]:
     yield
     topic.request("add-rule", rule("red", sql="color = 'red'"), queue=A)
@@ -144,6 +154,7 @@ SCENARIOS = [
     completing_copies,
     receiving_and_deleting_and_restoring,
     expiring_copies,
+    abandoning_copies_for_a_while,
     adding_and_removing_rules,
     creating_a_subscription,
     deleting_a_subscription,
@@ -155,7 +166,7 @@ def run(scenario: Scenario, path, stop_at):
     """Run it on a new store until the step; returns the stopping store, and the state it began with."""
     disk = open_store(path, create=True)
     store = StoppingStore(disk)
-    topic = TopicDriver(A, B, store=store, settings=PartitionSettings(step=2))
+    topic = TopicDriver(A, B, store=store, settings=PartitionSettings(step=2, abandon_delays=True))
     story = scenario(topic)
     next(story)
     assert not disk.dirty

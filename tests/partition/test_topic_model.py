@@ -17,7 +17,8 @@ from topic_driver import rule as rule_document
 
 from broker.partition.settings import PartitionSettings
 from broker.wire import Extra, Outcome, SendOperation, SettleOperation
-from protocol.codec import decode_exactly, encode
+from protocol.codec import Long, decode_exactly, encode
+from protocol.symbols import DELAY
 from storage.records import Field
 from tests.models import model_settings
 
@@ -72,6 +73,11 @@ class Copy:
     count: int = 0
     first_number: int | None = None
     deferred: bool = False
+    returns_ms: int = 0  # it was abandoned with a delay
+
+    @property
+    def available(self) -> bool:
+        return not (self.deferred or self.returns_ms)
 
 
 @dataclass
@@ -96,7 +102,9 @@ class TopicModel(RuleBasedStateMachine):
     )
     def start(self, step, window, ttl_ms, detects_duplicates, turn_work, commit_bytes):
         self.driver = TopicDriver(
-            settings=PartitionSettings(step=step, window=window, turn_work=turn_work, commit_bytes=commit_bytes),
+            settings=PartitionSettings(
+                step=step, window=window, turn_work=turn_work, commit_bytes=commit_bytes, abandon_delays=True
+            ),
             default_message_time_to_live_ms=ttl_ms,
             requires_duplicate_detection=detects_duplicates,
             duplicate_detection_history_time_window_ms=WINDOW_MS,
@@ -163,6 +171,8 @@ class TopicModel(RuleBasedStateMachine):
         for _, number in due:
             self.fan_out(self.scheduled.pop(number)[1], number)
         for subscription in self.subscriptions.values():
+            for copies in (subscription.main, subscription.dead):
+                copies[:] = [replace(c, returns_ms=0) if c.returns_ms <= self.now_ms else c for c in copies]
             subscription.main = [c for c in subscription.main if c.deferred or c.expires_ms > self.now_ms]
 
     # -- and what must be true of it
@@ -178,8 +188,8 @@ class TopicModel(RuleBasedStateMachine):
                     (c.body, c.number, c.count, c.changes) for c in copies
                 ]
                 assert [d.overlay.get(Field.ENQUEUE_SEQUENCE_NUMBER) for d in shown] == [c.first_number for c in copies]
-                deferred = sum(c.deferred for c in copies)
-                assert self.driver.held(part) == [len(copies) - deferred, deferred, 0, 0]
+                available, deferred = sum(c.available for c in copies), sum(c.deferred for c in copies)
+                assert self.driver.held(part) == [available, deferred, len(copies) - available - deferred, 0]
             names = [found["name"] for found in self.driver.request("enumerate-rules", 0, 100, queue=queue_id)]
             assert names == subscription.rules
         assert self.driver.held(TOPIC) == [0, 0, len(self.scheduled), 0]
@@ -243,7 +253,7 @@ class TopicModel(RuleBasedStateMachine):
             return
         queue_id = existing
         partition, subscription = self.driver.partition, self.subscriptions[queue_id]
-        chosen = [copy for copy in subscription.main if not copy.deferred][:2]
+        chosen = [copy for copy in subscription.main if copy.available][:2]
         tokens = [each.token for each in self.driver.receive(2, "receiver", queue_id)]
         assert len(tokens) == len(chosen)
         batch = [self.written(*each) for each in sent]
@@ -333,22 +343,29 @@ class TopicModel(RuleBasedStateMachine):
             if at_once:
                 self.turn()
 
-    @rule(queue_id=SUBSCRIPTIONS, dead=st.booleans(), count=st.integers(1, 4), outcome=st.sampled_from(Outcome))
-    def receive(self, queue_id, dead, count, outcome):
+    @rule(
+        queue_id=SUBSCRIPTIONS,
+        dead=st.booleans(),
+        count=st.integers(1, 4),
+        outcome=st.sampled_from(Outcome),
+        delay_ms=st.sampled_from([0, 0, 30, 700, WINDOW_MS]),
+    )
+    def receive(self, queue_id, dead, count, outcome, delay_ms):
         queue_id = self.existing(queue_id)
         if queue_id is None or (dead and outcome == Outcome.DEAD_LETTERED):
             return
         subscription = self.subscriptions[queue_id]
         copies = subscription.dead if dead else subscription.main
-        chosen = [copy for copy in copies if not copy.deferred][:count]
+        chosen = [copy for copy in copies if copy.available][:count]
         part = queue_id | dead
         received = self.driver.receive(count, "receiver", part)
         assert [text(d.body) for d in received] == [copy.body for copy in chosen]
-        assert self.driver.settle(outcome, *received, queue=part) == [None] * len(chosen)
+        properties = {DELAY: encode(Long(delay_ms))} if outcome == Outcome.ABANDONED else None
+        assert self.driver.settle(outcome, *received, properties=properties, queue=part) == [None] * len(chosen)
         self.driver.close("receiver")
-        self.settled(subscription, copies, chosen, outcome)
+        self.settled(subscription, copies, chosen, outcome, delay_ms)
 
-    def settled(self, subscription, copies, chosen, outcome):
+    def settled(self, subscription, copies, chosen, outcome, delay_ms=0):
         dead = copies is subscription.dead
         for copy in chosen:
             at = copies.index(copy)
@@ -356,10 +373,12 @@ class TopicModel(RuleBasedStateMachine):
                 case Outcome.ACCEPTED:
                     del copies[at]
                 case Outcome.ABANDONED:
-                    copies[at] = replace(copy, count=copy.count + (not dead))
+                    returns_ms = min(self.now_ms + delay_ms, copy.expires_ms) if delay_ms else 0
+                    copies[at] = replace(copy, count=copy.count + (not dead), returns_ms=returns_ms)
                     if copy.count + 1 == 10 and not dead:
                         reason = "MaxDeliveryCountExceeded"
-                        self.dead_letter(subscription, copies.pop(at), {"DeadLetterReason": reason})
+                        copy = replace(copies.pop(at), returns_ms=0)
+                        self.dead_letter(subscription, copy, {"DeadLetterReason": reason})
                 case Outcome.DEFERRED:
                     copies[at] = replace(copy, deferred=True)
                 case Outcome.DEAD_LETTERED:

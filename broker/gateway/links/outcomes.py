@@ -1,5 +1,6 @@
 """Translates outcomes of AMQP to those of a partition and back."""
 
+from collections.abc import Collection
 from typing import Any
 
 from broker.errors import NotImplementedByBroker
@@ -19,15 +20,20 @@ STATE_OF = {
 }
 
 
-def transactional_outcome(value: Described | None) -> tuple[Outcome, dict[str, Any] | None]:
-    """The outcome in a transactional-state, and the properties that it sets. Raises NotImplementedByBroker."""
+def transactional_outcome(
+    value: Described | None, directives: Collection[str] = ()
+) -> tuple[Outcome, dict[str, Any] | None]:
+    """The outcome in a transactional-state, and the properties that it sets; `directives`: see `encode_properties`.
+
+    Raises NotImplementedByBroker.
+    """
     found = outcome_of(value)
     if found is None:
         raise NotImplementedByBroker("The transactional-state has no known outcome.")
     fields = [*found.fields, None, None, None]
     if found.state == MODIFIED:
         outcome = Outcome.DEFERRED if fields[1] else Outcome.ABANDONED
-        return outcome, encode_properties(fields[2]) if isinstance(fields[2], dict) else None
+        return outcome, encode_properties(fields[2], directives) if isinstance(fields[2], dict) else None
     if found.state == REJECTED:
         error = fields[0].value if isinstance(fields[0], Described) else None
         _, description, info = (*error, None, None, None)[:3] if isinstance(error, list) else (None, None, None)

@@ -1,6 +1,6 @@
 """Properties that a receiver sets while it settles, as the partition keeps them: names, and encoded AMQP values."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from protocol import codec
@@ -11,12 +11,15 @@ DEAD_LETTER_DESCRIPTION = "DeadLetterErrorDescription"
 MAX_REASON_CHARACTERS = 4096  # of the reason and of the description (amqp.md 13.1)
 
 
-def encode_properties(properties: Mapping[Any, Any]) -> dict[str, Any] | None:
-    """Keys as strings, values as encoded AMQP; pairs that cannot be application properties (11.2) are left out."""
+def encode_properties(properties: Mapping[Any, Any], directives: Collection[str] = ()) -> dict[str, Any] | None:
+    """Keys as strings, values as encoded AMQP; pairs that cannot be application properties (11.2) are left out.
+
+    Those with the names `directives` are meant for the partition, which refuses the settlement if it cannot read them.
+    """
     return {
         str(name): codec.encode(value)
         for name, value in properties.items()
-        if isinstance(name, str) and not isinstance(value, dict | list | Array)
+        if isinstance(name, str) and (name in directives or not isinstance(value, dict | list | Array))
     } or None
 
 

@@ -35,6 +35,7 @@ from protocol.engine.deliveries import (
 )
 from protocol.engine.links import Link
 from protocol.lock_tokens import COMMON_BYTES, uuid_bytes
+from protocol.symbols import DELAY
 
 MOVING_S = 0.1  # between two tries to receive from an entity that is being moved
 
@@ -188,6 +189,7 @@ class ClientReceiver(EntityLink):
         self._window = amqp.receiver_window
         self._max_unsettled = amqp.max_unsettled_per_link
         self._max_output_bytes = amqp.max_output_buffer_bytes
+        self._directives = (DELAY,) if connection.gateway.settings.delivery.abandon_delays else ()  # see `properties`
         self._latency = connection.gateway.metrics.delivery_latency
         self.receives_and_deletes = link.settled_by_sender
         self._may_get_more = False  # something has changed, so perhaps the partition can be granted more
@@ -333,7 +335,7 @@ class ClientReceiver(EntityLink):
         elif state == MODIFIED:
             undeliverable, annotations = modification(delivery)
             outcome = Outcome.DEFERRED if undeliverable else Outcome.ABANDONED
-            properties = encode_properties(annotations)
+            properties = encode_properties(annotations, self._directives)
         elif state == REJECTED:
             outcome = Outcome.DEAD_LETTERED
             _, description, info = rejection(delivery)
@@ -394,7 +396,7 @@ class ClientReceiver(EntityLink):
                 settle_in(transaction_id, delivery, STATE_OF[outcome])
 
         try:
-            outcome, properties = transactional_outcome(value)
+            outcome, properties = transactional_outcome(value, self._directives)
             transaction = connection.transactions.find(transaction_id)
             channel = self._only or self._channel_of(token)
             transaction.settle(channel, self, settled, token, outcome, properties, answered)

@@ -19,9 +19,11 @@ from broker.gateway.web.statuses import RequestRefused
 from broker.gateway.web.targets import is_of_messages
 from broker.namespace.entities import Right
 from protocol import addresses, conditions, error_texts
+from protocol.bounds import MAX_DELAY_MS
 from protocol.client.errors import ClientError
 from protocol.client.links import Received
-from protocol.codec import array
+from protocol.codec import Long, array
+from protocol.symbols import DELAY
 
 BATCH_TYPE = "application/vnd.microsoft.servicebus.json"
 DEFAULT_TIMEOUT_S = 60.0
@@ -43,6 +45,7 @@ class Runtime:
         self._gateway = gateway
         self._access = access
         self._inside = Inside(gateway)
+        self._takes_delays = gateway.settings.delivery.abandon_delays
         self._max_body_bytes = gateway.settings.amqp.max_message_size_bytes
 
     async def serve(self, request: web.BaseRequest, path: str) -> web.StreamResponse:
@@ -146,18 +149,35 @@ class Runtime:
     async def _settle(self, request: web.BaseRequest, path: str) -> web.Response:
         entity, _ = self._entity(request, path, 3, Right.LISTEN)
         token = UUID(path.rpartition("/")[2])
+        delay_ms = self._delay_ms(request)
         management = await (await self._inside.connection()).management(entity)
         try:
             if request.method == "POST":
                 await management.renew_locks([token])
             else:
                 body = {"disposition-status": _SETTLING[request.method], "lock-tokens": array(UUID, [token])}
+                if delay_ms:
+                    body["properties-to-modify"] = {DELAY: Long(delay_ms)}
                 await management.request("com.microsoft:update-disposition", body)
         except ClientError as error:
             if error.condition == conditions.MESSAGE_LOCK_LOST:
                 raise LockLost(error.description) from None
             raise
         return web.Response(status=200)
+
+    def _delay_ms(self, request: web.BaseRequest) -> int:
+        """The cloud knows no delay, so it is refused where it would have no effect. Raises InvalidArgument."""
+        text = request.query.get("delay")
+        if text is None:
+            return 0
+        if request.method != "PUT":
+            raise InvalidArgument("'delay' is for messages that are unlocked, with PUT.")
+        if not self._takes_delays:
+            raise InvalidArgument("'delay' has no effect here, because the setting delivery.abandon_delays is off.")
+        most = MAX_DELAY_MS // 1000
+        if not text.isascii() or not text.isdecimal() or len(text) > len(str(most)) or int(text) > most:
+            raise InvalidArgument(f"'delay' is no number of seconds from 0 to {most}.")
+        return int(text) * 1000
 
 
 def _timeout(request: web.BaseRequest) -> float:

@@ -32,6 +32,7 @@ from broker.partition.messages.moves import (
     set_aside,
     unlocked,
 )
+from broker.partition.messages.schedule import overtake
 from broker.partition.state.core import Core
 from broker.partition.state.idleness import refuses, use
 from broker.partition.state.lanes import destination_of
@@ -81,6 +82,7 @@ def begin(core: Core, queue: Queue) -> None:
     if queue.outbox is None:
         queue.outbox = Outbox(queue.window)
     queue.window.active = True
+    overtake(core, queue)
     core.turn.wake(queue)
 
 

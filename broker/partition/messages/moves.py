@@ -1,4 +1,4 @@
-"""Moves of a message: out of its queue for good, back to its place, to deferred, and to the dead-letter queue.
+"""Moves of a message: out of its queue for good, back to its place, to another place, and to the dead-letter queue.
 
 The body stays where it is; only the queue's entry moves. A message is in one place at a time, because each function
 here takes it from one place and stages the other in the same commit.
@@ -28,7 +28,7 @@ DESCRIPTION = "DeadLetterErrorDescription"
 _SCHEDULED = Place.SCHEDULED
 _ACTIVATION, _EXPIRY = Due.SCHEDULED, Due.EXPIRY
 _QUEUE, _MESSAGES, _DUE = Table.QUEUE, Table.MESSAGES, Table.DUE
-_EXPIRES_MS = Field.EXPIRES_MS
+_EXPIRES_MS, _RETURNS_MS = Field.EXPIRES_MS, Field.RETURNS_MS
 _AVAILABLE, _DEFERRED = Place.AVAILABLE, Place.DEFERRED
 _PROPERTIES = Field.PROPERTIES
 
@@ -84,9 +84,12 @@ def put_back(core: Core, queue: Queue, held: Held, now_ms: int) -> None:
     core.turn.wake(queue)
 
 
-def put_back_failed(core: Core, queue: Queue, held: Held, properties: Properties | None, now_ms: int) -> None:
+def put_back_failed(
+    core: Core, queue: Queue, held: Held, properties: Properties | None, now_ms: int, delay_ms: int = 0
+) -> None:
     """Count a failed delivery. The message goes back to its place, or to the dead-letter queue after the last one.
 
+    With a delay it is back so much later, unless it expires now.
     Dead-letter queues have no such limit and count nothing: the delivery count stays as it was when the message came.
     """
     (number, message_id, delivery_count, overlay), size, due_ms, place, _, _ = held
@@ -105,29 +108,73 @@ def put_back_failed(core: Core, queue: Queue, held: Held, properties: Properties
             MAX_DELIVERY_COUNT_EXCEEDED,
         )
         return
+    if delay_ms and due_ms > now_ms:
+        put_off(core, queue, held, core.wall_ms(min(now_ms + delay_ms, due_ms)), now_ms)
+        return
     entry = encode_entry(message_id, delivery_count, overlay)
     core.store.put(_QUEUE, queue_key(queue.id, place, number), entry)
     core.worked(len(entry))
     put_back(core, queue, held, now_ms)
 
 
+def put_off(core: Core, queue: Queue, held: Held, returns_ms: int, now_ms: int) -> None:
+    """The available message is scheduled under its number, for this time of the wall clock: see `schedule`.
+
+    Its time to live goes on, and has no timer meanwhile: the time is no later than its end.
+    """
+    (number, message_id, delivery_count, overlay), _, due_ms, _, _, _ = held
+    overlay = {**(overlay or {}), _RETURNS_MS: returns_ms}
+    if due_ms != NEVER:
+        overlay[_EXPIRES_MS] = due_ms
+    _change_place(core, queue, held, _SCHEDULED, encode_entry(message_id, delivery_count, overlay))
+    core.store.put(_DUE, due_key(queue.id, _ACTIVATION, returns_ms, number), message_key(message_id))
+    core.arm_scheduled(queue.id, returns_ms, now_ms)
+
+
 def defer(core: Core, queue: Queue, held: Held, properties: Properties | None) -> None:
     """Defer the message under its number. A deferred message has no timer: it expires when somebody asks for it."""
-    ref, _, due_ms, place, _, _ = held
-    number, message_id, delivery_count, overlay = ref
+    (number, message_id, delivery_count, overlay), _, _, place, _, _ = held
     entry = encode_entry(message_id, delivery_count, with_properties(overlay, properties))
-    core.worked(len(entry))
     if place != _DEFERRED:
-        if queue.sessions is not None:
-            queue.sessions.leave([held])
-            queue.sessions.put(_DEFERRED, ref)
-        core.store.delete(_QUEUE, queue_key(queue.id, place, number))
-        queue.counts[place] -= 1
-        queue.counts[_DEFERRED] += 1
-        if due_ms != NEVER:
-            core.store.delete(_DUE, due_key(queue.id, _EXPIRY, due_ms, number))
-        core.turn.touch(queue)
+        _change_place(core, queue, held, _DEFERRED, entry)
+        return
+    core.worked(len(entry))
     core.store.put(_QUEUE, queue_key(queue.id, _DEFERRED, number), entry)
+
+
+def _change_place(core: Core, queue: Queue, held: Held, to: Place, entry: bytes) -> None:
+    """The message is in another place from now on, with this entry and without the timer that it had."""
+    ref, _, due_ms, place, _, _ = held
+    number, _, _, _ = ref
+    if queue.sessions is not None:
+        queue.sessions.leave([held])
+        queue.sessions.put(to, ref)
+    core.store.delete(_QUEUE, queue_key(queue.id, place, number))
+    core.store.put(_QUEUE, queue_key(queue.id, to, number), entry)
+    core.worked(len(entry))
+    queue.counts[place] -= 1
+    queue.counts[to] += 1
+    if due_ms != NEVER:
+        core.store.delete(_DUE, due_key(queue.id, _EXPIRY, due_ms, number))
+    core.turn.touch(queue)
+
+
+def enter_again(core: Core, queue: Queue, ref: Ref, due_ms: int) -> None:
+    """Store a message that is in no place as available, under a number that it had before; `due_ms` as in `Held`.
+
+    The caller puts it back then.
+    """
+    number, message_id, delivery_count, overlay = ref
+    entry = encode_entry(message_id, delivery_count, overlay)
+    core.store.put(_QUEUE, queue_key(queue.id, _AVAILABLE, number), entry)
+    core.worked(len(entry))
+    if queue.sessions is not None:
+        queue.sessions.enter_again(ref)
+    queue.counts[_AVAILABLE] += 1
+    if due_ms != NEVER:
+        core.store.put(_DUE, due_key(queue.id, _EXPIRY, due_ms, number), message_key(message_id))
+        core.arm_expiry(queue, due_ms)
+    core.turn.touch(queue)
 
 
 def dead_letter(

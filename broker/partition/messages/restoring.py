@@ -3,23 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
-from broker.partition.messages.moves import overlay_expires_ms, put_back, unlocked
+from broker.partition.messages.moves import enter_again, overlay_expires_ms, put_back, unlocked
 from broker.partition.state.core import Core
-from broker.partition.state.timers import Due
 from broker.wire import ENTRY
 from storage.queue_ids import queue_id_of
-from storage.records import (
-    COPY_BYTES,
-    NEVER,
-    Field,
-    Place,
-    due_key,
-    encode_entry,
-    message_expires_ms,
-    message_key,
-    queue_key,
-)
-from storage.store import Table
+from storage.records import COPY_BYTES, NEVER, Field, Place, message_expires_ms
 
 
 def restore(core: Core, queue_id: int, entries: Sequence[Any], now_ms: int) -> None:
@@ -41,11 +29,6 @@ def restore(core: Core, queue_id: int, entries: Sequence[Any], now_ms: int) -> N
         message_id = core.bodies.next_id
         core.bodies.append([record], keep=False)
         core.worked(len(record))
-        entry = encode_entry(message_id, delivery_count, overlay)
-        core.store.put(Table.QUEUE, queue_key(queue.id, Place.AVAILABLE, number), entry)
-        if queue.sessions is not None:
-            queue.sessions.put(Place.AVAILABLE, (number, message_id, delivery_count, overlay))
-        queue.counts[Place.AVAILABLE] += 1
         queue.size_bytes += len(record)
         if queue.topic_id is not None:
             topic = core.queue(queue_id_of(queue.topic_id))
@@ -55,13 +38,6 @@ def restore(core: Core, queue_id: int, entries: Sequence[Any], now_ms: int) -> N
         due_ms = NEVER
         if not queue.is_dead_letter:
             due_ms = overlay_expires_ms(overlay) or message_expires_ms(record)
-        if due_ms != NEVER:
-            core.store.put(Table.DUE, due_key(queue.id, Due.EXPIRY, due_ms, number), message_key(message_id))
-            core.arm_expiry(queue, due_ms)
-        put_back(
-            core,
-            queue,
-            unlocked((number, message_id, delivery_count, overlay), len(record), due_ms, Place.AVAILABLE),
-            now_ms,
-        )
-    core.turn.touch(queue)
+        ref = (number, message_id, delivery_count, overlay)
+        enter_again(core, queue, ref, due_ms)
+        put_back(core, queue, unlocked(ref, len(record), due_ms, Place.AVAILABLE), now_ms)

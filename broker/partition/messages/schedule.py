@@ -1,25 +1,34 @@
 """Scheduled messages: each waits under a number of its own, and gets another number when its time comes.
 
 Those of a topic then wait there to be published, like other messages that the topic has accepted.
+
+A message that was abandoned with a delay waits among them, and its overlay says RETURNS_MS. It is back under its own
+number, so before the messages behind it, and its time to live has gone on. Only if the queue has begun to forward
+since, it gets another number: a destination would take the old one for a message that it has already. META has the
+number that such a queue had reached (`overtake`).
 """
 
 from broker.partition.messages.expiry import end_of_life
-from broker.partition.messages.moves import enqueue, set_aside, unlocked
+from broker.partition.messages.moves import enqueue, enter_again, put_back, set_aside, unlocked
 from broker.partition.state.core import Core
 from broker.partition.state.queue import Queue
 from broker.partition.state.timers import Due
 from broker.partition.state.window import Ref
+from storage.quarantine import quarantine
 from storage.records import (
     NEVER,
     CorruptRecord,
     Field,
     Overlay,
     Place,
+    decode_document,
     decode_entry,
     due_key,
+    encode_document,
     encode_entry,
     message_enqueued_ms,
     message_key,
+    overtaken_key,
     queue_key,
     unpack_due_key,
     unpack_message_key,
@@ -30,8 +39,8 @@ from storage.store import Table
 def activate(core: Core, queue: Queue, now_ms: int) -> None:
     """The timer: make a step of the due messages available, in the order of their times.
 
-    The time to live counts from now. It is the difference between the entry's expiry and the scheduled time, so the
-    body need not be read.
+    The time to live counts from now, unless the message is back after a delay. It is the difference between the entry's
+    expiry and the scheduled time, so the body need not be read.
     """
     store, limit, wall_ms = core.store, core.step(), core.wall_ms(now_ms)
     start, end = due_key(queue.id, Due.SCHEDULED, 0, 0), due_key(queue.id, Due.SCHEDULED, wall_ms + 1, 0)
@@ -40,6 +49,8 @@ def activate(core: Core, queue: Queue, now_ms: int) -> None:
     expiring: list[tuple[int, int, int]] = []  # index in entries, message id, time
     old_keys = []
     old_refs: list[Ref] = []
+    returning: list[Ref] = []
+    overtaken: int | None = None
     for key, value in items:
         _, _, scheduled_ms, number = unpack_due_key(key)
         old_key = queue_key(queue.id, Place.SCHEDULED, number)
@@ -55,19 +66,30 @@ def activate(core: Core, queue: Queue, now_ms: int) -> None:
         old_keys.append(old_key)
         if queue.sessions is not None:
             old_refs.append((number, message_id, delivery_count, overlay))
-        overlay = {**(overlay or {}), Field.ENQUEUED_MS: now_ms, Field.ENQUEUE_SEQUENCE_NUMBER: number}
-        if Field.EXPIRES_MS in overlay:
-            expires_ms = end_of_life(now_ms, overlay[Field.EXPIRES_MS] - scheduled_ms)
-            overlay[Field.EXPIRES_MS] = expires_ms
-            if expires_ms != NEVER and not (queue.is_dead_letter or queue.is_topic):
-                expiring.append((len(entries), message_id, expires_ms))
+        if overlay is not None and Field.RETURNS_MS in overlay:
+            del overlay[Field.RETURNS_MS]
+            if overtaken is None:
+                overtaken = _overtaken(core, queue)
+            if number >= overtaken:
+                returning.append((number, message_id, delivery_count, overlay or None))
+                continue
+            overlay = {Field.ENQUEUE_SEQUENCE_NUMBER: number, **overlay}
+            expires_ms = overlay.get(Field.EXPIRES_MS, NEVER)
+        else:
+            overlay = {**(overlay or {}), Field.ENQUEUED_MS: now_ms, Field.ENQUEUE_SEQUENCE_NUMBER: number}
+            expires_ms = NEVER
+            if Field.EXPIRES_MS in overlay:
+                expires_ms = end_of_life(now_ms, overlay[Field.EXPIRES_MS] - scheduled_ms)
+                overlay[Field.EXPIRES_MS] = expires_ms
+        if expires_ms != NEVER and not (queue.is_dead_letter or queue.is_topic):
+            expiring.append((len(entries), message_id, expires_ms))
         entries.append((message_id, delivery_count, overlay))
     store.delete_many(Table.DUE, [key for key, _ in items])
     store.delete_many(Table.QUEUE, old_keys)
     if queue.sessions is not None:
         queue.sessions.leave([unlocked(ref, 0, NEVER, Place.SCHEDULED) for ref in old_refs])
-    queue.counts[Place.SCHEDULED] -= len(entries)
-    queue.tally.activated += len(entries)
+    queue.counts[Place.SCHEDULED] -= len(entries) + len(returning)
+    queue.tally.activated += len(entries) + len(returning)
     first = queue.next_number
     if entries:
         enqueue(core, queue, entries)
@@ -76,12 +98,41 @@ def activate(core: Core, queue: Queue, now_ms: int) -> None:
     for index, message_id, expires_ms in expiring:
         store.put(Table.DUE, due_key(queue.id, Due.EXPIRY, expires_ms, first + index), message_key(message_id))
         core.arm_expiry(queue, expires_ms)
+    for ref in returning:
+        _, _, _, overlay = ref
+        expires_ms = NEVER if queue.is_dead_letter or overlay is None else overlay.get(Field.EXPIRES_MS, NEVER)
+        enter_again(core, queue, ref, expires_ms)
+        put_back(core, queue, unlocked(ref, 0, NEVER, Place.AVAILABLE), now_ms)  # its timer expires it, if it is time
     if len(items) == limit:
         core.timers.arm(now_ms, (queue.id, Due.SCHEDULED))
     elif rest := store.scan(Table.DUE, end, due_key(queue.id, Due.SCHEDULED + 1, 0, 0), 1):
         [(key, _)] = rest
         _, _, scheduled_ms, _ = unpack_due_key(key)
         core.arm_scheduled(queue.id, scheduled_ms, now_ms)
+
+
+def overtake(core: Core, queue: Queue) -> None:
+    """The queue forwards from now on: those that are delayed now must not come back under lower numbers than others."""
+    if queue.counts[Place.SCHEDULED]:
+        core.store.put(Table.META, overtaken_key(queue.id), encode_document(queue.next_number))
+
+
+def _overtaken(core: Core, queue: Queue) -> int:
+    """A message with a number below this gets another one when it comes back."""
+    value = core.store.get(Table.META, overtaken_key(queue.id))
+    if value is None:
+        return 0
+    try:
+        return int(decode_document(value))
+    except (CorruptRecord, ValueError, TypeError):
+        quarantine(core.store, Table.META, overtaken_key(queue.id))
+        return queue.next_number
+
+
+def scheduled_ms_of(overlay: Overlay | None, record: bytes) -> int:
+    """The time of the timer of a scheduled message."""
+    returns_ms: int | None = (overlay or {}).get(Field.RETURNS_MS)
+    return message_enqueued_ms(record) if returns_ms is None else returns_ms
 
 
 def mend_times(core: Core, queue_id: int) -> None:

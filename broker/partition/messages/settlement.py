@@ -4,6 +4,7 @@
 |---------------|-----------------------------------------|-------------------|
 | accepted      | is gone                                 |                   |
 | abandoned     | is back where it was, or dead-lettered  | + 1               |
+|               | (with a delay: is back later)           |                   |
 | released      | is back where it was                    |                   |
 | deferred      | is set aside                            |                   |
 | dead-lettered | is in the dead-letter queue             |                   |
@@ -16,6 +17,7 @@ from itertools import islice
 from typing import cast
 
 from broker.errors import BrokerError, LockLost, MessageTooLarge, NotAllowed
+from broker.partition.messages import delays
 from broker.partition.messages.moves import (
     Properties,
     dead_letter,
@@ -42,8 +44,8 @@ def settle(
     """Apply the outcome to each token's message; one result per token. A token whose result is an error stays locked.
 
     LockLost: there is no such lock, or it ended at or before `now_ms`. NotAllowed: the message is dead-lettered
-    already, or settled in an open transaction. MessageTooLarge: the properties set on this message by its receivers
-    become too large.
+    already, or settled in an open transaction, or takes no delay. MessageTooLarge: the properties set on this message
+    by its receivers become too large. InvalidArgument, OutOfRange: the delay is none.
     """
     if outcome == _ACCEPTED and not queue.locks.staged:
         core.changing()
@@ -79,9 +81,12 @@ def refusal(
     if outcome == Outcome.DEAD_LETTERED and queue.is_dead_letter:
         return NotAllowed("A message of a dead-letter queue cannot be dead-lettered.")
     if properties:
-        (_, _, _, overlay), *_ = held
+        (_, _, _, overlay), _, _, place, _, _ = held
+        if (refused := delays.refusal(core, outcome, properties, place)) is not None:
+            return refused
+        _, properties = delays.taken_out(core, properties)
         before = (overlay or {}).get(Field.PROPERTIES) or {}
-        if sum(map(_size, {**before, **properties}.items())) > core.settings.properties_bytes:
+        if sum(map(_size, {**before, **(properties or {})}.items())) > core.settings.properties_bytes:
             limit = core.settings.properties_bytes
             return MessageTooLarge(f"The properties set by receivers exceed {limit} bytes.")
     return None
@@ -113,7 +118,8 @@ def _accept(core: Core, queue: Queue, held: Held, properties: Properties | None,
 
 def _abandon(core: Core, queue: Queue, held: Held, properties: Properties | None, now_ms: int) -> None:
     queue.tally.abandoned += 1
-    put_back_failed(core, queue, held, properties, now_ms)
+    delay_ms, properties = delays.taken_out(core, properties)
+    put_back_failed(core, queue, held, properties, now_ms, delay_ms)
 
 
 def _release(core: Core, queue: Queue, held: Held, properties: Properties | None, now_ms: int) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from broker.partition.state.core import PARTS, Core
 from storage.queue_ids import queue_id_of
-from storage.records import CorruptRecord, decode_entry, entity_key, forwarded_key, message_key
+from storage.records import CorruptRecord, decode_entry, entity_key, forwarded_key, message_key, overtaken_key
 from storage.store import Table
 
 Row = list[int | bytes | None]
@@ -41,8 +41,9 @@ class Departure:
         of_queues = frozenset(map(entity_key, queues))
         of_entities = frozenset(map(entity_key, entity_ids))
         self._prefixes = dict.fromkeys(_OF_QUEUES, of_queues) | dict.fromkeys(OF_ENTITIES, of_entities)
-        self._of_meta = frozenset(map(forwarded_key, queues))
-        # Keys in the order of their changes. A dict would look at all that were taken to find the first one.
+        self._of_meta = frozenset((*map(forwarded_key, queues), *map(overtaken_key, queues)))
+        # Keys in the order of their last changes, so that an entry is sent before its timer, even if both have changed
+        # before. A dict would look at all that were taken to find the first one.
         self._noted: OrderedDict[tuple[Table, bytes], None] = OrderedDict()
         self.is_overrun = False  # more has changed than can be noted, so the move cannot go on
         self._unread = self._ranges(queues)
@@ -64,12 +65,16 @@ class Departure:
         if self.is_overrun:
             return
         if table is Table.META:
-            self._noted.update(((table, key), None) for key in keys if key in self._of_meta)
-        elif (prefixes := self._prefixes.get(table)) is not None:
-            self._noted.update(((table, key), None) for key in keys if key[:4] in prefixes)
-            if len(self._noted) > NOTED_MAX:
-                self.is_overrun = True
-                self._noted.clear()
+            changed = [key for key in keys if key in self._of_meta]
+        else:
+            prefixes = self._prefixes.get(table, ())
+            changed = [key for key in keys if key[:4] in prefixes]
+        for key in changed:
+            self._noted[table, key] = None
+            self._noted.move_to_end((table, key))
+        if len(self._noted) > NOTED_MAX:
+            self.is_overrun = True
+            self._noted.clear()
 
     @property
     def noted(self) -> int:

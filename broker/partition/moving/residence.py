@@ -1,7 +1,7 @@
 """What this partition has in memory of one entity: made when the entity comes to live here, dropped when it leaves."""
 
 from broker.errors import BrokerError
-from broker.partition.forwarding.source import begin_again, forget
+from broker.partition.forwarding.source import begin, begin_again, forget
 from broker.partition.messages import duplicates
 from broker.partition.messages.schedule import mend_times
 from broker.partition.state import idleness
@@ -105,13 +105,8 @@ def forward_again(core: Core, queue_id: int, recorded: bytes) -> None:
 def begin_forwarding(core: Core, queue_id: int) -> None:
     """Open the queue, which has had messages, if it forwards."""
     terms = core.terms.get(entity_of(queue_id))
-    if (
-        terms is not None
-        and queue_id not in core.queues
-        and terms.forwards_to(part_of(queue_id))
-        and core.lives_here(entity_of(queue_id))
-    ):
-        core.turn.wake(core.queue(queue_id))
+    if terms is not None and terms.forwards_to(part_of(queue_id)) and core.lives_here(entity_of(queue_id)):
+        begin(core, core.queue(queue_id))
 
 
 def begin_duties(core: Core, entity_id: int, now_ms: int) -> None:

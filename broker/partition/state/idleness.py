@@ -2,9 +2,9 @@
 
 An entity is used by every request of a client to it or to its dead-letter queue (to send, receive, settle, browse,
 schedule, change rules or properties) and by a message that another entity forwards to it. A receiver uses it as long as
-the receiver has credit. Scheduled messages use it, and so do messages in its transfer queue. A use of a subscription is
-a use of its topic, but a message that the topic publishes is no use of the subscription. An entity that forwards is
-never idle.
+the receiver has credit. Scheduled messages use it, as do those that were abandoned with a delay, and messages in its
+transfer queue. A use of a subscription is a use of its topic, but a message that the topic publishes is no use of the
+subscription. An entity that forwards is never idle.
 
 Time counts only while the partition runs, because nobody can use an entity that is not served. So the partition does
 not keep a moment, but the duration for which the entity was idle at the last look. It looks STEPS times in an interval,
@@ -210,25 +210,32 @@ def _is_in_use(core: Core, entity_id: int) -> bool:
     if entity_id in core.frozen:
         return True
     transfers = core.queues.get(queue_id_of(entity_id, Part.TRANSFER))  # a transfer queue with messages is always open
-    if _has_scheduled(core, queue_id_of(entity_id)) or (transfers is not None and any(transfers.counts)):
+    if _has_scheduled(core, entity_id) or (transfers is not None and any(transfers.counts)):
         return True
     return any(queue.is_pulled for queue in _open_queues(core, entity_id))
 
 
 def _open_queues(core: Core, entity_id: int) -> Iterator[Queue]:
+    return (core.queues[queue_id] for queue_id in _queue_ids(core, entity_id) if queue_id in core.queues)
+
+
+def _queue_ids(core: Core, entity_id: int) -> Iterator[int]:
     """Those of the entity, and of the subscriptions of a topic."""
     for each in (entity_id, *core.subscription_ids.get(entity_id, ())):
         for part in PARTS:
-            if (queue := core.queues.get(queue_id_of(each, part))) is not None:
-                yield queue
+            yield queue_id_of(each, part)
 
 
-def _has_scheduled(core: Core, queue_id: int) -> bool:
-    queue = core.queues.get(queue_id)
-    if queue is not None:
-        return queue.counts[Place.SCHEDULED] > 0
-    start, end = queue_key(queue_id, Place.SCHEDULED, 0), queue_key(queue_id, Place.SCHEDULED + 1, 0)
-    return bool(core.store.scan(Table.QUEUE, start, end, 1))
+def _has_scheduled(core: Core, entity_id: int) -> bool:
+    for queue_id in _queue_ids(core, entity_id):
+        if (queue := core.queues.get(queue_id)) is not None:
+            if queue.counts[Place.SCHEDULED]:
+                return True
+        elif core.timers.is_armed((queue_id, Due.SCHEDULED)):
+            start, end = queue_key(queue_id, Place.SCHEDULED, 0), queue_key(queue_id, Place.SCHEDULED + 1, 0)
+            if core.store.scan(Table.QUEUE, start, end, 1):
+                return True
+    return False
 
 
 def _step_ms(idle: Idle) -> int:

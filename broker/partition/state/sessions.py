@@ -139,9 +139,17 @@ class Sessions:
         return None
 
     def put(self, place: Place, ref: Ref) -> None:
-        """List an entry that was put into a place other than available."""
+        """List an entry that was put into this place; if that is available, see `enter_again`."""
         key = session_entry_key(self._queue_id, place, session_of(ref).encode(), number_of(ref))
         self._store.put(_ENTRIES, key, b"")
+
+    def enter_again(self, ref: Ref) -> None:
+        """List an available entry under a number that it had before; `put_back` comes next."""
+        session_id = session_of(ref)
+        is_known = self.offered.complete or self.is_taken(session_id)
+        if not is_known and (oldest := self._oldest(session_id)) is not None:
+            self.offered.find(session_id, oldest)  # it is available already, perhaps by messages behind this one
+        self.put(_AVAILABLE, ref)
 
     def drop(self, place: Place, number: int) -> None:
         """Remove the listing of an entry that is about to be quarantined."""

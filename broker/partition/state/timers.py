@@ -44,6 +44,9 @@ class Timers:
             self.heap[:] = [(time_ms, thing) for thing, time_ms in self._armed.items()]
             heapify(self.heap)
 
+    def is_armed(self, thing: Thing) -> bool:
+        return thing in self._armed
+
     def take_due(self, now_ms: int, count: int) -> list[tuple[int, Thing]]:
         """Up to `count` things due at or before `now_ms`, each once and with its time, the earliest first.
 
