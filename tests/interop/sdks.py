@@ -4,6 +4,7 @@ Everything goes to `.build/` here, or to INTEROP_CACHE. What is installed is kep
 change. Needs python with venv, node and npm, go, a JDK and maven; `missing_tools` says what one lacks.
 """
 
+import fcntl
 import hashlib
 import os
 import shutil
@@ -50,13 +51,18 @@ class Toolchain:
         return self._stamp.is_file() and self._stamp.read_text() == self._fingerprint()
 
     def ensure(self) -> None:
-        """Install and build unless that is done. Raises CalledProcessError, OSError or TimeoutExpired."""
-        if self.installed():
-            return
+        """Install and build unless that is done, or being done by another process, which is waited for.
+
+        Raises CalledProcessError, OSError or TimeoutExpired.
+        """
         self.directory.mkdir(parents=True, exist_ok=True)
-        self._stamp.unlink(missing_ok=True)
-        self.install(self.directory)
-        self._stamp.write_text(self._fingerprint())
+        with (self.directory / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # let go when the file is closed
+            if self.installed():
+                return
+            self._stamp.unlink(missing_ok=True)
+            self.install(self.directory)
+            self._stamp.write_text(self._fingerprint())
 
 
 def _run(*command: str | Path, cwd: Path, **environment: str) -> None:
