@@ -182,10 +182,10 @@ ONLY_IN = {
     },
     "structlog": {"broker.logging"},
     "uvloop": {"broker.gateway", "broker.observer", "broker.one_process"},
-    "aiohttp": {"broker.http", "broker.gateway.web", "broker.administration.client", "broker.cli.traffic"},
+    "aiohttp": {"broker.http", "broker.gateway.web", "broker.administration.client", "broker.cli.watching.traffic"},
     "websockets": {"broker.gateway.web"},
     "lark": {"broker.rules.syntax"},
-    "prometheus_client": {"broker.exposition", "broker.cli.traffic"},
+    "prometheus_client": {"broker.exposition", "broker.cli.watching.traffic"},
     "typer": {"broker.cli"},
     "rich": {"broker.cli"},
 }

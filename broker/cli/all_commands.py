@@ -7,12 +7,12 @@ from broker.cli.client import app as client_app
 from broker.cli.commands import app as app
 from broker.cli.dead_letter import app as dead_letter_app
 from broker.cli.ending import FAILED
-from broker.cli.entities import entity_app
+from broker.cli.managing.entities import entity_app
+from broker.cli.managing.rules import rule_app
 from broker.cli.receive import app as receive_app
 from broker.cli.resend import app as resend_app
-from broker.cli.rules import rule_app
-from broker.cli.top import app as top_app
 from broker.cli.transfer import app as transfer_app
+from broker.cli.watching.top import app as top_app
 
 for each in (client_app, receive_app, dead_letter_app, resend_app, transfer_app, top_app):
     app.add_typer(each)

@@ -23,8 +23,8 @@ from broker.cli.messaging import run
 from broker.cli.output import JsonOption, print_json, print_table
 from broker.cli.pairs import PAIR_HELP, pairs
 from broker.cli.progress import progress
+from broker.cli.taking.wishes import SessionOption
 from broker.cli.target import CaFileOption, ConnectionStringOption, parsed
-from broker.cli.wishes import SessionOption
 
 if TYPE_CHECKING:
     from protocol.client.connection import Connection
@@ -132,7 +132,7 @@ def peek(
     address = address_of(queue, dead_letter)
 
     async def work(connection: "Connection") -> None:
-        from broker.cli.browsing import browse_some
+        from broker.cli.taking.browsing import browse_some
 
         management = await connection.management(address)
         async for message in browse_some(management, address, count, start, state or (), session):

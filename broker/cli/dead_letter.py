@@ -6,9 +6,9 @@ import typer
 
 from broker.cli.messages import QueueArgument, counted, is_dead_letter, require_values
 from broker.cli.output import JsonOption, print_json
-from broker.cli.taken import Taken, run_taking
+from broker.cli.taking.taken import Taken, run_taking
+from broker.cli.taking.wishes import SessionOption, WhereOption, wish_of
 from broker.cli.target import CaFileOption, ConnectionStringOption
-from broker.cli.wishes import SessionOption, WhereOption, wish_of
 
 if TYPE_CHECKING:
     from broker.cli.progress import Bar
@@ -61,8 +61,8 @@ def dead_letter(
     wish = wish_of(count or (1 if where is None else None), where, session)
 
     async def work(connection: "Connection", done: Taken, bar: "Bar") -> None:
-        from broker.cli.selection import Wish
-        from broker.cli.taking import Taking
+        from broker.cli.taking.selection import Wish
+        from broker.cli.taking.work import Taking
 
         async def reject(receiver: "Receiver", received: "Received", _: "Message") -> None:
             await receiver.reject(received, reason, description)

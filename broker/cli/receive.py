@@ -54,7 +54,7 @@ def receive(
     async def work(connection: "Connection") -> int:
         from contextlib import AsyncExitStack
 
-        from broker.cli.taking import ordinary_receiver
+        from broker.cli.taking.work import ordinary_receiver
 
         management = await connection.management(address)
         async with AsyncExitStack() as kept:
@@ -97,7 +97,7 @@ async def _receive(
     import asyncio
     from contextlib import AsyncExitStack
 
-    from broker.cli.held import Held
+    from broker.cli.taking.held import Held
 
     done = first_number = 0
     printed: list[Received] = []

@@ -18,13 +18,13 @@ from broker.cli.messages import (
 from broker.cli.messaging import run
 from broker.cli.output import JsonOption, print_json
 from broker.cli.pairs import SetOption, UnsetOption, pairs
-from broker.cli.taken import Taken, run_taking
+from broker.cli.taking.taken import Taken, run_taking
+from broker.cli.taking.wishes import CountOption, SessionOption, WhereOption, wish_of
 from broker.cli.target import CaFileOption, ConnectionStringOption
-from broker.cli.wishes import CountOption, SessionOption, WhereOption, wish_of
 
 if TYPE_CHECKING:
     from broker.cli.progress import Bar
-    from broker.cli.selection import Wish
+    from broker.cli.taking.selection import Wish
     from protocol.client.connection import Connection
     from protocol.client.links import Received, Receiver
     from protocol.client.messages import Message
@@ -81,7 +81,7 @@ def resend(
         return
 
     async def work(connection: "Connection", done: Taken, bar: "Bar") -> None:
-        from broker.cli.taking import Taking
+        from broker.cli.taking.work import Taking
 
         sender = await connection.sender(target)
 
@@ -105,8 +105,8 @@ async def _print_those(
 ) -> int:
     from contextlib import aclosing
 
-    from broker.cli.browsing import last_numbers
-    from broker.cli.selection import matching
+    from broker.cli.taking.browsing import last_numbers
+    from broker.cli.taking.selection import matching
 
     management = await connection.management(source)
     shown = 0

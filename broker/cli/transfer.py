@@ -8,9 +8,9 @@ import typer
 from broker.cli.messages import DeadLetterOption, QueueArgument, address_of, corrected, counted, named, require_values
 from broker.cli.output import JsonOption, print_json
 from broker.cli.pairs import SetOption, UnsetOption, pairs
-from broker.cli.taken import Taken, run_taking
+from broker.cli.taking.taken import Taken, run_taking
+from broker.cli.taking.wishes import CountOption, SessionOption, WhereOption, wish_of
 from broker.cli.target import CaFileOption, ConnectionStringOption
-from broker.cli.wishes import CountOption, SessionOption, WhereOption, wish_of
 
 if TYPE_CHECKING:
     from broker.cli.progress import Bar
@@ -48,8 +48,8 @@ def transfer(
     wish = wish_of(count, where, session)
 
     async def work(connection: "Connection", done: Taken, bar: "Bar") -> None:
-        from broker.cli.moving import Mover
-        from broker.cli.taking import Taking
+        from broker.cli.taking.moving import Mover
+        from broker.cli.taking.work import Taking
 
         # A transaction is on the partitions of one entity. A subscription is where its topic is, which can be sent to.
         through = re.split(r"/subscriptions/", queue, maxsplit=1, flags=re.IGNORECASE)[0]

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.cli.browsing import browse, highest
-from broker.cli.held import Held
-from broker.cli.selection import Chosen
+from broker.cli.taking.browsing import browse, highest
+from broker.cli.taking.held import Held
+from broker.cli.taking.selection import Chosen
 from protocol.client.connection import connect_to
 from protocol.client.errors import SettlementRefused
 from protocol.client.messages import Message
@@ -185,7 +185,7 @@ def test_a_condition_that_few_messages_meet(peeklock, broker, queue):
 def test_more_than_can_be_locked_lie_before(peeklock, broker, monkeypatch):
     send(broker, "plain", *numbered(range(300)))
     with monkeypatch.context() as patch:
-        patch.setattr("broker.cli.held.Held.MOST", 100)
+        patch.setattr("broker.cli.taking.held.Held.MOST", 100)
         kept = peeklock("receive", "plain", "--keep", "--count", 150)
         assert len(kept.stdout.splitlines()) == 100
         assert kept.stderr == "peeklock: no more than 100 messages can be kept at once\n"
@@ -202,7 +202,7 @@ def test_a_message_that_cannot_be_moved_is_given_back(peeklock, broker, monkeypa
     assert "message-size-exceeded" in result.stderr
     assert found(peeklock, "plain") == ["0", "1", "2"]
     with monkeypatch.context() as patch:
-        patch.setattr("broker.cli.moving.MOST_BYTES", 1)
+        patch.setattr("broker.cli.taking.moving.MOST_BYTES", 1)
         assert peeklock("transfer", "plain", "target").stdout == "3 messages moved from plain to target\n"
     arrive(peeklock, "target", 3)
     assert found(peeklock, "target") == ["0", "1", "2"]
@@ -223,7 +223,7 @@ def test_messages_of_a_partitioned_queue_are_moved_until_one_is_refused(peeklock
 
 def test_locks_are_renewed_while_they_are_held(broker, monkeypatch):
     """Locks last 5 seconds. One of them is lost, and the others stay."""
-    monkeypatch.setattr("broker.cli.held.RENEW_SECONDS", 0.5)
+    monkeypatch.setattr("broker.cli.taking.held.RENEW_SECONDS", 0.5)
     send(broker, "plain", *numbered(range(5)))
     send(broker, "talks", *numbered(range(2), "s"))
 

@@ -13,8 +13,8 @@ import time
 
 import pytest
 
-from broker.cli.rates import Sample, Traffic, rows
-from broker.cli.traffic import parse
+from broker.cli.watching.rates import Sample, Traffic, rows
+from broker.cli.watching.traffic import parse
 from protocol.client.requests import QueueCounts
 from tests.brokers import REPOSITORY, Broker
 

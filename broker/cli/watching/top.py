@@ -12,8 +12,8 @@ from broker.cli.output import JsonOption, print_json, print_table, rich_table
 from broker.cli.target import CaFileOption, ConnectionStringOption, parsed
 
 if TYPE_CHECKING:
-    from broker.cli.rates import Row, Sample
-    from broker.cli.traffic import MetricsPage
+    from broker.cli.watching.rates import Row, Sample
+    from broker.cli.watching.traffic import MetricsPage
     from protocol.client.connection import Connection
 
     Show = Callable[[Sequence[Row]], None]
@@ -53,7 +53,7 @@ def top(
     url = metrics_url or f"http://{_authority(parsed(connection_string).host)}:{METRICS_PORT}/metrics"
 
     async def work(connection: "Connection") -> None:
-        from broker.cli.traffic import MetricsPage
+        from broker.cli.watching.traffic import MetricsPage
 
         async with AsyncExitStack() as stack:
             tables = _tables(connection, await stack.enter_async_context(MetricsPage(url)), interval)
@@ -88,7 +88,7 @@ async def _tables(connection: "Connection", metrics: "MetricsPage", interval_s: 
     """After each interval the rows of the table."""
     import asyncio
 
-    from broker.cli.rates import rows
+    from broker.cli.watching.rates import rows
 
     before = await _sample(connection, metrics)
     while True:
@@ -102,7 +102,7 @@ async def _sample(connection: "Connection", metrics: "MetricsPage") -> "Sample":
     import asyncio
     import time
 
-    from broker.cli.rates import Sample
+    from broker.cli.watching.rates import Sample
 
     counts, traffic = await asyncio.gather(connection.counts(), metrics.read())
     return Sample(time.monotonic(), counts, traffic)

@@ -9,12 +9,12 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from typing import Final
 
-from broker.cli.browsing import fragment_of, last_numbers
-from broker.cli.held import Held
 from broker.cli.messages import counted, is_dead_letter
 from broker.cli.output import printable
 from broker.cli.progress import Bar
-from broker.cli.selection import (
+from broker.cli.taking.browsing import fragment_of, last_numbers
+from broker.cli.taking.held import Held
+from broker.cli.taking.selection import (
     ROUND,
     Choice,
     Chosen,
@@ -24,7 +24,7 @@ from broker.cli.selection import (
     matching,
     numbered,
 )
-from broker.cli.taken import Taken
+from broker.cli.taking.taken import Taken
 from protocol import conditions
 from protocol.client.connection import Connection
 from protocol.client.errors import ClientError, LinkDetached, RequestFailed

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, TypeVar
 import typer
 
 from broker.cli.ending import WRONG_USE, fail
-from broker.cli.paths import Path, WrongPath
+from broker.cli.managing.paths import Path, WrongPath
 from broker.cli.target import TRUST_ADVICE, http_address, parsed, trusted
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from broker.cli.selection import Wish
+    from broker.cli.taking.selection import Wish
 
 WhereOption = Annotated[
     str | None,
@@ -26,7 +26,7 @@ CountOption = Annotated[
 
 def wish_of(count: int | None, where: str | None, session: str | None) -> "Wish":
     """Ends the command if the condition makes no sense."""
-    from broker.cli.filtering import condition
-    from broker.cli.selection import Wish
+    from broker.cli.taking.filtering import condition
+    from broker.cli.taking.selection import Wish
 
     return Wish(count, None if where is None else condition(where), session)

@@ -6,7 +6,7 @@ from typing import Final, Self
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
-from broker.cli.rates import Traffic
+from broker.cli.watching.rates import Traffic
 
 ANSWER_SECONDS: Final = 5.0
 _INCOMING: Final = "peeklock_incoming_messages_total"

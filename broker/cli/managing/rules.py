@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from broker.cli.ending import fail
-from broker.cli.management import Connect, confirm, path_of
-from broker.cli.output import JsonOption, print_json, print_table
-from broker.cli.paths import rule_path, subscription_path
-from broker.cli.rule_options import (
+from broker.cli.managing.management import Connect, confirm, path_of
+from broker.cli.managing.paths import rule_path, subscription_path
+from broker.cli.managing.rule_options import (
     FIELDS,
     ActionOption,
     AllOption,
@@ -21,6 +20,7 @@ from broker.cli.rule_options import (
     described,
     filter_of,
 )
+from broker.cli.output import JsonOption, print_json, print_table
 from broker.cli.target import CaFileOption, ConnectionStringOption, HttpEndpointOption
 
 if TYPE_CHECKING:

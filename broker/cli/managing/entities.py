@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from broker.cli.entity_settings import with_settings
-from broker.cli.management import Connect, confirm, path_of
+from broker.cli.managing.entity_settings import with_settings
+from broker.cli.managing.management import Connect, confirm, path_of
+from broker.cli.managing.paths import Path, entity_path, subscription_path
+from broker.cli.managing.rule_options import with_first_rule
 from broker.cli.output import JsonOption, print_json, print_table
-from broker.cli.paths import Path, entity_path, subscription_path
-from broker.cli.rule_options import with_first_rule
 from broker.cli.target import CaFileOption, ConnectionStringOption, HttpEndpointOption
 
 if TYPE_CHECKING:
