@@ -4,7 +4,7 @@
         sender = pairing.sender("orders")
         await sender.send(Message.of(b"hello", message_id="1").encode())
 
-Messages in the backlog reach the primary by a syphon (`broker.pairing.syphon`), which runs elsewhere.
+Messages in the backlog reach the primary by a syphon, which runs elsewhere.
 """
 
 import asyncio
