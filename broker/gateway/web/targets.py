@@ -1,4 +1,4 @@
-"""What the path of a request names: messages (management.md 2.1), or entities and lists of them (1.1).
+"""What the path of a request names: messages (management.md 2), or entities and lists of them (1.1).
 
 Names of queues and topics may have slashes, and clients send these as they are or percent-encoded. So a path is decoded
 first and then read from its right end: the last `/Subscriptions/`, and a `/Rules/` behind it.
