@@ -20,6 +20,7 @@ from broker.partition.state.core import PARTS, Core
 from broker.partition.state.stored_rules import compiled, default_rule, write_rules
 from broker.partition.state.terms import Kind, Terms
 from broker.partition.state.timers import Due
+from broker.rules import load_language
 from protocol import error_texts
 from storage.queue_ids import queue_id_of
 from storage.records import (
@@ -64,6 +65,8 @@ def load(core: Core, now_ms: int, known: dict[bytes, Terms] | None = None) -> No
             core.define(entity_id, terms)
         except EntityNotFound as error:
             raise StoreError(f"entity {entity_id}: {error}") from error
+    if core.topic_ids:
+        load_language()  # before anybody waits; for topics that come later see `broker.worker.copies`
     if (next_id := core.store.get(Table.META, NEXT_ENTITY_ID_KEY)) is not None:
         try:
             core.next_entity_id = int(decode_document(next_id))

@@ -11,6 +11,7 @@ import time
 from contextlib import closing, suppress
 from typing import NamedTuple
 from urllib.parse import quote
+from xml.sax.saxutils import escape
 
 import pytest
 from hypothesis import example, given, settings
@@ -73,6 +74,7 @@ segments = st.one_of(
 real_paths = st.sampled_from(
     [
         *("orders", "news", "news/Subscriptions/mine", "news/Subscriptions/mine/Rules/$Default", "$Resources/queues"),
+        *("news/Subscriptions/mine/Rules", "news/Subscriptions/mine/Rules/made", "news/Subscriptions/mine/Rules/made"),
         *("orders/messages", "orders/messages/head", "news/messages", "news/Subscriptions/mine/messages/head", "made"),
         *(
             "orders/messages/1/11111111-1111-1111-1111-111111111111",
@@ -126,11 +128,23 @@ entries = st.builds(
     st.sampled_from(["Queue", "Topic", "Subscription", "Rule", "Odd"]),
     elements,
 )
+values = st.builds(
+    lambda kind, text: ENTRY.format("RuleDescription", FILTER.format(kind, text)),
+    st.sampled_from(["string", "int", "long", "double", "boolean", "dateTime", "duration", "guid", "odd"]),
+    st.sampled_from([escape(text) for text in HOSTILE_TEXTS]),
+)
 batches = st.lists(
     st.dictionaries(st.sampled_from(["Body", "BrokerProperties", "UserProperties"]), st.sampled_from(HOSTILE_VALUES)),
     max_size=3,
 ).map(json.dumps)
-bodies = st.one_of(entries.map(str.encode), batches.map(str.encode), st.binary(max_size=100))
+bodies = st.one_of(entries.map(str.encode), values.map(str.encode), batches.map(str.encode), st.binary(max_size=100))
+
+
+FILTER = (
+    '<Filter i:type="CorrelationFilter"><Properties><KeyValueOfstringanyType><Key>x</Key>'
+    '<Value i:type="d6p1:{}" xmlns:d6p1="http://www.w3.org/2001/XMLSchema">{}</Value></KeyValueOfstringanyType>'
+    "</Properties></Filter>"
+)
 
 
 class Answer(NamedTuple):

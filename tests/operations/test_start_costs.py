@@ -112,23 +112,49 @@ def test_a_start_that_is_refused_late_leaves_no_process(tmp_path):
     assert [process.pid for process in psutil.process_iter(["cwd"]) if process.info["cwd"] == str(data)] == []
 
 
-def test_the_language_of_rules_is_loaded_when_a_partition_is_opened_that_knows_a_topic():
-    script = (
-        "import sys\n"
-        "from broker.catalog.catalog import reconcile\n"
-        "from broker.namespace.entities import QueueDescription, TopicDescription\n"
-        "from broker.partition.partition import Partition\n"
-        "from broker.partition.settings import PartitionSettings\n"
-        "from broker.settings.config import Settings\n"
-        "from storage.memory import MemoryStore\n"
-        "for description in (QueueDescription(name='q'), TopicDescription(name='t')):\n"
-        "    store = MemoryStore()\n"
-        "    reconcile([store], [description], 0)\n"
-        "    settings = PartitionSettings.of(Settings())\n"
-        "    Partition(0, store, now_ms=0, incarnation=bytes(6), settings=settings)\n"
-        "    print('broker.rules.syntax' in sys.modules)\n"
-    )
+OPENED = """
+import sys
+from broker.catalog.catalog import reconcile
+from broker.namespace.entities import QueueDescription, TopicDescription
+from broker.partition.partition import Partition
+from broker.partition.settings import PartitionSettings
+from broker.settings.config import Settings
+from storage.memory import MemoryStore
+
+def opened(description):
+    store = MemoryStore()
+    reconcile([store], [description], 0)
+    settings = PartitionSettings.of(Settings())
+    return store, Partition(0, store, now_ms=0, incarnation=bytes(6), settings=settings)
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "says"),
+    [
+        (
+            "for description in (QueueDescription(name='q'), TopicDescription(name='t')):\n"
+            "    opened(description)\n"
+            "    print('broker.rules.syntax' in sys.modules)\n",
+            "False True",
+        ),
+        (
+            "import threading\n"
+            "from broker.catalog.catalog import Definition\n"
+            "from broker.worker.copies import Copies\n"
+            "store, partition = opened(QueueDescription(name='q'))\n"
+            "topic = Definition(9, TopicDescription(name='t'), 0, 0, (0,)).document()\n"
+            "print(Copies({0: partition}, {0: store}, lambda _: None).change(2, [['put', topic, None]], 0))\n"
+            "[loading] = {*threading.enumerate()} - {threading.main_thread()}\n"
+            "loading.join()\n"
+            "print('broker.rules.syntax' in sys.modules)\n",
+            "True True",
+        ),
+    ],
+    ids=["when a partition is opened that knows a topic", "beside turns when the first topic is created"],
+)
+def test_the_language_of_rules_is_loaded(script, says):
     done = subprocess.run(
-        [sys.executable, "-c", script], cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "-c", OPENED + script], cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=60
     )
-    assert (done.stdout.split(), done.stderr) == (["False", "True"], "")
+    assert (" ".join(done.stdout.split()), done.stderr) == (says, "")

@@ -184,6 +184,7 @@ class Management:
             entities.validated(kind, {**entity.description.model_dump(mode="json"), **fields})
             self._require_destinations(request, fields)
             document = await self._change("update", entity.name, fields)
+            [shown] = await self._shown([Entity.of(document)])
         else:
             if is_of_messages("DELETE", target.entity):
                 raise InvalidArgument(
@@ -194,8 +195,7 @@ class Management:
             self._require_destinations(request, fields)
             first = _first_rules(described) if is_subscription else None
             properties = wanted.model_dump(mode="json", exclude_unset=True)
-            document = await self._change("create", kind, properties, first)
-        [shown] = await self._shown([Entity.of(document)])
+            shown = _new(Entity.of(await self._change("create", kind, properties, first)))
         return self._entry(
             self._entity_entry(request, shown), 200 if "If-Match" in request.headers else 201, shown.updated_ms
         )
@@ -364,6 +364,12 @@ class Management:
     def _feed(self, page: Page) -> web.Response:
         text = documents.write_feed(page)
         return web.Response(body=text.encode(), headers={"Content-Type": FEED_TYPE})
+
+
+def _new(entity: Entity) -> Shown:
+    """Nothing is in it, so no partition need be asked."""
+    filters = (0, 0) if entity.kind == "topic" else None
+    return Shown(entity.description, entity.created_ms, entity.updated_ms, None, {}, filters=filters)
 
 
 def _require_match(request: web.BaseRequest, changed_ms: int) -> None:

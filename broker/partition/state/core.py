@@ -22,7 +22,6 @@ from broker.partition.state.terms import Kind, Terms
 from broker.partition.state.timers import Due, Timers
 from broker.partition.state.topic import Topic
 from broker.partition.state.turn import Turn
-from broker.rules import load_language
 from protocol import error_texts
 from storage.quarantine import quarantine
 from storage.queue_ids import Part, entity_of, part_of, queue_id_of
@@ -224,7 +223,6 @@ class Core:
     def define(self, entity_id: int, terms: Terms) -> None:
         """Set the terms of an entity, which may be new. Raises EntityNotFound if its topic does not exist."""
         if terms.kind == Kind.TOPIC:
-            load_language()  # when the partition is opened, so that a rule that is added later delays no turn
             self.topic_ids[terms.name.lower()] = entity_id
             self.subscription_ids.setdefault(entity_id, set())
         elif terms.kind == Kind.SUBSCRIPTION:
