@@ -18,7 +18,7 @@ from broker.wire import Op
 from broker.worker.clock import Clock
 from broker.worker.dialling import UnixDialler
 from broker.worker.listening import UnixListener
-from broker.worker.neighbours import REDIAL_MS
+from broker.worker.neighbours import REDIAL_CLUSTER_MS
 from broker.worker.parked import ParkedPartition
 from broker.worker.worker import Worker
 from storage.log.commit_log import LogUsage
@@ -178,7 +178,7 @@ class Workers:
     def connect(self) -> None:
         """All workers that run follow the home, if that runs."""
         self.settle()
-        self.now_ms += REDIAL_MS
+        self.now_ms += REDIAL_CLUSTER_MS  # of a connection on which writing failed; others are dialled sooner
         self.settle()
 
     def ask(self, *change: Any) -> Any:
