@@ -5,7 +5,6 @@ One broker has plain entities and one gateway, the other has partitioned entitie
 
 import os
 import subprocess
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -47,7 +46,7 @@ def run(sdk: str, directory: Path, partitioned: bool) -> Run:
 
 
 class Runs:
-    """Runs an SDK's program on both brokers, side by side because it mostly waits, when the first of its tests asks."""
+    """Runs an SDK's program on both brokers, one after the other, when the first of its tests asks."""
 
     def __init__(self, directories: pytest.TempPathFactory) -> None:
         self._directories = directories
@@ -58,8 +57,7 @@ class Runs:
         if sdk not in self._runs:
             ensure(PROGRAMS[sdk].toolchain)
             directories = [self._directories.mktemp(sdk) for _ in FORMS]
-            with ThreadPoolExecutor() as both:
-                self._runs[sdk] = list(both.map(run, (sdk, sdk), directories, FORMS))
+            self._runs[sdk] = [run(sdk, *each) for each in zip(directories, FORMS, strict=True)]
         results, log = self._runs[sdk][FORMS.index(partitioned)]
         return results[scenario], log
 
