@@ -38,7 +38,17 @@ _HEALTH = {  # what the Service Bus emulator answers
 log = get_logger()
 
 
-class OpsSource(ReadinessSource, Protocol):
+class Counting(Protocol):
+    """Counts what becomes of connections to an endpoint."""
+
+    def connection_dropped(self) -> None:
+        """Count a connection that was replaced by a newer one."""
+
+    def accept_failed(self, error: OSError) -> None:
+        """Count a new connection that could not be accepted (`broker.listening.Reception`)."""
+
+
+class OpsSource(ReadinessSource, Counting, Protocol):
     """The process that the endpoint runs in, as the endpoint uses it."""
 
     @property
@@ -46,12 +56,6 @@ class OpsSource(ReadinessSource, Protocol):
 
     @property
     def partitions(self) -> Sequence[int]: ...
-
-    def connection_dropped(self) -> None:
-        """Count a connection that was replaced by a newer one."""
-
-    def accept_failed(self, error: OSError) -> None:
-        """Count a new connection that could not be accepted (`broker.listening.Reception`)."""
 
     async def scene(self) -> Scene:
         """All counters. A process that does not answer within a short time is left out."""
@@ -73,7 +77,7 @@ class OpsServer:
 class _Reception:
     """Takes every new connection, in the place of the oldest if there are too many."""
 
-    def __init__(self, server: web.Server, source: OpsSource) -> None:
+    def __init__(self, server: web.Server, source: Counting) -> None:
         self._server = server
         self._source = source
         self.accept_failed = source.accept_failed
@@ -87,8 +91,16 @@ class _Reception:
 
 async def start_ops(source: OpsSource, host: str, port: int) -> OpsServer:
     """Listen; port 0 takes any free port. Raises ConfigurationError if the address cannot be used."""
+    try:
+        return await start_app(create_ops_app(source), source, host, port)
+    except OSError as error:
+        raise ConfigurationError(cannot_listen("ops.port", host, port, error)) from error
+
+
+async def start_app(app: web.Application, source: Counting, host: str, port: int) -> OpsServer:
+    """Serve an application as the operations endpoint is served. Raises OSError if the address cannot be used."""
     runner = web.AppRunner(
-        create_ops_app(source),
+        app,
         access_log=None,
         handle_signals=False,
         shutdown_timeout=1.0,
@@ -99,13 +111,13 @@ async def start_ops(source: OpsSource, host: str, port: int) -> OpsServer:
     assert runner.server is not None
     try:
         sockets = await listen(host, port, backlog=BACKLOG)
-    except OSError as error:
+    except OSError:
         await runner.cleanup()
-        raise ConfigurationError(cannot_listen("ops.port", host, port, error)) from error
+        raise
     return OpsServer(runner, Listener(_Reception(runner.server, source), sockets))
 
 
-def _make_room(server: web.Server, source: OpsSource) -> None:
+def _make_room(server: web.Server, source: Counting) -> None:
     """Abort the oldest connections beyond the limit. They may not read, so nothing is written to them any more."""
     for handler in server.connections[:-MAX_CONNECTIONS]:
         if handler.transport is not None:
@@ -117,30 +129,30 @@ def create_ops_app(source: OpsSource) -> web.Application:
     readiness = Readiness(source)
 
     async def livez(_: web.Request) -> web.Response:
-        return _json({"status": "live", "version": source.version})
+        return json_answer({"status": "live", "version": source.version})
 
     async def readyz(_: web.Request) -> web.Response:
         reason, faults, gateways, full = await readiness.check()
         refusing = {"refuse_sends": _named(full)} if full else {}
         if reason is None:
             parked = {"parked": _named(faults)} if faults else {}
-            return _json({"status": "ready", "partitions": len(source.partitions), **parked, **refusing})
+            return json_answer({"status": "ready", "partitions": len(source.partitions), **parked, **refusing})
         body = {"status": "not ready", "reason": reason, "partitions": _named(faults)}
-        return _json(body | ({"gateways": _named(gateways)} if gateways else {}) | refusing, status=503)
+        return json_answer(body | ({"gateways": _named(gateways)} if gateways else {}) | refusing, status=503)
 
     async def health(_: web.Request) -> web.Response:
         is_ready = (await readiness.check()).reason is None
-        return _json(_HEALTH[is_ready], status=200 if is_ready else 503)
+        return json_answer(_HEALTH[is_ready], status=200 if is_ready else 503)
 
     async def metrics(_: web.Request) -> web.Response:
         try:
             async with asyncio.timeout(METRICS_SECONDS):
                 content_type, text = await _metrics_text(source)
         except TimeoutError:
-            return _json({"error": f"no metrics within {METRICS_SECONDS:g} s"}, status=503)
+            return json_answer({"error": f"no metrics within {METRICS_SECONDS:g} s"}, status=503)
         return web.Response(body=text, headers={"Content-Type": content_type, **_HEADERS})
 
-    app = web.Application(middlewares=[_errors_as_json], client_max_size=1024)
+    app = web.Application(middlewares=[errors_as_json], client_max_size=1024)
     app.router.add_get("/livez", livez)
     app.router.add_get("/readyz", readyz)
     app.router.add_get("/health", health)
@@ -162,24 +174,24 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @web.middleware
-async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
+async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
         return await handler(request)
     except web.HTTPMethodNotAllowed as error:
         allow = ", ".join(sorted(error.allowed_methods))
-        return _json({"error": f"only {allow} is allowed here"}, status=405, Allow=allow)
+        return json_answer({"error": f"only {allow} is allowed here"}, status=405, Allow=allow)
     except web.HTTPNotFound:
-        return _json({"error": "not found", "paths": ["/livez", "/readyz", "/health", "/metrics"]}, status=404)
+        return json_answer({"error": "not found", "paths": ["/livez", "/readyz", "/health", "/metrics"]}, status=404)
     except web.HTTPException as error:
-        return _json({"error": error.reason}, status=error.status)
+        return json_answer({"error": error.reason}, status=error.status)
     except Exception:
         log.exception("operations request failed", path=request.path)
-        return _json({"error": "internal error, see the log"}, status=500)
+        return json_answer({"error": "internal error, see the log"}, status=500)
 
 
 def _named(faults: Mapping[int, str]) -> dict[str, str]:
     return {str(number): text for number, text in faults.items()}
 
 
-def _json(body: object, status: int = 200, **headers: str) -> web.Response:
+def json_answer(body: object, status: int = 200, **headers: str) -> web.Response:
     return web.json_response(body, status=status, headers={**_HEADERS, **headers})

@@ -44,6 +44,7 @@ ALIASES: Final = (PATH, SESSION_ID, TIME_TO_LIVE, SCHEDULED)
 
 MAX_PATH_CHARACTERS: Final = 260
 MAX_SESSION_ID_CHARACTERS: Final = 128
+MAX_MESSAGE_ID_CHARACTERS: Final = 128
 _UINT_MAX: Final = (1 << 32) - 1
 _MAX_TICKS: Final = (1 << 63) - 1  # .NET's TimeSpan.MaxValue
 # What the broker of the backlog has set, and the primary will set anew.
@@ -72,11 +73,16 @@ class NotRestorable(Exception):
 
 @dataclass(slots=True)
 class Restored:
-    """A message for the primary. Messages with the same `key` must keep their order; None is no such demand."""
+    """A message for the primary. Messages with the same `key` must keep their order; None is no such demand.
+
+    `number` is its sequence number in the backlog queue, and `enqueued_ms` when it came there, in Unix milliseconds.
+    """
 
     path: str
     message: bytes
     key: str | None
+    number: int
+    enqueued_ms: int
 
 
 def to_backlog(message: bytes, path: str) -> bytes:
@@ -152,17 +158,19 @@ def _restored(message: Message, backlog: str, now_ms: int) -> Restored:
         message.group_id = session_id
     if TIME_TO_LIVE in properties:
         _set_time_to_live(message, _duration_ms(properties.pop(TIME_TO_LIVE)), now_ms)
-    number = message.annotations.get(SEQUENCE_NUMBER)
+    number, enqueued_ms = message.annotations.get(SEQUENCE_NUMBER), message.annotations.get(ENQUEUED_TIME)
+    if not isinstance(number, int):
+        raise NotRestorable(f"The message has no annotation '{SEQUENCE_NUMBER}'.")
     for name in _OF_THE_BACKLOG:
         message.annotations.pop(name, None)
     if SCHEDULED in properties:
         message.annotations[SCHEDULED_ENQUEUE_TIME] = _time(properties.pop(SCHEDULED))
     if message.message_id is None:
-        message.message_id = f"{backlog}:{number}"
+        message.message_id = f"{backlog}:{number}"[-MAX_MESSAGE_ID_CHARACTERS:]
     message.delivery_count = message.first_acquirer = None
     partition_key = message.annotations.get(PARTITION_KEY)
     key = session_id if session_id is not None else partition_key if isinstance(partition_key, str) else None
-    return Restored(path, message.encode(), key)
+    return Restored(path, message.encode(), key, int(number), enqueued_ms if isinstance(enqueued_ms, int) else 0)
 
 
 def _set_time_to_live(message: Message, ttl_ms: int, now_ms: int) -> None:

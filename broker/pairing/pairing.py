@@ -84,9 +84,7 @@ class Pairing:
         Raises InvalidPairing.
         """
         options = options or PairingOptions()
-        name = check_name(primary_name or namespace_name(primary.target.host))
-        if (primary.target.host.lower(), primary.target.port) == (secondary.target.host.lower(), secondary.target.port):
-            raise InvalidPairing("the secondary is the primary: both connection strings have the same host and port")
+        name = name_of(primary, secondary, primary_name)
         async with primary.management() as one, secondary.management() as other:
             queues = await create_missing(other, name, options.backlog_queue_count)
             await check_they_differ(one, other)
@@ -140,3 +138,11 @@ class Pairing:
             text = f"the {ended.name} of the pairing has ended, and the {other.name} was not closed within 5 seconds"
             log.error("pairing faulted", reason=text)
             other.fault(text)
+
+
+def name_of(primary: Namespace, secondary: Namespace, primary_name: str | None) -> str:
+    """The primary's name in the paths of the backlog queues. Raises InvalidPairing, also if both are one address."""
+    name = check_name(primary_name or namespace_name(primary.target.host))
+    if (primary.target.host.lower(), primary.target.port) == (secondary.target.host.lower(), secondary.target.port):
+        raise InvalidPairing("the secondary is the primary: both connection strings have the same host and port")
+    return name

@@ -175,10 +175,10 @@ class Connection(asyncio.Protocol):
 
         Raises LinkDetached with the peer's reason, AuthenticationFailed, ConnectionLost or TimeoutError.
         """
-        await self._authorize(address)
+        await self.authorize(address)
         if through is None:
             return await self._attach_sender(address, address, max_in_flight)
-        await self._authorize(through)
+        await self.authorize(through)
         sender = Sender(self, through, max_in_flight)
         properties = {TRANSFER_DESTINATION_ADDRESS: address}
         await self._attach(sender, source=through, target=through, properties=properties)
@@ -186,7 +186,7 @@ class Connection(asyncio.Protocol):
 
     async def receiver(self, address: str, *, credit: int = 100, receive_and_delete: bool = False) -> Receiver:
         """Attach a receiver, which may have `credit` messages that are not taken yet; raises as `sender`."""
-        await self._authorize(address)
+        await self.authorize(address)
         receiver = Receiver(self, address, credit, receive_and_delete)
         await self._attach(receiver, source=address, target=self._next_name(), receive_and_delete=receive_and_delete)
         return receiver
@@ -209,7 +209,7 @@ class Connection(asyncio.Protocol):
             raise
 
     async def _attach_session(self, address: str, session_id: str | None, wait_s: float) -> SessionReceiver:
-        await self._authorize(address)
+        await self.authorize(address)
         receiver = SessionReceiver(self, address)
         properties = {TIMEOUT: UInt(min(wait_s * 1000, UINT_MAX))} if session_id is None else None
         await self._attach(
@@ -231,7 +231,7 @@ class Connection(asyncio.Protocol):
 
     async def management(self, entity: str) -> Management:
         """The management node of `entity`, such as a queue or its dead-letter queue; raises as `sender`."""
-        await self._authorize(entity)
+        await self.authorize(entity)
         return Management(await self.requests(f"{entity}/$management" if entity else "$management"), self.timeout_s)
 
     async def requests(self, node: str) -> Requests:
@@ -277,7 +277,11 @@ class Connection(asyncio.Protocol):
                 raise
             raise needs_peeklock(operation, error) from error
 
-    async def _authorize(self, address: str) -> None:
+    async def authorize(self, address: str) -> None:
+        """Put a token for the entity of this address, or for the namespace if it is empty, as links do by themselves.
+
+        Raises AuthenticationFailed, LinkDetached if there is no such entity, ConnectionLost or TimeoutError.
+        """
         self._check()
         if self._claims is not None:
             await self._claims.ensure(address)

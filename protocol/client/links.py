@@ -2,8 +2,8 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping
-from typing import Any, Self
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Self
 from uuid import UUID
 
 from protocol import conditions
@@ -37,6 +37,9 @@ from protocol.lock_tokens import uuid_of
 from protocol.symbols import DEAD_LETTER_ERROR_DESCRIPTION, DEAD_LETTER_REASON
 
 
+def _nothing() -> None: ...
+
+
 def _fail(future: "asyncio.Future[Any]", error: ClientError) -> None:
     if not future.done():
         future.set_exception(error.again())
@@ -50,7 +53,7 @@ class Sender(LinkEnd):
         self._max_in_flight = max_in_flight
         self._count = 0
         self._in_flight: dict[bytes, asyncio.Future[None]] = {}
-        self._waiting: deque[tuple[bytes, bytes | None, bool, asyncio.Future[asyncio.Future[None]]]] = deque()
+        self._waiting: deque[_Waiting] = deque()
 
     @property
     def in_flight(self) -> int:
@@ -77,8 +80,20 @@ class Sender(LinkEnd):
         if not self._waiting and self._has_room:
             return self._transmit(message, transaction, is_batch)
         handed: asyncio.Future[asyncio.Future[None]] = asyncio.get_running_loop().create_future()
-        self._waiting.append((message, transaction, is_batch, handed))
+        self._waiting.append(_Waiting(message, transaction, is_batch, handed, None))
         return await handed
+
+    def enqueue(self, message: bytes, *, is_batch: bool = False) -> "asyncio.Future[None]":
+        """Send as soon as there is room; the future gets the outcome.
+
+        Unlike with `post`, the caller must bound what waits for room. Raises the reason if the link ended.
+        """
+        self.check()
+        if not self._waiting and self._has_room:
+            return self._transmit(message, None, is_batch)
+        outcome: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(_Waiting(message, None, is_batch, None, outcome))
+        return outcome
 
     async def send_all(
         self, messages: Iterable[bytes] | AsyncIterable[bytes], on_accepted: Callable[[], None] | None = None
@@ -121,10 +136,16 @@ class Sender(LinkEnd):
     def _has_room(self) -> bool:
         return self.link.credit > 0 and len(self._in_flight) < self._max_in_flight and not self.connection.is_congested
 
-    def _transmit(self, message: bytes, transaction: bytes | None, is_batch: bool) -> "asyncio.Future[None]":
+    def _transmit(
+        self,
+        message: bytes,
+        transaction: bytes | None,
+        is_batch: bool,
+        outcome: "asyncio.Future[None] | None" = None,
+    ) -> "asyncio.Future[None]":
         self._count += 1
         tag = self._count.to_bytes(8, "big")
-        outcome = self._in_flight[tag] = asyncio.get_running_loop().create_future()
+        outcome = self._in_flight[tag] = outcome or asyncio.get_running_loop().create_future()
         if is_batch:
             self.link.send_batch(tag, message, False, transaction)
         else:
@@ -134,8 +155,10 @@ class Sender(LinkEnd):
 
     def _pump(self) -> None:
         while self._waiting and self._has_room:
-            message, transaction, is_batch, handed = self._waiting.popleft()
-            if not handed.done():
+            message, transaction, is_batch, handed, outcome = self._waiting.popleft()
+            if handed is None:
+                self._transmit(message, transaction, is_batch, outcome)
+            elif not handed.done():
                 handed.set_result(self._transmit(message, transaction, is_batch))
 
     def on_flow(self) -> None:
@@ -164,7 +187,20 @@ class Sender(LinkEnd):
         for outcome in in_flight.values():
             _fail(outcome, error)
         while self._waiting:
-            _fail(self._waiting.popleft()[3], error)
+            waiting = self._waiting.popleft()
+            future: asyncio.Future[Any] | None = waiting.handed or waiting.outcome
+            assert future is not None
+            _fail(future, error)
+
+
+class _Waiting(NamedTuple):
+    """A message that waits for room. Then `handed` gets the future of its outcome; without it there is `outcome`."""
+
+    message: bytes
+    transaction: bytes | None
+    is_batch: bool
+    handed: "asyncio.Future[asyncio.Future[None]] | None"
+    outcome: "asyncio.Future[None] | None"
 
 
 _RETURNED = {RELEASED: "the peer released the message", MODIFIED: "the peer returned the message as modified"}
@@ -210,6 +246,25 @@ class Received:
         return delivery
 
 
+class _Together:
+    """Messages that are settled together, with a state that has no fields. `left` have no answer yet."""
+
+    __slots__ = ("future", "left", "refused", "state")
+
+    def __init__(self, state: int, future: "asyncio.Future[list[Received]]") -> None:
+        self.state = state
+        self.future = future
+        self.left = 0
+        self.refused: list[Received] = []
+
+    def answered(self, received: Received, state: int) -> None:
+        if state not in (0, self.state):  # without a state, ours holds
+            self.refused.append(received)
+        self.left -= 1
+        if not self.left and not self.future.done():
+            self.future.set_result(self.refused)
+
+
 class Receiver(LinkEnd):
     """A link on which we receive, with peek-lock or receive-and-delete.
 
@@ -224,7 +279,9 @@ class Receiver(LinkEnd):
         self._window = credit
         self._buffer: deque[Received] = deque()
         self._changed = asyncio.Event()
+        self._on_change: Callable[[], None] = _nothing
         self._answers: dict[Delivery, tuple[int, asyncio.Future[None]]] = {}
+        self._together: dict[Delivery, tuple[_Together, Received]] = {}
         self._settles_second = False
 
     # -- receiving
@@ -236,6 +293,20 @@ class Receiver(LinkEnd):
         received = self._buffer.popleft()
         self._refill()
         return received
+
+    def take_all(self) -> list[Received]:
+        """All messages that have come, perhaps none. Raises the reason if the link ended."""
+        if not self._buffer:
+            self.check()
+            return []
+        taken = [*self._buffer]
+        self._buffer.clear()
+        self._refill()
+        return taken
+
+    def watch(self, changed: Callable[[], None]) -> None:
+        """Have this called whenever a message has come, the credit was changed, or the link has ended."""
+        self._on_change = changed
 
     async def fetch(self, count: int, timeout_s: float = 0.0) -> list[Received]:
         """Up to `count` messages: waits up to `timeout_s` for the first, then takes all that the peer has.
@@ -299,6 +370,7 @@ class Receiver(LinkEnd):
         """Wake all tasks that wait, so that they check again."""
         self._changed.set()
         self._changed.clear()
+        self._on_change()
 
     def _refill(self) -> None:
         # In halves of the window, so that flow frames stay few.
@@ -367,6 +439,43 @@ class Receiver(LinkEnd):
 
         return self._settle(received, REJECTED, describe)
 
+    def accept_all(self, received: Sequence[Received]) -> "asyncio.Future[list[Received]]":
+        """Complete these messages; the future gets those that the peer has not completed, mostly without a lock.
+
+        Raises as `accept` does; the future fails with the reason if the link ends.
+        """
+        return self._settle_all(received, ACCEPTED)
+
+    def release_all(self, received: Sequence[Received]) -> "asyncio.Future[list[Received]]":
+        """Give these messages back, as `release` does; the future is that of `accept_all`."""
+        return self._settle_all(received, RELEASED)
+
+    def defer_all(self, received: Sequence[Received]) -> "asyncio.Future[list[Received]]":
+        """Defer these messages, which does not count as a failed delivery; the future is that of `accept_all`."""
+        return self._settle_all(received, MODIFIED)
+
+    def _settle_all(self, received: Sequence[Received], state: int) -> "asyncio.Future[list[Received]]":
+        self.check()
+        together = _Together(state, asyncio.get_running_loop().create_future())
+        offer, link, answers = self.connection.engine.offer, self.link, self._together
+        for each in received:
+            delivery = each.take_delivery()
+            if state == MODIFIED:
+                describe_modified(delivery, False, True, {})
+            if is_settled(delivery):
+                forget(delivery)
+                together.refused.append(each)
+            elif self._settles_second:
+                offer(link, delivery, state)
+                answers[delivery] = (together, each)
+                together.left += 1
+            else:
+                settle(delivery, state)
+        if not together.left:
+            together.future.set_result(together.refused)
+        self.connection.flush_soon()
+        return together.future
+
     def _settle(
         self, received: Received, state: int, describe: Callable[[Delivery], None] | None = None
     ) -> "asyncio.Future[None]":
@@ -412,6 +521,12 @@ class Receiver(LinkEnd):
         self._pulse()
 
     def on_outcome(self, delivery: Delivery, tag: bytes, state: int, settled: bool) -> None:
+        several = self._together.pop(delivery, None)
+        if several is not None:
+            together, received = several
+            together.answered(received, state)
+            forget(delivery)
+            return
         told, answer = self._answers.pop(delivery, (0, None))  # none: the link was closed from our side meanwhile
         condition, description, _ = rejection(delivery) if state == REJECTED else ("", "", {})
         if answer is not None and not answer.done():
@@ -428,6 +543,9 @@ class Receiver(LinkEnd):
         answers, self._answers = self._answers, {}
         for _, answer in answers.values():
             _fail(answer, error)
+        several, self._together = self._together, {}
+        for together in {together for together, _ in several.values()}:
+            _fail(together.future, error)
         self._pulse()
 
     def prepare_close(self) -> None:

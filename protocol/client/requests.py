@@ -296,6 +296,12 @@ class Management:
 
         Those of a session need its lock: see `Connection.accept_session`.
         """
+        return [lock_token for lock_token, _ in await self.receive_deferred(sequence_numbers, session_id)]
+
+    async def receive_deferred(
+        self, sequence_numbers: Sequence[int], session_id: str | None = None
+    ) -> list[tuple[UUID, bytes]]:
+        """Lock deferred messages; the tokens of their locks, with the encoded messages. Raises as `lock_deferred`."""
         body: dict[str, Any] = {
             "sequence-numbers": array(Long, sequence_numbers),
             "receiver-settle-mode": UInt(1),
@@ -303,21 +309,35 @@ class Management:
         if session_id is not None:
             body["session-id"] = session_id
         answer = await self.request("com.microsoft:receive-by-sequence-number", body)
-        return [item["lock-token"] for item in answer.get("messages", [])]
+        return [(item["lock-token"], item["message"]) for item in answer.get("messages", [])]
+
+    async def complete(self, lock_tokens: Sequence[UUID]) -> None:
+        """Complete the messages with these locks: all, or none. Raises RequestFailed."""
+        await self._settle("completed", lock_tokens)
+
+    async def abandon(self, lock_tokens: Sequence[UUID]) -> None:
+        """Give the messages with these locks back, deferred ones as deferred. Raises RequestFailed."""
+        await self._settle("abandoned", lock_tokens)
 
     async def dead_letter(
         self, lock_tokens: Sequence[UUID], reason: str | None, description: str | None, session_id: str | None = None
     ) -> None:
         """Dead-letter the messages with these locks, which may be of a session. Raises RequestFailed."""
-        body: dict[str, Any] = {"disposition-status": "suspended", "lock-tokens": array(UUID, lock_tokens)}
-        for name, text_given in (
-            ("deadletter-reason", reason),
-            ("deadletter-description", description),
-            ("session-id", session_id),
-        ):
-            if text_given is not None:
-                body[name] = text_given
+        details = {"deadletter-reason": reason, "deadletter-description": description, "session-id": session_id}
+        await self._settle("suspended", lock_tokens, {name: each for name, each in details.items() if each is not None})
+
+    async def _settle(self, status: str, lock_tokens: Sequence[UUID], details: Mapping[str, str] | None = None) -> None:
+        body = {"disposition-status": status, "lock-tokens": array(UUID, lock_tokens), **(details or {})}
         await self.request("com.microsoft:update-disposition", body)
+
+    async def session_state(self, session_id: str) -> bytes | None:
+        """The state of a session whose lock we hold. Raises RequestFailed."""
+        state = (await self.request("com.microsoft:get-session-state", {"session-id": session_id})).get("session-state")
+        return state if isinstance(state, bytes) else None
+
+    async def set_session_state(self, session_id: str, state: bytes | None) -> None:
+        """Set the state of a session whose lock we hold; None clears it. Raises RequestFailed."""
+        await self.request("com.microsoft:set-session-state", {"session-id": session_id, "session-state": state})
 
     async def purge(self, states: Sequence[str] = ()) -> int:
         """Delete the unlocked messages in these states, or all, however long it takes; returns their number.

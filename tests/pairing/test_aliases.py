@@ -10,15 +10,22 @@ from broker.pairing.aliases import ALIASES, AliasTaken, NotRestorable, from_back
 from protocol.client.messages import Message, value_section
 from protocol.codec import Described, Long, Symbol, Timestamp, UByte, UInt, ULong, encode
 from protocol.errors import ProtocolError
-from protocol.symbols import SCHEDULED_ENQUEUE_TIME, SEQUENCE_NUMBER
+from protocol.symbols import ENQUEUED_TIME, SCHEDULED_ENQUEUE_TIME, SEQUENCE_NUMBER
 
 NOW = 1_800_000_000_000
 TIMESPAN = Symbol("com.microsoft:timespan")
 
 
+def lain(message: bytes, number: int = 7) -> bytes:
+    """The message as a backlog queue gives it."""
+    stored = Message.decode(message)
+    stored.annotations = {**stored.annotations, SEQUENCE_NUMBER: Long(number), ENQUEUED_TIME: Timestamp(NOW)}
+    return stored.encode()
+
+
 def restored(message: Message, path: str = "orders") -> Message:
     """The message after its way through the backlog."""
-    return Message.decode(from_backlog(to_backlog(message.encode(), path), "backlog", NOW).message)
+    return Message.decode(from_backlog(lain(to_backlog(message.encode(), path)), "backlog", NOW).message)
 
 
 def test_what_decides_about_the_message_goes_into_properties_with_types():
@@ -58,12 +65,25 @@ def test_a_time_to_live_of_many_years_comes_back():
 
 def test_what_the_backlog_broker_has_set_is_gone_and_an_id_is_made_of_the_place():
     stored = Message.decode(to_backlog(Message.of(b"x").encode(), "q"))
-    stored.annotations = {SEQUENCE_NUMBER: Long(7), Symbol("x-opt-enqueued-time"): Timestamp(1), Symbol("own"): "kept"}
+    stored.annotations = {SEQUENCE_NUMBER: Long(7), ENQUEUED_TIME: Timestamp(1), Symbol("own"): "kept"}
     stored.delivery_count = 3
     found = from_backlog(stored.encode(), "p/x-servicebus-transfer/0", NOW)
     back = Message.decode(found.message)
     assert back.annotations == {"own": "kept"}
     assert (back.delivery_count, back.message_id) == (None, "p/x-servicebus-transfer/0:7")
+    assert (found.number, found.enqueued_ms) == (7, 1)
+
+
+def test_an_id_that_is_made_is_no_longer_than_ids_may_be():
+    message = lain(to_backlog(Message.of(b"x").encode(), "q"))
+    made = Message.decode(from_backlog(message, f"{'p' * 200}/x-servicebus-transfer/0", NOW).message).message_id
+    assert len(made) == 128
+    assert made.endswith("pp/x-servicebus-transfer/0:7")
+
+
+def test_a_message_without_a_place_in_the_backlog_is_refused():
+    with pytest.raises(NotRestorable, match="x-opt-sequence-number"):
+        from_backlog(to_backlog(Message.of(b"x").encode(), "q"), "b", NOW)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +96,7 @@ def test_what_the_backlog_broker_has_set_is_gone_and_an_id_is_made_of_the_place(
     ],
 )
 def test_session_or_partition_key_say_whose_order_is_kept(message, key):
-    assert from_backlog(to_backlog(message.encode(), "q"), "b", NOW).key == key
+    assert from_backlog(lain(to_backlog(message.encode(), "q")), "b", NOW).key == key
 
 
 @pytest.mark.parametrize("name", ALIASES)
@@ -103,7 +123,7 @@ def test_a_message_with_a_property_of_the_name_of_an_alias_is_refused(name):
 )
 def test_wrong_aliases_are_named(properties, named):
     with pytest.raises(NotRestorable, match=named):
-        from_backlog(Message.of(b"x", application_properties=properties).encode(), "b", NOW)
+        from_backlog(lain(Message.of(b"x", application_properties=properties).encode()), "b", NOW)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +140,7 @@ def test_junk_is_refused_on_both_ways(junk):
 def test_a_scheduled_time_as_dot_net_writes_it_is_understood():
     ticks = Described(Symbol("com.microsoft:datetime-offset"), Long(621_355_968_000_000_000 + NOW * 10_000))
     message = Message.of(b"x", application_properties={"x-ms-path": "q", "x-ms-scheduledenqueuetimeutc": ticks})
-    back = Message.decode(from_backlog(message.encode(), "b", NOW).message)
+    back = Message.decode(from_backlog(lain(message.encode()), "b", NOW).message)
     assert back.annotations[SCHEDULED_ENQUEUE_TIME] == Timestamp(NOW)
 
 
@@ -146,10 +166,10 @@ messages = st.builds(
 
 @given(messages, st.text("abc/-_", min_size=1, max_size=260))
 def test_a_message_comes_back_as_it_was(message, path):
-    back = from_backlog(to_backlog(message.encode(), path), "b", NOW)
+    back = from_backlog(lain(to_backlog(message.encode(), path)), "b", NOW)
     expected = Message.decode(message.encode())
     if expected.message_id is None:
-        expected.message_id = "b:None"
+        expected.message_id = "b:7"
     assert back.path == path
     assert back.message == expected.encode()
 

@@ -42,6 +42,11 @@ name = "counted"
 name = "talks"
 lock_duration_ms = 5000
 requires_session = true
+
+[[queues]]
+name = "in-sessions"
+requires_session = true
+lock_duration_ms = 5000
 """
 
 

@@ -156,6 +156,71 @@ async def test_settlements_may_be_pipelined(peer):
         assert peer.outcomes == [(ACCEPTED, False)] * 20
 
 
+async def test_many_are_settled_at_once_and_the_refused_ones_are_told(peer):
+    def answer(link, delivery, state):
+        if len(peer.outcomes) % 3 == 0:
+            reject(delivery, "com.microsoft:message-lock-lost", "too late")
+        else:
+            settle(delivery, state)
+
+    peer.on_outcome = answer
+    async with peer, await peer.connect() as connection:
+        receiver = await connection.receiver("q", credit=20)
+        for number in range(6):
+            peer.send("q", message(number), b"%016d" % number)
+        taken = [await receiver.receive() for _ in range(6)]
+        refused = await receiver.accept_all(taken[:3])
+        assert [each.payload for each in refused] == [message(2)]
+        refused = await receiver.release_all(taken[3:])
+        assert [each.payload for each in refused] == [message(5)]
+        assert peer.outcomes == [(ACCEPTED, False)] * 3 + [(RELEASED, False)] * 3
+        assert await receiver.accept_all([]) == []
+
+
+async def test_the_end_of_the_link_is_told_to_who_waits_for_many(peer):
+    peer.on_outcome = lambda link, delivery, state: None
+    async with peer, await peer.connect() as connection:
+        receiver = await connection.receiver("q")
+        for number in range(2):
+            peer.send("q", message(number), b"%016d" % number)
+        taken = [await receiver.receive(), await receiver.receive()]
+        answer = receiver.accept_all(taken)
+        await until(lambda: len(peer.outcomes) == 2)
+        peer.link("q").detach("com.microsoft:message-lock-lost", "the end")
+        peer.flush()
+        with pytest.raises(LinkDetached, match="the end"):
+            await answer
+
+
+async def test_all_that_came_is_taken_at_once(peer):
+    async with peer, await peer.connect() as connection:
+        receiver = await connection.receiver("q", credit=4)
+        changes = []
+        receiver.watch(lambda: changes.append(len(changes)))
+        assert receiver.take_all() == []
+        for number in range(3):
+            peer.send("q", message(number), b"%016d" % number)
+        await until(lambda: len(changes) == 3)
+        assert [each.payload for each in receiver.take_all()] == [message(number) for number in range(3)]
+        assert receiver.take_all() == []
+        await until(lambda: peer.link("q").credit == 4)
+        peer.link("q").detach("amqp:link:detach-forced", "the end")
+        peer.flush()
+        await until(lambda: len(changes) == 4)
+        with pytest.raises(LinkDetached, match="the end"):
+            receiver.take_all()
+
+
+async def test_many_are_deferred_at_once_without_a_failed_delivery(peer):
+    told = []
+    peer.on_outcome = lambda link, delivery, state: (told.append(modification(delivery)), settle(delivery, state))
+    async with peer, await peer.connect() as connection:
+        receiver = await connection.receiver("q")
+        peer.send("q", message())
+        assert await receiver.defer_all([await receiver.receive()]) == []
+        assert (peer.outcomes, told) == ([(MODIFIED, False)], [(True, {})])
+
+
 async def test_receive_and_delete_needs_no_outcome(peer):
     async with peer, await peer.connect() as connection:
         receiver = await connection.receiver("q", receive_and_delete=True)

@@ -204,3 +204,27 @@ async def test_a_peer_that_does_not_read_makes_sends_wait(peer):
         peer.side.transport.resume_reading()
         await asyncio.gather(*sends)
         assert len(peer.messages) == 50
+
+
+async def test_what_is_enqueued_is_sent_in_order_when_there_is_room(peer):
+    peer.credit = 1
+    peer.on_message = lambda link, delivery: None
+    async with peer, await peer.connect() as connection:
+        sender = await connection.sender("q")
+        outcomes = [sender.enqueue(message) for message in numbered(3)]
+        await until(lambda: peer.messages)
+        assert peer.messages == numbered(1)
+        peer.on_message = lambda link, delivery: settle(delivery, ACCEPTED)
+        link = peer.link("q")
+        link.grant(2)
+        peer.flush()
+        await outcomes[2]
+        assert peer.messages == numbered(3)
+        assert not outcomes[0].done()
+        waiting = sender.enqueue(MESSAGE)
+        await sender.close()
+        for outcome in (outcomes[0], waiting):
+            with pytest.raises(LinkClosed):
+                await outcome
+        with pytest.raises(LinkClosed):
+            sender.enqueue(MESSAGE)

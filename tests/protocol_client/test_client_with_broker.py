@@ -28,7 +28,7 @@ from tests.brokers import KEY, KEY_NAME, Broker, free_ports
 
 CERTIFICATE = Path(__file__).with_name("localhost.pem")
 DEAD = "/$deadletterqueue"
-NAMES = ["counted", "keyed", "locks", "outcomes", "purged", "q", "small/one", "talks"]
+NAMES = ["counted", "in-sessions", "keyed", "locks", "outcomes", "purged", "q", "small/one", "talks"]
 
 
 def numbered(count):
@@ -190,6 +190,54 @@ async def test_locks_are_renewed(broker):
         (until_ms,) = await management.renew_locks([received.lock_token])
         assert until_ms > received.message().annotations["x-opt-locked-until"]
         await receiver.accept(received)
+
+
+async def test_a_session_is_held_by_one_receiver_and_has_a_state(broker):
+    async with await connect_to(broker.connection_string) as connection:
+        management = await connection.management("in-sessions")
+        async with await connection.accept_session("in-sessions", "a") as receiver:
+            await (await connection.sender("in-sessions")).send(Message.of(b"x", group_id="a").encode())
+            [received] = await receiver.fetch(5, timeout_s=5)
+            until_ms = await management.renew_session_lock("a")
+            assert 0 < until_ms - time.time() * 1000 <= 5000
+            await management.set_session_state("a", b"half")
+            async with await connect_to(broker.connection_string) as other:
+                with pytest.raises(LinkDetached) as taken:
+                    await other.accept_session("in-sessions", "a")
+                assert taken.value.condition == "com.microsoft:session-cannot-be-locked"
+                await other.accept_session("in-sessions", "b")
+            await receiver.accept(received)
+        async with await connection.accept_session("in-sessions", "a"):
+            assert await management.session_state("a") == b"half"
+            await management.set_session_state("a", None)
+            assert await management.session_state("a") is None
+        with pytest.raises(RequestFailed):
+            await management.renew_session_lock("a")
+
+
+async def test_deferred_messages_are_settled_by_the_tokens_of_their_locks(broker):
+    async with await connect_to(broker.connection_string) as connection:
+        await (await connection.sender("locks")).send_all(numbered(3))
+        receiver = await connection.receiver("locks", credit=3)
+        taken = [received for _ in range(3) if (received := await receiver.receive()) is not None]
+        numbers = [received.message().sequence_number or 0 for received in taken]
+        await asyncio.gather(*(receiver.modify(each, undeliverable_here=True) for each in taken))
+        management = await connection.management("locks")
+        [first, second, third] = await management.receive_deferred(numbers)
+        assert Message.decode(second[1]).content() == b"1"
+        with pytest.raises(RequestFailed):
+            await management.receive_deferred(numbers[:1])
+        await management.abandon([first[0]])
+        await management.complete([second[0]])
+        await management.dead_letter([third[0]], "why", "because")
+        [again] = await management.receive_deferred(numbers[:1])
+        await management.complete([again[0]])
+        peeked = await management.peek(10, omit_body=True)
+        assert peeked == []
+        [dead] = await (await connection.receiver("locks" + DEAD, credit=0)).fetch(5)
+        assert dead.message().application_properties["DeadLetterReason"] == "why"
+    async with await connect_to(broker.connection_string) as connection:
+        await take_all(connection, "locks" + DEAD)
 
 
 async def test_messages_are_scheduled_and_cancelled(broker):

@@ -1,0 +1,44 @@
+"""What a syphon has done since it began, and what it knows of the backlog."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class QueueCounters:
+    """Of one backlog queue. `backlog` are the messages that lay there when somebody last looked, None if unknown.
+
+    `deferred` are those of them that wait for their destinations, as far as this syphon knows.
+    """
+
+    is_leased: bool = False
+    backlog: int | None = None
+    deferred: int = 0
+
+
+@dataclass(slots=True)
+class Counters:
+    """`moved` and `moved_bytes` are messages that the primary has taken, `completed` those that have left the backlog.
+
+    `deferrals` counts messages that were set aside, `polls` receives that found nothing, `probes` attempts to reach the
+    primary, `losses` how often it went away.
+    """
+
+    moved: int = 0
+    moved_bytes: int = 0
+    completed: int = 0
+    deferrals: int = 0
+    released: int = 0
+    polls: int = 0
+    lease_renewals: int = 0
+    leases_lost: int = 0
+    probes: int = 0
+    losses: int = 0
+    dead_lettered: Counter[str] = field(default_factory=Counter)
+    queues: dict[str, QueueCounters] = field(default_factory=dict)
+
+    @property
+    def backlog(self) -> int | None:
+        """Of all queues; None if one of them is not known."""
+        counts = [each.backlog for each in self.queues.values()]
+        return None if None in counts else sum(filter(None, counts))
