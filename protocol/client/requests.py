@@ -19,6 +19,7 @@ from protocol.engine.deliveries import ACCEPTED, Delivery, forget, settle
 from protocol.errors import ProtocolError
 from protocol.nodes import cbs, sas_tokens
 from protocol.nodes.request_message import text
+from protocol.symbols import ACTIVE
 
 RESPONSE_CREDIT = 100
 MAX_REQUESTS = 100
@@ -250,9 +251,14 @@ class Management:
         body = {"sequence-numbers": array(Long, sequence_numbers)}
         await self.request("com.microsoft:cancel-scheduled-message", body)
 
-    async def lock_deferred(self, sequence_numbers: Sequence[int]) -> list[UUID]:
-        """Lock deferred messages; returns the tokens of their locks. Raises RequestFailed if one is not there."""
+    async def lock_deferred(self, sequence_numbers: Sequence[int], active: bool = False) -> list[UUID]:
+        """Lock deferred messages; with `active` also active ones, which is an addition of Peeklock.
+
+        Returns the tokens of their locks. Raises RequestFailed if one is not there.
+        """
         body = {"sequence-numbers": array(Long, sequence_numbers), "receiver-settle-mode": UInt(1)}
+        if active:
+            body[ACTIVE] = True
         answer = await self.request("com.microsoft:receive-by-sequence-number", body)
         return [item["lock-token"] for item in answer.get("messages", [])]
 
