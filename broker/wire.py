@@ -16,8 +16,9 @@ Requests, their arguments and results (all or nothing each; `docs/architecture.m
     renew-locks       [tokens]                                   [locked_until_ms, ...] in the same order
     peek              from sequence number, count, max bytes     entry items
     peek-session      session id, then as peek                   entry items
-    receive-deferred  [sequence numbers], receive_and_delete     [locked_until_ms, entry items]
-    receive-session-deferred  receiver, session id, then as receive-deferred  [locked_until_ms, entry items]
+    receive-deferred  [sequence numbers], receive_and_delete     [locked_until_ms, entry items]; with True as a third
+                                                                 argument also of active messages, with their numbers
+    receive-session-deferred  receiver, session id, then as receive-deferred  the same
     settle            [tokens], outcome, properties | None, and where sessions are required: receiver  None
     schedule          [messages]                                 [sequence numbers]
     cancel-scheduled  [sequence numbers]                         None

@@ -122,6 +122,9 @@ DEAD_LETTER_ERROR_DESCRIPTION: Final = "DeadLetterErrorDescription"
 # available again so many milliseconds later
 DELAY: Final = "peeklock:delay-ms"
 
+# Whether the request receive-by-sequence-number is for active messages, too: boolean
+ACTIVE: Final = "peeklock:active"
+
 # Content type of a ping, which is accepted and not stored
 PING_CONTENT_TYPE: Final = "application/vnd.ms-servicebus-ping"
 

@@ -1,4 +1,4 @@
-"""Requests: renew locks, browse, receive deferred messages, cancel scheduled ones, delete, count.
+"""Requests: renew locks, browse, receive messages by their numbers, cancel scheduled ones, delete, count.
 
 Names, arguments and results are in `broker.wire`. A request is done wholly, or not at all if it raises a BrokerError.
 However, expired messages that it comes across are expired, and unreadable ones are quarantined, in either case. A
@@ -17,11 +17,12 @@ from broker.errors import (
     NotAllowed,
     NotImplementedByBroker,
     OutOfRange,
+    ServerBusy,
 )
 from broker.partition import sending
 from broker.partition.forwarding.source import forwards
 from broker.partition.messages import browsing, settlement
-from broker.partition.messages.hand_out import new_token
+from broker.partition.messages.hand_out import new_token, withdraw
 from broker.partition.messages.moves import Properties, discard, expire, overlay_expires_ms, set_aside, unlocked
 from broker.partition.messages.schedule import scheduled_ms_of
 from broker.partition.moving import moves
@@ -153,59 +154,107 @@ def _peek_session(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) ->
 
 
 def _receive_deferred(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> list[Any]:
-    """[locked_until_ms or 0, entry items]. MessageNotFound if any of the numbers is not deferred, or locked."""
-    numbers, receive_and_delete = args
+    """[locked_until_ms or 0, entry items], and where active messages were asked for, too, the numbers of these.
+
+    Raises MessageNotFound if any of the numbers is not that of a deferred message (or an active one, if these were
+    asked for), or if it is locked.
+    """
+    numbers, receive_and_delete, *active = args
     if queue.sessions is not None:
         raise NotAllowed(f"'{queue.terms.name}' requires sessions: the request must name the session of the messages.")
     until_ms = now_ms + queue.terms.lock_duration_ms
-    return _take_deferred(core, queue, list(dict.fromkeys(numbers)), receive_and_delete, None, until_ms, now_ms)
+    return _take_numbered(core, queue, numbers, receive_and_delete, any(active), None, until_ms, now_ms)
 
 
 def _receive_session_deferred(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> list[Any]:
     """As `_receive_deferred`, for messages of one session. The receiver must have its lock, which is theirs, too."""
-    receiver, session_id, numbers, receive_and_delete = args
+    receiver, session_id, numbers, receive_and_delete, *active = args
     session = session_locks.held(queue, receiver, session_id, now_ms)
-    numbers = list(dict.fromkeys(numbers))
-    return _take_deferred(core, queue, numbers, receive_and_delete, session, session.until_ms, now_ms)
+    return _take_numbered(core, queue, numbers, receive_and_delete, any(active), session, session.until_ms, now_ms)
 
 
-def _take_deferred(
+def _take_numbered(
     core: Core,
     queue: Queue,
     numbers: Sequence[int],
     receive_and_delete: bool,
+    active: bool,
     session: Session | None,
     until_ms: int,
     now_ms: int,
 ) -> list[Any]:
+    found = _find_numbered(core, queue, list(dict.fromkeys(numbers)), active, session, now_ms)
+    items: list[Any] = []
+    core.changing()
+    holder = NOBODY if session is None else session
+    early: dict[int, Overlay | None] = {}  # active ones, which are received before their turn
+    for (ref, size, due_ms, place, _, _), record in found:
+        token = new_token(core)
+        number, _, delivery_count, overlay = ref
+        items += (token, number, delivery_count, record, overlay)
+        if place == Place.AVAILABLE:
+            early[number] = overlay
+        if not receive_and_delete:
+            queue.locks.add(token, (ref, size, due_ms, place, until_ms if session is None else NEVER, holder))
+            if session is not None:
+                session.tokens[token] = None
+    if receive_and_delete:
+        discard(core, queue, [held for held, _ in found])
+        queue.forget([*early.items()])
+        queue.tally.received_and_deleted += len(found)
+    elif found:
+        core.timers.arm(until_ms, (queue.id, Due.LOCKS))
+        if early:
+            withdraw(core, queue, session, early.keys())
+    queue.tally.outgoing += len(found)
+    return [0 if receive_and_delete else core.wall_ms(until_ms), items, *([[*early]] if active else [])]
+
+
+def _find_numbered(
+    core: Core, queue: Queue, numbers: Sequence[int], active: bool, session: Session | None, now_ms: int
+) -> list[tuple[Held, bytes]]:
+    """All of these unlocked messages, with their records; of the session, if there is one.
+
+    Raises MessageNotFound, NotAllowed, EntityDisabled, OutOfRange, ServerBusy.
+    """
     if queue.forward_to:
         raise forwards(queue)
     if not queue.terms.can_receive:
         raise EntityDisabled(error_texts.receive_disabled(queue.terms.name))
     found: list[tuple[Held, bytes]] = []
     expired: list[Held] = []
-    unreadable: list[tuple[int, int | None]] = []
+    unreadable: list[tuple[Place, int, int | None]] = []
     missing: list[int] = []
     used_bytes = 0
+    locked_active: set[int] | None = None  # looked up for the first active one
     for number in numbers:
-        entry = _entry(core, queue, Place.DEFERRED, number)
-        if entry is None or number in queue.locks.deferred:
+        place, locked = Place.DEFERRED, queue.locks.deferred
+        entry = _entry(core, queue, place, number)
+        if entry is None and active and (entry := _entry(core, queue, Place.AVAILABLE, number)) is not None:
+            if queue.is_held_back:  # another partition may have taken the message over
+                raise ServerBusy(error_texts.SERVER_BUSY)
+            if locked_active is None:
+                locked_active = queue.locks.numbers()
+            place, locked = Place.AVAILABLE, locked_active
+        if entry is None or number in locked:
             missing.append(number)
             continue
         try:
             message_id, delivery_count, overlay = decode_entry(entry)
         except CorruptRecord:
-            unreadable.append((number, None))
+            unreadable.append((place, number, None))
             continue
         if session is not None and (overlay or {}).get(Field.SESSION) != session.id:
             missing.append(number)
             continue
         record = core.bodies.read_one(message_id)
         if record is None:
-            unreadable.append((number, message_id))
+            unreadable.append((place, number, message_id))
             continue
-        held = unlocked((number, message_id, delivery_count, overlay), len(record), NEVER, Place.DEFERRED)
-        if not queue.is_dead_letter and _expires_ms(overlay, record) <= now_ms:
+        expires_ms = NEVER if queue.is_dead_letter else _expires_ms(overlay, record)
+        due_ms = NEVER if place == Place.DEFERRED else expires_ms
+        held = unlocked((number, message_id, delivery_count, overlay), len(record), due_ms, place)
+        if expires_ms <= now_ms:
             expired.append(held)
             continue
         used_bytes += len(record)
@@ -213,29 +262,14 @@ def _take_deferred(
         found.append((held, record))
     for held in expired:
         expire(core, queue, held)
-    for number, body_of in unreadable:
-        set_aside(core, queue, Place.DEFERRED, number, body_of)
+    queue.forget([(number, overlay) for (number, _, _, overlay), _, _, at, _, _ in expired if at == Place.AVAILABLE])
+    for place, number, body_of in unreadable:
+        set_aside(core, queue, place, number, body_of)
     if len(found) < len(numbers):
-        gone = missing + [number for (number, *_), *_ in expired] + [number for number, _ in unreadable]
-        raise MessageNotFound(f"There is no unlocked deferred message with the sequence number {gone[0]}.")
-    items: list[Any] = []
-    core.changing()
-    holder = NOBODY if session is None else session
-    for (ref, size, due_ms, place, _, _), record in found:
-        token = new_token(core)
-        number, _, delivery_count, overlay = ref
-        items += (token, number, delivery_count, record, overlay)
-        if not receive_and_delete:
-            queue.locks.add(token, (ref, size, due_ms, place, until_ms if session is None else NEVER, holder))
-            if session is not None:
-                session.tokens[token] = None
-    if receive_and_delete:
-        discard(core, queue, [held for held, _ in found])
-        queue.tally.received_and_deleted += len(found)
-    elif found:
-        core.timers.arm(until_ms, (queue.id, Due.LOCKS))
-    queue.tally.outgoing += len(found)
-    return [0 if receive_and_delete else core.wall_ms(until_ms), items]
+        gone = missing + [number for (number, *_), *_ in expired] + [number for _, number, _ in unreadable]
+        wanted = "deferred or active" if active else "deferred"
+        raise MessageNotFound(f"There is no unlocked {wanted} message with the sequence number {gone[0]}.")
+    return found
 
 
 def _settle(core: Core, queue: Queue, args: Sequence[Any], now_ms: int) -> None:

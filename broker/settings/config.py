@@ -374,6 +374,12 @@ class Delivery(Frozen):
         description="A message that is abandoned with the property peeklock:delay-ms is available again so many "
         "milliseconds later, and the property is not stored. Else it is a property like others, as in the cloud.",
     )
+    receive_active_by_number: bool = Field(
+        False,
+        description="The SDKs' request for deferred messages, which names them by their sequence numbers, receives "
+        "active messages, too, for example those of a dead-letter queue. Else it does not find them, as in the cloud, "
+        "unless it has peeklock:active.",
+    )
 
 
 class Certificate(Frozen):

@@ -19,6 +19,7 @@ from protocol.engine.deliveries import ACCEPTED, Delivery, forget, settle
 from protocol.errors import ProtocolError
 from protocol.nodes import cbs, sas_tokens
 from protocol.nodes.request_message import text
+from protocol.symbols import ACTIVE
 
 RESPONSE_CREDIT = 100
 MAX_REQUESTS = 100
@@ -291,23 +292,29 @@ class Management:
         body = {"sequence-numbers": array(Long, sequence_numbers)}
         await self.request("com.microsoft:cancel-scheduled-message", body)
 
-    async def lock_deferred(self, sequence_numbers: Sequence[int], session_id: str | None = None) -> list[UUID]:
-        """Lock deferred messages; returns the tokens of their locks. Raises RequestFailed if one is not there.
+    async def lock_deferred(
+        self, sequence_numbers: Sequence[int], session_id: str | None = None, *, active: bool = False
+    ) -> list[UUID]:
+        """Lock deferred messages; with `active` also active ones, which is an addition of Peeklock.
 
-        Those of a session need its lock: see `Connection.accept_session`.
+        Those of a session need its lock: see `Connection.accept_session`. Returns the tokens of their locks. Raises
+        RequestFailed if one is not there.
         """
-        return [lock_token for lock_token, _ in await self.receive_deferred(sequence_numbers, session_id)]
+        found = await self.receive_deferred(sequence_numbers, session_id, active=active)
+        return [lock_token for lock_token, _ in found]
 
     async def receive_deferred(
-        self, sequence_numbers: Sequence[int], session_id: str | None = None
+        self, sequence_numbers: Sequence[int], session_id: str | None = None, *, active: bool = False
     ) -> list[tuple[UUID, bytes]]:
-        """Lock deferred messages; the tokens of their locks, with the encoded messages. Raises as `lock_deferred`."""
+        """As `lock_deferred`: the tokens of the locks, with the encoded messages."""
         body: dict[str, Any] = {
             "sequence-numbers": array(Long, sequence_numbers),
             "receiver-settle-mode": UInt(1),
         }
         if session_id is not None:
             body["session-id"] = session_id
+        if active:
+            body[ACTIVE] = True
         answer = await self.request("com.microsoft:receive-by-sequence-number", body)
         return [(item["lock-token"], item["message"]) for item in answer.get("messages", [])]
 

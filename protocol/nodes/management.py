@@ -50,6 +50,7 @@ from protocol.nodes.session_operations import (
     sessions_body,
     state_body,
 )
+from protocol.symbols import ACTIVE
 
 OK: Final = 200
 NO_CONTENT: Final = 204
@@ -128,9 +129,12 @@ class CancelScheduled:
 
 @dataclass(frozen=True, slots=True)
 class ReceiveDeferred:
+    """`active`, which is Peeklock's: receive active messages, too. None if the client does not say it."""
+
     sequence_numbers: tuple[int, ...]
     receive_and_delete: bool
     session_id: str | None
+    active: bool | None = None
 
 
 class Disposition(Enum):
@@ -290,7 +294,8 @@ def _receive_deferred(fields: Fields) -> ReceiveDeferred:
     mode = fields.integer("receiver-settle-mode", 0)
     if mode > 1:
         raise ArgumentOutOfRange(f"'receiver-settle-mode' is {mode}; it is 0 or 1.")
-    return ReceiveDeferred(fields.sequence_numbers(), mode == 0, fields.optional_string("session-id"))
+    active = None if fields.value(ACTIVE) is None else fields.optional_boolean(ACTIVE)
+    return ReceiveDeferred(fields.sequence_numbers(), mode == 0, fields.optional_string("session-id"), active)
 
 
 def _update_disposition(fields: Fields) -> UpdateDisposition:

@@ -14,6 +14,7 @@ CONFIG = """
 partitions = 2
 [delivery]
 abandon_delays = true
+receive_active_by_number = true
 [[queues]]
 name = "later"
 [[queues]]
@@ -21,6 +22,11 @@ name = "later-spread"
 enable_partitioning = true
 [[queues]]
 name = "refused"
+[[queues]]
+name = "named"
+[[queues]]
+name = "named-spread"
+enable_partitioning = true
 [[queues]]
 name = "plain"
 lock_duration_ms = 5000

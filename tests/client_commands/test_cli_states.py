@@ -1,12 +1,19 @@
 """Commands on messages in some states, and on sessions."""
 
+import asyncio
 import json
 import time
+from typing import Any
+from uuid import UUID
 
 import pytest
 from proton import Delivery, Message, symbol, timestamp
 from proton.utils import BlockingConnection
 
+from protocol.client.connection import connect_to
+from protocol.client.errors import RequestFailed
+from protocol.client.messages import Message as ClientMessage
+from protocol.codec import Long, UInt, array
 from tests.brokers import KEY, KEY_NAME
 
 
@@ -93,6 +100,44 @@ def test_a_delay_that_is_none_is_refused_on_a_link(peeklock, connection):
         assert f"'peeklock:delay-ms' {problem}" in delivery.remote.condition.description
         counts = {each["name"]: each for each in json.loads(peeklock("queues", "--json").stdout)}
         assert counts["refused"]["locked"] == locked
+
+
+@pytest.mark.parametrize("queue", ["named", "named-spread"])
+def test_active_messages_are_received_by_their_numbers_where_that_is_the_default(broker, queue):
+    """By a request as SDKs send it for deferred messages."""
+
+    async def work() -> None:
+        async with await connect_to(broker.connection_string) as client:
+            sender, management = await client.sender(queue), await client.management(queue)
+            for number in range(5):
+                await sender.send(ClientMessage.of(b"%d" % number).encode())
+            shown = [ClientMessage.decode(each) for each in await management.peek(9)]
+            numbers = {message.content(): message.sequence_number for message in shown}
+
+            async def receive(mode: int, *contents: bytes, **more: bool) -> list[Any]:
+                named = array(Long, [numbers[content] for content in contents])
+                request = {"sequence-numbers": named, "receiver-settle-mode": UInt(mode), **more}
+                answer = await management.request("com.microsoft:receive-by-sequence-number", request)
+                return [(ClientMessage.decode(each["message"]), each.get("lock-token")) for each in answer["messages"]]
+
+            with pytest.raises(RequestFailed, match="no unlocked deferred message"):
+                await receive(1, b"1", **{"peeklock:active": False})
+            found = await receive(1, b"3", b"1")
+            assert {message.content() for message, _ in found} == {b"1", b"3"}
+            assert {message.annotations["x-opt-message-state"] for message, _ in found} == {0}
+            assert all("x-opt-locked-until" in message.annotations for message, _ in found)
+            [(deleted, token)] = await receive(0, b"2")
+            assert (deleted.content(), token) == (b"2", None)
+            async with await client.receiver(queue, credit=0) as receiver:
+                rest = await receiver.fetch(9, 5)
+                assert {received.message().content() for received in rest} == {b"0", b"4"}
+                assert (await management.counts()).locked == 4
+                tokens = array(UUID, [token for _, token in found])
+                completed = {"disposition-status": "completed", "lock-tokens": tokens}
+                await management.request("com.microsoft:update-disposition", completed)
+                assert (await management.counts()).active == 2
+
+    asyncio.run(work())
 
 
 def test_sessions_are_listed_and_counted(peeklock, connection):

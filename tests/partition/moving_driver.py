@@ -196,8 +196,8 @@ class World:
         self.partition.commit()
         return [queue, number, *(each and type(each).__name__ for each in results)]
 
-    def receive_deferred(self, which: int, number: int) -> Any:
-        _, items = self.request(self.source(which), "receive-deferred", [number], True)
+    def receive_deferred(self, which: int, number: int, *active: bool) -> Any:
+        _, items, *_ = self.request(self.source(which), "receive-deferred", [number], True, *active)
         return [(each.number, each.delivery_count, each.body, each.properties) for each in deliveries(items)]
 
     def set_state(self, session: str, state: bytes) -> Any:

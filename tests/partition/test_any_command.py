@@ -167,6 +167,7 @@ NAMES = {
     "sequence-numbers": st.lists(st.integers(1, 7).map(Long), min_size=1, max_size=2)
     | st.lists(INTEGERS, min_size=1, max_size=4),
     "receiver-settle-mode": st.sampled_from([UInt(0), UInt(1)]),
+    "peeklock:active": st.booleans(),
     "disposition-status": st.sampled_from(["completed", "abandoned", "suspended", "defered"]),
     "states": st.sampled_from(["active", "deferred,scheduled", "scheduled,scheduled", "active,lost", ","]) | STRINGS,
     "deadletter-reason": STRINGS,
@@ -365,7 +366,10 @@ class World:
             gateway=SimpleNamespace(
                 metrics=SimpleNamespace(entity=lambda _: EntityMetrics()),
                 router=SimpleNamespace(request=request, any_of=min),
-                settings=SimpleNamespace(amqp=SimpleNamespace(max_message_size_bytes=1 << 20)),
+                settings=SimpleNamespace(
+                    amqp=SimpleNamespace(max_message_size_bytes=1 << 20),
+                    delivery=SimpleNamespace(receive_active_by_number=self.starts % 2 > 0),
+                ),
                 new_message_id=lambda: encode("new"),
             ),
             rights=SimpleNamespace(require=lambda *_: None),

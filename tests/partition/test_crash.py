@@ -8,7 +8,7 @@ from driver import DEAD, ENTITY, FEW_IDS, LOCK_MS, MAIN, START_MS, Driver, messa
 from forwarding_driver import via
 
 from broker.partition.settings import PartitionSettings
-from broker.wire import Outcome, SendOperation, SettleOperation
+from broker.wire import ENTRY, Outcome, SendOperation, SettleOperation
 from protocol.codec import Long, encode
 from protocol.symbols import DELAY
 from storage.lmdb_store import LmdbStore
@@ -201,6 +201,16 @@ def completing_what_was_deferred(queue: Driver) -> Scenario:
     queue.request("receive-deferred", [1], True)
     _, items = queue.request("receive-deferred", [2], False)
     queue.request("settle", [items[0]], Outcome.ACCEPTED, None)
+
+
+def receiving_active_messages_by_their_numbers(queue: Driver) -> Scenario:
+    queue.send("a", message("b", ttl_ms=9000), "c", "d")
+    queue.settle(Outcome.DEFERRED, queue.receive_one())
+    yield
+    queue.request("receive-deferred", [1, 2], True, True)
+    _, items, _ = queue.request("receive-deferred", [4, 3], False, True)
+    queue.request("settle", [items[0]], Outcome.ABANDONED, None)
+    queue.request("settle", [items[ENTRY]], Outcome.ACCEPTED, None)
 
 
 def dead_lettering(queue: Driver) -> Scenario:
@@ -423,6 +433,7 @@ SCENARIOS = [
     forwarding_before_a_message_is_back,
     deferring,
     completing_what_was_deferred,
+    receiving_active_messages_by_their_numbers,
     dead_lettering,
     completing_what_was_dead_lettered,
     receiving_and_deleting,

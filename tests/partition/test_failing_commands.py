@@ -17,8 +17,10 @@ from session_driver import SessionDriver
 from topic_driver import TOPIC, A, B, TopicDriver, event, rule
 
 from broker.errors import BrokerError
+from broker.partition.settings import PartitionSettings
 from broker.wire import Outcome, SendOperation, SettleOperation
-from protocol.codec import encode
+from protocol.codec import Long, encode
+from protocol.symbols import DELAY
 from storage.queue_ids import queue_id_of
 from storage.records import NEVER, encode_message
 
@@ -77,7 +79,7 @@ def core_of(driver: Driver) -> dict[str, Any]:
 
 
 def queue() -> Driver:
-    driver = Driver(requires_duplicate_detection=True)
+    driver = Driver(settings=PartitionSettings(abandon_delays=True), requires_duplicate_detection=True)
     driver.send(*(message(str(number), ttl_ms=60_000, scheduled_ms=0) for number in range(4)))
     driver.send(message("later", scheduled_ms=driver.now_ms + 1000))
     driver.send(message("0", message_id=encode("0")))
@@ -149,6 +151,7 @@ COMMANDS: dict[str, tuple[Callable[[], Driver], Callable[[Driver], Any]]] = {
     "publish": (topic, lambda driver: driver.partition.send(TOPIC, [event("3", ttl_ms=9, n=1)], driver.now_ms)),
     "complete": (queue, settle(Outcome.ACCEPTED)),
     "abandon": (queue, settle(Outcome.ABANDONED, {"a": "b"})),
+    "abandon for a while": (queue, settle(Outcome.ABANDONED, {"a": "b", DELAY: encode(Long(1000))})),
     "defer": (queue, settle(Outcome.DEFERRED)),
     "dead-letter": (queue, settle(Outcome.DEAD_LETTERED)),
     "settle by request": (queue, lambda driver: request("settle", tokens(driver), Outcome.ABANDONED, None)(driver)),
@@ -156,6 +159,9 @@ COMMANDS: dict[str, tuple[Callable[[], Driver], Callable[[Driver], Any]]] = {
     "peek": (queue, request("peek", 0, 10, 1000)),
     "receive deferred": (queue, request("receive-deferred", [1], False)),
     "delete deferred": (queue, request("receive-deferred", [1], True)),
+    "receive active": (queue, request("receive-deferred", [4], False, True)),
+    "delete active": (queue, request("receive-deferred", [4], True, True)),
+    "receive active of a session": (sessions, request("receive-session-deferred", "r", "a", [2], False, True)),
     "cancel": (queue, request("cancel-scheduled", [5])),
     "delete": (queue, request("delete-batch", 10, 1 << 42)),
     "purge": (queue, request("purge")),

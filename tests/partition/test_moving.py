@@ -23,6 +23,7 @@ USES = st.one_of(
     st.tuples(st.just("receive"), st.integers(0, 3), st.integers(1, 3)),
     st.tuples(st.just("settle"), SMALL, st.sampled_from(list(Outcome)), st.sampled_from([0, 1, 1, 6000, 50_000])),
     st.tuples(st.just("receive_deferred"), st.integers(0, 3), st.integers(1, 6)),
+    st.tuples(st.just("receive_deferred"), st.integers(0, 3), st.integers(1, 6), st.just(True)),
     st.tuples(st.just("set_state"), st.sampled_from("st"), st.sampled_from([b"", b"state", b"another"])),
     st.tuples(st.just("cancel"), st.integers(1, 6)),
     st.tuples(st.just("peek"), st.integers(0, 3)),

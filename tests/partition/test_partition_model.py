@@ -780,24 +780,46 @@ class PartitionModel(RuleBasedStateMachine):
     )
     def receive_deferred(self, queue, picks, stray, delete):
         deferred = [m for m in self.queues[queue] if m.place == Place.DEFERRED]
-        if not deferred:
-            return
-        chosen = list({m.number: m for m in (deferred[pick % len(deferred)] for pick in picks)}.values())
+        if deferred:
+            self.take_by_number(queue, [deferred[pick % len(deferred)] for pick in picks], stray, delete, False)
+
+    @precondition(lambda self: any(self.queues.values()))
+    @rule(
+        queue=QUEUES,
+        picks=st.lists(PICK, min_size=1, max_size=3),
+        stray=st.sampled_from([0] * 8 + [77, 1 << 63]),
+        delete=st.booleans(),
+        active=st.sampled_from([True, True, True, False]),
+    )
+    def receive_by_number(self, queue, picks, stray, delete, active):
+        if there := sorted(self.queues[queue], key=lambda m: m.number):
+            self.take_by_number(queue, [there[pick % len(there)] for pick in picks], stray, delete, active)
+
+    def take_by_number(self, queue, wanted, stray, delete, active):
+        """Some may be locked, expired or scheduled; without `active` only deferred ones can be had."""
+        places = (Place.DEFERRED, Place.AVAILABLE) if active else (Place.DEFERRED,)
+        chosen = list({m.number: m for m in wanted}.values())
         numbers = [m.number for m in chosen] + [stray] * bool(stray)
-        had = [m for m in chosen if m.token is None and not self.expired(queue, m)]
+        free = [m for m in chosen if m.place in places and m.token is None]
+        had = [m for m in free if not self.expired(queue, m)]
         try:
-            until_ms, items = self.driver.request("receive-deferred", numbers, delete, queue=queue)
+            until_ms, items, *active_ones = self.driver.request(
+                "receive-deferred", numbers, delete, *([True] if active else []), queue=queue
+            )
         except EntityDisabled:
             assert not self.can_receive()
         except MessageNotFound:
             assert len(had) < len(numbers)
-            for m in chosen:
-                if m.token is None and self.expired(queue, m):
+            for m in free:
+                if self.expired(queue, m):
                     self.expire_on_access(m)
         else:
             assert had == chosen
+            assert active_ones == ([[m.number for m in chosen if m.place == Place.AVAILABLE]] if active else [])
+            assert until_ms == (0 if delete else self.now_ms + self.terms.lock_duration_ms)
             for m, d in zip(chosen, deliveries(items), strict=True):
                 assert (d.number, d.body.decode(), d.delivery_count) == (m.number, m.body, m.count)
+                assert d.properties == m.properties
                 if delete:
                     self.leave(queue, m, "received and deleted")
                     continue

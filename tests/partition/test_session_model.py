@@ -355,19 +355,42 @@ class SessionQueue(SessionModel):
         late_ms=LATE,
     )
     def receive_deferred(self, name, session, picks, stray, delete, late_ms):
-        session = self.session_for(name, session) or ""
         deferred = [m for m in self.queues[MAIN] if m.place == Place.DEFERRED]
+        wanted = [deferred[pick % len(deferred)] for pick in picks]
+        self.take_by_number(name, self.session_for(name, session) or "", wanted, stray, delete, late_ms, False)
+
+    @some_session
+    @rule(
+        pick=PICK,
+        session=st.sampled_from([None] * 6 + ["a", "b"]),
+        picks=st.lists(PICK, min_size=1, max_size=3),
+        strays=st.sampled_from([False, False, False, True]),
+        delete=st.booleans(),
+        late_ms=LATE,
+    )
+    def receive_by_number(self, pick, session, picks, strays, delete, late_ms):
+        """Any of the session's, and perhaps some of another."""
+        name, r = self.one_with_session(pick)
+        session = r.session if session is None else session
+        there = [m for m in self.queues[MAIN] if strays or m.session == session]
+        if there:
+            wanted = [there[pick % len(there)] for pick in picks]
+            self.take_by_number(name, session, wanted, 0, delete, late_ms, True)
+
+    def take_by_number(self, name, session, wanted, stray, delete, late_ms, active):
+        """Some may be locked, expired or scheduled; without `active` only deferred ones can be had."""
         self.driver.now_ms += late_ms
-        chosen = list({m.number: m for m in (deferred[pick % len(deferred)] for pick in picks)}.values())
+        places = (Place.DEFERRED, Place.AVAILABLE) if active else (Place.DEFERRED,)
+        chosen = list({m.number: m for m in wanted}.values())
         numbers = [m.number for m in chosen] + [stray] * bool(stray)
-        mine = [m for m in chosen if m.session == session and m.token is None]
+        mine = [m for m in chosen if m.session == session and m.place in places and m.token is None]
         had = [m for m in mine if not self.expired(MAIN, m)]
         holds, found = self.holds(name, session), len(had) == len(numbers)
         wrong = SessionLockLost if not holds else None if found else MessageNotFound
         with pytest.raises(wrong) if wrong else nullcontext():
-            until_ms, items = self.driver.of_session(
-                "receive-session-deferred", session, numbers, delete, receiver=name
-            )
+            args = [session, numbers, delete, *([True] if active else [])]
+            until_ms, items, *active_ones = self.driver.of_session("receive-session-deferred", *args, receiver=name)
+            assert active_ones == ([[m.number for m in chosen if m.place == Place.AVAILABLE]] if active else [])
         if holds and not found:
             for m in mine:
                 if self.expired(MAIN, m):

@@ -4,6 +4,7 @@ import asyncio
 import ssl
 import time
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 
@@ -20,7 +21,7 @@ from protocol.client.errors import (
 )
 from protocol.client.messages import Message
 from protocol.client.requests import QueueCounts
-from protocol.codec import Timestamp
+from protocol.codec import Timestamp, array
 from protocol.message.batches import pack_batch
 from protocol.nodes.sas_tokens import generate
 from protocol.symbols import SCHEDULED_ENQUEUE_TIME
@@ -69,6 +70,24 @@ async def test_messages_go_through(broker):
         assert seen == [str(number) for number in range(500)]
         await receiver.close()
         assert await take_all(connection, "q") == []
+
+
+async def test_one_dead_letter_is_locked_by_its_number(broker):
+    async with await connect_to(broker.connection_string) as connection:
+        await (await connection.sender("q")).send_all(numbered(3))
+        async with await connection.receiver("q", credit=0) as receiver:
+            await asyncio.gather(*(receiver.reject(each, "bad") for each in await receiver.fetch(3)))
+        management = await connection.management("q" + DEAD)
+        number = Message.decode((await management.peek(3))[1]).sequence_number or 0
+        with pytest.raises(RequestFailed, match="no unlocked deferred message") as refused:
+            await management.lock_deferred([number])
+        assert refused.value.status == 404
+        [token] = await management.lock_deferred([number], active=True)
+        with pytest.raises(RequestFailed, match="no unlocked deferred or active message"):
+            await management.lock_deferred([number], active=True)
+        completed = {"disposition-status": "completed", "lock-tokens": array(UUID, [token])}
+        await management.request("com.microsoft:update-disposition", completed)
+        assert await take_all(connection, "q" + DEAD) == [b"0", b"2"]
 
 
 async def test_receive_and_delete(broker):

@@ -202,6 +202,15 @@ def test_receive_by_sequence_number(kind):
     assert arguments("receive-by-sequence-number", body).receive_and_delete is True
 
 
+@pytest.mark.parametrize("active", [True, False, None])
+def test_receive_by_sequence_number_of_active_messages(active):
+    body = {"sequence-numbers": array(Long, [9]), "receiver-settle-mode": UInt(1), "peeklock:active": active}
+    assert arguments("receive-by-sequence-number", body) == ReceiveDeferred((9,), False, None, active)
+    for wrong in (1, "true", [True]):
+        with pytest.raises(ArgumentError, match="'peeklock:active' is not a boolean"):
+            arguments("receive-by-sequence-number", body | {"peeklock:active": wrong})
+
+
 @pytest.mark.parametrize(
     ("status", "disposition"),
     [

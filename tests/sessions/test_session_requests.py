@@ -228,6 +228,29 @@ def test_a_request_of_a_receiver_is_about_its_session(peer, node):
     assert peek("receiver of a") == [b"3"]
 
 
+def test_an_active_message_of_a_session_is_received_by_its_number_with_the_lock_of_the_session(peer, node):
+    send(peer, "orders", ("a", b"1"), ("a", b"2"), ("a", b"3"))
+    shown = ask(node, "peek-message", from_sequence_number=Long(0), message_count=Int(10)).body["messages"]
+    numbers = [annotations_of(each["message"])[Symbol("x-opt-sequence-number")] for each in shown]
+
+    def receive_by_number(number, **body):
+        body |= {"sequence_numbers": Array(Long, (Long(number),)), "receiver_settle_mode": UInt(1), "session_id": "a"}
+        return ask(node, "receive-by-sequence-number", **body)
+
+    assert receive_by_number(numbers[1], **{"peeklock:active": True}).condition == LOCK_LOST
+    handle, _ = accept(peer, "orders", "a")
+    assert receive_by_number(numbers[1]).status == 404
+    [found] = receive_by_number(numbers[1], **{"peeklock:active": True}).body["messages"]
+    assert body_of(found["message"]) == b"2"
+    assert annotations_of(found["message"])[Symbol("x-opt-message-state")] == 0
+    peer.flow(handle, 3)
+    assert [body_of(peer.expect(TRANSFER).payload) for _ in range(2)] == [b"1", b"3"]
+    tokens = Array(UUID, (found["lock-token"],))
+    response = ask(node, "update-disposition", disposition_status="abandoned", lock_tokens=tokens, session_id="a")
+    assert response.status == 200
+    assert body_of(peer.expect(TRANSFER).payload) == b"2"
+
+
 def test_settling_by_token_tells_a_lost_session_from_a_message_that_is_gone(peer, node):
     send(peer, "orders", ("a", b"1"), ("a", b"2"))
     handle, _ = accept(peer, "orders", "a")

@@ -290,15 +290,18 @@ class ManagementRequests(RequestLink):
 
     def _receive_deferred(self, request: Request, arguments: management.ReceiveDeferred, answer: Answer) -> None:
         self.entity.require_receive(self._part)
+        by_default = self.connection.gateway.settings.delivery.receive_active_by_number
+        active = [True] if arguments.active or (arguments.active is None and by_default) else []
 
         def encode(results: dict[int, list[Any]]) -> bytes:
             messages = []
-            for locked_until_ms, entries in results.values():
+            for locked_until_ms, entries, *rest in results.values():
+                early: frozenset[int] = frozenset(*rest)  # numbers of active ones
                 for token, number, count, record, overlay in _rows(entries):
                     until = None if arguments.receive_and_delete else locked_until_ms
                     uuid = None if arguments.receive_and_delete else uuid_of(token)
                     lock_token = uuid.bytes if uuid else None
-                    place = Place.DEFERRED
+                    place = Place.AVAILABLE if number in early else Place.DEFERRED
                     message = embed(record, number, count, until, overlay, place=place, lock_token=lock_token)
                     messages.append((uuid, message))
             if not messages:
@@ -309,10 +312,10 @@ class ManagementRequests(RequestLink):
         settles, session_id = arguments.receive_and_delete, arguments.session_id
         if session_id is None:
             parts = Parts(arguments.sequence_numbers, self.entity.partition_of_number)
-            wanted: dict[int, list[Any]] = {at: [numbers, settles] for at, numbers in parts.items()}
+            wanted: dict[int, list[Any]] = {at: [numbers, settles, *active] for at, numbers in parts.items()}
             self._ask_each(request, answer, encode, "receive-deferred", wanted)
         else:
-            named = [self._holder(session_id), session_id, list(arguments.sequence_numbers), settles]
+            named = [self._holder(session_id), session_id, list(arguments.sequence_numbers), settles, *active]
             partition = self.entity.partition_of_session(session_id)
             self._ask_each(request, answer, encode, "receive-session-deferred", {partition: named})
 

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from itertools import islice
 from struct import Struct
 from typing import Any, NamedTuple
@@ -365,6 +366,18 @@ def _fetch_of_session(core: Core, queue: Queue, session: Session, limit: int) ->
         except CorruptRecord:
             set_aside(core, queue, _AVAILABLE, number, None)
     window.fill(refs, window.cursor)
+
+
+def withdraw(core: Core, queue: Queue, session: Session | None, numbers: AbstractSet[int]) -> None:
+    """These available messages, of the session if there is one, have been locked before it was their turn."""
+    window = queue.window if session is None else session.window
+    window.withdraw(numbers)
+    if len(window.skip) <= queue.locks.count() + core.settings.window:
+        return
+    if queue.sessions is not None and session is not None:
+        queue.sessions.reset(session, queue.locks)
+    else:
+        window.reset(queue.locks.numbers())  # else what is settled before its turn would stay in memory until then
 
 
 def new_token(core: Core) -> bytes:

@@ -170,7 +170,7 @@ class Sessions:
             return
         session.window.put_back(ref)
         if len(session.window.returned) > self._window:
-            self._reset(session, locks)
+            self.reset(session, locks)
         self.awake[session.id] = session
 
     def is_taken(self, session_id: str) -> bool:
@@ -189,7 +189,8 @@ class Sessions:
         for session_id in self.locked if unknown else numbers:
             self.locked[session_id].window.remove([*numbers.get(session_id, ()), *unknown])
 
-    def _reset(self, session: Session, locks: Locks) -> None:
+    def reset(self, session: Session, locks: Locks) -> None:
+        """Let the messages of the session be fetched again from the start."""
         held = (locks.held[token] for token in session.tokens)
         session.window.reset({number_of(ref) for ref, _, _, place, _, _ in held if place == _AVAILABLE})
 

@@ -5,13 +5,14 @@ Sequence numbers below `cursor` have been fetched from the store. Of these, an a
 - `returned`: handed out before and back again, a heap;
 - the queue's locks.
 Numbers from `cursor` on are in the store only, except that those in `skip` are locked: after `reset` the head is
-fetched again, and locked messages must be skipped. `gone` are numbers that were removed while in `entries` or
-`returned`.
+fetched again, and locked messages must be skipped. So must those that were locked before their turn (`withdraw`). Some
+in `skip` may be deleted already. `gone` are numbers that were removed while in `entries` or `returned`.
 """
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
-from heapq import heappop, heappush
+from collections.abc import Set as AbstractSet
+from heapq import heapify, heappop, heappush
 from itertools import pairwise
 from operator import itemgetter
 
@@ -96,6 +97,19 @@ class Window:
             at = bisect_left(self.entries, number, self.head, key=number_of)
             if number in returned or (at < len(self.entries) and number_of(self.entries[at]) == number):
                 self.gone.add(number)
+
+    def withdraw(self, numbers: AbstractSet[int]) -> None:
+        """These available messages are locked before their turn, until they are put back."""
+        for number in numbers:
+            if number >= self.cursor:
+                self.skip.add(number)
+                continue
+            at = bisect_left(self.entries, number, self.head, key=number_of)
+            if at < len(self.entries) and number_of(self.entries[at]) == number:
+                del self.entries[at]
+        if not numbers.isdisjoint(map(number_of, self.returned)):
+            self.returned = [ref for ref in self.returned if number_of(ref) not in numbers]
+            heapify(self.returned)
 
     def reset(self, locked: set[int]) -> None:
         """Forget all messages, so that they are fetched again from the start; `locked` are those under lock."""
