@@ -438,7 +438,8 @@ class Connection(asyncio.Protocol):
     def resume_writing(self) -> None:
         self._is_write_paused = False
         self.flush()
-        self._resume_senders()
+        if not self.is_congested:
+            self._resume_senders()
 
     def _resume_senders(self) -> None:
         if self._sasl is None and self._transport is not None:
@@ -491,20 +492,20 @@ class Connection(asyncio.Protocol):
 
     def _flush(self) -> None:
         self._flush_scheduled = False
-        was_congested = self.is_congested
         self.flush()
-        if was_congested and not self.is_congested:
-            self._resume_senders()
 
     def flush(self) -> None:
-        """Write the output now."""
+        """Write the output now. Senders that waited for that go on."""
         transport = self._transport
         if transport is None or self._sasl is not None or self._is_write_paused:
             return
+        was_congested = self.is_congested
         output = self.engine.pull()
         self._unwritten_bytes = 0
         if output:
             transport.write(output)
+        if was_congested and not self.is_congested:
+            self._resume_senders()
         if self.engine.finished:
             if self._failure is None:
                 condition, description = self.engine.fault()

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from protocol.client.connection import OUTPUT_HIGH_BYTES
 from protocol.client.errors import LinkClosed, LinkDetached, MessageRefused, MessageReturned
 from protocol.client.messages import Message
 from protocol.engine.deliveries import ACCEPTED, MODIFIED, RELEASED, forget, reject, settle
@@ -228,3 +229,15 @@ async def test_what_is_enqueued_is_sent_in_order_when_there_is_room(peer):
                 await outcome
         with pytest.raises(LinkClosed):
             sender.enqueue(MESSAGE)
+
+
+async def test_a_sender_goes_on_whoever_has_written_what_it_waited_for(peer):
+    """Output is written at the end of a turn, and before that when input has come."""
+    async with peer, await peer.connect() as connection:
+        full, other = await connection.sender("full"), await connection.sender("other")
+        outcomes = [full.enqueue(bytes(OUTPUT_HIGH_BYTES + 1)), other.enqueue(MESSAGE)]
+        assert connection.is_congested
+        assert other.in_flight == 0
+        connection.flush()
+        assert other.in_flight == 1
+        await asyncio.gather(*outcomes)
