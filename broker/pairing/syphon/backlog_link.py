@@ -61,8 +61,9 @@ class BacklogLink:
     def dead_letter(self, received: Received, reason: str, text: str) -> "asyncio.Future[None]":
         return self._receiver.reject(received, reason, text)
 
-    async def renew(self, received: Sequence[Received]) -> None:
-        await self._management.renew_locks([each.lock_token for each in received])
+    async def renew(self, received: Sequence[Received | UUID]) -> None:
+        """Of deliveries, and of deferred messages by their locks."""
+        await self._management.renew_locks([each if isinstance(each, UUID) else each.lock_token for each in received])
 
     # -- deferred messages
 
@@ -87,4 +88,4 @@ class BacklogLink:
             counts = await self._management.counts()
         except RequestFailed:
             return None
-        return Counts(counts.active + counts.scheduled, counts.locked)
+        return Counts(counts.active, counts.locked, counts.deferred)

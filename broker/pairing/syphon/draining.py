@@ -83,10 +83,11 @@ class Backlog(Protocol):
 
 
 class Counts(NamedTuple):
-    """The messages in a backlog queue, and those of them that are locked."""
+    """The messages in a backlog queue, without scheduled ones, and those of them that are locked, and deferred."""
 
     messages: int
     locked: int
+    deferred: int
 
 
 class Way(Protocol):
@@ -160,9 +161,10 @@ class Drain:
         self._poll_ends_s = now_s + POLL_SECONDS
         self._renew_s = now_s
         self._count_s = now_s
-        self._look_s: float | None = now_s  # when to look whether the queue is empty, if nothing comes before
+        self._look_s: float | None = None  # when to look whether the queue is empty, if nothing comes before
         self._counts = True  # the backlog tells how many messages it has
         self._locked: int | None = None
+        self._lie_deferred: int | None = None
 
     # -- from outside
 
@@ -286,6 +288,7 @@ class Drain:
     async def _drain(self) -> None:
         """Move messages while the primary is there."""
         self._poll_ends_s = self._now_s + POLL_SECONDS
+        self._look_s = self._now_s + IDLE_SECONDS
         while not self._is_over and self._primary.is_up:
             self._event.clear()
             self._step()
@@ -637,7 +640,7 @@ class Drain:
     async def _count(self) -> None:
         counts = await self._backlog.counts()
         self._counts = counts is not None
-        self._queue.backlog, self._locked = counts or (None, None)
+        self._queue.backlog, self._locked, self._lie_deferred = counts or (None, None, None)
 
     # -- the end of the messages
 
@@ -655,7 +658,10 @@ class Drain:
         self._look_s = self._now_s + LOOK_SECONDS if once else None
         if once:
             await self._backlog.withdraw()
-        was_empty = await self._look(0, LAST_NUMBER)
+        if self._counts:
+            await self._count()
+        # Looking through a queue costs as much as receiving it, so the counts are asked first.
+        was_empty = self._queue.backlog == 0 if self._lie_deferred == 0 else await self._look(0, LAST_NUMBER)
         return once and was_empty and not self._take_rest() and self._is_idle
 
     def _take_rest(self) -> int:

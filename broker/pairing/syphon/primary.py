@@ -13,6 +13,7 @@ from typing import Final
 
 from broker.logging import get_logger
 from broker.pairing.syphon.blame import Blame, fault_of
+from broker.pairing.syphon.counters import Counters
 from protocol.client.connection import Connection, connect_to
 from protocol.client.connection_string import ConnectionString
 from protocol.client.errors import ClientError, ConnectionLost
@@ -79,8 +80,9 @@ class MessageOverdue(ClientError):
 class Primary:
     """`run` keeps it connected. Implements `broker.pairing.syphon.draining.Primary`."""
 
-    def __init__(self, target: ConnectionString, trust: ssl.SSLContext | None = None) -> None:
+    def __init__(self, target: ConnectionString, trust: ssl.SSLContext | None, counters: Counters) -> None:
         self._target = target
+        self._counters = counters
         self._trust = trust
         self._connection: Connection | None = None
         self._ways: OrderedDict[str, Way] = OrderedDict()
@@ -88,8 +90,6 @@ class Primary:
         self._heard_s = 0.0  # when an answer came last
         self._last_path: str | None = None
         self._closing: set[asyncio.Task[None]] = set()
-        self.probes = 0
-        self.losses = 0
 
     def watch(self, changed: Callable[[], None]) -> Callable[[], None]:
         """Have this called when the primary comes or goes. Returns what ends that."""
@@ -137,7 +137,7 @@ class Primary:
                 self._hear()
                 self._tell()
                 reason = await self._connection.wait_closed()
-                self.losses += 1
+                self._counters.losses += 1
                 log.warning("primary is away", reason=str(reason))
                 self._connection = None
                 self._ways.clear()
@@ -162,10 +162,12 @@ class Primary:
         """A new connection, on which the primary answers."""
         wait_s, told = FIRST_PROBE_SECONDS, ""
         while True:
-            self.probes += 1
+            self._counters.probes += 1
             try:
                 connection = await connect_to(self._target, tls=self._trust, timeout_s=CONNECT_SECONDS)
                 try:
+                    # Without a token it would be closed soon, as long as there is nothing to send.
+                    await connection.authorize(self._target.entity_path)
                     await self._ping(connection)
                 except BaseException:
                     connection.abort()

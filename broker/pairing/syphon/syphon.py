@@ -39,12 +39,12 @@ class Syphon:
         self._secondary = secondary
         self._found = found
         self._options = options
-        self._primary = Primary(primary.target, primary.trust)
         self._taken: dict[str, dict[int, int]] = {queue: {} for queue in found.queues}
         self._empty: set[str] = set()  # with `once`: queues that were drained
         self._stopping = asyncio.Event()
         self._tenders: list[Tender] = []
         self.counters = Counters(queues={queue: QueueCounters() for queue in found.queues})
+        self._primary = Primary(primary.target, primary.trust, self.counters)
 
     @property
     def is_primary_up(self) -> bool:

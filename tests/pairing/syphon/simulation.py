@@ -314,8 +314,11 @@ class MemoryBacklog:
 
     async def counts(self) -> Counts | None:
         def done() -> Counts | None:
+            if not self.queue.tells_counts:
+                return None
             entries = self.queue.entries.values()
-            return Counts(len(entries), sum(each.is_locked for each in entries)) if self.queue.tells_counts else None
+            locked, deferred = sum(each.is_locked for each in entries), sum(each.state == 1 for each in entries)
+            return Counts(len(entries), locked, deferred)
 
         return await self.wire.ask(done)
 
