@@ -154,6 +154,7 @@ PURE = (
     "broker.pairing.failures",
     "broker.pairing.health",
     "broker.pairing.options",
+    "broker.pairing.splicing",
     "broker.partition",
     "broker.rules",
     "broker.wire",

@@ -48,10 +48,9 @@ MAX_MESSAGE_ID_CHARACTERS: Final = 128
 _UINT_MAX: Final = (1 << 32) - 1
 _MAX_TICKS: Final = (1 << 63) - 1  # .NET's TimeSpan.MaxValue
 # What the broker of the backlog has set, and the primary will set anew.
-_OF_THE_BACKLOG: Final = (
+OF_THE_BACKLOG: Final = (
     SEQUENCE_NUMBER,
     ENQUEUED_TIME,
-    EPOCH_TICKS,
     LOCKED_UNTIL,
     ENQUEUE_SEQUENCE_NUMBER,
     MESSAGE_STATE,
@@ -156,15 +155,16 @@ def _restored(message: Message, backlog: str, now_ms: int) -> Restored:
             limit = MAX_SESSION_ID_CHARACTERS
             raise NotRestorable(f"The property '{SESSION_ID}' must be a text of at most {limit} characters.")
         message.group_id = session_id
+    message.ttl_ms = None  # what it has is of the backlog queue
     if TIME_TO_LIVE in properties:
-        _set_time_to_live(message, _duration_ms(properties.pop(TIME_TO_LIVE)), now_ms)
+        _set_time_to_live(message, duration_ms(properties.pop(TIME_TO_LIVE)), now_ms)
     number, enqueued_ms = message.annotations.get(SEQUENCE_NUMBER), message.annotations.get(ENQUEUED_TIME)
     if not isinstance(number, int):
         raise NotRestorable(f"The message has no annotation '{SEQUENCE_NUMBER}'.")
-    for name in _OF_THE_BACKLOG:
+    for name in OF_THE_BACKLOG:
         message.annotations.pop(name, None)
     if SCHEDULED in properties:
-        message.annotations[SCHEDULED_ENQUEUE_TIME] = _time(properties.pop(SCHEDULED))
+        message.annotations[SCHEDULED_ENQUEUE_TIME] = time(properties.pop(SCHEDULED))
     if message.message_id is None:
         message.message_id = f"{backlog}:{number}"[-MAX_MESSAGE_ID_CHARACTERS:]
     message.delivery_count = message.first_acquirer = None
@@ -180,14 +180,16 @@ def _set_time_to_live(message: Message, ttl_ms: int, now_ms: int) -> None:
         message.absolute_expiry_ms = bounds.time_ms(now_ms + ttl_ms)
 
 
-def _duration_ms(value: Any) -> int:
+def duration_ms(value: Any) -> int:
+    """The time to live in its alias. Raises NotRestorable."""
     match value:
         case Described(descriptor, int(ticks)) if descriptor == TIMESPAN and ticks >= 0:
             return ticks // TICKS_PER_MS
     raise NotRestorable(f"The property '{TIME_TO_LIVE}' must be a duration ({TIMESPAN}) that is not negative.")
 
 
-def _time(value: Any) -> Timestamp:
+def time(value: Any) -> Timestamp:
+    """The scheduled enqueue time in its alias. Raises NotRestorable."""
     match value:
         case Timestamp():
             return value

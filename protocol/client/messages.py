@@ -64,13 +64,17 @@ class Message:
         """Raises TypeError or ValueError for a value that has no AMQP encoding."""
         return b"".join(
             (
-                _list(Descriptor.HEADER, _HEADER, self),
+                self.header(),
                 _map(Descriptor.MESSAGE_ANNOTATIONS, {_symbol(key): value for key, value in self.annotations.items()}),
                 _list(Descriptor.PROPERTIES, _PROPERTIES, self),
                 _map(Descriptor.APPLICATION_PROPERTIES, self.application_properties),
                 self.body or data_section(b""),
             )
         )
+
+    def header(self) -> bytes:
+        """The encoded header (3.2.1), empty if it says nothing. Raises as `encode` does."""
+        return _list(Descriptor.HEADER, _HEADER, self)
 
     def content(self) -> Any:
         """The decoded body: bytes of data sections, items of sequences, or the value. Raises DecodeError."""

@@ -18,8 +18,9 @@ from typing import Any, Final, NamedTuple, Protocol
 from uuid import UUID
 
 from broker.logging import get_logger
-from broker.pairing.aliases import NotRestorable, from_backlog
+from broker.pairing.aliases import NotRestorable
 from broker.pairing.costs import POLL_SECONDS
+from broker.pairing.splicing import restore
 from broker.pairing.syphon.blame import NOT_RESTORABLE, Blame, fault_of
 from broker.pairing.syphon.budget import Budget, Limits
 from broker.pairing.syphon.counters import Counters
@@ -352,7 +353,7 @@ class Drain:
         self._look_s = now_s + IDLE_SECONDS
         self._budget.came(len(received.payload))
         try:
-            restored = from_backlog(received.payload, self._backlog.path, int(time.time() * 1000))
+            restored = restore(received.payload, self._backlog.path, int(time.time() * 1000))
         except NotRestorable as error:
             self._reject(received, NOT_RESTORABLE, str(error))
         else:
@@ -582,7 +583,7 @@ class Drain:
         now_ms = self._now_ms
         for lock, payload in found:
             try:
-                restored = from_backlog(payload, self._backlog.path, int(time.time() * 1000))
+                restored = restore(payload, self._backlog.path, int(time.time() * 1000))
             except NotRestorable as error:
                 await self._backlog.dead_letter_locked(lock, NOT_RESTORABLE, str(error))
                 continue
