@@ -15,7 +15,7 @@ FORGETTING: Final = 0.998  # of what a large message adds to the guess, for each
 class Limits:
     """Of one queue. `credit` is the most that may be on its way to us at once."""
 
-    messages: int = 4000
+    messages: int = 1500
     bytes: int = 16 << 20
     credit: int = 1000
 
