@@ -265,11 +265,21 @@ class Drain:
     async def _drop_deferred(self, number: int) -> None:
         """Dead-letter a message without a destination, which no syphon has deferred."""
         try:
-            for lock, _ in await self._backlog.lock([number]):
-                await self._backlog.dead_letter_locked(lock, NOT_RESTORABLE, "The message has no destination.")
-                self._counters.dead_lettered[NOT_RESTORABLE] += 1
+            locked = await self._backlog.lock([number])
         except RequestFailed as error:
             log.warning("a deferred message has no destination", queue=self._backlog.path, reason=str(error))
+            return
+        for lock, _ in locked:
+            await self._drop(lock, "The message has no destination.")
+
+    async def _drop(self, lock: UUID, text: str) -> None:
+        """Dead-letter a deferred message that cannot be restored. If that fails, it is found again later."""
+        try:
+            await self._backlog.dead_letter_locked(lock, NOT_RESTORABLE, text)
+        except RequestFailed as error:
+            log.warning("a deferred message cannot be restored", queue=self._backlog.path, reason=f"{text} {error}")
+        else:
+            self._counters.dead_lettered[NOT_RESTORABLE] += 1
 
     async def _peeked(self, low: int, high: int) -> AsyncIterator[Seen]:
         """Messages with numbers from low to high, but scheduled ones, in order."""
@@ -581,13 +591,16 @@ class Drain:
             (unlocked if is_there else missing).extend(numbers)
             return
         now_ms = self._now_ms
+        gone = set(numbers)
         for lock, payload in found:
             try:
                 restored = restore(payload, self._backlog.path, int(time.time() * 1000))
             except NotRestorable as error:
-                await self._backlog.dead_letter_locked(lock, NOT_RESTORABLE, str(error))
+                await self._drop(lock, str(error))
                 continue
+            gone.discard(restored.number)
             self._mover.take(lock, restored, now_ms, shelved=True)
+        missing += gone
 
     async def _complete_locked(self, held: list[Held]) -> None:
         sources = [each.source for each in held]

@@ -159,6 +159,22 @@ async def test_deferred_messages_that_nobody_has_noted_are_found_when_the_queue_
 
 
 @simulated
+async def test_a_deferred_message_that_cannot_be_restored_is_a_dead_letter_and_the_drain_ends():
+    world = World()
+    properties = {"x-ms-path": "orders", "x-ms-timetolive": "an hour"}
+    wrong = world.queue.put(Message.of(b"wrong", application_properties=properties).encode(), None)
+    world.queue.entries[wrong].state = 1
+    world.queue.entries[world.put("orders", b"right")].state = 1
+    syphon = Syphon(world, once=True)
+    await until(syphon.task.done, 60)
+    assert world.bodies("orders") == [b"right"]
+    assert world.reasons == ["SyphonNotRestorable"]
+    assert syphon.counters.dead_lettered == {"SyphonNotRestorable": 1}
+    assert world.queue.state is None
+    assert not world.queue.entries
+
+
+@simulated
 async def test_when_the_primary_goes_everything_is_released_and_nothing_is_lost():
     world = World()
     for number in range(100):
