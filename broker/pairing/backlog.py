@@ -10,16 +10,18 @@ from broker.pairing.options import InvalidPairing
 _NAME: Final = re.compile(r"[A-Za-z0-9](?:[\w.~-]*\w)?", re.ASCII)
 MAX_NAME_CHARACTERS: Final = 200  # of 260 that the path of a queue may have
 
-# As PN3 wants them; everything else is the service's default.
+# As PN3 wants them; everything else is the service's default. A partitioned queue keeps no order of a session's
+# messages, which are without their session id there, so it must not be the namespace's default either.
 BACKLOG_SETTINGS: Final = {
     "LockDuration": "PT1M",
     "MaxSizeInMegabytes": "5120",
     "DeadLetteringOnMessageExpiration": "true",
     "MaxDeliveryCount": str((1 << 31) - 1),
     "EnableBatchedOperations": "true",
+    "EnablePartitioning": "false",
 }
 # Of the queue whose sessions are the leases of syphons. It never has messages.
-LEASE_SETTINGS: Final = {"LockDuration": "PT1M", "RequiresSession": "true"}
+LEASE_SETTINGS: Final = {"LockDuration": "PT1M", "RequiresSession": "true", "EnablePartitioning": "false"}
 
 
 def namespace_name(host: str) -> str:
