@@ -54,6 +54,7 @@ async def check(primary: Namespace, secondary: Namespace, primary_name: str | No
         except (HttpError, InvalidPairing) as error:
             not_made = str(error)
         await check_they_differ(one, other)
+        await _tell_who_may_get_twice(one)
     for queue in queues:
         for text in _doubts(described.get(queue)):
             log.warning(text, queue=queue)
@@ -127,11 +128,10 @@ async def _try_primary(primary: Namespace) -> None:
         log.info("the primary is away now", reason=str(error))
 
 
-async def tell_who_may_get_twice(primary: Namespace) -> None:
+async def _tell_who_may_get_twice(primary: HttpClient) -> None:
     """Log which queues and topics detect no duplicates, if that can be asked: they may get a message twice."""
     try:
-        async with primary.management() as client:
-            described = [*await _all_of(client, "queues"), *await _all_of(client, "topics")]
+        described = [*await _all_of(primary, "queues"), *await _all_of(primary, "topics")]
     except HttpError as error:
         log.debug("not known who detects duplicates", reason=str(error))
         return
