@@ -235,9 +235,11 @@ class Drain:
         It was killed, paused or cut off. Its messages are before those that we can get, and may have been sent or not.
         """
         await self._count()
-        ends_s = self._now_s + (0 if self._lease.was_given_back else self._options.lock_s)
+        wait_s = 0 if self._lease.was_given_back else self._options.lock_s
+        ends_s = self._now_s + wait_s
+        if wait_s and self._locked != 0:
+            log.info("waiting for the end of another syphon's locks", queue=self._backlog.path, at_most_s=wait_s)
         while not self._is_over and self._locked != 0 and (left_s := ends_s - self._now_s) > 0:
-            log.info("waiting for the end of another syphon's locks", queue=self._backlog.path, seconds=round(left_s))
             await self._wait(min(left_s, LOCKED_SECONDS if self._locked else left_s))
             await self._count()
 
