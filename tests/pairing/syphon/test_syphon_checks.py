@@ -90,7 +90,11 @@ async def test_a_key_that_may_only_listen_is_enough_if_the_queues_are_there(prim
 @pytest.mark.parametrize(
     ("login", "name", "text"),
     [
-        (("listener", None), "unknown", "unknown/x-servicebus-transfer/. is missing in the secondary, and was not made"),
+        (
+            ("listener", None),
+            "unknown",
+            "unknown/x-servicebus-transfer/. is missing in the secondary, and was not made",
+        ),
         ((KEY_NAME, "wrong"), "known", "the secondary refuses the key"),
         (("sender", None), "known", "has no right to listen|refuses the key"),
         (("nobody", None), "known", "the secondary refuses the key"),
@@ -117,14 +121,12 @@ async def test_a_wrong_key_of_the_primary_is_told_and_a_primary_that_is_away_is_
 async def test_one_namespace_is_no_pair(primary):
     with pytest.raises(InvalidPairing, match="the secondary is the primary"):
         await check(namespace(primary), namespace(primary), "known", OPTIONS)
-    other_name = Namespace(
-        primary.connection_string.replace("localhost", "127.0.0.1"), http=namespace(primary).http
-    )
+    other_name = Namespace(primary.connection_string.replace("localhost", "127.0.0.1"), http=namespace(primary).http)
     with pytest.raises(InvalidPairing, match="the secondary is the primary"):
         await check(namespace(primary), other_name, "known", OPTIONS)
 
 
 @pytest.mark.parametrize("rate", [0, -1, float("nan"), float("inf"), -float("inf")])
 def test_a_rate_that_makes_no_sense_is_refused(rate):
-    with pytest.raises(InvalidPairing, match="the rate is .*; it must be a number of messages per second above 0"):
+    with pytest.raises(InvalidPairing, match=r"the rate is .*; it must be a number of messages per second above 0"):
         SyphonOptions(rate=rate)
