@@ -22,15 +22,13 @@ from broker.pairing.counters import Counters
 from broker.pairing.endpoint import Endpoint
 from broker.pairing.health import State
 from broker.pairing.options import InvalidPairing, PairingOptions
+from broker.pairing.pings import ping
 from broker.pairing.provisioning import check_they_differ, create_missing
 from broker.pairing.sending import PairedSender, Parts
 from protocol.client.connection_string import ConnectionString
-from protocol.client.messages import Message
-from protocol.symbols import PING_CONTENT_TYPE
 
 log = get_logger("pairing")
 
-PING_TTL_MS = 1000
 CLOSE_SECONDS = 5.0  # the other side of a pairing must be closed within this time (PN10)
 
 
@@ -117,12 +115,10 @@ class Pairing:
 
     async def _ping(self, path: str) -> None:
         """Send a ping on a new connection, which all use if it succeeds (PN8)."""
-        ping = Message(ttl_ms=PING_TTL_MS, content_type=PING_CONTENT_TYPE)
         async with asyncio.timeout(self.options.attempt_timeout_ms / 1000):
             connection = await self.primary.connect()
             try:
-                sender = await connection.sender(path)
-                await sender.send(ping.encode())
+                await ping(connection, path)
             except BaseException:
                 connection.abort()
                 raise

@@ -12,14 +12,13 @@ from collections.abc import Callable
 from typing import Final
 
 from broker.logging import get_logger
+from broker.pairing.pings import ping
 from broker.pairing.syphon.blame import Blame, fault_of
 from broker.pairing.syphon.counters import Counters
 from protocol.client.connection import Connection, connect_to
 from protocol.client.connection_string import ConnectionString
 from protocol.client.errors import ClientError, ConnectionLost
 from protocol.client.links import Sender
-from protocol.client.messages import Message
-from protocol.symbols import PING_CONTENT_TYPE
 
 log = get_logger("syphon")
 
@@ -30,7 +29,6 @@ LONGEST_PROBE_SECONDS: Final = 30.0
 LOOK_SECONDS: Final = 1.0  # between two looks for overdue answers
 MAX_WAYS: Final = 1000
 USUAL_LIMIT_BYTES: Final = 1 << 20  # of a message, where the peer names none
-PING_TTL_MS: Final = 1000
 
 
 class Way:
@@ -187,12 +185,9 @@ class Primary:
         """Raises ConnectionLost or TimeoutError if there is no answer."""
         if self._last_path is None:
             return
-        ping = Message(ttl_ms=PING_TTL_MS, content_type=PING_CONTENT_TYPE)
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
-                sender = await connection.sender(self._last_path)
-                await sender.send(ping.encode())
-                await sender.close()
+                await ping(connection, self._last_path)
         except ConnectionLost:
             raise
         except ClientError as error:
