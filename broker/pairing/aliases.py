@@ -164,7 +164,7 @@ def _restored(message: Message, backlog: str, now_ms: int) -> Restored:
     for name in OF_THE_BACKLOG:
         message.annotations.pop(name, None)
     if SCHEDULED in properties:
-        message.annotations[SCHEDULED_ENQUEUE_TIME] = time(properties.pop(SCHEDULED))
+        message.annotations[SCHEDULED_ENQUEUE_TIME] = scheduled_time(properties.pop(SCHEDULED))
     if message.message_id is None:
         message.message_id = f"{backlog}:{number}"[-MAX_MESSAGE_ID_CHARACTERS:]
     message.delivery_count = message.first_acquirer = None
@@ -188,7 +188,7 @@ def duration_ms(value: Any) -> int:
     raise NotRestorable(f"The property '{TIME_TO_LIVE}' must be a duration ({TIMESPAN}) that is not negative.")
 
 
-def time(value: Any) -> Timestamp:
+def scheduled_time(value: Any) -> Timestamp:
     """The scheduled enqueue time in its alias. Raises NotRestorable."""
     match value:
         case Timestamp():

@@ -120,7 +120,7 @@ def _spliced(message: bytes, backlog: str) -> Restored:
     if ttl_ms is not None and ttl_ms > _UINT_MAX:
         raise _Unusual
     if _SCHEDULED in found:
-        annotations.append(_SCHEDULED_KEY + encode(aliases.time(decode(message, found[_SCHEDULED])[0])))
+        annotations.append(_SCHEDULED_KEY + encode(aliases.scheduled_time(decode(message, found[_SCHEDULED])[0])))
     restored = b"".join(
         (
             _header(header, ttl_ms),
