@@ -50,11 +50,12 @@ def stages() -> list[Stage]:
     return found
 
 
-def mirror() -> str:
+def mirror() -> list[str]:
+    """That of this machine as an argument of debootstrap, which has one of its own if there is none."""
     for file in (Path("/etc/apt/sources.list.d/debian.sources"), Path("/etc/apt/sources.list")):
         if file.is_file() and (found := re.search(r"^(?:URIs: |deb )(\S+)", file.read_text(), re.MULTILINE)):
-            return found[1]
-    return "http://deb.debian.org/debian"
+            return [found[1]]
+    return []
 
 
 def lend_settings(root: Path) -> None:
@@ -141,7 +142,7 @@ class Image:
 def image(tmp_path_factory: pytest.TempPathFactory) -> Image:
     base = tmp_path_factory.mktemp("base")
     subprocess.run(
-        ["debootstrap", "--variant=minbase", f"--include={PACKAGES}", SUITE, str(base), mirror()],
+        ["debootstrap", "--variant=minbase", f"--include={PACKAGES}", SUITE, str(base), *mirror()],
         check=True,
         stdin=subprocess.DEVNULL,
     )
