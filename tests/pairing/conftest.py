@@ -5,6 +5,7 @@ import pytest
 from broker.administration.address import Address
 from broker.pairing.pairing import Namespace
 from protocol.client.connection import connect_to
+from protocol.client.messages import Message
 from tests.brokers import Broker
 
 QUEUES = """
@@ -42,11 +43,16 @@ def namespace(broker: Broker, connection_string: str | None = None) -> Namespace
     return Namespace(connection_string or broker.connection_string, http=Address("http", "localhost", broker.http_port))
 
 
-async def contents(broker: Broker, queue: str) -> list[bytes]:
-    """Take all messages out of a queue; their bodies."""
+async def taken(broker: Broker, queue: str) -> list[Message]:
+    """Take all messages out of a queue."""
     found = []
     async with await connect_to(broker.connection_string) as connection:
         receiver = await connection.receiver(queue, credit=0, receive_and_delete=True)
-        while taken := await receiver.fetch(500):
-            found += [received.message().content() for received in taken]
+        while part := await receiver.fetch(500):
+            found += [received.message() for received in part]
     return found
+
+
+async def contents(broker: Broker, queue: str) -> list[bytes]:
+    """Take all messages out of a queue; their bodies."""
+    return [message.content() for message in await taken(broker, queue)]

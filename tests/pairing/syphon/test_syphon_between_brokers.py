@@ -15,7 +15,7 @@ from protocol.client.connection import connect_to
 from protocol.client.messages import Message
 from protocol.message.batches import pack_batch
 from tests.brokers import Broker
-from tests.pairing.conftest import QUEUES, namespace
+from tests.pairing.conftest import QUEUES, namespace, taken
 from tests.pairing.syphon.worlds import until
 
 QUEUE_COUNT = 2
@@ -72,16 +72,6 @@ async def fill(secondary: Broker, queue: str, path: str, numbers: range, **value
                 for number in range(start, min(start + PART, numbers.stop))
             ]
             await sender.send(pack_batch(part), is_batch=True)
-
-
-async def taken(broker: Broker, queue: str) -> list[Message]:
-    """Take out all messages of an entity without sessions."""
-    found: list[Message] = []
-    async with await connect_to(broker.connection_string) as connection:
-        receiver = await connection.receiver(queue, credit=0, receive_and_delete=True)
-        while part := await receiver.fetch(500):
-            found += [received.message() for received in part]
-    return found
 
 
 def assert_all_once_and_in_order(messages: list[Message], numbers: range) -> None:
