@@ -16,6 +16,8 @@ from hypothesis.stateful import precondition
 
 from tests.caller import VARIABLES
 
+STRAY = 999_999  # a sequence number that no message of a model reaches
+
 
 def model_settings(examples: int, steps: int) -> settings:
     """`examples` are run where the caller does not say how many; each has up to `steps` rules."""

@@ -35,7 +35,7 @@ from protocol.bounds import MAX_DELAY_MS
 from protocol.codec import Decimal64, Int, Long, Timestamp, UInt, ULong, encode
 from protocol.symbols import DELAY
 from storage.records import MESSAGE_HEADER_BYTES, Field, Place
-from tests.models import model_settings, rarely
+from tests.models import STRAY, model_settings, rarely
 
 NEVER = 1 << 62
 QUEUES = st.sampled_from([MAIN, MAIN, MAIN, DEAD])
@@ -476,7 +476,7 @@ class PartitionModel(RuleBasedStateMachine):
             return
         m = waiting[pick % len(waiting)]
         try:
-            self.driver.request("cancel-scheduled", [m.number] + [999] * stray)
+            self.driver.request("cancel-scheduled", [m.number] + [STRAY] * stray)
         except MessageNotFound:
             assert stray or m.delayed
         else:
@@ -775,7 +775,7 @@ class PartitionModel(RuleBasedStateMachine):
     @rule(
         queue=QUEUES,
         picks=st.lists(PICK, min_size=1, max_size=3),
-        stray=st.sampled_from([0, 0, 77]),
+        stray=st.sampled_from([0, 0, STRAY]),
         delete=st.booleans(),
     )
     def receive_deferred(self, queue, picks, stray, delete):
@@ -787,7 +787,7 @@ class PartitionModel(RuleBasedStateMachine):
     @rule(
         queue=QUEUES,
         picks=st.lists(PICK, min_size=1, max_size=3),
-        stray=st.sampled_from([0] * 8 + [77, 1 << 63]),
+        stray=st.sampled_from([0] * 8 + [STRAY, 1 << 63]),
         delete=st.booleans(),
         active=st.sampled_from([True, True, True, False]),
     )

@@ -29,7 +29,7 @@ from broker.wire import Outcome, SendOperation, SettleOperation
 from protocol.codec import encode
 from protocol.symbols import DELAY
 from storage.records import Place
-from tests.models import model_settings, rarely
+from tests.models import STRAY, model_settings, rarely
 
 LONG_LOCK_MS = 300_000  # outlives a transaction
 WINDOW_MS = 20_000
@@ -151,7 +151,9 @@ class SessionQueue(SessionModel):
         m = waiting[pick % len(waiting)]
         stray = stray or m.returns_ms is not None
         with pytest.raises(MessageNotFound) if stray else nullcontext():
-            self.driver.request("cancel-scheduled", [m.number] + [999] * (m.returns_ms is None and stray), queue=queue)
+            self.driver.request(
+                "cancel-scheduled", [m.number] + [STRAY] * (m.returns_ms is None and stray), queue=queue
+            )
         if not stray:
             self.leave(queue, m, "cancelled")
         self.turn()
@@ -350,7 +352,7 @@ class SessionQueue(SessionModel):
         name=RECEIVERS,
         session=PERHAPS,
         picks=st.lists(PICK, min_size=1, max_size=3),
-        stray=st.sampled_from([0, 0, 77]),
+        stray=st.sampled_from([0, 0, STRAY]),
         delete=st.booleans(),
         late_ms=LATE,
     )
