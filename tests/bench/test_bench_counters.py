@@ -38,13 +38,15 @@ def test_a_process_that_perf_could_not_count_has_no_figure():
 def test_processes_are_counted_while_they_run_under_their_roles():
     if shutil.which("perf") is None or counters.reason_missing(SOFTWARE):
         pytest.skip(f"perf does not count {SOFTWARE} here")
-    busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    busy = subprocess.Popen([sys.executable, "-c", "print(flush=True)\nwhile True: pass"], stdout=subprocess.PIPE)
     try:
+        assert busy.stdout is not None
+        busy.stdout.readline()  # until it runs, it may have no command yet
         with counters.counting([psutil.Process(busy.pid)], SOFTWARE) as counted:
             time.sleep(0.5)
     finally:
         busy.kill()
-        busy.wait()
+        busy.communicate()
     ((name, count),) = counted.items()
     assert name.startswith("python")
     assert count > 0
