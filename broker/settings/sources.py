@@ -31,7 +31,16 @@ from broker.settings.variables import CONFIG_VARIABLE, VARIABLE_PREFIX, config_f
 from protocol.symbols import CORRELATION_FIELDS
 
 # For the commands that are clients; no settings.
-CLIENT_VARIABLES = ("PEEKLOCK_CONNECTION_STRING", "PEEKLOCK_HTTP_ENDPOINT", "PEEKLOCK_CA_FILE", "PEEKLOCK_METRICS_URL")
+CLIENT_VARIABLES = (
+    "PEEKLOCK_CONNECTION_STRING",
+    "PEEKLOCK_HTTP_ENDPOINT",
+    "PEEKLOCK_CA_FILE",
+    "PEEKLOCK_METRICS_URL",
+    "PEEKLOCK_PRIMARY",
+    "PEEKLOCK_SECONDARY",
+    "PEEKLOCK_PRIMARY_HTTP",
+    "PEEKLOCK_SECONDARY_HTTP",
+)
 EMULATOR_HTTP_PORT = "EMULATOR_HTTP_PORT"  # the emulator's own variable, which counts beside its Config.json
 MAX_FILE_BYTES = 16 << 20  # room for some 100,000 entities
 OFF = "off"
