@@ -182,11 +182,11 @@ ONLY_IN = {
         "protocol.engine.flow_answers",
     },
     "structlog": {"broker.logging"},
-    "uvloop": {"broker.gateway", "broker.observer", "broker.one_process"},
+    "uvloop": {"broker.gateway", "broker.observer", "broker.one_process", "broker.cli.pairing"},
     "aiohttp": {"broker.http", "broker.gateway.web", "broker.administration.client", "broker.cli.watching.traffic"},
     "websockets": {"broker.gateway.web"},
     "lark": {"broker.rules.syntax"},
-    "prometheus_client": {"broker.exposition", "broker.cli.watching.traffic"},
+    "prometheus_client": {"broker.exposition", "broker.syphon_exposition", "broker.cli.watching.traffic"},
     "typer": {"broker.cli"},
     "rich": {"broker.cli"},
 }
