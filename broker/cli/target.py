@@ -1,11 +1,10 @@
 """Where commands that are clients connect to: the connection string, its HTTP address, and whom to trust with TLS."""
 
 from typing import TYPE_CHECKING, Annotated
-from urllib.parse import urlsplit
 
 import typer
 
-from broker.administration.address import Address, usual_address
+from broker.administration.address import Address, parse_http_address, usual_address
 from broker.cli.ending import WRONG_USE, fail
 
 if TYPE_CHECKING:
@@ -71,13 +70,9 @@ def http_address(target: "ConnectionString", given: str | None, option: str = "-
     if not given:
         return usual_address(target.host, target.tls)
     try:
-        url = urlsplit(given)
-        host, port = url.hostname, url.port
-    except ValueError:
-        host, port = None, None
-    if not host or url.scheme not in ("http", "https") or url.path not in ("", "/") or url.query or "@" in url.netloc:
-        fail(f"{option}: {given!r} is no address such as http://localhost:5300", WRONG_USE)
-    return Address(url.scheme, host, port or (443 if url.scheme == "https" else 80))
+        return parse_http_address(given)
+    except ValueError as error:
+        fail(f"{option}: {given!r} {error}", WRONG_USE)
 
 
 def trusted(ca_file: str | None) -> "ssl.SSLContext":
