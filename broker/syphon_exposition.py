@@ -30,6 +30,16 @@ _OF_QUEUES: Final = {  # key of a queue's part of the snapshot: name, help
 }
 
 
+def inner_families(snapshot: Mapping[str, Any] | None) -> Iterator[Metric]:
+    """Of the syphon that a broker runs; None if it has not answered."""
+    up = "1 if the syphon that the broker runs answered this scrape, else 0."
+    yield GaugeMetricFamily("peeklock_syphon_up", up, value=snapshot is not None)
+    if snapshot is not None:
+        text = "Times the syphon was restarted since the broker was started."
+        yield CounterMetricFamily("peeklock_syphon_restarts", text, value=snapshot["restarts"])
+        yield from families(snapshot)
+
+
 def families(snapshot: Mapping[str, Any]) -> Iterator[Metric]:
     """`snapshot` is that of `broker.pairing.syphon.service`."""
     for key, (name, text) in _COUNTERS.items():

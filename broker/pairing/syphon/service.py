@@ -21,6 +21,11 @@ LONGEST_RETRY_SECONDS: Final = 30.0
 TELL_SECONDS: Final = 10.0
 
 
+def snapshot(counters: Counters, *, is_primary_up: bool) -> dict[str, Any]:
+    """What `broker.syphon_exposition` shows, as plain values."""
+    return {"is_primary_up": is_primary_up, **counters.snapshot()}
+
+
 class Service:
     """`primary_name` is for the paths of the backlog queues; by default the first part of the primary's host."""
 
@@ -47,9 +52,8 @@ class Service:
         return None if away is None else f"the secondary is away: {away}"
 
     def snapshot(self) -> dict[str, Any]:
-        """What `broker.syphon_exposition` shows, as plain values."""
-        is_primary_up = self._syphon is not None and self._syphon.is_primary_up
-        return {"is_primary_up": is_primary_up, **self.counters.snapshot()}
+        """That of this syphon, as `snapshot` makes it."""
+        return snapshot(self.counters, is_primary_up=self._syphon is not None and self._syphon.is_primary_up)
 
     def stop(self) -> None:
         """Let `run` end within seconds, with everything given back."""
