@@ -16,13 +16,10 @@ from contextlib import suppress
 
 import pytest
 
-from broker.pairing.aliases import to_backlog
 from protocol.client.connection import connect_to
-from protocol.client.messages import Message
-from protocol.message.batches import pack_batch
 from tests.brokers import KEY, KEY_NAME, REPOSITORY, Broker, free_ports
 from tests.pairing.commands import Command, both
-from tests.pairing.conftest import QUEUES, taken
+from tests.pairing.conftest import QUEUES, fill, taken
 
 # Not an emulator: keys are looked at.
 STRICT = f"""
@@ -67,17 +64,6 @@ def syphon(primary, secondary, tmp_path):
     yield start
     for each in started:
         each.__exit__()
-
-
-async def fill(secondary: Broker, queue: str, path: str, count: int) -> None:
-    async with await connect_to(secondary.connection_string) as connection:
-        sender = await connection.sender(queue)
-        for start in range(0, count, 100):
-            part = [
-                to_backlog(Message.of(b"%d" % number, message_id=f"{queue} {number}").encode(), path)
-                for number in range(start, min(start + 100, count))
-            ]
-            await sender.send(pack_batch(part), is_batch=True)
 
 
 def eventually(is_so, seconds=30.0):
