@@ -71,7 +71,7 @@ def test_a_backlog_is_drained_and_shown_among_the_brokers_metrics(primary, tmp_p
         assert len(asyncio.run(taken(primary, "orders"))) == 300
     # It was stopped in order, and before the gateway, so that it could give all back.
     log = secondary.log_file.read_text()
-    assert "not left in order" not in log
+    assert "secondary is away" not in log
     assert "Traceback" not in log
     assert "killing" not in log
 
