@@ -11,6 +11,8 @@
 #   make dead-code  unused code; make coverage  code that no test runs    ARGS="tests/partition"
 #   make split     hosts of their own, cut links, killed processes, a queue that moves, for 10 minutes; needs root
 #   make soak, make fuzz, make power-loss                          ARGS="--help" lists the options
+#   make pairing-ledger  two paired brokers, the primary killed, stopped, cut off and slowed for half an hour
+#   make drain     how fast a syphon drains 1,000,000 messages, and in how much memory
 #   make losing-a-worker  what clients of a partitioned queue notice when a worker is killed
 #   make image     the steps of the Dockerfile in a clean Debian root; needs root and debootstrap
 #   make lock      newer versions, with hashes, of all that the image installs
@@ -28,7 +30,7 @@ EXAMPLES ?= 2000
 OF_BROKERS := $(addprefix tests/,end_to_end sessions forwarding operations client_commands protocol_client crash_ledger)
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-one-process lint bench scaling model soak fuzz power-loss split losing-a-worker lock image structure dead-code coverage clean
+.PHONY: help install serve test test-one-process lint bench scaling model soak fuzz power-loss split pairing-ledger drain losing-a-worker lock image structure dead-code coverage clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -95,6 +97,12 @@ fuzz: $(INSTALLED)
 
 power-loss: $(INSTALLED)
 	$(BIN)/python -m tests.power_loss.run $(ARGS)
+
+pairing-ledger: $(INSTALLED)
+	$(BIN)/python -m tests.pairing.ledger $(ARGS)
+
+drain: $(INSTALLED)
+	$(BIN)/python -m tests.pairing.drain $(ARGS)
 
 losing-a-worker: $(INSTALLED)
 	$(BIN)/python -m tests.partitioned.losing_a_worker $(ARGS)

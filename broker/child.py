@@ -1,9 +1,9 @@
 """How a gateway or worker process gets its instructions and answers its supervisor.
 
 The supervisor starts `python -m broker.worker`, `-m broker.gateway`, or `-m broker.one_process`, which is both, and
-`-m broker.observer`, which has the operations endpoint where no gateway has it for all. It writes one line of JSON
-to the standard input, and reads one line of JSON from the standard output: either that the process serves, or why it
-never can.
+`-m broker.observer`, which has the operations endpoint where no gateway has it for all, and `-m broker.inner_syphon`.
+It writes one line of JSON to the standard input, and reads one line of JSON from the standard output: either that the
+process serves, or why it never can.
 
     instructions = read_instructions()
     try:
@@ -46,10 +46,11 @@ class Instructions:
 
     `sockets` are the paths of the workers' unix sockets, relative to the working directory; the index is the worker.
     Partition p is on worker p % len(sockets). A gateway has `gateway`, its number, and a worker has `worker`. The other
-    is None, unless one process is both; both are None for an observer. `partitions` are those of the worker, and of
-    the observer beside a worker; else they are empty. With an observer of gateways, `gateway_sockets` are the paths
-    where these report to it; the index is the gateway. In `settings` the root key is always set, paths are absolute,
-    and `queues` is empty: entities are in the stores.
+    is None, unless one process is both; both are None for an observer and a syphon. `partitions` are those of the
+    worker, and of the observer beside a worker; else they are empty. With an observer of gateways, `gateway_sockets`
+    are the paths where these report to it; the index is the gateway. `syphon_socket` is where the syphon reports to the
+    process with the operations endpoint; empty without a syphon. In `settings` the root key is always set, paths are
+    absolute, and `queues` is empty: entities are in the stores.
     """
 
     settings: Settings
@@ -61,6 +62,7 @@ class Instructions:
     restarts: int  # how often this child was restarted
     parked: tuple[int, ...] = ()  # those of `partitions` whose stores are damaged and stay closed
     gateway_sockets: tuple[str, ...] = ()
+    syphon_socket: str = ""
     directory: str = "."  # the working directory from now on
 
     def to_json(self) -> str:
@@ -75,6 +77,7 @@ class Instructions:
                 "restarts": self.restarts,
                 "parked": self.parked,
                 "gateway_sockets": self.gateway_sockets,
+                "syphon_socket": self.syphon_socket,
                 "directory": self.directory,
             }
         )
@@ -92,6 +95,7 @@ class Instructions:
             restarts=fields["restarts"],
             parked=tuple(fields["parked"]),
             gateway_sockets=tuple(fields["gateway_sockets"]),
+            syphon_socket=fields["syphon_socket"],
             directory=fields["directory"],
         )
 

@@ -12,12 +12,14 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from broker import syphon_exposition
 from broker.child import gateway_process
 from broker.metrics import EndpointMetrics, Scene
 from broker.wire import Outcome
 from storage.queue_ids import entity_of, part_of
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
+Families = Iterator[Metric]
 
 ENTITY_COUNTERS = {  # key of an entity's part of the snapshot: help
     "incoming_requests": "Operations that clients asked of the entity.",
@@ -139,13 +141,13 @@ ENTITY_GAUGES = {
 OTHER_PARTS = {1: "deadlettered_messages", 2: "transfer_deadlettered_messages", 3: "transfer_messages"}
 
 
-def render(scene: Scene) -> Iterator[bytes]:
+def render(found: Families) -> Iterator[bytes]:
     """The exposition text in the format of CONTENT_TYPE, one family at a time.
 
     With thousands of entities all families take so long that clients would notice; the caller serves clients in
     between.
     """
-    for family in _families(scene):
+    for family in found:
         yield generate_latest(_One(family))
 
 
@@ -159,10 +161,9 @@ class _One(Collector):
         return [self._family]
 
 
-def _families(scene: Scene) -> Iterator[Metric]:
-    build = GaugeMetricFamily("peeklock_build_info", "Always 1; the label tells the version.", labels=["version"])
-    build.add_metric([scene.version], 1)
-    yield build
+def families(scene: Scene) -> Families:
+    """All that a broker shows."""
+    yield from _build(scene.version)
     yield from _endpoint(scene.endpoint)
     yield from _up(scene.gateways, "gateway")
     gateways = _present(scene.gateways)
@@ -171,7 +172,22 @@ def _families(scene: Scene) -> Iterator[Metric]:
     yield from _entity_gauges(scene)
     yield from _up(scene.workers, "worker")
     yield from _workers(_present(scene.workers))
-    yield from _processes(scene)
+    for syphon in scene.syphons.values():
+        yield from syphon_exposition.inner_families(syphon)
+    yield from _usage(_processes(scene))
+
+
+def companion_families(process: str, version: str, endpoint: EndpointMetrics, usage: Mapping[str, float]) -> Families:
+    """What any process shows that stands beside brokers; `usage` is that of `process_usage`."""
+    yield from _build(version)
+    yield from _endpoint(endpoint)
+    yield from _usage([(process, usage)])
+
+
+def _build(version: str) -> Families:
+    build = GaugeMetricFamily("peeklock_build_info", "Always 1; the label tells the version.", labels=["version"])
+    build.add_metric([version], 1)
+    yield build
 
 
 Present = Sequence[tuple[str, Mapping[str, Any]]]
@@ -185,7 +201,7 @@ def _present(snapshots: Mapping[int, Mapping[str, Any] | None]) -> Present:
     return [(str(number), snapshot) for number, snapshot in sorted(snapshots.items()) if snapshot is not None]
 
 
-def _up(snapshots: Mapping[int, Mapping[str, Any] | None], label: str) -> Iterator[Metric]:
+def _up(snapshots: Mapping[int, Mapping[str, Any] | None], label: str) -> Families:
     text = f"1 if the {label} answered this scrape, else 0."
     up = GaugeMetricFamily(f"peeklock_{label}_up", text, labels=[label])
     for number, snapshot in sorted(snapshots.items()):
@@ -193,14 +209,14 @@ def _up(snapshots: Mapping[int, Mapping[str, Any] | None], label: str) -> Iterat
     yield up
 
 
-def _endpoint(endpoint: EndpointMetrics) -> Iterator[Metric]:
+def _endpoint(endpoint: EndpointMetrics) -> Families:
     text = "Connections to the operations endpoint that made room for newer ones."
     yield CounterMetricFamily("peeklock_operations_connections_dropped", text, value=endpoint.connections_dropped)
     text = "Times that a connection to the operations endpoint could not be accepted."
     yield CounterMetricFamily("peeklock_operations_accept_failures", text, value=endpoint.accept_failures)
 
 
-def _counters(present: Present, label: str, wanted: Named) -> Iterator[Metric]:
+def _counters(present: Present, label: str, wanted: Named) -> Families:
     for key, (name, text) in wanted.items():
         counter = CounterMetricFamily(f"peeklock_{name}", text, labels=[label])
         for number, snapshot in present:
@@ -208,7 +224,7 @@ def _counters(present: Present, label: str, wanted: Named) -> Iterator[Metric]:
         yield counter
 
 
-def _histograms(present: Present, label: str, wanted: Named) -> Iterator[Metric]:
+def _histograms(present: Present, label: str, wanted: Named) -> Families:
     for key, (name, text) in wanted.items():
         histogram = HistogramMetricFamily(f"peeklock_{name}", text, labels=[label])
         for number, snapshot in present:
@@ -216,7 +232,7 @@ def _histograms(present: Present, label: str, wanted: Named) -> Iterator[Metric]
         yield histogram
 
 
-def _gateways(gateways: Present) -> Iterator[Metric]:
+def _gateways(gateways: Present) -> Families:
     yield from _counters(gateways, "gateway", GATEWAY_COUNTERS)
     active = GaugeMetricFamily("peeklock_active_connections", "Connections open now.", labels=["gateway"])
     links = GaugeMetricFamily(
@@ -245,7 +261,7 @@ def _gateways(gateways: Present) -> Iterator[Metric]:
     yield from _histograms(gateways, "gateway", GATEWAY_HISTOGRAMS)
 
 
-def _entity_counters(gateways: Present) -> Iterator[Metric]:
+def _entity_counters(gateways: Present) -> Families:
     by_name = [(label, sorted(snapshot["entities"].items())) for label, snapshot in gateways]
     for key, text in ENTITY_COUNTERS.items():
         family = CounterMetricFamily(f"peeklock_{key}", text, labels=["gateway", "entity"])
@@ -261,7 +277,7 @@ def _entity_counters(gateways: Present) -> Iterator[Metric]:
         yield family
 
 
-def _entity_gauges(scene: Scene) -> Iterator[Metric]:
+def _entity_gauges(scene: Scene) -> Families:
     totals = {name: dict.fromkeys(ENTITY_GAUGES, 0) for name in scene.entities.values()}
     for by_queue in scene.counts:
         for queue, (available, deferred, scheduled, size, locked) in by_queue.items():
@@ -288,7 +304,7 @@ def _entity_gauges(scene: Scene) -> Iterator[Metric]:
         yield family
 
 
-def _workers(present: Present) -> Iterator[Metric]:
+def _workers(present: Present) -> Families:
     yield from _counters(present, "worker", WORKER_COUNTERS)
     yield from _histograms(present, "worker", WORKER_HISTOGRAMS)
     for key, (kind, name, text) in LOG.items():
@@ -305,20 +321,27 @@ def _workers(present: Present) -> Iterator[Metric]:
         yield family
 
 
-def _processes(scene: Scene) -> Iterator[Metric]:
+def _processes(scene: Scene) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The processes of a broker by name, and what each uses."""
+    for number, snapshot in _present(scene.gateways):
+        yield gateway_process(int(number)), snapshot
+    if scene.observer is not None:
+        yield "observer", scene.observer
+    for _, snapshot in _present(scene.syphons):
+        yield "syphon", snapshot
+    for worker, snapshot in _present(scene.workers):
+        if not scene.is_one_process:
+            yield f"worker-{worker}", snapshot
+        if snapshot["checkpointer"] is not None:
+            yield f"checkpointer-{worker}", snapshot["checkpointer"]
+
+
+def _usage(processes: Iterable[tuple[str, Mapping[str, Any]]]) -> Families:
     resident = GaugeMetricFamily(
         "peeklock_process_resident_memory_bytes", "Resident memory of a process of the broker.", labels=["process"]
     )
     cpu = CounterMetricFamily("peeklock_process_cpu_seconds", "CPU time a process has used.", labels=["process"])
-    usage = [(gateway_process(int(number)), snapshot) for number, snapshot in _present(scene.gateways)]
-    if scene.observer is not None:
-        usage.append(("observer", scene.observer))
-    for worker, snapshot in _present(scene.workers):
-        if not scene.is_one_process:
-            usage.append((f"worker-{worker}", snapshot))
-        if snapshot["checkpointer"] is not None:
-            usage.append((f"checkpointer-{worker}", snapshot["checkpointer"]))
-    for process, used in usage:
+    for process, used in processes:
         resident.add_metric([process], used["resident_bytes"])
         cpu.add_metric([process], used["cpu_seconds"])
     yield resident

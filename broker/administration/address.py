@@ -1,6 +1,7 @@
 """The address of a namespace's management API."""
 
 from typing import Final, NamedTuple
+from urllib.parse import urlsplit
 
 LOCAL_HTTP_PORT: Final = 5300
 
@@ -20,6 +21,24 @@ class Address(NamedTuple):
     @property
     def url(self) -> str:
         return f"{self.scheme}://{self.authority}"
+
+
+def parse_http_address(url: str) -> Address:
+    """Of http://host:port or https://host. Raises ValueError, with the fix."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host, port = None, None
+    if (
+        not host
+        or parts.scheme not in ("http", "https")
+        or parts.path not in ("", "/")
+        or parts.query
+        or "@" in parts.netloc
+    ):
+        raise ValueError("is no address such as http://localhost:5300")
+    return Address(parts.scheme, host, port or (443 if parts.scheme == "https" else 80))
 
 
 def usual_address(host: str, tls: bool) -> Address:

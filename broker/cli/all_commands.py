@@ -9,12 +9,13 @@ from broker.cli.dead_letter import app as dead_letter_app
 from broker.cli.ending import FAILED
 from broker.cli.managing.entities import entity_app
 from broker.cli.managing.rules import rule_app
+from broker.cli.pairing.syphon import app as syphon_app
 from broker.cli.receive import app as receive_app
 from broker.cli.resend import app as resend_app
 from broker.cli.transfer import app as transfer_app
 from broker.cli.watching.top import app as top_app
 
-for each in (client_app, receive_app, dead_letter_app, resend_app, transfer_app, top_app):
+for each in (client_app, receive_app, dead_letter_app, resend_app, transfer_app, top_app, syphon_app):
     app.add_typer(each)
 for kind in ("queue", "topic", "subscription"):
     app.add_typer(entity_app(kind), name=kind)

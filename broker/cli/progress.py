@@ -15,6 +15,10 @@ class Bar:
     def __init__(self, shown: "Progress | None" = None) -> None:
         self._shown = shown  # with one task
 
+    @property
+    def is_shown(self) -> bool:
+        return self._shown is not None
+
     def advance(self, count: int = 1) -> None:
         """So many more are done."""
         if self._shown is not None:

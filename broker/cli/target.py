@@ -1,11 +1,10 @@
 """Where commands that are clients connect to: the connection string, its HTTP address, and whom to trust with TLS."""
 
 from typing import TYPE_CHECKING, Annotated
-from urllib.parse import urlsplit
 
 import typer
 
-from broker.administration.address import Address, usual_address
+from broker.administration.address import Address, parse_http_address, usual_address
 from broker.cli.ending import WRONG_USE, fail
 
 if TYPE_CHECKING:
@@ -51,31 +50,29 @@ CaFileOption = Annotated[
 ]
 
 
-def parsed(connection_string: str | None) -> "ConnectionString":
-    """Ends the command if there is none, or it makes no sense."""
+def parsed(
+    connection_string: str | None, option: str = "--connection-string", variable: str = CONNECTION_STRING_VARIABLE
+) -> "ConnectionString":
+    """The connection string of `option`, or else of `variable`. Ends the command if it is missing or makes no sense."""
     from protocol.client.connection_string import ConnectionString, InvalidConnectionString
 
     if not connection_string:
         text = "`peeklock connection-string` prints one for a broker on this machine"
-        fail(f"give --connection-string, or set {CONNECTION_STRING_VARIABLE}: {text}", WRONG_USE)
+        fail(f"give {option}, or set {variable}: {text}", WRONG_USE)
     try:
         return ConnectionString.parse(connection_string)
     except InvalidConnectionString as error:
-        fail(f"--connection-string: {error}", WRONG_USE)
+        fail(f"{option}: {error}", WRONG_USE)
 
 
-def http_address(target: "ConnectionString", given: str | None) -> Address:
-    """The address that is given, or the usual one of the host. Ends the command if it makes no sense."""
+def http_address(target: "ConnectionString", given: str | None, option: str = "--http-endpoint") -> Address:
+    """The address that `option` gives, or the usual one of the host. Ends the command if it makes no sense."""
     if not given:
         return usual_address(target.host, target.tls)
     try:
-        url = urlsplit(given)
-        host, port = url.hostname, url.port
-    except ValueError:
-        host, port = None, None
-    if not host or url.scheme not in ("http", "https") or url.path not in ("", "/") or url.query or "@" in url.netloc:
-        fail(f"--http-endpoint: {given!r} is no address such as http://localhost:5300", WRONG_USE)
-    return Address(url.scheme, host, port or (443 if url.scheme == "https" else 80))
+        return parse_http_address(given)
+    except ValueError as error:
+        fail(f"{option}: {given!r} {error}", WRONG_USE)
 
 
 def trusted(ca_file: str | None) -> "ssl.SSLContext":

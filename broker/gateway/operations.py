@@ -10,6 +10,7 @@ from broker.child import Instructions
 from broker.errors import ServerBusy
 from broker.gateway.descriptors import RepeatedWarning
 from broker.gateway.namespace import Namespace
+from broker.gateway.reports import ReportingProcess
 from broker.gateway.router import Router
 from broker.http.readiness import RefusesSends
 from broker.logging import get_logger
@@ -53,6 +54,8 @@ class Operations:
         self._shows_workers = not self._is_cluster or bool(instructions.partitions)
         self._is_observer = instructions.gateway is None
         self._is_one_process = instructions.worker is not None
+        path = instructions.syphon_socket
+        self._syphons = {0: ReportingProcess(path)} if path else {}
         self._metrics = EndpointMetrics()
         self._failures = RepeatedWarning("no connection can be accepted")
 
@@ -85,8 +88,9 @@ class Operations:
         if self._shows_workers:  # one partition of each worker
             workers = self.partitions[:1] if self._is_cluster else range(len(self._router.workers))
         counted = self.partitions if self._shows_workers else ()
-        gateways, snapshots, counts = await asyncio.gather(
+        gateways, syphons, snapshots, counts = await asyncio.gather(
             _all({number: ask() for number, ask in self._counters.items()}, "gateway"),
+            _all({number: syphon.snapshot() for number, syphon in self._syphons.items()}, "syphon"),
             _all({partition: self._router.ask(partition, "metrics") for partition in workers}, "partition"),
             _all({partition: self._router.ask(partition, "counts") for partition in counted}, "partition"),
         )
@@ -100,6 +104,7 @@ class Operations:
             forwarding={entity.entity_id for entity in self._namespace if entity.forward_to(Part.MAIN)},
             is_one_process=self._is_one_process,
             observer=process_usage() if self._is_observer else None,
+            syphons=syphons,
         )
 
 

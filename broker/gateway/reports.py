@@ -1,8 +1,8 @@
-"""What each of several gateways reports to the observer, which has the operations endpoint of them all.
+"""What a process reports to the one that has the operations endpoint: several gateways to the observer, and a syphon.
 
-The observer connects to the gateway's unix socket, asks one question, and reads the answer until the gateway has closed
-the connection. So a gateway that hangs holds up nobody but who waits for it, and nothing has to be mended after either
-of the two was restarted.
+That one connects to the unix socket of the process, asks one question, and reads the answer until the process has
+closed the connection. So a process that hangs holds up nobody but who waits for it, and nothing has to be mended after
+either of the two was restarted.
 """
 
 import asyncio
@@ -19,14 +19,14 @@ READINESS, COUNTERS = b"r", b"c"
 
 
 class NotReady(Exception):
-    """The gateway takes no clients now, or does not reach all partitions; the text says why."""
+    """The process does not do its work now; the text says why."""
 
 
 class Reporter(Protocol):
-    """The gateway."""
+    """The process: a gateway, or a syphon."""
 
     def problem(self) -> str:
-        """Why it takes no clients now, or which partition it does not reach; empty if all is well."""
+        """Why it does not do its work now, for example which partition it does not reach; empty if all is well."""
 
     def snapshot(self) -> dict[str, Any]:
         """Its counters."""
@@ -51,7 +51,7 @@ class _Reception:
 
 
 class _Report(asyncio.Protocol):
-    """One connection of the observer."""
+    """One connection of who has the endpoint."""
 
     def __init__(self, reporter: Reporter) -> None:
         self._reporter = reporter
@@ -67,8 +67,8 @@ class _Report(asyncio.Protocol):
         self._transport.close()
 
 
-class ReportingGateway:
-    """A gateway for the observer. What it raises says what is wrong with the gateway."""
+class ReportingProcess:
+    """A process, for who has the endpoint. What it raises says what is wrong with the process."""
 
     def __init__(self, path: str) -> None:
         self._path = path

@@ -150,7 +150,7 @@ def create_ops_app(source: OpsSource) -> web.Application:
                 content_type, text = await _metrics_text(source)
         except TimeoutError:
             return json_answer({"error": f"no metrics within {METRICS_SECONDS:g} s"}, status=503)
-        return web.Response(body=text, headers={"Content-Type": content_type, **_HEADERS})
+        return metrics_answer(content_type, text)
 
     app = web.Application(middlewares=[errors_as_json], client_max_size=1024)
     app.router.add_get("/livez", livez)
@@ -161,10 +161,10 @@ def create_ops_app(source: OpsSource) -> web.Application:
 
 
 async def _metrics_text(source: OpsSource) -> tuple[str, bytes]:
-    from broker.exposition import CONTENT_TYPE, render  # only a broker that is scraped needs this import
+    from broker.exposition import CONTENT_TYPE, families, render  # only a broker that is scraped needs this import
 
     text = bytearray()
-    for family in render(await source.scene()):
+    for family in render(families(await source.scene())):
         text += family
         await asyncio.sleep(0)
     return CONTENT_TYPE, bytes(text)
@@ -181,7 +181,8 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
         allow = ", ".join(sorted(error.allowed_methods))
         return json_answer({"error": f"only {allow} is allowed here"}, status=405, Allow=allow)
     except web.HTTPNotFound:
-        return json_answer({"error": "not found", "paths": ["/livez", "/readyz", "/health", "/metrics"]}, status=404)
+        paths = [resource.canonical for resource in request.app.router.resources()]
+        return json_answer({"error": "not found", "paths": paths}, status=404)
     except web.HTTPException as error:
         return json_answer({"error": error.reason}, status=error.status)
     except Exception:
@@ -191,6 +192,10 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
 
 def _named(faults: Mapping[int, str]) -> dict[str, str]:
     return {str(number): text for number, text in faults.items()}
+
+
+def metrics_answer(content_type: str, text: bytes) -> web.Response:
+    return web.Response(body=text, headers={"Content-Type": content_type, **_HEADERS})
 
 
 def json_answer(body: object, status: int = 200, **headers: str) -> web.Response:

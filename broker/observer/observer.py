@@ -11,7 +11,7 @@ from typing import Any
 from broker.child import Instructions, announce_ready
 from broker.gateway.namespace import Entity, Namespace
 from broker.gateway.operations import Operations
-from broker.gateway.reports import ReportingGateway
+from broker.gateway.reports import ReportingProcess
 from broker.gateway.router import Router
 from broker.gateway.running import keep_beating, serve_beside, set_at_sigterm
 from broker.gateway.worker_tcp import connections
@@ -36,7 +36,7 @@ class Observer:
         )
         self._router.on_changed = self._on_changed
         self._router.on_deleted = self._on_deleted
-        gateways = {number: ReportingGateway(path) for number, path in enumerate(instructions.gateway_sockets)}
+        gateways = {number: ReportingProcess(path) for number, path in enumerate(instructions.gateway_sockets)}
         self._operations = Operations(
             instructions,
             self._router,

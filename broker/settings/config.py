@@ -12,6 +12,7 @@ from typing import Annotated, Any, NamedTuple, Self
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
 
+from broker.administration.address import parse_http_address
 from broker.namespace.entities import (
     DAY_MS,
     MAX_LOCK_MS,
@@ -29,6 +30,7 @@ from broker.namespace.entities import (
 from broker.namespace.rule_descriptions import RuleDescription
 from broker.settings import placement
 from broker.settings.addresses import parse_address
+from protocol.client.connection_string import ConnectionString, InvalidConnectionString
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -354,6 +356,52 @@ class Cluster(Frozen):
         return self
 
 
+def _is_connection_string(text: str) -> str:
+    try:
+        ConnectionString.parse(text)
+    except InvalidConnectionString as error:
+        raise PydanticCustomError("connection_string", "{text}", {"text": str(error)}) from None
+    return text
+
+
+def _is_http_address(text: str) -> str:
+    try:
+        parse_http_address(text)
+    except ValueError as error:
+        raise PydanticCustomError("http_address", "{text}", {"text": str(error)}) from None
+    return text
+
+
+class Syphon(Frozen):
+    """A syphon that the broker runs, if its namespace has the backlog of another one."""
+
+    primary: Annotated[str, StringConstraints(max_length=4096), AfterValidator(_is_connection_string)] | None = Field(
+        None,
+        repr=False,
+        description="Connection string of the primary namespace, to which a process of this broker brings what is in "
+        "the backlog here. It has a key, so the variable is a better place for it than a file that others may read.",
+    )
+    primary_http: Annotated[str, StringConstraints(max_length=1024), AfterValidator(_is_http_address)] | None = Field(
+        None,
+        description="Address of the primary for HTTP; off is http://HOST:5300 if its connection string is for plain "
+        "AMQP, else https://HOST.",
+    )
+    primary_name: (
+        Annotated[str, StringConstraints(max_length=200, pattern=r"^[A-Za-z0-9](?:[A-Za-z0-9_.~-]*[A-Za-z0-9_])?$")]
+        | None
+    ) = Field(
+        None,
+        description="The primary's name in the paths of the backlog queues; off is the first part of its host name.",
+    )
+    backlog_queues: int = Field(10, ge=1, le=1000, description="Backlog queues of the pairing. Missing ones are made.")
+    rate: float | None = Field(
+        None, gt=0, le=1_000_000, description="Messages that it moves in a second, at most; off is no limit."
+    )
+    ca: Path | None = Field(
+        None, description="PEM file of the authorities to trust with TLS to the primary; off trusts the system's."
+    )
+
+
 class Delivery(Frozen):
     """How messages are handed out."""
 
@@ -537,6 +585,9 @@ class Settings(Frozen):
         Partitioning(), description="Partitioned queues and topics, which are on all partitions."
     )
     cluster: Cluster = Field(Cluster(), description="A namespace on several machines.")
+    syphon: Syphon = Field(
+        Syphon(), description="A syphon that the broker runs, if its namespace has the backlog of another one."
+    )
     delivery: Delivery = Field(Delivery(), description="How messages are handed out.")
     security: Security = Field(Security(), description="Who may do what.")
     log: Log = Field(Log(), description="Logs, on standard error.")
@@ -627,6 +678,25 @@ class Settings(Frozen):
         if self.security.certificates and self.tls.client_ca is None:
             raise inconsistent("has no effect without tls.client_ca; set that", "security.certificates")
 
+    def _check_syphon(self) -> None:
+        if self.syphon.primary is None:
+            return
+        primary = ConnectionString.parse(self.syphon.primary)
+        is_here = is_loopback(primary.host) or primary.host.lower() == self.amqp.host.lower()
+        if is_here and primary.port in (self.amqp.port, self.amqp.tls_port):
+            raise inconsistent("is this broker itself; name the other namespace of the pairing", "syphon.primary")
+        asks_for_certificate = (
+            self.tls.client_ca is not None and self.tls.client_certificates is ClientCertificates.REQUIRED
+        )
+        for name, port in (("amqp", self.amqp.port), ("http", self.http.port)):
+            tls_port = getattr(self, name).tls_port
+            if port is None and (tls_port is None or asks_for_certificate):
+                raise inconsistent(
+                    f"needs {name}.port, or {name}.tls_port with tls.client_certificates = 'optional', because the "
+                    "syphon is a client of this broker",
+                    "syphon.primary",
+                )
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.workers == 0 and self.gateways > 1:
@@ -649,6 +719,7 @@ class Settings(Frozen):
             )
         self._check_ports()
         self._check_tls()
+        self._check_syphon()
         _refuse_duplicates("queue", "queues", [queue.name.lower() for queue in self.queues])
         for index, queue in enumerate(self.queues):
             _check_entity(f"queues.{index}", queue)

@@ -31,7 +31,16 @@ from broker.settings.variables import CONFIG_VARIABLE, VARIABLE_PREFIX, config_f
 from protocol.symbols import CORRELATION_FIELDS
 
 # For the commands that are clients; no settings.
-CLIENT_VARIABLES = ("PEEKLOCK_CONNECTION_STRING", "PEEKLOCK_HTTP_ENDPOINT", "PEEKLOCK_CA_FILE", "PEEKLOCK_METRICS_URL")
+CLIENT_VARIABLES = (
+    "PEEKLOCK_CONNECTION_STRING",
+    "PEEKLOCK_HTTP_ENDPOINT",
+    "PEEKLOCK_CA_FILE",
+    "PEEKLOCK_METRICS_URL",
+    "PEEKLOCK_PRIMARY",
+    "PEEKLOCK_SECONDARY",
+    "PEEKLOCK_PRIMARY_HTTP",
+    "PEEKLOCK_SECONDARY_HTTP",
+)
 EMULATOR_HTTP_PORT = "EMULATOR_HTTP_PORT"  # the emulator's own variable, which counts beside its Config.json
 MAX_FILE_BYTES = 16 << 20  # room for some 100,000 entities
 OFF = "off"
@@ -64,7 +73,7 @@ _RENAMED: dict[Place, Place] = {
     ("amqp", "tls_timeout_ms"): ("tls", "handshake_timeout_ms"),
 }
 
-SECRETS = frozenset({"root_key", "primary_key", "secondary_key"})
+SECRETS = frozenset({"root_key", "primary_key", "secondary_key", "primary"})
 
 # Kubernetes sets these for a service called peeklock or peeklock-something; they are not meant for us. A variable that
 # ends in _PORT is one of them only with an address in it: PEEKLOCK_AMQP_PORT=5672 is a misspelt setting.
@@ -80,6 +89,7 @@ _PATTERNS = {  # in words; the key is the last name of the place, or the model a
     "forward_to": "the name of a queue or topic",
     "forward_dead_lettered_messages_to": "the name of a queue or topic",
     "host": "an IP address or a host name",
+    "primary_name": "1 to 200 letters, digits and . _ - ~, with a letter or digit at both ends",
     "namespace": "2 to 50 letters, digits and -, beginning with a letter and ending with a letter or digit",
 }
 
@@ -290,10 +300,10 @@ class _Sources:
         return Loaded(settings, self._origins)
 
     def _missing_files(self, settings: Settings) -> Iterable[Problem]:
-        for name in ("certificate", "key", "client_ca"):
-            path = getattr(settings.tls, name)
+        files = {("tls", name): getattr(settings.tls, name) for name in ("certificate", "key", "client_ca")}
+        for place, path in (files | {("syphon", "ca"): settings.syphon.ca}).items():
             if path is not None and not path.is_file():
-                yield Problem(self._origin(("tls", name)).spelling, f"{str(path)!r} is not a file; name a PEM file")
+                yield Problem(self._origin(place).spelling, f"{str(path)!r} is not a file; name a PEM file")
 
     def _wrong_rules(self, settings: Settings) -> Iterable[Problem]:
         for at_topic, topic in enumerate(settings.topics):

@@ -1,6 +1,7 @@
 """Which processes a broker has, and what each is told.
 
-They are in groups in the order of their stop: gateways first, so that clients are told before workers end.
+They are in groups in the order of their stop: gateways before workers, so that clients are told before these end, and a
+syphon, which is a client, before all others.
 """
 
 import os
@@ -17,6 +18,7 @@ Roles = list[list[Role]]
 
 def all_roles(settings: Settings, parkings: Sequence[Parking]) -> Roles:
     """A whole broker; `parkings` has an item for each worker."""
+    syphon = _syphon(settings)
     workers = settings.worker_count
     sockets = tuple(f"{RUN}/worker-{worker}.sock" for worker in range(workers))
     if settings.is_one_process:
@@ -25,11 +27,11 @@ def all_roles(settings: Settings, parkings: Sequence[Parking]) -> Roles:
         )
         stall_seconds = settings.worker_stall_timeout_ms / 1000
         crashed = parkings[0].crashed
-        return [[Role("gateway", "broker.one_process", both, stall_seconds, reloads=True, crashed=crashed)]]
+        return [*syphon, [Role("gateway", "broker.one_process", both, stall_seconds, reloads=True, crashed=crashed)]]
     gateways, observer = _gateways(settings, sockets)
     partitions = [tuple(range(worker, settings.partitions, workers)) for worker in range(workers)]
     here = [_worker(settings, sockets, each, partitions[each], parkings[each]) for each in range(workers)]
-    return [gateways, [*observer, *here]]
+    return [*syphon, gateways, [*observer, *here]]
 
 
 def roles_of_gateways(settings: Settings) -> Roles:
@@ -70,6 +72,13 @@ def _observer(settings: Settings, instructions: Callable[[int], Instructions]) -
     return [Role("observer", "broker.observer", instructions, settings.gateway_stall_timeout_ms / 1000)]
 
 
+def _syphon(settings: Settings) -> Roles:
+    if settings.syphon.primary is None:
+        return []
+    stall_seconds = settings.gateway_stall_timeout_ms / 1000
+    return [[Role("syphon", "broker.inner_syphon", _instructions(settings, ()), stall_seconds, reloads=True)]]
+
+
 def _worker(
     settings: Settings, sockets: tuple[str, ...], number: int, owned: tuple[int, ...], parking: Parking
 ) -> Role:
@@ -101,6 +110,7 @@ def _instructions(
             restarts=restarts,
             parked=() if parking is None else parking.parked,
             gateway_sockets=reports,
+            syphon_socket="" if settings.syphon.primary is None else f"{RUN}/syphon.sock",
         )
 
     return after

@@ -98,6 +98,8 @@ def _require(settings: Settings, part: Part) -> None:
                 "leave them out, or run one of these"
             )
         return
+    if settings.syphon.primary is not None:
+        raise ConfigurationError("syphon.primary is for `peeklock serve`; beside gateways, run `peeklock syphon`")
     if not cluster.workers:
         raise ConfigurationError("cluster.workers (--workers) is missing: name the addresses of all workers")
     if part is Part.WORKER and not cluster.owned:
@@ -146,6 +148,7 @@ def _with_absolute_paths(settings: Settings) -> Settings:
             "data_dir": settings.data_dir.absolute(),
             "tls": _absolute(settings.tls),
             "cluster": _absolute(settings.cluster),
+            "syphon": _absolute(settings.syphon),
         }
     )
 

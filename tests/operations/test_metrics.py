@@ -1,14 +1,17 @@
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import msgpack
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from broker.exposition import PARTITION, render
-from broker.metrics import EndpointMetrics, GatewayMetrics, Histogram, Scene, WorkerMetrics
+from broker.exposition import PARTITION, families, render
+from broker.metrics import EndpointMetrics, GatewayMetrics, Histogram, Scene, WorkerMetrics, process_usage
+from broker.pairing.syphon.counters import Counters, QueueCounters
+from broker.pairing.syphon.service import snapshot
 from broker.wire import Outcome
 from storage.log.commit_log import LogUsage
 
@@ -35,7 +38,7 @@ def scene(gateway=None, workers=None, counts=(), entities=None, forwarding=()):
 
 def samples(scene):
     """(name, labels as a sorted tuple) -> value."""
-    text = b"".join(render(scene)).decode()
+    text = b"".join(render(families(scene))).decode()
     return {
         (sample.name, *sorted(sample.labels.items())): sample.value
         for family in text_string_to_metric_families(text)
@@ -249,7 +252,10 @@ def test_every_metric_is_documented_and_every_documented_metric_exists():
     gateway.errors["amqp:not-found"] += 1
     gateway.http_requests["management 200"] += 1
     workers = {0: WorkerMetrics().snapshot(0, 0, {0: dict.fromkeys(PARTITION, 1)}, LOG_USAGE._asdict())}
-    text = b"".join(render(scene(gateway, workers, entities={QUEUE: "orders"}))).decode()
+    counters = Counters(dead_lettered=Counter(["SyphonDestinationNotFound"]), queues={"q": QueueCounters(backlog=1)})
+    syphon = {**snapshot(counters, is_primary_up=True), "restarts": 0, **process_usage()}
+    seen = scene(gateway, workers, entities={QUEUE: "orders"})._replace(syphons={0: syphon})
+    text = b"".join(render(families(seen))).decode()
     shown = set()
     for family in text_string_to_metric_families(text):
         sample = family.samples[0]

@@ -1,11 +1,15 @@
 """Two brokers, to be paired."""
 
+import uuid
+
 import pytest
 
 from broker.administration.address import Address
+from broker.pairing.aliases import to_backlog
 from broker.pairing.pairing import Namespace
 from protocol.client.connection import connect_to
 from protocol.client.messages import Message
+from protocol.message.batches import pack_batch
 from tests.brokers import Broker
 
 QUEUES = """
@@ -41,6 +45,19 @@ def secondary(tmp_path_factory):
 
 def namespace(broker: Broker, connection_string: str | None = None) -> Namespace:
     return Namespace(connection_string or broker.connection_string, http=Address("http", "localhost", broker.http_port))
+
+
+async def fill(secondary: Broker, queue: str, path: str, count: int) -> None:
+    """Put messages for an entity of the primary into the queue, with ids that nobody has used."""
+    one_of = uuid.uuid4()
+    async with await connect_to(secondary.connection_string) as connection:
+        sender = await connection.sender(queue)
+        for start in range(0, count, 100):
+            part = [
+                to_backlog(Message.of(b"%d" % number, message_id=f"{one_of} {number}").encode(), path)
+                for number in range(start, min(start + 100, count))
+            ]
+            await sender.send(pack_batch(part), is_batch=True)
 
 
 async def taken(broker: Broker, queue: str) -> list[Message]:

@@ -38,11 +38,12 @@ SESSIONS = 6
 READ_FROM = {"orders": "orders", "news": "news/Subscriptions/all", "sessions": "sessions"}
 SEND_TIMEOUT_S = 20.0
 BETWEEN_SENDS_S = 0.02
-DRAINED_QUIET_S = 3.0
+ON_ITS_WAY_S = 0.3
 
 
 class Trouble(Enum):
     KILL = "primary killed"
+    KILL_SLOW = "primary killed while much is on its way"
     STOP = "primary stopped"
     CUT = "primary cut off"
     SLOW = "primary slowed"
@@ -52,7 +53,7 @@ class Trouble(Enum):
 class Syphon:
     """The process that drains the backlog, started again when it was killed."""
 
-    def __init__(self, primary: Broker, port: int, secondary: Broker, name: str, log: Path) -> None:
+    def __init__(self, primary: Broker, port: int, secondary: Broker, name: str, rate: float, log: Path) -> None:
         self._arguments = [
             "syphon",
             "--primary",
@@ -67,6 +68,8 @@ class Syphon:
             name,
             "--backlog-queues",
             str(3),
+            "--rate",
+            str(rate),
         ]
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
@@ -95,13 +98,17 @@ class Syphon:
 
 
 class Run:
-    """One run of the ledger."""
+    """One run of the ledger. Troubles last `longest_s` at most.
 
-    def __init__(self, directory: Path, seed: int, options: PairingOptions, longest_s: float) -> None:
+    `rate` is that of the syphon. With less than senders send it often has a backlog when the next trouble comes.
+    """
+
+    def __init__(self, directory: Path, seed: int, options: PairingOptions, longest_s: float, rate: float) -> None:
         self.books = Books()
         self.counts: Counter[str] = Counter()
         self.options = options
         self._longest_s = longest_s
+        self._rate = rate
         self._chance = random.Random(seed)
         self._directory = directory
         self.primary = Broker(directory / "primary", QUEUES)
@@ -125,7 +132,8 @@ class Run:
                 )
                 for _ in range(CLIENTS)
             ]
-            self._syphon = Syphon(self.primary, self._wire.port, self.secondary, "main", self._directory / "syphon.log")
+            log = self._directory / "syphon.log"
+            self._syphon = Syphon(self.primary, self._wire.port, self.secondary, "main", self._rate, log)
             self._syphon.start()
             stack.callback(self._syphon.kill)
             readers = [asyncio.create_task(self._again(self._browse, entity)) for entity in READ_FROM.values()]
@@ -136,8 +144,9 @@ class Run:
             await asyncio.gather(*senders)
             await self._drain()
             await asyncio.gather(*readers)
-            self._syphon.stop()
-            return self.books.breaches(["sessions"])
+            code = await asyncio.to_thread(self._syphon.stop)
+            ended = [f"the syphon ended with exit code {code}"] if code else []
+            return ended + self.books.breaches(["sessions"])
 
     # -- clients
 
@@ -199,13 +208,19 @@ class Run:
 
     async def _trouble(self, until: float) -> None:
         chance = self._chance
+        first = chance.sample([*Trouble], len(Trouble))  # each kind once, also in a short run
         while (left_s := until - time.monotonic()) > 0:
-            trouble = chance.choices([*Trouble], [3, 3, 3, 2, 2])[0]
+            trouble = first.pop() if first else chance.choices([*Trouble], [2, 2, 3, 3, 2, 2])[0]
             lasts_s = min(chance.uniform(0.1, 1) * self._longest_s, left_s)
             self.counts[trouble.value] += 1
             match trouble:
-                case Trouble.KILL:
+                case Trouble.KILL | Trouble.KILL_SLOW:
+                    if trouble is Trouble.KILL_SLOW:
+                        self._wire.delay_s = ON_ITS_WAY_S
+                        self._wire.become(State.SLOW)
+                        await asyncio.sleep(2 * ON_ITS_WAY_S)
                     await asyncio.to_thread(self.primary.kill)
+                    self._wire.become(State.WHOLE)
                     await asyncio.sleep(lasts_s)
                     await asyncio.to_thread(self.primary.start)
                 case Trouble.STOP:
@@ -246,7 +261,7 @@ class Run:
         async with await connect_to(self.primary.connection_string) as connection:
             for address in READ_FROM.values():
                 self.books.found += await self._left(connection, address)
-        missing = {key for key in self.books.accepted if key not in set(self.books.found)}
+        missing = self.books.accepted.keys() - set(self.books.found)
         self.books.found += missing & self._unsure  # completed, though nobody could say so
 
     async def _left(self, connection: Connection, address: str) -> list[Key]:
@@ -272,6 +287,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--longest", type=float, default=15, help="seconds that a trouble lasts at most")
+    parser.add_argument("--rate", type=float, default=1000, help="messages per second that the syphon may move")
     parser.add_argument("--failover-interval", type=float, default=3, help="seconds")
     parser.add_argument("--ping-interval", type=float, default=3, help="seconds")
     arguments = parser.parse_args()
@@ -283,7 +299,7 @@ def main() -> None:
         busy_wait_ms=500,
     )
     with tempfile.TemporaryDirectory(prefix="peeklock-pairing-") as directory:
-        run = Run(Path(directory), arguments.seed, options, arguments.longest)
+        run = Run(Path(directory), arguments.seed, options, arguments.longest, arguments.rate)
         breaches = asyncio.run(run.run(60 * arguments.minutes))
         print(f"seed {arguments.seed}: {dict(run.counts)}")
         print(run.books.summary())

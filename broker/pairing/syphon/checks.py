@@ -6,10 +6,11 @@ if that can be asked: it needs Manage.
 
 import asyncio
 from collections.abc import Iterator
+from ssl import SSLCertVerificationError
 from typing import Final, NamedTuple
 from xml.etree.ElementTree import Element
 
-from broker.administration.client import HttpClient, HttpError
+from broker.administration.client import HttpClient, HttpError, Unreachable, Untrusted
 from broker.atom.client_documents import text_of
 from broker.atom.values import UNLIMITED_MS, read_boolean, read_duration_ms, read_number
 from broker.logging import get_logger
@@ -20,7 +21,7 @@ from broker.pairing.provisioning import check_they_differ, create_lease_queue, c
 from broker.pairing.syphon.options import SyphonOptions
 from protocol import conditions
 from protocol.client.connection import Connection, connect_to
-from protocol.client.errors import AuthenticationFailed, ClientError, LinkDetached
+from protocol.client.errors import AuthenticationFailed, ClientError, ConnectionLost, LinkDetached
 
 log = get_logger("syphon")
 
@@ -29,6 +30,10 @@ USUAL_LOCK_SECONDS: Final = 60.0  # of queues that a pairing has made
 FEW_DELIVERIES: Final = 100
 SHOWN_NAMES: Final = 20
 _CHECKED_SESSION: Final = "check"  # no backlog queue has this lease
+
+
+class SecondaryAway(InvalidPairing):
+    """Nobody answers there now; it may be back later."""
 
 
 class Found(NamedTuple):
@@ -41,27 +46,40 @@ class Found(NamedTuple):
 
 
 async def check(primary: Namespace, secondary: Namespace, primary_name: str | None, options: SyphonOptions) -> Found:
-    """Raises InvalidPairing. The primary may be away; the secondary may not."""
+    """Raises InvalidPairing, and SecondaryAway if that is all that is wrong. The primary may be away."""
     name = name_of(primary, secondary, primary_name)
     queues, leases = backlog_queues(name, options.backlog_queue_count), lease_queue(name)
     described: dict[str, Element] = {}
-    not_made = ""
-    async with primary.management() as one, secondary.management() as other:
-        try:
-            await create_missing(other, name, options.backlog_queue_count)
-            await create_lease_queue(other, name)
-            described = {queue: (await other.get(queue)).description for queue in (*queues, leases)}
-        except (HttpError, InvalidPairing) as error:
-            not_made = str(error)
-        await check_they_differ(one, other)
-        await _tell_who_may_get_twice(one)
-    for queue in queues:
-        for text in _doubts(described.get(queue)):
-            log.warning(text, queue=queue)
-    await _try_secondary(secondary, queues, leases, not_made)
+    not_made: Exception | None = None
+    async with await _connected(secondary) as connection:
+        async with primary.management() as one, secondary.management() as other:
+            try:
+                await create_missing(other, name, options.backlog_queue_count)
+                await create_lease_queue(other, name)
+                described = {queue: (await other.get(queue)).description for queue in (*queues, leases)}
+            except (HttpError, InvalidPairing) as error:
+                not_made = error
+            await check_they_differ(one, other)
+            await _tell_who_may_get_twice(one)
+        for queue in queues:
+            for text in _doubts(described.get(queue)):
+                log.warning(text, queue=queue)
+        await asyncio.gather(*(_try(connection, queue, None, not_made) for queue in queues))
+        await _try(connection, leases, _CHECKED_SESSION, not_made)
     await _try_primary(primary)
     lock_s = {queue: _lock_s(described.get(queue)) for queue in queues}
     return Found(queues, leases, lock_s, _lock_s(described.get(leases)))
+
+
+async def _connected(secondary: Namespace) -> Connection:
+    try:
+        return await connect_to(secondary.target, tls=secondary.trust, timeout_s=CONNECT_SECONDS)
+    except AuthenticationFailed as error:
+        raise InvalidPairing(f"the secondary refuses the key: {error}") from error
+    except (ClientError, TimeoutError) as error:
+        if isinstance(error.__cause__, SSLCertVerificationError):
+            raise InvalidPairing(f"the secondary is not trusted: {error}") from error
+        raise SecondaryAway(f"the secondary cannot be reached: {error}") from error
 
 
 def _doubts(queue: Element | None) -> Iterator[str]:
@@ -86,17 +104,7 @@ def _lock_s(queue: Element | None) -> float:
         return USUAL_LOCK_SECONDS
 
 
-async def _try_secondary(secondary: Namespace, queues: list[str], leases: str, not_made: str) -> None:
-    try:
-        connection = await connect_to(secondary.target, tls=secondary.trust, timeout_s=CONNECT_SECONDS)
-    except (ClientError, TimeoutError) as error:
-        raise InvalidPairing(f"the secondary cannot be reached: {error}") from error
-    async with connection:
-        await asyncio.gather(*(_try(connection, queue, None, not_made) for queue in queues))
-        await _try(connection, leases, _CHECKED_SESSION, not_made)
-
-
-async def _try(connection: Connection, queue: str, session: str | None, not_made: str) -> None:
+async def _try(connection: Connection, queue: str, session: str | None, not_made: Exception | None) -> None:
     try:
         attached = (
             connection.receiver(queue, credit=0) if session is None else connection.accept_session(queue, session)
@@ -107,14 +115,23 @@ async def _try(connection: Connection, queue: str, session: str | None, not_made
     except LinkDetached as error:
         match error.condition:
             case conditions.NOT_FOUND:
-                raise InvalidPairing(f"{queue} is missing in the secondary, and was not made: {not_made}") from error
+                text = f"{queue} is missing in the secondary, and was not made: {not_made}"
+                raise SecondaryAway(text) if _is_away(not_made) else InvalidPairing(text) from error
             case conditions.UNAUTHORIZED_ACCESS:
                 raise InvalidPairing(f"the key has no right to listen at {queue} in the secondary: {error}") from error
             case conditions.SESSION_CANNOT_BE_LOCKED:
                 return
         raise InvalidPairing(f"{queue} in the secondary cannot be used: {error}") from error
-    except (ClientError, TimeoutError) as error:
+    except (ConnectionLost, TimeoutError) as error:
+        raise SecondaryAway(f"the secondary does not answer for {queue}: {error}") from error
+    except ClientError as error:
         raise InvalidPairing(f"{queue} in the secondary cannot be used: {error}") from error
+
+
+def _is_away(not_made: Exception | None) -> bool:
+    """The management API has not answered."""
+    causes = (not_made, not_made.__cause__ if not_made is not None else None)
+    return any(isinstance(each, Unreachable) and not isinstance(each, Untrusted) for each in causes)
 
 
 async def _try_primary(primary: Namespace) -> None:
@@ -125,6 +142,8 @@ async def _try_primary(primary: Namespace) -> None:
     except AuthenticationFailed as error:
         raise InvalidPairing(f"the primary refuses the key: {error}") from error
     except (ClientError, TimeoutError) as error:
+        if isinstance(error.__cause__, SSLCertVerificationError):
+            raise InvalidPairing(f"the primary is not trusted: {error}") from error
         log.info("the primary is away now", reason=str(error))
 
 

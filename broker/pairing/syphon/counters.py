@@ -1,7 +1,8 @@
 """What a syphon has done since it began, and what it knows of the backlog."""
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
 
 
 @dataclass(slots=True)
@@ -42,3 +43,12 @@ class Counters:
         """Of all queues; None if one of them is not known."""
         counts = [each.backlog for each in self.queues.values()]
         return None if None in counts else sum(filter(None, counts))
+
+    def snapshot(self) -> dict[str, Any]:
+        """All of it as plain values that msgpack can carry."""
+        # asdict would count the items of a Counter.
+        return {
+            **{each.name: getattr(self, each.name) for each in fields(self)},
+            "dead_lettered": dict(self.dead_lettered),
+            "queues": {path: asdict(queue) for path, queue in self.queues.items()},
+        }

@@ -35,6 +35,8 @@ HELD_OF_A_RATE_SECONDS: Final = 10.0  # with a rate, no more is locked than what
 
 
 class Syphon:
+    """`away` says why there is no connection to the secondary; None while there is one."""
+
     def __init__(self, primary: Namespace, secondary: Namespace, found: Found, options: SyphonOptions) -> None:
         self._secondary = secondary
         self._found = found
@@ -43,6 +45,7 @@ class Syphon:
         self._empty: set[str] = set()  # with `once`: queues that were drained
         self._stopping = asyncio.Event()
         self._tenders: list[Tender] = []
+        self.away: str | None = "it has not been connected to yet"
         self.counters = Counters(queues={queue: QueueCounters() for queue in found.queues})
         self._primary = Primary(primary.target, primary.trust, self.counters)
 
@@ -75,6 +78,7 @@ class Syphon:
                     self._secondary.target, tls=self._secondary.trust, timeout_s=CONNECT_SECONDS
                 )
                 log.info("secondary is there", host=self._secondary.target.host)
+                self.away = None
                 try:
                     await self._tend(connection, rate)
                 finally:
@@ -84,7 +88,7 @@ class Syphon:
                     retry_s, told = FIRST_RETRY_SECONDS, ""
                 if str(error) != told:
                     log.warning("secondary is away", reason=str(error))
-                told = str(error)
+                self.away = told = str(error)
                 await self._pause(retry_s)
                 retry_s = min(2 * retry_s, LONGEST_RETRY_SECONDS)
 

@@ -4,11 +4,15 @@ import asyncio
 
 import pytest
 
+from broker.pairing.costs import polls
 from broker.pairing.syphon.budget import Limits
 from broker.pairing.syphon.leases import Deferred
 from protocol.client.messages import Message
+from tests.pairing.syphon import worlds
 from tests.pairing.syphon.simulation import Entity, now_s, simulate
 from tests.pairing.syphon.worlds import Syphon, World, until
+
+DAY_S = 24 * 3600
 
 
 def simulated(test):
@@ -275,6 +279,23 @@ async def test_polls_are_counted_and_cost_what_the_cloud_bills():
     await asyncio.sleep(901)
     assert syphon.counters.polls == 97
     await syphon.stop()
+
+
+def test_ten_quiet_queues_cost_40_polls_an_hour_960_a_day_and_28800_in_30_days(monkeypatch):
+    monkeypatch.setattr(worlds, "LEASE_S", DAY_S)  # its renewals cost no polls, and would take most of the test's time
+
+    async def run():
+        syphons = [Syphon(World(seed)) for seed in range(10)]
+        await until(lambda: all(each.backlogs for each in syphons))
+        begun_s, counted = now_s(), []
+        for seconds in (3600, DAY_S, 30 * DAY_S):
+            await asyncio.sleep(begun_s + seconds + 1 - now_s())  # a poll begins a moment after the one before it
+            counted.append(sum(each.counters.polls for each in syphons))
+        for each in syphons:
+            await each.stop()
+        return counted
+
+    assert simulate(run()) == [40, 960, 28_800] == [polls(10, seconds) for seconds in (3600, DAY_S, 30 * DAY_S)]
 
 
 @simulated
