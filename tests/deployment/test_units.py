@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import options
 from manifests import skip_or_fail
 
 from broker.child import PERMANENT_FAULT
@@ -15,6 +14,7 @@ from broker.pairing.pairing import CLOSE_SECONDS
 from broker.pairing.syphon.syphon import STOP_SECONDS
 from broker.settings.config import Settings
 from broker.settings.sources import load
+from tests.deployment.command_line import options
 
 UNITS = Path(__file__).parents[2] / "deploy" / "systemd"
 NAMES = sorted(path.name for path in UNITS.glob("*.service"))
