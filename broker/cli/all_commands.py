@@ -9,6 +9,7 @@ from broker.cli.dead_letter import app as dead_letter_app
 from broker.cli.ending import FAILED
 from broker.cli.managing.entities import entity_app
 from broker.cli.managing.rules import rule_app
+from broker.cli.pairing.pair import pair_app
 from broker.cli.pairing.syphon import app as syphon_app
 from broker.cli.receive import app as receive_app
 from broker.cli.resend import app as resend_app
@@ -20,6 +21,7 @@ for each in (client_app, receive_app, dead_letter_app, resend_app, transfer_app,
 for kind in ("queue", "topic", "subscription"):
     app.add_typer(entity_app(kind), name=kind)
 app.add_typer(rule_app, name="rule")
+app.add_typer(pair_app, name="pair")
 
 
 def main() -> None:

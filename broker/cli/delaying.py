@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from broker.cli.ending import fail
-from broker.cli.quantities import duration_text
-from broker.namespace.durations import parse_duration
+from broker.cli.quantities import duration_ms
 from protocol.bounds import MAX_DELAY_MS
 
 if TYPE_CHECKING:
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 
 def _milliseconds(text: str) -> int:
     try:
-        delay_ms = parse_duration(duration_text(text))
+        delay_ms = duration_ms(text)
     except ValueError as error:
         raise typer.BadParameter(f"{text!r} {error}.") from None
     if delay_ms > MAX_DELAY_MS:

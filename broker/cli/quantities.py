@@ -25,6 +25,11 @@ def duration_text(text: str) -> str:
     return UNLIMITED if duration_ms >= UNLIMITED_MS else format_duration(duration_ms)
 
 
+def duration_ms(text: str) -> int:
+    """Milliseconds, of the same texts. Raises ValueError, with the fix."""
+    return parse_duration(duration_text(text))
+
+
 def _sum_of_parts(text: str) -> int:
     parts = list(_PART.finditer(text))
     units = [list(_UNITS_MS).index(part[2]) for part in parts]

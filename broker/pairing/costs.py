@@ -9,16 +9,15 @@ OPERATIONS_PER_MESSAGE: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Costs:
-    """Operations. `polls` are receives of the syphon that found nothing."""
+class OutageCosts:
+    """Operations that an outage adds."""
 
     pings: int
-    polls: int
     messages: int
 
     @property
     def total(self) -> int:
-        return self.pings + self.polls + self.messages
+        return self.pings + self.messages
 
 
 def polls(backlog_queues: int, seconds: float) -> int:
@@ -29,19 +28,19 @@ def polls(backlog_queues: int, seconds: float) -> int:
 def outage(
     *,
     messages: int,
-    outage_seconds: float,
+    outage_ms: int,
     entities: int,
     clients: int,
-    ping_interval_seconds: float,
-    failover_interval_seconds: float,
-) -> Costs:
-    """What an outage adds in which `messages` went to the backlog.
+    ping_interval_ms: int,
+    failover_interval_ms: int,
+) -> OutageCosts:
+    """What an outage adds in which `messages` were sent.
 
     Each client pings each of the entities that it sends to once in a ping interval, from the failover on, and once more
-    when the outage is over: that ping succeeds.
+    when the outage is over: that ping succeeds. An outage shorter than the failover interval adds nothing.
     """
-    failed_over_seconds = outage_seconds - failover_interval_seconds
-    pings = (
-        entities * clients * (int(failed_over_seconds // ping_interval_seconds) + 1) if failed_over_seconds >= 0 else 0
-    )
-    return Costs(pings, 0, OPERATIONS_PER_MESSAGE * messages)
+    failed_over_ms = outage_ms - failover_interval_ms
+    if failed_over_ms < 0:
+        return OutageCosts(0, 0)
+    pings = entities * clients * (failed_over_ms // ping_interval_ms + 1)
+    return OutageCosts(pings, OPERATIONS_PER_MESSAGE * messages)

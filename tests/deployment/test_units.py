@@ -10,13 +10,18 @@ import pytest
 from manifests import skip_or_fail
 
 from broker.child import PERMANENT_FAULT
+from broker.pairing.pairing import CLOSE_SECONDS
+from broker.pairing.syphon.syphon import STOP_SECONDS
 from broker.settings.config import Settings
 from broker.settings.sources import load
+from tests.deployment.command_line import options
 
 UNITS = Path(__file__).parents[2] / "deploy" / "systemd"
 NAMES = sorted(path.name for path in UNITS.glob("*.service"))
 BROKER = "/opt/peeklock/bin/peeklock"
 COMMANDS = {"peeklock.service": "serve", "peeklock-worker@.service": "worker", "peeklock-gateway.service": "gateway"}
+OF_PAIRINGS = {"peeklock-syphon.service": "syphon", "peeklock-pair.service": "pair"}
+SUPERVISED = sorted(COMMANDS)
 
 
 def lines(name, section="Service"):
@@ -54,7 +59,7 @@ def installed(tmp_path):
 
 
 def test_all_units_are_known_here():
-    assert set(COMMANDS) == set(NAMES)
+    assert {*COMMANDS, *OF_PAIRINGS} == set(NAMES)
 
 
 def test_systemd_takes_the_units(installed):
@@ -88,11 +93,29 @@ def test_all_units_shut_the_broker_in_alike():
     assert all(each == sandboxes[0] for each in sandboxes)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SUPERVISED)
 def test_each_unit_runs_its_command(name):
     program, command, *rest = value(name, "ExecStart").split()
     assert (program, command) == (BROKER, COMMANDS[name])
     assert rest == ["--config", "/etc/peeklock/peeklock.toml" if command == "serve" else "/etc/peeklock/cluster.toml"]
+
+
+@pytest.mark.parametrize("name", OF_PAIRINGS)
+def test_the_units_of_a_pairing_run_their_commands(name):
+    program, command, *rest = value(name, "ExecStart").split()
+    assert (program, command) == (BROKER, OF_PAIRINGS[name])
+    assert not any("SharedAccessKey" in line for line in (UNITS / name).read_text().splitlines())
+    options([command, *rest])
+
+
+def test_what_may_run_on_one_machine_has_operations_endpoints_of_its_own():
+    ports = [re.findall(r"--ops-port (\d+)", value(name, "ExecStart")) for name in OF_PAIRINGS]
+    assert len({str(Settings().ops.port), *(port for found in ports for port in found)}) == 3
+
+
+@pytest.mark.parametrize("name", OF_PAIRINGS)
+def test_a_pairing_has_time_to_end(name):
+    assert int(value(name, "TimeoutStopSec")) > max(STOP_SECONDS, CLOSE_SECONDS) + 5
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -101,7 +124,7 @@ def test_what_cannot_start_is_not_started_again(name):
     assert {int(code) for code in value(name, "RestartPreventExitStatus").split()} == {2, PERMANENT_FAULT}
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SUPERVISED)
 def test_the_supervisor_ends_its_children_in_time(name):
     assert value(name, "KillMode") == "mixed"
     assert int(value(name, "TimeoutStopSec")) > 2 * Settings().shutdown_timeout_ms / 1000

@@ -5,10 +5,7 @@ import random
 import pytest
 
 from broker.pairing.backlog import Rotation, backlog_queues, check_name, lease_queue, namespace_name
-from broker.pairing.costs import OPERATIONS_PER_MESSAGE, outage, polls
 from broker.pairing.options import InvalidPairing, PairingOptions
-
-HOUR = 3600
 
 
 @pytest.mark.parametrize(
@@ -90,35 +87,3 @@ def test_a_single_queue_has_no_alternative():
     rotation = Rotation(["a"], 1000, random.choice)
     rotation.pull("a", 0)
     assert rotation.pick("a", 1) == "a"
-
-
-def test_polls_are_those_of_the_cloud():
-    assert [polls(10, seconds) for seconds in (HOUR, 24 * HOUR, 30 * 24 * HOUR)] == [40, 960, 28_800]
-
-
-def test_an_outage_costs_pings_and_four_operations_for_each_message():
-    costs = outage(
-        messages=1000,
-        outage_seconds=3600,
-        entities=5,
-        clients=2,
-        ping_interval_seconds=60,
-        failover_interval_seconds=10,
-    )
-    assert costs.pings == 5 * 2 * 60
-    assert costs.messages == 1000 * OPERATIONS_PER_MESSAGE == 4000
-    assert costs.total == 4600
-
-
-def test_an_outage_that_ends_before_the_failover_costs_no_pings():
-    assert (
-        outage(
-            messages=0,
-            outage_seconds=9,
-            entities=5,
-            clients=2,
-            ping_interval_seconds=60,
-            failover_interval_seconds=10,
-        ).total
-        == 0
-    )
