@@ -114,6 +114,13 @@ class Listener:
             self._reception.arrived(protocol)
 
 
+def no_delay(transport: asyncio.BaseTransport) -> None:
+    """Turn Nagle's algorithm off: turns gather answers already, so it would only delay them."""
+    connection = transport.get_extra_info("socket")
+    if connection is not None and connection.family in (socket.AF_INET, socket.AF_INET6):
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
 _ADVICE = {
     errno.EADDRINUSE: "Another program has the port: end that, or set {setting} to another",
     errno.EACCES: "Ports below 1024 need a right: the capability CAP_NET_BIND_SERVICE, or a lower "

@@ -5,7 +5,6 @@ ends as little as possible: the delivery, else the link, else the connection.
 """
 
 import asyncio
-import socket
 import time
 import uuid
 from collections.abc import Callable, Collection
@@ -15,7 +14,6 @@ from typing import Concatenate, ParamSpec, Protocol, cast
 from broker.errors import BrokerError, EntityNotFound
 from broker.gateway.bound_links import MAX_LINKS_WITHOUT_RIGHTS, BoundLinks
 from broker.gateway.conditions import condition_of
-from broker.gateway.descriptors import RepeatedWarning
 from broker.gateway.host import Overrunning, Responder, SessionHolder, Shared
 from broker.gateway.links.intake import Intake
 from broker.gateway.links.receivers import ClientReceiver
@@ -27,7 +25,9 @@ from broker.gateway.transactions import Transactions
 from broker.gateway.turn import Gathering
 from broker.gateway.unsent import UnsentOutput
 from broker.keys import EMULATOR_KEY
+from broker.listening import no_delay
 from broker.logging import get_logger
+from broker.repeated_warning import RepeatedWarning
 from broker.tls import names_of
 from protocol import conditions, error_texts
 from protocol.addresses import Node
@@ -43,13 +43,6 @@ from protocol.errors import InvalidField, ProtocolError
 from protocol.nodes.sas_tokens import Claim
 
 log = get_logger("gateway")
-
-
-def no_delay(transport: asyncio.BaseTransport) -> None:
-    """Turn Nagle's algorithm off: turns gather answers already, so it would only delay them."""
-    connection = transport.get_extra_info("socket")
-    if connection is not None and connection.family in (socket.AF_INET, socket.AF_INET6):
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
 # After a close the peer has this long to answer before the socket is closed.

@@ -1,7 +1,6 @@
 """File descriptors of a gateway: raises the limit, and computes how many connections there can be."""
 
 import resource
-import time
 
 from broker.http.ops import MAX_CONNECTIONS as OPS_CONNECTIONS
 from broker.logging import get_logger
@@ -11,7 +10,6 @@ from broker.settings.config import Settings
 REFUSED_CONNECTIONS = 200
 # For libraries, listeners, the event loop and workers.
 OWN_DESCRIPTORS = 100
-LOG_SECONDS = 5.0
 
 log = get_logger("gateway")
 
@@ -49,20 +47,3 @@ def allowed_connections(settings: Settings) -> tuple[int, int]:
             fix=f"raise the limit of open files (ulimit -n) by {most - served}, or lower amqp.max_connections",
         )
     return served, refused
-
-
-class RepeatedWarning:
-    """Logs an event, at most once in some seconds, with the number of times it has happened since the last line."""
-
-    def __init__(self, event: str) -> None:
-        self._event = event
-        self._count = 0
-        self._silent_until_s = 0.0
-
-    def happened(self, reason: str, **fields: str) -> None:
-        self._count += 1
-        now_s = time.monotonic()
-        if now_s >= self._silent_until_s:
-            log.warning(self._event, reason=reason, count=self._count, **fields)
-            self._count = 0
-            self._silent_until_s = now_s + LOG_SECONDS

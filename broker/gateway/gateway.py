@@ -12,7 +12,7 @@ from typing import Any
 
 from broker.child import Instructions, announce_ready
 from broker.gateway.connection import ClientConnection
-from broker.gateway.descriptors import RepeatedWarning, allowed_connections
+from broker.gateway.descriptors import allowed_connections
 from broker.gateway.message_ids import MessageIds
 from broker.gateway.namespace import Entity, Namespace
 from broker.gateway.operations import Operations
@@ -27,6 +27,7 @@ from broker.keys import SECURITY_FILE, Keyring, read_keyring
 from broker.listening import Listener, cannot_listen, listen
 from broker.logging import get_logger
 from broker.metrics import GatewayMetrics
+from broker.repeated_warning import RepeatedWarning
 from broker.settings.config import ConfigurationError, Settings
 from broker.tls import ServerTls
 from protocol.engine.unfinished import Pool

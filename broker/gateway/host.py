@@ -8,7 +8,6 @@ from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, Protocol
 
 from broker.errors import BrokerError
-from broker.gateway.descriptors import RepeatedWarning
 from broker.gateway.message_ids import MessageIds
 from broker.gateway.namespace import Namespace
 from broker.gateway.rights import Rights
@@ -18,6 +17,7 @@ from broker.gateway.turn import Gathering, Turn
 from broker.gateway.unsent import UnsentOutput
 from broker.keys import Keyring
 from broker.metrics import GatewayMetrics
+from broker.repeated_warning import RepeatedWarning
 from broker.settings.config import Settings
 from protocol.addresses import Node
 from protocol.engine.deliveries import Delivery

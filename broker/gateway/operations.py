@@ -8,13 +8,13 @@ from typing import Any
 from broker import __version__
 from broker.child import Instructions
 from broker.errors import ServerBusy
-from broker.gateway.descriptors import RepeatedWarning
 from broker.gateway.namespace import Namespace
 from broker.gateway.reports import ReportingProcess
 from broker.gateway.router import Router
 from broker.http.readiness import RefusesSends
 from broker.logging import get_logger
 from broker.metrics import EndpointMetrics, Scene, process_usage
+from broker.repeated_warning import RepeatedWarning
 from broker.starting import phase_file, phase_of
 from protocol.addresses import Part
 

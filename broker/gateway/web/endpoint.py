@@ -20,12 +20,12 @@ from aiohttp.web_protocol import RequestHandler
 from broker import __version__
 from broker.atom.documents import ERROR_TYPE, write_error
 from broker.errors import BrokerError, InvalidArgument, ServerBusy
-from broker.gateway.descriptors import RepeatedWarning
 from broker.gateway.web.statuses import RequestRefused, Status, status_of
 from broker.gateway.web.targets import decoded, path_of
 from broker.listening import Listener, listen
 from broker.logging import get_logger
 from broker.metrics import GatewayMetrics
+from broker.repeated_warning import RepeatedWarning
 from broker.settings.config import Http
 from broker.tls import ServerTls
 from protocol.engine.unfinished import Pool, Unfinished
