@@ -6,11 +6,10 @@ if that can be asked: it needs Manage.
 
 import asyncio
 from collections.abc import Iterator
-from ssl import SSLCertVerificationError
 from typing import Final, NamedTuple
 from xml.etree.ElementTree import Element
 
-from broker.administration.client import HttpClient, HttpError, Unreachable, Untrusted
+from broker.administration.client import HttpClient, HttpError
 from broker.atom.client_documents import text_of
 from broker.atom.values import UNLIMITED_MS, read_boolean, read_duration_ms, read_number
 from broker.logging import get_logger
@@ -18,22 +17,18 @@ from broker.pairing.backlog import backlog_queues, lease_queue
 from broker.pairing.options import InvalidPairing
 from broker.pairing.pairing import Namespace, name_of
 from broker.pairing.provisioning import check_they_differ, create_lease_queue, create_missing
+from broker.pairing.reaching import SecondaryAway, connect_secondary, is_away, reason_primary_is_away
 from broker.pairing.syphon.options import SyphonOptions
 from protocol import conditions
-from protocol.client.connection import Connection, connect_to
+from protocol.client.connection import Connection
 from protocol.client.errors import AuthenticationFailed, ClientError, ConnectionLost, LinkDetached
 
 log = get_logger("syphon")
 
-CONNECT_SECONDS: Final = 10.0
 USUAL_LOCK_SECONDS: Final = 60.0  # of queues that a pairing has made
 FEW_DELIVERIES: Final = 100
 SHOWN_NAMES: Final = 20
 _CHECKED_SESSION: Final = "check"  # no backlog queue has this lease
-
-
-class SecondaryAway(InvalidPairing):
-    """Nobody answers there now; it may be back later."""
 
 
 class Found(NamedTuple):
@@ -51,7 +46,7 @@ async def check(primary: Namespace, secondary: Namespace, primary_name: str | No
     queues, leases = backlog_queues(name, options.backlog_queue_count), lease_queue(name)
     described: dict[str, Element] = {}
     not_made: Exception | None = None
-    async with await _connected(secondary) as connection:
+    async with await connect_secondary(secondary) as connection:
         async with primary.management() as one, secondary.management() as other:
             try:
                 await create_missing(other, name, options.backlog_queue_count)
@@ -66,20 +61,11 @@ async def check(primary: Namespace, secondary: Namespace, primary_name: str | No
                 log.warning(text, queue=queue)
         await asyncio.gather(*(_try(connection, queue, None, not_made) for queue in queues))
         await _try(connection, leases, _CHECKED_SESSION, not_made)
-    await _try_primary(primary)
+    reason = await reason_primary_is_away(primary)
+    if reason is not None:
+        log.info("the primary is away now", reason=reason)
     lock_s = {queue: _lock_s(described.get(queue)) for queue in queues}
     return Found(queues, leases, lock_s, _lock_s(described.get(leases)))
-
-
-async def _connected(secondary: Namespace) -> Connection:
-    try:
-        return await connect_to(secondary.target, tls=secondary.trust, timeout_s=CONNECT_SECONDS)
-    except AuthenticationFailed as error:
-        raise InvalidPairing(f"the secondary refuses the key: {error}") from error
-    except (ClientError, TimeoutError) as error:
-        if isinstance(error.__cause__, SSLCertVerificationError):
-            raise InvalidPairing(f"the secondary is not trusted: {error}") from error
-        raise SecondaryAway(f"the secondary cannot be reached: {error}") from error
 
 
 def _doubts(queue: Element | None) -> Iterator[str]:
@@ -116,7 +102,7 @@ async def _try(connection: Connection, queue: str, session: str | None, not_made
         match error.condition:
             case conditions.NOT_FOUND:
                 text = f"{queue} is missing in the secondary, and was not made: {not_made}"
-                raise SecondaryAway(text) if _is_away(not_made) else InvalidPairing(text) from error
+                raise SecondaryAway(text) if is_away(not_made) else InvalidPairing(text) from error
             case conditions.UNAUTHORIZED_ACCESS:
                 raise InvalidPairing(f"the key has no right to listen at {queue} in the secondary: {error}") from error
             case conditions.SESSION_CANNOT_BE_LOCKED:
@@ -126,25 +112,6 @@ async def _try(connection: Connection, queue: str, session: str | None, not_made
         raise SecondaryAway(f"the secondary does not answer for {queue}: {error}") from error
     except ClientError as error:
         raise InvalidPairing(f"{queue} in the secondary cannot be used: {error}") from error
-
-
-def _is_away(not_made: Exception | None) -> bool:
-    """The management API has not answered."""
-    causes = (not_made, not_made.__cause__ if not_made is not None else None)
-    return any(isinstance(each, Unreachable) and not isinstance(each, Untrusted) for each in causes)
-
-
-async def _try_primary(primary: Namespace) -> None:
-    """See whether it takes the key, if it is there."""
-    try:
-        async with await connect_to(primary.target, tls=primary.trust, timeout_s=CONNECT_SECONDS) as connection:
-            await connection.authorize(primary.target.entity_path)
-    except AuthenticationFailed as error:
-        raise InvalidPairing(f"the primary refuses the key: {error}") from error
-    except (ClientError, TimeoutError) as error:
-        if isinstance(error.__cause__, SSLCertVerificationError):
-            raise InvalidPairing(f"the primary is not trusted: {error}") from error
-        log.info("the primary is away now", reason=str(error))
 
 
 async def _tell_who_may_get_twice(primary: HttpClient) -> None:

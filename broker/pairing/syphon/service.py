@@ -9,7 +9,8 @@ from typing import Any, Final
 
 from broker.logging import get_logger
 from broker.pairing.pairing import Namespace
-from broker.pairing.syphon.checks import Found, SecondaryAway, check
+from broker.pairing.reaching import SecondaryAway
+from broker.pairing.syphon.checks import Found, check
 from broker.pairing.syphon.counters import Counters
 from broker.pairing.syphon.options import SyphonOptions
 from broker.pairing.syphon.syphon import Syphon
