@@ -20,6 +20,7 @@ from protocol import bounds
 from protocol.client.messages import Message
 from protocol.codec import Described, Long, Timestamp
 from protocol.errors import InvalidField, ProtocolError
+from protocol.message.batches import pack_batch, unpack_batch
 from protocol.symbols import (
     DATETIME_OFFSET,
     DEADLETTER_SOURCE,
@@ -90,6 +91,11 @@ def to_backlog(message: bytes, path: str) -> bytes:
         return _aliased(Message.decode(message), path)
     except (IndexError, TypeError, ValueError, OverflowError) as error:
         raise InvalidField("message", f"cannot be read: {error}") from None
+
+
+def batch_to_backlog(batch: bytes, path: str) -> bytes:
+    """As `to_backlog`, for a batch (`protocol.message.batches`). Raises LimitExceeded, too."""
+    return pack_batch(to_backlog(message, path) for message in unpack_batch(batch))
 
 
 def _aliased(parsed: Message, path: str) -> bytes:

@@ -4,7 +4,7 @@ import asyncio
 from typing import NamedTuple
 
 from broker.logging import get_logger
-from broker.pairing.aliases import to_backlog
+from broker.pairing.aliases import batch_to_backlog, to_backlog
 from broker.pairing.availability import Availability, Path
 from broker.pairing.backlog import Rotation
 from broker.pairing.counters import Counters
@@ -57,8 +57,8 @@ class PairedSender:
         self._parts = parts
         self._queue: str | None = None  # the backlog queue that this sender uses (PN7)
 
-    async def send(self, message: bytes, timeout_s: float = 60.0) -> Sent:
-        """Send an encoded message. Returns when it is stored, in the primary or in a backlog queue.
+    async def send(self, message: bytes, timeout_s: float = 60.0, *, is_batch: bool = False) -> Sent:
+        """Send an encoded message, or a batch. Returns when it is stored, in the primary or in a backlog queue.
 
         Until `timeout_s` have passed, a send that has failed is repeated where it may help. So a message whose answer
         was lost may be stored twice, which duplicate detection notices by its message id.
@@ -74,7 +74,8 @@ class PairedSender:
             path = self._path
             changed = path.changed
             is_to_backlog = path.health.has_failed_over
-            failed = await (self._to_backlog if is_to_backlog else self._to_primary)(message, deadline_s)
+            send = self._to_backlog if is_to_backlog else self._to_primary
+            failed = await send(message, deadline_s, is_batch)
             if failed is None:
                 queue = self._queue if is_to_backlog and self._queue is not None else path.name
                 return Sent(queue, is_to_backlog, is_repeated)
@@ -87,11 +88,11 @@ class PairedSender:
             if loop.time() >= deadline_s:
                 raise failed.error
 
-    async def _to_primary(self, message: bytes, deadline_s: float) -> Failed | None:
+    async def _to_primary(self, message: bytes, deadline_s: float, is_batch: bool) -> Failed | None:
         """Send, and wait for the answer until the entity fails over."""
         path, parts = self._path, self._parts
         began_ms = parts.availability.now_ms()
-        sending = asyncio.create_task(self._send(parts.primary, path.name, message))
+        sending = asyncio.create_task(self._send(parts.primary, path.name, message, is_batch))
         try:
             if not await self._is_answered(sending, min(deadline_s, began_ms / 1000 + self._attempt_s)):
                 parts.primary.retire(began_ms / 1000)
@@ -118,14 +119,14 @@ class PairedSender:
             await asyncio.wait([sending, path.changed], timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
         return sending.done()
 
-    async def _to_backlog(self, message: bytes, deadline_s: float) -> Failed | None:
+    async def _to_backlog(self, message: bytes, deadline_s: float, is_batch: bool) -> Failed | None:
         path, parts = self._path, self._parts
         now_ms = parts.availability.now_ms()
         queue = self._queue = parts.rotation.pick(self._queue, now_ms)
-        aliased = to_backlog(message, path.name)
+        aliased = (batch_to_backlog if is_batch else to_backlog)(message, path.name)
         try:
             async with asyncio.timeout_at(min(deadline_s, now_ms / 1000 + self._attempt_s)):
-                await self._send(parts.secondary, queue, aliased)
+                await self._send(parts.secondary, queue, aliased, is_batch)
         except (ClientError, TimeoutError) as error:
             if isinstance(error, AuthenticationFailed) or is_of_the_message(error):
                 raise
@@ -148,7 +149,7 @@ class PairedSender:
     def _attempt_s(self) -> float:
         return self._parts.options.attempt_timeout_ms / 1000
 
-    async def _send(self, endpoint: Endpoint, path: str, message: bytes) -> None:
+    async def _send(self, endpoint: Endpoint, path: str, message: bytes, is_batch: bool) -> None:
         sender = await endpoint.sender(path)
         limit = sender.link.remote_max_message_bytes
         if limit and len(message) > limit:
@@ -156,4 +157,4 @@ class PairedSender:
                 conditions.LINK_MESSAGE_SIZE_EXCEEDED,
                 f"The message has {len(message)} bytes as it goes to {path} of the {endpoint.name}; it takes {limit}.",
             )
-        await sender.send(message)
+        await sender.send(message, is_batch=is_batch)
