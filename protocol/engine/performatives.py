@@ -144,9 +144,13 @@ def checked(frame: memoryview, at: int, code: int) -> list[Any]:
     fields, end = decode(frame, at, MAX_VALUES)
     if not isinstance(fields, list) or end != len(frame):
         raise DecodeError(f"the body of {_NAME[code]} is not one list", at)
-    width = len(_FIELDS[code])
+    return checked_fields(code, fields)
+
+
+def checked_fields(code: int, fields: list[Any]) -> list[Any]:
+    """The decoded fields of performative `code`, padded with None. Raises InvalidField as `checked` does."""
     _check(_NAME[code], code, fields)
-    return fields + [None] * (width - len(fields))
+    return fields + [None] * (len(_FIELDS[code]) - len(fields))
 
 
 def _check(name: str, code: int, values: list[Any]) -> None:

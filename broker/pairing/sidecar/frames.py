@@ -1,0 +1,168 @@
+"""Frames of AMQP as bytes: where one ends, what it is, and how to write one (AMQP 1.0 2.3).
+
+Most frames pass the sidecar unread. So `transfer` and `outcomes` read only what is needed of the usual encodings, and
+fall back on decoding the whole performative.
+"""
+
+from collections.abc import Sequence
+from struct import Struct
+from typing import Any, Final, NamedTuple
+
+from protocol.codec import Described, ULong, decode, encode
+from protocol.engine.performatives import checked_fields
+from protocol.errors import DecodeError, ProtocolError
+from protocol.symbols import DESCRIPTOR_OF, Descriptor
+
+PROTOCOL: Final = b"AMQP"  # a protocol header begins with it, and has 8 bytes
+HEADER_BYTES: Final = 8
+SASL_TYPE: Final = 1
+MAX_VALUES: Final = 4096  # in one performative
+
+# Size, data offset in words, type, channel; then the constructor and code of a performative in their usual form.
+HEAD: Final = Struct(">IBBH")
+USUAL: Final = Struct(">IBBHHB")
+USUAL_DESCRIPTOR: Final = 0x0053
+USUAL_OFFSET: Final = 2
+
+_U32: Final = Struct(">I").unpack_from
+_NULL, _TRUE, _FALSE, _ZERO, _SMALL, _WIDE = 0x40, 0x41, 0x42, 0x43, 0x52, 0x70
+_LIST8, _LIST32, _BINARY8 = 0xC0, 0xD0, 0xA0
+_LIST_AT: Final = HEADER_BYTES + 3  # behind the descriptor in its usual form
+_TRANSFER_DESCRIPTOR: Final = bytes((0x00, 0x53, Descriptor.TRANSFER))
+_ABORTED: Final = 9  # the index of this field of a transfer; few have so many fields
+
+
+class FrameTooLarge(ProtocolError):
+    """A frame is larger than its receiver has allowed."""
+
+
+class Frame(NamedTuple):
+    """`fields` are all of the performative, of the types that they must have; `payload` is what comes behind it.
+
+    Those of SASL, and of what is no performative, are as they came.
+    """
+
+    channel: int
+    code: int
+    fields: list[Any]
+    payload: bytes
+
+    def field(self, index: int) -> Any:
+        return self.fields[index] if index < len(self.fields) else None
+
+
+def read(data: bytes, start: int, end: int) -> Frame | None:
+    """Decode the frame that lies there; None for an empty one, which is a heartbeat. Raises ProtocolError."""
+    _, words, kind, channel = HEAD.unpack_from(data, start)
+    body = start + 4 * words
+    if words < USUAL_OFFSET or body > end:
+        raise DecodeError(f"a frame of {end - start} bytes whose body begins at {4 * words}", start)
+    if body == end:
+        return None
+    value, stop = decode(memoryview(data)[:end], body, MAX_VALUES)
+    if not isinstance(value, Described) or not isinstance(value.value, list):
+        raise DecodeError("a frame without a performative", body)
+    descriptor = value.descriptor
+    code = DESCRIPTOR_OF.get(descriptor) if isinstance(descriptor, str) else descriptor
+    if not isinstance(code, int):
+        raise DecodeError("a frame with an unknown performative", body)
+    fields = checked_fields(int(code), value.value) if Descriptor.OPEN <= code <= Descriptor.CLOSE else value.value
+    return Frame(channel if kind != SASL_TYPE else 0, int(code), fields, data[stop:end])
+
+
+def write(channel: int, code: int, fields: Sequence[Any], payload: bytes = b"", kind: int = 0) -> bytes:
+    """One frame, without nulls at the end of its fields."""
+    count = len(fields)
+    while count and fields[count - 1] is None:
+        count -= 1
+    body = encode(Described(ULong(code), list(fields[:count])))
+    return HEAD.pack(HEADER_BYTES + len(body) + len(payload), USUAL_OFFSET, kind, channel) + body + payload
+
+
+class Transfer(NamedTuple):
+    """What is read of a transfer (2.7.5). `delivery_id` is None in some of the later frames of a delivery."""
+
+    handle: int
+    delivery_id: int | None
+    settled: bool
+    aborted: bool
+
+
+def transfer(data: bytes, start: int, end: int) -> Transfer:
+    """Read a transfer in its usual form or in any other. Raises ProtocolError."""
+    if data[start + 4] != USUAL_OFFSET or data[start + HEADER_BYTES : start + _LIST_AT] != _TRANSFER_DESCRIPTOR:
+        return _whole_transfer(data, start, end)
+    try:
+        at = start + _LIST_AT
+        form = data[at]
+        if form == _LIST8:
+            count, at = data[at + 2], at + 3
+        elif form == _LIST32:
+            (count,), at = _U32(data, at + 5), at + 9
+        else:
+            return _whole_transfer(data, start, end)
+        if count > _ABORTED:
+            return _whole_transfer(data, start, end)
+        handle, at = _uint(data, at)
+        number, at = _uint(data, at) if count > 1 else (None, at)
+        settled = False
+        if count > 4:
+            form = data[at]
+            if form == _BINARY8:
+                at += 2 + data[at + 1]
+            elif form == _NULL:
+                at += 1
+            else:
+                return _whole_transfer(data, start, end)
+            _, at = _uint(data, at)
+            settled = data[at] == _TRUE
+        if handle is None or at > end:
+            return _whole_transfer(data, start, end)
+    except (IndexError, _Unusual):
+        return _whole_transfer(data, start, end)
+    return Transfer(handle, number, settled, False)
+
+
+class _Unusual(Exception):
+    pass
+
+
+def _uint(data: bytes, at: int) -> tuple[int | None, int]:
+    form = data[at]
+    if form == _SMALL:
+        return data[at + 1], at + 2
+    if form == _ZERO:
+        return 0, at + 1
+    if form == _WIDE:
+        return _U32(data, at + 1)[0], at + 5
+    if form == _NULL:
+        return None, at + 1
+    raise _Unusual
+
+
+def _whole_transfer(data: bytes, start: int, end: int) -> Transfer:
+    frame = read(data, start, end)
+    if frame is None or frame.code != Descriptor.TRANSFER or not isinstance(frame.field(0), int):
+        raise DecodeError("a transfer without a handle", start)
+    number = frame.field(1)
+    return Transfer(
+        int(frame.field(0)),
+        int(number) if isinstance(number, int) else None,
+        frame.field(4) is True,
+        frame.field(_ABORTED) is True,
+    )
+
+
+class Outcomes(NamedTuple):
+    """A disposition (2.7.6). `by_receiver`: the deliveries are the other side's. `state` is None without one."""
+
+    by_receiver: bool
+    first: int
+    last: int
+    settled: bool
+    state: Described | None
+
+
+def outcomes(frame: Frame) -> Outcomes:
+    role, first, last, settled, state = frame.fields[:5]
+    return Outcomes(role, int(first), int(first if last is None else last), settled is True, state)
