@@ -16,7 +16,8 @@ from typing import Self
 
 import psutil
 
-from tests.caller import WORKERS
+from tests.caller import SIDECAR, WORKERS
+from tests.sidecars import Sidecar
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 KEY_NAME = "RootManageSharedAccessKey"
@@ -53,6 +54,8 @@ class Broker:
     `config` is the text of a TOML file. Ports are chosen once and kept over restarts. `prefix` is a command that runs
     the broker's, in its own process. `workers` is the setting, which is not to be in `config`; 0 is one process, and
     None is what a user gets who does not set it. A test that needs a process for the worker says so.
+
+    With PEEKLOCK_TEST_SIDECAR=1 clients reach it through a sidecar, at `amqp_port`; `own_amqp_port` is the broker's.
     """
 
     def __init__(
@@ -72,10 +75,24 @@ class Broker:
         self.arguments = arguments
         self.prefix = prefix
         self.workers = workers
-        self.amqp_port, self.http_port, self.ops_port = free_ports(3)
+        self.own_amqp_port, self.http_port, self.ops_port = free_ports(3)
+        self.amqp_port = self.own_amqp_port
+        self.sidecar: Sidecar | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self.directory.mkdir(parents=True, exist_ok=True)
         self.config_file.write_text(config)
+        if SIDECAR:
+            self._put_sidecar_before()
+
+    def _put_sidecar_before(self) -> None:
+        """Its secondary is not there: it is to pass on what clients do, and not to fail over."""
+        self.amqp_port, ops_port, nowhere, http_nowhere = free_ports(4)
+        key = f"SharedAccessKeyName={KEY_NAME};SharedAccessKey={KEY};UseDevelopmentEmulator=true"
+        arguments = ["--primary", f"Endpoint=sb://localhost:{self.own_amqp_port};{key}"]
+        arguments += ["--secondary", f"Endpoint=sb://localhost:{nowhere};{key}", "--failover-interval", "1h"]
+        arguments += ["--primary-http", f"http://localhost:{self.http_port}"]
+        arguments += ["--secondary-http", f"http://localhost:{http_nowhere}"]
+        self.sidecar = Sidecar(self.directory, self.amqp_port, ops_port, arguments)
 
     def __enter__(self) -> Self:
         self.start()
@@ -107,7 +124,7 @@ class Broker:
 
     def command(self) -> list[str]:
         command = ["serve", "--config", str(self.config_file), "--data-dir", str(self.data_dir)]
-        command += ["--amqp-port", str(self.amqp_port), "--http-port", str(self.http_port)]
+        command += ["--amqp-port", str(self.own_amqp_port), "--http-port", str(self.http_port)]
         command += ["--ops-port", str(self.ops_port), *self.arguments]
         return command if self.workers is None else [*command, "--workers", str(self.workers)]
 
@@ -119,6 +136,8 @@ class Broker:
         except BrokerFailed:
             self.kill()
             raise
+        if self.sidecar is not None and not self.sidecar.running:
+            self.sidecar.start()
 
     def begin(self) -> int:
         """Start it. Returns what `wait_until_ready` needs: the bytes that its log had before."""
@@ -135,6 +154,8 @@ class Broker:
         """End it by SIGTERM, as an operator does. Raises BrokerFailed if it does not end cleanly in time."""
         if self._process is None:
             return
+        if self.sidecar is not None:
+            self.sidecar.stop()
         self._process.send_signal(signal.SIGTERM)
         try:
             code = self._process.wait(STOP_TIMEOUT_S)
@@ -149,6 +170,8 @@ class Broker:
         """SIGKILL the whole process tree at once, as a power cut would, and wait until all of it is gone."""
         if self._process is None:
             return
+        if self.sidecar is not None:
+            self.sidecar.kill()
         tree = self.processes()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)  # it leads its own process group; also when it is dead itself
@@ -220,7 +243,8 @@ class Broker:
         """The end of what it wrote on its terminal."""
         with self.log_file.open("rb") as log:
             log.seek(max(0, os.fstat(log.fileno()).st_size - LOG_TAIL_BYTES))
-            return f"--- {self.log_file} ---\n{log.read().decode(errors='replace')}"
+            text = f"--- {self.log_file} ---\n{log.read().decode(errors='replace')}"
+        return text if self.sidecar is None else text + self.sidecar.log()
 
     def wait_until_ready(self, said_before: int) -> None:
         """Until it says so behind `said_before` bytes of its log: who answers on its port may be another broker."""

@@ -13,3 +13,4 @@ BUILD_IMAGE = VARIABLES.get("PEEKLOCK_BUILD_IMAGE") == "1"  # as `make image` sa
 WORKERS = int(
     VARIABLES.get("PEEKLOCK_TEST_WORKERS", "1")
 )  # of brokers whose test does not say how many; 0 is one process
+SIDECAR = VARIABLES.get("PEEKLOCK_TEST_SIDECAR") == "1"  # clients reach brokers through a sidecar

@@ -49,6 +49,10 @@ class Availability:
             found = self._paths[key] = Path(name, health)
         return found
 
+    def find(self, name: str) -> Path | None:
+        """The entity, if anything was sent to it yet."""
+        return self._paths.get(name.lower())
+
     def __iter__(self) -> Iterator[Path]:
         return iter(self._paths.values())
 

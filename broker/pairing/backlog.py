@@ -81,6 +81,11 @@ class Rotation:
         self._pulled[queue] = now_ms + self._retry_ms
         return not was_pulled
 
+    def pulled(self, now_ms: int) -> list[str]:
+        """The queues that are out of rotation now."""
+        self._return(now_ms)
+        return list(self._pulled)
+
     @property
     def is_exhausted(self) -> bool:
         """All queues are pulled."""

@@ -1,0 +1,78 @@
+"""Runs a sidecar as a process of its own: signals end it, and Prometheus sees how it fares."""
+
+import asyncio
+import signal
+import sys
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
+
+import uvloop
+
+from broker.child import collect_rarely
+from broker.cli.ending import fail
+from broker.gateway.descriptors import raise_limit
+from broker.http.companion import start_companion_ops
+from broker.logging import configure_logging, get_logger
+from broker.pairing.sidecar.service import Setup, Sidecar
+from broker.settings.config import ConfigurationError, Log, LogLevel
+
+if TYPE_CHECKING:
+    from broker.exposition import Families
+    from broker.tls import ServerTls
+
+log = get_logger("sidecar")
+
+
+def stand(setup: Setup, log_level: LogLevel, ops_host: str, ops_port: int | None) -> None:
+    """Run it until SIGTERM or SIGINT.
+
+    Raises InvalidPairing; OSError if it cannot listen. Ends the command if the operations endpoint cannot.
+    """
+    configure_logging(Log(level=log_level), sys.stderr)
+    raise_limit()
+    uvloop.run(_stand(setup, ops_host, ops_port))
+
+
+async def _stand(setup: Setup, ops_host: str, ops_port: int | None) -> None:
+    loop = asyncio.get_running_loop()
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    if setup.tls is not None:
+        loop.add_signal_handler(signal.SIGHUP, _load, setup.tls)
+    sidecar = Sidecar(setup)
+    async with AsyncExitStack() as stack:
+        if ops_port is not None:
+            try:
+                server = await start_companion_ops(_Operations(sidecar), ops_host, ops_port)
+            except OSError as error:
+                fail(f"--ops-port: cannot listen on {ops_host} port {ops_port}: {error.strerror or error}")
+            stack.push_async_callback(server.close)
+            log.info("operations endpoint listens", host=ops_host, port=server.port)
+        await sidecar.start()
+        log.info("sidecar is ready", host=setup.host, port=sidecar.port, primary=sidecar.primary_name)
+        collect_rarely()
+        await sidecar.run(stopping)
+
+
+def _load(tls: "ServerTls") -> None:
+    try:
+        tls.load()
+        log.info("certificate loaded")
+    except ConfigurationError as error:
+        log.error("certificate not loaded; the old one stays", reason=str(error))
+
+
+class _Operations:
+    """A `broker.http.companion.Companion`."""
+
+    name = "sidecar"
+
+    def __init__(self, sidecar: Sidecar) -> None:
+        self.unready = sidecar.unready
+        self._sidecar = sidecar
+
+    def families(self) -> "Families":
+        from broker.sidecar_exposition import families
+
+        return families(self._sidecar.snapshot())

@@ -1,0 +1,179 @@
+"""A sidecar between two real brokers: what goes through, what fails over, and what comes back."""
+
+import asyncio
+import time
+
+import pytest
+
+from protocol.client.connection import connect_to
+from protocol.client.errors import ClientError, LinkDetached
+from protocol.client.messages import Message
+from protocol.message.batches import pack_batch
+from tests.brokers import Broker
+from tests.pairing.conftest import QUEUES, contents, taken
+from tests.pairing.sidecar.conftest import Again, Pair, eventually, message
+
+
+async def test_all_goes_through_while_the_primary_is_well(tmp_path, primary, secondary):
+    with Pair(tmp_path, primary, secondary, "well") as pair:
+        async with await connect_to(pair.connection_string()) as connection:
+            sender = await connection.sender("orders")
+            await asyncio.gather(*(sender.send(message(n)) for n in range(200)))
+            receiver = await connection.receiver("orders", credit=50)
+            for number in range(200):
+                received = await receiver.receive(5)
+                assert received is not None
+                assert received.message().content() == b"%d" % number
+                await receiver.accept(received)
+            assert await (await connection.management("orders")).peek(1) == []
+        assert pair.metric("messages_sent_to_primary_total") == 200
+        assert pair.metric("messages_sent_to_backlog_total") == 0
+        assert pair.sidecar.get("/readyz")[0] == 200
+
+
+async def test_sends_go_to_the_backlog_while_the_primary_is_away_and_come_back(tmp_path, secondary):
+    away = Broker(tmp_path / "primary", QUEUES)
+    with away, Pair(tmp_path, away, secondary, "away") as pair:
+        async with Again(pair.connection_string()) as client:
+            await client.send("orders", message(b"before"))
+            await asyncio.to_thread(away.kill)
+            began = time.monotonic()
+            await client.send("orders", message(b"during"))
+            assert 0.5 <= time.monotonic() - began < 1.5  # the failover interval and 1 s
+            began = time.monotonic()
+            await asyncio.gather(*(client.send("orders", message(n)) for n in range(50)))
+            assert time.monotonic() - began < 1
+            stored = [each for queue in pair.queues for each in await taken(secondary, queue)]
+            assert sorted(each.content() for each in stored) == sorted([b"during", *(b"%d" % n for n in range(50))])
+            assert {each.application_properties["x-ms-path"] for each in stored} == {"orders"}
+            assert pair.sidecar.get("/readyz")[0] == 200
+            assert pair.metric('entity_state{entity="orders",state="failed_over"}') == 1
+            await asyncio.to_thread(away.start)
+            began = time.monotonic()
+
+            async def is_back() -> bool:
+                return pair.metric("failbacks_total") >= 1
+
+            await eventually(is_back)
+            assert time.monotonic() - began < 1.5  # the ping interval and 1 s
+            await client.send("orders", message(b"after"))
+        assert await contents(away, "orders") == [b"before", b"after"]
+
+
+async def test_receivers_wait_for_the_primary_and_find_it(tmp_path, secondary):
+    away = Broker(tmp_path / "primary", QUEUES)
+    with away, Pair(tmp_path, away, secondary, "receivers") as pair:
+        async with Again(pair.connection_string()) as client:
+            await client.send("orders", message(b"stored"))
+        await asyncio.to_thread(away.kill)
+        async with await connect_to(pair.connection_string()) as connection:
+            with pytest.raises(LinkDetached) as refused:
+                await connection.receiver("orders", credit=1)
+            assert refused.value.condition == "com.microsoft:timeout"
+            await asyncio.to_thread(away.start)
+            async with asyncio.timeout(5):
+                lost = await connection.wait_closed()  # it is told to connect again
+            assert lost.condition == "amqp:connection:forced"
+        async with await connect_to(pair.connection_string()) as connection:
+            receiver = await connection.receiver("orders", credit=1)
+            received = await receiver.receive(5)
+            assert received is not None
+            assert received.message().content() == b"stored"
+            await receiver.accept(received)
+
+
+async def test_a_primary_that_hangs_is_failed_over(tmp_path, secondary):
+    with Broker(tmp_path / "primary", QUEUES) as hung, Pair(tmp_path, hung, secondary, "hung") as pair:
+        async with Again(pair.connection_string()) as client:
+            await client.send("orders", message(b"before"))
+            stopped = hung.processes()
+            for process in stopped:
+                process.suspend()
+            try:
+                began = time.monotonic()
+                await client.send("orders", message(b"during"))
+                assert time.monotonic() - began < 0.4 + 0.5 + 2 + 1  # and what a new connection waits for the primary
+            finally:
+                for process in stopped:
+                    process.resume()
+            await client.send("orders", message(b"after"))
+        stored = [body for queue in pair.queues for body in await contents(secondary, queue)]
+        assert b"during" in stored
+
+
+async def disable(broker: Broker, queue: str, disabled: bool) -> None:
+    from broker.atom.client_documents import change, write_entry
+    from tests.pairing.conftest import namespace
+
+    async with namespace(broker).management() as client:
+        found = (await client.get(queue)).description
+        change("queue", found, {"Status": "SendDisabled" if disabled else "Active"})
+        await client.put(queue, write_entry(found), is_update=True)
+
+
+async def test_one_entity_fails_over_while_the_others_of_the_same_session_stay(tmp_path, secondary):
+    config = QUEUES + '[[queues]]\nname = "other"\n[[queues]]\nname = "more"\n'
+    with Broker(tmp_path / "primary", config) as primary, Pair(tmp_path, primary, secondary, "partly") as pair:
+        async with Again(pair.connection_string()) as client:
+            for entity in ("orders", "other", "more"):
+                await client.send(entity, message(b"before"))
+            connection = client._connection
+            assert connection is not None
+            receiver = await connection.receiver("more", credit=5)
+            await disable(primary, "orders", True)
+            await client.send("orders", message(b"during"))
+            assert pair.metric("failovers_total") == 1
+            assert not connection.closed  # so all of this was in one session
+            # Deliveries to both places take turns, and so do those to the client.
+            for n in range(300):
+                await asyncio.gather(
+                    client.send("orders", message(n)),
+                    client.send("other", message(n)),
+                    client.send("more", message(n)),
+                )
+                received = await receiver.receive(5)
+                assert received is not None
+                await receiver.accept(received)
+            await asyncio.gather(
+                *(client.send(("orders", "other")[n % 2], message(b"many %d" % n)) for n in range(2000))
+            )
+            assert not connection.closed
+            await disable(primary, "orders", False)
+
+            async def is_back() -> bool:
+                return pair.metric("failbacks_total") >= 1
+
+            await eventually(is_back)
+            await asyncio.sleep(0.5)
+            await client.send("orders", message(b"after"))
+            assert not connection.closed
+            await receiver.close()
+        stored = [body for queue in pair.queues for body in await contents(secondary, queue)]
+        assert len(stored) == 1 + 300 + 1000
+        assert await contents(primary, "orders") == [b"before", b"after"]
+        assert len(await contents(primary, "other")) == 1 + 300 + 1000
+        assert len(await contents(primary, "more")) == 1
+
+
+async def test_a_batch_goes_to_the_backlog_message_by_message(tmp_path, secondary):
+    away = Broker(tmp_path / "primary", QUEUES)
+    with Pair(tmp_path, away, secondary, "batches") as pair:
+        async with await connect_to(pair.connection_string()) as connection:
+            sender = await connection.sender("sessions")
+            batch = pack_batch(Message.of(b"%d" % n, group_id="s").encode() for n in range(3))
+            async with asyncio.timeout(5):
+                await sender.send(batch, is_batch=True)
+        stored = [each for queue in pair.queues for each in await taken(secondary, queue)]
+        assert [each.content() for each in stored] == [b"0", b"1", b"2"]
+        assert {each.application_properties["x-ms-sessionid"] for each in stored} == {"s"}
+
+
+async def test_without_both_namespaces_a_sender_is_told_so_and_nothing_is_accepted(tmp_path):
+    nobody, no_one = Broker(tmp_path / "primary", QUEUES), Broker(tmp_path / "secondary")
+    with Pair(tmp_path, nobody, no_one, "none") as pair:
+        assert pair.sidecar.get("/readyz")[0] == 503
+        async with await connect_to(pair.connection_string()) as connection:
+            sender = await connection.sender("orders")
+            with pytest.raises((ClientError, TimeoutError)):
+                async with asyncio.timeout(2):
+                    await sender.send(message(b"x"))
