@@ -38,7 +38,7 @@ class SessionLink:
 
 
 class SplitSession:
-    """Channels: the client's, the primary's once it has begun, and that of the engine here, if it has a part.
+    """Channels: the client's, and the primary's once it has begun.
 
     `unanswered` are paired deliveries in the primary, by the client's delivery id: the link, and when it was sent (ms).
     """
@@ -47,7 +47,6 @@ class SplitSession:
         self.channel = channel
         self.begin = begin  # the client's frame
         self.primary_channel: int | None = None
-        self.local_channel: int | None = None
         self.links: dict[int, SessionLink] = {}  # by the client's handle
         self.in_primary: dict[int, SessionLink] = {}  # by the primary's handle
         self.unanswered: dict[int, tuple[SessionLink, int]] = {}

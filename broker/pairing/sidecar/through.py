@@ -446,7 +446,6 @@ class Through:
         if frame.code == Descriptor.BEGIN:
             begun = self._sessions.get(frame.field(0))
             if begun is not None:
-                begun.local_channel = frame.channel
                 self._by_local[frame.channel] = begun
             return b""
         session = self._by_local.get(frame.channel)
