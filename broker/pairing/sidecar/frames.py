@@ -29,7 +29,8 @@ _NULL, _TRUE, _FALSE, _ZERO, _SMALL, _WIDE = 0x40, 0x41, 0x42, 0x43, 0x52, 0x70
 _LIST8, _LIST32, _BINARY8 = 0xC0, 0xD0, 0xA0
 _LIST_AT: Final = HEADER_BYTES + 3  # behind the descriptor in its usual form
 _TRANSFER_DESCRIPTOR: Final = bytes((0x00, 0x53, Descriptor.TRANSFER))
-_ABORTED: Final = 9  # the index of this field of a transfer; few have so many fields
+# Fields of a transfer by index. Few have so many that one says whether they are aborted.
+_SETTLED, _MORE, _ABORTED = 4, 5, 9
 
 
 class FrameTooLarge(ProtocolError):
@@ -80,12 +81,16 @@ def write(channel: int, code: int, fields: Sequence[Any], payload: bytes = b"", 
 
 
 class Transfer(NamedTuple):
-    """What is read of a transfer (2.7.5). `delivery_id` is None in some of the later frames of a delivery."""
+    """What is read of a transfer (2.7.5). `delivery_id` is None in some of the later frames of a delivery.
+
+    `is_last`: the delivery has no more frames.
+    """
 
     handle: int
     delivery_id: int | None
     settled: bool
     aborted: bool
+    is_last: bool
 
 
 def transfer(data: bytes, start: int, end: int) -> Transfer:
@@ -105,8 +110,8 @@ def transfer(data: bytes, start: int, end: int) -> Transfer:
             return _whole_transfer(data, start, end)
         handle, at = _uint(data, at)
         number, at = _uint(data, at) if count > 1 else (None, at)
-        settled = False
-        if count > 4:
+        settled = more = False
+        if count > _SETTLED:
             form = data[at]
             if form == _BINARY8:
                 at += 2 + data[at + 1]
@@ -115,16 +120,24 @@ def transfer(data: bytes, start: int, end: int) -> Transfer:
             else:
                 return _whole_transfer(data, start, end)
             _, at = _uint(data, at)
-            settled = data[at] == _TRUE
+            settled = _flag(data[at])
+            if count > _MORE:
+                more = _flag(data[at + 1])
         if handle is None or at > end:
             return _whole_transfer(data, start, end)
     except (IndexError, _Unusual):
         return _whole_transfer(data, start, end)
-    return Transfer(handle, number, settled, False)
+    return Transfer(handle, number, settled, False, not more)
 
 
 class _Unusual(Exception):
     pass
+
+
+def _flag(form: int) -> bool:
+    if form not in (_TRUE, _FALSE, _NULL):
+        raise _Unusual
+    return form == _TRUE
 
 
 def _uint(data: bytes, at: int) -> tuple[int | None, int]:
@@ -148,8 +161,9 @@ def _whole_transfer(data: bytes, start: int, end: int) -> Transfer:
     return Transfer(
         int(frame.field(0)),
         int(number) if isinstance(number, int) else None,
-        frame.field(4) is True,
+        frame.field(_SETTLED) is True,
         frame.field(_ABORTED) is True,
+        frame.field(_MORE) is not True or frame.field(_ABORTED) is True,
     )
 
 

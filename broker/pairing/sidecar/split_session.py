@@ -20,10 +20,24 @@ class SessionLink:
     """A link by the client's `handle`. `path` is the entity of a paired sender, else None.
 
     `began_ms` is when it was attached. `is_here`: it is answered by the sidecar. `is_moved`: it was in the primary, and
-    the client was told that it has ended, so that it attaches it again.
+    the client was told that it has ended, so that it attaches it again. `is_accepted`: the primary has attached it.
+    While a delivery has more frames, `unfinished` is the client's id of it, and `unfinished_id` the primary's.
     """
 
-    __slots__ = ("began_ms", "handle", "is_claims", "is_here", "is_moved", "is_sender", "name", "path", "peers_handle")
+    __slots__ = (
+        "began_ms",
+        "handle",
+        "is_accepted",
+        "is_claims",
+        "is_here",
+        "is_moved",
+        "is_sender",
+        "name",
+        "path",
+        "peers_handle",
+        "unfinished",
+        "unfinished_id",
+    )
 
     def __init__(self, handle: int, name: str, is_sender: bool, began_ms: int) -> None:
         self.handle = handle
@@ -34,6 +48,9 @@ class SessionLink:
         self.is_claims = False
         self.is_here = False
         self.is_moved = False
+        self.is_accepted = False
+        self.unfinished: int | None = None
+        self.unfinished_id = 0
         self.peers_handle: int | None = None  # that of the end which the client sees, once it is attached
 
 
@@ -73,6 +90,13 @@ class SplitSession:
             if self.last_id is not None:
                 self._ids.next_id = (self.last_id + 1) & _MASK
 
+    def forget(self, link: SessionLink) -> list[int]:
+        """The link has ended: what it has sent gets no answer any more. Returns when each was sent (ms)."""
+        lost = {number: sent_ms for number, (owner, sent_ms) in self.unanswered.items() if owner is link}
+        for number in lost:
+            del self.unanswered[number]
+        return [*lost.values()]
+
     # -- what the primary says
 
     def primary_begun(self, channel: int, frame: Frame) -> None:
@@ -89,13 +113,14 @@ class SplitSession:
         """A transfer is not for the primary."""
         self._here = (self._here + 1) & _MASK
 
-    def transfer_to_primary(self, frame: Frame, is_first: bool) -> bytes:
-        """`is_first`: it begins a delivery."""
+    def transfer_to_primary(self, frame: Frame, link: SessionLink) -> bytes:
+        """The frame begins a delivery unless one is unfinished."""
         assert self._ids is not None
         fields = list(frame.fields)
-        if len(fields) > 1 and fields[1] is not None:
-            number = self._ids.take(fields[1], frame.field(4) is True) if is_first else self._ids.last_id
-            fields[1] = UInt(number)
+        if link.unfinished is None:
+            link.unfinished_id = self._ids.take(fields[1], frame.field(4) is True)
+        if fields[1] is not None:
+            fields[1] = UInt(link.unfinished_id)
         return write(frame.channel, frame.code, fields, frame.payload)
 
     def flow_to_primary(self, frame: Frame, with_link: bool) -> bytes:

@@ -9,7 +9,7 @@ fare; credentials that the primary accepts; and the open, whose hostname becomes
 has failed over is answered by an engine here (`split_session`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple, Protocol
 
 from broker.pairing.sidecar.frames import (
@@ -22,6 +22,7 @@ from broker.pairing.sidecar.frames import (
     USUAL_OFFSET,
     Frame,
     FrameTooLarge,
+    Transfer,
     outcomes,
     read,
     transfer,
@@ -44,6 +45,7 @@ MAX_PENDING_TOKENS: Final = 200
 _PROTOCOL_SIZE: Final = int.from_bytes(PROTOCOL, "big")  # what a protocol header says where a frame has its size
 _USUAL_BYTES: Final = USUAL.size
 _TRANSFER: Final = int(Descriptor.TRANSFER)
+_MASK: Final = (1 << 32) - 1
 _OUTCOME_OK: Final = 0
 _STATUS_GOOD: Final = (200, 202)
 
@@ -63,13 +65,13 @@ class Owner(Protocol):
         """The primary has accepted the token."""
 
     def on_sender(self, path: str, error: ClientError | None, began_ms: int) -> None:
-        """The primary has attached a sender, or has refused or ended it with this error."""
+        """The primary has attached a sender, or has refused it with this error."""
 
     def on_taken(self, path: str, count: int) -> None:
         """The primary has accepted so many messages of the entity."""
 
     def on_refused(self, path: str, error: ClientError, began_ms: int) -> None:
-        """The primary has not accepted a message that was sent at `began_ms`."""
+        """The primary has not accepted a message that was sent at `began_ms`, or has ended its link before it did."""
 
 
 class Moved(NamedTuple):
@@ -126,33 +128,31 @@ class Through:
         session = self._sessions.get(channel)
         if session is None:
             return None
-        handle, number, settled, aborted = transfer(data, start, end)
-        link = session.links.get(handle)
-        is_first = number is not None and number != session.last_id
-        if number is not None:
-            session.last_id = number
+        seen = transfer(data, start, end)
+        link = session.links.get(seen.handle)
         if link is None:
-            here = False
-        elif link.path is not None:
-            here = link.is_here or link.is_moved
-            if not here and number is not None:
-                if aborted:
-                    session.unanswered.pop(number, None)
-                elif not settled:
-                    session.unanswered[number] = link, now_ms
+            return None  # the primary says what is wrong with it
+        number = link.unfinished
+        if number is None:
+            number = session.last_id = seen.delivery_id or 0
+        changed = None
+        if link.is_here or link.is_moved:
+            session.take_here()
+            if link.is_here:
+                self._owner.to_local(data[start:end])
+            changed = b""
         else:
-            here = False
-            if link.is_claims and link.is_sender:
+            if link.path is not None:
+                _note_send(session, link, seen, number, now_ms)
+            elif link.is_claims:
                 self._token_offered(data, start, end)
-        if not session.is_split:
-            return None
-        if not here:
-            frame = read(data, start, end)
-            return None if frame is None else session.transfer_to_primary(frame, is_first)
-        session.take_here()
-        if link is not None and link.is_here:
-            self._owner.to_local(data[start:end])
-        return b""
+            frame = read(data, start, end) if session.is_split else None
+            if frame is not None:
+                changed = session.transfer_to_primary(frame, link)
+            elif link.unfinished is None:
+                link.unfinished_id = number
+        link.unfinished = None if seen.is_last else number
+        return changed
 
     def _client_frame(self, data: bytes, start: int, end: int, code: int, now_ms: int) -> bytes | None:
         if code in (Descriptor.FLOW, Descriptor.DISPOSITION):
@@ -260,8 +260,7 @@ class Through:
         link = session.links.pop(frame.field(0), None)
         if link is None:
             return None
-        for number in [number for number, (owner, _) in session.unanswered.items() if owner is link]:
-            del session.unanswered[number]
+        session.forget(link)
         if link.is_here:
             self._owner.to_local(raw)
         return b"" if link.is_here or link.is_moved else None
@@ -346,6 +345,7 @@ class Through:
                 link.peers_handle = int(handle)
                 session.in_primary[link.peers_handle] = link
                 if link.path is not None and frame.field(6) is not None:  # else its detach tells why it is refused
+                    link.is_accepted = True
                     self._owner.on_sender(link.path, None, link.began_ms)
                 return
 
@@ -357,12 +357,13 @@ class Through:
             return b""
         link.peers_handle = None
         error = _error_in(frame.field(2))
-        if link.path is not None and error is not None:
-            lost = [(number, ms) for number, (owner, ms) in session.unanswered.items() if owner is link]
-            for number, _ in lost:
-                del session.unanswered[number]
-            began_ms = lost[0][1] if lost else link.began_ms
-            self._owner.on_sender(link.path, LinkDetached(*error), began_ms)
+        if link.path is not None:
+            lost = session.forget(link)
+            ended = LinkDetached(*(error or ("", "the primary has ended the link")))
+            if lost:
+                self._owner.on_refused(link.path, ended, lost[0])
+            elif not link.is_accepted:
+                self._owner.on_sender(link.path, ended, link.began_ms)
         return None
 
     def _primary_settles(self, session: SplitSession, frame: Frame) -> bytes | None:
@@ -374,13 +375,8 @@ class Through:
         taken: dict[str, int] = {}
         error = _error_of(told.state)
         for first, last in ranges:
-            for number in range(first, last + 1) if last - first < len(unanswered) else [*unanswered]:
-                if not first <= number <= last:
-                    continue
-                answered = unanswered.pop(number, None)
-                if answered is None:
-                    continue
-                link, sent_ms = answered
+            for number in _within(first, last, unanswered):
+                link, sent_ms = unanswered.pop(number)
                 assert link.path is not None
                 if error is None:
                     taken[link.path] = taken.get(link.path, 0) + 1
@@ -400,12 +396,14 @@ class Through:
     def _token_offered(self, data: bytes, start: int, end: int) -> None:
         """Remember a token until the primary has answered. One in several frames is only not remembered."""
         frame = read(data, start, end)
-        if frame is None or len(self._pending) >= MAX_PENDING_TOKENS:
+        if frame is None:
             return
         try:
             request = request_message.parse(frame.payload)
         except ProtocolError:
             return
+        if len(self._pending) >= MAX_PENDING_TOKENS:
+            del self._pending[next(iter(self._pending))]
         audience, token = request.properties.get("name"), request_message.text(request.body)
         if isinstance(audience, str) and token is not None and request.message_id is not None:
             self._pending[_id_of(request.message_id)] = audience, token
@@ -419,8 +417,8 @@ class Through:
             return
         try:
             answer = Message.decode(frame.payload)
-        except ProtocolError:
-            return
+        except (ProtocolError, IndexError, TypeError, ValueError, OverflowError):
+            return  # it is no message, which is the client's business
         offered = self._pending.pop(_id_of(answer.correlation_id), None)
         status = (answer.application_properties or {}).get("status-code")
         if offered is not None and status in _STATUS_GOOD:
@@ -511,7 +509,7 @@ class Through:
                 detach = [UInt(link.peers_handle), True, error]
                 to_client.append(write(session.primary_channel, Descriptor.DETACH, detach))
                 to_primary.append(write(session.channel, Descriptor.DETACH, [UInt(link.handle), True]))
-                session.unanswered = {n: each for n, each in session.unanswered.items() if each[0] is not link}
+                session.forget(link)
         return Moved(b"".join(to_client), b"".join(to_primary))
 
 
@@ -545,7 +543,7 @@ class _Incoming:
                 at += HEADER_BYTES
                 continue
             if size > maximum:
-                raise FrameTooLarge(f"a frame of {size} bytes; the other side takes {maximum}")
+                raise FrameTooLarge(f"a frame of {size} bytes; {maximum} are taken")
             if size < HEADER_BYTES:
                 raise DecodeError(f"a frame that claims to have {size} bytes", at)
             end = at + size
@@ -568,6 +566,21 @@ class _Incoming:
             return data if end == len(data) else data[:end]
         pieces.append(data[kept:end])
         return b"".join(pieces)
+
+
+def _note_send(session: SplitSession, link: SessionLink, seen: Transfer, number: int, now_ms: int) -> None:
+    if seen.aborted:
+        session.unanswered.pop(number, None)
+    elif not seen.settled:
+        session.unanswered.setdefault(number, (link, now_ms))
+
+
+def _within(first: int, last: int, known: Mapping[int, object]) -> list[int]:
+    """The ids from `first` to `last` that are known. Ids are serial numbers (RFC 1982)."""
+    more = (last - first) & _MASK
+    if more < len(known):
+        return [number for each in range(more + 1) if (number := (first + each) & _MASK) in known]
+    return [number for number in known if (number - first) & _MASK <= more]
 
 
 def _address(terminus: object) -> str | None:

@@ -1,0 +1,156 @@
+"""Single frames through a `Through`, where counting them is intricate."""
+
+import pytest
+
+from broker.pairing.sidecar.frames import write
+from broker.pairing.sidecar.through import Through
+from protocol.codec import Described, Symbol, UInt, ULong, UShort, decode
+from protocol.symbols import AMQP_HEADER, Descriptor
+
+OPEN = write(0, Descriptor.OPEN, ["client", "host", UInt(65536)])
+ACCEPTED = Described(ULong(Descriptor.ACCEPTED), [])
+MASK = (1 << 32) - 1
+
+
+class Owner:
+    """Notes what it is told. Entities in `here` have failed over."""
+
+    def __init__(self):
+        self.here: set[str] = set()
+        self.local = b""
+        self.events = []
+
+    def is_here(self, path):
+        return path in self.here
+
+    def to_local(self, data):
+        self.local += data
+
+    def on_key(self, key_name, key, accepted):
+        self.events.append(("key", key_name, key, accepted))
+
+    def on_token(self, audience, token):
+        self.events.append(("token", audience, token))
+
+    def on_sender(self, path, error, began_ms):
+        self.events.append(("sender", path, error and error.condition, began_ms))
+
+    def on_taken(self, path, count):
+        self.events.append(("taken", path, count))
+
+    def on_refused(self, path, error, began_ms):
+        self.events.append(("refused", path, error.condition, began_ms))
+
+
+def attach(name, handle, address, *, sender=True):
+    source, target = Described(ULong(Descriptor.SOURCE), [name]), Described(ULong(Descriptor.TARGET), [address])
+    return write(0, Descriptor.ATTACH, [name, UInt(handle), not sender, None, None, source, target])
+
+
+def attached(name, handle, address):
+    """The primary's answer to a sender."""
+    source, target = Described(ULong(Descriptor.SOURCE), [name]), Described(ULong(Descriptor.TARGET), [address])
+    return write(0, Descriptor.ATTACH, [name, UInt(handle), True, None, None, source, target])
+
+
+def sent(handle, number, *, more=False, aborted=None):
+    number = None if number is None else UInt(number)
+    fields = [UInt(handle), number, b"t", UInt(0), False, more, None, None, None, aborted]
+    return write(0, Descriptor.TRANSFER, fields, b"x")
+
+
+def settled(first, last, state=ACCEPTED):
+    return write(0, Descriptor.DISPOSITION, [True, UInt(first), UInt(last), True, state])
+
+
+def detached(handle, condition=None):
+    error = None if condition is None else Described(ULong(Descriptor.ERROR), [Symbol(condition), "text"])
+    return write(0, Descriptor.DETACH, [UInt(handle), True, error])
+
+
+def ids(output):
+    """Delivery ids of the transfers in what is written to the primary."""
+    found = []
+    while output:
+        size = int.from_bytes(output[:4], "big")
+        performative, _ = decode(output, 8)
+        if performative.descriptor == Descriptor.TRANSFER:
+            found.append((*performative.value, None)[1])
+        output = output[size:]
+    return found
+
+
+@pytest.fixture
+def owner():
+    return Owner()
+
+
+@pytest.fixture
+def through(owner):
+    through = Through(owner, "primary")
+    through.from_client(AMQP_HEADER + OPEN + write(0, Descriptor.BEGIN, [None, UInt(0), UInt(99), UInt(99)]), 0)
+    through.from_primary(AMQP_HEADER + OPEN + write(0, Descriptor.BEGIN, [UShort(0), UInt(0), UInt(99), UInt(99)]))
+    for handle, name in enumerate(("one", "two", "three")):
+        through.from_client(attach(name, handle, name), 10)
+        through.from_primary(attached(name, handle, name))
+    owner.events.clear()
+    return through
+
+
+def test_deliveries_whose_frames_take_turns_keep_their_ids_after_a_split(owner, through):
+    owner.here.add("here")
+    through.from_client(attach("h", 7, "here"), 20)
+    assert ids(through.from_client(sent(0, 0) + sent(7, 1), 20)) == [0]
+    output = through.from_client(
+        sent(0, 2, more=True) + sent(1, 3, more=True) + sent(0, 2, more=True) + sent(1, 3) + sent(0, 2) + sent(2, 4), 20
+    )
+    assert ids(output) == [1, 2, 1, 2, 1, 3]
+
+
+def test_a_delivery_that_was_begun_before_a_split_goes_on_with_its_id(owner, through):
+    assert ids(through.from_client(sent(0, 0, more=True) + sent(1, 1, more=True), 20)) == [0, 1]
+    owner.here.add("here")
+    through.from_client(attach("h", 7, "here") + sent(7, 2), 20)
+    assert ids(through.from_client(sent(0, 0) + sent(1, 1) + sent(0, 3), 20)) == [0, 1, 2]
+
+
+def test_a_delivery_that_was_aborted_is_over_and_waits_for_no_answer(owner, through):
+    owner.here.add("here")
+    through.from_client(attach("h", 7, "here") + sent(7, 0), 20)
+    output = through.from_client(sent(0, 1, more=True) + sent(0, 1, aborted=True) + sent(0, 2), 20)
+    assert ids(output) == [1, 1, 2]  # the first may be any
+    through.from_primary(settled(2, 2))
+    assert owner.events == [("taken", "one", 1)]
+    assert [*through.unanswered(100)] == []
+
+
+def test_ids_wrap_around(owner, through):
+    through.from_client(sent(0, MASK - 1) + sent(0, MASK) + sent(0, 0) + sent(0, 1), 20)
+    through.from_primary(settled(MASK - 1, 0))
+    assert owner.events == [("taken", "one", 3)]
+    assert [*through.unanswered(100)] == [("one", 20)]
+    through.from_primary(settled(2, 1))  # all ids there are
+    assert [*through.unanswered(100)] == []
+
+
+def test_a_link_that_ends_while_nothing_is_on_its_way_says_nothing_of_the_entity(owner, through):
+    """Service Bus ends links that are not used."""
+    through.from_client(sent(0, 0), 20)
+    through.from_primary(settled(0, 0))
+    owner.events.clear()
+    through.from_primary(detached(0, "amqp:link:detach-forced"))
+    assert owner.events == []
+
+
+def test_a_link_that_ends_with_a_message_on_its_way_is_a_failed_send(owner, through):
+    through.from_client(sent(0, 0), 20)
+    through.from_client(sent(0, 1), 30)
+    through.from_primary(detached(0, "amqp:internal-error"))
+    assert owner.events == [("refused", "one", "amqp:internal-error", 20)]
+    assert [*through.unanswered(100)] == []
+
+
+def test_a_sender_that_is_refused_has_failed_since_it_was_attached(owner, through):
+    through.from_client(attach("four", 4, "four"), 50)
+    through.from_primary(write(0, Descriptor.ATTACH, ["four", UInt(4), True]) + detached(4, "com.microsoft:timeout"))
+    assert owner.events == [("sender", "four", "com.microsoft:timeout", 50)]
