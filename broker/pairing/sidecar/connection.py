@@ -123,6 +123,8 @@ class Client(asyncio.Protocol):
             self._connecting = asyncio.create_task(self._connect())
 
     def data_received(self, data: bytes) -> None:
+        if self._is_ending:
+            return
         try:
             if self._kept is not None:
                 self._kept += data
@@ -131,7 +133,7 @@ class Client(asyncio.Protocol):
                     return
             if self._through is not None:
                 self._to_primary(data)
-            elif self._kept is None and not self._is_ending:
+            elif self._kept is None:
                 self._feed_here(data)
         except ProtocolError as error:
             self._fault(error)
@@ -204,6 +206,8 @@ class Client(asyncio.Protocol):
                 self._to_primary(self._kept)
             except ProtocolError as error:
                 self._fault(error)
+            except Exception as error:
+                self._fail(error)
 
     def _look_for_answer(self) -> None:
         """The primary has had its time, if the client has said anything."""
@@ -234,7 +238,7 @@ class Client(asyncio.Protocol):
 
     def on_primary_data(self, data: bytes) -> None:
         through = self._through
-        if through is None or self._transport is None:
+        if through is None or self._transport is None or self._is_ending:
             return
         if self._kept is not None:
             self._kept = None
@@ -359,8 +363,12 @@ class Client(asyncio.Protocol):
         if data and self._here is not None:
             self._here.feed(data)
             if self._here.is_closed:
-                self._is_ending = True
-                asyncio.get_running_loop().call_later(CLOSE_GRACE_SECONDS, self._abort)
+                self._closed_here()
+
+    def _closed_here(self) -> None:
+        """The client has closed the connection, or has sent what is no AMQP, and was told so."""
+        self._is_ending = True
+        asyncio.get_running_loop().call_later(CLOSE_GRACE_SECONDS, self._abort)
 
     def _verify(self, key_name: str, key: str) -> Identity | None:
         if not self._home.trust.check_key(key_name, key, time.time()):
@@ -394,6 +402,8 @@ class Client(asyncio.Protocol):
         if self._here is None:
             self._here = Here(self, self._home, self._credentials, opens=False)
         self._here.feed(data)
+        if self._here.is_closed:
+            self._closed_here()
 
     def on_key(self, key_name: str, key: str, accepted: bool) -> None:
         self._home.trust.key_answered(key_name, key, accepted, time.time())
@@ -466,6 +476,12 @@ class Client(asyncio.Protocol):
 
     def failed_over(self, name: str, now_s: float) -> None:
         """An entity has failed over: its senders are to come here."""
+        try:
+            self._move(name, now_s)
+        except Exception as error:
+            self._fail(error)
+
+    def _move(self, name: str, now_s: float) -> None:
         through, primary = self._through, self._primary
         if through is None or primary is None or self._is_ending:
             return
@@ -483,5 +499,9 @@ class Client(asyncio.Protocol):
 
     def is_back(self, name: str) -> None:
         """An entity takes messages again: its senders are to go to the primary."""
-        if self._through is not None and self._here is not None:
+        if self._through is None or self._here is None:
+            return
+        try:
             self._here.give_back(name)
+        except Exception as error:
+            self._fail(error)

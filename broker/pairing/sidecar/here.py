@@ -30,6 +30,7 @@ from protocol.errors import InvalidField, ProtocolError
 
 log = get_logger("sidecar")
 
+LOOK_AT_RIGHTS_MS: Final = 1000
 AWAY: Final = "The primary namespace is away; only sends are taken meanwhile. Please try again."
 BACK: Final = "The entity takes messages in the primary namespace again. Please attach the link again."
 _FAULTS: Final[dict[type[ProtocolError], Symbol]] = {
@@ -83,6 +84,7 @@ class Here:
         self._is_freed = False
         self._flush: asyncio.Handle | None = None
         self._next_tick_ms = 0
+        self._next_look_ms = 0
         self.senders: set[HereSender] = set()
         self.engine = Engine(
             self,
@@ -134,8 +136,10 @@ class Here:
             return
         if self.is_open and now_ms >= self._next_tick_ms:
             self._next_tick_ms = self.engine.tick(now_ms) or now_ms + self._shared.limits.idle_time_out_ms
-        for sender in [*self.senders]:
-            sender.check_right(self._credentials)
+        if now_ms >= self._next_look_ms:
+            self._next_look_ms = now_ms + LOOK_AT_RIGHTS_MS
+            for sender in [*self.senders]:
+                sender.check_right(self._credentials)
         self.flush()
 
     @property

@@ -220,9 +220,14 @@ class Sidecar:
         """Look whether the primary is back, until it is."""
         while self.is_away and not self._is_stopping:
             await asyncio.sleep(LOOK_SECONDS)
-            with suppress(InvalidPairing):  # of a primary whose key was changed meanwhile, which clients are told by it
+            try:
                 if await reason_primary_is_away(self._setup.primary, CHECK_SECONDS) is not None:
                     continue
+            except InvalidPairing:
+                pass  # it answers: its key was changed meanwhile, which it tells clients itself
+            except Exception:
+                log.exception("cannot look for the primary")
+                continue
             self.primary_answers()
 
     def take_room(self, size_bytes: int) -> bool:
