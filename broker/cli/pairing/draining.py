@@ -1,7 +1,6 @@
 """Runs a syphon as a process of its own: signals end it, and people and Prometheus see how it fares."""
 
 import asyncio
-import signal
 import sys
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
@@ -9,10 +8,9 @@ from typing import TYPE_CHECKING
 import uvloop
 
 from broker.child import collect_rarely
-from broker.cli.ending import fail
+from broker.cli.pairing.operations import Operations, end_by_signals, serve_operations
 from broker.cli.progress import Bar, progress
-from broker.http.companion import start_companion_ops
-from broker.logging import configure_logging, get_logger
+from broker.logging import configure_logging
 from broker.pairing.syphon.service import Service
 from broker.settings.config import Log, LogLevel
 
@@ -20,8 +18,6 @@ if TYPE_CHECKING:
     from broker.exposition import Families
 
 SHOW_SECONDS = 0.1
-
-log = get_logger("syphon")
 
 
 def drain(service: Service, what: str, log_level: LogLevel, ops_host: str, ops_port: int | None) -> None:
@@ -36,34 +32,20 @@ def drain(service: Service, what: str, log_level: LogLevel, ops_host: str, ops_p
 
 
 async def _drain(service: Service, bar: Bar, ops_host: str, ops_port: int | None) -> None:
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, service.stop)
+    end_by_signals(service.stop)
     async with AsyncExitStack() as stack:
-        if ops_port is not None:
-            try:
-                server = await start_companion_ops(_Operations(service), ops_host, ops_port)
-            except OSError as error:
-                fail(f"--ops-port: cannot listen on {ops_host} port {ops_port}: {error.strerror or error}")
-            stack.push_async_callback(server.close)
-            log.info("operations endpoint listens", host=ops_host, port=server.port)
+        await serve_operations(
+            stack, Operations("syphon", service.unready, lambda: _families(service)), ops_host, ops_port
+        )
         telling = asyncio.create_task(_show(service, bar) if bar.is_shown else service.keep_telling())
         stack.callback(telling.cancel)
         await service.run()
 
 
-class _Operations:
-    """A `broker.http.companion.Companion`."""
+def _families(service: Service) -> "Families":
+    from broker.syphon_exposition import families
 
-    name = "syphon"
-
-    def __init__(self, service: Service) -> None:
-        self.unready = service.unready
-        self._service = service
-
-    def families(self) -> "Families":
-        from broker.syphon_exposition import families
-
-        return families(self._service.snapshot())
+    return families(service.snapshot())
 
 
 async def _show(service: Service, bar: Bar) -> None:

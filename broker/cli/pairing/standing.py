@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 import uvloop
 
 from broker.child import collect_rarely
-from broker.cli.ending import fail
+from broker.cli.pairing.operations import Operations, end_by_signals, serve_operations
 from broker.gateway.descriptors import raise_limit
-from broker.http.companion import start_companion_ops
 from broker.logging import configure_logging, get_logger
 from broker.pairing.sidecar.service import Setup, Sidecar
 from broker.settings.config import ConfigurationError, Log, LogLevel
@@ -36,19 +35,14 @@ def stand(setup: Setup, log_level: LogLevel, ops_host: str, ops_port: int | None
 async def _stand(setup: Setup, ops_host: str, ops_port: int | None) -> None:
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopping.set)
+    end_by_signals(stopping.set)
     if setup.tls is not None:
         loop.add_signal_handler(signal.SIGHUP, _load, setup.tls)
     sidecar = Sidecar(setup)
     async with AsyncExitStack() as stack:
-        if ops_port is not None:
-            try:
-                server = await start_companion_ops(_Operations(sidecar), ops_host, ops_port)
-            except OSError as error:
-                fail(f"--ops-port: cannot listen on {ops_host} port {ops_port}: {error.strerror or error}")
-            stack.push_async_callback(server.close)
-            log.info("operations endpoint listens", host=ops_host, port=server.port)
+        await serve_operations(
+            stack, Operations("sidecar", sidecar.unready, lambda: _families(sidecar)), ops_host, ops_port
+        )
         await sidecar.start()
         log.info("sidecar is ready", host=setup.host, port=sidecar.port, primary=sidecar.primary_name)
         collect_rarely()
@@ -63,16 +57,7 @@ def _load(tls: "ServerTls") -> None:
         log.error("certificate not loaded; the old one stays", reason=str(error))
 
 
-class _Operations:
-    """A `broker.http.companion.Companion`."""
+def _families(sidecar: Sidecar) -> "Families":
+    from broker.sidecar_exposition import families
 
-    name = "sidecar"
-
-    def __init__(self, sidecar: Sidecar) -> None:
-        self.unready = sidecar.unready
-        self._sidecar = sidecar
-
-    def families(self) -> "Families":
-        from broker.sidecar_exposition import families
-
-        return families(self._sidecar.snapshot())
+    return families(sidecar.snapshot())

@@ -4,7 +4,7 @@ Most frames pass the sidecar unread. So `transfer` and `outcomes` read only what
 fall back on decoding the whole performative.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from struct import Struct
 from typing import Any, Final, NamedTuple
 
@@ -15,6 +15,8 @@ from protocol.symbols import DESCRIPTOR_OF, Descriptor
 
 PROTOCOL: Final = b"AMQP"  # a protocol header begins with it, and has 8 bytes
 HEADER_BYTES: Final = 8
+MAX_FRAME_BYTES: Final = 1 << 20  # until a side has said what it takes
+_PROTOCOL_SIZE: Final = int.from_bytes(PROTOCOL, "big")  # what a protocol header says where a frame has its size
 SASL_TYPE: Final = 1
 MAX_VALUES: Final = 4096  # in one performative
 
@@ -180,3 +182,58 @@ class Outcomes(NamedTuple):
 def outcomes(frame: Frame) -> Outcomes:
     role, first, last, settled, state = frame.fields[:5]
     return Outcomes(role, int(first), int(first if last is None else last), settled is True, state)
+
+
+class Incoming:
+    """The bytes of one side, up to the last whole frame."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._maximum = MAX_FRAME_BYTES
+        self._end = 0
+
+    def limit(self, max_frame_size: object) -> None:
+        """The other side has said in its open what it takes."""
+        if isinstance(max_frame_size, int):
+            self._maximum = min(self._maximum, max(512, int(max_frame_size)))
+
+    def feed(self, data: bytes) -> bytes:
+        return self._rest + data if self._rest else data
+
+    def frames(self, data: bytes) -> Iterator[tuple[int, int, int, int]]:
+        """Start, end, channel and performative of each whole frame; 0 is none."""
+        at, length, maximum = 0, len(data), self._maximum
+        unpack, usual_bytes = USUAL.unpack_from, USUAL.size
+        while length - at >= HEADER_BYTES:
+            if length - at < usual_bytes:
+                size, words, kind, channel = HEAD.unpack_from(data, at)
+                descriptor = code = 0
+            else:
+                size, words, kind, channel, descriptor, code = unpack(data, at)
+            if size == _PROTOCOL_SIZE:
+                at += HEADER_BYTES
+                continue
+            if size > maximum:
+                raise FrameTooLarge(f"a frame of {size} bytes; {maximum} are taken")
+            if size < HEADER_BYTES:
+                raise DecodeError(f"a frame that claims to have {size} bytes", at)
+            end = at + size
+            if end > length:
+                break
+            if size == HEADER_BYTES:
+                code = 0
+            elif kind or words != USUAL_OFFSET or descriptor != USUAL_DESCRIPTOR or size < usual_bytes:
+                frame = read(data, at, end)
+                code = 0 if frame is None else frame.code
+            yield at, end, channel, code
+            at = end
+        self._end = at
+
+    def rest_of(self, data: bytes, kept: int, pieces: list[bytes]) -> bytes:
+        """`pieces` and what is behind `kept`, up to the last whole frame; the rest waits."""
+        end = self._end
+        self._rest = data[end:]
+        if not pieces:
+            return data if end == len(data) else data[:end]
+        pieces.append(data[kept:end])
+        return b"".join(pieces)

@@ -14,14 +14,9 @@ from typing import Final, NamedTuple, Protocol
 
 from broker.pairing.sidecar.frames import (
     HEAD,
-    HEADER_BYTES,
-    PROTOCOL,
     SASL_TYPE,
-    USUAL,
-    USUAL_DESCRIPTOR,
-    USUAL_OFFSET,
     Frame,
-    FrameTooLarge,
+    Incoming,
     Transfer,
     outcomes,
     read,
@@ -35,15 +30,12 @@ from protocol.client.errors import ClientError, LinkDetached, MessageRefused, Me
 from protocol.client.messages import Message
 from protocol.codec import Described, UInt, ULong
 from protocol.engine.sasl import PLAIN
-from protocol.errors import DecodeError, ProtocolError
+from protocol.errors import ProtocolError
 from protocol.nodes import request_message
 from protocol.symbols import AMQP_HEADER, DESCRIPTOR_OF, Descriptor
 
-MAX_FRAME_BYTES: Final = 1 << 20  # until a side has said what it takes
 MAX_SESSIONS: Final = 65_536
 MAX_PENDING_TOKENS: Final = 200
-_PROTOCOL_SIZE: Final = int.from_bytes(PROTOCOL, "big")  # what a protocol header says where a frame has its size
-_USUAL_BYTES: Final = USUAL.size
 _TRANSFER: Final = int(Descriptor.TRANSFER)
 _MASK: Final = (1 << 32) - 1
 _OUTCOME_OK: Final = 0
@@ -90,9 +82,9 @@ class Through:
     def __init__(self, owner: Owner, hostname: str) -> None:
         self._owner = owner
         self._hostname = hostname
-        self._from_client = _Incoming()
-        self._from_primary = _Incoming()
-        self._from_local = _Incoming()
+        self._from_client = Incoming()
+        self._from_primary = Incoming()
+        self._from_local = Incoming()
         self._sessions: dict[int, SplitSession] = {}  # by the client's channel
         self._by_primary: dict[int, SplitSession] = {}
         self._by_local: dict[int, SplitSession] = {}
@@ -511,61 +503,6 @@ class Through:
                 to_primary.append(write(session.channel, Descriptor.DETACH, [UInt(link.handle), True]))
                 session.forget(link)
         return Moved(b"".join(to_client), b"".join(to_primary))
-
-
-class _Incoming:
-    """The bytes of one side, up to the last whole frame."""
-
-    def __init__(self) -> None:
-        self._rest = b""
-        self._maximum = MAX_FRAME_BYTES
-        self._end = 0
-
-    def limit(self, max_frame_size: object) -> None:
-        """The other side has said in its open what it takes."""
-        if isinstance(max_frame_size, int):
-            self._maximum = min(self._maximum, max(512, int(max_frame_size)))
-
-    def feed(self, data: bytes) -> bytes:
-        return self._rest + data if self._rest else data
-
-    def frames(self, data: bytes) -> Iterator[tuple[int, int, int, int]]:
-        """Start, end, channel and performative of each whole frame; 0 is none."""
-        at, length, maximum = 0, len(data), self._maximum
-        unpack, usual_bytes = USUAL.unpack_from, _USUAL_BYTES
-        while length - at >= HEADER_BYTES:
-            if length - at < usual_bytes:
-                size, words, kind, channel = HEAD.unpack_from(data, at)
-                descriptor = code = 0
-            else:
-                size, words, kind, channel, descriptor, code = unpack(data, at)
-            if size == _PROTOCOL_SIZE:
-                at += HEADER_BYTES
-                continue
-            if size > maximum:
-                raise FrameTooLarge(f"a frame of {size} bytes; {maximum} are taken")
-            if size < HEADER_BYTES:
-                raise DecodeError(f"a frame that claims to have {size} bytes", at)
-            end = at + size
-            if end > length:
-                break
-            if size == HEADER_BYTES:
-                code = 0
-            elif kind or words != USUAL_OFFSET or descriptor != USUAL_DESCRIPTOR or size < usual_bytes:
-                frame = read(data, at, end)
-                code = 0 if frame is None else frame.code
-            yield at, end, channel, code
-            at = end
-        self._end = at
-
-    def rest_of(self, data: bytes, kept: int, pieces: list[bytes]) -> bytes:
-        """`pieces` and what is behind `kept`, up to the last whole frame; the rest waits."""
-        end = self._end
-        self._rest = data[end:]
-        if not pieces:
-            return data if end == len(data) else data[:end]
-        pieces.append(data[kept:end])
-        return b"".join(pieces)
 
 
 def _note_send(session: SplitSession, link: SessionLink, seen: Transfer, number: int, now_ms: int) -> None:
