@@ -89,6 +89,10 @@ class Sidecar:
         if code != 0:
             raise SidecarFailed(f"ended with exit code {code} after SIGTERM\n{self.log()}")
 
+    def signal(self, number: int) -> None:
+        assert self._process is not None, "the sidecar is not running"
+        self._process.send_signal(number)
+
     def kill(self) -> None:
         if self._process is not None:
             self._process.kill()

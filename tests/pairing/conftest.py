@@ -5,6 +5,7 @@ import uuid
 import pytest
 
 from broker.administration.address import Address
+from broker.atom.client_documents import change, write_entry
 from broker.pairing.aliases import to_backlog
 from broker.pairing.pairing import Namespace
 from protocol.client.connection import connect_to
@@ -45,6 +46,13 @@ def secondary(tmp_path_factory):
 
 def namespace(broker: Broker, connection_string: str | None = None) -> Namespace:
     return Namespace(connection_string or broker.connection_string, http=Address("http", "localhost", broker.http_port))
+
+
+async def set_status(broker: Broker, queue: str, status: str) -> None:
+    async with namespace(broker).management() as client:
+        description = (await client.get(queue)).description
+        change("queue", description, {"Status": status})
+        await client.put(queue, write_entry(description), is_update=True)
 
 
 async def fill(secondary: Broker, queue: str, path: str, count: int) -> None:

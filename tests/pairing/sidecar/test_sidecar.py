@@ -10,7 +10,7 @@ from protocol.client.errors import ClientError, LinkDetached
 from protocol.client.messages import Message
 from protocol.message.batches import pack_batch
 from tests.brokers import Broker
-from tests.pairing.conftest import QUEUES, contents, taken
+from tests.pairing.conftest import QUEUES, contents, set_status, taken
 from tests.pairing.sidecar.conftest import Again, Pair, eventually, message
 
 
@@ -101,16 +101,6 @@ async def test_a_primary_that_hangs_is_failed_over(tmp_path, secondary):
         assert b"during" in stored
 
 
-async def disable(broker: Broker, queue: str, disabled: bool) -> None:
-    from broker.atom.client_documents import change, write_entry
-    from tests.pairing.conftest import namespace
-
-    async with namespace(broker).management() as client:
-        found = (await client.get(queue)).description
-        change("queue", found, {"Status": "SendDisabled" if disabled else "Active"})
-        await client.put(queue, write_entry(found), is_update=True)
-
-
 async def test_one_entity_fails_over_while_the_others_of_the_same_session_stay(tmp_path, secondary):
     config = QUEUES + '[[queues]]\nname = "other"\n[[queues]]\nname = "more"\n'
     with Broker(tmp_path / "primary", config) as primary, Pair(tmp_path, primary, secondary, "partly") as pair:
@@ -120,7 +110,7 @@ async def test_one_entity_fails_over_while_the_others_of_the_same_session_stay(t
             connection = client._connection
             assert connection is not None
             receiver = await connection.receiver("more", credit=5)
-            await disable(primary, "orders", True)
+            await set_status(primary, "orders", "SendDisabled")
             await client.send("orders", message(b"during"))
             assert pair.metric("failovers_total") == 1
             assert not connection.closed  # so all of this was in one session
@@ -138,7 +128,7 @@ async def test_one_entity_fails_over_while_the_others_of_the_same_session_stay(t
                 *(client.send(("orders", "other")[n % 2], message(b"many %d" % n)) for n in range(2000))
             )
             assert not connection.closed
-            await disable(primary, "orders", False)
+            await set_status(primary, "orders", "Active")
 
             async def is_back() -> bool:
                 return pair.metric("failbacks_total") >= 1

@@ -5,8 +5,6 @@ from collections import defaultdict
 
 import pytest
 
-from broker.administration.client import HttpClient
-from broker.atom.client_documents import change, write_entry
 from broker.pairing.aliases import to_backlog
 from broker.pairing.syphon.checks import Found, check
 from broker.pairing.syphon.options import SyphonOptions
@@ -15,7 +13,7 @@ from protocol.client.connection import connect_to
 from protocol.client.messages import Message
 from protocol.message.batches import pack_batch
 from tests.brokers import Broker
-from tests.pairing.conftest import QUEUES, namespace, taken
+from tests.pairing.conftest import QUEUES, namespace, set_status, taken
 from tests.pairing.syphon.worlds import until
 
 QUEUE_COUNT = 2
@@ -181,23 +179,16 @@ async def test_what_a_disabled_entity_must_wait_for_is_set_aside_and_comes_in_or
     numbers = range(600)
     await fill(secondary, found.queues[0], "orders", numbers)
     await fill(secondary, found.queues[0], "news", range(100))
-    async with namespace(primary).management() as client:
-        await set_status(client, "orders", "SendDisabled")
-        moving = syphon(brokers, found)
-        task = asyncio.create_task(moving.run())
-        await until_there(primary, "news/Subscriptions/all", 100)
-        await until(lambda: moving.counters.deferrals >= len(numbers), WAIT_SECONDS)
-        moving.stop()
-        await asyncio.wait_for(task, WAIT_SECONDS)
-        assert (await counts(secondary, found.queues[0])).deferred == len(numbers)
-        await set_status(client, "orders", "Active")
+    await set_status(primary, "orders", "SendDisabled")
+    moving = syphon(brokers, found)
+    task = asyncio.create_task(moving.run())
+    await until_there(primary, "news/Subscriptions/all", 100)
+    await until(lambda: moving.counters.deferrals >= len(numbers), WAIT_SECONDS)
+    moving.stop()
+    await asyncio.wait_for(task, WAIT_SECONDS)
+    assert (await counts(secondary, found.queues[0])).deferred == len(numbers)
+    await set_status(primary, "orders", "Active")
     last = syphon(brokers, found, once=True)
     await asyncio.wait_for(last.run(), WAIT_SECONDS)
     assert_all_once_and_in_order(await taken(primary, "orders"), numbers)
     assert (await counts(secondary, found.queues[0])).deferred == 0
-
-
-async def set_status(client: HttpClient, queue: str, status: str) -> None:
-    description = (await client.get(queue)).description
-    change("queue", description, {"Status": status})
-    await client.put(queue, write_entry(description), is_update=True)
