@@ -5,31 +5,23 @@ import os
 import random
 import signal
 import socket
-import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import psutil
 
 from tests.caller import SIDECAR, WORKERS
+from tests.processes import REPOSITORY as REPOSITORY
+from tests.processes import STOP_TIMEOUT_S, OwnProcess, ProcessFailed, connection_string
 from tests.sidecars import Sidecar
 
-REPOSITORY = Path(__file__).resolve().parent.parent
 KEY_NAME = "RootManageSharedAccessKey"
 KEY = "SAS_KEY_VALUE"  # the emulator's well-known key
 START_TIMEOUT_S = 30.0
-STOP_TIMEOUT_S = 20.0
-LOG_TAIL_BYTES = 20_000
 
 
-class BrokerFailed(Exception):
-    """The broker did not start or stop as it should; the text ends with its log."""
-
+BrokerFailed = ProcessFailed
 
 # Below those that systems give to outgoing connections: a port that is free stays so until its broker listens.
 PORTS = range(10_240, 32_768)
@@ -48,7 +40,7 @@ def free_ports(count: int) -> list[int]:
         return ports
 
 
-class Broker:
+class Broker(OwnProcess):
     """One broker and its data directory, which outlives `stop`, `kill` and `restart`.
 
     `config` is the text of a TOML file. Ports are chosen once and kept over restarts. `prefix` is a command that runs
@@ -71,15 +63,13 @@ class Broker:
         self.directory = directory
         self.data_dir = directory / "data"
         self.config_file = directory / "config.toml"
-        self.log_file = directory / "broker.log"
         self.arguments = arguments
         self.prefix = prefix
         self.workers = workers
-        self.own_amqp_port, self.http_port, self.ops_port = free_ports(3)
+        self.own_amqp_port, self.http_port, ops_port = free_ports(3)
+        super().__init__(directory / "broker.log", ops_port)
         self.amqp_port = self.own_amqp_port
         self.sidecar: Sidecar | None = None
-        self._process: subprocess.Popen[bytes] | None = None
-        self.directory.mkdir(parents=True, exist_ok=True)
         self.config_file.write_text(config)
         if SIDECAR:
             self._put_sidecar_before()
@@ -94,33 +84,12 @@ class Broker:
         arguments += ["--secondary-http", f"http://localhost:{http_nowhere}"]
         self.sidecar = Sidecar(self.directory, self.amqp_port, ops_port, arguments)
 
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.kill() if error else self.stop()
-
-    @property
-    def pid(self) -> int:
-        assert self._process is not None, "the broker is not running"
-        return self._process.pid
-
-    @property
-    def running(self) -> bool:
-        return self._process is not None and self._process.poll() is None
-
     @property
     def connection_string(self) -> str:
         return self.connection_string_for(KEY_NAME, KEY)
 
     def connection_string_for(self, key_name: str, key: str) -> str:
-        return (
-            f"Endpoint=sb://localhost:{self.amqp_port};SharedAccessKeyName={key_name};SharedAccessKey={key};"
-            "UseDevelopmentEmulator=true;"
-        )
+        return connection_string(self.amqp_port, key_name, key)
 
     def command(self) -> list[str]:
         command = ["serve", "--config", str(self.config_file), "--data-dir", str(self.data_dir)]
@@ -141,14 +110,7 @@ class Broker:
 
     def begin(self) -> int:
         """Start it. Returns what `wait_until_ready` needs: the bytes that its log had before."""
-        assert self._process is None, "the broker is running already"
-        command = [*self.prefix, sys.executable, "-m", "broker.cli", *self.command()]
-        with self.log_file.open("ab") as log:
-            said_before = log.tell()
-            self._process = subprocess.Popen(
-                command, cwd=REPOSITORY, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-            )
-        return said_before
+        return self.begin_command(*self.prefix, sys.executable, "-m", "broker.cli", *self.command())
 
     def stop(self) -> None:
         """End it by SIGTERM, as an operator does. Raises BrokerFailed if it does not end cleanly in time."""
@@ -156,15 +118,7 @@ class Broker:
             return
         if self.sidecar is not None:
             self.sidecar.stop()
-        self._process.send_signal(signal.SIGTERM)
-        try:
-            code = self._process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self.kill()
-            raise BrokerFailed(f"still running {STOP_TIMEOUT_S:.0f} s after SIGTERM\n{self.log()}") from None
-        self._process = None
-        if code != 0:
-            raise BrokerFailed(f"ended with exit code {code} after SIGTERM\n{self.log()}")
+        self.end()
 
     def kill(self) -> None:
         """SIGKILL the whole process tree at once, as a power cut would, and wait until all of it is gone."""
@@ -230,21 +184,8 @@ class Broker:
                     found.append(process)
         return found
 
-    def get(self, path: str, timeout_s: float = 2.0) -> tuple[int, str]:
-        """GET from the operations endpoint: (HTTP status, body). Raises OSError while nobody listens."""
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.ops_port}{path}", timeout=timeout_s) as answer:
-                return int(answer.status), answer.read().decode()
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, error.read().decode()
-
     def log(self) -> str:
-        """The end of what it wrote on its terminal."""
-        with self.log_file.open("rb") as log:
-            log.seek(max(0, os.fstat(log.fileno()).st_size - LOG_TAIL_BYTES))
-            text = f"--- {self.log_file} ---\n{log.read().decode(errors='replace')}"
-        return text if self.sidecar is None else text + self.sidecar.log()
+        return super().log() if self.sidecar is None else super().log() + self.sidecar.log()
 
     def wait_until_ready(self, said_before: int) -> None:
         """Until it says so behind `said_before` bytes of its log: who answers on its port may be another broker."""
