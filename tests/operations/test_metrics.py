@@ -10,8 +10,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from broker.exposition import PARTITION, families, render
 from broker.metrics import EndpointMetrics, GatewayMetrics, Histogram, Scene, WorkerMetrics, process_usage
+from broker.pairing.counters import Counters as PairingCounters
+from broker.pairing.health import State
 from broker.pairing.syphon.counters import Counters, QueueCounters
 from broker.pairing.syphon.service import snapshot
+from broker.sidecar_exposition import families as sidecar_families
 from broker.wire import Outcome
 from storage.log.commit_log import LogUsage
 
@@ -255,7 +258,14 @@ def test_every_metric_is_documented_and_every_documented_metric_exists():
     counters = Counters(dead_lettered=Counter(["SyphonDestinationNotFound"]), queues={"q": QueueCounters(backlog=1)})
     syphon = {**snapshot(counters, is_primary_up=True), "restarts": 0, **process_usage()}
     seen = scene(gateway, workers, entities={QUEUE: "orders"})._replace(syphons={0: syphon})
-    text = b"".join(render(families(seen))).decode()
+    sidecar = {
+        **dict.fromkeys(("connections", "answered_here", "connections_opened", "connections_refused"), 0),
+        **dict.fromkeys(("accept_failures", "held_bytes", "is_away", "has_backlog"), 0),
+        "counters": PairingCounters(),
+        "entities": {"orders": State.FAILED_OVER},
+        "queues": {"q": True},
+    }
+    text = b"".join([*render(families(seen)), *render(sidecar_families(sidecar))]).decode()
     shown = set()
     for family in text_string_to_metric_families(text):
         sample = family.samples[0]
