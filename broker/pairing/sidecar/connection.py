@@ -268,7 +268,7 @@ class Client(asyncio.Protocol):
         self.reason = reason
         now_ms = int(asyncio.get_running_loop().time() * 1000)
         for name, began_ms in through.unanswered(now_ms):
-            self._home.pairing.availability.failed(self._home.pairing.availability.path(name), began_ms)
+            self._failed(name, began_ms)
         self._close(None if through.is_closed else conditions.CONNECTION_FORCED, LOST)
 
     # -- the end
@@ -420,7 +420,7 @@ class Client(asyncio.Protocol):
         elif error.condition == conditions.UNAUTHORIZED_ACCESS:
             self._credentials.sender_answered(path, accepted=False)
         elif verdict(error) is Verdict.UNAVAILABLE:
-            self._home.pairing.availability.failed(self._path(path), began_ms)
+            self._failed(path, began_ms)
 
     def on_taken(self, path: str, count: int) -> None:
         self._home.pairing.counters.sent_to_primary += count
@@ -428,7 +428,11 @@ class Client(asyncio.Protocol):
 
     def on_refused(self, path: str, error: ClientError, began_ms: int) -> None:
         if verdict(error) is Verdict.UNAVAILABLE:
-            self._home.pairing.availability.failed(self._path(path), began_ms)
+            self._failed(path, began_ms)
+
+    def _failed(self, name: str, began_ms: int) -> None:
+        """A send that began then has failed in a way that counts."""
+        self._home.pairing.availability.failed(self._path(name), began_ms)
 
     def _path(self, name: str) -> Path:
         return self._home.pairing.availability.path(name)
@@ -459,7 +463,7 @@ class Client(asyncio.Protocol):
         for name, began_ms in through.unanswered(overdue_ms):
             if self._told.get(name) != began_ms:
                 self._told[name] = began_ms
-                self._home.pairing.availability.failed(self._path(name), began_ms)
+                self._failed(name, began_ms)
         if self._opened_ms is not None and not through.is_answered and self._opened_ms < overdue_ms:
             self._home.primary_failed("it does not open connections")
             self._end(SILENT)
