@@ -154,3 +154,81 @@ def test_a_sender_that_is_refused_has_failed_since_it_was_attached(owner, throug
     through.from_client(attach("four", 4, "four"), 50)
     through.from_primary(write(0, Descriptor.ATTACH, ["four", UInt(4), True]) + detached(4, "com.microsoft:timeout"))
     assert owner.events == [("sender", "four", "com.microsoft:timeout", 50)]
+
+
+def performatives(output):
+    """Code and fields of each frame, padded with None."""
+    found = []
+    while output:
+        size = int.from_bytes(output[:4], "big")
+        performative, _ = decode(output, 8)
+        found.append((int(performative.descriptor), performative.value + [None] * 12))
+        output = output[size:]
+    return found
+
+
+def flow(incoming, window, outgoing, *link):
+    return write(0, Descriptor.FLOW, [UInt(incoming), UInt(window), UInt(outgoing), UInt(50), *link])
+
+
+@pytest.fixture
+def split(owner, through):
+    """Deliveries 0 and 2 are in the primary, as 0 and 1; delivery 1 is here."""
+    owner.here.add("here")
+    through.from_client(attach("h", 7, "here"), 20)
+    assert ids(through.from_client(sent(0, 0) + sent(7, 1) + sent(0, 2), 20)) == [0, 1]
+    return through
+
+
+def test_outcomes_of_the_primary_come_with_the_clients_ids(owner, split):
+    assert [(fields[1], fields[2]) for _, fields in performatives(split.from_primary(settled(0, 1)))] == [
+        (0, 0),
+        (2, 2),
+    ]
+    assert owner.events == [("taken", "one", 2)]
+    split.from_client(sent(1, 3), 20)
+    [(code, fields)] = performatives(split.from_primary(settled(2, 2)))
+    assert (code, fields[1], fields[2]) == (Descriptor.DISPOSITION, 3, 3)
+
+
+def test_windows_count_what_is_here_for_the_client_and_not_for_the_primary(split):
+    [(_, fields)] = performatives(split.from_primary(flow(2, 99, 0)))
+    assert fields[:3] == [3, 99, 0]  # of three transfers of the client
+    [(_, fields)] = performatives(split.from_client(flow(0, 99, 3), 20))
+    assert fields[:3] == [0, 99, 2]  # of which the primary has two
+
+
+def test_credit_of_the_engine_here_comes_with_the_session_that_the_client_sees(owner, split):
+    split.from_primary(flow(1, 77, 5))
+    split.from_primary(write(0, Descriptor.TRANSFER, [UInt(9), UInt(0), b"t"], b"x"))
+    here = AMQP_HEADER + OPEN + write(0, Descriptor.BEGIN, [UShort(0), UInt(0), UInt(99), UInt(99)])
+    assert split.from_local(here) == b""
+    engine = [UInt(55), UInt(66), UInt(77), UInt(88), UInt(0), UInt(1), UInt(10)]
+    [(_, fields)] = performatives(split.from_local(write(0, Descriptor.FLOW, engine)))
+    assert fields[:7] == [2, 77, 1, 50, MASK, 1, 10]
+
+
+def test_credit_of_the_primary_for_a_link_that_was_moved_is_kept_from_the_client(owner, through):
+    moved = through.move("ONE", "failed over")
+    assert [(code, fields[:2]) for code, fields in performatives(moved.to_client)] == [(Descriptor.DETACH, [0, True])]
+    assert [(code, fields[:2]) for code, fields in performatives(moved.to_primary)] == [(Descriptor.DETACH, [0, True])]
+    [(_, fields)] = performatives(through.from_primary(flow(0, 99, 0, UInt(0), UInt(0), UInt(10))))
+    assert fields[4:7] == [None] * 3
+    [(_, fields)] = performatives(through.from_primary(flow(0, 99, 0, UInt(1), UInt(0), UInt(10))))
+    assert fields[4:7] == [1, 0, 10]
+    # Both answers stay here: each side has seen a detach of the other already.
+    assert through.from_client(sent(0, 0) + detached(0), 20) == b""
+    assert through.from_primary(detached(0)) == b""
+    assert ids(through.from_client(sent(1, 1), 20)) == [1]
+
+
+def test_the_engine_here_waits_until_the_primary_has_begun_the_session(owner):
+    owner.here.add("here")
+    through = Through(owner, "primary")
+    begin = write(0, Descriptor.BEGIN, [None, UInt(0), UInt(99), UInt(99)])
+    through.from_client(AMQP_HEADER + OPEN + begin + attach("h", 7, "here"), 20)
+    begun = write(0, Descriptor.BEGIN, [UShort(0), UInt(0), UInt(99), UInt(99)])
+    engine = AMQP_HEADER + OPEN + begun + attached("h", 0, "here")
+    assert through.from_local(engine) == b""
+    codes = [(code, fields[1]) for code, fields in performatives(through.from_primary(OPEN + begun))[1:]]
+    assert codes == [(Descriptor.BEGIN, 0), (Descriptor.ATTACH, MASK)]
