@@ -1,6 +1,7 @@
 """The import rules of docs/architecture.md, held by reading every import in the sources."""
 
 import ast
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -388,3 +389,9 @@ def test_the_rules_catch(module, source):
 def test_every_rule_is_about_something_that_exists():
     named = {*MAY_IMPORT, *MAY_NOT_IMPORT, *PURE}.union(*ONLY_IN.values()) - {"pipeline"}
     assert [name for name in sorted(named) if not any(is_within(module, name) for module in SOURCES)] == []
+
+
+def test_each_test_file_has_a_name_of_its_own():
+    """Pytest imports them by their names alone, so that two of one name cannot be collected together."""
+    names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py") if ".build" not in path.parts)
+    assert [name for name, count in names.items() if count > 1] == []

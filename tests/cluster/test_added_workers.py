@@ -13,7 +13,7 @@ from tests.end_to_end.health import eventually
 from tests.end_to_end.raw_peer import ACCEPTED, DISPOSITION, TRANSFER, Closed, RawPeer, body_of, message
 from tests.end_to_end.raw_requests import Node
 from tests.end_to_end.test_catalog_at_run_time import NODE, create, receive, send, update
-from tests.end_to_end.test_moving import move
+from tests.end_to_end.test_moving_entities import move
 
 CONFIG = """
 [[queues]]
