@@ -2,8 +2,8 @@
 
     python -m tests.pairing.ledger --minutes 30
 
-Clients send to a queue, a topic and sessions; others receive and browse meanwhile. A syphon drains the backlog, and is
-killed now and then. In the end the books must balance (`tests.pairing.books`).
+Clients send to a queue, a topic and sessions, by the library or through a sidecar. Others receive and browse meanwhile.
+A syphon drains the backlog, and is killed now and then. In the end the books must balance (`tests.pairing.books`).
 """
 
 import argparse
@@ -21,6 +21,7 @@ from contextlib import AsyncExitStack, suppress
 from enum import Enum
 from pathlib import Path
 
+from broker.pairing.backlog import backlog_queues
 from broker.pairing.options import PairingOptions
 from broker.pairing.pairing import Pairing
 from protocol.client.connection import Connection, connect_to
@@ -28,17 +29,23 @@ from protocol.client.errors import ClientError
 from protocol.client.messages import Message
 from protocol.errors import ProtocolError
 from protocol.symbols import PING_CONTENT_TYPE
-from tests.brokers import REPOSITORY, Broker, free_ports
+from tests.brokers import KEY, KEY_NAME, REPOSITORY, Broker, free_ports
+from tests.pairing.again import Again
 from tests.pairing.books import Books, Key, Way
 from tests.pairing.conftest import QUEUES, namespace
 from tests.pairing.wire import State, Wire
+from tests.sidecars import Sidecar
 
+NAME = "main"
 CLIENTS = 3
 SESSIONS = 6
 READ_FROM = {"orders": "orders", "news": "news/Subscriptions/all", "sessions": "sessions"}
 SEND_TIMEOUT_S = 20.0
 BETWEEN_SENDS_S = 0.02
 ON_ITS_WAY_S = 0.3
+
+
+Send = Callable[[bytes], Awaitable[Way]]
 
 
 class Trouble(Enum):
@@ -53,24 +60,10 @@ class Trouble(Enum):
 class Syphon:
     """The process that drains the backlog, started again when it was killed."""
 
-    def __init__(self, primary: Broker, port: int, secondary: Broker, name: str, rate: float, log: Path) -> None:
-        self._arguments = [
-            "syphon",
-            "--primary",
-            primary.connection_string.replace(str(primary.amqp_port), str(port)),
-            "--secondary",
-            secondary.connection_string,
-            "--primary-http",
-            f"http://localhost:{primary.http_port}",
-            "--secondary-http",
-            f"http://localhost:{secondary.http_port}",
-            "--primary-name",
-            name,
-            "--backlog-queues",
-            str(3),
-            "--rate",
-            str(rate),
-        ]
+    def __init__(self, primary: Broker, port: int, secondary: Broker, queues: int, rate: float, log: Path) -> None:
+        through = primary.connection_string.replace(str(primary.amqp_port), str(port))
+        self._arguments = ["syphon", *_namespaces(primary, through, secondary)]
+        self._arguments += ["--backlog-queues", str(queues), "--rate", str(rate)]
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -101,14 +94,28 @@ class Run:
     """One run of the ledger. Troubles last `longest_s` at most.
 
     `rate` is that of the syphon. With less than senders send it often has a backlog when the next trouble comes.
+    `by_sidecar`: clients send through one, and not by the library.
     """
 
-    def __init__(self, directory: Path, seed: int, options: PairingOptions, longest_s: float, rate: float) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        seed: int,
+        options: PairingOptions,
+        longest_s: float,
+        rate: float,
+        *,
+        by_sidecar: bool = False,
+    ) -> None:
         self.books = Books()
         self.counts: Counter[str] = Counter()
         self.options = options
         self._longest_s = longest_s
         self._rate = rate
+        self._by_sidecar = by_sidecar
+        self.pairings: list[Pairing] = []
+        self.by_backlog = 0  # messages that a sidecar has sent there
+        self._sidecar: Sidecar | None = None
         self._chance = random.Random(seed)
         self._directory = directory
         self.primary = Broker(directory / "primary", QUEUES)
@@ -124,36 +131,64 @@ class Run:
                 stack.callback(broker.kill)
             self._wire = await stack.enter_async_context(Wire(free_ports(1)[0], self.primary.amqp_port))
             through = self.primary.connection_string.replace(str(self.primary.amqp_port), str(self._wire.port))
-            self._pairings = [
-                await stack.enter_async_context(
-                    await Pairing.open(
-                        namespace(self.primary, through), namespace(self.secondary), self.options, primary_name="main"
-                    )
-                )
-                for _ in range(CLIENTS)
-            ]
+            senders = await (self._by_a_sidecar if self._by_sidecar else self._by_the_library)(stack, through)
             log = self._directory / "syphon.log"
-            self._syphon = Syphon(self.primary, self._wire.port, self.secondary, "main", self._rate, log)
+            queues = self.options.backlog_queue_count
+            self._syphon = Syphon(self.primary, self._wire.port, self.secondary, queues, self._rate, log)
             self._syphon.start()
             stack.callback(self._syphon.kill)
             readers = [asyncio.create_task(self._again(self._browse, entity)) for entity in READ_FROM.values()]
             readers += [asyncio.create_task(self._again(self._receive, "orders"))]
-            senders = [asyncio.create_task(self._send(number)) for number in range(CLIENTS * len(READ_FROM))]
+            sending = [asyncio.create_task(self._send(number, send)) for number, send in enumerate(senders)]
             await self._trouble(time.monotonic() + seconds)
             self._ends.set()
-            await asyncio.gather(*senders)
+            await asyncio.gather(*sending)
             await self._drain()
             await asyncio.gather(*readers)
+            if self._sidecar is not None:
+                self.by_backlog = await asyncio.to_thread(_sent_to_backlog, self._sidecar)
             code = await asyncio.to_thread(self._syphon.stop)
             ended = [f"the syphon ended with exit code {code}"] if code else []
-            return ended + self.books.breaches(["sessions"])
+            return ended + self.books.breaches(["sessions"], self._unknown_ways)
+
+    @property
+    def _unknown_ways(self) -> int:
+        """The primary, the backlog queues, and once more the primary.
+
+        There, what a sidecar has sent without an answer, while the primary stood still, comes after what it sent later.
+        """
+        return 2 + self.options.backlog_queue_count
 
     # -- clients
 
-    async def _send(self, number: int) -> None:
-        """One sender after the other: each waits for its answer, so that the order of a session is known."""
+    async def _by_the_library(self, stack: AsyncExitStack, primary: str) -> list[Send]:
+        """One after the other for each entity; `primary` is a connection string."""
+        found: list[Send] = []
+        for _ in range(CLIENTS):
+            one, other = namespace(self.primary, primary), namespace(self.secondary)
+            pairing = await Pairing.open(one, other, self.options, primary_name=NAME)
+            self.pairings.append(await stack.enter_async_context(pairing))
+            found += [_by(pairing, entity) for entity in READ_FROM]
+        return found
+
+    async def _by_a_sidecar(self, stack: AsyncExitStack, primary: str) -> list[Send]:
+        arguments = [*_namespaces(self.primary, primary, self.secondary), "--backlog-queues"]
+        arguments += [str(self.options.backlog_queue_count)]
+        for name in ("failover_interval", "ping_interval", "attempt_timeout"):
+            arguments += [f"--{name.replace('_', '-')}", f"{getattr(self.options, f'{name}_ms')}ms"]
+        port, ops_port = free_ports(2)
+        sidecar = self._sidecar = Sidecar(self._directory / "sidecar", port, ops_port, arguments)
+        await asyncio.to_thread(sidecar.start)
+        stack.callback(sidecar.kill)
+        found: list[Send] = []
+        for number in range(CLIENTS * len(READ_FROM)):
+            client = await stack.enter_async_context(Again(sidecar.connection_string_for(KEY_NAME, KEY)))
+            found.append(_through(client, [*READ_FROM][number % len(READ_FROM)]))
+        return found
+
+    async def _send(self, number: int, send: Send) -> None:
+        """One message after the other: each waits for its answer, so that the order of a session is known."""
         entity = [*READ_FROM][number % len(READ_FROM)]
-        sender = self._pairings[number // len(READ_FROM)].sender(entity)
         count = 0
         while not self._ends.is_set():
             count += 1
@@ -167,8 +202,7 @@ class Run:
                 ttl_ms=3_600_000 if count % 3 else None,
             )
             try:
-                sent = await sender.send(message.encode(), SEND_TIMEOUT_S)
-                self.books.accepted[key] = Way(*sent)
+                self.books.accepted[key] = await send(message.encode())
             except (ClientError, TimeoutError):
                 self.counts["sends that failed"] += 1
             await asyncio.sleep(BETWEEN_SENDS_S)
@@ -251,7 +285,7 @@ class Run:
             while left := sum(
                 counts.active + counts.deferred
                 for name, counts in (await connection.counts()).items()
-                if name in self._pairings[0].queues
+                if name in backlog_queues(NAME, self.options.backlog_queue_count)
             ):
                 if time.monotonic() > deadline:
                     raise TimeoutError(f"{left} messages are in the backlog after three minutes")
@@ -277,6 +311,38 @@ class Run:
         return found
 
 
+def _by(pairing: Pairing, entity: str) -> Send:
+    sender = pairing.sender(entity)
+
+    async def send(message: bytes) -> Way:
+        return Way(*await sender.send(message, SEND_TIMEOUT_S))
+
+    return send
+
+
+def _through(client: Again, entity: str) -> Send:
+    async def send(message: bytes) -> Way:
+        attempts = await client.send(entity, message, SEND_TIMEOUT_S)
+        return Way("", False, attempts > 1)
+
+    return send
+
+
+def _sent_to_backlog(sidecar: Sidecar) -> int:
+    name = "peeklock_pair_messages_sent_to_backlog_total "
+    _, text = sidecar.get("/metrics")
+    return int(next(float(line.removeprefix(name)) for line in text.splitlines() if line.startswith(name)))
+
+
+def _namespaces(primary: Broker, connection_string: str, secondary: Broker) -> list[str]:
+    """Options of a syphon or a sidecar; the primary is reached by that connection string."""
+    return [
+        *("--primary", connection_string, "--primary-http", f"http://localhost:{primary.http_port}"),
+        *("--secondary", secondary.connection_string, "--secondary-http", f"http://localhost:{secondary.http_port}"),
+        *("--primary-name", NAME),
+    ]
+
+
 def key_of(message: Message) -> Key:
     entity, group, sender, number = message.content().decode().split("|")
     return Key(entity, group, int(sender), int(number))
@@ -288,22 +354,27 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--longest", type=float, default=15, help="seconds that a trouble lasts at most")
     parser.add_argument("--rate", type=float, default=1000, help="messages per second that the syphon may move")
+    parser.add_argument("--sidecar", action="store_true", help="clients send through one, and not by the library")
     parser.add_argument("--failover-interval", type=float, default=3, help="seconds")
     parser.add_argument("--ping-interval", type=float, default=3, help="seconds")
     arguments = parser.parse_args()
     options = PairingOptions(
-        backlog_queue_count=3,
+        backlog_queue_count=1 if arguments.sidecar else 3,  # few ways, so that order says more
         failover_interval_ms=int(1000 * arguments.failover_interval),
         ping_interval_ms=int(1000 * arguments.ping_interval),
         attempt_timeout_ms=2000,
         busy_wait_ms=500,
     )
     with tempfile.TemporaryDirectory(prefix="peeklock-pairing-") as directory:
-        run = Run(Path(directory), arguments.seed, options, arguments.longest, arguments.rate)
+        run = Run(
+            Path(directory), arguments.seed, options, arguments.longest, arguments.rate, by_sidecar=arguments.sidecar
+        )
         breaches = asyncio.run(run.run(60 * arguments.minutes))
         print(f"seed {arguments.seed}: {dict(run.counts)}")
         print(run.books.summary())
-        for pairing in run._pairings:
+        if arguments.sidecar:
+            print(f"the sidecar has sent {run.by_backlog:,} of these to the backlog")
+        for pairing in run.pairings:
             print(pairing.counters)
         print("\n".join(breaches[:20]) or "the books balance")
     sys.exit(bool(breaches))

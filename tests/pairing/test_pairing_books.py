@@ -51,3 +51,15 @@ def test_order_is_kept_on_each_way_and_not_between_them():
 
 def test_a_message_that_may_be_in_the_primary_already_has_no_place():
     assert books(3, 2, m2=BACKLOG, m3=BACKLOG._replace(is_repeated=True)).breaches(["q"]) == []
+
+
+UNKNOWN = Way("", False, False)
+
+
+def test_messages_whose_way_nobody_knows_come_in_as_many_runs_as_there_are_ways():
+    ways = {f"m{number}": UNKNOWN for number in range(1, 5)}
+    assert books(3, 1, 4, 2, **ways).breaches(["q"], 2) == []
+    assert "2 runs in order, and 1 ways" in str(books(3, 1, 4, 2, **ways).breaches(["q"], 1))
+    assert "3 runs in order, and 2 ways" in str(books(4, 3, 1, 2, **ways).breaches(["q"], 2))
+    assert books(4, 3, 1, 2, **ways).breaches([], 2) == []
+    assert books(4, 3, 1, 2, **ways | {"m3": UNKNOWN._replace(is_repeated=True)}).breaches(["q"], 2) == []

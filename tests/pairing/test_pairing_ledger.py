@@ -1,6 +1,7 @@
 """The ledger of paired namespaces for a minute; `make pairing-ledger` runs it for half an hour."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -13,11 +14,13 @@ OPTIONS = PairingOptions(
 
 
 @pytest.mark.slow
-def test_whatever_happens_to_the_primary_and_the_syphon_each_accepted_message_arrives_once(tmp_path):
-    run = Run(tmp_path, 7, OPTIONS, longest_s=4, rate=200)
+@pytest.mark.parametrize("by_sidecar", [False, True])
+def test_whatever_happens_to_the_primary_and_the_syphon_each_accepted_message_arrives_once(tmp_path, by_sidecar):
+    options = replace(OPTIONS, backlog_queue_count=1) if by_sidecar else OPTIONS
+    run = Run(tmp_path, 7, options, longest_s=4, rate=200, by_sidecar=by_sidecar)
     breaches = asyncio.run(run.run(30))
     assert breaches == []
     assert set(run.counts) >= {trouble.value for trouble in Trouble}
-    assert any(way.is_in_backlog for way in run.books.accepted.values())
-    assert any(not way.is_in_backlog for way in run.books.accepted.values())
-    assert len(run.books.accepted) > 500
+    accepted = run.books.accepted
+    assert 0 < (run.by_backlog or sum(way.is_in_backlog for way in accepted.values())) < len(accepted)
+    assert len(accepted) > 500

@@ -10,8 +10,9 @@ from protocol.client.errors import ClientError, LinkDetached
 from protocol.client.messages import Message
 from protocol.message.batches import pack_batch
 from tests.brokers import Broker
+from tests.pairing.again import Again
 from tests.pairing.conftest import QUEUES, contents, set_status, taken
-from tests.pairing.sidecar.conftest import Again, Pair, eventually, message
+from tests.pairing.sidecar.conftest import Pair, eventually, message
 
 
 async def test_all_goes_through_while_the_primary_is_well(tmp_path, primary, secondary):
