@@ -98,7 +98,7 @@ def _javascript(directory: Path) -> None:
 
 
 def _go(directory: Path) -> None:
-    for name, source in (("program", HERE / "go"), ("first", DOCS / "go")):
+    for name, source in (("program", HERE / "go"), ("outage", HERE / "go" / "outage"), ("first", DOCS / "go")):
         _run("go", "build", "-o", directory / name, ".", cwd=source, GOFLAGS="-buildvcs=false -mod=readonly")
 
 
@@ -159,6 +159,13 @@ PROGRAMS = {
     "jms": _java_program("programs", "peeklock.Jms"),
     "rhea": _program("javascript", "node", Path("programs/rhea.js")),
     "proton": _program("proton", _VENV_PYTHON, HERE / "proton" / "program.py"),
+}
+
+OUTAGES = {
+    "python": _program("python-7.15.0", _VENV_PYTHON, HERE / "python" / "outage.py"),
+    "javascript": _program("javascript", "node", Path("programs/outage.js")),
+    "go": _program("go", Path("outage")),
+    "java": _java_program("programs", "peeklock.Outage"),
 }
 
 FIRST_MESSAGES = {

@@ -12,9 +12,9 @@ from broker.logging import get_logger
 from broker.pairing.aliases import AliasTaken
 from broker.pairing.pairing import Pairing
 from broker.pairing.sending import PairedSender
-from broker.pairing.sidecar.claims import ClaimsAnswers, ClaimsNode
 from broker.pairing.sidecar.credentials import Credentials
 from broker.pairing.sidecar.limits import Limits
+from broker.pairing.sidecar.nodes import AWAY, RequestNode, Responses, claims_node, management_node
 from broker.pairing.sidecar.trust import Trust
 from protocol import conditions, error_texts
 from protocol.addresses import Address, InvalidAddress, Node, Part, parse
@@ -31,7 +31,6 @@ from protocol.errors import InvalidField, ProtocolError
 log = get_logger("sidecar")
 
 LOOK_AT_RIGHTS_MS: Final = 1000
-AWAY: Final = "The primary namespace is away; only sends are taken meanwhile. Please try again."
 BACK: Final = "The entity takes messages in the primary namespace again. Please attach the link again."
 _FAULTS: Final[dict[type[ProtocolError], Symbol]] = {
     FramingError: conditions.CONNECTION_FRAMING_ERROR,
@@ -77,7 +76,8 @@ class Here:
         self._host = host
         self._shared = shared
         self._credentials = credentials
-        self._claims = ClaimsNode(shared.trust, credentials)
+        self._claims = claims_node(shared.trust, credentials)
+        self._management = management_node()
         self.is_open = False
         self.is_closed = False
         self._is_busy = False
@@ -199,6 +199,9 @@ class Here:
         address = _address_of(link)
         if address is not None and address.node is Node.CBS:
             self._claims.attach(link)
+        elif address is not None and address.node is Node.MANAGEMENT and not self._credentials.are_none:
+            if not self._host.need_primary():
+                self._management.attach(link)
         elif (
             link.is_sender
             or address is None
@@ -221,12 +224,12 @@ class Here:
             link.accept(limits.max_message_bytes, limits.credit)
 
     def on_detach(self, link: Link, closed: bool, condition: str, description: str) -> None:
-        if isinstance(link.context, HereSender | ClaimsAnswers):
+        if isinstance(link.context, HereSender | Responses):
             link.context.on_detached()
         link.context = None
 
     def on_flow(self, link: Link) -> None:
-        if isinstance(link.context, ClaimsAnswers):
+        if isinstance(link.context, Responses):
             link.context.on_flow()
 
     def on_message(
@@ -235,7 +238,7 @@ class Here:
         end = link.context
         if isinstance(end, HereSender):
             end.on_message(delivery, payload, batch, settled, state)
-        elif isinstance(end, ClaimsNode):
+        elif isinstance(end, RequestNode):
             end.on_message(link, delivery, payload, settled)
         else:
             forget(delivery)  # the client has sent it before it knew that the link is refused or gone

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from protocol.client.connection import connect_to
-from protocol.client.errors import ClientError, LinkDetached
+from protocol.client.errors import ClientError, LinkDetached, RequestFailed
 from protocol.client.messages import Message
 from protocol.message.batches import pack_batch
 from tests.brokers import Broker
@@ -71,6 +71,10 @@ async def test_receivers_wait_for_the_primary_and_find_it(tmp_path, secondary):
             with pytest.raises(LinkDetached) as refused:
                 await connection.receiver("orders", credit=1)
             assert refused.value.condition == "com.microsoft:timeout"
+            management = await connection.management("orders")  # some SDKs do not send without it
+            with pytest.raises(RequestFailed) as failed:
+                await management.peek(1)
+            assert (failed.value.status, failed.value.condition) == (408, "com.microsoft:timeout")
             await asyncio.to_thread(away.start)
             async with asyncio.timeout(5):
                 lost = await connection.wait_closed()  # it is told to connect again

@@ -1,4 +1,7 @@
-"""The $cbs node while the primary is away: tokens are taken that are known to be good (amqp.md 2)."""
+"""The nodes for requests while the primary is away: $cbs takes tokens that are known to be good, $management refuses.
+
+Some SDKs attach the management node of an entity before they send to it, so its links are there (amqp.md 2, 5).
+"""
 
 import time
 from collections import deque
@@ -7,31 +10,32 @@ from typing import Final
 
 from broker.pairing.sidecar.credentials import Credentials
 from broker.pairing.sidecar.trust import Trust, Unverifiable
+from protocol import conditions
 from protocol.codec import Int
 from protocol.engine.deliveries import ACCEPTED, Delivery, forget, settle
 from protocol.engine.links import Link
 from protocol.errors import ProtocolError
-from protocol.nodes import cbs
+from protocol.nodes import cbs, management
 from protocol.nodes.request_message import Request, encode_response, parse, text
 
 REQUEST_CREDIT: Final = 100
 MAX_WAITING: Final = 200
 MAX_REQUEST_BYTES: Final = 64 << 10
 UNAVAILABLE: Final = 503
+AWAY: Final = "The primary namespace is away; only sends are taken meanwhile. Please try again."
 
 
-class ClaimsNode:
-    """The links of one connection to $cbs. Answers go to the receiver that a request names, or to the last one."""
+class RequestNode:
+    """A client's links to a node. Answers go to the receiver that a request names, or to the last one."""
 
-    def __init__(self, trust: Trust, credentials: Credentials) -> None:
-        self._trust = trust
-        self._credentials = credentials
-        self._answers: list[ClaimsAnswers] = []
+    def __init__(self, answer: Callable[[Request], bytes]) -> None:
+        self._answer = answer
+        self._receivers: list[Responses] = []
 
     def attach(self, link: Link) -> None:
         if link.is_sender:
-            answers = link.context = ClaimsAnswers(link, self._answers.remove)
-            self._answers.append(answers)
+            responses = link.context = Responses(link, self._receivers.remove)
+            self._receivers.append(responses)
             link.accept()
         else:
             link.context = self
@@ -48,30 +52,38 @@ class ClaimsNode:
         except ProtocolError:
             return  # there is nobody to answer to
         answer = self._answer(request)
-        named = [each for each in self._answers if request.reply_to in (each.link.target_address, each.link.name)]
-        for receiver in (named or self._answers)[-1:]:
+        named = [each for each in self._receivers if request.reply_to in (each.link.target_address, each.link.name)]
+        for receiver in (named or self._receivers)[-1:]:
             receiver.respond(answer)
 
-    def _answer(self, request: Request) -> bytes:
+
+def claims_node(trust: Trust, credentials: Credentials) -> RequestNode:
+    def answer(request: Request) -> bytes:
         audience, token = text(request.properties.get("name")), text(request.body)
         try:
             if text(request.properties.get("operation")) != "put-token" or not audience or token is None:
                 put = cbs.parse_put_token(request)  # says what is wrong with it
                 audience, token = put.audience, put.token
-            self._trust.check_token(audience, token, time.time())
+            trust.check_token(audience, token, time.time())
         except Unverifiable as error:
             properties = {"status-code": Int(UNAVAILABLE), "status-description": str(error)}
             return encode_response(request, properties, None)
         except ProtocolError as error:
             return cbs.encode_refused(request, error)
-        self._credentials.has_token(audience, token)
+        credentials.has_token(audience, token)
         return cbs.encode_accepted(request)
 
+    return RequestNode(answer)
 
-class ClaimsAnswers:
-    """A client's receiver on $cbs: sends settled responses, when there is credit."""
 
-    def __init__(self, link: Link, gone: "Callable[[ClaimsAnswers], None]") -> None:
+def management_node() -> RequestNode:
+    return RequestNode(lambda request: management.encode_failure(request, conditions.TIMEOUT, AWAY))
+
+
+class Responses:
+    """A client's receiver: sends settled responses, when there is credit."""
+
+    def __init__(self, link: Link, gone: "Callable[[Responses], None]") -> None:
         self.link = link
         self._gone = gone
         self._waiting: deque[bytes] = deque(maxlen=MAX_WAITING)
