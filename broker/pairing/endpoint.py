@@ -2,7 +2,8 @@
 
 import asyncio
 import ssl
-from typing import TypeVar
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
 from protocol.client.connection import Connection, connect_to
 from protocol.client.connection_string import ConnectionString
@@ -45,7 +46,7 @@ class Endpoint:
         if self._connection is not None and not self._connection.closed:
             return self._connection
         if self._connecting is None or self._connecting.done():
-            self._connecting = asyncio.create_task(self.connect())
+            self._connecting = _begun(self.connect())
         connecting = self._connecting
         # The attempt belongs to all who wait for it, so none of them ends it.
         connection = await _shared(connecting)
@@ -59,7 +60,7 @@ class Endpoint:
         connection = await self.connection()
         attaching = self._senders.get(path)
         if attaching is None or _is_of_no_use(attaching, connection):
-            attaching = self._senders[path] = asyncio.create_task(connection.sender(path))
+            attaching = self._senders[path] = _begun(connection.sender(path))
         return await _shared(attaching)
 
     def adopt(self, connection: Connection) -> None:
@@ -127,6 +128,13 @@ def _is_of_no_use(attaching: "asyncio.Task[Sender]", connection: Connection) -> 
         return True
     sender = attaching.result()
     return sender.closed or sender.connection is not connection
+
+
+def _begun(attempt: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
+    """An attempt that several may wait for, or nobody any more, and then its failure is no news."""
+    task = asyncio.create_task(attempt)
+    task.add_done_callback(lambda task: task.cancelled() or task.exception())
+    return task
 
 
 async def _shared(task: "asyncio.Task[T]") -> T:
