@@ -1,6 +1,6 @@
 """The nodes for requests while the primary is away: $cbs takes tokens that are known to be good, $management refuses.
 
-Some SDKs attach the management node of an entity before they send to it, so its links are there (amqp.md 2, 5).
+Some SDKs attach the management node of an entity before they send to it, so its links are there (amqp.md 2).
 """
 
 import time
