@@ -1,6 +1,7 @@
 """The worker's side of its checkpointer: starts the process, starts it again when it ended, and hears it."""
 
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -141,6 +142,14 @@ class Checkpointer:
         if self._connection is not None:
             with suppress(BrokenPipeError, ConnectionResetError):  # it has ended, and `answers` will say so
                 self._connection.sendall(msgpack.packb(request))
+
+    def has_answered(self, within_seconds: float = 0.0) -> bool:
+        """True as soon as `answers` need not wait; False after so many seconds, or if there is no process."""
+        if self._connection is None:
+            return False
+        poll = select.poll()  # `select.select` takes no descriptor above 1023
+        poll.register(self._connection, select.POLLIN)
+        return bool(poll.poll(within_seconds * 1000))
 
     def answers(self) -> list[Done | Prepared | Full | Ended]:
         """Wait for answers. Raises StoreDamaged, StoreError: the process cannot do its work."""

@@ -194,7 +194,7 @@ class CommitLog:
             try:
                 size_bytes = self._writer.begin_turn(time_ms, changes)
             except NoSegment:  # the disk is full, but a checkpoint frees segments
-                while self.is_checkpointing and not self._writer.has_free:
+                while self.is_checkpointing and not self._writer.has_free and self.checkpointer.is_running:
                     self.hear()
                 size_bytes = self._writer.begin_turn(time_ms, changes)
         except OSError as error:
@@ -264,7 +264,8 @@ class CommitLog:
             return True
         if descriptor != self._polled:
             return False
-        self.hear()
+        if self.checkpointer.has_answered():  # a turn that came between this event and its service may have heard it
+            self.hear()
         return True
 
     def beat(self) -> None:
@@ -377,16 +378,16 @@ class CommitLog:
         """
         segment_bytes, log_bytes = self._limits
         excess = self.young_bytes() - 3 * segment_bytes
-        if excess <= 0 or self._is_stuck or self.checkpointer.descriptor is None:
+        if excess <= 0 or self._is_stuck or not self.checkpointer.is_running:
             return
         full = excess / max(1, log_bytes - 3 * segment_bytes)
         seconds = LONGEST_WAIT_SECONDS if full >= 1 else full * size_bytes / SLOWEST_BYTES_PER_SECOND
         began = time.monotonic()
         until = began + min(seconds, LONGEST_WAIT_SECONDS)
         while self.is_checkpointing and (left := until - time.monotonic()) > 0:
-            if select.select([self.checkpointer.descriptor], [], [], left)[0]:
+            if self.checkpointer.has_answered(left):
                 self.hear()
-                if self.checkpointer.descriptor is None:
+                if not self.checkpointer.is_running:
                     break
         waited = time.monotonic() - began
         self._is_stuck = waited >= LONGEST_WAIT_SECONDS

@@ -2,6 +2,8 @@
 
 import errno
 import os
+import resource
+import select
 import signal
 import time
 
@@ -12,6 +14,7 @@ from storage.log.aio import OneWrite
 from storage.log.checkpointing import Full, Prepared
 from storage.log.commit_log import LogLimits
 from storage.log.recovery import log_directory
+from storage.log.writer import NoSegment
 from storage.store import StoreError, StoreFull, Table
 from tests.logged_turns import SMALL, Turns, contents, open_local
 from tests.logs import checkpoint, crash, open_log, open_tables
@@ -250,6 +253,61 @@ def running(tmp_path):
 
 def stop(pid):
     os.kill(pid, signal.SIGSTOP)
+
+
+def test_an_answer_that_a_turn_took_is_not_waited_for_again(running):
+    """A worker sees all events at once. A turn for the first of them may hear the checkpointer, whose event is next."""
+    log, turns = running
+    with select.epoll() as poll:
+        log.watch(poll)
+        log.begin_checkpoint()
+        while log.is_checkpointing:
+            events = poll.poll(PATIENCE_S)
+            assert events
+            log.hear()
+        began = time.monotonic()
+        assert all(log.serve(descriptor) for descriptor, _ in events)
+        assert time.monotonic() - began < 1
+    turns.turn(log.stores, log.commit)
+
+
+def test_a_turn_waits_for_a_checkpointer_whose_descriptor_is_large(running):
+    log, turns = running
+    os.kill(log.checkpointer.pid, signal.SIGKILL)
+    while log.checkpointer.is_running:
+        log.hear()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048), hard))
+    held = [os.open(os.devnull, os.O_RDONLY)]
+    try:
+        while held[-1] < 1024:
+            held.append(os.open(os.devnull, os.O_RDONLY))
+        log.beat()
+        assert log.checkpointer.descriptor >= 1024
+        end = time.monotonic() + PATIENCE_S
+        while not log.waited_seconds:
+            assert time.monotonic() < end
+            turns.turn(log.stores, log.commit)
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_without_a_segment_and_a_checkpointer_a_turn_fails_at_once(monkeypatch, running):
+    """Nobody would free a segment."""
+    log, turns = running
+    log.begin_checkpoint()
+    os.kill(log.checkpointer.pid, signal.SIGKILL)
+    monkeypatch.setattr(log._writer, "begin_turn", _without_segment)
+    monkeypatch.setattr(log._writer, "_free", [])
+    with pytest.raises(StoreFull):
+        turns.turn(log.stores, log.commit)
+    assert not log.checkpointer.is_running
+
+
+def _without_segment(*args):
+    raise NoSegment(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def test_a_stopped_checkpointer_slows_sends_then_refuses_them_and_settling_goes_on(monkeypatch, running):
