@@ -378,7 +378,7 @@ class CommitLog:
         """
         segment_bytes, log_bytes = self._limits
         excess = self.young_bytes() - 3 * segment_bytes
-        if excess <= 0 or self._is_stuck or not self.checkpointer.is_running:
+        if excess <= 0 or self._is_stuck or self.checkpointer.descriptor is None:
             return
         full = excess / max(1, log_bytes - 3 * segment_bytes)
         seconds = LONGEST_WAIT_SECONDS if full >= 1 else full * size_bytes / SLOWEST_BYTES_PER_SECOND
@@ -387,7 +387,7 @@ class CommitLog:
         while self.is_checkpointing and (left := until - time.monotonic()) > 0:
             if self.checkpointer.has_answered(left):
                 self.hear()
-                if not self.checkpointer.is_running:
+                if self.checkpointer.descriptor is None:
                     break
         waited = time.monotonic() - began
         self._is_stuck = waited >= LONGEST_WAIT_SECONDS
