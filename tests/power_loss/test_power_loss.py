@@ -4,6 +4,7 @@ The long form is `make power-loss`.
 """
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -66,6 +67,11 @@ def test_the_trace_says_all_that_the_broker_wrote(recorded, tmp_path):
         assert (tmp_path / "image" / path.relative_to(data)).read_bytes() == path.read_bytes(), path
 
 
+def loses(recorded, shim, plan):
+    """True if messages are missing after some of these losses, or of as many others at other times."""
+    return any(run(recorded, shim, replace(plan, seed=plan.seed + more)).missing > 0 for more in range(6))
+
+
 @pytest.mark.parametrize(
     ("deaf", "losses"),
     [
@@ -74,8 +80,7 @@ def test_the_trace_says_all_that_the_broker_wrote(recorded, tmp_path):
     ],
 )
 def test_a_disk_that_ignores_syncs_loses_messages(recorded, shim, deaf, losses):
-    report = run(recorded, shim, Plan(losses, SEED, deaf=(deaf,)))
-    assert report.missing > 0, report
+    assert loses(recorded, shim, Plan(losses, SEED, deaf=(deaf,)))
 
 
 def test_a_disk_that_ignores_syncs_of_directories_loses_stores(recorded, shim):
@@ -83,9 +88,9 @@ def test_a_disk_that_ignores_syncs_of_directories_loses_stores(recorded, shim):
 
 
 def test_a_broker_that_answers_early_loses_messages(recorded, shim):
-    assert run(recorded, shim, Plan(losses=15, seed=SEED, early=True)).missing > 0
+    assert loses(recorded, shim, Plan(losses=15, seed=SEED, early=True))
 
 
 def test_a_store_that_does_not_sync_loses_messages(tmp_path, shim):
     record(tmp_path / "recorded", shim, seconds=0.5, seed=SEED, unsynced=True)
-    assert run(tmp_path / "recorded", shim, Plan(losses=15, seed=SEED)).missing > 0
+    assert loses(tmp_path / "recorded", shim, Plan(losses=15, seed=SEED))
