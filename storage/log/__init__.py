@@ -4,6 +4,7 @@ frames         bytes of segments and frames; pure
 changes        what one turn changes in a partition, and the net effect of many turns; pure
 segments       the files that frames are written to and read from
 reading        the log as found on disk: which frames are whole, and whether any are missing
+tail           follows the log of a worker that goes on writing
 tables         applies net effects to a partition's LMDB tables
 recovery       brings the tables up to date from the log
 checkpointer   the process that does so while the worker goes on

@@ -68,6 +68,11 @@ class Frame(NamedTuple):
     payload: bytes | memoryview
 
 
+def frame_bytes(frame: Frame) -> int:
+    """Its size on disk, without padding."""
+    return FRAME_HEAD_BYTES + len(frame.payload)
+
+
 def padded(size_bytes: int) -> int:
     """The size in whole blocks."""
     return (size_bytes + BLOCK_BYTES - 1) // BLOCK_BYTES * BLOCK_BYTES
@@ -163,6 +168,18 @@ class FrameCodec:
             return 0
         lsn: int = _frame_head.unpack_from(data)[2]
         return lsn
+
+    def size_at(self, data: memoryview) -> int:
+        """The bytes of what looks like a frame at the start of `data`, without padding; 0 if nothing does."""
+        if len(data) < FRAME_HEAD_BYTES or data[:4] != _FRAME_MAGIC:
+            return 0
+        length: int = _frame_head.unpack_from(data)[3]
+        return FRAME_HEAD_BYTES + length
+
+    def kind_at(self, data: memoryview) -> int:
+        """The kind of the frame at the start of `data`, which `lsn_at` has found."""
+        kind: int = _frame_head.unpack_from(data)[1]
+        return kind
 
 
 _KINDS = frozenset(Kind)
