@@ -90,7 +90,7 @@ class LogTail:
         return found
 
     def skip(self) -> int:
-        """Go on with the oldest frame behind the gap. Returns the LSN before it: that of the position if there is none."""
+        """Go on with the oldest frame behind the gap. Returns the LSN before it, or that of the position."""
         self.close()
         before, headers = self.position, self._headers()
         if before is None or not headers or not headers[-1][0].log_id.startswith(before.log_id):

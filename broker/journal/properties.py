@@ -1,0 +1,90 @@
+"""What the journal shows of a stored message's own properties."""
+
+from typing import Final
+
+from protocol.codec import encode, skip
+from protocol.message.fields import id_text
+from protocol.message.layout import LAYOUT
+from protocol.symbols import PARTITION_KEY
+from storage.journal.rows import Decoding, Properties
+from storage.records import MESSAGE_HEADER_BYTES
+
+_unpack_layout = LAYOUT.unpack_from
+_LAYOUT_AT: Final = MESSAGE_HEADER_BYTES - LAYOUT.size
+_PARTITION_KEY: Final = encode(PARTITION_KEY)
+_SHORT: Final = (0xA1, 0xA3)  # string and symbol
+_NULL: Final = 0x40
+# Indexes in the list of the properties section.
+_MESSAGE_ID, _SUBJECT, _CORRELATION_ID, _CONTENT_TYPE, _GROUP_ID = 0, 3, 5, 6, 10
+_WANTED: Final = (True, False, False, True, False, True, True, False, False, False, True)
+_NONE: Final = Properties()
+
+
+def text(encoded: bytes) -> str:
+    """The text of one encoded AMQP value; what is malformed, is shown as it is."""
+    try:
+        return id_text(encoded).decode(errors="replace")
+    except Exception:
+        return encoded.hex()
+
+
+def properties_of(record: bytes) -> tuple[str | None, str | None, str | None, str | None, str | None, str | None]:
+    """`Properties` of a stored record; without those that cannot be read."""
+    try:
+        _, _, annotation_values, annotation_bytes, properties_bytes, _ = _unpack_layout(record, _LAYOUT_AT)
+        begin = MESSAGE_HEADER_BYTES + annotation_bytes
+        partition_key = _partition_key(record, annotation_values, begin) if annotation_values else None
+        if not properties_bytes:
+            return None, None, partition_key, None, None, None
+        found: list[str | None] = [None] * 11
+        count, at = _list_at(record, begin + 3)
+        for index in range(min(count, 11)):
+            constructor = record[at]
+            if constructor == _NULL:
+                at += 1
+                continue
+            if constructor in _SHORT:
+                end = at + 2 + record[at + 1]
+                if _WANTED[index]:
+                    found[index] = record[at + 2 : end].decode(errors="replace")
+            else:
+                end = skip(record, at)
+                if _WANTED[index]:
+                    found[index] = text(record[at:end])
+            at = end
+    except Exception:
+        return _NONE
+    return (
+        found[_MESSAGE_ID],
+        found[_GROUP_ID],
+        partition_key,
+        found[_CORRELATION_ID],
+        found[_SUBJECT],
+        found[_CONTENT_TYPE],
+    )
+
+
+def _list_at(data: bytes, at: int) -> tuple[int, int]:
+    """The count of an encoded list, and the offset of its first value."""
+    constructor = data[at]
+    if constructor == 0xC0:
+        return data[at + 2], at + 3
+    if constructor == 0xD0:
+        return int.from_bytes(data[at + 5 : at + 9], "big"), at + 9
+    return 0, at + 1
+
+
+def _partition_key(record: bytes, values: int, end: int) -> str | None:
+    at = MESSAGE_HEADER_BYTES
+    if record.find(_PARTITION_KEY, at, end) < 0:
+        return None
+    for _ in range(values >> 1):
+        value_at = skip(record, at)
+        after = skip(record, value_at)
+        if record[at:value_at] == _PARTITION_KEY:
+            return None if record[value_at] == _NULL else text(record[value_at:after])
+        at = after
+    return None
+
+
+DECODING: Final = Decoding(properties_of, text)

@@ -1,0 +1,7 @@
+"""The journal of a partition: what happened to each message, as rows with contiguous offsets.
+
+events         what a worker's log says besides the changes of the tables; pure
+rows           the schema of a row, and the rows of a frame of the log; pure
+files          the files with the rows of one partition: appended to, read by offset, deleted when they are old
+frames         the bytes of such a file; pure
+"""

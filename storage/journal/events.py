@@ -1,0 +1,71 @@
+"""What a worker's log says about messages besides the changes of the tables: why they enter and leave queues.
+
+The changes of a turn show which messages enter and leave which queues, so that nothing can be forgotten. Beside them a
+turn has *hints* for the journal, of each partition a list of lists that begin with their kind:
+
+    [NAMED, entity id, path]
+    [DONE, op, queue id, numbers, delivery counts or None, reason or None, time ms or None]
+    [MOVED, op, queue id, numbers, delivery counts or None, queue id, first number, reason or None]
+    [ENTERED, queue id, numbers, reason, queue id of origin or None]
+    [BARE, op, queue id, message ids, copies or None]
+
+- NAMED comes before the first other hint and the first change of that entity since the worker was started.
+- DONE: why these messages leave their queue, or what else happened to them. A time is given if it is not the turn's:
+  a turn that only hands out messages changes nothing, and its hints wait for the next frame.
+- MOVED: these leave by `op`, and enter the second queue under consecutive numbers.
+- ENTERED: these come from elsewhere.
+- BARE: messages that were accepted and not stored in this queue. An id is bytes (one encoded AMQP value) or None.
+"""
+
+from enum import IntEnum
+
+
+class Hint(IntEnum):
+    NAMED = 0
+    DONE = 1
+    MOVED = 2
+    ENTERED = 3
+    BARE = 4
+
+
+class Op(IntEnum):
+    """What happened to a message. In the log, so numbers are never changed; in the journal by `name_of`."""
+
+    # It enters a queue.
+    ENQUEUED = 1
+    SCHEDULED = 2
+    # It leaves its queue for good.
+    COMPLETED = 10
+    DEAD_LETTERED = 11
+    EXPIRED = 12
+    PURGED = 13
+    CANCELLED = 14
+    ACTIVATED = 15
+    FORWARDED = 16
+    PUBLISHED = 17
+    QUARANTINED = 18
+    MOVED = 19
+    # It stays.
+    DELIVERED = 30
+    ABANDONED = 31
+    RELEASED = 32
+    DEFERRED = 33
+    LOCK_EXPIRED = 34
+    LOCK_LOST = 35
+    RETURNED = 36
+    # It was never in the queue.
+    DUPLICATE = 50
+    PING = 51
+    # No message: offsets are missing before this one.
+    TRUNCATED = 60
+
+
+ENTERING = frozenset({Op.ENQUEUED, Op.SCHEDULED})
+LEAVING = frozenset(op for op in Op if 10 <= op < 30)
+
+_NAMES = {Op.DEAD_LETTERED: "deadlettered", Op.LOCK_EXPIRED: "lockExpired", Op.LOCK_LOST: "lockLost"}
+
+
+def name_of(op: Op) -> str:
+    """As the column `op` of the journal has it."""
+    return _NAMES.get(op, op.name.lower())

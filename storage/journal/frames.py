@@ -1,0 +1,129 @@
+"""The bytes of a journal file: frames one after the other, each with the rows of one batch.
+
+    magic 4 | flags 4 | length 8 | first offset 8 | rows 8 | min time 8 | max time 8 | checksum 8 | payload
+
+Numbers are big-endian; times are ms since 1970, the earliest and the latest of the rows. The checksum is xxh3 of the
+payload, with that of the fields before it as the seed. The payload is a stream of Arrow's IPC with one record batch,
+whose buffers are compressed. The metadata of its schema say of what the rows were made (`Made`). A frame without rows
+only says that.
+"""
+
+import struct
+from typing import Final, NamedTuple
+
+import pyarrow as pa
+from xxhash import xxh3_64_intdigest
+
+from storage.journal.rows import SCHEMA
+
+MAGIC: Final = b"PjF1"
+_fields = struct.Struct(">4sIQQQqq")
+_head = struct.Struct(">4sIQQQqqQ")
+HEAD_BYTES: Final = _head.size
+MAX_PAYLOAD_BYTES: Final = 1 << 32  # more is no length
+# Level 1 of zstd takes 2 us for 1 KiB that cannot be compressed, and less for what can be.
+_OPTIONS: Final = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", compression_level=1), use_threads=False)
+_END: Final = b"\xff\xff\xff\xff\0\0\0\0"  # of a stream
+
+
+class CorruptJournal(Exception):
+    """The bytes are no valid frame of a journal."""
+
+
+class Made(NamedTuple):
+    """The rows of the partition with this `store_id` up to here are of the log with this id up to this LSN.
+
+    Ids as they are in the log: 8 bytes of the store's, 16 of the log's.
+    """
+
+    store_id: bytes
+    log_id: bytes
+    lsn: int
+
+
+class Head(NamedTuple):
+    length: int  # bytes of the payload
+    first_offset: int
+    rows: int
+    min_ms: int
+    max_ms: int
+    checksum: int
+
+    @property
+    def end_offset(self) -> int:
+        return self.first_offset + self.rows
+
+
+def encode(batch: pa.RecordBatch, first_offset: int, min_ms: int, max_ms: int, made: Made) -> tuple[bytes, pa.Buffer]:
+    """Head and payload of a frame."""
+    metadata = {"store": made.store_id.hex(), "log": made.log_id.hex(), "lsn": str(made.lsn)}
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, SCHEMA.with_metadata(metadata), options=_OPTIONS) as stream:
+        stream.write_batch(batch)
+    payload = sink.getvalue()
+    fields = _fields.pack(MAGIC, 0, payload.size, first_offset, batch.num_rows, min_ms, max_ms)
+    return fields + _checksum(fields, payload).to_bytes(8, "big"), payload
+
+
+def decode_head(data: bytes) -> Head:
+    """What seems to be the head of a frame. Raises CorruptJournal if nothing does."""
+    if len(data) < HEAD_BYTES:
+        raise CorruptJournal("no room for a frame")
+    magic, flags, length, first_offset, rows, min_ms, max_ms, checksum = _head.unpack_from(data)
+    if magic != MAGIC or flags or length > MAX_PAYLOAD_BYTES:
+        raise CorruptJournal("no frame begins here")
+    return Head(length, first_offset, rows, min_ms, max_ms, checksum)
+
+
+def check(head: bytes, payload: bytes | memoryview) -> None:
+    """Raises CorruptJournal."""
+    if _checksum(head[: _fields.size], payload) != int.from_bytes(head[_fields.size : HEAD_BYTES], "big"):
+        raise CorruptJournal("the frame does not match its checksum")
+
+
+def _checksum(fields: bytes, payload: bytes | memoryview | pa.Buffer) -> int:
+    return xxh3_64_intdigest(payload, xxh3_64_intdigest(fields))
+
+
+def decode(payload: bytes) -> pa.RecordBatch:
+    """Raises CorruptJournal."""
+    try:
+        with pa.ipc.open_stream(payload) as stream:
+            return stream.read_next_batch()
+    except (pa.ArrowException, StopIteration, OSError) as error:
+        raise CorruptJournal(f"the rows cannot be read: {error}") from error
+
+
+def made_of(payload: bytes) -> Made:
+    """Raises CorruptJournal."""
+    try:
+        with pa.ipc.open_stream(payload) as stream:
+            metadata = stream.schema.metadata or {}
+        store, log, lsn = (metadata[name] for name in (b"store", b"log", b"lsn"))
+        return Made(bytes.fromhex(store.decode()), bytes.fromhex(log.decode()), int(lsn))
+    except (pa.ArrowException, OSError, KeyError, ValueError) as error:
+        raise CorruptJournal(f"what the rows were made of cannot be read: {error!r}") from error
+
+
+def message_of(payload: bytes) -> memoryview:
+    """The message of the stream that has the batch, as it is: behind that of the schema. Raises CorruptJournal."""
+    view = memoryview(payload)
+    if view[:4] != _END[:4] or view[-len(_END) :] != _END:
+        raise CorruptJournal("the rows are no stream")
+    return view[8 + int.from_bytes(view[4:8], "little") : -len(_END)]
+
+
+def stream_begin(schema: pa.Schema) -> bytes:
+    """The beginning of a stream, to which messages (`message_of`, `message`) and `STREAM_END` are added."""
+    found: bytes = schema.serialize().to_pybytes()
+    return found
+
+
+def message(batch: pa.RecordBatch) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema, options=_OPTIONS) as stream:
+        stream.write_batch(batch)
+    return bytes(message_of(sink.getvalue().to_pybytes()))
+
+
+STREAM_END: Final = _END

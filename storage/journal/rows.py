@@ -1,0 +1,522 @@
+"""Rows of the journal: their schema, and those that a frame of a worker's log stands for.
+
+Which messages enter and leave queues is read from the changes of the tables, so that none can be forgotten; the hints
+of the frame (`events`) only say why. Each row is about one message in one queue. Rows of a batch are kept as runs with
+the same values in most columns; columns that only rows with a message have are kept for these alone.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import StrEnum
+from fnmatch import translate
+from itertools import chain
+from re import IGNORECASE, Pattern
+from re import compile as compiled
+from struct import Struct
+from typing import Any, Final, NamedTuple
+
+import msgpack
+import pyarrow as pa
+
+from storage.journal.events import LEAVING, Hint, Op, name_of
+from storage.log.changes import Operation
+from storage.queue_ids import Part, entity_of, part_of
+from storage.records import ENTRY_BYTES, NEVER, Field, Place
+from storage.store import Table
+
+_TIME = pa.timestamp("us", tz="UTC")
+SCHEMA: Final = pa.schema(
+    [
+        pa.field("partition", pa.int32(), nullable=False),
+        pa.field("journalOffset", pa.int64(), nullable=False),
+        pa.field("eventTime", _TIME, nullable=False),
+        pa.field("op", pa.string(), nullable=False),
+        ("entity", pa.string()),
+        ("subQueue", pa.string()),
+        ("sequenceNumber", pa.int64()),
+        ("messageId", pa.string()),
+        ("sessionId", pa.string()),
+        ("partitionKey", pa.string()),
+        ("correlationId", pa.string()),
+        ("subject", pa.string()),
+        ("contentType", pa.string()),
+        ("enqueuedTime", _TIME),
+        ("scheduledTime", _TIME),
+        ("expiresAt", _TIME),
+        ("deliveryCount", pa.int32()),
+        ("reason", pa.string()),
+        ("description", pa.string()),
+        ("bodySize", pa.int64()),
+        ("originEntity", pa.string()),
+        ("originSubQueue", pa.string()),
+        ("originSequenceNumber", pa.int64()),
+        ("copies", pa.int32()),
+        ("record", pa.binary()),
+        ("overlay", pa.binary()),
+    ]
+)
+BODY_COLUMNS: Final = ("record", "overlay")
+UNEXPLAINED: Final = "unexplained"  # the reason of a row `purged` whose message left its queue without a hint
+
+_SUB_QUEUES: Final = {
+    Part.MAIN: "active",
+    Part.DEAD_LETTER: "deadletter",
+    Part.TRANSFER_DEAD_LETTER: "transferdeadletter",
+    Part.TRANSFER: "transfer",
+}
+_DESCRIPTION: Final = "DeadLetterErrorDescription"
+_NAMES: Final = {int(op): name_of(op) for op in Op}
+_LEAVING: Final = frozenset(map(int, LEAVING))
+_LAST_MS: Final = 253_402_300_799_999  # the end of the year 9999, the latest time that readers can show
+_FIRST_MS: Final = -62_135_596_800_000
+_iter_queue_keys: Final = Struct(">IBQ").iter_unpack
+_times_of_record: Final = Struct(">8xqq").unpack_from
+_entry_parts: Final = Struct(">4s8sI").unpack_from  # checksum, key of the message, delivery count
+_SCHEDULED: Final = int(Place.SCHEDULED)
+
+
+class Mode(StrEnum):
+    OFF = "off"
+    EVENTS = "events"
+    BODIES = "bodies"
+
+
+class Properties(NamedTuple):
+    """What rows tell of a message's own properties."""
+
+    message_id: str | None = None
+    session_id: str | None = None
+    partition_key: str | None = None
+    correlation_id: str | None = None
+    subject: str | None = None
+    content_type: str | None = None
+
+
+_NO_PROPERTIES: Final = Properties()
+
+
+class Decoding(NamedTuple):
+    """What the caller knows of the encoding of messages.
+
+    `properties`: of a stored record. `text`: of one encoded AMQP value. Neither raises an exception.
+    """
+
+    properties: Callable[[bytes], tuple[str | None, str | None, str | None, str | None, str | None, str | None]]
+    text: Callable[[bytes], str]
+
+
+class Modes:
+    """What is journaled of which entity: by the first pattern that fits its path, whatever the case."""
+
+    def __init__(self, mode: Mode, modes: Mapping[str, Mode]) -> None:
+        """`modes` by patterns, as of a shell, in which `*` stands for slashes, too."""
+        self._mode = mode
+        self._modes: list[tuple[Pattern[str], Mode]] = [
+            (compiled(translate(pattern), IGNORECASE), each) for pattern, each in modes.items()
+        ]
+
+    def of(self, path: str) -> Mode:
+        return next((mode for pattern, mode in self._modes if pattern.match(path)), self._mode)
+
+
+class Queue(NamedTuple):
+    entity: str
+    sub_queue: str
+    mode: Mode
+
+
+class Queues:
+    """The names of all queues that were heard of, by entity id."""
+
+    def __init__(self, modes: Modes, names: Mapping[int, str]) -> None:
+        self._modes = modes
+        self.names = dict(names)
+        self.changed = False  # since the caller has set this to False: a name that `names` did not have
+        self._known: dict[int, Queue] = {}
+
+    def hear(self, entity_id: int, path: str) -> None:
+        if self.names.get(entity_id) != path:
+            self.names[entity_id] = path
+            self.changed = True
+            self._known.clear()
+
+    def at(self, queue_id: int) -> Queue:
+        found = self._known.get(queue_id)
+        if found is None:
+            entity_id, part = entity_of(queue_id), part_of(queue_id)
+            path = self.names.get(entity_id, f"#{entity_id}")  # no entity has such a name
+            sub_queue = _SUB_QUEUES.get(part, f"part{part}")  # type: ignore[call-overload]  # an int is as good
+            found = self._known[queue_id] = Queue(path, sub_queue, self._modes.of(path))
+        return found
+
+
+class _Origin(NamedTuple):
+    reason: str | None
+    queue_id: int | None
+    number: int | None
+
+
+class Rows:
+    """The rows of one partition that are in one batch."""
+
+    def __init__(self, partition: int, queues: Queues, decoding: Decoding) -> None:
+        self._partition = partition
+        self._queues = queues
+        self._properties, self._text = decoding
+        # For each row: the number of its run, and of its message if it brings one.
+        self._run_of: list[int] = []
+        self._message_of: list[int | None] = []
+        self._numbers: list[int | None] = []
+        self._counts: list[int | None] = []
+        # Of each run: event time, op, entity, sub-queue, reason, description, entity and sub-queue of the origin.
+        self._runs: list[tuple[int, str, str | None, str | None, str | None, str | None, str | None, str | None]] = []
+        # Of each message: a tuple as `Properties`, three times, size, number at the origin, copies, record, overlay.
+        self._messages: list[tuple[Any, ...]] = []
+        self.unfounded = 0  # hints that a message has left which did not
+
+    def __len__(self) -> int:
+        return len(self._run_of)
+
+    @property
+    def times_ms(self) -> list[int]:
+        """Of the runs; at least one if there are rows."""
+        return [run[0] // 1000 for run in self._runs]
+
+    # -- what a frame says
+
+    def add(self, time_ms: int, operations: Iterable[tuple[int, int, Any]], hints: Sequence[Any]) -> None:
+        """Add the rows of one frame, from what it says of this partition. Raises what malformed events raise; then
+        these rows must not be used."""
+        entered: list[tuple[bytes, bytes]] = []
+        left: list[bytes] = []
+        put: list[tuple[bytes, bytes]] = []
+        records: dict[bytes, bytes] = {}
+        for kind, table, items in operations:
+            if table == Table.QUEUE:
+                if kind == Operation.INSERT:
+                    entered += items
+                elif kind == Operation.DELETE:
+                    left += items
+                else:
+                    put += items
+            elif table == Table.MESSAGES and kind != Operation.DELETE:
+                records.update(items)
+        origins = self._hear(hints)
+        if (left and (entered or put)) or (put and origins):
+            entered, left = _net(operations, origins)
+        if entered:
+            self._enter(time_ms, entered, records, origins)
+        entries = dict(entered)
+        leaving: dict[int, dict[int, None]] = {}  # numbers by queue, in the order in which they left
+        if left:
+            for queue_id, _, number in _iter_queue_keys(b"".join(left)):
+                leaving.setdefault(queue_id, {})[number] = None
+        for hint in hints:
+            kind = hint[0]
+            if kind == Hint.DONE:
+                _, op, queue_id, numbers, counts, reason, at_ms = hint
+                self._done(time_ms if at_ms is None else at_ms, op, queue_id, numbers, counts, reason, leaving)
+            elif kind == Hint.MOVED:
+                self._moved(time_ms, hint, leaving, entries)
+            elif kind == Hint.BARE:
+                self._bare(time_ms, hint)
+        for queue_id, unexplained in leaving.items():
+            if unexplained:
+                queue = self._queues.at(queue_id)
+                self._run(time_ms, _NAMES[Op.PURGED], queue, UNEXPLAINED, list(unexplained), None)
+
+    def truncate(self, time_ms: int, why: str) -> None:
+        """Add the row that says that there is a gap before it."""
+        self._run_of.append(len(self._runs))
+        self._runs.append((_us(time_ms) or 0, _NAMES[Op.TRUNCATED], None, None, None, why, None, None))
+        self._message_of.append(None)
+        self._numbers.append(None)
+        self._counts.append(None)
+
+    def _hear(self, hints: Sequence[Any]) -> dict[int, dict[int, _Origin]]:
+        """Take the names, and return from where messages come, by queue and number."""
+        origins: dict[int, dict[int, _Origin]] = {}
+        for hint in hints:
+            kind = hint[0]
+            if kind == Hint.MOVED:
+                _, op, queue_id, numbers, _, to_queue_id, first, _ = hint
+                reason, there = _NAMES[op], origins.setdefault(to_queue_id, {})
+                for at, number in enumerate(numbers, first):
+                    there[at] = _Origin(reason, queue_id, number)
+            elif kind == Hint.ENTERED:
+                _, queue_id, numbers, reason, origin_id = hint
+                origins.setdefault(queue_id, {}).update(dict.fromkeys(numbers, _Origin(reason, origin_id, None)))
+            elif kind == Hint.NAMED:
+                _, entity_id, path = hint
+                self._queues.hear(entity_id, path)
+        return origins
+
+    def _enter(
+        self,
+        time_ms: int,
+        entered: Sequence[tuple[bytes, bytes]],
+        records: Mapping[bytes, bytes],
+        origins: Mapping[int, Mapping[int, _Origin]],
+    ) -> None:
+        properties_of, append = self._properties, self._messages.append
+        run: tuple[Any, ...] | None = None
+        mode = Mode.OFF
+        numbers: list[int] = []
+        counts: list[int] = []
+        keys = _iter_queue_keys(b"".join([key for key, _ in entered]))
+        there: Mapping[int, _Origin] = {}
+        origin: _Origin | None = None
+        properties: tuple[str | None, ...]
+        for (queue_id, place, number), (_, value) in zip(keys, entered, strict=True):
+            if origins:
+                origin = origins.get(queue_id, there).get(number)
+            reason, origin_id = (None, None) if origin is None else origin[:2]
+            if run is None or (queue_id, place == _SCHEDULED, reason, origin_id) != run:
+                if numbers:
+                    self._enter_run(time_ms, run, numbers, counts)
+                run, numbers, counts = (queue_id, place == _SCHEDULED, reason, origin_id), [], []
+                mode = self._queues.at(queue_id).mode
+            if mode is Mode.OFF:
+                continue
+            _, message_key, count = _entry_parts(value)
+            numbers.append(number)
+            counts.append(count)
+            record = records.get(message_key)
+            overlay = None
+            if record is None:
+                size, enqueued_ms, expires_ms, properties = None, None, NEVER, _NO_PROPERTIES
+            else:
+                enqueued_ms, expires_ms = _times_of_record(record)
+                size, properties = len(record), properties_of(record)
+            if len(value) > ENTRY_BYTES:
+                overlay = value[ENTRY_BYTES:]
+                enqueued_ms, expires_ms, properties = self._overlaid(overlay, enqueued_ms, expires_ms, properties)
+            enqueued_us = None if enqueued_ms is None else _us(enqueued_ms)
+            scheduled_us = enqueued_us if place == _SCHEDULED else None
+            expires_us = None if expires_ms == NEVER else _us(expires_ms)
+            number_there = None if origin is None else origin.number
+            if mode is not Mode.BODIES:
+                record = overlay = None
+            append((properties, enqueued_us, scheduled_us, expires_us, size, number_there, None, record, overlay))
+        if numbers:
+            self._enter_run(time_ms, run, numbers, counts)
+
+    def _enter_run(self, time_ms: int, run: tuple[Any, ...] | None, numbers: list[int], counts: list[int]) -> None:
+        """Of messages that were just added."""
+        assert run is not None
+        queue_id, is_scheduled, reason, origin_id = run
+        op = _NAMES[Op.SCHEDULED if is_scheduled else Op.ENQUEUED]
+        first = len(self._messages) - len(numbers)
+        origin = None if origin_id is None else self._queues.at(origin_id)
+        self._run(time_ms, op, self._queues.at(queue_id), reason, numbers, counts, origin=origin, first_message=first)
+
+    def _overlaid(
+        self, overlay: bytes, enqueued_ms: int | None, expires_ms: int, properties: Any
+    ) -> tuple[int | None, int, Any]:
+        """What the entry says instead of the record, as far as it does."""
+        fields = msgpack.unpackb(overlay, strict_map_key=False)
+        enqueued_ms = fields.get(Field.ENQUEUED_MS, enqueued_ms)
+        expires_ms = fields.get(Field.EXPIRES_MS, expires_ms)
+        message_id, session_id, *others = properties
+        return enqueued_ms, expires_ms, (message_id, session_id or fields.get(Field.SESSION), *others)
+
+    def _done(
+        self,
+        time_ms: int,
+        op: int,
+        queue_id: int,
+        numbers: Sequence[int],
+        counts: Sequence[int] | None,
+        reason: str | None,
+        leaving: Mapping[int, dict[int, None]],
+        description: str | None = None,
+    ) -> None:
+        if op in _LEAVING:
+            there = leaving.get(queue_id, {})
+            kept = [place for place, number in enumerate(numbers) if there.pop(number, True) is None]
+            if len(kept) != len(numbers):  # a message leaves once
+                self.unfounded += len(numbers) - len(kept)
+                counts = counts and [counts[place] for place in kept]
+                numbers = [numbers[place] for place in kept]
+        if numbers:
+            self._run(time_ms, _NAMES[op], self._queues.at(queue_id), reason, numbers, counts, description=description)
+
+    def _moved(
+        self,
+        time_ms: int,
+        hint: Sequence[Any],
+        leaving: Mapping[int, dict[int, None]],
+        entries: Mapping[bytes, bytes],
+    ) -> None:
+        """`entries` are those that have entered a queue, by key."""
+        _, op, queue_id, numbers, counts, to_queue_id, first, reason = hint
+        there = leaving.get(queue_id, {})
+        if op == Op.PUBLISHED and not any(number in there for number in numbers):
+            return  # the copies of a further subscription; the first has told that it left
+        if op != Op.DEAD_LETTERED:
+            self._done(time_ms, op, queue_id, numbers, counts, None, leaving)
+            return
+        for place, number in enumerate(numbers):
+            key = (to_queue_id << 72 | first + place).to_bytes(13, "big")
+            description = self._description(entries.get(key))
+            self._done(
+                time_ms, op, queue_id, [number], counts and [counts[place]], reason, leaving, description=description
+            )
+
+    def _description(self, entry: bytes | None) -> str | None:
+        if entry is None or len(entry) <= ENTRY_BYTES:
+            return None
+        fields = msgpack.unpackb(entry[ENTRY_BYTES:], strict_map_key=False)
+        found = fields.get(Field.PROPERTIES, {}).get(_DESCRIPTION)
+        return self._text(found) if isinstance(found, bytes) else found
+
+    def _bare(self, time_ms: int, hint: Sequence[Any]) -> None:
+        _, op, queue_id, ids, copies = hint
+        queue = self._queues.at(queue_id)
+        if queue.mode is Mode.OFF:
+            return
+        first = len(self._messages)
+        for place, each in enumerate(ids):
+            number = copies[place] if isinstance(copies, list | tuple) else copies
+            text = self._text(each) if isinstance(each, bytes) else each
+            properties = (text, *_NO_PROPERTIES[1:])
+            self._messages.append((properties, None, None, None, None, None, number, None, None))
+        if ids:
+            self._run(time_ms, _NAMES[op], queue, None, [None] * len(ids), None, first_message=first)
+
+    def _run(
+        self,
+        time_ms: int,
+        op: str,
+        queue: Queue,
+        reason: str | None,
+        numbers: Sequence[int | None],
+        counts: Sequence[int] | None,
+        *,
+        description: str | None = None,
+        origin: Queue | None = None,
+        first_message: int | None = None,
+    ) -> None:
+        """Rows that differ in their numbers alone, and in their messages if they bring some."""
+        if queue.mode is Mode.OFF:
+            return
+        rows = len(numbers)
+        self._run_of += [len(self._runs)] * rows
+        entity, sub_queue, _ = queue
+        from_entity, from_sub_queue = (None, None) if origin is None else origin[:2]
+        time_us = _us(time_ms)
+        if time_us is None:
+            raise ValueError(f"the time {time_ms} ms is beyond the calendar")
+        self._runs.append((time_us, op, entity, sub_queue, reason, description, from_entity, from_sub_queue))
+        self._numbers += numbers
+        self._counts += [None] * rows if counts is None else counts
+        self._message_of += [None] * rows if first_message is None else range(first_message, first_message + rows)
+
+    # -- the batch
+
+    def batch(self, first_offset: int) -> pa.RecordBatch:
+        """All rows, as of SCHEMA. Raises ValueError, TypeError, OverflowError if an event had a value out of range."""
+        rows = len(self._run_of)
+        if not rows:
+            return pa.RecordBatch.from_pylist([], SCHEMA)
+        runs = pa.array(self._run_of, pa.int32())
+        times, ops, entities, sub_queues, reasons, descriptions, from_entities, from_sub_queues = (
+            _taken(values, kind, runs) for values, kind in zip(zip(*self._runs, strict=True), _RUN_TYPES, strict=True)
+        )
+        if self._messages:
+            places = pa.array(self._message_of, pa.int32())
+            properties, *others = zip(*self._messages, strict=True)
+            of_messages = chain(zip(*properties, strict=True), others)
+            found = {
+                name: _taken(values, SCHEMA.field(name).type, places)
+                for name, values in zip(_MESSAGE_COLUMNS, of_messages, strict=True)
+            }
+        else:
+            found = {name: pa.nulls(rows, SCHEMA.field(name).type) for name in _MESSAGE_COLUMNS}
+        found |= {
+            "partition": pa.repeat(pa.scalar(self._partition, pa.int32()), rows),
+            "journalOffset": pa.array(range(first_offset, first_offset + rows), pa.int64()),
+            "eventTime": times,
+            "op": ops,
+            "entity": entities,
+            "subQueue": sub_queues,
+            "sequenceNumber": pa.array(self._numbers, pa.int64()),
+            "deliveryCount": pa.array(self._counts, pa.int32()),
+            "reason": reasons,
+            "description": descriptions,
+            "originEntity": from_entities,
+            "originSubQueue": from_sub_queues,
+        }
+        return pa.RecordBatch.from_arrays([found[name] for name in SCHEMA.names], schema=SCHEMA)
+
+
+_RUN_TYPES: Final = (_TIME, *(pa.string(),) * 7)
+_MESSAGE_COLUMNS: Final = (
+    "messageId", "sessionId", "partitionKey", "correlationId", "subject", "contentType",
+    "enqueuedTime", "scheduledTime", "expiresAt", "bodySize", "originSequenceNumber", "copies", "record", "overlay",
+)  # fmt: skip
+
+
+def _taken(values: Sequence[Any], kind: pa.DataType, places: pa.Array) -> pa.Array:
+    """The values at these places; null where a place is null."""
+    array = pa.array(values, kind)
+    if array.null_count == len(array):
+        return pa.nulls(len(places), kind)
+    return array if len(values) == len(places) and not places.null_count else array.take(places)
+
+
+def _us(time_ms: int) -> int | None:
+    """Microseconds; None for what is beyond the calendar."""
+    return time_ms * 1000 if _FIRST_MS <= time_ms <= _LAST_MS else None
+
+
+def _net(
+    operations: Iterable[tuple[int, int, Any]], origins: Mapping[int, Mapping[int, _Origin]]
+) -> tuple[list[tuple[bytes, bytes]], list[bytes]]:
+    """The items that enter a queue, and the keys of messages that leave one, where a message may do both, or may only
+    change its place. A PUT brings a message if `origins` has it."""
+
+    class Found:
+        __slots__ = ("item", "key", "places", "was_there")
+
+        def __init__(self) -> None:
+            self.was_there = False
+            self.item: tuple[bytes, bytes] | None = None  # with which it entered, if it was not there
+            self.places: set[int] = set()  # at which it came
+            self.key = b""
+
+    found: dict[bytes, Found] = {}
+    for kind, table, items in operations:
+        if table != Table.QUEUE:
+            continue
+        for item in items:
+            key = item if kind == Operation.DELETE else item[0]
+            one = found.setdefault(key[:4] + key[5:], Found())
+            one.key = key
+            if kind == Operation.DELETE:
+                if key[4] in one.places:
+                    one.places.discard(key[4])
+                else:
+                    one.was_there = True
+                continue
+            brings = kind == Operation.INSERT or (
+                int.from_bytes(key[5:], "big") in origins.get(int.from_bytes(key[:4], "big"), {})
+            )
+            if one.item is None:
+                if brings:
+                    one.item = item
+                else:
+                    one.was_there = True
+            one.places.add(key[4])
+    entered, left = [], []
+    for one in found.values():
+        enters = one.item is not None and not one.was_there
+        if enters:
+            assert one.item is not None
+            entered.append(one.item)
+        if not one.places and (enters or one.was_there):
+            left.append(one.key)
+    return entered, left
+
+
+def without_bodies(schema: pa.Schema) -> pa.Schema:
+    return pa.schema(field for field in schema if field.name not in BODY_COLUMNS)
