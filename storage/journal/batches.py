@@ -1,0 +1,99 @@
+"""Rows of a range of offsets as a stream of Arrow's IPC: what is stored is passed on as it is where that is possible.
+
+Small batches, of quiet times, are joined, because each costs its reader as much as some thousand rows. Where rows
+cannot be read, a row `truncated` in their place says so.
+"""
+
+from collections.abc import Iterator
+from fnmatch import translate
+from re import IGNORECASE, Pattern
+from re import compile as compiled
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from storage.journal.events import Op, name_of
+from storage.journal.files import JournalDamaged, Piece, Reading
+from storage.journal.frames import STREAM_END, CorruptJournal, decode, message, message_of, stream_begin
+from storage.journal.rows import BODY_COLUMNS, SCHEMA, without_bodies
+
+JOINED_BYTES: Final = 1 << 20  # of small batches, or so many rows
+JOINED_ROWS: Final = 16_384
+LARGE_BYTES: Final = 64 << 10  # of a payload; a smaller one is joined with others
+
+
+def stream(
+    partition: int, reading: Reading, entity: str | None, *, records: bool, time_ms: int
+) -> Iterator[bytes | memoryview]:
+    """Pieces of the stream. `entity`: a pattern as of a shell that the entity's path must fit, whatever its case; rows
+    without an entity fit always. Without `records`, the columns with bodies are left out. `time_ms` is now.
+
+    Closes the reading. Raises OSError.
+    """
+    schema = SCHEMA if records else without_bodies(SCHEMA)
+    pattern = None if entity is None else compiled(translate(entity), IGNORECASE)
+    small: list[pa.RecordBatch] = []
+
+    def joined() -> Iterator[bytes]:
+        if small:
+            yield message(pa.concat_batches(small))
+            small.clear()
+
+    try:
+        yield stream_begin(schema)
+        for piece in reading.pieces:
+            try:
+                if isinstance(piece, JournalDamaged):
+                    raise piece
+                payload = piece.payload()
+                if pattern is None and records and piece.is_whole and len(payload) >= LARGE_BYTES:
+                    yield from joined()
+                    yield message_of(payload)
+                    continue
+                batch = _cut(piece, decode(payload))
+            except JournalDamaged as error:
+                batch = _gap(partition, error, time_ms)
+            except CorruptJournal as error:  # its checksum is right
+                assert isinstance(piece, Piece)
+                found = JournalDamaged(piece.path, piece.at, piece.first, piece.end, str(error))
+                batch = _gap(partition, found, time_ms)
+            if not records:
+                batch = batch.drop_columns(list(BODY_COLUMNS))
+            if pattern is not None:
+                batch = _of_entity(batch, pattern)
+            small.append(batch.replace_schema_metadata(None))
+            if sum(each.nbytes for each in small) >= JOINED_BYTES or sum(map(len, small)) >= JOINED_ROWS:
+                yield from joined()
+        yield from joined()
+        yield STREAM_END
+    finally:
+        reading.close()
+
+
+def _cut(piece: Piece, batch: pa.RecordBatch) -> pa.RecordBatch:
+    if piece.is_whole:
+        return batch
+    return batch.slice(piece.first - piece.head.first_offset, piece.end - piece.first)
+
+
+def _gap(partition: int, damaged: JournalDamaged, time_ms: int) -> pa.RecordBatch:
+    """The row that stands for those that cannot be read, in the place of the last of them."""
+    row = {
+        "partition": partition,
+        "journalOffset": damaged.end - 1,
+        "eventTime": time_ms * 1000,
+        "op": name_of(Op.TRUNCATED),
+        "description": str(damaged),
+    }
+    return pa.RecordBatch.from_pylist([row], SCHEMA)
+
+
+def _of_entity(batch: pa.RecordBatch, pattern: Pattern[str]) -> pa.RecordBatch:
+    """Few different entities are in a batch."""
+    entities = batch.column("entity").dictionary_encode()
+    fitting = [each for each, name in enumerate(entities.dictionary.to_pylist()) if name is None or pattern.match(name)]
+    mask = pc.or_kleene(
+        pc.is_in(entities.indices, value_set=pa.array(fitting, entities.indices.type)), entities.indices.is_null()
+    )
+    return batch.filter(mask)
