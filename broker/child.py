@@ -1,8 +1,8 @@
 """How a gateway or worker process gets its instructions and answers its supervisor.
 
 The supervisor starts `python -m broker.worker`, `-m broker.gateway`, or `-m broker.one_process`, which is both, and
-`-m broker.observer`, which has the operations endpoint where no gateway has it for all, and `-m broker.inner_syphon`.
-It writes one line of JSON to the standard input, and reads one line of JSON from the standard output: either that the
+`-m broker.observer`, which has the operations endpoint where no gateway has it for all, `-m broker.inner_syphon`, and
+`-m broker.journal`. It writes one line of JSON to the standard input, and reads one line of JSON from the standard output: either that the
 process serves, or why it never can.
 
     instructions = read_instructions()
@@ -49,8 +49,8 @@ class Instructions:
     is None, unless one process is both; both are None for an observer and a syphon. `partitions` are those of the
     worker, and of the observer beside a worker; else they are empty. With an observer of gateways, `gateway_sockets`
     are the paths where these report to it; the index is the gateway. `syphon_socket` is where the syphon reports to the
-    process with the operations endpoint; empty without a syphon. In `settings` the root key is always set, paths are
-    absolute, and `queues` is empty: entities are in the stores.
+    process with the operations endpoint; empty without a syphon; `journal_socket` is the same of the journal. In
+    `settings` the root key is always set, paths are absolute, and `queues` is empty: entities are in the stores.
     """
 
     settings: Settings
@@ -63,6 +63,7 @@ class Instructions:
     parked: tuple[int, ...] = ()  # those of `partitions` whose stores are damaged and stay closed
     gateway_sockets: tuple[str, ...] = ()
     syphon_socket: str = ""
+    journal_socket: str = ""
     directory: str = "."  # the working directory from now on
 
     def to_json(self) -> str:
@@ -78,6 +79,7 @@ class Instructions:
                 "parked": self.parked,
                 "gateway_sockets": self.gateway_sockets,
                 "syphon_socket": self.syphon_socket,
+                "journal_socket": self.journal_socket,
                 "directory": self.directory,
             }
         )
@@ -96,6 +98,7 @@ class Instructions:
             parked=tuple(fields["parked"]),
             gateway_sockets=tuple(fields["gateway_sockets"]),
             syphon_socket=fields["syphon_socket"],
+            journal_socket=fields["journal_socket"],
             directory=fields["directory"],
         )
 

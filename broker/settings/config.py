@@ -80,6 +80,12 @@ class LogFormat(StrEnum):
     CONSOLE = "console"
 
 
+class JournalMode(StrEnum):
+    OFF = "off"
+    EVENTS = "events"
+    BODIES = "bodies"
+
+
 class ClientCertificates(StrEnum):
     REQUIRED = "required"
     OPTIONAL = "optional"
@@ -402,6 +408,37 @@ class Syphon(Frozen):
     )
 
 
+class Journal(Frozen):
+    """The journal: what happened to each message, to be read as data."""
+
+    mode: JournalMode = Field(
+        JournalMode.OFF,
+        description="What is journaled of messages: nothing, events, or events and the messages themselves. Unless it "
+        "is off, a process more writes the journal, and serves it at /$journal of the HTTP listener.",
+    )
+    modes: dict[Annotated[str, StringConstraints(min_length=1, max_length=300)], JournalMode] = Field(
+        {},
+        max_length=1000,
+        description="The mode of some entities, by patterns of their paths, as `orders`, `audit-*` or "
+        "`prices/subscriptions/*`: the first that fits counts, and without one `journal.mode`.",
+    )
+    retention_hours: int = Field(
+        168, ge=1, le=100 * 366 * 24, description="Time that rows are kept. They are deleted by files of up to an hour."
+    )
+    retention_bytes: int = Field(
+        16 * GIB,
+        ge=64 * MIB,
+        le=1024 * 1024 * GIB,
+        description="Size of all journal files, beyond which the oldest are deleted.",
+    )
+    backlog_bytes: int = Field(
+        GIB,
+        ge=8 * MIB,
+        le=1024 * GIB,
+        description="Log that a worker keeps for the journal, while that is behind. Beyond it the journal has a gap.",
+    )
+
+
 class Delivery(Frozen):
     """How messages are handed out."""
 
@@ -588,6 +625,7 @@ class Settings(Frozen):
     syphon: Syphon = Field(
         Syphon(), description="A syphon that the broker runs, if its namespace has the backlog of another one."
     )
+    journal: Journal = Field(Journal(), description="The journal: what happened to each message, to be read as data.")
     delivery: Delivery = Field(Delivery(), description="How messages are handed out.")
     security: Security = Field(Security(), description="Who may do what.")
     log: Log = Field(Log(), description="Logs, on standard error.")
@@ -720,6 +758,12 @@ class Settings(Frozen):
         self._check_ports()
         self._check_tls()
         self._check_syphon()
+        if self.journal.modes and self.journal.mode is JournalMode.OFF:
+            raise inconsistent(
+                "has no effect while journal.mode is off; set that to events, and add '*' = 'off' as the last pattern "
+                "if all other entities are to be left out",
+                "journal.modes",
+            )
         _refuse_duplicates("queue", "queues", [queue.name.lower() for queue in self.queues])
         for index, queue in enumerate(self.queues):
             _check_entity(f"queues.{index}", queue)

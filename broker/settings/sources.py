@@ -397,7 +397,7 @@ def _parse(field: FieldInfo, text: str) -> Any:
             return int(text)
         if float in kinds:
             return float(text)
-        if _is_list(field):
+        if _is_list(field) or get_origin(field.annotation) is dict:
             return json.loads(text)
     except (ValueError, RecursionError):
         pass

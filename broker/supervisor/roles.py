@@ -1,14 +1,14 @@
 """Which processes a broker has, and what each is told.
 
 They are in groups in the order of their stop: gateways before workers, so that clients are told before these end, and a
-syphon, which is a client, before all others.
+syphon, which is a client, before all others. The journal, which reads what workers have logged, is the last.
 """
 
 import os
 from collections.abc import Callable, Sequence
 
 from broker.child import Instructions, gateway_process
-from broker.settings.config import Settings
+from broker.settings.config import JournalMode, Settings
 from broker.supervisor.parking import Parking
 from broker.supervisor.processes import Role
 from storage.data_dir import RUN
@@ -27,11 +27,12 @@ def all_roles(settings: Settings, parkings: Sequence[Parking]) -> Roles:
         )
         stall_seconds = settings.worker_stall_timeout_ms / 1000
         crashed = parkings[0].crashed
-        return [*syphon, [Role("gateway", "broker.one_process", both, stall_seconds, reloads=True, crashed=crashed)]]
+        serving = Role("gateway", "broker.one_process", both, stall_seconds, reloads=True, crashed=crashed)
+        return [*syphon, [serving], *_journal(settings, sockets)]
     gateways, observer = _gateways(settings, sockets)
     partitions = [tuple(range(worker, settings.partitions, workers)) for worker in range(workers)]
     here = [_worker(settings, sockets, each, partitions[each], parkings[each]) for each in range(workers)]
-    return [*syphon, gateways, [*observer, *here]]
+    return [*syphon, gateways, [*observer, *here], *_journal(settings, sockets)]
 
 
 def roles_of_gateways(settings: Settings) -> Roles:
@@ -79,6 +80,13 @@ def _syphon(settings: Settings) -> Roles:
     return [[Role("syphon", "broker.inner_syphon", _instructions(settings, ()), stall_seconds, reloads=True)]]
 
 
+def _journal(settings: Settings, sockets: tuple[str, ...]) -> Roles:
+    if settings.journal.mode is JournalMode.OFF:
+        return []
+    stall_seconds = settings.gateway_stall_timeout_ms / 1000
+    return [[Role("journal", "broker.journal", _instructions(settings, sockets), stall_seconds)]]
+
+
 def _worker(
     settings: Settings, sockets: tuple[str, ...], number: int, owned: tuple[int, ...], parking: Parking
 ) -> Role:
@@ -111,6 +119,7 @@ def _instructions(
             parked=() if parking is None else parking.parked,
             gateway_sockets=reports,
             syphon_socket="" if settings.syphon.primary is None else f"{RUN}/syphon.sock",
+            journal_socket="" if settings.journal.mode is JournalMode.OFF else f"{RUN}/journal.reports.sock",
         )
 
     return after
