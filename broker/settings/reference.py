@@ -31,9 +31,9 @@ Written by `peeklock config reference`; a test keeps it current.
 
 A setting comes from a flag of `peeklock serve`, else from its environment variable, else from the file named by
 `--config` or `PEEKLOCK_CONFIG`, else it has its default. An empty variable counts as not set. The word `off` switches a
-setting off, where that is allowed. In a variable, lists and tables are written as JSON. With an unknown setting or a wrong value
-the broker does not start, and a message names the place and the fix. `peeklock config check` checks the settings
-without a start. `peeklock config show` prints the settings in force and where each came from, without keys.
+setting off, where that is allowed. In a variable, lists and tables are written as JSON. With an unknown setting or a
+wrong value the broker does not start, and a message names the place and the fix. `peeklock config check` checks the
+settings without a start. `peeklock config show` prints the settings in force and where each came from, without keys.
 
 The file is TOML:
 

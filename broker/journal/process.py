@@ -1,0 +1,113 @@
+"""The process that writes the journal of a machine's workers and serves it to the gateways.
+
+A thread follows the logs, because it computes and waits for the disk; the event loop answers requests and questions of
+the operations endpoint. Whatever happens to this process, the workers do not notice: their logs wait for it, up to
+`journal.backlog_bytes`.
+"""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from broker.child import Instructions, announce_ready
+from broker.gateway.reports import report_at
+from broker.gateway.running import keep_beating, serve_beside, set_at_sigterm
+from broker.journal.following import Follower
+from broker.journal.serving import Serving
+from broker.logging import get_logger
+from broker.metrics import process_usage
+from broker.settings.config import ConfigurationError, Settings
+from broker.unix_socket import listen_at
+from storage.data_dir import RUN
+from storage.journal.rows import Mode, Modes
+
+SOCKET = f"{RUN}/journal.sock"
+BACKLOG = 64
+LAG_SECONDS = 60.0  # with more it is not well
+
+log = get_logger("journal")
+
+
+class JournalProcess:
+    """Also what the process with the operations endpoint asks (`broker.gateway.reports.Reporter`)."""
+
+    def __init__(self, instructions: Instructions, beat: Callable[[], None]) -> None:
+        """`beat` is a sign of life to the supervisor."""
+        self._settings: Settings = instructions.settings
+        self._restarts = instructions.restarts
+        self._reports = instructions.journal_socket
+        self._beat = beat
+        journal = self._settings.journal
+        modes = {pattern: Mode(mode) for pattern, mode in journal.modes.items()}
+        self.follower = Follower(
+            Path(),
+            self._settings.worker_count,
+            Modes(Mode(journal.mode), modes),
+            retention_seconds=journal.retention_hours * 3600.0,
+            retention_bytes=journal.retention_bytes,
+        )
+        self._serving = Serving(self._settings.namespace, lambda: self.follower.journals)
+        self._stopping = asyncio.Event()
+
+    # -- what is reported
+
+    def problem(self) -> str:
+        if self.follower.counters.is_full:
+            return "the disk is full: nothing is journaled"
+        return ""
+
+    def snapshot(self) -> dict[str, Any]:
+        counters, now_ms = self.follower.counters, time.time() * 1000
+        return {
+            "rows": counters.rows,
+            "read_bytes": counters.read_bytes,
+            "dropped_files": counters.dropped_files,
+            "gaps": counters.gaps,
+            "unfounded": counters.unfounded,
+            "is_full": counters.is_full,
+            "turns_behind": {str(worker): turns for worker, turns in counters.behind.items()},
+            "seconds_behind": {
+                str(worker): max(0.0, now_ms - counters.last_ms.get(worker, now_ms)) / 1000 if turns else 0.0
+                for worker, turns in counters.behind.items()
+            },
+            "partitions": {
+                str(partition): {"low": journal.low, "stable": journal.stable, "bytes": journal.bytes}
+                for partition, journal in self.follower.journals.items()
+            },
+            "restarts": self._restarts,
+            **process_usage(),
+        }
+
+    def accept_failed(self, error: OSError) -> None:
+        log.warning("no connection can be accepted", reason=error.strerror or str(error))
+
+    # -- the work
+
+    async def run(self) -> None:
+        """Serve until SIGTERM, and then journal what is logged. Raises ConfigurationError, and what the thread does."""
+        set_at_sigterm(self._stopping)
+        await serve_beside(self._serve(), [keep_beating(self._beat)])
+
+    async def _serve(self) -> None:
+        try:
+            await asyncio.to_thread(self.follower.open)
+            reports = report_at(self._reports, self)
+            server = self._serving.server()
+            listening = await asyncio.get_running_loop().create_unix_server(server, sock=listen_at(SOCKET, BACKLOG))
+        except OSError as error:
+            raise ConfigurationError(f"the journal cannot be opened in data_dir: {error}") from error
+        announce_ready()
+        ending = threading.Event()
+        following = asyncio.create_task(asyncio.to_thread(self.follower.run, ending))
+        stopping = asyncio.create_task(self._stopping.wait())
+        await asyncio.wait((following, stopping), return_when=asyncio.FIRST_COMPLETED)
+        ending.set()
+        await following
+        stopping.cancel()
+        listening.close()
+        await server.shutdown(1.0)
+        reports.close()
+        self.follower.close()

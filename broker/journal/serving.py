@@ -1,0 +1,174 @@
+"""Answers requests for rows of the journal, on a unix socket: a gateway passes them on when it has checked the rights.
+
+    GET /$journal                                                                  which offsets there are, as JSON
+    GET /$journal/{partition}?epoch=&from=&to=[&entity=][&records=0|1][&maxBytes=]   rows, as a stream of Arrow's IPC
+
+Errors are JSON with `error`; the gateway makes its own form of 400 and 404.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from aiohttp import web
+
+from broker.logging import get_logger
+from storage.journal.batches import stream
+from storage.journal.files import EPOCH_BYTES, OutOfRetention, PartitionJournal
+
+ARROW: Final = "application/vnd.apache.arrow.stream"
+NEXT_OFFSET: Final = "X-Peeklock-Next-Offset"
+DEFAULT_BYTES: Final = 16 << 20  # of the frames of one answer
+MAX_BYTES: Final = 256 << 20
+MAX_READERS: Final = 32  # at once
+MAX_PATTERN_CHARACTERS: Final = 1024
+_MAX_OFFSET: Final = (1 << 63) - 1
+_PATH: Final = "/$journal"
+
+log = get_logger("journal")
+
+
+class _Refused(Exception):
+    def __init__(self, status: int, error: str, **fields: Any) -> None:
+        super().__init__(error)
+        self.status, self.document = status, {"error": error, **fields}
+
+
+class Serving:
+    def __init__(self, namespace: str, journals: Callable[[], Mapping[int, PartitionJournal]]) -> None:
+        """`journals` by partition, as of now."""
+        self._namespace = namespace
+        self._journals = journals
+        self._readers = 0
+        self.served_rows = 0
+
+    def server(self) -> web.Server:
+        return web.Server(self._handle, access_log=None)
+
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        try:
+            if request.path == _PATH:
+                return web.json_response(self._overview())
+            return await self._rows(request)
+        except _Refused as error:
+            return web.json_response(error.document, status=error.status)
+        except OSError as error:
+            if isinstance(error, ConnectionError):
+                raise
+            log.exception("the journal cannot be read")
+            return web.json_response({"error": f"the journal cannot be read: {error.strerror}"}, status=500)
+
+    def _overview(self) -> dict[str, Any]:
+        return {
+            "namespace": self._namespace,
+            "partitions": [
+                {
+                    "partition": partition,
+                    "epoch": journal.epoch.hex(),
+                    "low": journal.low,
+                    "stable": journal.stable,
+                    "lowTime": _iso(journal.low_ms),
+                    "stableTime": _iso(journal.stable_ms),
+                    "bytes": journal.bytes,
+                }
+                for partition, journal in sorted(self._journals().items())
+                if journal.epoch
+            ],
+        }
+
+    async def _rows(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Raises _Refused, OSError."""
+        text = request.path.removeprefix(f"{_PATH}/")
+        partition = int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else -1
+        journal = self._journals().get(partition)
+        if journal is None or not journal.epoch:
+            raise _Refused(404, f"there is no journal of a partition {text[:20]!r}")
+        query = request.query
+        epoch = query.get("epoch", "")
+        if len(epoch) != 2 * EPOCH_BYTES:
+            raise _Refused(400, f"'epoch' must be the {2 * EPOCH_BYTES} hex digits that /$journal says")
+        if epoch.lower() != journal.epoch.hex():
+            raise _Refused(409, "another epoch", epoch=journal.epoch.hex())
+        first = _number(query, "from", None, 0, _MAX_OFFSET)
+        end = _number(query, "to", None, 0, _MAX_OFFSET)
+        max_bytes = _number(query, "maxBytes", DEFAULT_BYTES, 1, MAX_BYTES)
+        records = _number(query, "records", 1, 0, 1)
+        entity = query.get("entity")
+        if entity is not None and not 0 < len(entity) <= MAX_PATTERN_CHARACTERS:
+            raise _Refused(400, f"'entity' must be a pattern of 1 to {MAX_PATTERN_CHARACTERS} characters")
+        if end < first:
+            raise _Refused(400, "'to' must not be below 'from'")
+        if self._readers >= MAX_READERS:
+            raise _Refused(503, f"{MAX_READERS} readers are served already; try again")
+        self._readers += 1
+        try:
+            return await self._send(request, journal, partition, first, end, max_bytes, entity, bool(records))
+        finally:
+            self._readers -= 1
+
+    async def _send(
+        self,
+        request: web.BaseRequest,
+        journal: PartitionJournal,
+        partition: int,
+        first: int,
+        end: int,
+        max_bytes: int,
+        entity: str | None,
+        records: bool,
+    ) -> web.StreamResponse:
+        try:
+            reading = await asyncio.to_thread(journal.read, first, end, max_bytes)
+        except OutOfRetention as error:
+            raise _Refused(416, "out of retention", low=error.low, stable=error.stable) from None
+        pieces = stream(partition, reading, entity, records=records, time_ms=int(time.time() * 1000))
+        loop, next_piece = asyncio.get_running_loop(), None
+        try:
+            headers = {"Content-Type": ARROW, NEXT_OFFSET: str(reading.next_offset)}
+            response = web.StreamResponse(headers=headers)
+            await response.prepare(request)
+            while True:
+                next_piece = loop.run_in_executor(None, _next, pieces)
+                piece = await asyncio.shield(next_piece)
+                if piece is None:
+                    break
+                await response.write(piece)
+            await response.write_eof()
+            return response
+        finally:
+            if next_piece is None or next_piece.done():
+                _end(pieces, reading)
+            else:  # the client has gone meanwhile
+                next_piece.add_done_callback(lambda _: _end(pieces, reading))
+
+
+def _next(pieces: Iterator[Any]) -> Any:
+    return next(pieces, None)
+
+
+def _end(pieces: Any, reading: Any) -> None:
+    pieces.close()
+    reading.close()  # if nothing was taken of the pieces
+
+
+def _number(query: Mapping[str, str], name: str, default: int | None, least: int, most: int) -> int:
+    text = query.get(name)
+    if text is None and default is not None:
+        return default
+    if (
+        text is None
+        or not text.isascii()
+        or not text.isdecimal()
+        or not least <= int(text[:20]) <= most
+        or len(text) > 20
+    ):
+        raise _Refused(400, f"{name!r} must be a number from {least} to {most}")
+    return int(text)
+
+
+def _iso(time_ms: int | None) -> str | None:
+    if time_ms is None:
+        return None
+    return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
