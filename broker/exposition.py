@@ -12,7 +12,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from broker import syphon_exposition
+from broker import journal_exposition, syphon_exposition
 from broker.child import gateway_process
 from broker.metrics import EndpointMetrics, Scene
 from broker.wire import Outcome
@@ -174,6 +174,8 @@ def families(scene: Scene) -> Families:
     yield from _workers(_present(scene.workers))
     for syphon in scene.syphons.values():
         yield from syphon_exposition.inner_families(syphon)
+    for journal in scene.journals.values():
+        yield from journal_exposition.families(journal)
     yield from _usage(_processes(scene))
 
 
@@ -329,6 +331,8 @@ def _processes(scene: Scene) -> Iterator[tuple[str, Mapping[str, Any]]]:
         yield "observer", scene.observer
     for _, snapshot in _present(scene.syphons):
         yield "syphon", snapshot
+    for _, snapshot in _present(scene.journals):
+        yield "journal", snapshot
     for worker, snapshot in _present(scene.workers):
         if not scene.is_one_process:
             yield f"worker-{worker}", snapshot

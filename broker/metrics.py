@@ -248,7 +248,7 @@ class Scene(NamedTuple):
     answers to the request `counts`: queue id -> [available, deferred, scheduled, bytes, locked]. `entities` are the
     names by entity id, and `forwarding` are the ids of the entities that forward their messages. `is_one_process`: the
     worker is in the gateway's process. `observer` is the usage of the process that shows this, if it is no gateway.
-    `syphons` are as `gateways`: none, or one.
+    `syphons` and `journals` are as `gateways`: none, or one.
     """
 
     gateways: Mapping[int, Mapping[str, Any] | None]
@@ -261,6 +261,7 @@ class Scene(NamedTuple):
     is_one_process: bool = False
     observer: Mapping[str, Any] | None = None
     syphons: Mapping[int, Mapping[str, Any] | None] = {}
+    journals: Mapping[int, Mapping[str, Any] | None] = {}
 
 
 def usage_of(pid: int) -> dict[str, float] | None:

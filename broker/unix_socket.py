@@ -2,6 +2,9 @@
 
 import os
 import socket
+from typing import Final
+
+JOURNAL_SOCKET: Final = "run/journal.sock"  # in the data directory: where the journal listens for gateways
 
 
 def listen_at(path: str, backlog: int) -> socket.socket:

@@ -258,6 +258,7 @@ ONLY_IN = {
     "lark": {"broker.rules.syntax"},
     "prometheus_client": {
         "broker.exposition",
+        "broker.journal_exposition",
         "broker.syphon_exposition",
         "broker.sidecar_exposition",
         "broker.cli.watching.traffic",

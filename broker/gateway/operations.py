@@ -56,6 +56,8 @@ class Operations:
         self._is_one_process = instructions.worker is not None
         path = instructions.syphon_socket
         self._syphons = {0: ReportingProcess(path)} if path else {}
+        path = instructions.journal_socket
+        self._journals = {0: ReportingProcess(path)} if path else {}
         self._metrics = EndpointMetrics()
         self._failures = RepeatedWarning("no connection can be accepted")
 
@@ -88,9 +90,10 @@ class Operations:
         if self._shows_workers:  # one partition of each worker
             workers = self.partitions[:1] if self._is_cluster else range(len(self._router.workers))
         counted = self.partitions if self._shows_workers else ()
-        gateways, syphons, snapshots, counts = await asyncio.gather(
+        gateways, syphons, journals, snapshots, counts = await asyncio.gather(
             _all({number: ask() for number, ask in self._counters.items()}, "gateway"),
             _all({number: syphon.snapshot() for number, syphon in self._syphons.items()}, "syphon"),
+            _all({number: journal.snapshot() for number, journal in self._journals.items()}, "journal"),
             _all({partition: self._router.ask(partition, "metrics") for partition in workers}, "partition"),
             _all({partition: self._router.ask(partition, "counts") for partition in counted}, "partition"),
         )
@@ -105,6 +108,7 @@ class Operations:
             is_one_process=self._is_one_process,
             observer=process_usage() if self._is_observer else None,
             syphons=syphons,
+            journals=journals,
         )
 
 

@@ -340,6 +340,7 @@ class _Batch:
             follower._unjournaled.discard(partition)
             journal = follower._journal(partition)
             if not self._is_new(journal, lsn):
+                follower._queues.hear_all(hints)  # the process may have been killed before it had written them
                 continue
             key = partition, store_id
             rows = self._rows.get(key)

@@ -20,13 +20,10 @@ from broker.journal.serving import Serving
 from broker.logging import get_logger
 from broker.metrics import process_usage
 from broker.settings.config import ConfigurationError, Settings
-from broker.unix_socket import listen_at
-from storage.data_dir import RUN
+from broker.unix_socket import JOURNAL_SOCKET, listen_at
 from storage.journal.rows import Mode, Modes
 
-SOCKET = f"{RUN}/journal.sock"
 BACKLOG = 64
-LAG_SECONDS = 60.0  # with more it is not well
 
 log = get_logger("journal")
 
@@ -68,6 +65,7 @@ class JournalProcess:
             "gaps": counters.gaps,
             "unfounded": counters.unfounded,
             "is_full": counters.is_full,
+            "readers": self._serving.readers,
             "turns_behind": {str(worker): turns for worker, turns in counters.behind.items()},
             "seconds_behind": {
                 str(worker): max(0.0, now_ms - counters.last_ms.get(worker, now_ms)) / 1000 if turns else 0.0
@@ -96,7 +94,9 @@ class JournalProcess:
             await asyncio.to_thread(self.follower.open)
             reports = report_at(self._reports, self)
             server = self._serving.server()
-            listening = await asyncio.get_running_loop().create_unix_server(server, sock=listen_at(SOCKET, BACKLOG))
+            listening = await asyncio.get_running_loop().create_unix_server(
+                server, sock=listen_at(JOURNAL_SOCKET, BACKLOG)
+            )
         except OSError as error:
             raise ConfigurationError(f"the journal cannot be opened in data_dir: {error}") from error
         announce_ready()

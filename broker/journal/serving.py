@@ -41,8 +41,7 @@ class Serving:
         """`journals` by partition, as of now."""
         self._namespace = namespace
         self._journals = journals
-        self._readers = 0
-        self.served_rows = 0
+        self.readers = 0
 
     def server(self) -> web.Server:
         return web.Server(self._handle, access_log=None)
@@ -100,13 +99,13 @@ class Serving:
             raise _Refused(400, f"'entity' must be a pattern of 1 to {MAX_PATTERN_CHARACTERS} characters")
         if end < first:
             raise _Refused(400, "'to' must not be below 'from'")
-        if self._readers >= MAX_READERS:
+        if self.readers >= MAX_READERS:
             raise _Refused(503, f"{MAX_READERS} readers are served already; try again")
-        self._readers += 1
+        self.readers += 1
         try:
             return await self._send(request, journal, partition, first, end, max_bytes, entity, bool(records))
         finally:
-            self._readers -= 1
+            self.readers -= 1
 
     async def _send(
         self,

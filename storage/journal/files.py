@@ -379,7 +379,7 @@ class PartitionJournal:
             index = self._index(file, descriptor, size)
             start = bisect_right(index.ends, reading.next_offset)
             for place in range(start, len(index.firsts)):
-                if reading.next_offset >= end or taken >= max_bytes:
+                if reading.next_offset >= end or (reading.pieces and taken >= max_bytes):
                     return
                 first, behind, at = index.firsts[place], index.ends[place], index.places[place]
                 if first == behind:

@@ -139,6 +139,13 @@ class Queues:
             self.changed = True
             self._known.clear()
 
+    def hear_all(self, hints: Iterable[Any]) -> None:
+        """Take the names among the hints of a frame."""
+        for hint in hints:
+            if hint[0] == Hint.NAMED:
+                _, entity_id, path = hint
+                self.hear(entity_id, path)
+
     def at(self, queue_id: int) -> Queue:
         found = self._known.get(queue_id)
         if found is None:
@@ -200,7 +207,8 @@ class Rows:
                     put += items
             elif table == Table.MESSAGES and kind != Operation.DELETE:
                 records.update(items)
-        origins = self._hear(hints)
+        self._queues.hear_all(hints)
+        origins = _origins_of(hints)
         if (left and (entered or put)) or (put and origins):
             entered, left = _net(operations, origins)
         if entered:
@@ -231,24 +239,6 @@ class Rows:
         self._message_of.append(None)
         self._numbers.append(None)
         self._counts.append(None)
-
-    def _hear(self, hints: Sequence[Any]) -> dict[int, dict[int, _Origin]]:
-        """Take the names, and return from where messages come, by queue and number."""
-        origins: dict[int, dict[int, _Origin]] = {}
-        for hint in hints:
-            kind = hint[0]
-            if kind == Hint.MOVED:
-                _, op, queue_id, numbers, _, to_queue_id, first, _ = hint
-                reason, there = _NAMES[op], origins.setdefault(to_queue_id, {})
-                for at, number in enumerate(numbers, first):
-                    there[at] = _Origin(reason, queue_id, number)
-            elif kind == Hint.ENTERED:
-                _, queue_id, numbers, reason, origin_id = hint
-                origins.setdefault(queue_id, {}).update(dict.fromkeys(numbers, _Origin(reason, origin_id, None)))
-            elif kind == Hint.NAMED:
-                _, entity_id, path = hint
-                self._queues.hear(entity_id, path)
-        return origins
 
     def _enter(
         self,
@@ -454,6 +444,22 @@ _MESSAGE_COLUMNS: Final = (
     "messageId", "sessionId", "partitionKey", "correlationId", "subject", "contentType",
     "enqueuedTime", "scheduledTime", "expiresAt", "bodySize", "originSequenceNumber", "copies", "record", "overlay",
 )  # fmt: skip
+
+
+def _origins_of(hints: Sequence[Any]) -> dict[int, dict[int, _Origin]]:
+    """From where messages come, by queue and number."""
+    origins: dict[int, dict[int, _Origin]] = {}
+    for hint in hints:
+        kind = hint[0]
+        if kind == Hint.MOVED:
+            _, op, queue_id, numbers, _, to_queue_id, first, _ = hint
+            reason, there = _NAMES[op], origins.setdefault(to_queue_id, {})
+            for at, number in enumerate(numbers, first):
+                there[at] = _Origin(reason, queue_id, number)
+        elif kind == Hint.ENTERED:
+            _, queue_id, numbers, reason, origin_id = hint
+            origins.setdefault(queue_id, {}).update(dict.fromkeys(numbers, _Origin(reason, origin_id, None)))
+    return origins
 
 
 def _taken(values: Sequence[Any], kind: pa.DataType, places: pa.Array) -> pa.Array:

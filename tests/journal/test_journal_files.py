@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from journaled import read
 
 from storage.journal.batches import stream
 from storage.journal.files import JournalDamaged, JournalFull, OutOfRetention, PartitionJournal
@@ -49,22 +50,6 @@ class Journal(PartitionJournal):
     def add(self, count: int, size: int = 10, now_s: float = 1.0, entity: str = "orders") -> None:
         first = self.end
         self.append(rows(first, count, size, entity), first, first + count - 1, Made(STORE, LOG, first + count), now_s)
-
-
-def read(
-    journal: PartitionJournal,
-    first: int,
-    end: int,
-    max_bytes: int = 1 << 30,
-    entity: str | None = None,
-    records: bool = True,
-) -> tuple[list[dict], int]:
-    reading = journal.read(first, end, max_bytes)
-    following = reading.next_offset
-    data = b"".join(stream(2, reading, entity, records=records, time_ms=5))
-    table = pa.ipc.open_stream(data).read_all()
-    table.validate(full=True)
-    return table.to_pylist(), following
 
 
 def offsets(journal: PartitionJournal, first: int, end: int, max_bytes: int = 1 << 30) -> list[int]:

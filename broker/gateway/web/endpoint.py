@@ -56,12 +56,19 @@ Serve = Callable[[web.BaseRequest, str], Awaitable[web.StreamResponse]]
 
 
 class Route:
-    """Requests of one kind. `takes` is asked with the method and the decoded path."""
+    """Requests of one kind. `takes` is asked with the method and the decoded path. `close` is awaited at the end."""
 
-    def __init__(self, name: str, takes: Callable[[web.BaseRequest, str], bool], serve: Serve) -> None:
+    def __init__(
+        self,
+        name: str,
+        takes: Callable[[web.BaseRequest, str], bool],
+        serve: Serve,
+        close: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
         self.name = name
         self.takes = takes
         self.serve = serve
+        self.close = close
 
 
 class HttpEndpoint:
@@ -103,6 +110,9 @@ class HttpEndpoint:
     async def close(self) -> None:
         """Let requests that are being answered end, for a short time."""
         await self._server.shutdown(SHUTDOWN_SECONDS)
+        for route in self._routes:
+            if route.close is not None:
+                await route.close()
 
     # -- broker.listening.Reception
 

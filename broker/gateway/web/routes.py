@@ -6,13 +6,14 @@ from typing import Protocol
 
 from aiohttp import web
 
-from broker.gateway.web import management, runtime, websockets
+from broker.gateway.web import journal, management, runtime, websockets
 from broker.gateway.web.access import Access
 from broker.gateway.web.endpoint import HttpEndpoint, Route, Serve
 from broker.gateway.web.management import Management
 from broker.keys import Keyring
 from broker.metrics import GatewayMetrics
-from broker.settings.config import Settings
+from broker.settings.config import JournalMode, Settings
+from broker.unix_socket import JOURNAL_SOCKET
 
 _HEALTH = {  # what the Service Bus emulator answers
     True: {"status": "healthy", "message": "Service is healthy."},
@@ -34,12 +35,15 @@ class Shared(management.Shared, runtime.Gateway, websockets.Gateway, Protocol):
 def http_endpoint(gateway: Shared) -> HttpEndpoint:
     largest = max(management.MAX_BODY_BYTES, gateway.settings.amqp.max_message_size_bytes)
     access = Access(gateway.keyring, gateway.namespace, everybody=gateway.settings.security.allow_anonymous)
-    routes = (
+    routes = [
         Route("health", _is_health, _health(gateway.problem)),
         Route("websocket", websockets.is_handshake, websockets.websockets(gateway)),
         Route("runtime", runtime.is_runtime, runtime.Runtime(gateway, access).serve),
         Route("management", lambda *_: True, Management(gateway, access, int(time.time() * 1000)).serve),
-    )
+    ]
+    if gateway.settings.journal.mode is not JournalMode.OFF:
+        reader = journal.Journal(access, JOURNAL_SOCKET)
+        routes.insert(0, Route("journal", journal.is_journal, reader.serve, reader.close))
     return HttpEndpoint(gateway.settings.http, routes, gateway.metrics, gateway.denials, largest)
 
 

@@ -1,0 +1,93 @@
+"""Reading the journal over HTTP: rights are checked here, and the process that has the journal answers.
+
+The answer is passed on as it comes, so that neither process has more than a piece of it in memory. When the client has
+gone, the connection to the journal is closed.
+"""
+
+import re
+from contextlib import suppress
+from typing import Final
+
+from aiohttp import ClientConnectionError, ClientPayloadError, ClientSession, ClientTimeout, UnixConnector, web
+
+from broker.errors import BrokerError, EntityNotFound, InvalidArgument, ServerBusy
+from broker.gateway.web.access import Access
+from broker.namespace.entities import Right
+from protocol.nodes.sas_tokens import TokenError
+
+PATH: Final = "$journal"
+CONNECT_SECONDS: Final = 5.0
+SILENT_SECONDS: Final = 60.0  # the journal has sent nothing for so long
+PIECE_BYTES: Final = 64 << 10
+_PASSED_ON: Final = ("Content-Type", "X-Peeklock-Next-Offset", "Retry-After")
+_GLOB: Final = re.compile(r"[*?\[\]]")
+
+
+def is_journal(_: web.BaseRequest, path: str) -> bool:
+    return path.lower() == PATH or path.lower().startswith(f"{PATH}/")
+
+
+class Journal:
+    def __init__(self, access: Access, socket: str) -> None:
+        """`socket` is the path of that on which the journal listens."""
+        self._access = access
+        self._socket = socket
+        self._session: ClientSession | None = None
+
+    async def serve(self, request: web.BaseRequest, path: str) -> web.StreamResponse:
+        """`is_journal` takes the request. Raises BrokerError, TokenError, HTTPException."""
+        if request.method != "GET":
+            raise web.HTTPMethodNotAllowed(request.method, ["GET"])
+        self._require(request, path)
+        target = f"http://journal/{path.lower()}"
+        try:
+            async with self._connected().get(target, params=request.query) as answer:
+                if answer.status in (400, 404, 500, 503):
+                    raise _error(answer.status, str((await answer.json())["error"]))
+                headers = {name: answer.headers[name] for name in _PASSED_ON if name in answer.headers}
+                response = web.StreamResponse(status=answer.status, headers=headers)
+                await response.prepare(request)
+                try:
+                    async for piece in answer.content.iter_chunked(PIECE_BYTES):
+                        await response.write(piece)
+                except (ClientPayloadError, ClientConnectionError, TimeoutError):
+                    # The client must not take what it has for the whole.
+                    if request.transport is not None:
+                        request.transport.abort()
+                    raise ConnectionResetError from None
+                await response.write_eof()
+                return response
+        except (ClientConnectionError, TimeoutError) as error:
+            if isinstance(error, ConnectionResetError):
+                raise
+            raise ServerBusy("The journal does not answer now. Its process is starting, or has ended.") from None
+
+    def _require(self, request: web.BaseRequest, path: str) -> None:
+        """Raises Unauthorized, TokenError."""
+        entity = request.query.get("entity", "").lower()
+        owner = entity.partition("/subscriptions/")[0]
+        if owner and not _GLOB.search(owner):
+            with suppress(BrokerError, TokenError):  # else the rights of the namespace decide
+                self._access.require(request, owner, owner, Right.LISTEN)
+                return
+        self._access.require(request, path, "", Right.LISTEN)
+
+    def _connected(self) -> ClientSession:
+        if self._session is None:
+            timeout = ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=SILENT_SECONDS)
+            self._session = ClientSession(connector=UnixConnector(self._socket, limit=0), timeout=timeout)
+        return self._session
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+
+def _error(status: int, text: str) -> Exception:
+    if status == 400:
+        return InvalidArgument(f"{text[:1].upper()}{text[1:]}.")
+    if status == 503:
+        return ServerBusy(f"{text}.")
+    if status == 404:
+        return EntityNotFound(f"{text[:1].upper()}{text[1:]}.")
+    return web.HTTPInternalServerError(reason=text)
