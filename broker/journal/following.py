@@ -240,7 +240,7 @@ class Follower:
 
     def _append_all(self, frames: list[Frame], log_id: bytes, *, strict: bool) -> None:
         """Without `strict`, a frame that cannot be read is a gap of the partitions that it may be about."""
-        batch = _Batch(self, frames[-1].lsn, log_id)
+        batch = _Batch(self, log_id)
         try:
             for frame in frames:
                 time_ms, changes, events = decode_turn(frame.payload)
@@ -326,9 +326,8 @@ class Follower:
 class _Batch:
     """The rows of some frames of one log, by partition and store."""
 
-    def __init__(self, follower: Follower, lsn: int, log_id: bytes) -> None:
+    def __init__(self, follower: Follower, log_id: bytes) -> None:
         self._follower = follower
-        self._lsn = lsn
         self._log_id = log_id
         self._rows: dict[tuple[int, bytes], Rows] = {}
 

@@ -18,7 +18,7 @@ from storage.data_dir import RUN
 from storage.journal.batches import stream
 from storage.journal.events import Hint, Op
 from storage.journal.files import PartitionJournal
-from storage.journal.rows import Mode, Modes, Queues, Rows
+from storage.journal.rows import SCHEMA, Mode, Modes, Queues, Rows
 from storage.log.commit_log import DEFAULT_LIMITS, CommitLog, LogLimits
 from storage.log.frames import decode_turn
 from storage.log.reading import LogOnDisk
@@ -154,6 +154,26 @@ def read(
     table = pa.ipc.open_stream(data).read_all()
     table.validate(full=True)
     return table.to_pylist(), following
+
+
+def plain_record(offset: int, size: int) -> bytes:
+    """A record that cannot be compressed, and that nobody takes for that of another offset."""
+    return b"%d:" % offset + random.Random(offset).randbytes(size)
+
+
+def plain_rows(first: int, count: int, size: int = 10, entity: str = "orders") -> pa.RecordBatch:
+    """Rows of any message."""
+    made = [
+        {
+            "partition": 2,
+            "journalOffset": at,
+            "eventTime": at * 1000,
+            "op": "enqueued",
+            "record": plain_record(at, size),
+        }
+        for at in range(first, first + count)
+    ]
+    return pa.RecordBatch.from_pylist([{**row, "entity": entity} for row in made], SCHEMA)
 
 
 def journaled(directory: Path, partition: int) -> list[dict[str, Any]]:

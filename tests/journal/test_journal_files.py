@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import random
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -11,7 +10,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from journaled import read
+from journaled import plain_record, plain_rows, read
 
 from storage.journal.batches import stream
 from storage.journal.files import JournalDamaged, JournalFull, OutOfRetention, PartitionJournal
@@ -23,24 +22,6 @@ STORE, LOG = b"store-id", b"log-id----------"
 ROLL_BYTES = 100_000
 
 
-def record(offset: int, size: int) -> bytes:
-    return b"%d:" % offset + random.Random(offset).randbytes(size)
-
-
-def rows(first: int, count: int, size: int = 10, entity: str = "orders") -> pa.RecordBatch:
-    made = [
-        {
-            "partition": 2,
-            "journalOffset": at,
-            "eventTime": at * 1000,
-            "op": "enqueued",
-            "record": record(at, size),
-        }
-        for at in range(first, first + count)
-    ]
-    return pa.RecordBatch.from_pylist([{**row, "entity": entity} for row in made], SCHEMA)
-
-
 class Journal(PartitionJournal):
     def __init__(self, directory: Path) -> None:
         super().__init__(directory, roll_bytes=ROLL_BYTES, roll_seconds=100.0)
@@ -49,13 +30,17 @@ class Journal(PartitionJournal):
 
     def add(self, count: int, size: int = 10, now_s: float = 1.0, entity: str = "orders") -> None:
         first = self.end
-        self.append(rows(first, count, size, entity), first, first + count - 1, Made(STORE, LOG, first + count), now_s)
+        self.append(
+            plain_rows(first, count, size, entity), first, first + count - 1, Made(STORE, LOG, first + count), now_s
+        )
 
 
 def offsets(journal: PartitionJournal, first: int, end: int, max_bytes: int = 1 << 30) -> list[int]:
     found, following = read(journal, first, end, max_bytes)
     assert not found or following == found[-1]["journalOffset"] + 1
-    assert all(row["record"] == record(row["journalOffset"], len(row["record"].partition(b":")[2])) for row in found)
+    assert all(
+        row["record"] == plain_record(row["journalOffset"], len(row["record"].partition(b":")[2])) for row in found
+    )
     return [row["journalOffset"] for row in found]
 
 
@@ -264,7 +249,7 @@ def test_an_epoch_of_its_own_for_another_store(journal):
     before = journal.epoch
     journal.begin_epoch(0.0)  # the clock was set back
     assert journal.epoch > before
-    journal.append(rows(0, 2), 0, 1, Made(b"other-st", LOG, 9), 1.0)
+    journal.append(plain_rows(0, 2), 0, 1, Made(b"other-st", LOG, 9), 1.0)
     journal.sync(1.0)
     assert (journal.low, journal.stable) == (0, 2)
     assert offsets(journal, 0, 9) == [0, 1]
@@ -316,7 +301,7 @@ def fill(path: Path) -> None:
 def add_until_full(journal: Journal) -> None:
     noise = pa.array([os.urandom(2000)] * 100)
     while True:
-        batch = rows(journal.end, 100).set_column(24, SCHEMA.field("record"), noise)
+        batch = plain_rows(journal.end, 100).set_column(24, SCHEMA.field("record"), noise)
         journal.append(batch, 0, 1, Made(STORE, LOG, 99), 1.0)
         journal.sync(1.0)
 

@@ -1,0 +1,292 @@
+"""The journal over the HTTP endpoint of a real broker, which passes requests on to its journal."""
+
+import json
+import socket
+import time
+from http.client import HTTPConnection, IncompleteRead
+
+import psutil
+import pyarrow as pa
+import pytest
+from journaled import plain_rows
+
+from protocol.nodes.sas_tokens import generate
+from storage.journal.files import PartitionJournal
+from storage.journal.frames import Made
+from tests.brokers import KEY, KEY_NAME, Broker
+
+CONFIG = """
+[journal]
+mode = "bodies"
+[[queues]]
+name = "orders"
+authorization_rules = [
+    {key_name = "sends", primary_key = "s", rights = ["Send"]},
+    {key_name = "listens", primary_key = "l", rights = ["Listen"]},
+]
+[[queues]]
+name = "other"
+[security]
+authorization_rules = [
+    {key_name = "listens-all", primary_key = "la", rights = ["Listen"]},
+    {key_name = "sends-all", primary_key = "sa", rights = ["Send"]},
+]
+"""
+
+
+def write(path, first_kept, *batches):
+    journal = PartitionJournal(path, roll_bytes=1 << 20)
+    journal.begin_epoch(time.time())
+    for count, size, entity in batches:
+        first = journal.end
+        made = Made(b"store-id", b"log-id----------", first + count)
+        journal.append(plain_rows(first, count, size, entity), first, first + count - 1, made, time.time())
+        journal.sync(time.time())
+    while journal.low < first_kept:
+        journal.drop_oldest()
+    journal.close()
+    return journal
+
+
+@pytest.fixture(scope="module", params=[0, 1], ids=["one process", "two processes"])
+def served(request, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("broker")
+    top = directory / "data" / "journal"
+    journals = {
+        0: write(top / "0", 0, (100, 10, "orders"), (50, 10, "other"), (300, 2000, "orders")),
+        3: write(top / "3", 1, *[(400, 2000, "orders")] * 40),
+    }
+    with Broker(directory, CONFIG, workers=request.param) as broker:
+        yield broker, journals
+
+
+@pytest.fixture
+def call(served):
+    broker, _ = served
+    connection = HTTPConnection("localhost", broker.http_port, timeout=30)
+
+    def send(path, key=(KEY_NAME, KEY), at="", method="GET"):
+        headers = (
+            {"Authorization": generate(f"http://localhost/{at}", key[0], key[1], int(time.time()) + 60)} if key else {}
+        )
+        connection.request(method, path, headers=headers)
+        answer = connection.getresponse()
+        return answer.status, answer.headers, answer.read()
+
+    yield send
+    connection.close()
+
+
+def path_of(journal, partition, first, end, more=""):
+    return f"/$journal/{partition}?epoch={journal.epoch.hex()}&from={first}&to={end}{more}"
+
+
+def offsets(body):
+    return pa.ipc.open_stream(body).read_all().column("journalOffset").to_pylist()
+
+
+def test_the_overview(call, served):
+    _, journals = served
+    status, headers, body = call("/$journal")
+    assert (status, headers["Content-Type"].split(";")[0]) == (200, "application/json")
+    shown = json.loads(body)
+    assert shown["namespace"] == "peeklock"
+    assert [each["partition"] for each in shown["partitions"]] == [0, 3]
+    first = shown["partitions"][0]
+    assert (first["epoch"], first["low"], first["stable"]) == (journals[0].epoch.hex(), 0, 450)
+    assert (first["lowTime"], first["stableTime"]) == ("1970-01-01T00:00:00.000Z", "1970-01-01T00:00:00.449Z")
+    assert first["bytes"] == journals[0].bytes
+
+
+def test_a_range_is_a_stream_of_arrow(call, served):
+    _, journals = served
+    status, headers, body = call(path_of(journals[0], 0, 90, 160))
+    assert status == 200
+    assert headers["Content-Type"] == "application/vnd.apache.arrow.stream"
+    assert headers["X-Peeklock-Next-Offset"] == "160"
+    table = pa.ipc.open_stream(body).read_all()
+    assert table.column("journalOffset").to_pylist() == [*range(90, 160)]
+    assert table.column("record").to_pylist()[0].startswith(b"90:")
+    status, headers, body = call(path_of(journals[0], 0, 0, 10**6, "&maxBytes=1"))
+    assert headers["X-Peeklock-Next-Offset"] == "100"
+    assert offsets(body) == [*range(100)]
+    assert offsets(call(path_of(journals[0], 0, 450, 450))[2]) == []
+
+
+def test_one_entity_and_no_bodies(call, served):
+    _, journals = served
+    _, headers, body = call(path_of(journals[0], 0, 0, 450, "&entity=OTH*&records=0"))
+    assert headers["X-Peeklock-Next-Offset"] == "450"
+    table = pa.ipc.open_stream(body).read_all()
+    assert table.column("journalOffset").to_pylist() == [*range(100, 150)]
+    assert "record" not in table.column_names
+
+
+def test_a_large_range_piece_by_piece(call, served):
+    _, journals = served
+    at, found = journals[3].low, []
+    while at < journals[3].stable:
+        status, headers, body = call(path_of(journals[3], 3, at, 10**9, f"&maxBytes={8 << 20}"))
+        assert status == 200
+        found += offsets(body)
+        at = int(headers["X-Peeklock-Next-Offset"])
+    assert found == [*range(journals[3].low, journals[3].stable)]
+
+
+@pytest.mark.parametrize(("first", "status"), [("low - 1", 416), ("stable + 1", 416), ("low", 200)])
+def test_what_is_not_kept_is_said(call, served, first, status):
+    _, journals = served
+    low, stable = journals[3].low, journals[3].stable
+    assert low > 0
+    first = {"low - 1": low - 1, "stable + 1": stable + 1, "low": low}[first]
+    got, headers, body = call(path_of(journals[3], 3, first, first + 1))
+    assert got == status
+    if status == 416:
+        assert headers["Content-Type"].startswith("application/json")
+        assert json.loads(body) == {"error": "out of retention", "low": low, "stable": stable}
+
+
+def test_another_epoch(call, served):
+    _, journals = served
+    status, _, body = call("/$journal/0?epoch=0123456789abcdef&from=0&to=1")
+    assert (status, json.loads(body)) == (409, {"error": "another epoch", "epoch": journals[0].epoch.hex()})
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "text"),
+    [
+        ("/$journal/1?epoch=0123456789abcdef&from=0&to=1", 404, b"no journal of a partition"),
+        ("/$journal/x", 404, b"no journal of a partition"),
+        ("/$journal/99999999999999999999", 404, b"no journal of a partition"),
+        ("/$journal/0", 400, b"epoch"),
+        ("/$journal/0?epoch=E&to=1", 400, b"from"),
+        ("/$journal/0?epoch=E&from=-1&to=1", 400, b"from"),
+        ("/$journal/0?epoch=E&from=0&to=9223372036854775808", 400, b"to"),
+        ("/$journal/0?epoch=E&from=5&to=1", 400, b"must not be below"),
+        ("/$journal/0?epoch=E&from=0&to=1&records=2", 400, b"records"),
+        ("/$journal/0?epoch=E&from=0&to=1&maxBytes=0", 400, b"maxBytes"),
+        ("/$journal/0?epoch=E&from=0&to=1&maxBytes=" + "9" * 5000, 400, b"maxBytes"),
+        ("/$journal/0?epoch=E&from=%C2%B2&to=1", 400, b"from"),
+        ("/$journal/0?epoch=E&from=0&to=1&entity=", 400, b"entity"),
+    ],
+)  # fmt: skip
+def test_bad_requests_are_answered_as_all_others(call, served, path, status, text):
+    got, headers, body = call(path.replace("epoch=E", f"epoch={served[1][0].epoch.hex()}"))
+    assert (got, text in body, headers["Content-Type"].split(";")[0]) == (status, True, "application/xml")
+
+
+def test_only_get(call):
+    status, headers, _ = call("/$journal", method="POST")
+    assert (status, headers["Allow"]) == (405, "GET")
+
+
+@pytest.mark.parametrize(
+    ("key", "at", "entity", "status"),
+    [
+        (("listens-all", "la"), "", None, 200),
+        (("listens-all", "la"), "$journal", None, 200),
+        (("listens-all", "la"), "orders", "orders", 200),
+        (("listens-all", "la"), "orders", None, 401),
+        (("sends-all", "sa"), "", None, 401),
+        (("sends-all", "sa"), "", "orders", 401),
+        (("listens", "l"), "orders", "orders", 200),
+        (("listens", "l"), "orders", "ORDERS", 200),
+        (("listens", "l"), "orders", "orders/subscriptions/*", 200),
+        (("listens", "l"), "orders", "order*", 401),
+        (("listens", "l"), "orders", "other", 401),
+        (("listens", "l"), "orders", None, 401),
+        (("sends", "s"), "orders", "orders", 401),
+        (("listens", "wrong"), "orders", "orders", 401),
+        (None, "", None, 401),
+    ],
+)  # fmt: skip
+def test_rights(call, served, key, at, entity, status):
+    more = "" if entity is None else f"&entity={entity}"
+    got, _, body = call(path_of(served[1][0], 0, 0, 450, more), key, at)
+    assert got == status
+    if entity == "orders" and status == 200:
+        assert 120 not in offsets(body)
+
+
+def metrics(broker):
+    lines = broker.get("/metrics")[1].splitlines()
+    return dict(line.rsplit(" ", 1) for line in lines if line.startswith("peeklock_journal"))
+
+
+def wait_for(condition, seconds=20.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_metrics(served):
+    broker, journals = served
+    wait_for(lambda: metrics(broker).get("peeklock_journal_up") == "1.0")
+    shown = metrics(broker)
+    assert shown['peeklock_journal_low_offset{partition="3"}'] == str(float(journals[3].low))
+    assert shown['peeklock_journal_stable_offset{partition="0"}'] == "450.0"
+    assert shown['peeklock_journal_bytes{partition="0"}'] == str(float(journals[0].bytes))
+    assert shown["peeklock_journal_disk_full"] == shown["peeklock_journal_gaps_total"] == "0.0"
+    assert 'peeklock_process_resident_memory_bytes{process="journal"}' in broker.get("/metrics")[1]
+
+
+def journal_process(broker) -> psutil.Process:
+    [found] = broker.running_as("broker.journal")
+    return found
+
+
+def test_a_client_that_goes_is_noticed_and_one_that_does_not_read_takes_no_memory(served):
+    broker, journals = served
+    token = generate("http://localhost/", KEY_NAME, KEY, int(time.time()) + 60)
+    processes = [journal_process(broker), broker.gateway()]
+    before = [process.memory_info().rss for process in processes]
+    clients = []
+    for _ in range(8):
+        client = socket.create_connection(("localhost", broker.http_port))
+        target = path_of(journals[3], 3, journals[3].low, 10**9, f"&maxBytes={256 << 20}")
+        client.sendall(f"GET {target} HTTP/1.1\r\nHost: localhost\r\nAuthorization: {token}\r\n\r\n".encode())
+        assert client.recv(12) == b"HTTP/1.1 200"
+        clients.append(client)
+    wait_for(lambda: metrics(broker)["peeklock_journal_readers"] == "8.0")
+    after = [process.memory_info().rss for process in processes]
+    assert journals[3].bytes > 25 << 20
+    assert all(now - then < 60 << 20 for then, now in zip(before, after, strict=True)), "not whole answers"
+    files = journal_process(broker).num_fds()
+    for client in clients:
+        client.close()
+    wait_for(lambda: metrics(broker)["peeklock_journal_readers"] == "0.0")
+    wait_for(lambda: journal_process(broker).num_fds() < files - 8)
+
+
+def test_a_journal_that_is_killed_is_started_again_and_a_cut_answer_is_no_whole_one(call, served):
+    broker, journals = served
+    process = journal_process(broker)
+    connection = HTTPConnection("localhost", broker.http_port, timeout=30)
+    token = generate("http://localhost/", KEY_NAME, KEY, int(time.time()) + 60)
+    target = path_of(journals[3], 3, journals[3].low, 10**9, f"&maxBytes={256 << 20}")
+    connection.request("GET", target, headers={"Authorization": token})
+    answer = connection.getresponse()
+    assert answer.status == 200
+    process.kill()
+    with pytest.raises((IncompleteRead, ConnectionError)):
+        answer.read()
+    connection.close()
+    while (got := call("/$journal"))[0] != 200:
+        assert got[0] == 503
+        assert b"journal does not answer" in got[2]
+        time.sleep(0.05)
+    assert journal_process(broker).pid != process.pid
+    assert offsets(call(path_of(journals[0], 0, 0, 10))[2]) == [*range(10)]
+
+
+def test_without_a_journal_there_is_none(tmp_path):
+    with Broker(tmp_path, "", workers=0) as broker:
+        connection = HTTPConnection("localhost", broker.http_port, timeout=30)
+        headers = {"Authorization": generate("http://localhost/", KEY_NAME, KEY, int(time.time()) + 60)}
+        connection.request("GET", "/$journal", headers=headers)
+        assert connection.getresponse().status in (400, 404)
+        connection.close()
+        assert broker.running_as("broker.journal") == []
+        assert "peeklock_journal" not in broker.get("/metrics")[1]
+        assert not (broker.data_dir / "journal").exists()
