@@ -1,7 +1,10 @@
 """The journal over the HTTP endpoint of a real broker, which passes requests on to its journal."""
 
 import json
+import os
 import socket
+import subprocess
+import sys
 import time
 from http.client import HTTPConnection, IncompleteRead
 
@@ -13,7 +16,7 @@ from journaled import plain_rows
 from protocol.nodes.sas_tokens import generate
 from storage.journal.files import PartitionJournal
 from storage.journal.frames import Made
-from tests.brokers import KEY, KEY_NAME, Broker
+from tests.brokers import KEY, KEY_NAME, REPOSITORY, Broker
 
 CONFIG = """
 [journal]
@@ -290,3 +293,18 @@ def test_without_a_journal_there_is_none(tmp_path):
         assert broker.running_as("broker.journal") == []
         assert "peeklock_journal" not in broker.get("/metrics")[1]
         assert not (broker.data_dir / "journal").exists()
+
+
+@pytest.mark.parametrize("part", ["worker", "gateway"])
+def test_parts_of_a_namespace_on_several_machines_refuse_it(tmp_path, part):
+    arguments = ["--partitions", "0", "--listen", "127.0.0.1:1"] if part == "worker" else []
+    done = subprocess.run(
+        [sys.executable, "-m", "broker.cli", part, "--workers", "127.0.0.1:1", *arguments],
+        cwd=tmp_path,
+        env={**os.environ, "PEEKLOCK_JOURNAL__MODE": "events", "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 78
+    assert "journal.mode is for `peeklock serve`" in done.stderr
