@@ -91,7 +91,6 @@ class Follower:
         self._last_ms = 0  # the time of the turn that was read last
         self._retained_at = 0.0
         self._looked_at = float("-inf")
-        self._full = RepeatedWarning("the disk is full: nothing is journaled, and the log waits")
         self._lost = RepeatedWarning("a log cannot be read")
 
     @property
@@ -135,7 +134,9 @@ class Follower:
                 break
             try:
                 is_busy |= self._follow(worker, tail)
-                self.counters.is_full = False
+                if self.counters.is_full:
+                    self.counters.is_full = False
+                    log.warning("the journal goes on: the disk has room again")
             except StoreError as error:
                 self._lost.happened(str(error))
             except OSError as error:
@@ -154,8 +155,9 @@ class Follower:
         self._tails[worker] = LogTail(tail.directory, read_position(position_path(self._directory, worker)))
         if self._drop_oldest("the disk is full"):
             return True
-        self.counters.is_full = True
-        self._full.happened(str(error))
+        if not self.counters.is_full:
+            self.counters.is_full = True
+            log.error("the disk is full: nothing is journaled, and the logs wait", reason=str(error))
         return False
 
     # -- logs

@@ -12,10 +12,9 @@ from storage.records import MESSAGE_HEADER_BYTES
 _unpack_layout = LAYOUT.unpack_from
 _LAYOUT_AT: Final = MESSAGE_HEADER_BYTES - LAYOUT.size
 _PARTITION_KEY: Final = encode(PARTITION_KEY)
-_SHORT: Final = (0xA1, 0xA3)  # string and symbol
+_SHORT: Final = (0xA1, 0xA3)  # a string, a symbol, of up to 255 bytes
 _NULL: Final = 0x40
-# Indexes in the list of the properties section.
-_MESSAGE_ID, _SUBJECT, _CORRELATION_ID, _CONTENT_TYPE, _GROUP_ID = 0, 3, 5, 6, 10
+# Of the fields of the properties section: message-id, subject, correlation-id, content-type, group-id.
 _WANTED: Final = (True, False, False, True, False, True, True, False, False, False, True)
 _NONE: Final = Properties()
 
@@ -37,8 +36,11 @@ def properties_of(record: bytes) -> tuple[str | None, str | None, str | None, st
         if not properties_bytes:
             return None, None, partition_key, None, None, None
         found: list[str | None] = [None] * 11
-        count, at = _list_at(record, begin + 3)
-        for index in range(min(count, 11)):
+        if record[begin + 3] == 0xC0:
+            count, at = record[begin + 5], begin + 6
+        else:
+            count, at = _list_at(record, begin + 3)
+        for index in range(count if count < 11 else 11):
             constructor = record[at]
             if constructor == _NULL:
                 at += 1
@@ -46,7 +48,7 @@ def properties_of(record: bytes) -> tuple[str | None, str | None, str | None, st
             if constructor in _SHORT:
                 end = at + 2 + record[at + 1]
                 if _WANTED[index]:
-                    found[index] = record[at + 2 : end].decode(errors="replace")
+                    found[index] = str(record[at + 2 : end], "utf-8", "replace")
             else:
                 end = skip(record, at)
                 if _WANTED[index]:
@@ -54,22 +56,13 @@ def properties_of(record: bytes) -> tuple[str | None, str | None, str | None, st
             at = end
     except Exception:
         return _NONE
-    return (
-        found[_MESSAGE_ID],
-        found[_GROUP_ID],
-        partition_key,
-        found[_CORRELATION_ID],
-        found[_SUBJECT],
-        found[_CONTENT_TYPE],
-    )
+    message_id, _, _, subject, _, correlation_id, content_type, _, _, _, group_id = found
+    return message_id, group_id, partition_key, correlation_id, subject, content_type
 
 
 def _list_at(data: bytes, at: int) -> tuple[int, int]:
-    """The count of an encoded list, and the offset of its first value."""
-    constructor = data[at]
-    if constructor == 0xC0:
-        return data[at + 2], at + 3
-    if constructor == 0xD0:
+    """The count of an encoded list that is large or empty, and the offset of its first value."""
+    if data[at] == 0xD0:
         return int.from_bytes(data[at + 5 : at + 9], "big"), at + 9
     return 0, at + 1
 

@@ -143,6 +143,7 @@ class PartitionJournal:
         self.directory = directory
         self._roll_bytes, self._roll_seconds = roll_bytes, roll_seconds
         self._lock = threading.Lock()
+        self._indexes_lock = threading.Lock()  # another one: to look through a file takes some time
         self._indexes: dict[Path, _Index] = {}
         self._descriptor: int | None = None  # of the newest file, once something was appended
         self._is_unsynced = False
@@ -296,6 +297,7 @@ class PartitionJournal:
         """Delete the oldest file, which is not the newest."""
         with self._lock:
             oldest = self._files.pop(0)
+        with self._indexes_lock:
             self._indexes.pop(oldest.path, None)
         oldest.path.unlink()
         return oldest.path
@@ -406,7 +408,7 @@ class PartitionJournal:
         reading.next_offset = end
 
     def _index(self, file: _File, descriptor: int, size: int) -> _Index:
-        with self._lock:
+        with self._indexes_lock:
             index = self._indexes.pop(file.path, None) or _Index()
             self._indexes[file.path] = index
             while len(self._indexes) > KEPT_INDEXES:
