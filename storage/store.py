@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 
 class Table(IntEnum):
@@ -53,6 +53,9 @@ class Store(Protocol):
     # Called with the keys of each put and deletion, after it was staged. A store that is only read from, or written to
     # by the checkpointer, does not call it.
     noting: Callable[[Table, Iterable[bytes]], None] | None = None
+    # Hints for the journal (see `storage.journal.events`) that go into the log with the next commit; None if there is
+    # no journal.
+    hints: list[Any] | None = None
     writes: int  # the number of calls since the store was opened that staged a write; attempts to delete count
 
     def get(self, table: Table, key: bytes) -> bytes | None: ...

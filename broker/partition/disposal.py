@@ -8,6 +8,7 @@ from broker.partition.messages.shared_bodies import release
 from broker.partition.sessions.states import free_states
 from broker.partition.state.core import Core
 from broker.partition.state.timers import Due
+from storage.journal.events import Op
 from storage.quarantine import quarantine
 from storage.queue_ids import queue_id_of
 from storage.records import (
@@ -25,6 +26,7 @@ from storage.records import (
     overtaken_key,
     queue_key,
     rule_key,
+    unpack_queue_key,
 )
 from storage.seen_ids import free_ids
 from storage.store import Store, Table
@@ -62,6 +64,12 @@ def free(core: Core, entity_id: int, now_ms: int) -> None:
         elif ids:
             release(core, topic_id, ids, [None] * len(ids))
         store.delete_many(Table.QUEUE, [key for key, _ in items])
+        if (terms := core.terms.get(entity_id)) is not None:
+            core.journal.named(entity_id, terms.name)
+        op, reason = (Op.MOVED, None) if entity_id in core.terms else (Op.PURGED, "deleted")
+        for key, _ in items:
+            queue_id, _, number = unpack_queue_key(key)
+            core.journal.gone(op, queue_id, [number], reason)
     elif items := store.scan(Table.SESSION_ENTRIES, entity_key(first), entity_key(end), step):
         store.delete_many(Table.SESSION_ENTRIES, [key for key, _ in items])
     elif items := store.scan(Table.SESSIONS, entity_key(first), entity_key(end), step):

@@ -22,7 +22,7 @@ from broker.errors import (
 from broker.partition import sending
 from broker.partition.forwarding.source import forwards
 from broker.partition.messages import browsing, settlement
-from broker.partition.messages.hand_out import new_token, withdraw
+from broker.partition.messages.hand_out import RECEIVED_AND_DELETED, new_token, withdraw
 from broker.partition.messages.moves import Properties, discard, expire, overlay_expires_ms, set_aside, unlocked
 from broker.partition.messages.schedule import scheduled_ms_of
 from broker.partition.moving import moves
@@ -37,6 +37,7 @@ from broker.partition.state.timers import Due
 from broker.partition.topics import rule_requests
 from broker.wire import Outcome
 from protocol import error_texts
+from storage.journal.events import Op
 from storage.queue_ids import entity_of, part_of
 from storage.records import (
     NEVER,
@@ -198,8 +199,9 @@ def _take_numbered(
             queue.locks.add(token, (ref, size, due_ms, place, until_ms if session is None else NEVER, holder))
             if session is not None:
                 session.tokens[token] = None
+    core.journal.delivered(queue.id, [ref for (ref, *_), _ in found], now_ms)
     if receive_and_delete:
-        discard(core, queue, [held for held, _ in found])
+        discard(core, queue, [held for held, _ in found], Op.COMPLETED, RECEIVED_AND_DELETED)
         queue.forget([*early.items()])
         queue.tally.received_and_deleted += len(found)
     elif found:
@@ -330,7 +332,7 @@ def _cancel_scheduled(core: Core, queue: Queue, args: Sequence[Any], now_ms: int
         check_bytes(core, SEQUENCE_NUMBERS, len(numbers), read_bytes)
         ref = (number, message_id, delivery_count, overlay)
         cancelled.append(unlocked(ref, len(record), message_enqueued_ms(record), Place.SCHEDULED))
-    discard(core, queue, cancelled)
+    discard(core, queue, cancelled, Op.CANCELLED)
     queue.tally.cancelled += len(cancelled)
 
 
@@ -420,7 +422,7 @@ def _delete_some(
         messages.append(unlocked((number, message_id, delivery_count, overlay), len(record), due_ms, place))
     if read_bytes >= core.settings.step_bytes:
         core.end_of_work()
-    discard(core, queue, messages)
+    discard(core, queue, messages, Op.PURGED, "purged")
     for number, body_of in unreadable:
         set_aside(core, queue, place, number, body_of)
     if place == Place.AVAILABLE:

@@ -13,6 +13,7 @@ from broker.partition.state.timers import Due
 from broker.partition.state.window import Ref
 from broker.partition.topics.publishing import publish
 from broker.wire import Extra
+from storage.journal.events import Op
 from storage.records import (
     MESSAGE_HEADER_BYTES,
     NEVER,
@@ -88,6 +89,7 @@ def store(
         if extra and not (len(extra) == 1 and _MESSAGE_ID in extra):
             if extra.get(_PING):
                 queue.tally.pings += 1
+                core.journal.bare(Op.PING, queue.id, [extra.get(_MESSAGE_ID)])
                 numbers.append(0)
                 number += reserved is not None
                 continue

@@ -34,6 +34,7 @@ from broker.partition.state.open_transactions import Send, Settle, Transaction
 from broker.partition.state.queue import Queue
 from broker.partition.state.timers import Due
 from broker.wire import Extra, Operation, Outcome, SendOperation, SettleOperation
+from storage.journal.events import Op
 from storage.records import NEVER, encode_message
 
 TIME_OUT_MS = 120_000  # after its first operation
@@ -340,7 +341,7 @@ def _roll_back(core: Core, transaction: Transaction, now_ms: int) -> None:
             continue
         queue.tally.locks_lost += len(tokens)  # now at the latest, to keep the order of the session
         for token in tokens:
-            put_back_failed(core, queue, queue.locks.remove(token), None, now_ms)
+            put_back_failed(core, queue, queue.locks.remove(token), None, Op.LOCK_LOST, now_ms)
     _end(core, transaction, now_ms)
     core.transactions.rolled_back += 1
 

@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from hinted_store import HintedStore
+
 from broker.errors import BrokerError
 from broker.namespace.entities import Description, QueueDescription
 from broker.partition.partition import Partition
 from broker.partition.requests import Underway
 from broker.partition.settings import PartitionSettings
 from broker.wire import ENTRY, Extra, Outcome
-from storage.memory import MemoryStore
 from storage.records import (
     LAYOUT_BYTES,
     MESSAGE_HEADER_BYTES,
@@ -88,7 +89,7 @@ class Driver:
     def __init__(
         self, store: Store | None = None, settings: PartitionSettings | None = None, **properties: Any
     ) -> None:
-        self.store = store or MemoryStore()
+        self.store = store or HintedStore()
         self.settings = settings or PartitionSettings()
         self.now_ms = START_MS
         self._starts = 0

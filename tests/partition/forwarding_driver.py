@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from driver import LOCK_MS, START_MS, Delivery, define, deliveries, message
+from hinted_store import HintedStore
 from turns import CountingStore
 
 from broker.namespace.entities import Description, QueueDescription, SubscriptionDescription, TopicDescription
@@ -49,7 +50,7 @@ class Partitions:
         self.settings = settings or PartitionSettings()
         self.now_ms = START_MS
         self.entities: dict[str, Entity] = {}
-        self.stores = [(stores or {}).get(number) or MemoryStore() for number in range(count)]
+        self.stores = [(stores or {}).get(number) or HintedStore() for number in range(count)]
         for number, store in enumerate(self.stores):
             store.put(Table.META, STORE_ID_KEY, encode_document(bytes([number]) * 8))
             store.commit()

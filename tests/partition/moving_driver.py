@@ -4,6 +4,7 @@ from typing import Any
 
 from accounts import problems
 from driver import FEW_IDS, START_MS, define, deliveries, message, request
+from hinted_store import HintedStore
 
 from broker.errors import BrokerError
 from broker.namespace.entities import Description, QueueDescription, SubscriptionDescription, TopicDescription
@@ -57,7 +58,7 @@ class World:
         self.now_ms = START_MS
         self.entities = described(kind)
         self.ids = [each for each in self.entities if each != 9]
-        self.stores = {each: MemoryStore() for each in (FIRST, SECOND)}
+        self.stores = {each: HintedStore() for each in (FIRST, SECOND)}
         self.at = FIRST
         self._starts = 0
         self.held: dict[tuple[int, int], bytes] = {}  # (queue id, sequence number) -> lock token

@@ -14,6 +14,7 @@ import pytest
 from accounts import assert_counted_rightly
 from driver import START_MS, deliveries
 from driver import define as define_entity
+from hinted_store import HintedStore
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -56,7 +57,6 @@ from protocol.message.intake import take_apart
 from protocol.nodes.management import _READERS, parse
 from protocol.nodes.request_message import Request
 from protocol.symbols import DELAY, SESSION_FILTER, TIMEOUT
-from storage.memory import MemoryStore
 from storage.queue_ids import Part as QueuePart
 from storage.queue_ids import queue_id_of
 from storage.records import NEVER, STORE_ID_KEY, Field, encode_document, encode_message
@@ -261,7 +261,7 @@ class World:
     """A partition with some of everything; commands as a worker hands them on."""
 
     def __init__(self) -> None:
-        self.store = MemoryStore()
+        self.store = HintedStore()
         self.now_ms = START_MS
         for entity_id, description in ENTITIES.items():
             define_entity(self.store, entity_id, description)

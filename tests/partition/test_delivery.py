@@ -233,6 +233,7 @@ def test_a_restored_message_keeps_its_time_to_live(queue):
     queue.open("r", receive_and_delete=True)
     queue.partition.grant("r", 2)
     [(_, _, items)] = queue.partition.pump(queue.now_ms).deliveries
+    queue.partition.commit()
     queue.now_ms += 2000
     queue.partition.restore(MAIN, items, queue.now_ms)
     assert queue.bodies() == ["b"]

@@ -2,11 +2,11 @@
 
 import pytest
 from driver import DEAD, ENTITY, LOCK_MS, MAIN, Driver, define, describe, message
+from hinted_store import HintedStore
 
 from broker.errors import EntityDisabled, EntityNotFound, LockLost, NotAllowed, QuotaExceeded, ServerBusy
 from broker.partition.settings import PartitionSettings
 from broker.wire import Outcome
-from storage.memory import MemoryStore
 from storage.store import StoreError, Table
 
 MIB = 1 << 20
@@ -99,7 +99,7 @@ def test_a_full_queue_can_be_received_settled_and_dead_lettered():
     "settings", [PartitionSettings(store_watermark=0.5), PartitionSettings(store_watermark=1, min_free_bytes=50_000)]
 )
 def test_above_the_watermark_sends_are_refused_and_all_else_goes_on(settings):
-    queue = Driver(MemoryStore(capacity_bytes=100_000), settings)
+    queue = Driver(HintedStore(capacity_bytes=100_000), settings)
     queue.send(message(bytes(30_000)), message(bytes(30_000)))
     with pytest.raises(QuotaExceeded):
         queue.send("a")

@@ -4,6 +4,7 @@ import pytest
 from accounts import problems
 from driver import DEAD, ENTITY, LOCK_MS, MAIN, START_MS, Driver, define, describe, message
 from forwarding_driver import Partitions, transfer, via
+from hinted_store import HintedStore
 from hypothesis import given
 from hypothesis import strategies as st
 from idle_driver import DAY_MS, INTERVAL_MS, STEP_MS, USES, is_there, opened
@@ -15,7 +16,6 @@ from broker.errors import EntityNotFound, TransactionRollback
 from broker.partition.partition import DUE_PER_TURN
 from broker.partition.state.idleness import STEPS
 from broker.wire import Outcome, SendOperation, SettleOperation
-from storage.memory import MemoryStore
 from storage.records import entity_key, idle_key
 from storage.store import Table
 
@@ -481,7 +481,7 @@ def test_the_commit_of_a_transaction_is_a_use(queue, name):
 
 
 def test_many_that_go_at_once_go_over_several_turns():
-    store = MemoryStore()
+    store = HintedStore()
     for entity_id in range(10, 10 + 2 * DUE_PER_TURN):
         define(
             store, entity_id, describe(auto_delete_on_idle_ms=INTERVAL_MS).model_copy(update={"name": f"q{entity_id}"})
@@ -499,7 +499,7 @@ def test_many_that_go_at_once_go_over_several_turns():
 
 
 def test_hundreds_of_them_are_looked_at_in_few_turns():
-    store = MemoryStore()
+    store = HintedStore()
     queue = Driver(store)
     description = queue.description.model_copy(update={"auto_delete_on_idle_ms": INTERVAL_MS})
     for entity_id in range(10, 300):

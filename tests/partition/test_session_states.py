@@ -2,12 +2,12 @@
 
 import pytest
 from driver import DEAD, LOCK_MS, MAIN, deliveries, message
+from hinted_store import HintedStore
 from session_driver import SessionDriver
 
 from broker.errors import InternalError, InvalidArgument, QuotaExceeded
 from broker.partition.settings import PartitionSettings
 from broker.wire import Outcome
-from storage.memory import MemoryStore
 from storage.quarantine import quarantined
 from storage.records import Place, encode_counts, entity_key, queue_key, session_entry_key, session_key
 from storage.store import Table
@@ -112,7 +112,7 @@ def test_a_state_does_not_make_the_queue_larger_than_it_may_be():
 
 
 def test_a_nearly_full_store_takes_no_larger_states_and_lets_them_be_cleared():
-    queue = SessionDriver(MemoryStore(capacity_bytes=20_000), PartitionSettings(store_watermark=0.5))
+    queue = SessionDriver(HintedStore(capacity_bytes=20_000), PartitionSettings(store_watermark=0.5))
     set_state(queue, "a", b"x" * 12_000)
     with pytest.raises(QuotaExceeded, match="nearly full"):
         set_state(queue, "b", b"x")

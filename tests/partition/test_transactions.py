@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from driver import DEAD, LOCK_MS, MAIN, Delivery, Driver, define, describe, message
+from hinted_store import HintedStore
 from topic_driver import TOPIC, A, TopicDriver
 
 from broker.errors import (
@@ -19,7 +20,6 @@ from broker.partition.settings import PartitionSettings
 from broker.partition.transactions import MAX_MESSAGES, TIME_OUT_MS
 from broker.wire import Operation, Outcome, SendOperation, SettleOperation
 from protocol.codec import encode
-from storage.memory import MemoryStore
 
 T = "transaction"
 OTHER = 2 << 3
@@ -432,7 +432,7 @@ def test_what_became_of_them_is_counted(queue):
 
 
 def test_a_store_with_room_for_a_part_of_it_rolls_all_back():
-    store = MemoryStore(capacity_bytes=100_000)
+    store = HintedStore(capacity_bytes=100_000)
     define(store, OTHER >> 3, describe().model_copy(update={"name": "other"}))
     queue = TransactionDriver(store, PartitionSettings(store_watermark=1))
     for each in (MAIN, OTHER):

@@ -48,6 +48,9 @@ MESSAGE_ID = 0  # field of AMQP's properties section (3.2.4)
 ENTRY = 3  # items per message in FORWARD: sequence number, message record, overlay
 
 
+FORWARDED = "forwarded"  # in the journal
+
+
 class Verdict(NamedTuple):
     """The first `accepted` messages can be taken over; those after them are refused for good, each with its error.
 
@@ -133,7 +136,7 @@ def take_over(
             arrived.setdefault(entity_ids[at], []).append((records[at], overlays[at]))
         for destination, messages in arrived.items():
             use(core, queue_id_of(destination), now_ms)
-            arrive(core, core.access(queue_id_of(destination), now_ms), messages, now_ms)
+            arrive(core, core.access(queue_id_of(destination), now_ms), messages, source, now_ms)
         mark = numbers[new + verdict.accepted - 1]
         core.store.put(Table.MARKS, key, encode_mark(mark))
     refused: list[Refused] = []
@@ -157,8 +160,11 @@ def _mark(core: Core, key: bytes) -> int:
         return 0
 
 
-def arrive(core: Core, queue: Queue, messages: Sequence[tuple[bytes, Overlay]], now_ms: int) -> None:
-    """Store messages that `judge` has accepted for the queue or topic: records and overlays, which this changes."""
+def arrive(core: Core, queue: Queue, messages: Sequence[tuple[bytes, Overlay]], source: int, now_ms: int) -> None:
+    """Store messages that `judge` has accepted for the queue or topic: records and overlays, which this changes.
+
+    They come from the queue `source`.
+    """
     if queue.terms.duplicate_window_ms:
         messages = _without_duplicates(core, queue, messages, now_ms)
     if queue.terms.kind == Kind.TOPIC:
@@ -173,6 +179,7 @@ def arrive(core: Core, queue: Queue, messages: Sequence[tuple[bytes, Overlay]], 
             (message_id, len(record), message_expires_ms(record), overlay)
             for message_id, (record, overlay) in enumerate(messages, first)
         ],
+        source,
         now_ms,
     )
 
@@ -215,14 +222,18 @@ def key_in(record: bytes, overlay: Overlay, detects_duplicates: bool) -> bytes |
     return key_of(extra)
 
 
-def enter(core: Core, queue: Queue, messages: Sequence[tuple[int, int, int, Overlay]], now_ms: int) -> None:
-    """Append stored records to a queue: message id, bytes and expiry of the record, and an overlay, which this changes.
+def enter(
+    core: Core, queue: Queue, messages: Sequence[tuple[int, int, int, Overlay]], source: int, now_ms: int
+) -> None:
+    """Append stored records, which come from the queue `source`, to a queue.
+
+    Of each: message id, bytes and expiry of the record, and an overlay, which this changes.
 
     The time to live continues, but the queue's own may end it earlier. If the queue requires sessions, a message
     without one is dead-lettered.
     """
     if queue.sessions is not None:
-        messages = _sort_by_session(core, queue, messages, now_ms)
+        messages = _sort_by_session(core, queue, messages, source, now_ms)
     terms, first = queue.terms, queue.next_number
     limit_ms = end_of_life(now_ms, terms.time_to_live_ms)
     expiring: list[tuple[bytes, bytes]] = []
@@ -239,6 +250,7 @@ def enter(core: Core, queue: Queue, messages: Sequence[tuple[int, int, int, Over
         overlay[Field.ENQUEUED_MS] = now_ms
         entries.append((message_id, 0, overlay))
         size_bytes += size
+    core.journal.entered(queue.id, range(first, first + len(entries)), FORWARDED, source)
     enqueue(core, queue, entries)
     queue.size_bytes += size_bytes
     queue.tally.incoming += len(entries)
@@ -248,7 +260,7 @@ def enter(core: Core, queue: Queue, messages: Sequence[tuple[int, int, int, Over
 
 
 def _sort_by_session(
-    core: Core, queue: Queue, messages: Sequence[tuple[int, int, int, Overlay]], now_ms: int
+    core: Core, queue: Queue, messages: Sequence[tuple[int, int, int, Overlay]], source: int, now_ms: int
 ) -> list[tuple[int, int, int, Overlay]]:
     """The messages with a session, which their overlays tell. Those without one go to the dead-letter queue."""
     target = core.queue(with_part(queue.id, Part.DEAD_LETTER))
@@ -263,6 +275,8 @@ def _sort_by_session(
             refused.append((message_id, 0, {**without_session(queue, overlay), Field.ENQUEUED_MS: now_ms}))
             target.size_bytes += size
     if refused:
+        numbers = range(target.next_number, target.next_number + len(refused))
+        core.journal.entered(target.id, numbers, FORWARDED, source)
         enqueue(core, target, refused)
         target.tally.moved_in += len(refused)
         queue.tally.incoming += len(refused)

@@ -43,6 +43,7 @@ from broker.partition.state.timers import Due
 from broker.partition.state.window import message_id_of, number_of
 from broker.wire import Forward, forward
 from protocol import error_texts
+from storage.journal.events import Op
 from storage.queue_ids import Part, queue_id_of, with_part
 from storage.records import (
     NEVER,
@@ -329,15 +330,15 @@ def _move(
         target = core.access(queue_id_of(destination), now_ms)
         use(core, target.id, now_ms)
         as_they_are = queue.topic_id is None and not target.is_topic and not target.terms.duplicate_window_ms
-        discard(core, queue, [held for held, _, _ in messages], keep_bodies=as_they_are)
+        discard(core, queue, [held for held, _, _ in messages], Op.FORWARDED, keep_bodies=as_they_are)
         if as_they_are:
             entries = [
                 (message_id_of(ref_of(held)), len(record), message_expires_ms(record), overlay)
                 for held, record, overlay in messages
             ]
-            enter(core, target, entries, now_ms)
+            enter(core, target, entries, queue.id, now_ms)
         else:
-            arrive(core, target, [(record, overlay) for _, record, overlay in messages], now_ms)
+            arrive(core, target, [(record, overlay) for _, record, overlay in messages], queue.id, now_ms)
         queue.tally.forwarded += len(messages)
     decided = verdict.accepted + len(verdict.refused)
     for (held, _, _), error in zip(travelling[verdict.accepted :], verdict.refused, strict=False):
@@ -448,7 +449,7 @@ def _answered(core: Core, queue_id: int, partition: int) -> tuple[Queue, Outbox]
 
 def _gone(core: Core, queue: Queue, messages: list[Held]) -> None:
     if messages:
-        discard(core, queue, messages)
+        discard(core, queue, messages, Op.FORWARDED)
         queue.tally.forwarded += len(messages)
 
 

@@ -23,6 +23,7 @@ from broker.partition.state.queue import Queue
 from broker.partition.state.timers import Due
 from broker.partition.state.window import Ref, message_id_of
 from broker.wire import Extra
+from storage.journal.events import Op
 from storage.queue_ids import queue_id_of
 from storage.records import (
     COPY_BYTES,
@@ -65,6 +66,7 @@ def store(core: Core, queue: Queue, transfers: Transfers, messages: Sequence[Inc
     for layout, body, ttl_ms, extra in messages:
         if extra.get(Extra.PING):
             queue.tally.pings += 1
+            core.journal.bare(Op.PING, queue.id, [extra.get(Extra.MESSAGE_ID)])
             numbers.append(0)
             continue
         name = extra[Extra.DESTINATION]
@@ -139,7 +141,8 @@ def enter(
     """
     assert target.transfers is not None
     add_lane(core, target, target.transfers, partition, target.next_number)
-    move(core, queue, held, target, {**overlay, Field.DESTINATION: destination, Field.LANE: partition})
+    own = {**overlay, Field.DESTINATION: destination, Field.LANE: partition}
+    move(core, queue, held, target, own, Op.FORWARDED)
 
 
 def take(

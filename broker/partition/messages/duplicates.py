@@ -17,6 +17,7 @@ from broker.partition.state.queue import Queue
 from broker.partition.state.timers import Due
 from broker.wire import Extra
 from protocol.message.fields import id_text
+from storage.journal.events import Op
 from storage.queue_ids import queue_id_of
 from storage.records import NEVER
 from storage.seen_ids import PURGE_EVERY_MS, SeenIds, has_ids
@@ -81,6 +82,7 @@ def sift(
                 numbers.append(known[digest])
             number += has_number
         queue.tally.duplicates += len(repeats)
+        core.journal.bare(Op.DUPLICATE, queue.id, [(extras[index] or {}).get(_MESSAGE_ID) for index in repeats])
     if new:
         end_ms = now_ms + queue.terms.duplicate_window_ms
         core.changing()

@@ -1,9 +1,10 @@
 """Hands available messages to receivers with credit, in order and fairly; bounded per turn."""
 
 from collections import deque
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import islice
+from operator import itemgetter
 from struct import Struct
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from broker.partition.state.sessions import Sessions
 from broker.partition.state.timers import Due
 from broker.partition.state.window import Ref, message_id_of
 from broker.wire import ENTRY, Forward
+from storage.journal.events import Op
 from storage.records import (
     NEVER,
     CorruptRecord,
@@ -30,6 +32,8 @@ from storage.records import (
 from storage.store import Table
 
 _token_number = Struct(">Q").pack
+
+RECEIVED_AND_DELETED = "receiveAndDelete"  # in the journal
 
 FETCH_MAX = 1024  # entries read ahead at once
 READ_MAX = 128  # messages read at once
@@ -63,6 +67,7 @@ class Pumped(NamedTuple):
 
 NOTHING = Pumped()
 Taken = list[tuple[Ref, bytes, int]]  # ref, record, time of its DUE entry or NEVER
+_ref_of: Callable[[tuple[Ref, bytes, int]], Ref] = itemgetter(0)
 
 
 def pump(core: Core, now_ms: int) -> tuple[Deliveries, Drained, list[Hashable]]:
@@ -121,9 +126,9 @@ def _hand_out(core: Core, queue: Queue, now_ms: int, budget_bytes: int, deliveri
                 flat = items[receiver.key] = []
                 deliveries.append((receiver.key, 0 if receiver.receive_and_delete else until_ms, flat))
             if receiver.receive_and_delete:
-                flat += _remove(core, queue, dealt)
+                flat += _remove(core, queue, dealt, now_ms)
             else:
-                flat += _lock(core, queue, receiver, dealt, until_ms)
+                flat += _lock(core, queue, receiver, dealt, until_ms, now_ms)
         line.served(group, len(taken))
         if len(taken) < wanted:
             break
@@ -217,6 +222,7 @@ def _give(
     them the rest stays. The lock of the session is also the lock of its messages.
     """
     items: list[Any] = []
+    given: list[Ref] = []
     deleted: list[Held] = []
     gone = 0
     used_bytes = 0
@@ -241,6 +247,7 @@ def _give(
             gone += 1
             continue
         token = prefix + _token_number(token_number)
+        given.append(ref)
         if keep:
             held[token] = (ref, size, due_ms, place, NEVER, session)
             tokens[token] = None
@@ -252,8 +259,9 @@ def _give(
             deleted.append((ref, size, due_ms, place, 0, NOBODY))
             items += (token, number, delivery_count, record, overlay)
     queue.tally.outgoing += len(items) // ENTRY
+    core.journal.delivered(queue.id, given, now_ms)
     if deleted:
-        discard(core, queue, deleted)
+        discard(core, queue, deleted, Op.COMPLETED, RECEIVED_AND_DELETED)
         queue.tally.received_and_deleted += len(deleted)
     return items, used_bytes, gone
 
@@ -384,7 +392,7 @@ def new_token(core: Core) -> bytes:
     return core.token_prefix + _token_number(next(core.token_numbers))
 
 
-def _lock(core: Core, queue: Queue, receiver: Receiver, taken: Taken, until_ms: int) -> list[Any]:
+def _lock(core: Core, queue: Queue, receiver: Receiver, taken: Taken, until_ms: int, now_ms: int) -> list[Any]:
     """Lock the messages for the receiver; returns the entry items."""
     items: list[Any] = []
     prefix, numbers, tokens = core.token_prefix, core.token_numbers, receiver.tokens
@@ -399,10 +407,11 @@ def _lock(core: Core, queue: Queue, receiver: Receiver, taken: Taken, until_ms: 
             expiring.add(number)
     core.timers.arm(until_ms, (queue.id, _LOCKS))
     queue.tally.outgoing += len(taken)
+    core.journal.delivered(queue.id, map(_ref_of, taken), now_ms)
     return items
 
 
-def _remove(core: Core, queue: Queue, taken: Taken) -> list[Any]:
+def _remove(core: Core, queue: Queue, taken: Taken, now_ms: int) -> list[Any]:
     """Delete the messages (receive and delete); returns the entry items."""
     items: list[Any] = []
     gone: list[Held] = []
@@ -410,7 +419,8 @@ def _remove(core: Core, queue: Queue, taken: Taken) -> list[Any]:
         number, _, delivery_count, overlay = ref
         items += (new_token(core), number, delivery_count, record, overlay)
         gone.append((ref, len(record), due_ms, _AVAILABLE, 0, NOBODY))
-    discard(core, queue, gone)
+    core.journal.delivered(queue.id, map(_ref_of, taken), now_ms)
+    discard(core, queue, gone, Op.COMPLETED, RECEIVED_AND_DELETED)
     queue.tally.outgoing += len(taken)
     queue.tally.received_and_deleted += len(taken)
     return items

@@ -14,6 +14,7 @@ from broker.partition.state.queue import Queue
 from broker.partition.state.tally import MAX_DELIVERY_COUNT_EXCEEDED, TTL_EXPIRED
 from broker.partition.state.timers import Due
 from broker.partition.state.window import Ref, message_id_of
+from storage.journal.events import Op
 from storage.quarantine import quarantine, size_set_aside
 from storage.queue_ids import Part, with_part
 from storage.records import NEVER, Field, Overlay, Place, due_key, encode_entry, message_key, queue_key
@@ -37,9 +38,20 @@ def unlocked(ref: Ref, size: int, due_ms: int, place: Place) -> Held:
     return ref, size, due_ms, place, 0, NOBODY
 
 
-def discard(core: Core, queue: Queue, messages: Sequence[Held], keep_bodies: bool = False) -> None:
-    """Delete the entries and bodies; with `keep_bodies`, which is not possible for subscriptions, only the entries."""
+def discard(
+    core: Core,
+    queue: Queue,
+    messages: Sequence[Held],
+    op: Op,
+    reason: str | None = None,
+    keep_bodies: bool = False,
+) -> None:
+    """Delete the entries and bodies; with `keep_bodies`, which is not possible for subscriptions, only the entries.
+
+    The journal says that they left by `op`, and the `reason`.
+    """
     core.changing()
+    core.journal.done(op, queue.id, messages, reason)
     queue_id, counts = queue.id, queue.counts
     queue_keys, message_keys, due_keys, size_bytes = [], [], [], 0
     if queue.topic_id is not None and messages:
@@ -85,9 +97,9 @@ def put_back(core: Core, queue: Queue, held: Held, now_ms: int) -> None:
 
 
 def put_back_failed(
-    core: Core, queue: Queue, held: Held, properties: Properties | None, now_ms: int, delay_ms: int = 0
+    core: Core, queue: Queue, held: Held, properties: Properties | None, op: Op, now_ms: int, delay_ms: int = 0
 ) -> None:
-    """Count a failed delivery. The message goes back to its place, or to the dead-letter queue after the last one.
+    """Count a delivery that failed by `op`. The message goes back, or to the dead-letter queue after the last one.
 
     With a delay it is back so much later, unless it expires now.
     Dead-letter queues have no such limit and count nothing: the delivery count stays as it was when the message came.
@@ -97,6 +109,7 @@ def put_back_failed(
     if not queue.is_dead_letter:
         delivery_count += 1
     held = ((number, message_id, delivery_count, overlay), size, due_ms, place, 0, NOBODY)
+    core.journal.done(op, queue.id, [held])
     limit = queue.terms.max_delivery_count
     if delivery_count >= limit and not queue.is_dead_letter:
         text = f"Message could not be consumed after {limit} delivery attempts."
@@ -135,6 +148,7 @@ def defer(core: Core, queue: Queue, held: Held, properties: Properties | None) -
     """Defer the message under its number. A deferred message has no timer: it expires when somebody asks for it."""
     (number, message_id, delivery_count, overlay), _, _, place, _, _ = held
     entry = encode_entry(message_id, delivery_count, with_properties(overlay, properties))
+    core.journal.done(Op.DEFERRED, queue.id, [held])
     if place != _DEFERRED:
         _change_place(core, queue, held, _DEFERRED, entry)
         return
@@ -190,14 +204,22 @@ def dead_letter(
     overlay.setdefault(Field.ENQUEUE_SEQUENCE_NUMBER, number)
     overlay[Field.DEAD_LETTER_SOURCE] = queue.terms.name
     target = core.queue(with_part(queue.id, part))
-    move(core, queue, held, target, overlay)
+    said = (properties or {}).get(REASON)
+    move(core, queue, held, target, overlay, Op.DEAD_LETTERED, said if isinstance(said, str) else reason)
     target.tally.moved_in += 1
     queue.tally.dead_lettered[reason] = queue.tally.dead_lettered.get(reason, 0) + 1
 
 
-def move(core: Core, queue: Queue, held: Held, target: Queue, overlay: Overlay) -> None:
-    """Move the message to another part of the same entity, where it has this overlay and no timer."""
-    (number, message_id, delivery_count, _), size, due_ms, place, _, _ = held
+def move(
+    core: Core, queue: Queue, held: Held, target: Queue, overlay: Overlay, op: Op, reason: str | None = None
+) -> None:
+    """Move the message to another part of the same entity, where it has this overlay and no timer.
+
+    The journal says that it left by `op`, and the `reason`.
+    """
+    ref, size, due_ms, place, _, _ = held
+    number, message_id, delivery_count, _ = ref
+    core.journal.moved(op, queue.id, [ref], target.id, target.next_number, reason)
     store = core.store
     store.delete(_QUEUE, queue_key(queue.id, place, number))
     core.turn.work += 1
@@ -247,7 +269,7 @@ def expire(core: Core, queue: Queue, held: Held) -> None:
         text = "The message expired and was dead lettered."
         dead_letter(core, queue, held, {REASON: TTL_EXPIRED, DESCRIPTION: text}, TTL_EXPIRED)
     else:
-        discard(core, queue, [held])
+        discard(core, queue, [held], Op.EXPIRED)
         queue.tally.expired += 1
 
 
@@ -273,6 +295,7 @@ def set_aside(core: Core, queue: Queue, place: Place, number: int, message_id: i
         if queue.sessions is not None:
             queue.sessions.drop(place, number)
     quarantine(core.store, _QUEUE, queue_key(queue.id, place, number))
+    core.journal.gone(Op.QUARANTINED, queue.id, [number])
     core.turn.work += 1
     queue.counts[place] -= 1
     queue.tally.quarantined += 1

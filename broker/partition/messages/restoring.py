@@ -39,5 +39,6 @@ def restore(core: Core, queue_id: int, entries: Sequence[Any], now_ms: int) -> N
         if not queue.is_dead_letter:
             due_ms = overlay_expires_ms(overlay) or message_expires_ms(record)
         ref = (number, message_id, delivery_count, overlay)
+        core.journal.entered(queue.id, [number], "restored", None)
         enter_again(core, queue, ref, due_ms)
         put_back(core, queue, unlocked(ref, len(record), due_ms, Place.AVAILABLE), now_ms)

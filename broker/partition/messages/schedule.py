@@ -14,6 +14,7 @@ from broker.partition.state.core import Core
 from broker.partition.state.queue import Queue
 from broker.partition.state.timers import Due
 from broker.partition.state.window import Ref
+from storage.journal.events import Op
 from storage.quarantine import quarantine
 from storage.records import (
     NEVER,
@@ -50,6 +51,7 @@ def activate(core: Core, queue: Queue, now_ms: int) -> None:
     old_keys = []
     old_refs: list[Ref] = []
     returning: list[Ref] = []
+    activated: list[Ref] = []  # under their old numbers
     overtaken: int | None = None
     for key, value in items:
         _, _, scheduled_ms, number = unpack_due_key(key)
@@ -84,6 +86,7 @@ def activate(core: Core, queue: Queue, now_ms: int) -> None:
         if expires_ms != NEVER and not (queue.is_dead_letter or queue.is_topic):
             expiring.append((len(entries), message_id, expires_ms))
         entries.append((message_id, delivery_count, overlay))
+        activated.append((number, message_id, delivery_count, overlay))
     store.delete_many(Table.DUE, [key for key, _ in items])
     store.delete_many(Table.QUEUE, old_keys)
     if queue.sessions is not None:
@@ -92,6 +95,7 @@ def activate(core: Core, queue: Queue, now_ms: int) -> None:
     queue.tally.activated += len(entries) + len(returning)
     first = queue.next_number
     if entries:
+        core.journal.moved(Op.ACTIVATED, queue.id, activated, queue.id, first)
         enqueue(core, queue, entries)
         if queue.is_topic:
             core.timers.arm(now_ms, (queue.id, Due.PUBLISHING))
@@ -102,6 +106,7 @@ def activate(core: Core, queue: Queue, now_ms: int) -> None:
         _, _, _, overlay = ref
         expires_ms = NEVER if queue.is_dead_letter or overlay is None else overlay.get(Field.EXPIRES_MS, NEVER)
         enter_again(core, queue, ref, expires_ms)
+        core.journal.gone(Op.RETURNED, queue.id, [ref[0]])
         put_back(core, queue, unlocked(ref, 0, NEVER, Place.AVAILABLE), now_ms)  # its timer expires it, if it is time
     if len(items) == limit:
         core.timers.arm(now_ms, (queue.id, Due.SCHEDULED))

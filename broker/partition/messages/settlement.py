@@ -33,6 +33,7 @@ from broker.partition.state.tally import BY_APPLICATION
 from broker.partition.state.timers import Due
 from broker.wire import Outcome
 from protocol import error_texts
+from storage.journal.events import Op
 from storage.records import Field
 
 _ACCEPTED = Outcome.ACCEPTED  # here, because to look up a member of an enum takes as long as a call
@@ -107,7 +108,7 @@ def _size(item: tuple[str, str | bytes | None]) -> int:
 
 def _complete(core: Core, queue: Queue, removed: list[Held]) -> list[BrokerError | None]:
     if removed:
-        discard(core, queue, removed)
+        discard(core, queue, removed, Op.COMPLETED)
         queue.tally.completed += len(removed)
     return [None] * len(removed)
 
@@ -119,11 +120,12 @@ def _accept(core: Core, queue: Queue, held: Held, properties: Properties | None,
 def _abandon(core: Core, queue: Queue, held: Held, properties: Properties | None, now_ms: int) -> None:
     queue.tally.abandoned += 1
     delay_ms, properties = delays.taken_out(core, properties)
-    put_back_failed(core, queue, held, properties, now_ms, delay_ms)
+    put_back_failed(core, queue, held, properties, Op.ABANDONED, now_ms, delay_ms)
 
 
 def _release(core: Core, queue: Queue, held: Held, properties: Properties | None, now_ms: int) -> None:
     queue.tally.released += 1
+    core.journal.done(Op.RELEASED, queue.id, [held])
     put_back(core, queue, held, now_ms)
 
 
@@ -153,7 +155,7 @@ def end_locks(core: Core, queue: Queue, now_ms: int) -> None:
         return
     for token in queue.locks.ended(now_ms, core.step()):
         queue.tally.locks_ended += 1
-        put_back_failed(core, queue, queue.locks.remove(token), None, now_ms)
+        put_back_failed(core, queue, queue.locks.remove(token), None, Op.LOCK_EXPIRED, now_ms)
         if core.work_left() <= 0:
             break
     next_ms = queue.locks.first_end_ms()
@@ -165,7 +167,7 @@ def take_back(core: Core, queue: Queue, holder: Holder, unsent_from: bytes, now_
     """One receiver never got its deliveries from this token on: put them back. Its other locks go on."""
     tokens = holder.tokens_from(unsent_from)
     queue.tally.released += len(tokens)
-    _end(core, queue, Ending(queue.locks.set_apart(tokens), failed=False), now_ms)
+    _end(core, queue, Ending(queue.locks.set_apart(tokens), None), now_ms)
 
 
 def lose_locks(core: Core, queue: Queue, holder: Holder, unsent_from: bytes | None, now_ms: int) -> None:
@@ -176,7 +178,7 @@ def lose_locks(core: Core, queue: Queue, holder: Holder, unsent_from: bytes | No
     unsent = len(holder.tokens_from(unsent_from))
     queue.tally.released += unsent
     queue.tally.locks_lost += len(holder.tokens) - unsent
-    _end(core, queue, Ending(holder, True, unsent_from), now_ms)
+    _end(core, queue, Ending(holder, Op.LOCK_LOST, unsent_from), now_ms)
 
 
 def fail_locks(core: Core, queue: Queue, tokens: Sequence[bytes], now_ms: int) -> None:
@@ -212,9 +214,10 @@ def put_back_some(core: Core, queue: Queue, ending: Ending, now_ms: int, all_of_
                 return False
             core.turn.work += work
             held = queue.locks.remove(token)
-            if ending.has_failed(token):
-                put_back_failed(core, queue, held, None, now_ms)
+            if (op := ending.failed(token)) is not None:
+                put_back_failed(core, queue, held, None, op, now_ms)
             else:
+                core.journal.done(Op.RELEASED, queue.id, [held])
                 put_back(core, queue, held, now_ms)
     return True
 
@@ -224,4 +227,6 @@ def drop_locks(core: Core, queue: Queue, now_ms: int) -> None:
     tokens = list(queue.locks.held)
     queue.tally.locks_lost += len(tokens)
     for token in tokens:
-        put_back(core, queue, queue.locks.remove(token), now_ms)
+        held = queue.locks.remove(token)
+        core.journal.done(Op.LOCK_LOST, queue.id, [held])
+        put_back(core, queue, held, now_ms)

@@ -13,6 +13,7 @@ from broker.partition.messages.shared_bodies import refer, release
 from broker.partition.moving.departure import OF_ENTITIES
 from broker.partition.state.core import Core
 from broker.partition.state.timers import Due
+from storage.journal.events import Op
 from storage.queue_ids import entity_of
 from storage.records import (
     ARRIVED_AS_PREFIX,
@@ -29,6 +30,7 @@ from storage.records import (
     message_key,
     queue_key,
     unpack_due_key,
+    unpack_queue_key,
 )
 from storage.store import Table
 
@@ -64,6 +66,7 @@ def store(core: Core, token: bytes, rows: Sequence[Sequence[Any]]) -> None:
         if number == Table.QUEUE and value is None:
             gone.append(key)
         elif number == Table.QUEUE:
+            _journal(core, key)
             put(Table.QUEUE, key, _entry_here(core, key, value, record))
         elif value is None:
             core.store.delete(Table(number), key)
@@ -72,6 +75,20 @@ def store(core: Core, token: bytes, rows: Sequence[Sequence[Any]]) -> None:
     for key in gone:  # after the others, which may refer to the same records
         _delete_entry(core, key)
     core.turn.work += len(rows)
+
+
+def _journal(core: Core, key: bytes) -> None:
+    """This key of QUEUE is about to be written: it comes, or its entry has changed meanwhile."""
+    if not core.journal.is_on:
+        return
+    queue_id, _, number = unpack_queue_key(key)
+    core.journal.named(entity_of(queue_id), core.terms[entity_of(queue_id)].name)
+    if not _is_here(core, queue_id, number):
+        core.journal.entered(queue_id, [number], "moved", None)
+
+
+def _is_here(core: Core, queue_id: int, number: int) -> bool:
+    return any(core.store.get(Table.QUEUE, queue_key(queue_id, place, number)) is not None for place in Place)
 
 
 def _entity_of(table: int, key: bytes) -> int:
@@ -100,7 +117,12 @@ def _entry_here(core: Core, key: bytes, value: bytes, record: bytes | None) -> b
 
 def _delete_entry(core: Core, key: bytes) -> None:
     entry, topic_id = _entry(core, key), _topic_of(core, key)
+    if core.store.get(Table.QUEUE, key) is None:
+        return
     core.store.delete(Table.QUEUE, key)
+    queue_id, _, number = unpack_queue_key(key)
+    if core.journal.is_on and not _is_here(core, queue_id, number):  # else it has only changed its place
+        core.journal.gone(Op.MOVED, queue_id, [number])
     if entry is None:
         return
     if topic_id is None:

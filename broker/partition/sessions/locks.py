@@ -29,6 +29,7 @@ from broker.partition.state.sessions import EndingSession, Sessions
 from broker.partition.state.timers import Due
 from broker.partition.state.window import Ref
 from protocol import error_texts
+from storage.journal.events import Op
 from storage.records import Place, due_key, message_expires_ms
 from storage.store import Table
 
@@ -208,17 +209,17 @@ def close(core: Core, queue: Queue, receiver: Receiver, broken: bool, unsent_fro
     unsent = len(session.tokens_from(unsent_from))
     queue.tally.released += unsent
     queue.tally.locks_lost += len(session.tokens) - unsent if broken else 0
-    _release(core, queue, session, broken, now_ms)
+    _release(core, queue, session, Op.LOCK_LOST if broken else None, now_ms)
 
 
-def _release(core: Core, queue: Queue, session: Session, failed: bool, now_ms: int) -> None:
-    """End the lock and put its messages back, in later turns if they are many. `failed`: as in `Ending`."""
+def _release(core: Core, queue: Queue, session: Session, failed_by: Op | None, now_ms: int) -> None:
+    """End the lock and put its messages back, in later turns if they are many. `failed_by`: as in `Ending`."""
     sessions = queue.sessions
     assert sessions is not None
     del sessions.locked[session.id]
     sessions.awake.pop(session.id, None)
     sessions.offered.add_again(session.id)
-    sessions.ending[session.id] = EndingSession(session, failed)
+    sessions.ending[session.id] = EndingSession(session, failed_by)
     _put_back(core, queue, sessions, session.id, now_ms)
 
 
@@ -247,7 +248,7 @@ def release_all(core: Core, queue: Queue, now_ms: int) -> None:
     """The receivers of all locked sessions are closed: put all messages back at once."""
     assert queue.sessions is not None
     for session in list(queue.sessions.locked.values()):
-        _release(core, queue, session, False, now_ms)
+        _release(core, queue, session, None, now_ms)
     for session_id in list(queue.sessions.ending):
         _put_back(core, queue, queue.sessions, session_id, now_ms, all_of_it=True)
 
@@ -279,7 +280,7 @@ def _lose(core: Core, queue: Queue, session: Session, now_ms: int) -> None:
     queue.tally.session_locks_lost += 1
     if session.receiver is not None:
         core.close_receiver(session.receiver, SessionLockLost(error_texts.SESSION_LOCK_LOST))
-    _release(core, queue, session, True, now_ms)
+    _release(core, queue, session, Op.LOCK_EXPIRED, now_ms)
 
 
 def drop_locks(core: Core, queue: Queue, now_ms: int) -> None:

@@ -8,6 +8,7 @@ from broker.errors import BrokerError, EntityMoving, EntityNotFound, ServerBusy
 from broker.namespace.fragments import fragment_of
 from broker.partition.settings import PartitionSettings
 from broker.partition.state.bodies import Bodies
+from broker.partition.state.journal import Journal
 from broker.partition.state.lanes import Transfers
 from broker.partition.state.open_transactions import Transactions
 from broker.partition.state.outbox import Outbox
@@ -87,6 +88,7 @@ class Core:
         self._home = home
         self.settings = settings
         self.bodies = Bodies(store)
+        self.journal = Journal(store)
         self.timers = Timers()
         self.terms: dict[int, Terms] = {}  # by entity id
         self.next_entity_id = 1 << 32  # greater than the ids of all entities that this partition has heard of
@@ -208,6 +210,7 @@ class Core:
         if counts.next_sequence_number < (first := terms.first_number(self.partition_id)):
             counts = counts._replace(next_sequence_number=first)
         queue = self.queues[queue_id] = Queue(queue_id, terms, counts, topic_id)
+        self.journal.named(queue.entity_id, terms.name)
         main = self.queues.get(queue_id_of(queue.entity_id))
         if main is not None:
             main.counted_with = None
@@ -239,6 +242,7 @@ class Core:
     def forget(self, entity_id: int) -> int | None:
         """Remove the terms of an entity. Returns the topic of a subscription."""
         terms = self.terms.pop(entity_id)
+        self.journal.forget(entity_id)
         if terms.kind != Kind.SUBSCRIPTION:
             del self.destination_ids[terms.name.lower()]
         if terms.kind == Kind.TOPIC:

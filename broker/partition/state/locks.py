@@ -11,6 +11,7 @@ from itertools import islice, takewhile
 from operator import itemgetter
 
 from broker.partition.state.window import Ref, number_of
+from storage.journal.events import Op
 from storage.records import NEVER, Place
 
 LOST = 0
@@ -55,19 +56,21 @@ _holder: Callable[[Held], Holder] = itemgetter(5)
 class Ending:
     """The lost locks of one holder whose messages are not all back yet.
 
-    `failed`: the deliveries count as failed, except those with the token `unsent_from` or a later one.
+    `failed_by`: by this the deliveries failed, except those with the token `unsent_from` or a later one; None if they
+    did not fail.
     """
 
-    __slots__ = ("failed", "holder", "unsent_from")
+    __slots__ = ("failed_by", "holder", "unsent_from")
 
-    def __init__(self, holder: Holder, failed: bool, unsent_from: bytes | None = None) -> None:
+    def __init__(self, holder: Holder, failed_by: Op | None, unsent_from: bytes | None = None) -> None:
         holder.until_ms = LOST
         self.holder = holder
-        self.failed = failed
+        self.failed_by = failed_by
         self.unsent_from = unsent_from
 
-    def has_failed(self, token: bytes) -> bool:
-        return self.failed and (self.unsent_from is None or token < self.unsent_from)
+    def failed(self, token: bytes) -> Op | None:
+        """By what this delivery failed, if it did."""
+        return self.failed_by if self.unsent_from is None or token < self.unsent_from else None
 
 
 class Locks:

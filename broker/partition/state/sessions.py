@@ -19,6 +19,7 @@ from broker.partition.state.locks import LOST, NOBODY, Ending, Held, Locks
 from broker.partition.state.offered import Offered
 from broker.partition.state.receivers import ALL, Receiver, Session
 from broker.partition.state.window import Ref, number_of
+from storage.journal.events import Op
 from storage.records import (
     CorruptRecord,
     Field,
@@ -56,8 +57,8 @@ class EndingSession(Ending):
 
     __slots__ = ("session", "successor")
 
-    def __init__(self, session: Session, failed: bool) -> None:
-        super().__init__(session, failed, session.unsent_from)
+    def __init__(self, session: Session, failed_by: Op | None) -> None:
+        super().__init__(session, failed_by, session.unsent_from)
         self.session = session
         self.successor: Receiver | None = None
 

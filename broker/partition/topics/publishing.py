@@ -26,6 +26,7 @@ from broker.partition.state.topic import Topic
 from broker.partition.topics.selection import Failure, Selected, select, view_of
 from broker.wire import Extra
 from protocol.message.rendering import with_changes
+from storage.journal.events import Op
 from storage.queue_ids import Part, entity_of, part_of, queue_id_of, with_part
 from storage.records import (
     COPY_BYTES,
@@ -54,6 +55,7 @@ from storage.store import Table
 # whose copies are equal share it.
 Copy = tuple[int, bytes, Overlay | None, int, int, int]
 
+PUBLISHED = "published"  # in the journal
 RETRY_MS = 1000  # the time between two tries to publish messages that found no room
 
 
@@ -78,8 +80,10 @@ def _batch(copies: list[Copy]) -> _Batch:
 class _FanOut:
     """Copies of some messages of one topic. They are gathered, and then staged together or not at all."""
 
-    def __init__(self, core: Core, topic: Topic) -> None:
+    def __init__(self, core: Core, queue_id: int, topic: Topic) -> None:
+        """`queue_id`: the main queue of the topic."""
         self._core = core
+        self._queue_id = queue_id
         self._topic = topic
         self._for_all: list[Copy] = []  # for each subscription that takes every message
         self._selected: dict[int, list[Copy]] = {}  # by queue id
@@ -88,6 +92,7 @@ class _FanOut:
         self._failures: list[Failure] = []
         self._entry_bytes = 0  # of all copies
         self.copies = 0
+        self.counts: list[int] = []  # the copies of each message that has some
         self.work = 0  # see `Turn.work`
 
     def is_full(self) -> bool:
@@ -137,6 +142,7 @@ class _FanOut:
         if count > 1:
             self._references.append((message_key(message_id), encode_references(count)))
         self.copies += count
+        self.counts.append(count)
         self.work += count if expires_ms == NEVER else 2 * count
         return True
 
@@ -215,6 +221,7 @@ class _FanOut:
         queue = core.queue(queue_id)
         first = queue.next_number
         queue.next_number = end = first + len(batch.copies)
+        core.journal.entered(queue_id, range(first, end), PUBLISHED, self._queue_id)
         entries.extend(zip(map(queue_key, repeat(queue_id), repeat(0), range(first, end)), batch.entries, strict=False))
         if queue.window.active or queue.sessions is not None:
             refs = [(number, copy[0], 0, copy[2]) for number, copy in enumerate(batch.copies, first)]
@@ -258,7 +265,7 @@ def publish(
 ) -> list[int]:
     """As `sending.store`, for the topic of `queue`. Scheduled messages wait at the topic, under their numbers there."""
     topic = core.topic(queue.entity_id)
-    fan_out = _FanOut(core, topic)
+    fan_out = _FanOut(core, queue.id, topic)
     records: list[bytes] = []
     scheduled: list[tuple[bytes, bytes]] = []
     due: list[tuple[bytes, bytes]] = []
@@ -268,6 +275,7 @@ def publish(
     adopted: list[int] = []
     waiting: list[Waiting] = []
     published: list[Waiting] = []
+    said_ids: list[bytes | None] = []  # the message ids of these
     waits = has_backlog(queue)
     repeats: dict[int, int] = {}
     if queue.terms.duplicate_window_ms:
@@ -281,6 +289,7 @@ def publish(
         if extra:
             if extra.get(Extra.PING):
                 queue.tally.pings += 1
+                core.journal.bare(Op.PING, queue.id, [extra.get(Extra.MESSAGE_ID)])
                 numbers.append(0)
                 number += reserved is not None
                 continue
@@ -309,12 +318,15 @@ def publish(
             if has_rules:
                 view = view_of(layout, body, number, now_ms, expires_ms)
                 selected = select(core, topic, view, now_ms, default_ttl_ms)
+            said_id = extra.get(Extra.MESSAGE_ID) if extra else None
             if not fan_out.add(message_id, size, now_ms, expires_ms, overlay, selected, session_id):
                 queue.tally.unmatched += 1
+                core.journal.bare(Op.PUBLISHED, queue.id, [said_id], [0])
                 numbers.append(number)
                 number += 1
                 continue
             published.append((number, message_id, overlay))
+            said_ids.append(said_id)
         numbers.append(number)
         number += 1
         if staged:
@@ -330,7 +342,7 @@ def publish(
     core.changing()
     queue.next_number = max(queue.next_number, number)
     core.turn.touch(queue)
-    _stage(core, queue, fan_out, records, published, waiting, now_ms)
+    _stage(core, queue, fan_out, records, published, said_ids, waiting, now_ms)
     core.bodies.adopt(adopted)
     queue.size_bytes += size_bytes
     if scheduled:
@@ -348,7 +360,7 @@ def publish_forwarded(core: Core, queue: Queue, messages: Sequence[tuple[bytes, 
     Properties in the overlay become a part of the message, so that rules see them. The time to live continues.
     """
     topic = core.topic(queue.entity_id)
-    fan_out = _FanOut(core, topic)
+    fan_out = _FanOut(core, queue.id, topic)
     terms, number = queue.terms, queue.next_number
     limit_ms = end_of_life(now_ms, terms.time_to_live_ms)
     records: list[bytes] = []
@@ -377,6 +389,7 @@ def publish_forwarded(core: Core, queue: Queue, messages: Sequence[tuple[bytes, 
                 selected = select(core, topic, view, now_ms, terms.time_to_live_ms)
             if not fan_out.add(message_id, len(record), now_ms, expires_ms, overlay, selected, session_id_in(record)):
                 queue.tally.unmatched += 1
+                core.journal.bare(Op.PUBLISHED, queue.id, [None], [0])
                 number += 1
                 continue
             published.append((number, message_id, overlay))
@@ -387,7 +400,7 @@ def publish_forwarded(core: Core, queue: Queue, messages: Sequence[tuple[bytes, 
     queue.next_number = number
     queue.tally.incoming += len(messages)
     core.turn.touch(queue)
-    _stage(core, queue, fan_out, records, published, waiting, now_ms)
+    _stage(core, queue, fan_out, records, published, [None] * len(published), waiting, now_ms)
     queue.size_bytes += size_bytes
 
 
@@ -408,6 +421,7 @@ def _stage(
     fan_out: _FanOut,
     records: list[bytes],
     published: list[Waiting],
+    said_ids: list[bytes | None],
     waiting: list[Waiting],
     now_ms: int,
 ) -> None:
@@ -417,6 +431,7 @@ def _stage(
         waiting = published + waiting
     else:
         awaited = fan_out.stage()
+        core.journal.bare(Op.PUBLISHED, queue.id, said_ids, fan_out.counts)
         queue.size_bytes += COPY_BYTES * fan_out.copies
     if records:
         core.bodies.append(records, keep=awaited)
@@ -453,7 +468,7 @@ def publish_waiting(core: Core, queue: Queue, now_ms: int) -> None:
 def _publish_some(core: Core, queue: Queue, count: int) -> bool:
     """Publish up to `count` messages, as this turn's work allows. False if there is no room for their copies."""
     store, topic = core.store, core.topic(queue.entity_id)
-    fan_out = _FanOut(core, topic)
+    fan_out = _FanOut(core, queue.id, topic)
     start, end = queue_key(queue.id, Place.AVAILABLE, 0), queue_key(queue.id, Place.AVAILABLE + 1, 0)
     least_work = 1 + topic.rule_set.tried + len(topic.for_all)
     done: list[bytes] = []
@@ -490,6 +505,7 @@ def _publish_some(core: Core, queue: Queue, count: int) -> bool:
     if fan_out.copies and not fan_out.fits():
         return False
     fan_out.stage()
+    core.journal.gone(Op.PUBLISHED, queue.id, [unpack_queue_key(key)[2] for key in done])
     store.delete_many(Table.QUEUE, done)
     store.delete_many(Table.MESSAGES, unmatched)
     queue.counts[Place.AVAILABLE] -= len(done)

@@ -1,0 +1,78 @@
+"""Hints for the journal: why messages enter and leave queues. `storage.journal.events` lists them.
+
+The journal itself is made elsewhere, of the worker's log: the changes there show what enters and leaves. A partition
+whose store takes no hints says nothing.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from broker.partition.state.locks import Held, ref_of
+from broker.partition.state.window import Ref
+from storage.journal.events import Hint, Op
+from storage.store import Store
+
+# Here, because to look up a member of an enum takes as long as a call.
+_NAMED, _DONE, _MOVED, _ENTERED, _BARE = map(int, Hint)
+_DELIVERED = int(Op.DELIVERED)
+
+
+class Journal:
+    """Hints of one partition; each turn's go into the log with its changes."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.is_on = store.hints is not None
+        self._named: set[int] = set()  # entity ids
+
+    def _hint(self, *fields: Any) -> None:
+        assert self._store.hints is not None
+        self._store.hints.append(fields)
+
+    def named(self, entity_id: int, path: str) -> None:
+        """To be called before anything else happens to an entity."""
+        if self.is_on and entity_id not in self._named:
+            self._named.add(entity_id)
+            self._hint(_NAMED, entity_id, path)
+
+    def forget(self, entity_id: int) -> None:
+        """The entity is deleted."""
+        self._named.discard(entity_id)
+
+    def delivered(self, queue_id: int, refs: Iterable[Ref], now_ms: int) -> None:
+        if self.is_on and (found := [(number, count) for number, _, count, _ in refs]):
+            numbers, counts = zip(*found, strict=True)
+            self._hint(_DONE, _DELIVERED, queue_id, numbers, counts, None, now_ms)
+
+    def done(self, op: Op, queue_id: int, messages: Sequence[Held], reason: str | None = None) -> None:
+        """These leave their queue by `op`, or `op` happened to them."""
+        if self.is_on and messages:
+            refs = [*map(ref_of, messages)]
+            numbers = [number for number, _, _, _ in refs]
+            self._hint(_DONE, int(op), queue_id, numbers, [count for _, _, count, _ in refs], reason, None)
+
+    def gone(self, op: Op, queue_id: int, numbers: Sequence[int], reason: str | None = None) -> None:
+        """As `done`, for messages of which only the numbers are known."""
+        if self.is_on and numbers:
+            self._hint(_DONE, int(op), queue_id, list(numbers), None, reason, None)
+
+    def moved(
+        self, op: Op, queue_id: int, refs: Sequence[Ref], to_queue_id: int, first: int, reason: str | None = None
+    ) -> None:
+        """These leave their queue by `op`, and enter another under the numbers from `first` on."""
+        if self.is_on and refs:
+            numbers = [number for number, _, _, _ in refs]
+            counts = [count for _, _, count, _ in refs]
+            self._hint(_MOVED, int(op), queue_id, numbers, counts, to_queue_id, first, reason)
+
+    def entered(self, queue_id: int, numbers: Sequence[int], reason: str, origin: int | None) -> None:
+        """These come from elsewhere: from the queue `origin`, if that is known."""
+        if self.is_on and numbers:
+            self._hint(_ENTERED, queue_id, list(numbers), reason, origin)
+
+    def bare(
+        self, op: Op, queue_id: int, message_ids: Sequence[bytes | None], copies: Sequence[int] | None = None
+    ) -> None:
+        """These were accepted, and are not stored in this queue."""
+        if self.is_on and message_ids:
+            self._hint(_BARE, int(op), queue_id, list(message_ids), None if copies is None else list(copies))
