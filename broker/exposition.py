@@ -99,6 +99,12 @@ WORKER_HISTOGRAMS = {
 LOG = {  # attribute of LogUsage: type, name, help
     "young_bytes": (GaugeMetricFamily, "log_young_bytes", "Bytes of the log with what the stores do not have yet."),
     "log_bytes": (GaugeMetricFamily, "log_limit_bytes", "Young bytes beyond which sends are refused."),
+    "kept_bytes": (GaugeMetricFamily, "log_kept_bytes", "Bytes of files of the log that only the journal needs."),
+    "lost_segments": (
+        CounterMetricFamily,
+        "log_lost_segments",
+        "Files of the log that were used again before the journal had read them.",
+    ),
     "segments": (GaugeMetricFamily, "log_segments", "Files of the log."),
     "disk_bytes": (GaugeMetricFamily, "log_disk_bytes", "Bytes of the files of the log."),
     "checkpoints": (CounterMetricFamily, "log_checkpoints", "Times that the stores were brought up to date."),

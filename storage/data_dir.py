@@ -5,6 +5,7 @@ lock                 held by the broker that uses the directory; contains its pr
 root-key             the key made at first start, mode 0600
 partitions/<n>/      one store each, see lmdb_store
 logs/<n>/            the commit log of worker n, see storage.log
+journal/             the journal, if it was ever on: see storage.journal
 run/                 sockets of the running broker; useless when no broker runs
 """
 
@@ -25,6 +26,7 @@ LOCK_FILE = "lock"
 ROOT_KEY_FILE = "root-key"
 PARTITIONS = "partitions"
 RUN = "run"
+JOURNAL = "journal"
 
 MOUNT_TABLE = Path("/proc/self/mountinfo")  # on Linux; elsewhere there is none, and nothing is refused
 

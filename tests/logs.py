@@ -8,6 +8,7 @@ from pathlib import Path
 from storage.data_dir import partition_path
 from storage.lmdb_store import LmdbStore
 from storage.log.commit_log import DEFAULT_LIMITS, CommitLog, LogLimits, LogUsage
+from storage.log.follower import Follower
 from storage.log.logged_store import LoggedStore
 from storage.log.recovery import detach, log_directory
 from storage.store import Store
@@ -22,6 +23,7 @@ def open_log(
     worker: int = 0,
     limits: LogLimits = DEFAULT_LIMITS,
     map_size_bytes: int = MAP_BYTES,
+    follower: Follower | None = None,
 ) -> CommitLog:
     """The log of a worker in the data directory, which is made if missing, with the stores of these partitions."""
     partition_path(directory, 0).parent.mkdir(parents=True, exist_ok=True)
@@ -32,7 +34,14 @@ def open_log(
             tables[partition] = LmdbStore(
                 path, partition_id=partition, map_size_bytes=map_size_bytes, create=True, attached=True
             )
-        return CommitLog(log_directory(directory, worker), worker, tables, map_size_bytes=map_size_bytes, limits=limits)
+        return CommitLog(
+            log_directory(directory, worker),
+            worker,
+            tables,
+            map_size_bytes=map_size_bytes,
+            limits=limits,
+            follower=follower,
+        )
     except BaseException:
         for store in tables.values():
             store.close()
@@ -100,6 +109,8 @@ def crash(log: CommitLog) -> None:
 class InMemory:
     """In place of a worker's log: its one store is in memory."""
 
+    lost_segments = 0
+
     def __init__(self, store: Store) -> None:
         self._store = store
 
@@ -122,4 +133,4 @@ class InMemory:
     def beat(self) -> None: ...
 
     def usage(self) -> LogUsage:
-        return LogUsage(0, 0, 0, 0, 0, 0.0, 0, None)
+        return LogUsage(0, 0, 0, 0, 0, 0, 0, 0.0, 0, None)

@@ -19,20 +19,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from broker.journal.properties import DECODING
-from broker.journal.state import (
-    JOURNAL,
-    position_path,
-    published_lsn,
-    read_names,
-    read_position,
-    write_names,
-    write_position,
-)
+from broker.journal.state import read_names, write_names
 from broker.logging import get_logger
 from broker.repeated_warning import RepeatedWarning
+from storage.data_dir import JOURNAL
 from storage.journal.files import ROLL_BYTES, JournalFull, PartitionJournal
 from storage.journal.frames import Made
 from storage.journal.rows import Modes, Queues, Rows
+from storage.log.follower import durable_lsn, position_path, read_position, write_position
 from storage.log.frames import CorruptFrame, Frame, decode_turn
 from storage.log.recovery import logs
 from storage.log.tail import LogTail, Overtaken, Position
@@ -41,6 +35,7 @@ from storage.store import StoreError, Table
 BATCH_BYTES: Final = 8 << 20  # of frames, about
 BATCH_SECONDS: Final = 0.1  # between the begins of two batches, unless one was full
 LOOK_SECONDS: Final = 1.0  # between two looks for logs, and tries on a full disk
+POSITION_SECONDS: Final = 1.0  # between two positions that are written: two syncs each
 RETENTION_SECONDS: Final = 30.0  # between two looks for old files
 
 log = get_logger("journal")
@@ -86,6 +81,8 @@ class Follower:
         self._queues = Queues(modes, {})
         self._tails: dict[int, LogTail] = {}
         self._gaps: dict[int, str] = {}  # by worker: why its next rows come after a gap
+        self._unsettled: dict[int, Position] = {}  # by worker: what is journaled, and was not written as its position
+        self._settled_at = 0.0
         self._older_are_busy = False  # logs of workers that do not run any more are not read to their ends
         self._unjournaled: set[int] = set()  # partitions that were told to have changed while nothing was journaled
         self._last_ms = 0  # the time of the turn that was read last
@@ -123,6 +120,7 @@ class Follower:
                 stopping.wait(max(0.0, began + wait - time.monotonic()))
         while self.cycle():
             pass
+        self.settle()
 
     def cycle(self) -> bool:
         """One batch of each log. True if there may be more at once."""
@@ -147,9 +145,17 @@ class Follower:
                 self._older_are_busy = is_busy
         return is_busy
 
+    def settle(self) -> None:
+        """Write up to where each log was journaled. Names and rows are durable by now. Raises OSError."""
+        self._settled_at = time.monotonic()
+        while self._unsettled:
+            worker, position = self._unsettled.popitem()
+            write_position(position_path(self._directory, worker), position)
+
     def _is_full(self, worker: int, tail: LogTail, error: OSError) -> bool:
         """Make room, or wait. True if there may be room now."""
         tail.close()
+        self._unsettled.pop(worker, None)
         # From the position on it is read again; partitions leave out what they have.
         self._gaps.pop(worker, None)
         self._tails[worker] = LogTail(tail.directory, read_position(position_path(self._directory, worker)))
@@ -174,7 +180,7 @@ class Follower:
 
     def _follow(self, worker: int, tail: LogTail) -> bool:
         """One batch of one log. True if it was a full one. Raises JournalFull, OSError, StoreError."""
-        up_to = published_lsn(self._directory, worker) if worker < self._workers else None
+        up_to = durable_lsn(self._directory, worker) if worker < self._workers else None
         if worker in self._gaps:
             self._tell_gap(worker, tail)
         before = tail.position
@@ -197,7 +203,9 @@ class Follower:
         if frames:
             self._journal_frames(worker, frames, position.log_id)
             self.counters.last_ms[worker] = self._last_ms
-        self._write_position(worker, position)
+        self._unsettled[worker] = position
+        if time.monotonic() - self._settled_at >= POSITION_SECONDS:
+            self.settle()
         self.counters.read_bytes += size
         return size >= BATCH_BYTES
 
@@ -205,12 +213,9 @@ class Follower:
     def _same(one: Position | None, other: Position | None) -> bool:
         return one is not None and other is not None and one.log_id[:8] == other.log_id[:8]
 
-    def _write_position(self, worker: int, position: Position) -> None:
-        """Names and rows are durable by now."""
-        write_position(position_path(self._directory, worker), position)
-
     def _tell_gap(self, worker: int, tail: LogTail) -> None:
         """Write in each journal that may lack rows of this log that it has a gap before those that follow."""
+        self.settle()
         position, before = tail.position, read_position(position_path(self._directory, worker))
         assert position is not None
         now_ms = int(self._clock() * 1000)
@@ -223,7 +228,8 @@ class Follower:
             rows.truncate(now_ms, self._gaps[worker])
             self._append(journal, rows, Made(made.store_id, position.log_id, position.lsn))
             self.counters.gaps += 1
-        self._write_position(worker, position)
+        self._unsettled[worker] = position
+        self.settle()
         del self._gaps[worker]
 
     # -- rows

@@ -413,8 +413,8 @@ class Journal(Frozen):
 
     mode: JournalMode = Field(
         JournalMode.OFF,
-        description="What is journaled of messages: nothing, events, or events and the messages themselves. Unless it "
-        "is off, a process more writes the journal, and serves it at /$journal of the HTTP listener.",
+        description="What is journaled of messages: nothing, events, or events and the messages themselves. If it "
+        "is not off for some, a process more writes the journal, and serves it at /$journal of the HTTP listener.",
     )
     modes: dict[Annotated[str, StringConstraints(min_length=1, max_length=300)], JournalMode] = Field(
         {},
@@ -432,11 +432,16 @@ class Journal(Frozen):
         description="Size of all journal files, beyond which the oldest are deleted.",
     )
     backlog_bytes: int = Field(
-        GIB,
+        256 * MIB,
         ge=8 * MIB,
         le=1024 * GIB,
         description="Log that a worker keeps for the journal, while that is behind. Beyond it the journal has a gap.",
     )
+
+    @property
+    def is_on(self) -> bool:
+        """True if any entity may be journaled."""
+        return self.mode is not JournalMode.OFF or any(mode is not JournalMode.OFF for mode in self.modes.values())
 
 
 class Delivery(Frozen):

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Sequence
 
 from broker.child import Instructions, gateway_process
-from broker.settings.config import JournalMode, Settings
+from broker.settings.config import Settings
 from broker.supervisor.parking import Parking
 from broker.supervisor.processes import Role
 from storage.data_dir import RUN
@@ -81,7 +81,7 @@ def _syphon(settings: Settings) -> Roles:
 
 
 def _journal(settings: Settings, sockets: tuple[str, ...]) -> Roles:
-    if settings.journal.mode is JournalMode.OFF:
+    if not settings.journal.is_on:
         return []
     stall_seconds = settings.gateway_stall_timeout_ms / 1000
     return [[Role("journal", "broker.journal", _instructions(settings, sockets), stall_seconds)]]
@@ -119,7 +119,7 @@ def _instructions(
             parked=() if parking is None else parking.parked,
             gateway_sockets=reports,
             syphon_socket="" if settings.syphon.primary is None else f"{RUN}/syphon.sock",
-            journal_socket="" if settings.journal.mode is JournalMode.OFF else f"{RUN}/journal.reports.sock",
+            journal_socket="" if not settings.journal.is_on else f"{RUN}/journal.reports.sock",
         )
 
     return after

@@ -16,7 +16,7 @@ from broker.listening import unusable
 from broker.logging import configure_logging, get_logger
 from broker.namespace.entities import Frozen
 from broker.ports_file import remove_ports, write_ports
-from broker.settings.config import ConfigurationError, JournalMode, Settings, is_loopback
+from broker.settings.config import ConfigurationError, Settings, is_loopback
 from broker.supervisor import interpreters
 from broker.supervisor.definitions import bring_in_line
 from broker.supervisor.parking import Parking
@@ -100,7 +100,7 @@ def _require(settings: Settings, part: Part) -> None:
         return
     if settings.syphon.primary is not None:
         raise ConfigurationError("syphon.primary is for `peeklock serve`; beside gateways, run `peeklock syphon`")
-    if settings.journal.mode is not JournalMode.OFF:
+    if settings.journal.is_on:
         raise ConfigurationError(
             "journal.mode is for `peeklock serve`; workers on several machines have no journal yet"
         )

@@ -17,7 +17,7 @@ from broker.logging import configure_logging, get_logger
 from broker.partition.partition import Partition
 from broker.partition.settings import PartitionSettings
 from broker.partition.state.terms import Terms
-from broker.settings.config import ConfigurationError
+from broker.settings.config import ConfigurationError, Settings
 from broker.starting import Phase, Starting, phase_file
 from broker.touched_partition import TouchedPartition, touched_file
 from broker.worker.clock import Clock
@@ -25,9 +25,10 @@ from broker.worker.dialling import Dialler, TcpDialler, UnixDialler
 from broker.worker.listening import TcpListener, UnixListener, WorkerListener
 from broker.worker.parked import ParkedPartition
 from broker.worker.worker import Worker
-from storage.data_dir import partition_path
+from storage.data_dir import JOURNAL, partition_path
 from storage.lmdb_store import LmdbStore
 from storage.log.commit_log import CommitLog, LogLimits
+from storage.log.follower import Follower
 from storage.log.recovery import keep_log, log_directory
 from storage.records import MESSAGE_HEADER_BYTES
 from storage.store import Store, StoreDamaged, StoreError
@@ -189,6 +190,14 @@ def _network(instructions: Instructions, number: int) -> tuple[WorkerListener, C
     return listener, lambda poll: TcpDialler(cluster.workers, tls, poll)
 
 
+def _follower(settings: Settings, number: int) -> Follower | None:
+    """Who follows the log of this worker. Raises OSError."""
+    if not settings.journal.is_on:
+        return None
+    (settings.data_dir / JOURNAL).mkdir(mode=0o700, exist_ok=True)
+    return Follower(settings.data_dir, number, settings.journal.backlog_bytes)
+
+
 def _replay(
     instructions: Instructions, number: int, tables: dict[int, LmdbStore], touching: TouchedPartition
 ) -> CommitLog:
@@ -207,6 +216,7 @@ def _replay(
         limits=LogLimits.of(settings.log_bytes, settings.store.map_size_bytes),
         largest_record_bytes=settings.amqp.max_message_size_bytes + MESSAGE_HEADER_BYTES,
         works_on=touching.set,
+        follower=_follower(settings, number),
     )
     if turns.torn:
         log.info("the log ends with a turn that was not written to its end", worker=number, found=turns.torn)

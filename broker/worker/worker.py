@@ -95,6 +95,9 @@ _OF_TRANSACTIONS = frozenset(("transact", "transact-request", "discharge"))
 class Turns(TurnLog, Protocol):
     """The log, and the checkpointer behind it."""
 
+    @property
+    def lost_segments(self) -> int: ...
+
     def usage(self) -> LogUsage: ...
 
     def watch(self, poll: select.epoll) -> None: ...
@@ -162,6 +165,7 @@ class Worker:
         self._answers: list[Forwarded] = []  # from partitions of this worker to others of this worker
         self._clock = clock
         self._beat = beat
+        self._lost_segments = 0  # of the log, for the journal, as was logged
         self._beat_at = 0.0  # by time.monotonic
         self._shortages = Shortages()
         self._now_ms = clock.now_ms
@@ -243,6 +247,17 @@ class Worker:
             return 0.0
         return self._timeout_seconds(self._turn_at)
 
+    def _look_at_journal(self) -> None:
+        lost = self._turns.lost_segments
+        if lost > self._lost_segments:
+            log.error(
+                "the journal has lost a part of the log",
+                worker=self._number,
+                segments=lost - self._lost_segments,
+                fix="free disk space, or look why the journal's process is slow; journal.backlog_bytes limits the log",
+            )
+            self._lost_segments = lost
+
     def turn(self, events: Iterable[tuple[int, int]]) -> None:
         """Do what callers want, and answer. `events` are pairs of a descriptor and what epoll says of it.
 
@@ -255,6 +270,7 @@ class Worker:
             self._beat()
             self._beat_at = started + BEAT_SECONDS
             self._turns.beat()
+            self._look_at_journal()
             for number, partition in self._partitions.items():
                 partition.look_at_room()
                 self._shortages.note(number, partition.shortage, started)

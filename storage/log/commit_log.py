@@ -15,11 +15,12 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from storage.lmdb_store import PAGE_BYTES, ROOM_BYTES, LmdbStore, store_error
 from storage.log.changes import Layer
 from storage.log.checkpointing import Checkpointer, Done, Ended, Full, Prepared
+from storage.log.follower import Follower
 from storage.log.frames import LOG_ID_BYTES, TablesState, decode_turn
 from storage.log.logged_store import YOUNG_FACTOR, LoggedStore
 from storage.log.reading import LogDamaged, LogEnd, LogOnDisk
@@ -27,7 +28,8 @@ from storage.log.recovery import bring_up, put_aside
 from storage.log.segments import segment_numbers
 from storage.log.tables import LogPosition, position, write_net_effect, write_position
 from storage.log.writer import LogWriter, NoSegment, make_log
-from storage.store import StoreError
+from storage.records import STORE_ID_KEY, CorruptRecord, decode_document
+from storage.store import StoreDamaged, StoreError, Table
 
 MIB = 1 << 20
 SEGMENT_BYTES = 8 * MIB
@@ -60,6 +62,8 @@ DEFAULT_LIMITS = LogLimits()
 class LogUsage(NamedTuple):
     young_bytes: int  # of frames that are not in the tables, and of what they left unused of their segments
     log_bytes: int  # see LogLimits
+    kept_bytes: int  # of segments that only the journal needs
+    lost_segments: int  # used again before the journal had read them, since the worker was started
     segments: int
     disk_bytes: int  # of all segments
     checkpoints: int  # done since the worker was started
@@ -84,16 +88,20 @@ class CommitLog:
         limits: LogLimits = DEFAULT_LIMITS,
         largest_record_bytes: int = MIB,
         works_on: Callable[[int], None] = lambda partition: None,
+        follower: Follower | None = None,
     ) -> None:
         """Make the log if it is missing, replay it, and attach the tables, which are open with `attached=True`.
 
-        `works_on` is called with the partition whose tables are about to be changed, or could not be. Raises
-        StoreError, StoreDamaged.
+        With a `follower`, the stores take hints for the journal. `works_on` is called with the partition whose tables
+        are about to be changed, or could not be. Raises StoreError, StoreDamaged.
         """
         self._directory = directory
         self._worker = worker
         self._limits = limits
         self._works_on = works_on
+        self._follower = follower
+        self._store_ids: dict[int, bytes] = {}  # with a follower: by partition
+        self._hints_are_due = False  # they are logged, even if nothing has changed
         self._young_bytes = 0  # that the log became longer by since the last checkpoint began
         self._look_at_bytes = limits.segment_bytes // LOOKS  # with so many, see whether a checkpoint is due
         self._frozen_bytes = 0  # of the log, in the checkpoint that is being made
@@ -121,8 +129,13 @@ class CommitLog:
         except OSError as error:
             raise store_error(directory.parent.parent, "the log cannot be opened", error) from error
         self._frozen_lsn = self._writer.lsn  # of the last frame in a checkpoint that was made or is being made
+        self._follow()
         self._look_at_tables()
         self.stores = {partition: LoggedStore(partition, store, self) for partition, store in tables.items()}
+        if follower is not None:
+            for partition, logged in self.stores.items():
+                logged.hints = []
+                self._store_ids[partition] = _store_id(tables[partition])
         paths = {partition: store.path for partition, store in tables.items()}
         self.checkpointer = Checkpointer(paths, self._log_id, worker, map_size_bytes, largest_record_bytes)
 
@@ -139,7 +152,8 @@ class CommitLog:
             make_log(directory, self._limits.segment_bytes)
         lsn = 0 if end is None else end.lsn
         tables = TablesState(lsn, dict.fromkeys(self._tables, lsn))
-        writer = LogWriter(directory, self._worker, self._log_id, self._limits.segment_bytes, tables, end)
+        followed_lsn = None if self._follower is None else self._follower.position(self._log_id)
+        writer = LogWriter(directory, self._worker, self._log_id, self._limits.segment_bytes, tables, end, followed_lsn)
         # The log exists before any store refers to it.
         for store in self._tables.values():
             if position(store) is None:
@@ -185,21 +199,24 @@ class CommitLog:
         The stores may stage more meanwhile, which waits for the next commit. The one before must be done.
         Raises StoreError, StoreDamaged.
         """
-        if not self._changed:
+        if not self._changed and not self._hints_are_due:
             return False
         assert not self._writer.is_writing
         changes = [(store.partition, store.take_staged()) for store in self._changed]
         self._changed.clear()
+        hints = self._take_hints(changes)
         try:
             try:
-                size_bytes = self._writer.begin_turn(time_ms, changes)
+                size_bytes = self._writer.begin_turn(time_ms, changes, hints)
             except NoSegment:  # the disk is full, but a checkpoint frees segments
+                self._writer.take_kept()
                 while self.is_checkpointing and not self._writer.has_free and self.checkpointer.is_running:
                     self.hear()
-                size_bytes = self._writer.begin_turn(time_ms, changes)
+                size_bytes = self._writer.begin_turn(time_ms, changes, hints)
         except OSError as error:
             self._failed("commit", error)
         self._young_bytes += size_bytes
+        self._tell_durable()
         if self.is_checkpointing:
             self._wait(size_bytes)
         elif self._young_bytes >= self._look_at_bytes and not self._is_full:
@@ -219,8 +236,42 @@ class CommitLog:
             self._writer.end_turn(wait)
         except OSError as error:
             self._failed("commit", error)
+        self._tell_durable()
         if self._checkpoint_is_due:
             self._checkpoint_soon()
+
+    # -- the process that follows the log
+
+    def _take_hints(self, changes: list[Any]) -> list[Any]:
+        """Of each partition that has some, or has changed."""
+        self._hints_are_due = False
+        if self._follower is None:
+            return []
+        changed = {partition for partition, _ in changes}
+        return [
+            (partition, self._store_ids[partition], store.take_hints())
+            for partition, store in self.stores.items()
+            if store.hints or partition in changed
+        ]
+
+    @property
+    def lost_segments(self) -> int:
+        """Those that were used again before the follower had read them."""
+        return self._writer.lost_segments
+
+    def _tell_durable(self) -> None:
+        if self._follower is not None and not self._writer.is_writing:
+            self._follower.durable.set(self._writer.lsn)
+
+    def _follow(self) -> None:
+        """See how far the follower is. If it is too far behind, it loses the oldest segments."""
+        if self._follower is None:
+            return
+        self._tell_durable()
+        self._writer.followed_lsn = self._follower.position(self._log_id)
+        self._writer.release()
+        while self._writer.kept_bytes > self._follower.backlog_bytes:
+            self._writer.take_kept()
 
     def changed(self, store: LoggedStore) -> None:
         """The store has staged its first change of this turn."""
@@ -270,6 +321,8 @@ class CommitLog:
 
     def beat(self) -> None:
         """To be called each second: start the checkpointer if it has ended, and begin a checkpoint that is due."""
+        self._follow()
+        self._hints_are_due = any(store.hints for store in self.stores.values())
         if not self.checkpointer.is_running:
             self._writer.not_prepared()
             self.checkpointer.start()
@@ -346,6 +399,8 @@ class CommitLog:
 
     def _prepared(self, prepared: Prepared) -> None:
         """Use the segment. If it was not made, `beat` lets it be made again."""
+        if prepared.problem is not None and not self._writer.has_free:
+            self._writer.take_kept()
         self._has_no_spare = prepared.problem is not None and not self._writer.has_free
         if prepared.problem is None:
             self._writer.prepared()
@@ -364,6 +419,7 @@ class CommitLog:
             store.thaw()
         self._look_at_tables()
         self._writer.release()
+        self._follow()
         if self._writer.has_free:
             self._has_no_spare = False
         self._checkpoint_if_due()
@@ -426,6 +482,8 @@ class CommitLog:
         return LogUsage(
             young_bytes=self.young_bytes(),
             log_bytes=self._limits.log_bytes,
+            kept_bytes=self._writer.kept_bytes,
+            lost_segments=self._writer.lost_segments,
             segments=len(sizes),
             disk_bytes=sum(sizes),
             checkpoints=self.checkpoints,
@@ -463,3 +521,12 @@ class CommitLog:
         for store in self.stores.values():
             store.tables.close()
         self._writer.close()
+
+
+def _store_id(tables: LmdbStore) -> bytes:
+    """Raises StoreDamaged."""
+    try:
+        found: bytes = decode_document(tables.get(Table.META, STORE_ID_KEY) or b"")
+    except CorruptRecord as error:
+        raise StoreDamaged(f"{tables.path}: META {STORE_ID_KEY.decode()}: {error}") from error
+    return found

@@ -8,12 +8,13 @@ and all restarts; the first is 1. The checksum is xxh3 of the payload, with a se
 kind. So no frame of another log is taken for one of this log, and nobody who does not know the id can put a frame into
 a message. Frames left from an earlier use of the same segment have lower LSNs.
 
-The payload of a turn is msgpack [time, changes, events]: milliseconds since 1970, [partition, operations] for each
-partition that changed (see `changes`), and a list of events, which is empty today. It says everything about the turn,
-so that a frame can be kept as a journal, or be shipped to another machine.
+The payload of a turn is msgpack [time, changes, hints]: milliseconds since 1970; [partition, operations] for each
+partition that changed (see `changes`); and, where the log is followed, [partition, store id, hints for the journal] for
+each that changed or has hints (see `storage.journal.events`).
 """
 
 import struct
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -132,13 +133,13 @@ class FrameCodec:
         self._packer = _packer()
         self._packed_bytes = 0
 
-    def pack_turn(self, time_ms: int, changes: list[Any], events: list[Any]) -> memoryview:
+    def pack_turn(self, time_ms: int, changes: list[Any], hints: Sequence[Any]) -> memoryview:
         """The payload of a turn. It must be released before the next is packed."""
         if self._packed_bytes > BUFFER_BYTES:  # a packer keeps the memory of its largest payload
             self._packer = _packer()
         packer = self._packer
         packer.reset()
-        packer.pack((time_ms, changes, events))
+        packer.pack((time_ms, changes, hints))
         payload: memoryview = packer.getbuffer()
         self._packed_bytes = len(payload)
         return payload
@@ -188,9 +189,9 @@ _MASK = (1 << 64) - 1
 
 
 def decode_turn(payload: bytes | memoryview) -> tuple[int, list[Any], list[Any]]:
-    """Time in ms, changes by partition, events. Raises CorruptFrame."""
+    """Time in ms, changes by partition, hints by partition. Raises CorruptFrame."""
     try:
-        time_ms, changes, events = msgpack.unpackb(payload, use_list=False, strict_map_key=False)
+        time_ms, changes, hints = msgpack.unpackb(payload, use_list=False, strict_map_key=False)
     except Exception as error:
         raise CorruptFrame(f"the turn cannot be read: {error!r}") from error
-    return time_ms, changes, events
+    return time_ms, changes, hints

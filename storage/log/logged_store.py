@@ -197,10 +197,18 @@ class LoggedStore(Store):
         staged, self._staged = self._staged, []
         return staged
 
+    def take_hints(self) -> list[Any]:
+        """The hints since the last call, for the log."""
+        assert self.hints is not None
+        taken, self.hints = self.hints, []
+        return taken
+
     def abort(self) -> None:
         """Drop what was staged: the turns since the last checkpoint are read from the log again."""
         if self._staged:
             self._staged = []
+            if self.hints:
+                self.hints = []
             self._log.unchanged(self)
             self._appended.clear()
             self._active = Layer()

@@ -47,7 +47,8 @@ class LogEnd(NamedTuple):
     """Where the log ends: after the frame `lsn`, at the byte `at` of segment `number`.
 
     `is_begun`: that segment has its header; else the one before only names it. `torn` says what is at the end, if it
-    seems to be the begin of a frame.
+    seems to be the begin of a frame. `before`: earlier segments whose frames are still there, in their order, with the
+    LSN of the last frame in each.
     """
 
     lsn: int
@@ -55,6 +56,7 @@ class LogEnd(NamedTuple):
     at: int
     is_begun: bool
     torn: str
+    before: tuple[tuple[int, int], ...]
 
 
 class LogOnDisk:
@@ -122,7 +124,14 @@ class LogOnDisk:
         if lsn < after_lsn:
             raise LogDamaged(f"{self.directory}: ends with turn {lsn}, but the tables have turns up to {after_lsn}")
         is_begun = segment.header is not None and segment.header.first_lsn == first_lsn
-        self.end = LogEnd(lsn, segment.number, frames.end, is_begun, frames.why)
+        self.end = LogEnd(lsn, segment.number, frames.end, is_begun, frames.why, self._before(segment.number, lsn))
+
+    def _before(self, number: int, lsn: int) -> tuple[tuple[int, int], ...]:
+        firsts = [*map(_first_lsn, self._known), lsn + 1]
+        lasts = [following - 1 for following in firsts[1:]]
+        return tuple(
+            (each.number, last) for each, last in zip(self._known, lasts, strict=True) if each.number != number
+        )
 
     def sync(self) -> None:
         """Make durable what was found: the writer may have been killed before its last sync. Raises StoreError."""

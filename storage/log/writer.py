@@ -4,6 +4,7 @@ Segments whose frames are all in the tables are free and are used again. The fra
 disk before anything in that segment is overwritten, and it says what the segment's header says.
 """
 
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from storage.log.reading import LogEnd
 from storage.log.segments import SegmentFile, prepare, segment_numbers, segment_path
 
 FREE_SEGMENTS = 2  # kept for use again; more are deleted
+FOLLOWED_FREE_SEGMENTS = 4  # while a follower is now a bit behind, and now not
 _TURN = Kind.TURN  # to look up a member of an enum takes as long as a call
 
 
@@ -51,9 +53,19 @@ class LogWriter:
     """
 
     def __init__(
-        self, directory: Path, worker: int, log_id: bytes, segment_bytes: int, tables: TablesState, end: LogEnd | None
+        self,
+        directory: Path,
+        worker: int,
+        log_id: bytes,
+        segment_bytes: int,
+        tables: TablesState,
+        end: LogEnd | None,
+        followed_lsn: int | None = None,
     ) -> None:
-        """Go on behind `end`, or with the first segment of a new log, which `make_log` has made."""
+        """Go on behind `end`, or with the first segment of a new log, which `make_log` has made.
+
+        `followed_lsn`: see the attribute.
+        """
         self._directory = directory
         self._worker = worker
         self._log_id = log_id
@@ -65,16 +77,26 @@ class LogWriter:
             _Segment(number, SegmentFile(segment_path(directory, number), self._one_write))
             for number in segment_numbers(directory)
         ]
+        self._kept: list[_Segment] = []  # those of them that only the follower needs
         self._known_lsn = 0  # by the header of the newest segment the tables have all turns up to this
         self._preparing: int | None = None  # the number of the segment that somebody else makes
         self.is_writing = False  # the last turn may not be on disk yet
         self.lsn = tables.lsn
         self.tables = tables
+        # Another process follows the log and needs the frames above this; None if nobody does. The caller sets it.
+        self.followed_lsn = followed_lsn
+        self.kept_bytes = 0  # of segments that only the follower needs
+        self.lost_segments = 0  # used again before the follower had read them
         if end is None:
             self._begin(self._free.pop())
             return
-        [last] = [segment for segment in self._free if segment.number == end.number]
-        self._free.remove(last)
+        for number, last_lsn in end.before:
+            if followed_lsn is not None and last_lsn > followed_lsn:
+                kept = self._take_free(number)
+                kept.last_lsn = last_lsn
+                kept.at = segment_bytes
+                self._used.append(kept)
+        last = self._take_free(end.number)
         if end.is_begun:
             last.at = end.at
             self._used.append(last)
@@ -83,13 +105,18 @@ class LogWriter:
             self._begin(last)
         self.release()
 
-    def begin_turn(self, time_ms: int, changes: list[Any]) -> int:
+    def _take_free(self, number: int) -> _Segment:
+        [found] = [segment for segment in self._free if segment.number == number]
+        self._free.remove(found)
+        return found
+
+    def begin_turn(self, time_ms: int, changes: list[Any], hints: Sequence[Any] = ()) -> int:
         """Begin to write and sync the frame of a turn; see `FrameCodec.pack_turn`. Returns the bytes that it takes,
         with what stays unused of a segment because this turn did not fit into it.
 
         The turn before must be on disk.
         """
-        with self._codec.pack_turn(time_ms, changes, []) as payload:
+        with self._codec.pack_turn(time_ms, changes, hints) as payload:
             current = self._used[-1]
             unused = 0
             # A frame larger than a segment gets one to itself.
@@ -186,13 +213,28 @@ class LogWriter:
         is missing.
         """
         lsn = max(self._known_lsn, min(self.tables.positions.values(), default=0))
-        while len(self._used) > 1 and self._used[0].last_lsn <= lsn:
+        followed_lsn = lsn if self.followed_lsn is None else self.followed_lsn
+        while len(self._used) > 1 and self._used[0].last_lsn <= min(lsn, followed_lsn):
             self._free.append(self._used.pop(0))
-        while len(self._free) > FREE_SEGMENTS:
+        self._kept = [segment for segment in self._used[:-1] if segment.last_lsn <= lsn]
+        self.kept_bytes = sum(segment.file.size_bytes() for segment in self._kept)
+        most = FREE_SEGMENTS if self.followed_lsn is None else FOLLOWED_FREE_SEGMENTS
+        while len(self._free) > most:
             segment = self._free.pop()
             segment.file.close()
             with suppress(OSError):  # it stays, as a free one for the next start
                 segment.file.path.unlink()
+
+    def take_kept(self) -> bool:
+        """Free the oldest segment that only the follower needs, and which it loses. False if there is none."""
+        if not self._kept:
+            return False
+        taken = self._kept.pop(0)
+        self._used.remove(taken)
+        self._free.append(taken)
+        self.kept_bytes -= taken.file.size_bytes()
+        self.lost_segments += 1
+        return True
 
     @property
     def has_free(self) -> bool:

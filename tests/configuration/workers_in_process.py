@@ -44,6 +44,8 @@ class Turns:
 
     is_committing = False
 
+    lost_segments = 0
+
     def __init__(self, stores: Sequence[MemoryStore]) -> None:
         self._stores = stores
         self.kill_after: int | None = None  # so many commits

@@ -12,9 +12,9 @@ import pytest
 from journaled import journaled, logged, wanted
 
 from broker.child import Instructions
-from broker.journal.state import position_path, published_lsn, read_position
 from broker.settings.config import Journal, JournalMode, Settings
 from storage.data_dir import RUN
+from storage.log.follower import durable_lsn, position_path, read_position
 from tests.brokers import REPOSITORY
 
 WRITER = Path(__file__).parent / "journaled.py"
@@ -81,7 +81,7 @@ def test_killed_again_and_again_every_row_comes_once(tmp_path):
     assert process.end() == 0, "it drains the logs before it ends"
     for worker in (0, 1):
         payloads = list(logged(tmp_path, worker))
-        assert read_position(position_path(tmp_path, worker)).lsn == published_lsn(tmp_path, worker)
+        assert read_position(position_path(tmp_path, worker)).lsn == durable_lsn(tmp_path, worker)
         for partition in (worker, worker + 2):
             rows = journaled(tmp_path, partition)
             assert rows == wanted(payloads, partition)

@@ -38,6 +38,8 @@ SOON_MS = 300  # before the worker's next beat, which is each second
 class Turns(InMemory):
     """Counts commits; each fails while `fails`. While `is_slow`, a commit takes until `written`, or is waited for."""
 
+    lost_segments = 0
+
     def __init__(self, store: MemoryStore) -> None:
         super().__init__(store)
         self.commits = 0

@@ -22,6 +22,8 @@ OPERATIONS_MD = Path(__file__).parents[2] / "docs" / "operations.md"
 LOG_USAGE = LogUsage(
     young_bytes=5,
     log_bytes=100,
+    kept_bytes=7,
+    lost_segments=1,
     segments=2,
     disk_bytes=16,
     checkpoints=3,
@@ -220,6 +222,8 @@ def test_a_workers_snapshot_survives_the_wire():
     assert ("peeklock_store_capacity_bytes", ("partition", "3")) not in shown
     assert shown["peeklock_process_resident_memory_bytes", ("process", "worker-1")] > 1_000_000
     assert shown["peeklock_log_young_bytes", ("worker", "1")] == 5
+    assert shown["peeklock_log_kept_bytes", ("worker", "1")] == 7
+    assert shown["peeklock_log_lost_segments_total", ("worker", "1")] == 1
     assert shown["peeklock_log_waited_seconds_total", ("worker", "1")] == 0.25
     assert ("peeklock_process_resident_memory_bytes", ("process", "checkpointer-1")) not in shown
 
