@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -43,23 +44,21 @@ class Follower:
         *,
         skips_lost: bool = False,
         should_stop: Callable[[], bool] = lambda: False,
-        advanced: Callable[[int], object] = lambda _: None,
     ) -> None:
         self._source = source
         self._writer = writer
         self._counters = counters
         self._skips_lost = skips_lost
         self._should_stop = should_stop
-        self._advanced = advanced
         self._tended = self._cleaned = -CLEAN_SECONDS
 
     def to_now(self) -> None:
         """Capture what the journals have now, and write it. Raises CaptureError, OSError."""
         extents = self._source.extents()
-        while not self._should_stop() and self._read(extents):
-            pass
-        self._roll()
         self._lag(extents)
+        while not self._should_stop() and self._read(extents):
+            self._lag(extents)
+        self._roll()
         self._tend()
 
     def step(self) -> bool:
@@ -111,15 +110,15 @@ class Follower:
             return False
         found = False
         try:
-            for batch in self._source.rows(partition, epoch, first, end):
-                self._writer.add(partition, epoch, batch)
-                self._advanced(len(batch))
-                found = True
-                if self._writer.is_full():
-                    self._roll()
-                self._writer.chain.renew_when_due()
-                if self._should_stop():
-                    break
+            with closing(self._source.rows(partition, epoch, first, end)) as batches:
+                for batch in batches:
+                    self._writer.add(partition, epoch, batch)
+                    found = True
+                    if self._writer.is_due():
+                        self._roll()
+                    self._writer.chain.renew_when_due()
+                    if self._should_stop():
+                        break
         except OutOfRetention as error:  # dropped since we have asked what there is
             if self._writer.next_offset(partition, epoch) is None:
                 return found  # nothing of it was captured, so nothing is missing: begin with what there is next time

@@ -1,6 +1,6 @@
 """Where a capture gets rows from: the interface of whoever can read a journal."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from typing import NamedTuple, Protocol
 
 import pyarrow as pa
@@ -24,8 +24,9 @@ class RowSource(Protocol):
     def extents(self) -> Extents:
         """Raises SourceFailed, SourceRefused."""
 
-    def rows(self, partition: int, epoch: str, first: int, end: int) -> Iterator[pa.RecordBatch]:
-        """Rows of the offsets first <= offset < end, in order, with the columns of SCHEMA. May end before `end`.
+    def rows(self, partition: int, epoch: str, first: int, end: int) -> Generator[pa.RecordBatch, None, None]:
+        """Rows of the offsets first <= offset < end, in order, with the columns of SCHEMA. May end before `end`;
+        is closed by the caller.
 
         Raises SourceFailed, SourceRefused; OutOfRetention if the journal has dropped some.
         """
