@@ -79,9 +79,11 @@ class Place:
                     raise ValueError("is empty")
                 return cls(fs.LocalFileSystem(), str(Path(url).absolute()), url)
             file_system, root = fs.FileSystem.from_uri(url)
+            if not root.strip("/"):
+                raise ValueError("names no folder")
         except (ValueError, TypeError, NotImplementedError, ImportError, OSError) as error:
-            shown = _CREDENTIALS.sub("//", url)
-            raise InvalidPlace(f"{shown!r} is no URL of a folder, such as s3://bucket/folder: {error}") from None
+            text = f"{url!r} is no URL of a folder, such as s3://bucket/folder: {error}"
+            raise InvalidPlace(_CREDENTIALS.sub("//", text)) from None
         return cls(file_system, root, url)
 
     @property
