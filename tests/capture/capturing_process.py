@@ -1,6 +1,6 @@
 """A process that captures made-up rows into a folder as fast as it can, until it is killed.
 
-    python -m tests.capture.capturing_process FOLDER
+python -m tests.capture.capturing_process FOLDER
 """
 
 import random
