@@ -87,13 +87,9 @@ def parts(namespace: str, batches: Mapping[Position, Sequence[pa.RecordBatch]]) 
     rows = rows.combine_chunks()
     order = _order_of_hours_and_entities(rows)
     yield from _by_hour(TableName.LEDGER, rows, order)
-    has_record = pc.is_valid(rows.column("record"))
-    if _any(has_record):
-        yield from _by_hour(TableName.MESSAGES, rows, order.filter(_one(has_record.take(order))))
-
-
-def _any(array: pa.ChunkedArray) -> bool:
-    return bool(pc.any(array).as_py())
+    has_more = pc.or_(*(pc.is_valid(_one(rows.column(name))) for name in ONLY_IN_MESSAGES))
+    if pc.any(has_more).as_py():
+        yield from _by_hour(TableName.MESSAGES, rows, order.filter(has_more.take(order)))
 
 
 def _widened(namespace: str, position: Position, batches: Sequence[pa.RecordBatch]) -> pa.Table:
@@ -121,12 +117,13 @@ def _one(column: pa.ChunkedArray) -> pa.Array:
 
 
 def _ranks(values: pa.Array) -> pa.Array:
-    """A number for each value: 0 for null, and else the greater the value, the greater the number."""
+    """A number for each value, the greater the value the greater; null has the greatest, as Parquet has it."""
     coded = values.dictionary_encode()
-    if not len(coded.dictionary):
+    last = len(coded.dictionary)
+    if not last:
         return pa.repeat(pa.scalar(0, pa.int64()), len(values))
-    ranks = pc.rank(coded.dictionary, tiebreaker="dense").cast(pa.int64())
-    return pc.fill_null(ranks.take(coded.indices), 0)
+    ranks = pc.subtract(pc.rank(coded.dictionary, tiebreaker="dense").cast(pa.int64()), 1)
+    return pc.fill_null(ranks.take(coded.indices), last)
 
 
 def _by_hour(table: TableName, rows: pa.Table, order: pa.Array) -> Iterator[Part]:

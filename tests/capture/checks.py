@@ -57,7 +57,7 @@ def captured_rows(folder: Path) -> dict[tuple[int, str], list[dict[str, object]]
             key = row["partition"], row["epoch"], row["journalOffset"]
             assert key not in seen, f"{key} is in two files"
             seen.add(key)
-            assert row["record"] is not None
+            assert row["record"] is not None or row["overlay"] is not None
             ledger = found[key[0], key[1]][key[2]]
             assert {**row, "record": None, "overlay": None} == ledger
             found[key[0], key[1]][key[2]] = row
