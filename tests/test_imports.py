@@ -228,6 +228,7 @@ ONLY_IN = {
         "broker.sidecar_exposition",
         "broker.cli.watching.traffic",
     },
+    "pyarrow": {"storage.capture", "storage.journal", "broker.capture"},
     "typer": {"broker.cli"},
     "rich": {"broker.cli"},
 }

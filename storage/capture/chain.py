@@ -234,14 +234,14 @@ class Chain:
         self._sequence += 1
 
     def tidy(self, keep_ms: int) -> None:
-        """Write a snapshot if it is time, and remove what no reader needs that has begun since `keep_ms`.
+        """Write a snapshot if it is time, and remove what readers need no more who have begun since `keep_ms`.
 
         Raises Superseded, OSError, DamagedManifest.
         """
         found = names(self._place)
         newest = max(map(_sequence, found.snapshots), default=0)
         if self._sequence - newest >= SNAPSHOT_ENTRIES:
-            content = encode(self.state.snapshot(keep_ms))
+            content = encode(self.state.snapshot())
             self._place.write(f"{FOLDER}/snapshot-{self.state.head}", content)
         self.check()
         self._remove_old(keep_ms)

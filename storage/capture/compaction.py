@@ -98,9 +98,10 @@ def _check(file: DataFile, run: Iterable[DataFile], writer: CaptureWriter) -> No
 def clean(writer: CaptureWriter) -> int:
     """Remove files that no reader needs. Returns how many. Raises Superseded, OSError, DamagedManifest."""
     before_ms = writer.clock_ms() - round(writer.options.keep_seconds * 1000)
-    writer.chain.tidy(before_ms)
     state = writer.state
-    kept = {*state.files, *(path for path, replaced_ms in state.removed.items() if replaced_ms >= before_ms)}
+    state.forget(before_ms)
+    writer.chain.tidy(before_ms)
+    kept = state.files.keys() | state.removed.keys()
     found = [stored for table in TableName for stored in writer.place.files(f"table={table}")]
     removed = 0
     for stored in found:

@@ -5,7 +5,6 @@ JSON with sorted keys and without spaces.
 """
 
 import json
-from collections.abc import Iterable
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Annotated, Final, Self, TypeVar
@@ -111,7 +110,7 @@ class Snapshot(_Model):
 
 
 class State:
-    """What the entries up to `head` add up to. Is changed by `apply` alone."""
+    """What the entries up to `head` add up to. `apply` and `forget` change it."""
 
     def __init__(self, namespace: str) -> None:
         self.namespace = namespace
@@ -141,14 +140,17 @@ class State:
         self.gaps += entry.gaps
         self.head = name
 
-    def snapshot(self, keep_removed_ms: int) -> Snapshot:
-        """Without the files that were replaced before that time."""
+    def forget(self, before_ms: int) -> None:
+        """Forget the files that were replaced before that time."""
+        self.removed = {path: replaced_ms for path, replaced_ms in self.removed.items() if replaced_ms >= before_ms}
+
+    def snapshot(self) -> Snapshot:
         assert self.head is not None, "nothing was written yet"
         return Snapshot(
             entry=self.head,
             namespace=self.namespace,
             files=tuple(self.files.values()),
-            removed=tuple(each for each in self.removed.items() if each[1] >= keep_removed_ms),
+            removed=tuple(self.removed.items()),
             next=tuple(self.next.values()),
             gaps=tuple(self.gaps),
         )
@@ -198,7 +200,3 @@ def decode(name: str, text: bytes, kind: type[_Content]) -> _Content:
 
 def _checksum(plain: object) -> str:
     return xxh3_64_hexdigest(json.dumps(plain, sort_keys=True, separators=(",", ":")).encode())
-
-
-def total_rows(files: Iterable[DataFile]) -> int:
-    return sum(file.rows for file in files)

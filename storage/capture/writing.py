@@ -23,7 +23,7 @@ DAY_SECONDS: Final = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class CaptureOptions:
-    """A roll is due when one of the first three is reached. In memory a roll takes about twice `memory_bytes`."""
+    """A roll is due when one of the first three is reached. A capture takes about three times `memory_bytes`."""
 
     file_bytes: int = 128 * MIB  # of a file: about so many when it is written, and at most about so many when compacted
     memory_bytes: int = 256 * MIB  # of the rows that wait for a roll; and of those that are compacted together

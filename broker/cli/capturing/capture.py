@@ -52,7 +52,9 @@ def capture(
     memory: Annotated[
         str,
         typer.Option(
-            "--memory", metavar="SIZE", help="Write files when the waiting rows take so much; about twice this is used."
+            "--memory",
+            metavar="SIZE",
+            help="Write files when the waiting rows take so much; about three times this is used.",
         ),
     ] = "256MB",
     compact_after: Annotated[
