@@ -70,7 +70,7 @@ class Captured:
     def files(self, table: TableName = TableName.LEDGER) -> list[DataFile]:
         """All files of a table, oldest hour first."""
         found = self._state.files.values() if self._state is not None else ()
-        return sorted((file for file in found if file.table is table), key=lambda file: (file.hour, file.path))
+        return sorted((file for file in found if file.table == table), key=lambda file: (file.hour, file.path))
 
     def files_of(
         self, partition: int, epoch: str, first: int, end: int, table: TableName = TableName.LEDGER
