@@ -14,6 +14,7 @@
 #   make pairing-ledger  two paired brokers, the primary killed, stopped, cut off and slowed for half an hour
 #   make drain     how fast a syphon drains 1,000,000 messages, and in how much memory
 #   make losing-a-worker  what clients of a partitioned queue notice when a worker is killed
+#   make capture-s3  captures in an object store: a server that speaks S3
 #   make image     the steps of the Dockerfile in a clean Debian root; needs root and debootstrap
 #   make lock      newer versions, with hashes, of all that the image installs
 #   make install   only make .venv, with the command peeklock in it
@@ -30,7 +31,7 @@ EXAMPLES ?= 2000
 OF_BROKERS := $(addprefix tests/,end_to_end sessions forwarding operations client_commands protocol_client crash_ledger)
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-one-process lint bench scaling model soak fuzz power-loss split pairing-ledger drain losing-a-worker lock image structure dead-code coverage clean
+.PHONY: help install serve test test-one-process lint bench scaling model soak fuzz power-loss split pairing-ledger drain losing-a-worker capture-s3 lock image structure dead-code coverage clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -116,6 +117,10 @@ lock: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet uv
 	$(LOCK) pyproject.toml -o deploy/requirements.lock
 	$(LOCK) --no-annotate deploy/build.in -o deploy/build.lock
+
+capture-s3: $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --group s3
+	$(BIN)/python -m pytest tests/capture/test_capture_object_store.py $(ARGS)
 
 image: $(INSTALLED)
 	PEEKLOCK_BUILD_IMAGE=1 $(BIN)/python -m pytest tests/deployment/test_image.py $(ARGS)

@@ -31,6 +31,14 @@ MAY_IMPORT = {
         "protocol.client.connection_string",
         "protocol.nodes.sas_tokens",
     },
+    "broker.capture": {
+        "broker.capture",
+        "broker.administration.address",
+        "broker.logging",
+        "protocol.client.connection_string",
+        "protocol.nodes.sas_tokens",
+        "storage.capture",
+    },
     "broker.catalog": {"broker", "storage", "protocol.error_texts"},
     "broker.pairing": {"broker.pairing", "broker.administration", "broker.atom", "broker.logging", "protocol"},
     "broker.pairing.sidecar": {
@@ -260,9 +268,11 @@ ONLY_IN = {
         "broker.exposition",
         "broker.journal_exposition",
         "broker.syphon_exposition",
+        "broker.capture_exposition",
         "broker.sidecar_exposition",
         "broker.cli.watching.traffic",
     },
+    "pyarrow": {"storage.capture", "storage.journal", "broker.capture"},
     "typer": {"broker.cli"},
     "rich": {"broker.cli"},
 }

@@ -3,6 +3,7 @@
 import os
 import sys
 
+from broker.cli.capturing.capture import app as capture_app
 from broker.cli.client import app as client_app
 from broker.cli.commands import app as app
 from broker.cli.dead_letter import app as dead_letter_app
@@ -16,7 +17,7 @@ from broker.cli.resend import app as resend_app
 from broker.cli.transfer import app as transfer_app
 from broker.cli.watching.top import app as top_app
 
-for each in (client_app, receive_app, dead_letter_app, resend_app, transfer_app, top_app, syphon_app):
+for each in (client_app, receive_app, dead_letter_app, resend_app, transfer_app, top_app, syphon_app, capture_app):
     app.add_typer(each)
 for kind in ("queue", "topic", "subscription"):
     app.add_typer(entity_app(kind), name=kind)

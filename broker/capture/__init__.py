@@ -1,0 +1,1 @@
+"""Captures the journal of a broker, over HTTP, into Parquet files."""

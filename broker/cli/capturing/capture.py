@@ -1,0 +1,136 @@
+"""`peeklock capture`: writes the journal of a broker as Parquet files."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from broker.cli.ending import WRONG_USE, fail
+from broker.cli.output import JsonOption, print_json
+from broker.cli.pairing.intervals import milliseconds
+from broker.cli.pairing.options import LogLevelOption, OpsHostOption, OpsPortOption
+from broker.cli.quantities import people_size, size_in
+from broker.cli.target import CaFileOption, ConnectionStringOption, HttpEndpointOption, http_address, parsed, trusted
+from broker.settings.config import LogLevel
+
+if TYPE_CHECKING:
+    from storage.capture.writing import CaptureOptions
+
+MIN_BYTES = 1 << 20
+MAX_BYTES = 1 << 30  # columns of Arrow hold 2 GiB, and a message may come on top
+
+app = typer.Typer()
+
+
+@app.command()
+def capture(
+    url: Annotated[
+        str,
+        typer.Argument(
+            metavar="URL",
+            help="Where the files are: a folder, or s3://, gs:// or abfs:// with a bucket or container and a path.",
+        ),
+    ],
+    connection_string: ConnectionStringOption = None,
+    http_endpoint: HttpEndpointOption = None,
+    once: Annotated[
+        bool, typer.Option("--once", help="Capture what the journal has now, and end, instead of waiting for more.")
+    ] = False,
+    skip_lost: Annotated[
+        bool,
+        typer.Option(
+            "--skip-lost",
+            help="Go on behind rows that the journal dropped before they were captured. The manifest names the gap.",
+        ),
+    ] = False,
+    file_size: Annotated[
+        str, typer.Option("--file-size", metavar="SIZE", help="Write files when one would have about this size.")
+    ] = "128MB",
+    roll_time: Annotated[
+        str,
+        typer.Option("--roll-time", metavar="TIME", help="Write files so long after their first row."),
+    ] = "5m",
+    memory: Annotated[
+        str,
+        typer.Option(
+            "--memory",
+            metavar="SIZE",
+            help="Write files when the waiting rows take so much; about three times this is used.",
+        ),
+    ] = "256MB",
+    compact_after: Annotated[
+        str,
+        typer.Option("--compact-after", metavar="TIME", help="Merge the files of an hour so long after its end."),
+    ] = "15m",
+    keep: Annotated[
+        str,
+        typer.Option(
+            "--keep",
+            metavar="TIME",
+            help="How long merged files, and those of a capture that was killed, stay until they are removed.",
+        ),
+    ] = "1d",
+    ops_host: OpsHostOption = "127.0.0.1",
+    ops_port: OpsPortOption = None,
+    log_level: LogLevelOption = LogLevel.INFO,
+    as_json: JsonOption = False,
+    ca: CaFileOption = None,
+) -> None:
+    """Write the broker's journal as Parquet files under a URL, until SIGTERM or Ctrl-C.
+
+    Each row of the journal is captured exactly once, whatever ends this command: it goes on from what the manifest
+    beside the files says. One capture writes to a URL at a time; a second one is refused. Needs Manage or Listen on the
+    namespace, and a broker whose journal.mode is not off. Credentials of an object store are those that its own tools
+    find, such as AWS_ACCESS_KEY_ID.
+    """
+    target = parsed(connection_string)
+    address = http_address(target, http_endpoint)
+    options = _options(file_size, memory, roll_time, compact_after, keep)
+    trust = trusted(ca)
+
+    from broker.capture.journal import HttpJournal
+    from broker.capture.service import CaptureService, Wishes
+    from broker.cli.capturing.standing import stand
+    from storage.capture.errors import CaptureError, InvalidPlace
+    from storage.capture.place import Place
+
+    try:
+        place = Place.of(url)
+    except InvalidPlace as error:
+        fail(str(error), WRONG_USE)
+    source = HttpJournal(address, target.credentials, trust)
+    service = CaptureService(source, place, options, Wishes(once=once, skips_lost=skip_lost))
+    try:
+        stand(service, log_level, ops_host, ops_port)
+    except (CaptureError, OSError) as error:
+        fail(f"{place.url}: {error.strerror or error}" if isinstance(error, OSError) else str(error))
+    finally:
+        source.close()
+    told = service.counters
+    if as_json:
+        print_json({"rows": told.rows, "files": told.files, "bytes": told.bytes, "lost": told.lost_rows})
+    else:
+        lost = f", {told.lost_rows} lost" if told.lost_rows else ""
+        typer.echo(f"{told.rows} rows captured in {told.files} files of {people_size(told.bytes)}{lost}")
+
+
+def _options(file_size: str, memory: str, roll_time: str, compact_after: str, keep: str) -> "CaptureOptions":
+    from storage.capture.writing import CaptureOptions
+
+    return CaptureOptions(
+        file_bytes=_bytes("--file-size", file_size),
+        memory_bytes=_bytes("--memory", memory),
+        roll_seconds=milliseconds("--roll-time", roll_time) / 1000,
+        compact_after_seconds=milliseconds("--compact-after", compact_after) / 1000,
+        keep_seconds=milliseconds("--keep", keep) / 1000,
+    )
+
+
+def _bytes(option: str, text: str) -> int:
+    """Ends the command with wrong use if the text is no size within the limits."""
+    try:
+        size = int(size_in("B", text))
+        if not MIN_BYTES <= size <= MAX_BYTES:
+            raise ValueError("is not from 1MB to 1GB")
+    except ValueError as error:
+        raise typer.BadParameter(f"{text!r} {error}", param_hint=option) from None
+    return size

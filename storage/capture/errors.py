@@ -1,0 +1,64 @@
+"""What can go wrong with a capture. The texts are for users."""
+
+
+class CaptureError(Exception):
+    pass
+
+
+class InvalidPlace(CaptureError):
+    """The URL names no file system, or no folder in one."""
+
+
+class InUse(CaptureError):
+    """Another capture writes to the URL."""
+
+
+class Superseded(CaptureError):
+    """Another capture has taken over. What was written last may count or not; the other one has seen which."""
+
+
+class AnotherNamespace(CaptureError):
+    """The URL has the rows of another namespace."""
+
+
+class DamagedManifest(CaptureError):
+    """An entry of the manifest cannot be read, or does not fit to those before it."""
+
+
+class DamagedFile(CaptureError):
+    """A file that the manifest names is missing, torn, changed, or no file of a capture."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"{path}: {reason}")
+        self.path = path
+
+
+class NotCaptured(CaptureError):
+    """Rows were asked for that are not there."""
+
+    def __init__(self, partition: int, epoch: str, first: int, end: int) -> None:
+        super().__init__(f"partition {partition}, epoch {epoch}: no rows of the offsets {first} to {end - 1}")
+        self.partition, self.epoch, self.first, self.end = partition, epoch, first, end
+
+
+class ForeignRows(CaptureError):
+    """Rows that are not what the journal has next."""
+
+
+class SourceFailed(CaptureError):
+    """The journal could not be read now; a retry may help."""
+
+
+class SourceRefused(CaptureError):
+    """The journal does not let us read it, and will not until somebody changes something."""
+
+
+class OutOfRetention(CaptureError):
+    """The journal has dropped rows that were not captured."""
+
+    def __init__(self, partition: int, epoch: str, first: int, low: int) -> None:
+        super().__init__(
+            f"partition {partition}, epoch {epoch}: the journal has dropped the offsets {first} to {low - 1} before "
+            "they were captured"
+        )
+        self.partition, self.epoch, self.first, self.low = partition, epoch, first, low

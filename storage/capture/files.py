@@ -1,0 +1,119 @@
+"""Parquet files of a capture: how they are written, and how they are read without believing them."""
+
+import secrets
+from collections.abc import Sequence
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from xxhash import xxh3_64_hexdigest
+
+from storage.capture.errors import DamagedFile
+from storage.capture.manifest import DataFile, path_of
+from storage.capture.place import Place
+from storage.capture.tables import ONLY_IN_MESSAGES, SCHEMAS, SORTED_BY, Part
+
+COMPRESSION: Final = "zstd"
+COMPRESSION_LEVEL: Final = 1
+# What readers of few rows must read: a row group has so many bytes in memory, but not more rows than this.
+ROW_GROUP_BYTES: Final = 32 << 20
+ROW_GROUP_ROWS: Final = 256 << 10
+
+# Columns of few values. The others would only fill a dictionary until it is given up.
+_REPETITIVE: Final = (
+    "namespace", "epoch", "op", "entity", "subQueue", "contentType", "subject", "reason", "description",
+    "originEntity", "originSubQueue", "partition", "deliveryCount", "copies", "bodySize", "eventTime",
+)  # fmt: skip
+_ASCENDING: Final = (
+    "journalOffset", "sequenceNumber", "enqueuedTime", "scheduledTime", "expiresAt", "originSequenceNumber",
+)  # fmt: skip
+_ENCODINGS: Final = dict.fromkeys(_ASCENDING, "DELTA_BINARY_PACKED")
+
+
+def write(place: Place, part: Part, now_ms: int) -> DataFile:
+    """Write a file under a name that no other has. Nobody knows of it until an entry of the manifest names it."""
+    schema = SCHEMAS[part.table]
+    path = path_of(part.table, part.hour, secrets.token_hex(16))
+    memory_bytes = 0
+    with (
+        place.writing(path) as sink,
+        pq.ParquetWriter(
+            sink,
+            schema,
+            compression=COMPRESSION,
+            compression_level=COMPRESSION_LEVEL,
+            use_dictionary=list(_REPETITIVE),
+            column_encoding=_ENCODINGS,
+            write_statistics=[name for name in schema.names if name not in ONLY_IN_MESSAGES],
+            write_page_checksum=True,
+            sorting_columns=[pq.SortingColumn(schema.names.index(name)) for name in SORTED_BY],
+        ) as writer,
+    ):
+        for piece in part.pieces(ROW_GROUP_BYTES, ROW_GROUP_ROWS):
+            writer.write_table(piece)
+            memory_bytes += piece.nbytes
+    return DataFile(
+        path=path,
+        table=part.table,
+        hour=part.hour,
+        bytes=sink.size_bytes,
+        memory_bytes=memory_bytes,
+        rows=len(part.order),
+        checksum=sink.checksum,
+        captured_ms=now_ms,
+        ranges=part.ranges,
+    )
+
+
+def read_all(place: Place, file: DataFile) -> pa.Table:
+    """All rows, after a look at the checksum of the whole file. Raises DamagedFile, OSError."""
+    try:
+        content = place.read(file.path)
+    except FileNotFoundError:
+        raise DamagedFile(place.uri(file.path), "is missing") from None
+    if content.size != file.bytes:
+        raise DamagedFile(place.uri(file.path), f"has {content.size} bytes, not {file.bytes}")
+    if xxh3_64_hexdigest(content) != file.checksum:
+        raise DamagedFile(place.uri(file.path), "the checksum does not match")
+    rows = _table(place, file, pa.BufferReader(content), SCHEMAS[file.table].names, None)
+    if len(rows) != file.rows:
+        raise DamagedFile(place.uri(file.path), f"has {len(rows)} rows, not {file.rows}")
+    return rows
+
+
+def read_range(
+    place: Place, file: DataFile, columns: Sequence[str], partition: int, epoch: str, first: int, end: int
+) -> pa.Table:
+    """Rows of the offsets first <= offset < end, in the order of the file. Raises DamagedFile, OSError.
+
+    Reads only the row groups that may have such rows, and checks the checksums of what it reads.
+    """
+    offset = pc.field("journalOffset")
+    wanted = (pc.field("partition") == partition) & (pc.field("epoch") == epoch) & (offset >= first) & (offset < end)
+    try:
+        source = place.open(file.path)
+    except FileNotFoundError:
+        raise DamagedFile(place.uri(file.path), "is missing") from None
+    with source:
+        if source.size() != file.bytes:
+            raise DamagedFile(place.uri(file.path), f"has {source.size()} bytes, not {file.bytes}")
+        return _table(place, file, source, columns, wanted)
+
+
+def _table(
+    place: Place, file: DataFile, source: pa.NativeFile, columns: Sequence[str], wanted: pc.Expression | None
+) -> pa.Table:
+    schema = SCHEMAS[file.table]
+    try:
+        found = pq.read_schema(source)
+        if not found.equals(schema):
+            raise DamagedFile(place.uri(file.path), f"has other columns than the table {file.table}")
+        source.seek(0)
+        return pq.read_table(source, columns=list(columns), filters=wanted, page_checksum_verification=True)
+    except pa.ArrowException as error:
+        raise DamagedFile(place.uri(file.path), f"cannot be read: {error}") from None
+    except OSError as error:
+        if error.errno is not None:  # of the file system
+            raise
+        raise DamagedFile(place.uri(file.path), f"cannot be read: {error}") from None

@@ -1,0 +1,159 @@
+"""Follows the journals of all partitions and captures what comes."""
+
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Final
+
+from storage.capture.compaction import clean, compact
+from storage.capture.errors import DamagedFile, ForeignRows, OutOfRetention
+from storage.capture.source import Extent, Extents, RowSource
+from storage.capture.writing import CaptureWriter
+
+POLL_SECONDS: Final = 1.0
+TEND_SECONDS: Final = 60.0  # between two looks at what can be compacted
+CLEAN_SECONDS: Final = 3600.0
+TURN_ROWS: Final = 256 << 10  # of one partition, until the next has its turn
+
+
+@dataclass(slots=True)
+class Counters:
+    """Of this process. `lag_rows` are those that the journal had at the last look and that are not in files."""
+
+    rows: int = 0
+    files: int = 0
+    bytes: int = 0
+    rolls: int = 0
+    compacted_files: int = 0
+    removed_files: int = 0
+    lost_rows: int = 0
+    lag_rows: int = 0
+    last_roll_s: float = 0.0  # Unix time
+    damaged: dict[str, DamagedFile] = field(default_factory=dict)  # found by compaction, by path
+
+
+class Follower:
+    """`skips_lost`: go on behind rows that the journal dropped before they were captured, instead of OutOfRetention."""
+
+    def __init__(
+        self,
+        source: RowSource,
+        writer: CaptureWriter,
+        counters: Counters,
+        *,
+        skips_lost: bool = False,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._source = source
+        self._writer = writer
+        self._counters = counters
+        self._skips_lost = skips_lost
+        self._should_stop = should_stop
+        self._tended = self._cleaned = -CLEAN_SECONDS
+
+    def to_now(self) -> None:
+        """Capture what the journals have now, and write it. Raises CaptureError, OSError."""
+        extents = self._source.extents()
+        self._lag(extents)
+        while not self._should_stop() and self._read(extents):
+            self._lag(extents)
+        self._roll()
+        self._tend()
+
+    def step(self) -> bool:
+        """Take what there is, up to a turn of each partition. False if there was nothing.
+
+        Raises CaptureError, OSError.
+        """
+        extents = self._source.extents()
+        found = self._read(extents)
+        self._lag(extents)
+        self.keep()
+        return found
+
+    def keep(self) -> None:
+        """Do what time demands, also while the journal cannot be read. Raises CaptureError, OSError."""
+        if self._writer.is_due():
+            self._roll()
+        if time.monotonic() - self._tended >= TEND_SECONDS:
+            self._tend()
+        self._writer.chain.renew_when_due()
+
+    def finish(self) -> None:
+        """Write what waits. Raises Superseded, OSError."""
+        self._roll()
+
+    def _read(self, extents: Extents) -> bool:
+        found = False
+        for extent in extents.partitions:
+            found = self._read_partition(extent) or found
+            if self._should_stop():
+                break
+        return found
+
+    def _read_partition(self, extent: Extent) -> bool:
+        partition, epoch = extent.partition, extent.epoch
+        first = self._writer.next_offset(partition, epoch)
+        if first is None:
+            first = extent.low
+        elif first < extent.low:
+            self._lost(OutOfRetention(partition, epoch, first, extent.low))
+            first = extent.low
+        if first > extent.stable:
+            raise ForeignRows(
+                f"partition {partition}, epoch {epoch}: captured to offset {first - 1}, and the journal ends before "
+                f"{extent.stable}: it is not the one that was captured"
+            )
+        end = min(extent.stable, first + TURN_ROWS)
+        if first >= end:
+            return False
+        found = False
+        try:
+            with closing(self._source.rows(partition, epoch, first, end)) as batches:
+                for batch in batches:
+                    self._writer.add(partition, epoch, batch)
+                    found = True
+                    if self._writer.is_due():
+                        self._roll()
+                    self._writer.chain.renew_when_due()
+                    if self._should_stop():
+                        break
+        except OutOfRetention as error:  # dropped since we have asked what there is
+            if self._writer.next_offset(partition, epoch) is None:
+                return found  # nothing of it was captured, so nothing is missing: begin with what there is next time
+            self._lost(error)
+            return True
+        return found
+
+    def _lost(self, error: OutOfRetention) -> None:
+        if not self._skips_lost:
+            raise error
+        self._writer.skip(error.partition, error.epoch, error.low)
+        self._counters.lost_rows += error.low - error.first
+
+    def _roll(self) -> None:
+        rows = self._writer.waiting_rows
+        written = self._writer.roll()
+        if written:
+            self._counters.rows += rows
+            self._counters.rolls += 1
+            self._counters.files += len(written)
+            self._counters.bytes += sum(file.bytes for file in written)
+            self._counters.last_roll_s = time.time()
+            self._counters.lag_rows = max(0, self._counters.lag_rows - rows)
+
+    def _lag(self, extents: Extents) -> None:
+        lag = self._writer.waiting_rows
+        for extent in extents.partitions:
+            begin = self._writer.next_offset(extent.partition, extent.epoch)
+            lag += max(0, extent.stable - (extent.low if begin is None else begin))
+        self._counters.lag_rows = lag
+
+    def _tend(self) -> None:
+        now = time.monotonic()
+        self._counters.compacted_files += compact(self._writer, self._counters.damaged)
+        self._tended = time.monotonic()
+        if now - self._cleaned >= CLEAN_SECONDS:
+            self._counters.removed_files += clean(self._writer)
+            self._cleaned = now

@@ -1,0 +1,159 @@
+"""The reader of a capture: which offsets are there, in which files, and their rows.
+
+found = captured("s3://bucket/folder")
+for each in found.ranges(): ...
+for batch in found.batches(partition, epoch, first, end): ...
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from storage.capture import files
+from storage.capture.chain import load
+from storage.capture.errors import DamagedFile, NotCaptured
+from storage.capture.manifest import DataFile, State, TableName
+from storage.capture.place import Place
+from storage.capture.tables import ONLY_IN_MESSAGES, is_contiguous
+from storage.journal.rows import SCHEMA
+
+_LEDGER_COLUMNS = [name for name in SCHEMA.names if name not in ONLY_IN_MESSAGES]
+BATCH_ROWS = 64 << 10
+
+
+class CapturedRange(NamedTuple):
+    """Offsets first <= offset < end, all of which are captured."""
+
+    partition: int
+    epoch: str
+    first: int
+    end: int
+
+
+class Captured:
+    """What the manifest said when this was made, or at the last `refresh`. Later captures do not change it.
+
+    Files that compaction replaces stay for a day, so a reader refreshes more often than that.
+    """
+
+    def __init__(self, place: Place) -> None:
+        """Raises DamagedManifest, OSError."""
+        self._place = place
+        self._state: State | None = None
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Raises DamagedManifest, OSError."""
+        self._state = load(self._place)
+
+    @property
+    def namespace(self) -> str | None:
+        """None if nothing was captured yet."""
+        return None if self._state is None else self._state.namespace
+
+    def ranges(self) -> list[CapturedRange]:
+        """All offsets that are there, sorted. Between two of one partition and epoch the journal had dropped some."""
+        if self._state is None:
+            return []
+        found = []
+        for each in self._state.next.values():
+            gaps = [gap for gap in self._state.gaps if (gap.partition, gap.epoch) == (each.partition, each.epoch)]
+            first = each.first
+            for end, after in [*sorted((gap.first, gap.last + 1) for gap in gaps), (each.offset, each.offset)]:
+                if end > first:
+                    found.append(CapturedRange(each.partition, each.epoch, first, end))
+                first = after
+        return sorted(found)
+
+    def files(self, table: TableName = TableName.LEDGER) -> list[DataFile]:
+        """All files of a table, oldest hour first."""
+        found = self._state.files.values() if self._state is not None else ()
+        return sorted((file for file in found if file.table == table), key=lambda file: (file.hour, file.path))
+
+    def files_of(
+        self, partition: int, epoch: str, first: int, end: int, table: TableName = TableName.LEDGER
+    ) -> list[DataFile]:
+        """The files that may have rows of the offsets first <= offset < end."""
+        return [file for file in self.files(table) if file.overlaps((partition, epoch), first, end)]
+
+    def uris(self, table: TableName = TableName.LEDGER) -> list[str]:
+        """Where the files are, for other programs such as Spark."""
+        return [self._place.uri(file.path) for file in self.files(table)]
+
+    def batches(
+        self, partition: int, epoch: str, first: int, end: int, *, records: bool = True
+    ) -> Iterator[pa.RecordBatch]:
+        """The rows of the offsets first <= offset < end, in this order, with the columns of the journal's SCHEMA.
+
+        Without `records` the columns record and overlay are null, and no file with bodies is read. Raises NotCaptured
+        before the first batch if one of the offsets is not there; DamagedFile, OSError.
+        """
+        self._require(partition, epoch, first, end)
+        at = first
+        for run in _runs_of(self.files_of(partition, epoch, first, end), partition, epoch):
+            until = min(end, 1 + max(last for _, last in run.spans))
+            rows = self._rows(run, partition, epoch, at, until, records=records)
+            if not is_contiguous(rows.column("journalOffset"), at, until):
+                path = self._place.uri(run.files[0].path)
+                raise DamagedFile(path, f"partition {partition} has other rows than the manifest says")
+            yield from rows.to_batches(BATCH_ROWS)
+            at = until
+
+    def _require(self, partition: int, epoch: str, first: int, end: int) -> None:
+        at = first
+        for each in self.ranges():
+            if (each.partition, each.epoch) == (partition, epoch) and each.first <= at < each.end:
+                at = each.end
+        if at < end:
+            raise NotCaptured(partition, epoch, at, end)
+
+    def _rows(self, run: "_Run", partition: int, epoch: str, first: int, end: int, *, records: bool) -> pa.Table:
+        found = [
+            files.read_range(self._place, file, _LEDGER_COLUMNS, partition, epoch, first, end) for file in run.files
+        ]
+        rows = pa.concat_tables(found).sort_by("journalOffset")
+        nothing = [pa.nulls(len(rows), SCHEMA.field(name).type) for name in ONLY_IN_MESSAGES]
+        full = pa.table([*rows.columns, *nothing], SCHEMA)
+        if not records:
+            return full
+        messages = [
+            files.read_range(self._place, file, SCHEMA.names, partition, epoch, first, end)
+            for file in self.files_of(partition, epoch, first, end, TableName.MESSAGES)
+        ]
+        if not messages:
+            return full
+        with_record = pa.concat_tables(messages).cast(SCHEMA)
+        others = full.filter(
+            pc.invert(pc.is_in(full.column("journalOffset"), with_record.column("journalOffset").combine_chunks()))
+        )
+        return pa.concat_tables([others, with_record]).sort_by("journalOffset")
+
+
+def captured(url: str) -> Captured:
+    """Raises InvalidPlace, DamagedManifest, OSError."""
+    return Captured(Place.of(url))
+
+
+class _Run(NamedTuple):
+    """Files whose offsets of one partition overlap."""
+
+    files: list[DataFile]
+    spans: list[tuple[int, int]]
+
+
+def _runs_of(found: list[DataFile], partition: int, epoch: str) -> Iterator[_Run]:
+    """In the order of the offsets. Files of two hours overlap if the clock was set back between them."""
+    spans = [
+        ((each.first, each.last), file) for file in found for each in file.ranges if each.position == (partition, epoch)
+    ]
+    run = _Run([], [])
+    for span, file in sorted(spans, key=lambda each: each[0]):
+        if run.spans and span[0] > max(last for _, last in run.spans):
+            yield run
+            run = _Run([], [])
+        run.files.append(file)
+        run.spans.append(span)
+    if run.files:
+        yield run

@@ -1,0 +1,32 @@
+"""Where a capture gets rows from: the interface of whoever can read a journal."""
+
+from collections.abc import Generator, Sequence
+from typing import NamedTuple, Protocol
+
+import pyarrow as pa
+
+
+class Extent(NamedTuple):
+    """What the journal of a partition has: offsets low <= offset < stable."""
+
+    partition: int
+    epoch: str  # 16 hex digits; offsets of different epochs have nothing to do with each other
+    low: int
+    stable: int
+
+
+class Extents(NamedTuple):
+    namespace: str
+    partitions: Sequence[Extent]
+
+
+class RowSource(Protocol):
+    def extents(self) -> Extents:
+        """Raises SourceFailed, SourceRefused."""
+
+    def rows(self, partition: int, epoch: str, first: int, end: int) -> Generator[pa.RecordBatch, None, None]:
+        """Rows of the offsets first <= offset < end, in order, with the columns of SCHEMA. May end before `end`;
+        is closed by the caller.
+
+        Raises SourceFailed, SourceRefused; OutOfRetention if the journal has dropped some.
+        """
