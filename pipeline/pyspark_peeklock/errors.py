@@ -23,3 +23,7 @@ class UnfitRow(PeeklockSourceError, ValueError):
 
 class SendFailed(PeeklockSourceError):
     """The broker has refused rows, or was away for too long. Rows that it had accepted stay sent."""
+
+
+class BrowseFailed(PeeklockSourceError):
+    """The broker does not show the messages, or was away for too long."""

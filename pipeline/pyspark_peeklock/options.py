@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from protocol.client.connection_string import ConnectionString, InvalidConnectionString
 from pyspark_peeklock.errors import InvalidOption
@@ -139,3 +139,34 @@ class SinkOptions:
             options.integer("maxInFlight", 1, 16, 1000) or 0,
             options.integer("sendTimeoutSeconds", 1, 60, 86_400) or 0,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class BrowseOptions:
+    access: Access
+    entity: str
+    sub_queue: str
+    includes_body: bool
+    includes_amqp_message: bool
+    min_partitions: int
+    pushes_filters: bool
+
+    @property
+    def address(self) -> str:
+        return self.entity + SUB_QUEUES[self.sub_queue]
+
+    @classmethod
+    def of(cls, options: Options) -> "BrowseOptions":
+        return cls(
+            Access.of(options),
+            options.required("entity", "a queue, or topic/subscriptions/name"),
+            options.choice("subQueue", tuple(SUB_QUEUES), "active"),
+            options.flag("includeBody", True),
+            options.flag("includeAmqpMessage", False),
+            options.integer("minPartitions", 1, 1, 10_000) or 1,
+            options.flag("filterPushdown", False),
+        )
+
+
+def mode_of(options: Options, default: Literal["browse", "journal"]) -> str:
+    return options.choice("mode", ("browse", "journal"), default)

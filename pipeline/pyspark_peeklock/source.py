@@ -5,7 +5,7 @@ from typing import Any
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
-from pyspark_peeklock.options import Options, SinkOptions
+from pyspark_peeklock.options import BrowseOptions, Options, SinkOptions
 
 # Spark imports this module in every session, also where nobody uses it: what needs pyarrow is imported in the methods.
 
@@ -20,6 +20,12 @@ class DefaultSource(DataSource):
 
         Options(self.options)
         return SCHEMA
+
+    def reader(self, schema: StructType) -> Any:
+        from pyspark_peeklock.browse import BrowseReader, FilteringBrowseReader
+
+        options = BrowseOptions.of(Options(self.options))
+        return (FilteringBrowseReader if options.pushes_filters else BrowseReader)(options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> Any:
         from pyspark_peeklock.errors import InvalidOption
