@@ -28,7 +28,7 @@ def columns_of(encoded: Sequence[bytes], *, has_body: bool) -> dict[str, Any]:
     messages = [Message.decode(each) for each in encoded]
     notes = [message.annotations for message in messages]
     properties = [message.application_properties for message in messages]
-    bodies = [_bytes(message.content()) for message in messages] if has_body else None
+    bodies = [bytes_of(message.content()) for message in messages] if has_body else None
     return {
         "partition": [fragment_of(message.sequence_number or 0) for message in messages],
         "sequenceNumber": [message.sequence_number for message in messages],
@@ -81,7 +81,7 @@ def _state(state: Any) -> str:
     return _STATES[state] if isinstance(state, int) and 0 <= state < len(_STATES) else "active"
 
 
-def _bytes(content: Any) -> bytes | None:
+def bytes_of(content: Any) -> bytes | None:
     """The bytes of a body: of its data, or of a value that is a string or a binary; None of others."""
     if isinstance(content, str):
         return content.encode()

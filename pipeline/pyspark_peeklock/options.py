@@ -8,6 +8,7 @@ without a restart.
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Final, Literal
@@ -166,6 +167,63 @@ class BrowseOptions:
             options.integer("minPartitions", 1, 1, 10_000) or 1,
             options.flag("filterPushdown", False),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class JournalOptions:
+    """`entity` is a pattern such as `orders/*`, or None for all; positions are texts, whose sense the journal gives."""
+
+    access: Access
+    http_endpoint: str
+    entity: str | None
+    starting_offsets: str
+    ending_offsets: str
+    starting_timestamp: datetime | None
+    max_messages: int | None
+    max_bytes: int | None
+    min_partitions: int
+    includes_body: bool
+    includes_record: bool
+    fails_on_data_loss: bool
+    retry_timeout_s: int
+
+    @classmethod
+    def of(cls, options: Options, *, is_stream: bool) -> "JournalOptions":
+        ending, starting = options.text("endingOffsets"), options.text("startingOffsets")
+        if is_stream and ending is not None:
+            raise InvalidOption("option 'endingOffsets' is for batch queries: a stream has no end")
+        if (ending or "").lower() == "earliest":
+            raise InvalidOption("option 'endingOffsets' may be latest, or JSON, not earliest: that would be no rows")
+        timestamp = options.text("startingTimestamp")
+        if timestamp is not None and starting is not None:
+            raise InvalidOption("options 'startingOffsets' and 'startingTimestamp' cannot both be given")
+        return cls(
+            Access.of(options),
+            options.text("httpEndpoint", "") or "",
+            options.text("entity"),
+            starting or ("latest" if is_stream else "earliest"),
+            ending or "latest",
+            None if timestamp is None else _instant("startingTimestamp", timestamp),
+            options.integer("maxMessagesPerTrigger", 1, None),
+            options.integer("maxBytesPerTrigger", 1, None),
+            options.integer("minPartitions", 1, 1, 10_000) or 1,
+            options.flag("includeBody", True),
+            options.flag("includeRecord", False),
+            options.flag("failOnDataLoss", True),
+            options.integer("retryTimeoutSeconds", 1, 60, 86_400) or 0,
+        )
+
+
+def _instant(name: str, text: str) -> datetime:
+    """Of ISO 8601, or of milliseconds since 1970."""
+    try:
+        if text.isascii() and text.isdigit():
+            return datetime.fromtimestamp(int(text) / 1000, UTC)
+        found = datetime.fromisoformat(text)
+        return found if found.tzinfo else found.replace(tzinfo=UTC)
+    except (ValueError, OverflowError, OSError):
+        what = "may be a time such as 2026-01-31T12:00:00Z, or milliseconds since 1970"
+        raise InvalidOption(f"option '{name}' {what}, not {text[:100]!r}") from None
 
 
 def mode_of(options: Options, default: Literal["browse", "journal"]) -> str:

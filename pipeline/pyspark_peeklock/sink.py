@@ -7,7 +7,6 @@ entity's duplicate detection makes the effect exactly once. Its window must be l
 
 import asyncio
 import logging
-import sys
 import time
 import uuid
 from collections.abc import Iterator, Sequence
@@ -23,6 +22,7 @@ from pyspark.sql.types import BinaryType, DataType, IntegerType, LongType, Strin
 from pyspark_peeklock import rows
 from pyspark_peeklock.errors import UnfitSchema
 from pyspark_peeklock.identity import POSITION_COLUMNS, Identities
+from pyspark_peeklock.logs import let_speak
 from pyspark_peeklock.options import POSITION, SinkOptions
 from pyspark_peeklock.sending import Counts, send_rows
 
@@ -171,7 +171,7 @@ def columns_of(batch: pa.RecordBatch, names: dict[str, str]) -> dict[str, pa.Arr
 
 def _report(what: str, messages: Sequence[Any]) -> None:
     """One line with the sums of all tasks; a failed task has no message."""
-    _let_log_speak()
+    let_speak(log)
     tasks = [message for message in messages if isinstance(message, Accepted)]
     accepted = sum(task.counts.messages for task in tasks)
     transfers = sum(task.counts.transfers for task in tasks)
@@ -189,12 +189,3 @@ def _report(what: str, messages: Sequence[Any]) -> None:
         seconds,
         by_task,
     )
-
-
-def _let_log_speak() -> None:
-    """Spark's Python processes configure no logging, so that a line of information would be dropped."""
-    if not log.hasHandlers():
-        handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-        log.addHandler(handler)
-        log.setLevel(logging.INFO)

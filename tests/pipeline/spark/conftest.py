@@ -1,15 +1,14 @@
-"""One Spark and one broker for all tests here: a session takes ten seconds to start."""
+"""One broker for all tests here; the Spark session is that of all tests of the pipeline."""
 
 import os
 from pathlib import Path
 
 import pytest
 
-if not os.environ.get("PEEKLOCK_REQUIRE_SPARK"):
-    pytest.importorskip("pyspark", reason="pip install 'peeklock[spark]'")
-
-from pyspark_peeklock.readiness import NotReady, session
 from tests.brokers import Broker
+from tests.pipeline.session import missing
+
+collect_ignore_glob = ["test_spark_[!r]*.py"] if missing() and "PEEKLOCK_REQUIRE_SPARK" not in os.environ else []
 
 ENTITIES = """
 partitions = 2
@@ -50,30 +49,6 @@ name = "news"
   [[topics.subscriptions]]
   name = "all"
 """
-
-
-@pytest.fixture(scope="session")
-def spark(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("spark")
-    settings = {
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.sql.shuffle.partitions": "2",
-        "spark.driver.memory": "1g",
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.sql.warehouse.dir": str(directory / "warehouse"),
-        "spark.local.dir": str(directory / "local"),
-        "spark.log.level": "ERROR",
-    }
-    try:
-        spark = session("tests", master="local[2]", settings=settings)
-    except NotReady as error:
-        if os.environ.get("PEEKLOCK_REQUIRE_SPARK"):
-            raise
-        pytest.skip(str(error))
-    yield spark
-    spark.stop()
 
 
 @pytest.fixture(scope="session")
