@@ -194,6 +194,10 @@ class JournalStreamReader(_Journal, DataSourceStreamReader, SupportsTriggerAvail
 def _offset_at(client: JournalClient, state: PartitionState, instant: datetime) -> int:
     """The first offset whose time is not before `instant`; a binary search, because times rise with offsets."""
     low, high = state.low, state.stable
+    if state.low_time is not None and instant <= state.low_time:
+        return low
+    if state.stable_time is not None and instant > state.stable_time:
+        return high
     while low < high:
         middle = (low + high) // 2
         wanted = OffsetRange(state.partition, state.epoch, middle, middle + 1)

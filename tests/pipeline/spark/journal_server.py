@@ -1,5 +1,6 @@
 """A small HTTP server of the journal, which serves rows as the broker does, and fails as a test says."""
 
+import datetime
 import fnmatch
 import json
 import threading
@@ -202,10 +203,14 @@ def state_of(item):
         "epoch": partition.epoch,
         "low": partition.low,
         "stable": partition.stable,
-        "lowTime": "2023-11-14T22:13:20+00:00",
-        "stableTime": "2023-11-14T22:13:20Z",
+        "lowTime": time_of(partition.low),
+        "stableTime": time_of(partition.stable - 1),
         "bytes": 100 * (partition.stable - partition.low),
     }
+
+
+def time_of(offset):
+    return datetime.datetime.fromtimestamp(T0 / SECOND + max(0, offset), datetime.UTC).isoformat()
 
 
 def say(handler, status, details):
