@@ -124,9 +124,12 @@ class _Outbox:
         self._senders: dict[str, Sender] = {}
         self._waiting: deque[_Parcel] = deque()
         self._progress_at = time.monotonic()
+        self._pause_s = FIRST_PAUSE_S
         self.counts = Counts()
 
     async def max_message_bytes(self, address: str) -> int:
+        if not self._waiting:
+            self._progress_at = time.monotonic()  # it was Spark that took its time
         return (await self._patiently(address)).link.remote_max_message_bytes
 
     async def batch_bytes(self, address: str) -> int:
@@ -136,8 +139,6 @@ class _Outbox:
     async def put(self, address: str, payload: Payload, first_row: int, last_row: int) -> None:
         while len(self._waiting) >= self._options.max_in_flight:
             await self._settle_first()
-        if not self._waiting:
-            self._progress_at = time.monotonic()
         parcel = _Parcel(address, payload, first_row, last_row, asyncio.get_running_loop().create_future())
         self._waiting.append(parcel)
         self._post(parcel, await self._patiently(address))
@@ -161,43 +162,45 @@ class _Outbox:
             parcel.outcome.set_exception(error)
 
     async def _settle_first(self) -> None:
-        parcel = self._waiting[0]
-        try:
-            await parcel.outcome
-        except ClientError as error:
-            await self._again(error)
-        else:
+        outcome = self._waiting[0].outcome
+        done, _ = await asyncio.wait([outcome], timeout=self._patience_s)
+        if not done:
+            self._check_patience(TimeoutError("no answer"))
+        elif (error := outcome.exception()) is None:
             self._accepted(self._waiting.popleft())
+        else:
+            await self._again(error)
 
     def _accepted(self, parcel: _Parcel) -> None:
         self._progress_at = time.monotonic()
+        self._pause_s = FIRST_PAUSE_S
         self.counts.messages += parcel.payload.end - parcel.payload.first
         self.counts.transfers += 1
         self.counts.bytes += len(parcel.payload.content)
 
-    async def _again(self, error: Exception) -> None:
+    async def _again(self, error: BaseException) -> None:
         """Send what has failed again, in its order, after a pause."""
-        outcomes = [parcel.outcome for parcel in self._waiting]
-        await asyncio.wait(outcomes)
-        failed: deque[_Parcel] = deque()
+        while (await asyncio.wait([each.outcome for each in self._waiting], timeout=self._patience_s))[1]:
+            self._check_patience(TimeoutError("no answer"))
+        parcels, self._waiting = self._waiting, deque()
+        for parcel in parcels:
+            if parcel.outcome.exception() is None:
+                self._accepted(parcel)
+            else:
+                self._waiting.append(parcel)
         for parcel in self._waiting:
             reason = parcel.outcome.exception()
-            if reason is None:
-                self._accepted(parcel)
-            elif isinstance(reason, ClientError) and _passes(reason):
-                failed.append(parcel)
-            else:
+            if reason is not None and not _passes(reason):
                 self._fail(reason, parcel)
-        self._waiting = failed
         self._check_patience(error)
-        await asyncio.sleep(FIRST_PAUSE_S)
-        for parcel in failed:
+        await asyncio.sleep(self._pause_s)
+        self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+        for parcel in self._waiting:
             self.counts.repeated += 1
             self._post(parcel, await self._patiently(parcel.address))
 
     async def _patiently(self, address: str) -> Sender:
         """The sender to this entity, attached anew if it has ended. Raises SendFailed if that takes too long."""
-        pause_s = FIRST_PAUSE_S
         while True:
             sender = self._senders.get(address)
             if sender is not None and not sender.closed:
@@ -208,8 +211,8 @@ class _Outbox:
                 if not _passes(error):
                     self._fail(error, None, address)
                 self._check_patience(error)
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+                await asyncio.sleep(self._pause_s)
+                self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
 
     async def _attached(self, address: str) -> Sender:
         if self._connection is None or self._connection.closed:
@@ -220,9 +223,14 @@ class _Outbox:
             self._senders.clear()
         return await self._connection.sender(address, max_in_flight=self._options.max_in_flight)
 
-    def _check_patience(self, error: Exception) -> None:
-        waited_s = time.monotonic() - self._progress_at
-        if waited_s > self._options.send_timeout_s:
+    @property
+    def _patience_s(self) -> float:
+        """How long we may still wait for an acceptance; below 0 if it is too late."""
+        return self._progress_at + self._options.send_timeout_s - time.monotonic()
+
+    def _check_patience(self, error: BaseException) -> None:
+        if self._patience_s <= 0:
+            waited_s = time.monotonic() - self._progress_at
             what = f"the broker has accepted nothing for {waited_s:.0f} s (sendTimeoutSeconds), {self._known()}"
             raise SendFailed(f"{what}; the last error: {error}") from error
 

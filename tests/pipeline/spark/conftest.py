@@ -8,7 +8,8 @@ import pytest
 from tests.brokers import Broker
 from tests.pipeline.session import missing
 
-collect_ignore_glob = ["test_spark_[!r]*.py"] if missing() and "PEEKLOCK_REQUIRE_SPARK" not in os.environ else []
+if os.environ.get("PEEKLOCK_REQUIRE_SPARK") == "1" and (lacking := missing()):
+    raise RuntimeError(f"the tests of Spark need {lacking}")
 
 ENTITIES = """
 partitions = 2

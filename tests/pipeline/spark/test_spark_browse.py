@@ -4,6 +4,8 @@ import asyncio
 import datetime
 
 import pytest
+
+pytest.importorskip("pyspark")
 from pyspark.sql import functions as f
 from pyspark.sql.datasource import EqualTo, GreaterThan, GreaterThanOrEqual, IsNotNull, LessThan, LessThanOrEqual
 from taking import take_all

@@ -10,17 +10,17 @@ from hypothesis import strategies as st
 
 pa = pytest.importorskip("pyarrow")
 
-from protocol.client.messages import Message  # noqa: E402
-from protocol.message.batches import unpack_batch  # noqa: E402
-from pyspark_peeklock.encoding import (  # noqa: E402
+from protocol.client.messages import Message
+from protocol.message.batches import unpack_batch
+from pyspark_peeklock.encoding import (
     MAX_BATCH_MESSAGES,
     SECTION_BYTES,
     TEXTS,
     payloads,
     sections,
 )
-from pyspark_peeklock.errors import UnfitRow  # noqa: E402
-from pyspark_peeklock.identity import Identities  # noqa: E402
+from pyspark_peeklock.errors import UnfitRow
+from pyspark_peeklock.identity import Identities
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=128)
 ASCII = st.text(st.characters(max_codepoint=127), max_size=300)

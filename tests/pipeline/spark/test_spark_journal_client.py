@@ -6,20 +6,20 @@ import pytest
 
 pa = pytest.importorskip("pyarrow")
 
-from journal_server import EPOCH, Journal, JournalServer, Partition, message_of, record_of, rows  # noqa: E402
+from journal_server import EPOCH, Journal, JournalServer, Partition, message_of, record_of, rows
 
-from protocol.client.messages import Message, value_section  # noqa: E402
-from pyspark_peeklock import records  # noqa: E402
-from pyspark_peeklock.errors import (  # noqa: E402
+from protocol.client.messages import Message, value_section
+from pyspark_peeklock import records
+from pyspark_peeklock.errors import (
     AnotherEpoch,
     InvalidOption,
     JournalRefused,
     JournalUnreachable,
     OutOfRetention,
 )
-from pyspark_peeklock.journal_client import Endpoint, JournalClient, parsed_url  # noqa: E402
-from pyspark_peeklock.journal_offsets import OffsetRange  # noqa: E402
-from pyspark_peeklock.options import Access  # noqa: E402
+from pyspark_peeklock.journal_client import Endpoint, JournalClient, parsed_url
+from pyspark_peeklock.journal_offsets import OffsetRange
+from pyspark_peeklock.options import Access
 
 
 @pytest.fixture
