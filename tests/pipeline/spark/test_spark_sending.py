@@ -36,8 +36,8 @@ def own_broker(tmp_path):
 
 
 def send(tmp_path, batches, **options):
-    options = SinkOptions.of(Options({"connectionStringFile": str(tmp_path / "secret"), "entity": "once", **options}))
-    return asyncio.run(send_rows(iter(batches), options, Identities(None)))
+    given = Options({"connectionStringFile": str(tmp_path / "secret"), "entity": "once", **options})
+    return asyncio.run(send_rows(iter(batches), SinkOptions.of(given), Identities(None)))
 
 
 def batch(first, count, size=100):
