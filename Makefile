@@ -17,6 +17,7 @@
 #   make capture-s3  captures in an object store: a server that speaks S3
 #   make image     the steps of the Dockerfile in a clean Debian root; needs root and debootstrap
 #   make lock      newer versions, with hashes, of all that the image installs
+#   make spark     also install Spark, for tests/pipeline; it needs Java 17 or later
 #   make install   only make .venv, with the command peeklock in it
 #   make clean     remove what these made, but no data of brokers
 
@@ -25,13 +26,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 BENCH_INSTALLED := $(VENV)/.bench-installed
+SPARK_INSTALLED := $(VENV)/.spark-installed
 CONFIG ?= deploy/quickstart.toml
 ARGS ?=
 EXAMPLES ?= 2000
 OF_BROKERS := $(addprefix tests/,end_to_end sessions forwarding operations client_commands protocol_client crash_ledger)
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-one-process lint bench scaling model soak fuzz power-loss split pairing-ledger drain losing-a-worker capture-s3 lock image structure dead-code coverage clean
+.PHONY: help install spark serve test test-one-process lint bench scaling model soak fuzz power-loss split pairing-ledger drain losing-a-worker capture-s3 lock image structure dead-code coverage clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -67,6 +69,12 @@ lint: $(INSTALLED)
 
 $(BENCH_INSTALLED): $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --group bench
+	@touch $@
+
+spark: $(SPARK_INSTALLED)
+
+$(SPARK_INSTALLED): $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --editable '.[spark]'
 	@touch $@
 
 bench: $(BENCH_INSTALLED)
@@ -127,4 +135,4 @@ image: $(INSTALLED)
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis tests/interop/.build
-	find broker protocol storage bench tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find broker protocol storage pipeline bench tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-OURS = ("protocol", "storage", "broker", "pipeline", "bench", "tests")
+OURS = ("protocol", "storage", "broker", "pipeline", "pyspark_peeklock", "bench", "tests")
+TOP_LEVEL = "pipeline.pyspark_peeklock"  # installed as a package of its own, because Spark finds it by its name
 
 # What waits, or looks at the world: no business of a pure module.
 OUTSIDE = {
@@ -125,6 +126,22 @@ MAY_IMPORT = {
         "broker.settings.placement",
     },
     "pipeline": {"protocol", "pipeline"},
+    # What a client of a broker needs, on machines that have none: no broker, no storage.
+    "pyspark_peeklock": {
+        "pyspark_peeklock",
+        "protocol.bounds",
+        "protocol.client",
+        "protocol.codec",
+        "protocol.conditions",
+        "protocol.errors",
+        "protocol.message",
+        "protocol.nodes.sas_tokens",
+        "protocol.symbols",
+    },
+    # Spark imports these in every session, and the first two also where pyspark or pyarrow is missing.
+    "pyspark_peeklock.readiness": set(),
+    "pyspark_peeklock.options": {"pyspark_peeklock.errors", "protocol.client.connection_string"},
+    "pyspark_peeklock.source": {"pyspark_peeklock"},
 }
 
 # Modules within a folder that may import broker, but not these of it.
@@ -275,6 +292,7 @@ ONLY_IN = {
     "pyarrow": {"storage.capture", "storage.journal", "broker.capture"},
     "typer": {"broker.cli"},
     "rich": {"broker.cli"},
+    "pyspark": {"pyspark_peeklock", "pipeline"},
 }
 
 NOWHERE = {"proton", "cproton"}  # Proton's own Python classes: too slow for the wire, and a second way to do it
@@ -288,7 +306,8 @@ def modules() -> Iterator[tuple[str, Path]]:
     for package in ("protocol", "storage", "broker", "pipeline"):
         for path in sorted((ROOT / package).rglob("*.py")):
             parts = path.relative_to(ROOT).with_suffix("").parts
-            yield ".".join(part for part in parts if part != "__init__"), path
+            name = ".".join(part for part in parts if part != "__init__")
+            yield name.removeprefix("pipeline.") if is_within(name, TOP_LEVEL) else name, path
 
 
 def imports(tree: ast.AST, module: str, is_package: bool) -> set[str]:
@@ -434,6 +453,9 @@ def test_a_circle_is_found():
         ("broker.worker", "from protocol import codec"),
         ("broker.metrics", "from prometheus_client import Counter"),
         ("broker.cli", "import tests.brokers"),
+        ("pyspark_peeklock.sink", "from broker.wire import Extra"),
+        ("pyspark_peeklock.sink", "import storage.records"),
+        ("broker.cli", "from pyspark.sql import SparkSession"),
     ],
 )
 def test_the_rules_catch(module, source):

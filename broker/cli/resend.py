@@ -105,8 +105,8 @@ async def _print_those(
 ) -> int:
     from contextlib import aclosing
 
-    from broker.cli.taking.browsing import last_numbers
     from broker.cli.taking.selection import matching
+    from protocol.client.browsing import last_numbers
 
     management = await connection.management(source)
     shown = 0

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.cli.taking.browsing import browse, highest
 from broker.cli.taking.held import Held
 from broker.cli.taking.selection import Chosen
+from protocol.client.browsing import browse, highest
 from protocol.client.connection import connect_to
 from protocol.client.errors import SettlementRefused
 from protocol.client.messages import Message

@@ -142,9 +142,14 @@ def test_a_wheel_is_all_that_an_installation_needs(tmp_path):
         archive.extractall(installed)
         shipped = {name for name in archive.namelist() if name.endswith(".py")}
     sources = {
-        str(path.relative_to(ROOT))
-        for folder in ("broker", "protocol", "storage")
-        for path in (ROOT / folder).rglob("*.py")
+        str(path.relative_to(above))
+        for above, folder in (
+            (ROOT, "broker"),
+            (ROOT, "protocol"),
+            (ROOT, "storage"),
+            (ROOT / "pipeline", "pyspark_peeklock"),
+        )
+        for path in (above / folder).rglob("*.py")
     }
     assert shipped == sources
     for path in [*installed.rglob("*"), installed]:

@@ -246,6 +246,18 @@ def test_peek_shows_all_fragments_in_order_and_page_by_page(peer: RawPeer) -> No
     assert peek(node, found[7][0]) == found[7:]
 
 
+def test_pages_that_are_full_by_bytes_leave_out_no_message(peer: RawPeer) -> None:
+    """The largest message of a fragment does not fit behind the others, and the first of the next fragment would."""
+    sizes = [60_000] * 24 + [10] * 4
+    send(peer, "orders", *[message(b"%5d" % number + b"x" * size) for number, size in enumerate(sizes)])
+    node = Node(peer, "orders/$management")
+    paged: list[tuple[int, bytes]] = []
+    while page := peek(node, paged[-1][0] + 1 if paged else 0):
+        paged += page
+    assert sorted(int(body[:5]) for _, body in paged) == list(range(len(sizes)))
+    assert paged == sorted(paged)
+
+
 def test_scheduled_messages_are_cancelled_by_their_numbers_on_any_fragment(peer: RawPeer) -> None:
     node = Node(peer, "orders/$management")
     due = int((time.time() + 1.5) * 1000)

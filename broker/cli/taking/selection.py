@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from broker.cli.messages import State, is_dead_letter, state_of
-from broker.cli.taking.browsing import browse, fragment_of
+from protocol.client.browsing import browse, fragment_of
 from protocol.client.messages import Message
 from protocol.client.requests import Management
 

@@ -12,7 +12,6 @@ from typing import Final
 from broker.cli.messages import counted, is_dead_letter
 from broker.cli.output import printable
 from broker.cli.progress import Bar
-from broker.cli.taking.browsing import fragment_of, last_numbers
 from broker.cli.taking.held import Held
 from broker.cli.taking.selection import (
     ROUND,
@@ -26,6 +25,7 @@ from broker.cli.taking.selection import (
 )
 from broker.cli.taking.taken import Taken
 from protocol import conditions
+from protocol.client.browsing import fragment_of, last_numbers
 from protocol.client.connection import Connection
 from protocol.client.errors import ClientError, LinkDetached, RequestFailed
 from protocol.client.links import Received, Receiver

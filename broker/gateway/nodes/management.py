@@ -209,16 +209,24 @@ class ManagementRequests(RequestLink):
         def ask() -> None:
             wanted: list[Any] = [start, most - len(rows), MAX_PEEK_BYTES - sum(len(row[3]) for row in rows)]
             if session_id is None:
-                self.request_partition(left.pop(0), "peek", self.queue, wanted, reply)
+                self.request_partition(left[0], "peek", self.queue, wanted, reply)
             else:
-                self.request_partition(left.pop(0), "peek-session", self.queue, [session_id, *wanted], reply)
+                self.request_partition(left[0], "peek-session", self.queue, [session_id, *wanted], reply)
 
         def reply(entries: list[Any] | None, error: BrokerError | None) -> None:
-            if error is not None and not rows and not (isinstance(error, PartitionParked) and left):
+            nonlocal start
+            if error is not None and not rows and not (isinstance(error, PartitionParked) and left[1:]):
                 self.fail(request, error, answer)
                 return
-            rows.extend(_rows(entries or []))
+            found = _rows(entries or [])
+            rows.extend(found)
             used_bytes = sum(len(row[3]) for row in rows)
+            if found and len(left) > 1:
+                # Perhaps its next one was too large for this answer: then those of the next partition come too early,
+                # and a client that goes on behind them would never see it.
+                start = found[-1][1] + 1
+            else:
+                del left[0]
             if left and len(rows) < most and used_bytes < MAX_PEEK_BYTES:
                 ask()
             else:

@@ -1,0 +1,60 @@
+"""Stored records of the journal as columns: body, application properties and reply-to.
+
+A record is a checksum and two times of eight bytes each, the layout (`protocol.message.layout`), then the annotation
+pairs and the bare message. Later changes of properties are in the column `overlay`, and not here.
+"""
+
+import struct
+from collections.abc import Sequence
+from typing import Any, Final
+
+from protocol.client.messages import Message
+from protocol.codec import decode
+from protocol.errors import ProtocolError
+from protocol.message.layout import LAYOUT
+from pyspark_peeklock.decoding import bytes_of, pairs_of, text_of
+from pyspark_peeklock.errors import JournalRefused
+
+LAYOUT_AT: Final = 24
+CONTENT_AT: Final = LAYOUT_AT + LAYOUT.size
+COLUMNS: Final = frozenset({"body", "applicationProperties", "replyTo"})
+_DATA: Final = b"\x00\x53\x75"
+
+
+def columns_of(records: Sequence[bytes | None], wanted: frozenset[str]) -> dict[str, list[Any]]:
+    """Those of COLUMNS that are wanted; null where there is no record. Raises JournalRefused for a broken record."""
+    unpack = LAYOUT.unpack_from
+    found: dict[str, list[Any]] = {name: [] for name in COLUMNS & wanted}
+    bodies, properties = found.get("body"), found.get("applicationProperties")
+    replies = found.get("replyTo")
+    try:
+        for record in records:
+            if record is None:
+                for values in found.values():
+                    values.append(None)
+                continue
+            _, _, _, pairs_bytes, properties_bytes, application_bytes = unpack(record, LAYOUT_AT)
+            fields_at = CONTENT_AT + pairs_bytes
+            application_at = fields_at + properties_bytes
+            body_at = application_at + application_bytes
+            if bodies is not None:
+                bodies.append(_body(record, body_at))
+            if properties is not None:
+                section = decode(record, application_at + 3)[0] if application_bytes else {}
+                properties.append(pairs_of(section))
+            if replies is not None:
+                fields = decode(record, fields_at + 3)[0] if properties_bytes else []
+                replies.append(text_of(fields[4]) if len(fields) > 4 else None)
+    except (ProtocolError, struct.error, ValueError, IndexError, TypeError, AttributeError) as error:
+        raise JournalRefused(f"a stored record cannot be read: {type(error).__name__}: {error}") from error
+    return found
+
+
+def _body(record: bytes, at: int) -> bytes | None:
+    """Mostly one data section up to the end of the record."""
+    if record[at : at + 3] == _DATA:
+        if record[at + 3] == 0xA0 and at + 5 + record[at + 4] == len(record):
+            return record[at + 5 :]
+        if record[at + 3] == 0xB0 and at + 8 + int.from_bytes(record[at + 4 : at + 8], "big") == len(record):
+            return record[at + 8 :]
+    return bytes_of(Message.decode(record[at:]).content())

@@ -1,0 +1,46 @@
+"""The Spark session that all tests of the pipeline share: its start takes ten seconds."""
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+
+import pytest
+
+
+def missing() -> str | None:
+    """What the tests of Spark lack here."""
+    if find_spec("pyspark") is None:
+        return "pip install 'peeklock[spark]'"
+    if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
+        return "Java 17 or later"
+    return None
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator:
+    """A session with two cores. Without Spark or Java its tests are skipped, unless PEEKLOCK_REQUIRE_SPARK=1."""
+    if (lacking := missing()) is not None:
+        if os.environ.get("PEEKLOCK_REQUIRE_SPARK") == "1":
+            pytest.fail(f"needs {lacking}")
+        pytest.skip(f"needs {lacking}")
+    from pyspark.sql import SparkSession
+
+    os.environ["PYSPARK_PYTHON"] = sys.executable  # else workers are the system's python3
+    started = (
+        SparkSession.builder.master("local[2]")
+        .appName("tests")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.default.parallelism", "2")
+        .config("spark.driver.memory", "1g")
+        .getOrCreate()
+    )
+    started.sparkContext.setLogLevel("ERROR")
+    yield started
+    started.stop()

@@ -1,0 +1,165 @@
+"""What is refused before a row is sent or read: options, schemas, and rows by their columns. No Java."""
+
+import pytest
+
+pytest.importorskip("pyspark")
+pa = pytest.importorskip("pyarrow")
+
+from pyspark.sql import types as t
+
+from pyspark_peeklock.encoding import check_sizes, sections
+from pyspark_peeklock.errors import InvalidOption, UnfitRow, UnfitSchema
+from pyspark_peeklock.options import Access, BrowseOptions, JournalOptions, Options, SinkOptions
+from pyspark_peeklock.sink import checked_columns
+
+TEXT, BINARY, TIME = t.StringType(), t.BinaryType(), t.TimestampType()
+SECRET = {"connectionStringFile": "/secret"}
+
+
+def struct(**columns):
+    return t.StructType([t.StructField(name, kind) for name, kind in columns.items()])
+
+
+def sink(**options):
+    return SinkOptions.of(Options({**SECRET, **options}))
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"messageId": TEXT}, "column 'body' is missing"),
+        ({"body": t.IntegerType(), "messageId": TEXT}, "column 'body' must be binary or string, not int"),
+        ({"body": TEXT, "mesageId": TEXT}, "has no column 'mesageId'; did you mean 'messageId'"),
+        ({"body": TEXT, "messageId": TEXT, "zzz": TEXT}, "has no column 'zzz'; drop it"),
+        (
+            {"body": TEXT, "messageId": TEXT, "applicationProperties": t.MapType(TEXT, t.LongType())},
+            "map<string,string>",
+        ),
+        ({"body": TEXT, "messageId": TEXT, "scheduledTime": TEXT}, "'scheduledTime' must be timestamp, not string"),
+        ({"body": TEXT, "messageId": t.LongType()}, "column 'messageId' must be string"),
+        ({"body": TEXT}, "set option idFromPosition=queryId/batch/partition/row"),
+    ],
+)
+def test_columns_that_do_not_fit_are_named(columns, message):
+    with pytest.raises(UnfitSchema, match=message):
+        checked_columns(struct(**columns), sink(entity="q"))
+
+
+def test_a_target_is_needed_and_is_not_the_entity_that_a_row_came_from():
+    plain = {"body": TEXT, "messageId": TEXT}
+    with pytest.raises(UnfitSchema, match="where to"):
+        checked_columns(struct(**plain), sink())
+    assert checked_columns(struct(**plain, entity=TEXT), sink())["targetEntity"] == "entity"
+    of_journal = {
+        "body": BINARY,
+        "namespace": TEXT,
+        "entity": TEXT,
+        "partition": t.IntegerType(),
+        "journalOffset": t.LongType(),
+    }
+    with pytest.raises(UnfitSchema, match="where to"):
+        checked_columns(struct(**of_journal), sink())
+    names = checked_columns(struct(**of_journal, targetEntity=TEXT, lockedUntil=TIME), sink())
+    assert (names["targetEntity"], names["entity"]) == ("targetEntity", "entity")
+    assert "lockedUntil" not in names
+
+
+@pytest.mark.parametrize(
+    ("read", "options", "message"),
+    [
+        (SinkOptions, {}, "option 'connectionStringFile' is missing"),
+        (SinkOptions, {**SECRET, "ConnectionString": "Endpoint=sb://x"}, "credentials are no option values"),
+        (SinkOptions, {**SECRET, "sharedAccessKey": "x"}, "credentials are no option values"),
+        (SinkOptions, {**SECRET, "maxInFlights": "3"}, "did you mean 'maxInFlight'"),
+        (SinkOptions, {**SECRET, "maxInFlight": "0"}, "'maxInFlight' may be a whole number from 1 to 1000, not '0'"),
+        (SinkOptions, {**SECRET, "maxInFlight": "9" * 5000}, "'maxInFlight' may be"),
+        (SinkOptions, {**SECRET, "maxInFlight": "\u0663"}, "'maxInFlight' may be"),
+        (SinkOptions, {**SECRET, "idFromPosition": "true"}, "may be queryId/batch/partition/row, not 'true'"),
+        (BrowseOptions, SECRET, "option 'entity' is missing"),
+        (BrowseOptions, {**SECRET, "entity": "q", "subQueue": "dead"}, "'subQueue' may be active or deadletter"),
+        (JournalOptions, {**SECRET, "endingOffsets": "earliest"}, "option 'endingOffsets'"),
+        (JournalOptions, {**SECRET, "startingTimestamp": "yesterday"}, "'startingTimestamp' may be a time such as"),
+        (JournalOptions, {**SECRET, "startingTimestamp": "9" * 30}, "'startingTimestamp' may be a time such as"),
+        (JournalOptions, {**SECRET, "startingTimestamp": "1", "startingOffsets": "latest"}, "cannot both be given"),
+        (JournalOptions, {**SECRET, "maxMessagePerTrigger": "5"}, "did you mean 'maxMessagesPerTrigger'"),
+        (JournalOptions, {**SECRET, "failOnDataLoss": "maybe"}, "'failOnDataLoss' may be true or false"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(read, options, message):
+    more = {"is_stream": False} if read is JournalOptions else {}
+    with pytest.raises(InvalidOption, match=message):
+        read.of(Options(options), **more)
+
+
+def test_a_stream_has_no_end():
+    with pytest.raises(InvalidOption, match="a stream has no end"):
+        JournalOptions.of(Options({**SECRET, "endingOffsets": "latest"}), is_stream=True)
+
+
+def test_options_of_spark_are_let_through():
+    options = sink(CHECKPOINTLOCATION="/tmp/x", path="/y", entity="q", IDFROMPOSITION="QUERYID/batch/partition/row")
+    assert (options.entity, options.is_id_from_position) == ("q", True)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "No such file"),
+        (b"\xff", "it is no text"),
+        (b"", "has no Endpoint"),
+        (b"Endpoint=sb://h;hunter2", "no '='"),
+    ],
+)
+def test_a_secret_file_that_cannot_be_used_is_named_and_not_shown(tmp_path, content, message):
+    path = tmp_path / "secret"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(InvalidOption, match=message) as caught:
+        Access(str(path), None).connection_string()
+    assert str(path) in str(caught.value)
+    assert "hunter2" not in str(caught.value)
+
+
+FINE = {
+    "body": pa.array([b"x", b"x", b"x"]),
+    "messageId": pa.array(["1", "2", "3"]),
+}
+PROPERTIES = pa.map_(pa.string(), pa.string())
+BAD_TEXT = pa.array([b"x", b"\x80", b"x"]).view(pa.string())
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"body": pa.array([b"x", None, b"x"])}, "row 1 of this task: column 'body' is null"),
+        ({"messageId": pa.array(["x", "\u00fc" * 129, "x"])}, "row 1 .*'messageId' has more than 128 characters"),
+        ({"sessionId": pa.array(["x", "s" * 129, None])}, "row 1 .*'sessionId' has more than 128 characters"),
+        ({"contentType": pa.array([None, "\u00fc", "x"])}, "row 1 .*'contentType' is not of ASCII"),
+        ({"timeToLiveMs": pa.array([1, 0, 1])}, "row 1 .*'timeToLiveMs' is not from 1"),
+        ({"timeToLiveMs": pa.array([None, 1 << 32, 1])}, "row 1 .*'timeToLiveMs' is not from 1"),
+        ({"subject": BAD_TEXT}, "row 1 .*'subject' is not of valid UTF-8"),
+        (
+            {"sessionId": pa.array([None, "s", "s"]), "partitionKey": pa.array(["k", "k", "s"])},
+            "row 1 .*'partitionKey'",
+        ),
+        ({"applicationProperties": pa.array([[], [("a", "x" * 40_000)], []], PROPERTIES)}, "row 1 .* more than 32768"),
+    ],
+)
+def test_rows_that_do_not_fit_are_named(columns, message):
+    with pytest.raises(UnfitRow, match=message):
+        sections({**FINE, **columns})
+
+
+def test_a_property_of_invalid_text_is_named():
+    entries = pa.MapArray.from_arrays(pa.array([0, 0, 1, 3]), pa.array(["a", "b", "c"]), BAD_TEXT)
+    with pytest.raises(UnfitRow, match=r"row 2 .*'applicationProperties' is not of valid UTF-8"):
+        sections({**FINE, "applicationProperties": entries})
+
+
+def test_a_message_that_is_too_large_is_named():
+    array = sections({**FINE, "body": pa.array([b"x", b"x" * 1000, b"x" * 999])})
+    largest = len(array[1].as_py()) - 8
+    check_sizes(array, largest)
+    check_sizes(array, 0)
+    with pytest.raises(UnfitRow, match=f"row 1 .*'body' makes a message of {largest} bytes; .* takes {largest - 1}"):
+        check_sizes(array, largest - 1)

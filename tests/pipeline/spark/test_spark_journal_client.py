@@ -1,0 +1,174 @@
+"""The client of the journal against a server with faults; no Spark."""
+
+import itertools
+
+import pytest
+
+pa = pytest.importorskip("pyarrow")
+
+from journal_server import EPOCH, Journal, JournalServer, Partition, message_of, record_of, rows
+
+from protocol.client.messages import Message, value_section
+from pyspark_peeklock import records
+from pyspark_peeklock.errors import (
+    AnotherEpoch,
+    InvalidOption,
+    JournalRefused,
+    JournalUnreachable,
+    OutOfRetention,
+)
+from pyspark_peeklock.journal_client import Endpoint, JournalClient, parsed_url
+from pyspark_peeklock.journal_offsets import OffsetRange
+from pyspark_peeklock.options import Access
+
+
+@pytest.fixture
+def journal(tmp_path):
+    tables = [rows(0, 0, 300), rows(0, 300, 200, "invoices/subscriptions/a")]
+    return Journal({0: Partition(pa.concat_tables(tables)), 3: Partition(rows(3, 0, 10))})
+
+
+@pytest.fixture
+def client(journal, tmp_path):
+    with JournalServer(journal) as server:
+        client = client_of(tmp_path, server.url)
+        yield client
+        client.close()
+
+
+def client_of(tmp_path, url, timeout_s=5.0):
+    path = tmp_path / "secret"
+    path.write_text("Endpoint=sb://localhost;SharedAccessKeyName=n;SharedAccessKey=k;UseDevelopmentEmulator=true")
+    return JournalClient(Endpoint(Access(str(path), None), url, timeout_s))
+
+
+def offsets(client, first, end, partition=0, epoch=EPOCH, entity=None):
+    found = client.batches(OffsetRange(partition, epoch, first, end), entity=entity, records=False)
+    return [offset for batch in found for offset in batch.column("journalOffset").to_pylist()]
+
+
+def test_partitions_are_listed(client):
+    namespace, states = client.states()
+    assert (namespace, list(states), states[0].stable, states[3].low) == ("ns", [0, 3], 500, 0)
+
+
+def test_a_range_comes_in_order_and_once(client, journal):
+    assert offsets(client, 7, 487) == list(range(7, 487))
+    assert offsets(client, 5, 5) == []
+    journal.max_rows = 33  # the endpoint may end an answer early
+    assert offsets(client, 0, 500) == list(range(500))
+    assert offsets(client, 0, 10, partition=3) == list(range(10))
+
+
+def test_only_entities_that_fit_are_read(client, journal):
+    journal.max_rows = 70
+    assert offsets(client, 0, 500, entity="inv*") == list(range(300, 500))
+    assert offsets(client, 0, 500, entity="nothing") == []
+
+
+@pytest.mark.parametrize("fault", ["cut", "cut between", "slow", "length", 500, 503, 429])
+def test_after_a_fault_it_goes_on_behind_the_last_row(client, journal, fault):
+    journal.faults += [fault, fault]
+    assert offsets(client, 0, 500) == list(range(500))
+    asked = [first for _, first, _, _ in journal.requests]
+    # The last batch is cut off, then the only one of each further answer.
+    expected = {"cut": [0, 400, 400], "cut between": [0, 400, 400], "slow": [0], "length": [0]}
+    assert asked == expected.get(fault, [0, 0, 0])
+
+
+def test_with_a_pattern_a_cut_between_batches_is_noticed(client, journal):
+    journal.faults += ["cut between"]
+    assert offsets(client, 0, 500, entity="*") == list(range(500))
+    assert len(journal.requests) == 2
+
+
+def test_rows_that_are_missing_or_out_of_order_are_not_taken(tmp_path):
+    table = pa.concat_tables([rows(0, 0, 5), rows(0, 6, 5)])
+    for broken in (table, table.take(list(range(9, -1, -1)))):
+        with JournalServer(Journal({0: Partition(broken)})) as server:
+            client = client_of(tmp_path, server.url, 0.1)
+            with pytest.raises(JournalUnreachable, match=r"rows are missing|out of order"):
+                offsets(client, 0, 10)
+
+
+def test_what_is_out_of_retention_is_named(client, journal):
+    journal.partitions[0].low = 100
+    with pytest.raises(OutOfRetention, match="needs offset 7, and the journal has 100 to 500") as caught:
+        offsets(client, 7, 200)
+    assert (caught.value.first, caught.value.low, caught.value.stable) == (7, 100, 500)
+
+
+def test_offsets_above_the_end_are_waited_for(client, journal):
+    """An endpoint that has just started may not have read all of its files."""
+    whole = journal.partitions[0]
+    few = journal.partitions[0] = Partition(whole.table.slice(0, 5))
+
+    class Growing(list):
+        def append(self, request):
+            if len(self) == 2:
+                few.table = whole.table
+            super().append(request)
+
+    journal.requests = Growing()
+    assert offsets(client, 10, 20) == list(range(10, 20))
+    assert len(journal.requests) == 3
+
+
+def test_offsets_that_never_come_end_in_an_error(journal, tmp_path):
+    with JournalServer(journal) as server, pytest.raises(OutOfRetention, match="the journal has 0 to 500"):
+        offsets(client_of(tmp_path, server.url, 0.3), 501, 510)
+
+
+def test_another_epoch_is_named(client):
+    with pytest.raises(AnotherEpoch, match=f"epoch ffff, and the journal now has epoch {EPOCH}"):
+        offsets(client, 0, 10, epoch="ffff")
+
+
+def test_what_a_repetition_does_not_change_is_said_at_once(client, journal):
+    journal.token = "other"
+    with pytest.raises(JournalRefused, match="401 Unauthorized: no token"):
+        client.states()
+    journal.token = ""
+    with pytest.raises(JournalRefused, match="404 Not Found: no such partition"):
+        offsets(client, 0, 10, partition=1)
+
+
+def test_an_endpoint_that_is_away_is_named(tmp_path):
+    with pytest.raises(JournalUnreachable, match=r"nothing has come for 0 s .*Connection refused"):
+        client_of(tmp_path, "http://127.0.0.1:9", 0.2).states()
+
+
+@pytest.mark.parametrize("url", ["localhost:5300", "ftp://h", "http://h/path", "http://", "http://h:99999", "//[::1"])
+def test_addresses_that_are_none_are_refused(url):
+    with pytest.raises(InvalidOption, match="httpEndpoint"):
+        parsed_url(url)
+
+
+def test_records_become_bodies_and_properties():
+    made = [
+        message_of(1),
+        None,
+        record_of(Message.of(b"")),
+        record_of(Message.of(b"x" * 300, annotations={"a": 1}, message_id="i")),
+        record_of(Message(value_section("text"))),
+        record_of(Message(value_section([1]))),
+    ]
+    found = records.columns_of(made, records.COLUMNS)
+    assert found["body"] == [b"body 1", None, b"", b"x" * 300, b"text", None]
+    assert found["applicationProperties"] == [[("n", "1")], None, [], [], [], []]
+    assert found["replyTo"] == ["r", None, None, None, None, None]
+    assert list(records.columns_of(made, frozenset({"body"}))) == ["body"]
+
+
+def test_a_broken_record_is_an_error_and_nothing_else():
+    whole = message_of(1)
+    for end in range(len(whole)):
+        try:
+            records.columns_of([whole[:end]], records.COLUMNS)
+        except JournalRefused as error:
+            assert "record" in str(error)  # noqa: PT017 - some cuts leave a record that can be read
+    for at, value in itertools.product(range(24, len(whole)), (0, 0x7F, 0xFF)):
+        try:
+            records.columns_of([whole[:at] + bytes([value]) + whole[at + 1 :]], records.COLUMNS)
+        except JournalRefused:
+            continue

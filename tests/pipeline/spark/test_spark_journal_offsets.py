@@ -1,0 +1,192 @@
+"""Positions in the journal: limits, targets, losses. Pure, with hostile values."""
+
+import json
+
+import pytest
+
+pytest.importorskip("pyarrow")
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol.bounds import MAX_NUMBER
+from pyspark_peeklock.errors import AnotherEpoch, InvalidOption, JournalRefused, OutOfRetention
+from pyspark_peeklock.journal_offsets import (
+    OffsetRange,
+    PartitionState,
+    given_offsets,
+    latest,
+    places,
+    position,
+    ranges,
+    shared,
+    split,
+    states_of,
+)
+
+NUMBERS = st.one_of(st.integers(0, 50), st.integers(0, MAX_NUMBER), st.just(MAX_NUMBER))
+EPOCHS = st.sampled_from(["a1", "b2"])
+
+
+@st.composite
+def states(draw):
+    found = {}
+    for number in sorted(draw(st.sets(st.integers(0, 12), max_size=5))):
+        low, stable = sorted((draw(NUMBERS), draw(NUMBERS)))
+        found[number] = PartitionState(number, draw(EPOCHS), low, stable, draw(NUMBERS))
+    return found
+
+
+POSITIONS = st.dictionaries(st.integers(0, 12), st.tuples(EPOCHS, NUMBERS), max_size=5).map(
+    lambda found: position((number, *place) for number, place in found.items())
+)
+
+
+@given(POSITIONS, states(), st.none() | st.integers(1, 100), st.none() | st.integers(1, 1000))
+def test_a_micro_batch_never_goes_back_and_ends_within_its_limits(start, found, max_rows, max_bytes):
+    end = latest(start, found, max_rows=max_rows, max_bytes=max_bytes)
+    assert list(end) == sorted(end, key=int)
+    begun, ended = places(start), places(end)
+    assert ended.keys() == begun.keys() | found.keys()
+    rows = 0
+    for number, (epoch, offset) in ended.items():
+        if number not in found or (epoch, offset) == begun.get(number):
+            continue
+        assert epoch == found[number].epoch
+        assert offset <= found[number].stable
+        old_epoch, old = begun.get(number, (epoch, 0))
+        first = max(found[number].low, old) if old_epoch == epoch else found[number].low
+        assert offset >= first
+        rows += offset - first
+    assert max_rows is None or rows <= max_rows
+
+
+@given(states(), st.integers(1, 30))
+def test_a_stream_reaches_its_target_and_no_more(found, max_rows):
+    """As with AvailableNow: micro-batches until the position stays, however much comes meanwhile."""
+    small = {
+        number: PartitionState(number, each.epoch, each.low % 100, each.low % 100 + each.stable % 60, 0)
+        for number, each in found.items()
+    }
+    target = {number: (each.epoch, each.stable) for number, each in small.items()}
+    grown = {
+        number: PartitionState(number, each.epoch, each.low, each.stable + 1000, 0) for number, each in small.items()
+    }
+    at = given_offsets("startingOffsets", "earliest", small)
+    for _ in range(400):
+        following = latest(at, grown, max_rows=max_rows, target=target)
+        if following == at:
+            break
+        at = following
+    assert places(at) == target
+
+
+def test_nothing_new_is_the_same_text():
+    found = {0: PartitionState(0, "a", 0, 10, 0), 11: PartitionState(11, "a", 0, 10, 0)}
+    at = latest(position([]), found)
+    assert json.dumps(latest(json.loads(json.dumps(at)), found)) == json.dumps(at)
+    assert json.dumps(at) == '{"0": {"epoch": "a", "offset": 10}, "11": {"epoch": "a", "offset": 10}}'
+
+
+@given(st.dictionaries(st.integers(0, 9), st.integers(0, MAX_NUMBER)), st.integers(0, 1000))
+def test_shares_are_bounded_and_complete(left, most):
+    shares = shared(left, most)
+    assert sum(shares.values()) == min(most, sum(left.values()))
+    assert all(0 <= shares[key] <= left[key] for key in left)
+    if most >= len(left):
+        assert all(shares[key] for key in left if left[key])
+
+
+@given(POSITIONS, POSITIONS, states())
+def test_what_is_planned_can_be_read_and_the_rest_is_lost(start, end, found):
+    wanted, losses = ranges(start, end, found)
+    for each in wanted:
+        state = found[each.partition]
+        assert each.epoch == state.epoch
+        assert state.low <= each.first < each.end
+        assert each.end == places(end)[each.partition][1]
+    assert all(loss.rows >= 0 or start for loss in losses)
+    assert ranges(end, end, found) == ([], [])
+
+
+def test_losses_have_their_reasons():
+    found = {0: PartitionState(0, "b", 10, 20, 0)}
+
+    def lost(start, end):
+        wanted, losses = ranges(start, end, found)
+        return [(each.first, each.end) for each in wanted], [(loss.rows, type(loss.error)) for loss in losses]
+
+    assert lost(position([(0, "b", 12)]), position([(0, "b", 15)])) == ([(12, 15)], [])
+    assert lost(position([]), position([(0, "b", 15)])) == ([(10, 15)], [])
+    assert lost(position([(0, "b", 4)]), position([(0, "b", 15)])) == ([(10, 15)], [(6, OutOfRetention)])
+    assert lost(position([(0, "b", 4)]), position([(0, "b", 7)])) == ([], [(3, OutOfRetention)])
+    assert lost(position([(0, "a", 99)]), position([(0, "b", 15)])) == ([(10, 15)], [(0, AnotherEpoch)])
+    assert lost(position([(0, "a", 3)]), position([(0, "a", 9)])) == ([], [(6, AnotherEpoch)])
+    assert lost(position([(1, "a", 3)]), position([(1, "a", 9)])) == ([], [(6, JournalRefused)])
+
+
+@given(states(), st.integers(1, 40))
+def test_split_ranges_are_the_same_offsets(found, least):
+    wanted = [OffsetRange(each.partition, each.epoch, each.low, each.stable) for each in found.values()]
+    wanted = [each for each in wanted if each.end > each.first]
+    parts = split(wanted, least)
+    assert len(parts) >= min(least, sum(min(each.end - each.first, least) for each in wanted))
+    joined = []
+    for each in parts:
+        if joined and joined[-1].partition == each.partition:
+            assert joined[-1].end == each.first
+            joined[-1] = OffsetRange(each.partition, each.epoch, joined[-1].first, each.end)
+        else:
+            joined.append(each)
+        assert each.first < each.end
+    assert joined == wanted
+
+
+def test_given_offsets():
+    found = {0: PartitionState(0, "a", 5, 10, 0), 1: PartitionState(1, "a", 6, 11, 0)}
+    assert places(given_offsets("startingOffsets", "Earliest", found)) == {0: ("a", 5), 1: ("a", 6)}
+    assert places(given_offsets("endingOffsets", "latest", found)) == {0: ("a", 10), 1: ("a", 11)}
+    assert places(given_offsets("startingOffsets", '{"1": 8}', found)) == {0: ("a", 5), 1: ("a", 8)}
+    assert places(given_offsets("endingOffsets", '{"1": 8}', found)) == {0: ("a", 10), 1: ("a", 8)}
+
+
+@pytest.mark.parametrize(
+    "text", ["", "newest", "[]", "5", '{"0": -1}', '{"0": "1"}', '{"0": 1.5}', '{"x": 1}', '{"2": 1}', "[" * 100_000]
+)
+def test_offsets_that_make_no_sense_are_refused(text):
+    with pytest.raises(InvalidOption, match="option 'startingOffsets'"):
+        given_offsets("startingOffsets", text, {0: PartitionState(0, "a", 5, 10, 0)})
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(
+    JSON
+    | st.fixed_dictionaries(
+        {
+            "namespace": JSON,
+            "partitions": st.lists(
+                st.fixed_dictionaries({"partition": JSON, "epoch": JSON, "low": JSON, "stable": JSON}), max_size=2
+            )
+            | JSON,
+        }
+    )
+)
+def test_answers_that_make_no_sense_are_one_error(answer):
+    try:
+        states_of(answer)
+    except JournalRefused:
+        return
+
+
+@given(JSON)
+def test_a_foreign_checkpoint_is_one_error(found):
+    try:
+        places(found)
+    except JournalRefused as error:
+        assert "checkpoint" in str(error)  # noqa: PT017 - an empty object is a position
