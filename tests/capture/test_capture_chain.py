@@ -92,8 +92,9 @@ def in_memory() -> Place:
     return Place(_MockFileSystem(), "folder", "memory:folder")
 
 
-def offsets_of(state: State) -> list[int]:
+def offsets_of(state: State | None) -> list[int]:
     """All offsets in the files of the ledger; each file has a contiguous part."""
+    assert state is not None
     found = []
     for file in state.files.values():
         assert file.table is TableName.LEDGER

@@ -4,6 +4,7 @@ import os
 import time
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from storage.capture.chain import load
 from storage.capture.compaction import clean, compact, mergeable
 from storage.capture.errors import DamagedFile
-from storage.capture.manifest import DataFile, TableName
+from storage.capture.manifest import DataFile, State, TableName
 from storage.capture.place import Place
 from storage.capture.reading import Captured
 from storage.capture.writing import CaptureOptions, CaptureWriter
@@ -104,7 +105,7 @@ def test_what_is_merged_fits_is_of_one_hour_that_is_over_and_nothing_is_left_tha
         def __init__(self) -> None:
             self.files = {each.path: each for each in files}
 
-    runs = list(mergeable(Given(), options, now_s * 1000))
+    runs = list(mergeable(cast(State, Given()), options, now_s * 1000))
     merged = [each.path for run in runs for each in run]
     assert len(merged) == len(set(merged))
     for run in runs:

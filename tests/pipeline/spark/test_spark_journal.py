@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 pytest.importorskip("pyspark")
-from journal_server import EPOCH, T0, Journal, JournalServer, Partition, message_of, rows
+from faulty_journal import EPOCH, T0, Journal, JournalServer, Partition, message_of, rows
 from pyspark.sql import functions as f
 from taking import take_all
 

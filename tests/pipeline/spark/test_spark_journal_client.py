@@ -6,7 +6,7 @@ import pytest
 
 pa = pytest.importorskip("pyarrow")
 
-from journal_server import EPOCH, Journal, JournalServer, Partition, message_of, record_of, rows
+from faulty_journal import EPOCH, Journal, JournalServer, Partition, message_of, record_of, rows
 
 from protocol.client.messages import Message, value_section
 from pyspark_peeklock import records
