@@ -3,6 +3,7 @@
 import time
 
 import pytest
+import structlog
 
 pytest.importorskip("pyspark")
 from pyspark.sql import functions as f
@@ -30,6 +31,7 @@ def journaled(tmp_path):
     with Broker(tmp_path, CONFIG) as broker:
         (tmp_path / "secret").write_text(broker.connection_string)
         yield broker
+    structlog.reset_defaults()  # a command has set it up to a stream that is closed now
 
 
 @pytest.fixture
