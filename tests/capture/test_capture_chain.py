@@ -92,9 +92,10 @@ def in_memory() -> Place:
     return Place(_MockFileSystem(), "folder", "memory:folder")
 
 
-def offsets_of(state: State) -> list[int]:
+def offsets_of(state: State | None) -> list[int]:
     """All offsets in the files of the ledger; each file has a contiguous part."""
-    found = []
+    assert state is not None
+    found: list[int] = []
     for file in state.files.values():
         assert file.table is TableName.LEDGER
         for each in file.ranges:

@@ -38,7 +38,7 @@ class Model:
         elif queue:
             number = sorted(queue)[choice % len(queue)]
             getattr(self, operation)(entity, sub_queue, number, queue[number])
-        now = {
+        now: set[tuple[object, ...]] = {
             (ENTITIES[entity], MessageKey(entity, part, number), each["place"], each["count"], each["record"])
             for (entity, part), found in self.queues.items()
             for number, each in found.items()
@@ -159,8 +159,8 @@ def test_between_its_two_rows_a_forwarded_message_is_at_its_destination_alone():
     for partition, rows in model.rows.items():
         replays[partition].add(pa.RecordBatch.from_pylist(rows, SCHEMA))
     assert MessageKey("orders", "active", 1) in replays[0].present
-    [(partition, key, *_)] = as_set(together(replays))
-    assert (partition, key) == (1, MessageKey("archive", "active", 1))
+    [(where, key, *_)] = as_set(together(replays))
+    assert (where, key) == (1, MessageKey("archive", "active", 1))
 
 
 def test_captured_rows_are_replayed_and_what_is_missing_is_named(tmp_path):
