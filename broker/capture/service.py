@@ -1,7 +1,7 @@
 """A capture as a service: it waits for a broker or a file system that is away, and says at any time how it fares."""
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Final
 
 from broker.logging import get_logger
@@ -14,7 +14,13 @@ from storage.capture.writing import CaptureOptions, CaptureWriter
 log = get_logger("capture")
 
 FIRST_RETRY_SECONDS: Final = 0.5
-LONGEST_RETRY_SECONDS: Final = 30.0
+LONGEST_RETRY_SECONDS: Final = 10.0  # with the time that the journal has for an answer, less than a claim is valid
+
+
+def snapshot(counters: Counters, *, is_up: bool) -> dict[str, Any]:
+    """What `broker.capture_exposition` shows, as plain values."""
+    counted = {each.name: getattr(counters, each.name) for each in fields(Counters)}
+    return {**counted, "damaged": len(counters.damaged), "up": is_up}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +63,8 @@ class CaptureService:
         return "it is stopping" if self._stopping.is_set() else self._away
 
     def snapshot(self) -> dict[str, Any]:
-        """What `broker.capture_exposition` shows."""
-        counted = {name: getattr(self.counters, name) for name in Counters.__dataclass_fields__}
-        return {**counted, "damaged": len(self.counters.damaged), "up": self._away is None}
+        """That of this capture, as `snapshot` makes it."""
+        return snapshot(self.counters, is_up=self._away is None)
 
     def run(self) -> None:
         """Until `stop`, or with `once` until all is captured that the journal had at the beginning.

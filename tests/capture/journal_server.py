@@ -29,6 +29,7 @@ class Journal:
         self.answer_rows = 1500  # of one answer, at most
         self.cut_after_bytes: int | None = None  # of the rows in an answer; the connection is closed then
         self.cuts_left = 0
+        self.claims_rows = 0  # so many more than an answer has are said to be in it
         self.answers: list[tuple[int, bytes]] = []  # given instead of the next ones: status, text
         self.requests: list[str] = []
         self._made: dict[tuple[int, int], pa.RecordBatch] = {}
@@ -107,7 +108,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(200)
         self.send_header("Content-Type", "application/vnd.apache.arrow.stream")
         self.send_header("Transfer-Encoding", "chunked")
-        self.send_header("X-Peeklock-Next-Offset", str(end))
+        self.send_header("X-Peeklock-Next-Offset", str(end + journal.claims_rows))
         self.end_headers()
         if journal.cut_after_bytes is not None and journal.cuts_left:
             journal.cuts_left -= 1

@@ -95,7 +95,7 @@ def in_memory() -> Place:
 def offsets_of(state: State | None) -> list[int]:
     """All offsets in the files of the ledger; each file has a contiguous part."""
     assert state is not None
-    found = []
+    found: list[int] = []
     for file in state.files.values():
         assert file.table is TableName.LEDGER
         for each in file.ranges:

@@ -114,6 +114,7 @@ def test_standing_it_waits_for_a_broker_that_is_away(tmp_path):
         (lambda journal: setattr(journal, "epoch", "../../x"), "is no epoch"),
         (lambda journal: setattr(journal, "low", 1 << 70), "is no offset"),
         (lambda journal: setattr(journal, "low", 5000), "describes no journal"),
+        (lambda journal: setattr(journal, "claims_rows", 5000), "which is not within 0 to 2000"),
     ],
 )
 def test_once_ends_with_what_is_wrong_at_the_broker(tmp_path, spoil, text):
@@ -146,6 +147,16 @@ def test_what_came_before_a_cut_is_captured_once(tmp_path):
         result = CliRunner().invoke(app, ["capture", str(tmp_path), "--once", *server.options])
         assert result.exit_code == 0, result.stderr
     assert captured_rows(tmp_path) == expected(journal)
+
+
+def test_an_answer_with_fewer_rows_than_it_says_is_no_answer(tmp_path):
+    journal = Journal(partitions=1)
+    journal.claims_rows = 1
+    with JournalServer(journal) as server:
+        result = CliRunner().invoke(app, ["capture", str(tmp_path), "--once", *server.options])
+    assert result.exit_code == 1
+    assert "partition 0: the answer ended before offset 1501, at 1500" in result.stderr
+    assert len(captured_rows(tmp_path)[0, EPOCH]) == 1500
 
 
 def test_rows_that_the_journal_has_dropped_end_it_or_are_named(tmp_path):

@@ -4,7 +4,6 @@ import os
 import time
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -97,15 +96,13 @@ def file(number: int, *, hour: int = 0, size: int = 10, memory: int = 10) -> Dat
     st.lists(st.tuples(st.integers(0, 3), st.integers(1, 150), st.integers(1, 150)), max_size=30),
     st.integers(0, 5 * 3600),
 )
-def test_what_is_merged_fits_is_of_one_hour_that_is_over_and_nothing_is_left_that_would_fit(found, now_s):
+def test_what_is_merged_fits_together_and_is_of_one_hour_that_is_over(found, now_s):
     options = CaptureOptions(file_bytes=100, memory_bytes=100, compact_after_seconds=600)
     files = [file(n, hour=hour, size=size, memory=memory) for n, (hour, size, memory) in enumerate(found)]
 
-    class Given:
-        def __init__(self) -> None:
-            self.files = {each.path: each for each in files}
-
-    runs = list(mergeable(cast(State, Given()), options, now_s * 1000))
+    state = State(NAMESPACE)
+    state.files = {each.path: each for each in files}
+    runs = list(mergeable(state, options, now_s * 1000))
     merged = [each.path for run in runs for each in run]
     assert len(merged) == len(set(merged))
     for run in runs:

@@ -206,13 +206,15 @@ def test_rows_that_are_not_there_are_named(tmp_path, partition, epoch, first, en
     found = Captured(Place.of(str(tmp_path)))
     with pytest.raises(NotCaptured) as caught:
         next(found.batches(partition, epoch, first, end))
-    assert caught.value.first == (9 if first == 9 else first)
+    assert (caught.value.partition, caught.value.epoch, caught.value.first) == (partition, epoch, first)
     assert list(found.batches(partition, epoch, first, first)) == []
 
 
 def test_an_empty_folder_has_nothing(tmp_path):
     found = Captured(Place.of(str(tmp_path / "none")))
-    assert [*found.ranges(), *found.files(), *found.uris()] == []
+    assert found.ranges() == []
+    assert found.files() == []
+    assert found.uris() == []
     assert found.namespace is None
 
 

@@ -8,6 +8,8 @@ import msgpack
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from broker.capture.service import snapshot as capture_snapshot
+from broker.capture_exposition import families as capture_families
 from broker.exposition import PARTITION, families, render
 from broker.metrics import EndpointMetrics, GatewayMetrics, Histogram, Scene, WorkerMetrics, process_usage
 from broker.pairing.counters import Counters as PairingCounters
@@ -16,6 +18,7 @@ from broker.pairing.syphon.counters import Counters, QueueCounters
 from broker.pairing.syphon.service import snapshot
 from broker.sidecar_exposition import families as sidecar_families
 from broker.wire import Outcome
+from storage.capture.following import Counters as CaptureCounters
 from storage.log.commit_log import LogUsage
 
 OPERATIONS_MD = Path(__file__).parents[2] / "docs" / "operations.md"
@@ -269,7 +272,9 @@ def test_every_metric_is_documented_and_every_documented_metric_exists():
         "entities": {"orders": State.FAILED_OVER},
         "queues": {"q": True},
     }
-    text = b"".join([*render(families(seen)), *render(sidecar_families(sidecar))]).decode()
+    capture = capture_snapshot(CaptureCounters(), is_up=True)
+    shown_by = (families(seen), sidecar_families(sidecar), capture_families(capture))
+    text = b"".join(part for each in shown_by for part in render(each)).decode()
     shown = set()
     for family in text_string_to_metric_families(text):
         sample = family.samples[0]
