@@ -1,0 +1,243 @@
+"""Whether each message in each queue is accounted for: it entered once, and left at most once, or it is named.
+
+Verdicts of a place (`ledger.PLACE`), the first that fits:
+
+| verdict | meaning |
+|---|---|
+| entered_twice | two rows say that it entered |
+| left_twice | two rows say that it left |
+| ghost | it left, was used, or is present, and had not entered before, though the ledger has the time when it must have |
+| left_but_present | it left, and the snapshot has it |
+| lost | it entered or was used, never left, and the snapshot does not have it |
+| undecided | it would be one of these, but for a gap of the ledger, or because the snapshot was made while it changed |
+| before | it entered before the ledger begins, as its number says, and all else is fine |
+| ok | all is fine |
+
+**Numbers say what is older than the ledger.** A queue gives ascending numbers, each when its message enters. So a message
+whose number is above that of some message which entered within a segment, and that was seen in this segment, must have
+entered in it. Below, it may have entered before the segment, and is no ghost.
+
+A message that moved with its entity to another partition enters once and leaves once, in whatever partitions: the two
+rows of the move are matched by `pipeline.jobs.moves`.
+"""
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812
+
+from pipeline.jobs.ledger import ENDS, LOG, MOVED, MOVES, PLACE, QUEUE, LedgerError, arrives, enters, has_place
+from pipeline.jobs.offsets import Offsets
+
+FAULTS: Final = ("entered_twice", "left_twice", "ghost", "left_but_present", "lost")
+VERDICTS: Final = (*FAULTS, "undecided", "before", "ok")
+
+_NEVER_SHOWN: Final = "transfer"  # the subqueue that no client can browse
+
+
+class Snapshot(NamedTuple):
+    """What was in queues when they were browsed.
+
+    `messages` has the columns `entity`, `subQueue`, `sequenceNumber`, and may have `namespace` and `entityId`.
+    `covers` are the entities that were browsed, as patterns of SQL's LIKE: of others, no absence means anything.
+    `began`: the journal offsets by partition when browsing began. A message that changed since then is not judged by the
+    snapshot. Without them, the snapshot is exactly as of the ledger's end.
+    """
+
+    messages: DataFrame
+    covers: Sequence[str] = ("%",)
+    began: dict[int, int] | None = None
+
+
+class _Signs(NamedTuple):
+    """What is suspicious about a place, before asking whether a gap explains it."""
+
+    never_entered: Column
+    left_first: Column
+    left_but_present: Column
+    absent: Column
+
+
+def places(rows: DataFrame, snapshot: DataFrame | None = None, opening: DataFrame | None = None) -> DataFrame:
+    """What the ledger says of each place: one row by PLACE.
+
+    `entered`, `arrived` (with its entity from another partition), `left`, `ended` (left for good), `moved` (away with its
+    entity), `present`: how often. `seen`: rows of the ledger. `firstOffset`, `lastOffset`: of these. `enteredOffset`,
+    `leftOffset`: the first such. `partition`, `maxPartition`: the lowest and highest partition that told of it.
+    `snapshot` and `opening` are as `keyed` gives them.
+    """
+    op, offset = F.col("op"), F.col("journalOffset")
+    is_end = op.isin(*ENDS) | ((op == "published") & F.col("copies").eqNullSafe(0))
+    is_leaving = op.isin(*ENDS, *MOVES)
+    events = rows.filter(has_place()).select(
+        *PLACE,
+        (enters() & ~arrives()).cast("int").alias("entered"),
+        arrives().cast("int").alias("arrived"),
+        is_leaving.cast("int").alias("left"),
+        is_end.cast("int").alias("ended"),
+        (op == MOVED).cast("int").alias("moved"),
+        F.lit(1).alias("seen"),
+        F.lit(0).alias("present"),
+        offset.alias("offset"),
+        F.when(enters(), offset).alias("enteredOffset"),
+        F.when(is_leaving, offset).alias("leftOffset"),
+        "partition",
+    )
+    counts = ("entered", "arrived", "left", "ended", "moved", "seen", "present")
+    for more, counted in ((snapshot, "present"), (opening, "entered")):
+        if more is not None:
+            columns = [F.lit(int(name == counted)).alias(name) for name in counts]
+            events = events.unionByName(more.select(*PLACE, "partition", *columns), allowMissingColumns=True)
+    return events.groupBy(*PLACE).agg(
+        *(F.sum(name).cast("int").alias(name) for name in counts),
+        F.min("offset").alias("firstOffset"),
+        F.max("offset").alias("lastOffset"),
+        F.min("enteredOffset").alias("enteredOffset"),
+        F.min("leftOffset").alias("leftOffset"),
+        F.min("partition").alias("partition"),
+        F.max("partition").alias("maxPartition"),
+    )
+
+
+def keyed(messages: DataFrame, what: str, *, partitions: bool = False) -> DataFrame:
+    """PLACE of messages, each once, and its `partition`, which is null unless it is given and asked for.
+
+    A client that browses a plain entity cannot see on which partition it lives. Raises LedgerError: `what` is the name of
+    `messages`.
+    """
+    given = set(messages.columns)
+    if missing := [name for name in ("entity", "subQueue", "sequenceNumber") if name not in given]:
+        raise LedgerError(f"{what} has no column {missing[0]}; it has {', '.join(messages.columns) or 'none'}")
+
+    def column(name: str, kind: str, default: str | int | None) -> Column:
+        value = F.lit(default).cast(kind)
+        return (F.coalesce(F.col(name).cast(kind), value) if name in given else value).alias(name)
+
+    partition = column("partition", "int", None) if partitions else F.lit(None).cast("int").alias("partition")
+    return messages.select(
+        column("namespace", "string", ""),
+        F.lit(0).alias("generation"),
+        "entity",
+        column("entityId", "bigint", 0),
+        "subQueue",
+        F.col("sequenceNumber").cast("bigint").alias("sequenceNumber"),
+        partition,
+    ).dropDuplicates(list(PLACE))
+
+
+def judged(places: DataFrame, offsets: Offsets, snapshot: Snapshot | None = None, *, is_whole: bool = False) -> DataFrame:
+    """`places` with `verdict`.
+
+    `is_whole`: nothing had entered before the ledger's first rows, or an opening set has told what had.
+    """
+    signs = _signs(snapshot)
+    is_fine = ~(
+        (F.col("entered") > 1)
+        | (F.col("left") > 1)
+        | signs.never_entered
+        | signs.left_first
+        | signs.left_but_present
+        | signs.absent
+    )
+    fine = places.filter(is_fine).withColumn("verdict", F.lit("ok"))
+    doubtful = places.filter(~is_fine).localCheckpoint()
+    if doubtful.isEmpty():
+        return fine
+    return fine.unionByName(_decided(doubtful, offsets, signs, snapshot, is_whole))
+
+
+def _signs(snapshot: Snapshot | None) -> _Signs:
+    left, moved, present = F.col("left"), F.col("moved"), F.col("present")
+    never_entered = (F.col("entered") == 0) & (F.col("arrived") == 0)
+    left_first = _is_in_one_log() & F.coalesce(F.col("leftOffset") < F.col("enteredOffset"), F.lit(False))
+    if snapshot is None:
+        return _Signs(never_entered, left_first, F.lit(False), F.lit(False))
+    is_browsed = F.lit(False)
+    for pattern in snapshot.covers:
+        is_browsed |= F.col("entity").like(pattern)
+    # Of an epoch that has ended nothing is present: it went on in the next one.
+    is_covered = is_browsed & (F.col("subQueue") != _NEVER_SHOWN) & (F.col("generation") == 0)
+    # A message that moved away and has not arrived yet is nowhere.
+    absent = is_covered & (left == 0) & (moved <= F.col("arrived")) & (present == 0)
+    return _Signs(never_entered, left_first, (left > 0) & (present > 0), absent)
+
+
+def _is_in_one_log() -> Column:
+    """All rows of the place are of one partition, so that their offsets can be compared."""
+    return F.col("partition").eqNullSafe(F.col("maxPartition"))
+
+
+def _decided(
+    doubtful: DataFrame, offsets: Offsets, signs: _Signs, snapshot: Snapshot | None, is_whole: bool
+) -> DataFrame:
+    segments = offsets.logs_table().select(*LOG, "segments")
+    known, newest = _numbers(offsets)
+    facts = (
+        doubtful.join(F.broadcast(segments), list(LOG), "left")
+        .withColumn("segment", F.expr("array_max(filter(segments, each -> each <= firstOffset))"))
+        .withColumn("highBits", _high_bits())
+        .join(F.broadcast(known), [*QUEUE, "partition", "segment"], "left")
+        .join(F.broadcast(newest), [*QUEUE, "highBits"], "left")
+    )
+    was_seen = F.col("seen") > 0
+    first, last = F.get("segments", F.lit(0)), F.element_at("segments", -1)
+    # No row of it can be missing before those that we have: they are of the first segment, or of a queue without gaps.
+    is_first = F.coalesce(F.when(was_seen, F.col("segment") == first).otherwise(F.col("isUncut")), F.lit(True))
+    # Nor can one be missing behind them.
+    is_last = F.when(was_seen, F.col("lastOffset") >= last).otherwise(F.size("segments") == 1)
+    is_last = _is_in_one_log() & F.coalesce(is_last, F.lit(False))
+    least = F.when(was_seen, F.col("leastEntered")).otherwise(F.col("leastOfNewest"))
+    must_have_entered = _is_in_one_log() & F.coalesce(F.col("sequenceNumber") > least, F.lit(False))
+    if is_whole:
+        must_have_entered |= is_first
+    is_stable = F.lit(True)
+    if snapshot is not None and snapshot.began is not None:
+        began = F.create_map(*(F.lit(each) for pair in snapshot.began.items() for each in pair))
+        is_stable = F.coalesce(F.col("lastOffset") < F.try_element_at(began, F.col("maxPartition")), F.lit(True))
+    undecided = F.lit("undecided")
+    verdict = (
+        F.when(F.col("entered") > 1, "entered_twice")
+        .when(F.col("left") > 1, "left_twice")
+        .when(signs.left_first | (signs.never_entered & must_have_entered), "ghost")
+        .when(signs.left_but_present, F.when(is_stable, "left_but_present").otherwise(undecided))
+        .when(signs.absent, F.when(is_stable & is_last, "lost").otherwise(undecided))
+        .otherwise(F.when(is_first & F.lit(not is_whole), "before").otherwise(undecided))
+    )
+    return facts.withColumn("verdict", verdict).select(*doubtful.columns, "verdict")
+
+
+def _high_bits() -> Column:
+    """The partition, in numbers of partitioned entities; else 0."""
+    return F.shiftright("sequenceNumber", 48)
+
+
+def _numbers(offsets: Offsets) -> tuple[DataFrame, DataFrame]:
+    """Numbers above which a message must have entered within the ledger.
+
+    First, for messages that were seen in a segment, by QUEUE, `partition` and `segment`: `leastEntered`. Second, for those
+    that only a snapshot has, by QUEUE and `highBits`: `leastOfNewest`, null if a partition that had the queue has given no
+    number in its newest segment; and `isUncut`: no partition that had it has gaps.
+    """
+    segments = offsets.logs_table().select(*LOG, "segments")
+    rows = offsets.rows.filter(has_place()).join(F.broadcast(segments), list(LOG))
+    rows = rows.withColumn("segment", F.expr("array_max(filter(segments, each -> each <= journalOffset))"))
+    gives_number = (F.col("op") == "enqueued") & ~arrives()
+    numbers = (
+        rows.groupBy(*QUEUE, "partition", "segment", _high_bits().alias("highBits"))
+        .agg(F.min(F.when(gives_number, F.col("sequenceNumber"))).alias("least"))
+        .localCheckpoint()
+    )
+    known = numbers.groupBy(*QUEUE, "partition", "segment").agg(F.min("least").alias("leastEntered"))
+    is_newest = F.col("segment") == F.element_at("segments", -1)
+    newest = (
+        numbers.join(F.broadcast(segments), list(LOG))
+        .groupBy(*QUEUE, "highBits", "partition")
+        .agg(F.max(F.when(is_newest, F.col("least"))).alias("least"), F.max(F.size("segments")).alias("segments"))
+        .groupBy(*QUEUE, "highBits")
+        .agg(
+            F.when(F.count("least") == F.count(F.lit(1)), F.max("least")).alias("leastOfNewest"),
+            (F.max("segments") == 1).alias("isUncut"),
+        )
+    )
+    return known, newest
