@@ -80,7 +80,7 @@ def audit(
     were empty. `flagged_only`: judge only messages of queues whose checksum is wrong, which needs a snapshot, and either
     `opening` or `is_whole`. Raises LedgerError.
     """
-    offsets = offsets_of(until(normalized(ledger), cut))
+    offsets = offsets_of(until(normalized(ledger), cut), cut)
     present = None if snapshot is None else verdicts.keyed(snapshot.messages, "the snapshot")
     opened = None if opening is None else verdicts.keyed(opening, "the opening set", partitions=True)
     # After a restore, the first rows of an epoch are not the first that happened.

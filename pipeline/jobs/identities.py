@@ -5,6 +5,8 @@ and moves with faults are followed: for each, how many messages were accepted wi
 A message without an id is known by its place alone.
 """
 
+from typing import Final
+
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
@@ -12,6 +14,8 @@ from pyspark.sql import functions as F  # noqa: N812
 from pipeline.jobs.ledger import ENTERS, PLACE, has_place
 from pipeline.jobs.moves import MOVE_FAULTS
 from pipeline.jobs.offsets import local_table
+
+_MAX_BROADCAST: Final = 100_000
 
 _ID = ("namespace", "messageId")
 _IDS = pa.schema(
@@ -44,14 +48,16 @@ def concerned(rows: DataFrame, judged: DataFrame, faults: DataFrame, moves: Data
     faulty = moves.filter(F.col("verdict").isin(*MOVE_FAULTS))
     if faults.isEmpty() and faulty.isEmpty():
         return local_table(rows.sparkSession, [], _IDS)
-    places = faults.select(*PLACE)
-    left = faulty.filter(F.col("sequenceNumber").isNotNull()).select(
-        *(F.col(name) for name in ("namespace", "entity", "subQueue", "sequenceNumber"))
+    # Faults are few, as a rule; if they are not, Spark must see for itself how it joins them.
+    small = F.broadcast if faults.count() + faulty.count() <= _MAX_BROADCAST else (lambda table: table)
+    places = small(faults.select(*PLACE))
+    left = small(
+        faulty.filter(F.col("sequenceNumber").isNotNull()).select("namespace", "entity", "subQueue", "sequenceNumber")
     )
     brings = rows.filter(F.col("messageId").isNotNull())
     entering = brings.filter(F.col("op").isin(*ENTERS) & has_place())
     origin = {"entity": "originEntity", "subQueue": "originSubQueue", "sequenceNumber": "originSequenceNumber"}
-    left_as_origin = left.withColumnsRenamed(origin)
+    left_as_origin = small(left.withColumnsRenamed(origin))
     ids = (
         entering.join(places, list(PLACE), "left_semi")
         .select(*_ID)
@@ -61,11 +67,15 @@ def concerned(rows: DataFrame, judged: DataFrame, faults: DataFrame, moves: Data
         .distinct()
         .localCheckpoint()
     )
+    ids = small(ids)
     states = (
         entering.join(ids, list(_ID), "left_semi")
         .groupBy(*PLACE)
         .agg(F.max("messageId").alias("messageId"), F.sum(is_accepted().cast("int")).alias("accepted"))
-        .join(judged.select(*PLACE, "left", "ended", "verdict", "moved", "arrived"), list(PLACE))
+        .localCheckpoint()
+    )
+    states = (
+        small(states).join(judged.select(*PLACE, "left", "ended", "verdict", "moved", "arrived"), list(PLACE))
     )
     waits = (F.col("left") == 0) & F.col("verdict").isin("ok", "undecided", "before", "entered_twice")
     of_places = states.select(

@@ -10,7 +10,7 @@ them from the newest, which is 0, by the time of their first rows.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple
 
@@ -135,8 +135,11 @@ def local_table(spark: SparkSession, rows: Iterable[dict[str, Any]], schema: pa.
     return spark.createDataFrame(pa.Table.from_pylist(list(rows), schema=schema))
 
 
-def offsets_of(ledger: DataFrame) -> Offsets:
-    """Read the offsets of a normalized ledger, in one pass over it if nothing is missing. Raises LedgerError."""
+def offsets_of(ledger: DataFrame, cut: Mapping[tuple[int, str | None], int] | None = None) -> Offsets:
+    """Read the offsets of a normalized ledger, in one pass over it if nothing is missing.
+
+    If its rows end before the cut (see `ledger.until`), the rest is a gap. Raises LedgerError.
+    """
     bit = F.expr(f"shiftleft(1L, cast(journalOffset % {_BITS} as int))")
     is_truncated = F.col("op") == "truncated"
     buckets = ledger.groupBy(*_EPOCH, F.expr(f"journalOffset div {_BITS}").alias("bucket")).agg(
@@ -173,6 +176,10 @@ def offsets_of(ledger: DataFrame) -> Offsets:
         generation = generations[row.namespace, row.partition]
         generations[row.namespace, row.partition] += 1
         own = problems[row.namespace, row.partition, row.epoch]
+        end = (cut or {}).get((row.partition, row.epoch), (cut or {}).get((row.partition, None), row.end))
+        if end > row.end and generation == 0:
+            last = from_micros(row.lastTime)
+            own.append(Problem("gap", row.end, end, end - row.end, last, datetime.max.replace(tzinfo=UTC), "up to the cut"))
         own.sort(key=lambda each: (each.from_offset, each.to_offset))
         logs.append(
             Log(

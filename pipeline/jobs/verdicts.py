@@ -221,7 +221,9 @@ def _numbers(offsets: Offsets) -> tuple[DataFrame, DataFrame]:
     """
     segments = offsets.logs_table().select(*LOG, "segments")
     rows = offsets.rows.filter(has_place()).join(F.broadcast(segments), list(LOG))
-    rows = rows.withColumn("segment", F.expr("array_max(filter(segments, each -> each <= journalOffset))"))
+    is_cut = any(len(log.segments) > 1 for log in offsets.logs)
+    of_row = "array_max(filter(segments, each -> each <= journalOffset))" if is_cut else "segments[0]"
+    rows = rows.withColumn("segment", F.expr(of_row))
     gives_number = (F.col("op") == "enqueued") & ~arrives()
     numbers = (
         rows.groupBy(*QUEUE, "partition", "segment", _high_bits().alias("highBits"))

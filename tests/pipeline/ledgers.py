@@ -8,7 +8,7 @@ import random
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
@@ -261,3 +261,90 @@ def write(path: Path, rows: Iterable[Row], schema: pa.Schema = SCHEMA, without: 
     table = pa.Table.from_pylist(list(rows), schema=schema)
     pq.write_table(table.drop_columns([name for name in without if name in schema.names]), path / "part-0.parquet")
     return path
+
+
+LARGE_ENTITIES: Final = 64
+LARGE_PARTITIONS: Final = 8
+
+
+class Large(NamedTuple):
+    """A large ledger on disk, what is present, and the planted faults by verdict: (entity, sequence number)."""
+
+    ledger: Path
+    present: Path
+    faults: dict[str, set[tuple[str, int]]]
+
+
+def write_large(path: Path, messages: int, seed: int = 1) -> Large:
+    """Write a ledger of so many messages in 64 queues on 8 partitions, three rows each and a little more.
+
+    Each is enqueued, delivered and completed; every hundredth is dead-lettered instead; of the last few of each queue some
+    wait. Faults: 7 lost, 5 ghosts, 11 left twice, 3 left but present, 2 entered twice.
+    """
+    import numpy as np
+    import pandas as pd
+    import pyarrow.parquet as pq
+
+    rng = np.random.default_rng(seed)
+    each = messages // LARGE_ENTITIES
+    entity = np.repeat(np.arange(LARGE_ENTITIES), each)
+    number = np.tile(np.arange(1, each + 1), LARGE_ENTITIES)
+    sent_us = np.sort(rng.integers(0, 24 * 3600 * 10**6, each * LARGE_ENTITIES).reshape(LARGE_ENTITIES, each)).ravel()
+    wait_us = rng.exponential(20_000, sent_us.size).astype(np.int64) + 500
+    work_us = rng.exponential(80_000, sent_us.size).astype(np.int64) + 500
+    kind = np.where(number % 100 == 0, "deadlettered", "completed")
+    waits = number > each - rng.integers(0, 3, sent_us.size)
+    name = pd.Series([f"shop-{index:02}" for index in range(LARGE_ENTITIES)], dtype="string[pyarrow]")
+    base = pd.DataFrame({"entity": entity, "sequenceNumber": number, "at": sent_us})
+    ids = pd.Series(entity.astype(str), dtype="string[pyarrow]") + "-" + pd.Series(number.astype(str), dtype="string[pyarrow]")
+    size = rng.integers(200, 4000, sent_us.size)
+    enqueued = base.assign(op="enqueued", subQueue="active", messageId=ids, bodySize=size)
+    delivered = base.assign(op="delivered", subQueue="active", at=sent_us + wait_us)[~waits]
+    left_us = sent_us + wait_us + work_us
+    left = base.assign(op=kind, subQueue="active", at=left_us)[~waits]
+    left.loc[left.op == "deadlettered", "reason"] = "MaxDeliveryCountExceeded"
+    dead = left[left.op == "deadlettered"]
+    dead = dead.assign(
+        op="enqueued",
+        subQueue="deadletter",
+        reason="deadlettered",
+        originEntity=dead.entity.map(name),
+        originSubQueue="active",
+        originSequenceNumber=dead.sequenceNumber,
+        sequenceNumber=dead.sequenceNumber // 100,
+        messageId=ids[dead.index],
+        bodySize=size[dead.index],
+    )
+    completed = left.index[(left.op == "completed")]
+    picked = rng.choice(completed[base.loc[completed].sequenceNumber > 1], 28, replace=False)
+    lost, ghosts, twice, still, entered = np.split(picked, [7, 12, 23, 26])
+    faults = {
+        verdict: {(name[base.entity[index]], int(base.sequenceNumber[index])) for index in chosen}
+        for verdict, chosen in (("lost", lost), ("ghost", ghosts), ("left_twice", twice), ("left_but_present", still))
+    } | {"entered_twice": {(name[base.entity[index]], int(base.sequenceNumber[index])) for index in entered}}
+    parts = [enqueued.drop(ghosts), enqueued.loc[entered], delivered, left.drop(lost), left.loc[twice], dead]
+    rows = pd.concat(parts, ignore_index=True).sort_values("at", kind="stable", ignore_index=True)
+    rows["partition"] = (rows.entity % LARGE_PARTITIONS).astype("int32")
+    rows["journalOffset"] = rows.groupby("partition").cumcount()
+    start_us = int(START.timestamp() * 1e6)
+    rows["eventTime"] = pd.to_datetime(rows["at"] + start_us, unit="us", utc=True)
+    rows["entity"] = rows.entity.map(name)
+    rows["namespace"] = "shop"
+    rows = rows.sort_values(["entity", "partition", "journalOffset"], ignore_index=True)
+    fields = [field for field in SCHEMA if field.name not in ("epoch", "entityId", "record", "overlay")]
+    for field in fields:
+        if field.name not in rows:
+            rows[field.name] = None
+    table = pa.Table.from_pandas(rows[[field.name for field in fields]], schema=pa.schema(fields), preserve_index=False)
+    ledger = path / "table=ledger"
+    ledger.mkdir(parents=True)
+    step = 500_000
+    for start in range(0, table.num_rows, step):
+        pq.write_table(table.slice(start, step), ledger / f"{start}.parquet", compression="zstd")
+    there = pd.concat([base[waits], base.loc[still]])
+    there = there.assign(entity=there.entity.map(name), subQueue="active")
+    gone = dead.assign(entity=dead.entity.map(name))
+    present = pd.concat([there, gone]).assign(namespace="shop")[list(PRESENT.names)]
+    (path / "present").mkdir()
+    pq.write_table(pa.Table.from_pandas(present, schema=PRESENT, preserve_index=False), path / "present" / "0.parquet")
+    return Large(ledger, path / "present", faults)

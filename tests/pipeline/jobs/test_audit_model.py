@@ -9,7 +9,7 @@ from collections import defaultdict
 from datetime import timedelta
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from reference import ENTERS, LEAVES, verdicts
 
@@ -22,10 +22,12 @@ from pipeline.jobs.audit import audit  # noqa: E402 - only where there is Spark
 from pipeline.jobs.moves import MOVE_FAULTS  # noqa: E402
 from pipeline.jobs.verdicts import FAULTS, Snapshot  # noqa: E402
 
-EXAMPLES = max(4, int(os.environ.get("PEEKLOCK_MODEL_EXAMPLES", "0")) // 50)
+EXAMPLES = max(1, int(os.environ.get("PEEKLOCK_MODEL_EXAMPLES", "0")) // 50)
+SEEDS = st.integers(0, 1 << 64).map(random.Random)  # hypothesis would draw each number of a history by itself
 MODEL = settings(
     max_examples=EXAMPLES,
     deadline=None,
+    phases=(Phase.explicit, Phase.reuse, Phase.generate),  # to shrink takes a run of Spark for each step
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 HOSTILE_NAMES = ["orders", "Orders", "", "a/b", "näme ☃", "o'r\"d%_", "\0", "x" * 260]
@@ -38,7 +40,7 @@ EVENTS = st.lists(
         st.sampled_from(["active", "deadletter", "transfer"]),
         NUMBERS | st.none(),
     ),
-    max_size=14,
+    max_size=10,
 )
 
 
@@ -51,7 +53,7 @@ def judged(found):
 
 
 @MODEL
-@given(st.lists(st.tuples(EVENTS, st.booleans(), st.randoms(use_true_random=False)), min_size=20, max_size=40))
+@given(st.lists(st.tuples(EVENTS, st.booleans(), SEEDS), min_size=20, max_size=25))
 def test_any_rows_are_judged_as_the_replay_judges_them(spark, cases):
     rows, present, expected = [], [], {}
     for index, (events, _, rng) in enumerate(cases):
@@ -84,7 +86,7 @@ def test_any_rows_are_judged_as_the_replay_judges_them(spark, cases):
 
 
 def holed(rng, history):
-    """Rows of which some are missing: before the beginning, and within, of each partition."""
+    """Rows of which some are missing: before the beginning, and within, of each partition. The last is there."""
     kept = []
     for partition, end in history.ends.items():
         low = rng.choice([0, rng.randint(0, end)])
@@ -93,14 +95,14 @@ def holed(rng, history):
             row
             for row in history.rows
             if row["partition"] == partition
-            and row["journalOffset"] >= low
-            and not any(row["journalOffset"] in hole for hole in holes)
+            and (row["journalOffset"] == end - 1 or row["journalOffset"] >= low)
+            and (row["journalOffset"] == end - 1 or not any(row["journalOffset"] in hole for hole in holes))
         ]
     return kept
 
 
 @MODEL
-@given(st.lists(st.tuples(st.randoms(use_true_random=False), st.integers(0, 150)), min_size=15, max_size=30))
+@given(st.lists(st.tuples(SEEDS, st.integers(0, 150)), min_size=15, max_size=30))
 def test_nothing_is_a_fault_that_a_missing_part_of_the_ledger_explains(spark, cases):
     rows, present = [], []
     for index, (rng, steps) in enumerate(cases):
@@ -113,7 +115,7 @@ def test_nothing_is_a_fault_that_a_missing_part_of_the_ledger_explains(spark, ca
 
 
 @MODEL
-@given(st.lists(st.tuples(st.randoms(use_true_random=False), st.integers(1, 80)), min_size=15, max_size=30))
+@given(st.lists(st.tuples(SEEDS, st.integers(1, 80)), min_size=15, max_size=30))
 def test_a_snapshot_that_was_made_while_messages_moved_makes_no_faults(spark, cases):
     """Each queue is browsed at another time after `began`, and the ledger is read up to when all were."""
     rows, present = [], []
@@ -133,7 +135,7 @@ def test_a_snapshot_that_was_made_while_messages_moved_makes_no_faults(spark, ca
 
 
 @MODEL
-@given(st.lists(st.randoms(use_true_random=False), min_size=10, max_size=20))
+@given(st.lists(SEEDS, min_size=10, max_size=20))
 def test_exactly_the_planted_faults_are_named(spark, cases):
     rows, present, expected = [], [], defaultdict(dict)
     for index, rng in enumerate(cases):
