@@ -12,3 +12,10 @@ JOBS: Final = {
     "latency": "pipeline.jobs.latency",
     "usage": "pipeline.jobs.usage",
 }
+
+TELLS: Final = {
+    "audit": "whether each message is accounted for, or which is not",
+    "dead-letters": "what was dead-lettered, where, when and why, and which messages are alike",
+    "latency": "how long messages waited for their delivery and their completion",
+    "usage": "operations and bytes by entity and day, and what they cost",
+}

@@ -24,24 +24,24 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
 from pipeline.jobs import checksum, identities, moves, plots, running, verdicts
-from pipeline.jobs.ledger import LedgerError, normalized, read, until
+from pipeline.jobs.ledger import LedgerError, names_of, normalized, read, until
 from pipeline.jobs.offsets import Offsets, offsets_of
 from pipeline.jobs.report import Report, Section, Table
-from pipeline.jobs.verdicts import FAULTS, VERDICTS, Snapshot
+from pipeline.jobs.verdicts import FAULTS, VERDICTS, Judged, Snapshot
 
 SHOWN_ROWS = 200
 _FAULT_COLUMNS = (
     *("verdict", "namespace", "entity", "subQueue", "partition", "sequenceNumber", "entered", "left", "present"),
-    *("firstOffset", "lastOffset", "generation", "entityId"),
+    *("firstOffset", "lastOffset", "generation"),
 )
 
 
 class Audit(NamedTuple):
-    """What the audit found. Tables as in this module's docstring; `judged` are all places, with verdicts."""
+    """What the audit found. Tables as in this module's docstring; `places` is what `judged` is made of."""
 
     offsets: Offsets
     places: DataFrame
-    judged: DataFrame
+    judged: Judged
     verdicts: DataFrame
     faults: DataFrame
     moves: DataFrame
@@ -76,9 +76,9 @@ def audit(
 ) -> Audit:
     """Audit the rows of a ledger before `cut` (see `ledger.until`).
 
-    `opening`: the table `open` of the audit of all rows before these. `is_whole`: before the ledger's first rows, all queues
-    were empty. `flagged_only`: judge only messages of queues whose checksum is wrong, which needs a snapshot, and either
-    `opening` or `is_whole`. Raises LedgerError.
+    `opening`: the table `open` of the audit of all rows before these. `is_whole`: before the ledger's first rows, all
+    queues were empty. `flagged_only`: judge only messages of queues whose checksum is wrong, which needs a snapshot,
+    and either `opening` or `is_whole`. Raises LedgerError.
     """
     offsets = offsets_of(until(normalized(ledger), cut), cut)
     present = None if snapshot is None else verdicts.keyed(snapshot.messages, "the snapshot")
@@ -93,18 +93,20 @@ def audit(
         rows = checksum.flagged(rows, queues)
         present = checksum.flagged(present, queues)
         opened = None if opened is None else checksum.flagged(opened, queues)
-    places = verdicts.places(rows, present, opened)
-    judged = verdicts.judged(places.persist(), offsets, snapshot, is_whole=is_whole)
+    queues = names_of(rows, present, opened)
+    places = verdicts.places(rows, present, opened).persist()
+    judged = verdicts.judged(places, queues, offsets, snapshot, is_whole=is_whole)
     unmatched = moves.unmatched(offsets, grace, is_whole=is_whole and opening is None)
-    faults = judged.filter(F.col("verdict").isin(*FAULTS)).select(*_FAULT_COLUMNS).localCheckpoint()
-    by_queue = judged.groupBy("namespace", "entity", "subQueue", "partition", "verdict").agg(
-        F.count(F.lit(1)).alias("messages")
+    faults = (
+        judged.named(judged.others.filter(F.col("verdict").isin(*FAULTS))).select(*_FAULT_COLUMNS).localCheckpoint()
     )
+    by_queue = judged.all().groupBy("queue", "partition", "verdict").agg(F.count(F.lit(1)).alias("messages"))
+    by_queue = judged.named(by_queue).select("namespace", "entity", "subQueue", "partition", "verdict", "messages")
     is_open = (F.col("left") == 0) & (F.col("moved") <= F.col("arrived")) & ~F.col("verdict").isin("lost", "ghost")
-    still = judged.filter(is_open & (F.col("generation") == 0)).select(
-        "namespace", "entity", "entityId", "subQueue", "sequenceNumber", F.col("maxPartition").alias("partition")
+    still = judged.named(judged.all().filter(is_open & (F.col("generation") == 0))).select(
+        "namespace", "entity", "subQueue", "sequenceNumber", F.col("maxPartition").alias("partition")
     )
-    ids = identities.concerned(offsets.rows, judged, faults, unmatched)
+    ids = identities.concerned(offsets.rows, judged, unmatched)
     return Audit(offsets, places, judged, by_queue.localCheckpoint(), faults, unmatched, ids, still)
 
 
@@ -142,7 +144,7 @@ def verdict_text(numbers: Summary) -> tuple[str, str]:
     total = sum(numbers.messages.values())
     gaps = ""
     if numbers.gaps:
-        gaps = f" The ledger has {numbers.gaps:,} gaps: what happened there is not known, and nothing in them is called lost."
+        gaps = f" The ledger has {numbers.gaps:,} gaps: what happened there is not known, and is called no fault."
     if numbers.faults:
         named = {name: numbers.messages[name] for name in FAULTS if numbers.messages[name]}
         named |= {name: numbers.moves[name] for name in moves.MOVE_FAULTS if numbers.moves[name]}
@@ -189,6 +191,7 @@ def report(found: Audit, numbers: Summary, snapshot_given: bool) -> Report:
     meaning = {
         "entered_twice": "two rows say that it entered",
         "left_twice": "two rows say that it left",
+        "unexplained": "it left, and the broker does not know why",
         "ghost": "it left, was used, or is present, and never entered",
         "left_but_present": "it left, and is still in the queue",
         "lost": "it entered, never left, and is not in the queue",
@@ -208,15 +211,27 @@ def report(found: Audit, numbers: Summary, snapshot_given: bool) -> Report:
         ),
         Section(
             "Moves between queues",
-            "Dead-lettered, forwarded, activated, published and moved messages whose other side is missing or doubled. A move "
+            "Dead-lettered, forwarded, activated, published and moved messages whose other side is missing or doubled. "
+            "A move "
             "near a gap, or near the ledger's beginning or end, is undecided.",
             (),
             [
                 _table(
                     "Moves that do not match",
                     found.moves.sort("verdict", "namespace", "entity", "sequenceNumber", "messageId"),
-                    ("verdict", "kind", "namespace", "entity", "subQueue", "sequenceNumber", "messageId")
-                    + ("left", "expected", "arrived", "firstTime"),
+                    (
+                        "verdict",
+                        "kind",
+                        "namespace",
+                        "entity",
+                        "subQueue",
+                        "sequenceNumber",
+                        "messageId",
+                        "left",
+                        "expected",
+                        "arrived",
+                        "firstTime",
+                    ),
                 )
             ],
         ),
@@ -240,8 +255,18 @@ def report(found: Audit, numbers: Summary, snapshot_given: bool) -> Report:
                 _table(
                     "Gaps, truncations and repetitions",
                     found.offsets.problems_table().sort("namespace", "partition", "fromOffset"),
-                    ("kind", "namespace", "partition", "epoch", "fromOffset", "toOffset", "count", "firstTime", "lastTime")
-                    + ("description",),
+                    (
+                        "kind",
+                        "namespace",
+                        "partition",
+                        "epoch",
+                        "fromOffset",
+                        "toOffset",
+                        "count",
+                        "firstTime",
+                        "lastTime",
+                        "description",
+                    ),
                 ),
                 _table(
                     "What the ledger has",
@@ -291,7 +316,9 @@ def _job(arguments: Sequence[str]) -> int:
         help="Journal offsets by partition when browsing began. Messages that changed since then are not judged by it.",
     )
     parser.add_argument("--opening", metavar="PATH", help="The table `open` of the audit of all rows before these.")
-    parser.add_argument("--cut", metavar="JSON", type=parsed_cut, help="By partition, the offset to end before, or @FILE.")
+    parser.add_argument(
+        "--cut", metavar="JSON", type=parsed_cut, help="By partition, the offset to end before, or @FILE."
+    )
     parser.add_argument("--whole", action="store_true", help="All queues were empty before the ledger's first rows.")
     parser.add_argument(
         "--grace",
@@ -301,7 +328,9 @@ def _job(arguments: Sequence[str]) -> int:
         help="How far apart the two sides of a move between partitions may be.",
     )
     parser.add_argument(
-        "--flagged-only", action="store_true", help="Judge only messages of queues whose checksum is wrong: much cheaper."
+        "--flagged-only",
+        action="store_true",
+        help="Judge only messages of queues whose checksum is wrong: much cheaper.",
     )
     parser.add_argument("--fail-on-faults", action="store_true", help="Exit with 1 if there are faults.")
     options = parser.parse_args(arguments)
@@ -311,7 +340,9 @@ def _job(arguments: Sequence[str]) -> int:
         spark = running.session("peeklock flow audit")
     snapshot = None
     if options.present is not None:
-        began = options.present_began and {partition: offset for (partition, _), offset in options.present_began.items()}
+        began = options.present_began and {
+            partition: offset for (partition, _), offset in options.present_began.items()
+        }
         snapshot = Snapshot(read(spark, options.present), options.present_covers or ("%",), began)
     opening = read(spark, options.opening) if options.opening is not None else None
     with running.step("judging"):

@@ -1,7 +1,7 @@
 """A cheap form of the flow audit: which queues have a fault, without saying which message.
 
-For each queue and partition: what entered, less what left, must be what is present, as a count and as two sums of hashes
-of the sequence numbers. It needs one row for each queue where the audit has one for each message.
+For each queue and partition: what entered, less what left, must be what is present, as a count and as two sums of
+hashes of the sequence numbers. It needs one row for each queue where the audit has one for each message.
 
 It cannot see a message that entered and left equally often, but more than once, nor the order of events, nor moves that
 do not match. So it says where to look first, and does not replace the audit. A wrong set passes by chance once in 2^64.
@@ -16,7 +16,7 @@ _LOW_BITS = 0xFFFF_FFFF
 
 
 def balances(rows: DataFrame, snapshot: DataFrame, opening: DataFrame | None = None) -> DataFrame:
-    """By QUEUE: `surplus` (entered and not left, less present) and `isFlagged`.
+    """By QUEUE (see `ledger.names_of`): `surplus` (entered and not left, less present) and `isFlagged`.
 
     `snapshot` is what is present at the ledger's end, `opening` what was before its first row, both as `verdicts.keyed`
     gives them; without `opening`, nothing was.

@@ -1,14 +1,13 @@
 """How long messages wait: from when a queue has them to their first delivery, and to their completion.
 
-A message counts from the row `enqueued` of the queue that delivers it: one that was scheduled from its activation, one that
-was forwarded from its arrival. Messages that were enqueued before the ledger begins are not counted, and dead-letter
-queues only on demand. It writes `latency`: by `namespace`, `entity`, `hour` (when it was enqueued, UTC; null: all hours) and
-`measure` ("delivered", "completed"): `messages`, the percentiles `p50`, `p95`, `p99`, the same by approximation (`approx50`,
-...), and `longest`, all in milliseconds.
+A message counts from the row `enqueued` of the queue that delivers it: one that was scheduled from its activation,
+one that was forwarded from its arrival. Messages that were enqueued before the ledger begins are not counted, and
+dead-letter queues only on demand. It writes `latency`: by `namespace`, `entity`, `hour` (when it was enqueued, UTC;
+null: all hours) and `measure` ("delivered", "completed"): `messages`, the percentiles `p50`, `p95`, `p99`, the same
+by approximation (`approx50`, ...), and `longest`, all in milliseconds.
 """
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Final
 
 from pyspark.sql import DataFrame
@@ -21,12 +20,13 @@ from pipeline.jobs.report import Report, Section, Table
 MEASURES: Final = ("delivered", "completed")
 _SHARES: Final = {50: 0.5, 95: 0.95, 99: 0.99}
 _ACCURACY = 10_000  # of approx_percentile: the rank is wrong by at most 1/10,000 of the messages
-_PLACE = ("namespace", "partition", "epoch", "entity", "entityId", "subQueue", "sequenceNumber")
+_PLACE = ("namespace", "partition", "epoch", "entity", "subQueue", "sequenceNumber")
 _SHOWN_ENTITIES = 20
 
 
 def waits(ledger: DataFrame, sub_queues: Sequence[str] = ("active",)) -> DataFrame:
-    """Of each message that was enqueued and delivered or completed: `namespace`, `entity`, `hour`, `measure`, `wait_ms`.
+    """Of each message that was enqueued and delivered or completed: `namespace`, `entity`, `hour`, `measure`,
+    `wait_ms`.
 
     A clock that was set back between the two rows makes no negative wait, but 0.
     """
@@ -46,7 +46,9 @@ def waits(ledger: DataFrame, sub_queues: Sequence[str] = ("active",)) -> DataFra
         F.struct(F.lit("delivered").alias("measure"), first_delivered.alias("at")),
         F.struct(F.lit("completed").alias("measure"), F.col("completed").alias("at")),
     )
-    each = messages.filter("enqueued is not null").select("*", F.explode(times).alias("end")).filter("end.at is not null")
+    each = (
+        messages.filter("enqueued is not null").select("*", F.explode(times).alias("end")).filter("end.at is not null")
+    )
     return each.select(
         "namespace",
         "entity",
@@ -91,20 +93,43 @@ def report(found: DataFrame) -> Report:
         drawn = []
         if names:
             wanted = hours.filter(F.col("entity").isin([entity for _, entity in names])).collect()
-            times = sorted({row.seconds for row in wanted})
-            axis = [_hour(seconds) for seconds in times]
+            times = running.hours_between([row.seconds for row in wanted])
+            axis = [running.hour_of(seconds) for seconds in times]
             for share in ("p50", "p99"):
                 series = {}
                 for namespace, entity in names:
-                    by_time = {row.seconds: row[share] for row in wanted if (row.namespace, row.entity) == (namespace, entity)}
+                    by_time = {
+                        row.seconds: row[share] for row in wanted if (row.namespace, row.entity) == (namespace, entity)
+                    }
                     series[entity] = [by_time.get(seconds) for seconds in times]
                 drawn.append(plots.lines(f"{share} until {measure}, by hour", axis, series, "ms", log=True))
         table = Table(
             f"Milliseconds from enqueued to {'the first delivery' if measure == 'delivered' else 'completion'}",
-            ("Namespace", "Entity", "Messages", "p50", "p95", "p99", "Longest", "p50 approx.", "p95 approx.", "p99 approx."),
+            (
+                "Namespace",
+                "Entity",
+                "Messages",
+                "p50",
+                "p95",
+                "p99",
+                "Longest",
+                "p50 approx.",
+                "p95 approx.",
+                "p99 approx.",
+            ),
             [
-                (row.namespace, row.entity, row.messages, row.p50, row.p95, row.p99, row.longest)
-                + (row.approx50, row.approx95, row.approx99)
+                (
+                    row.namespace,
+                    row.entity,
+                    row.messages,
+                    row.p50,
+                    row.p95,
+                    row.p99,
+                    row.longest,
+                    row.approx50,
+                    row.approx95,
+                    row.approx99,
+                )
                 for row in own[:_SHOWN_ENTITIES]
             ],
             total=len(own),
@@ -112,10 +137,6 @@ def report(found: DataFrame) -> Report:
         sections.append(Section(f"Until {measure}", "", drawn, [table]))
     text = f"{messages:,} messages were delivered." if messages else "No message was delivered within the ledger."
     return Report("Delivery latency", text, "plain", [("Entities", len({row.entity for row in overall}))], sections)
-
-
-def _hour(seconds: int) -> datetime:
-    return datetime.fromtimestamp(seconds, UTC)
 
 
 def _job(arguments: Sequence[str]) -> int:

@@ -1,23 +1,28 @@
 """The ledger: one row for each thing that happened to a message in a queue. Its columns, its ops, and where it is read.
 
-A message in a queue is known by its *place*: `PLACE`, with the sequence number. The sequence number alone is not enough
-even within an entity: dead-letter and transfer queues number their messages themselves.
+A message in a queue is known by its *place*: the queue (`QUEUE`), and the sequence number that it has there.
 
-A ledger may have two columns that the schema of the journal does not demand:
+A ledger may have columns that the rows of the journal do not have:
 
-- `epoch` (string): of the partition's offsets. A store that was restored from a copy begins another epoch. Without the
-  column, all rows of a partition are of one epoch.
-- `entityId` (long): of the entity that had this name at the time. An entity that is deleted and created again numbers
-  its messages from 1 again: without this column, such numbers look as if they had entered twice.
+- `namespace` and `epoch` (of the partition's offsets), which captures add. A store that was restored from a copy begins
+  another epoch. Without the column, all rows of a partition are of one epoch.
+
+An entity that is deleted and created again under its name numbers its messages from 1 again. The ledger does not tell
+the two apart, so that such numbers look as if they had entered twice.
 """
 
-from collections.abc import Mapping, Sequence
-from pathlib import PurePosixPath
+import re
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Final
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody does
 from pyspark.sql import types as T  # noqa: N812
+
+from storage.capture.errors import CaptureError
+from storage.capture.manifest import TableName
+from storage.capture.reading import captured
 
 # What ends, or moves on, a message's stay in a queue. `published` does so only with a sequence number: without one, the
 # message never waited in its topic.
@@ -31,7 +36,12 @@ NEITHER: Final = (
 ENTERS: Final = ("enqueued", "scheduled")
 OPS: Final = frozenset((*ENTERS, *ENDS, *MOVES, MOVED, *NEITHER))
 
-QUEUE: Final = ("namespace", "generation", "entity", "entityId", "subQueue")
+UNEXPLAINED: Final = "unexplained"  # the reason of a row `purged` of which the broker does not know why it left
+
+NAMES: Final = ("namespace", "entity", "subQueue")
+# `queue` is a hash of NAMES: to compare, group and keep strings costs most of the audit's time. `generation`: see
+# `offsets`.
+QUEUE: Final = ("generation", "queue")
 PLACE: Final = (*QUEUE, "sequenceNumber")
 LOG: Final = ("namespace", "partition", "generation")  # of one partition's offsets in one epoch
 
@@ -54,32 +64,50 @@ _OPTIONAL: Final[dict[str, T.DataType]] = {
     "originSubQueue": T.StringType(),
     "originSequenceNumber": T.LongType(),
     "copies": T.IntegerType(),
+    "record": T.BinaryType(),
 }
 _KEYS: Final[dict[str, T.DataType]] = {
     "namespace": T.StringType(),
     "epoch": T.StringType(),
-    "entityId": T.LongType(),
 }
-_WHERE_NULL: Final[dict[str, str | int]] = {"namespace": "", "epoch": "", "entityId": 0}
+_WHERE_NULL: Final = {"namespace": "", "epoch": ""}
 
 
 class LedgerError(Exception):
     """The rows are not a ledger; the text names the column."""
 
 
-def read(spark: SparkSession, path: str) -> DataFrame:
-    """Rows of all Parquet files below `path`: of its `table=ledger` if it is where capture writes.
+def read(spark: SparkSession, path: str, table: str = "ledger") -> DataFrame:
+    """The rows of a capture at `path`: of all files of the table that its manifest names. Without a manifest, of all
+    Parquet files below `path`, or below its folder `table=...` if it has one.
 
     Raises LedgerError.
     """
     from pyspark.errors import AnalysisException
 
-    for each in (str(PurePosixPath(path) / "table=ledger") if "://" not in path else f"{path}/table=ledger", path):
+    where = captured_files(path, table)
+    if where is not None:
+        if not where:
+            raise LedgerError(f"{path}: the capture has no rows of the table {table} yet")
+        return spark.read.parquet(*where)
+    for folder in (f"{path.rstrip('/')}/table={table}", path):
         try:
-            return spark.read.parquet(each)
+            return spark.read.parquet(folder)
         except AnalysisException as error:
             reason = error
     raise LedgerError(f"{path}: no Parquet that can be read ({reason.getCondition()})")
+
+
+def captured_files(path: str, table: str) -> list[str] | None:
+    """The files of a capture as Spark names them; None if there is no capture. Raises LedgerError."""
+    try:
+        found = captured(path if "://" in path else str(Path(path).absolute()))
+    except (CaptureError, OSError) as error:
+        raise LedgerError(f"{path}: {error}") from error
+    if found.namespace is None:
+        return None
+    # Hadoop, whose file systems Spark uses, calls some of them by other names than pyarrow.
+    return [re.sub("^s3:", "s3a:", uri) for uri in found.uris(TableName(table))]
 
 
 def normalized(rows: DataFrame) -> DataFrame:
@@ -131,6 +159,26 @@ def until(rows: DataFrame, cut: Mapping[tuple[int, str | None], int] | None) -> 
     return rows.filter(within)
 
 
+def queue() -> Column:
+    """The hash of NAMES."""
+    return F.xxhash64(*NAMES).alias("queue")
+
+
+def names_of(*tables: DataFrame | None) -> DataFrame:
+    """`queue` and NAMES of all queues in tables that have them. Raises LedgerError if two queues have one hash."""
+    found = None
+    for table in tables:
+        if table is not None:
+            own = table.filter(F.col("entity").isNotNull() & F.col("subQueue").isNotNull()).select(*NAMES).distinct()
+            found = own if found is None else found.union(own)
+    assert found is not None
+    queues = found.distinct().select(queue(), *NAMES).localCheckpoint()
+    twice = queues.groupBy("queue").count().filter("count > 1")
+    if not twice.isEmpty():
+        raise LedgerError("two queues (columns entity, subQueue) have one hash, so that they cannot be told apart")
+    return queues
+
+
 def enters() -> Column:
     return F.col("op").isin(*ENTERS)
 
@@ -143,11 +191,3 @@ def arrives() -> Column:
 def has_place() -> Column:
     """The row is about a message in a queue."""
     return F.col("sequenceNumber").isNotNull() & F.col("entity").isNotNull() & F.col("subQueue").isNotNull()
-
-
-def same(left: DataFrame, right: DataFrame, names: Sequence[str]) -> Column:
-    """The condition of a join: all these columns are equal, or both null."""
-    condition = F.lit(True)
-    for name in names:
-        condition &= left[name].eqNullSafe(right[name])
-    return condition

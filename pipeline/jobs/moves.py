@@ -8,13 +8,13 @@ A row `deadlettered`, `activated`, `forwarded`, `moved` or `published` names the
 | not_arrived | it left, and at the other side fewer have entered (of `published`: fewer than its copies) |
 | arrived_twice | more have entered than had left |
 | no_origin | it entered as one that comes from elsewhere, and had not left there |
-| undecided | it would be one of these, but the other side may be in a gap, or before the beginning or behind the end of the ledger |
+| undecided | it would be one of these, but the other side may be in a gap, or before or behind the ledger |
 
 A message that is published at once never was in its topic: then both sides are known by the topic and the message id.
 
 Both rows of a move within a partition are of one turn, and have one time. Between partitions (`forwarded`, `moved`) the
-destination's row comes first or last, and the partitions' ledgers do not end at the same moment. So a move within `grace`
-of a place where we are blind is undecided.
+destination's row comes first or last, and the partitions' ledgers do not end at the same moment. So a move within
+`grace` of a place where we are blind is undecided.
 """
 
 from collections import defaultdict
@@ -32,11 +32,17 @@ MOVE_FAULTS: Final = ("not_arrived", "arrived_twice", "no_origin")
 GRACE: Final = timedelta(minutes=5)
 
 _BETWEEN_PARTITIONS = ("forwarded", MOVED)
-_MOVE: Final = ("namespace", "generation", "kind", "entity", "entityId", "subQueue", "sequenceNumber", "messageId")
+_MOVE: Final = ("namespace", "generation", "kind", "entity", "subQueue", "sequenceNumber", "messageId")
 _LONG_AGO: Final = -(1 << 62)
 _NEVER: Final = 1 << 62
 _INTERVAL = pa.struct(
-    [("from", pa.int64()), ("to", pa.int64()), ("isWide", pa.bool_()), ("partition", pa.int32()), ("generation", pa.int32())]
+    [
+        ("from", pa.int64()),
+        ("to", pa.int64()),
+        ("isWide", pa.bool_()),
+        ("partition", pa.int32()),
+        ("generation", pa.int32()),
+    ]
 )
 _BLIND: Final = pa.schema([("namespace", pa.string()), ("blind", pa.list_(_INTERVAL))])
 
@@ -45,8 +51,8 @@ def unmatched(offsets: Offsets, grace: timedelta = GRACE, *, is_whole: bool = Fa
     """Moves of which a side is missing, or doubled, by the place that the message left (`entity`, `subQueue`,
     `sequenceNumber`, or null and `messageId`).
 
-    `left`, `expected` and `arrived`: how often; `firstTime`, `lastTime`; `partition`: the lowest that told of it; `verdict`.
-    `is_whole`: nothing had happened before the ledger's first rows.
+    `left`, `expected` and `arrived`: how often; `firstTime`, `lastTime`; `partition`: the lowest that told of it;
+    `verdict`. `is_whole`: nothing had happened before the ledger's first rows.
     """
     sides = _sides(offsets.rows)
     moves = sides.groupBy(*_MOVE).agg(
@@ -112,7 +118,6 @@ def _sides(rows: DataFrame) -> DataFrame:
         generation("op"),
         op.alias("kind"),
         "entity",
-        F.when(op == MOVED, F.col("entityId")).otherwise(0).alias("entityId"),
         F.when(has_number, F.col("subQueue")).alias("subQueue"),
         "sequenceNumber",
         F.when(~has_number, F.col("messageId")).otherwise(none).alias("messageId"),
@@ -128,7 +133,6 @@ def _sides(rows: DataFrame) -> DataFrame:
         generation("reason"),
         F.col("reason").alias("kind"),
         F.col("originEntity").alias("entity"),
-        F.when(F.col("reason") == MOVED, F.col("entityId")).otherwise(0).alias("entityId"),
         F.when(F.col("originSequenceNumber").isNotNull(), F.col("originSubQueue")).alias("subQueue"),
         F.col("originSequenceNumber").alias("sequenceNumber"),
         F.when(F.col("originSequenceNumber").isNull(), F.col("messageId")).otherwise(none).alias("messageId"),

@@ -18,7 +18,7 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame, Row, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812
 
-from pipeline.jobs.ledger import LedgerError
+from pipeline.jobs.ledger import LedgerError, queue
 
 MAX_PROBLEMS: Final = 100_000
 
@@ -50,15 +50,15 @@ _PROBLEMS: Final = pa.schema(
 class Problem(NamedTuple):
     """Of one partition's offsets.
 
-    `kind` is "gap": `count` offsets are missing; "truncated": the journal itself lacks what was before `to_offset`; or
-    "repeated": `count` rows have the offset of another row. `to_offset` is behind it. `first_time` and `last_time` are
+    `kind` is "gap": `size` offsets are missing; "truncated": the journal itself lacks what was before `to_offset`; or
+    "repeated": `size` rows have the offset of another row. `to_offset` is behind it. `first_time` and `last_time` are
     around it.
     """
 
     kind: str
     from_offset: int
     to_offset: int
-    count: int
+    size: int
     first_time: datetime
     last_time: datetime
     description: str | None
@@ -89,7 +89,7 @@ class Log(NamedTuple):
 
 
 class Offsets(NamedTuple):
-    """What a ledger has of each partition. `rows` are those of the ledger, with `generation` in place of `epoch`."""
+    """What a ledger has of each partition. `rows` are its rows, with `generation` in place of `epoch`, and with `queue`."""
 
     rows: DataFrame
     logs: list[Log]
@@ -112,7 +112,7 @@ class Offsets(NamedTuple):
         """The problems as `_PROBLEMS`."""
         rows = [
             _of_log(log)
-            | {"kind": each.kind, "count": each.count, "description": each.description}
+            | {"kind": each.kind, "count": each.size, "description": each.description}
             | {"fromOffset": each.from_offset, "toOffset": each.to_offset}
             | {"firstTime": each.first_time, "lastTime": each.last_time}
             for log in self.logs
@@ -179,7 +179,9 @@ def offsets_of(ledger: DataFrame, cut: Mapping[tuple[int, str | None], int] | No
         end = (cut or {}).get((row.partition, row.epoch), (cut or {}).get((row.partition, None), row.end))
         if end > row.end and generation == 0:
             last = from_micros(row.lastTime)
-            own.append(Problem("gap", row.end, end, end - row.end, last, datetime.max.replace(tzinfo=UTC), "up to the cut"))
+            own.append(
+                Problem("gap", row.end, end, end - row.end, last, datetime.max.replace(tzinfo=UTC), "up to the cut")
+            )
         own.sort(key=lambda each: (each.from_offset, each.to_offset))
         logs.append(
             Log(
@@ -188,7 +190,7 @@ def offsets_of(ledger: DataFrame, cut: Mapping[tuple[int, str | None], int] | No
             )
         )
     logs.sort(key=lambda log: (log.namespace, log.partition, -log.generation))
-    return Offsets(_with_generation(ledger, logs), logs)
+    return Offsets(_with_generation(ledger, logs).select("*", queue()), logs)
 
 
 _EPOCH_BEGIN: Final = datetime(1970, 1, 1, tzinfo=UTC)

@@ -7,7 +7,10 @@ from datetime import datetime
 from typing import Any, Final
 
 import matplotlib as mpl
+from markupsafe import escape
+from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from pipeline.jobs.report import shown
 
@@ -19,7 +22,7 @@ _PLACEHOLDERS: Final = {
     **{f"#0a0a0{number}": f"var(--series-{number})" for number in range(1, 7)},
 }
 _TEXT, _QUIET, _LINE, *_SERIES = _PLACEHOLDERS
-_STYLE: Final = {
+_STYLE: Final[dict[Any, Any]] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "peeklock",  # the same ids each time
     "font.family": "sans-serif",
@@ -58,7 +61,7 @@ def bars(title: str, counts: Mapping[str, Mapping[str, float]], unit: str) -> st
         axes.set_xlabel(unit)
         axes.xaxis.grid(True)
         axes.set_axisbelow(True)
-        axes.xaxis.set_major_locator(mpl.ticker.MaxNLocator(5, integer=True))
+        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
         axes.xaxis.set_major_formatter(lambda value, _: _short(value))
         axes.set_title(title)
         if len(names) > 1:
@@ -66,7 +69,9 @@ def bars(title: str, counts: Mapping[str, Mapping[str, float]], unit: str) -> st
         return _svg(figure, title)
 
 
-def lines(title: str, times: Sequence[datetime], series: Mapping[str, Sequence[float | None]], unit: str, *, log: bool = False) -> str:
+def lines(
+    title: str, times: Sequence[datetime], series: Mapping[str, Sequence[float | None]], unit: str, *, log: bool = False
+) -> str:
     """Lines over time; where a value is None, the line has a gap."""
     with mpl.rc_context(_STYLE):
         figure = Figure(figsize=(5.6, 2.9), layout="constrained")
@@ -80,9 +85,9 @@ def lines(title: str, times: Sequence[datetime], series: Mapping[str, Sequence[f
         else:
             axes.set_ylim(bottom=0)
         axes.yaxis.set_major_formatter(lambda value, _: _short(value))
-        locator = mpl.dates.AutoDateLocator(maxticks=6)
+        locator = AutoDateLocator(maxticks=6)
         axes.xaxis.set_major_locator(locator)
-        axes.xaxis.set_major_formatter(mpl.dates.ConciseDateFormatter(locator))
+        axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))
         axes.set_ylabel(unit)
         axes.yaxis.grid(True)
         axes.set_title(title)
@@ -106,11 +111,11 @@ def _short(value: float) -> str:
 def _svg(figure: Any, title: str) -> str:
     file = io.StringIO()
     # `Date` would make each page another one; the rest of the metadata is noise.
-    figure.savefig(file, format="svg", transparent=True, metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    figure.savefig(
+        file, format="svg", transparent=True, metadata={"Date": None, "Creator": None, "Format": None, "Type": None}
+    )
     svg = file.getvalue()
     svg = svg[svg.index("<svg") :]
     for colour, variable in _PLACEHOLDERS.items():
         svg = svg.replace(colour, variable)
-    from markupsafe import escape
-
     return re.sub(r"<svg ", f'<svg role="img" aria-label="{escape(shown(title))}" ', svg, count=1)

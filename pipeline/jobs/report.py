@@ -42,12 +42,13 @@ class Report(NamedTuple):
 
 
 def shown(value: Any) -> str:
-    """The text of a cell: numbers with thin spaces between thousands, times to the second, characters that can be printed.
+    """The text of a cell: numbers with thin spaces between thousands, times to the second, characters that can be
+    printed.
 
     Controls and the characters that change the direction of text are U+FFFD: a name in the ledger is a client's.
     """
     if value is None:
-        return "–"
+        return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int):
@@ -64,12 +65,15 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-_pages = Environment(loader=PackageLoader("pipeline.jobs", "pages"), autoescape=True, trim_blocks=True, lstrip_blocks=True)
+_pages = Environment(
+    loader=PackageLoader("pipeline.jobs", "pages"), autoescape=True, trim_blocks=True, lstrip_blocks=True
+)
 _pages.filters["shown"] = shown
 _pages.tests["a_number"] = _is_number
 
 
 def render(report: Report) -> str:
     """The page. All text is escaped but the plots, which `plots` has drawn."""
-    sections = [each._replace(plots=[Markup(plot) for plot in each.plots]) for each in report.sections]  # noqa: S704
-    return _pages.get_template("report.html.j2").render(report=report._replace(sections=sections))
+    sections = [each._replace(plots=[Markup(plot) for plot in each.plots]) for each in report.sections]
+    page: str = _pages.get_template("report.html.j2").render(report=report._replace(sections=sections))
+    return page

@@ -3,16 +3,18 @@
 It writes two tables. `usage`, by `namespace`, `entity`, `day` (UTC):
 
 - `sends`: messages that clients sent, pings and duplicates included; `receives`: deliveries; `pings`: of the sends.
-- `sentBytes`, `receivedBytes`: of their bodies as they are stored; bytes of messages from before the ledger are not known.
+- `sentBytes`, `receivedBytes`: of their bodies as they are stored; bytes of messages from before the ledger are not
+  known.
 - `operations`: sends and receives, each counted once for each begun 64 KiB; `cost`, if there is a table of prices.
 
 `syphon`, by `namespace`, `entity` (a backlog queue), `day`: what syphoned messages cost, which is four operations each.
-`sendBacklog` and `receiveBacklog` are in `usage`, too. `sendPrimary` and `receivePrimary` happen in the primary namespace:
-its own ledger, if it is given as well, has them among the sends and receives of the destinations, and this table must not
-be added to it. The polls of a syphon that finds nothing leave no row: `peeklock pair cost` tells how many they are.
+`sendBacklog` and `receiveBacklog` are in `usage`, too. `sendPrimary` and `receivePrimary` happen in the primary
+namespace: its own ledger, if it is given as well, has them among the sends and receives of the destinations, and this
+table must not be added to it. The polls of a syphon that finds nothing leave no row: `peeklock pair cost` tells how
+many they are.
 
-The prices are a TOML file: `currency = "EUR"`, and `operations`, `sends`, `receives` (each for a million) and `gigabytes`
-(of 10^9 bytes sent or received), of which those that are left out are 0.
+The prices are a TOML file: `currency = "EUR"`, and `operations`, `sends`, `receives` (each for a million) and
+`gigabytes` (of 10^9 bytes sent or received), of which those that are left out are 0.
 """
 
 import argparse
@@ -33,7 +35,7 @@ OPERATION_BYTES: Final = 64 << 10
 OPERATIONS_PER_SYPHONED_MESSAGE: Final = 4
 # The names that a pairing gives its backlog queues: of the primary, then this, then an index.
 BACKLOG_QUEUE: Final = r"^.+/x-servicebus-transfer/[0-9]+$"
-_PLACE = ("namespace", "partition", "epoch", "entity", "entityId", "subQueue", "sequenceNumber")
+_PLACE = ("namespace", "partition", "epoch", "entity", "subQueue", "sequenceNumber")
 _SHOWN = 30
 
 
@@ -82,8 +84,10 @@ def usage(ledger: DataFrame, prices: Prices | None = None) -> DataFrame:
     # A delivery does not say how large its message is: the row that brought it does.
     sizes = rows.filter(op.isin("enqueued", "scheduled")).groupBy(*_PLACE).agg(F.max("bodySize").alias("size"))
     at_once = (op == "completed") & F.col("reason").eqNullSafe("receiveAndDelete")
-    handed_out = rows.filter((op == "delivered") | at_once).groupBy(*_PLACE, day).agg(
-        F.sum((op == "delivered").cast("int")).alias("locked"), F.sum(at_once.cast("int")).alias("deleted")
+    handed_out = (
+        rows.filter((op == "delivered") | at_once)
+        .groupBy(*_PLACE, day)
+        .agg(F.sum((op == "delivered").cast("int")).alias("locked"), F.sum(at_once.cast("int")).alias("deleted"))
     )
     deliveries = handed_out.join(sizes, list(_PLACE), "left")
     # Whether such a receive has a row `delivered` as well or not, it is one delivery.
@@ -144,7 +148,13 @@ def report(used: DataFrame, drained: DataFrame, prices: Prices | None) -> Report
     if entities:
         busiest = {row.entity: {"sends": row.sends, "receives": row.receives} for row in entities[:12]}
         drawn.append(plots.bars("Operations by entity", busiest, "messages"))
-        drawn.append(plots.bars("Operations by day", {str(row.day): {"sends": row.sends, "receives": row.receives} for row in days[-14:]}, "messages"))
+        drawn.append(
+            plots.bars(
+                "Operations by day",
+                {str(row.day): {"sends": row.sends, "receives": row.receives} for row in days[-14:]},
+                "messages",
+            )
+        )
     lines = drained.sort("namespace", "entity", "day").collect()
     moved = sum(row.syphoned for row in lines)
     names = ("sendBacklog", "receiveBacklog", "sendPrimary", "receivePrimary", "operations")
@@ -160,20 +170,31 @@ def report(used: DataFrame, drained: DataFrame, prices: Prices | None) -> Report
                     [(row.namespace, row.entity, *(row[name] for name in counts)) for row in entities[:_SHOWN]],
                     total=len(entities),
                 ),
-                Table("Usage by day", ("Day", *columns), [(str(row.day), *(row[name] for name in counts)) for row in days]),
+                Table(
+                    "Usage by day", ("Day", *columns), [(str(row.day), *(row[name] for name in counts)) for row in days]
+                ),
             ],
         ),
         Section(
             "Syphon",
             "Each syphoned message costs a send to the backlog and a receive from it, and a send and a receive in the "
-            "primary. The latter two are not in the tables above, unless the ledger has the primary as well. Receives that "
-            "find nothing are not in the ledger.",
+            "primary. The latter two are not in the tables above, unless the ledger has the primary as well. "
+            "Receives that find nothing are not in the ledger.",
             (),
             [
                 Table(
                     "Operations of backlog queues",
-                    ("Namespace", "Backlog queue", "Day", "Syphoned messages")
-                    + ("Send to backlog", "Receive from backlog", "Send to primary", "Receive from primary", "Operations"),
+                    (
+                        "Namespace",
+                        "Backlog queue",
+                        "Day",
+                        "Syphoned messages",
+                        "Send to backlog",
+                        "Receive from backlog",
+                        "Send to primary",
+                        "Receive from primary",
+                        "Operations",
+                    ),
                     [
                         (row.namespace, row.entity, str(row.day), row.syphoned, *(row[name] for name in names))
                         for row in lines[:_SHOWN]

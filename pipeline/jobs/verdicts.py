@@ -6,16 +6,17 @@ Verdicts of a place (`ledger.PLACE`), the first that fits:
 |---|---|
 | entered_twice | two rows say that it entered |
 | left_twice | two rows say that it left |
-| ghost | it left, was used, or is present, and had not entered before, though the ledger has the time when it must have |
+| unexplained | it left, and the broker itself does not know why |
+| ghost | it left, was used, or is present, and did not enter before, though the ledger has all that was then |
 | left_but_present | it left, and the snapshot has it |
 | lost | it entered or was used, never left, and the snapshot does not have it |
 | undecided | it would be one of these, but for a gap of the ledger, or because the snapshot was made while it changed |
 | before | it entered before the ledger begins, as its number says, and all else is fine |
 | ok | all is fine |
 
-**Numbers say what is older than the ledger.** A queue gives ascending numbers, each when its message enters. So a message
-whose number is above that of some message which entered within a segment, and that was seen in this segment, must have
-entered in it. Below, it may have entered before the segment, and is no ghost.
+**Numbers say what is older than the ledger.** A queue gives ascending numbers, each when its message enters. So a
+message whose number is above that of some message which entered within a segment, and that was seen in this segment,
+must have entered in it. Below, it may have entered before the segment, and is no ghost.
 
 A message that moved with its entity to another partition enters once and leaves once, in whatever partitions: the two
 rows of the move are matched by `pipeline.jobs.moves`.
@@ -27,10 +28,24 @@ from typing import Final, NamedTuple
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
-from pipeline.jobs.ledger import ENDS, LOG, MOVED, MOVES, PLACE, QUEUE, LedgerError, arrives, enters, has_place
+from pipeline.jobs.ledger import (
+    ENDS,
+    LOG,
+    MOVED,
+    MOVES,
+    NAMES,
+    PLACE,
+    QUEUE,
+    UNEXPLAINED,
+    LedgerError,
+    arrives,
+    enters,
+    has_place,
+    queue,
+)
 from pipeline.jobs.offsets import Offsets
 
-FAULTS: Final = ("entered_twice", "left_twice", "ghost", "left_but_present", "lost")
+FAULTS: Final = ("entered_twice", "left_twice", "unexplained", "ghost", "left_but_present", "lost")
 VERDICTS: Final = (*FAULTS, "undecided", "before", "ok")
 
 _NEVER_SHOWN: Final = "transfer"  # the subqueue that no client can browse
@@ -39,10 +54,10 @@ _NEVER_SHOWN: Final = "transfer"  # the subqueue that no client can browse
 class Snapshot(NamedTuple):
     """What was in queues when they were browsed.
 
-    `messages` has the columns `entity`, `subQueue`, `sequenceNumber`, and may have `namespace` and `entityId`.
+    `messages` has the columns `entity`, `subQueue`, `sequenceNumber`, and may have `namespace`.
     `covers` are the entities that were browsed, as patterns of SQL's LIKE: of others, no absence means anything.
-    `began`: the journal offsets by partition when browsing began. A message that changed since then is not judged by the
-    snapshot. Without them, the snapshot is exactly as of the ledger's end.
+    `began`: the journal offsets by partition when browsing began. A message that changed since then is not judged by
+    the snapshot. Without them, the snapshot is exactly as of the ledger's end.
     """
 
     messages: DataFrame
@@ -60,15 +75,15 @@ class _Signs(NamedTuple):
 
 
 def places(rows: DataFrame, snapshot: DataFrame | None = None, opening: DataFrame | None = None) -> DataFrame:
-    """What the ledger says of each place: one row by PLACE.
+    """What the ledger says of each place: one row by PLACE. (Sums of numbers alone: strings would cost a sort.)
 
-    `entered`, `arrived` (with its entity from another partition), `left`, `ended` (left for good), `moved` (away with its
-    entity), `present`: how often. `seen`: rows of the ledger. `firstOffset`, `lastOffset`: of these. `enteredOffset`,
-    `leftOffset`: the first such. `partition`, `maxPartition`: the lowest and highest partition that told of it.
-    `snapshot` and `opening` are as `keyed` gives them.
+    `entered`, `arrived` (with its entity from another partition), `left`, `ended` (left for good), `unexplained`
+    (left for no known reason), `moved` (away with its entity), `present`: how often. `seen`: rows of the ledger.
+    `firstOffset`, `lastOffset`: of these. `enteredOffset`, `leftOffset`: the first such. `partition`, `maxPartition`:
+    the lowest and highest partition that told of it. `snapshot` and `opening` are as `keyed` gives them.
     """
     op, offset = F.col("op"), F.col("journalOffset")
-    is_end = op.isin(*ENDS) | ((op == "published") & F.col("copies").eqNullSafe(0))
+    is_end = op.isin(*ENDS) | ((op == "published") & (F.coalesce("copies", F.lit(0)) == 0))
     is_leaving = op.isin(*ENDS, *MOVES)
     events = rows.filter(has_place()).select(
         *PLACE,
@@ -76,6 +91,7 @@ def places(rows: DataFrame, snapshot: DataFrame | None = None, opening: DataFram
         arrives().cast("int").alias("arrived"),
         is_leaving.cast("int").alias("left"),
         is_end.cast("int").alias("ended"),
+        ((op == "purged") & F.col("reason").eqNullSafe(UNEXPLAINED)).cast("int").alias("unexplained"),
         (op == MOVED).cast("int").alias("moved"),
         F.lit(1).alias("seen"),
         F.lit(0).alias("present"),
@@ -84,7 +100,7 @@ def places(rows: DataFrame, snapshot: DataFrame | None = None, opening: DataFram
         F.when(is_leaving, offset).alias("leftOffset"),
         "partition",
     )
-    counts = ("entered", "arrived", "left", "ended", "moved", "seen", "present")
+    counts = ("entered", "arrived", "left", "ended", "unexplained", "moved", "seen", "present")
     for more, counted in ((snapshot, "present"), (opening, "entered")):
         if more is not None:
             columns = [F.lit(int(name == counted)).alias(name) for name in counts]
@@ -101,10 +117,10 @@ def places(rows: DataFrame, snapshot: DataFrame | None = None, opening: DataFram
 
 
 def keyed(messages: DataFrame, what: str, *, partitions: bool = False) -> DataFrame:
-    """PLACE of messages, each once, and its `partition`, which is null unless it is given and asked for.
+    """NAMES and PLACE of messages, each once, and its `partition`, which is null unless it is given and asked for.
 
-    A client that browses a plain entity cannot see on which partition it lives. Raises LedgerError: `what` is the name of
-    `messages`.
+    A client that browses a plain entity cannot see on which partition it lives. Raises LedgerError: `what` is the
+    name of `messages`.
     """
     given = set(messages.columns)
     if missing := [name for name in ("entity", "subQueue", "sequenceNumber") if name not in given]:
@@ -115,36 +131,70 @@ def keyed(messages: DataFrame, what: str, *, partitions: bool = False) -> DataFr
         return (F.coalesce(F.col(name).cast(kind), value) if name in given else value).alias(name)
 
     partition = column("partition", "int", None) if partitions else F.lit(None).cast("int").alias("partition")
-    return messages.select(
+    named = messages.select(
         column("namespace", "string", ""),
         F.lit(0).alias("generation"),
         "entity",
-        column("entityId", "bigint", 0),
         "subQueue",
         F.col("sequenceNumber").cast("bigint").alias("sequenceNumber"),
         partition,
-    ).dropDuplicates(list(PLACE))
+    )
+    return named.select("*", queue()).dropDuplicates([*NAMES, "sequenceNumber"])
 
 
-def judged(places: DataFrame, offsets: Offsets, snapshot: Snapshot | None = None, *, is_whole: bool = False) -> DataFrame:
-    """`places` with `verdict`.
+class Judged(NamedTuple):
+    """All places with their `verdict`: `fine` are those that need no second look, `others` those that did.
+
+    `queues` has NAMES by `queue`.
+    """
+
+    fine: DataFrame
+    others: DataFrame
+    queues: DataFrame
+
+    def all(self) -> DataFrame:
+        return self.fine.unionByName(self.others)
+
+    def named(self, places: DataFrame) -> DataFrame:
+        """The same rows with NAMES."""
+        return places.join(F.broadcast(self.queues.select("queue", *NAMES)), "queue")
+
+
+def judged(
+    places: DataFrame, queues: DataFrame, offsets: Offsets, snapshot: Snapshot | None = None, *, is_whole: bool = False
+) -> Judged:
+    """Judge places. `queues` are those that `names_of` finds.
 
     `is_whole`: nothing had entered before the ledger's first rows, or an opening set has told what had.
     """
+    queues = queues.withColumn("isCovered", _is_covered(snapshot)).localCheckpoint()
     signs = _signs(snapshot)
     is_fine = ~(
         (F.col("entered") > 1)
         | (F.col("left") > 1)
+        | (F.col("unexplained") > 0)
         | signs.never_entered
         | signs.left_first
         | signs.left_but_present
         | signs.absent
     )
-    fine = places.filter(is_fine).withColumn("verdict", F.lit("ok"))
-    doubtful = places.filter(~is_fine).localCheckpoint()
+    covered = places
+    if snapshot is not None:
+        covered = places.join(F.broadcast(queues.select("queue", "isCovered")), "queue")
+    fine = covered.filter(is_fine).select(*places.columns, F.lit("ok").alias("verdict"))
+    doubtful = covered.filter(~is_fine).localCheckpoint()
     if doubtful.isEmpty():
-        return fine
-    return fine.unionByName(_decided(doubtful, offsets, signs, snapshot, is_whole))
+        return Judged(fine, fine.limit(0).localCheckpoint(), queues)
+    others = _decided(doubtful, queues, offsets, signs, snapshot, is_whole).select(*places.columns, "verdict")
+    return Judged(fine, others.localCheckpoint(), queues)
+
+
+def _is_covered(snapshot: Snapshot | None) -> Column:
+    """Of a queue: a message that is not in the snapshot is not there."""
+    is_browsed = F.lit(False)
+    for pattern in () if snapshot is None else snapshot.covers:
+        is_browsed |= F.col("entity").like(pattern)
+    return is_browsed & (F.col("subQueue") != _NEVER_SHOWN)
 
 
 def _signs(snapshot: Snapshot | None) -> _Signs:
@@ -153,14 +203,11 @@ def _signs(snapshot: Snapshot | None) -> _Signs:
     left_first = _is_in_one_log() & F.coalesce(F.col("leftOffset") < F.col("enteredOffset"), F.lit(False))
     if snapshot is None:
         return _Signs(never_entered, left_first, F.lit(False), F.lit(False))
-    is_browsed = F.lit(False)
-    for pattern in snapshot.covers:
-        is_browsed |= F.col("entity").like(pattern)
-    # Of an epoch that has ended nothing is present: it went on in the next one.
-    is_covered = is_browsed & (F.col("subQueue") != _NEVER_SHOWN) & (F.col("generation") == 0)
-    # A message that moved away and has not arrived yet is nowhere.
-    absent = is_covered & (left == 0) & (moved <= F.col("arrived")) & (present == 0)
-    return _Signs(never_entered, left_first, (left > 0) & (present > 0), absent)
+    # A message that moved away and has not arrived yet is nowhere. Of an epoch that has ended nothing is present: it
+    # went
+    # on in the next one.
+    is_gone = (left > 0) | (moved > F.col("arrived")) | (F.col("generation") > 0)
+    return _Signs(never_entered, left_first, (left > 0) & (present > 0), F.col("isCovered") & ~is_gone & (present == 0))
 
 
 def _is_in_one_log() -> Column:
@@ -169,12 +216,19 @@ def _is_in_one_log() -> Column:
 
 
 def _decided(
-    doubtful: DataFrame, offsets: Offsets, signs: _Signs, snapshot: Snapshot | None, is_whole: bool
+    doubtful: DataFrame,
+    queues: DataFrame,
+    offsets: Offsets,
+    signs: _Signs,
+    snapshot: Snapshot | None,
+    is_whole: bool,
 ) -> DataFrame:
     segments = offsets.logs_table().select(*LOG, "segments")
-    known, newest = _numbers(offsets)
+    namespaces = F.broadcast(queues.select("queue", "namespace"))
+    known, newest = _numbers(offsets, namespaces)
     facts = (
-        doubtful.join(F.broadcast(segments), list(LOG), "left")
+        doubtful.join(namespaces, "queue")
+        .join(F.broadcast(segments), list(LOG), "left")
         .withColumn("segment", F.expr("array_max(filter(segments, each -> each <= firstOffset))"))
         .withColumn("highBits", _high_bits())
         .join(F.broadcast(known), [*QUEUE, "partition", "segment"], "left")
@@ -199,12 +253,13 @@ def _decided(
     verdict = (
         F.when(F.col("entered") > 1, "entered_twice")
         .when(F.col("left") > 1, "left_twice")
+        .when(F.col("unexplained") > 0, "unexplained")
         .when(signs.left_first | (signs.never_entered & must_have_entered), "ghost")
         .when(signs.left_but_present, F.when(is_stable, "left_but_present").otherwise(undecided))
         .when(signs.absent, F.when(is_stable & is_last, "lost").otherwise(undecided))
         .otherwise(F.when(is_first & F.lit(not is_whole), "before").otherwise(undecided))
     )
-    return facts.withColumn("verdict", verdict).select(*doubtful.columns, "verdict")
+    return facts.withColumn("verdict", verdict)
 
 
 def _high_bits() -> Column:
@@ -212,12 +267,12 @@ def _high_bits() -> Column:
     return F.shiftright("sequenceNumber", 48)
 
 
-def _numbers(offsets: Offsets) -> tuple[DataFrame, DataFrame]:
+def _numbers(offsets: Offsets, namespaces: DataFrame) -> tuple[DataFrame, DataFrame]:
     """Numbers above which a message must have entered within the ledger.
 
-    First, for messages that were seen in a segment, by QUEUE, `partition` and `segment`: `leastEntered`. Second, for those
-    that only a snapshot has, by QUEUE and `highBits`: `leastOfNewest`, null if a partition that had the queue has given no
-    number in its newest segment; and `isUncut`: no partition that had it has gaps.
+    First, for messages that were seen in a segment, by QUEUE, `partition` and `segment`: `leastEntered`. Second, for
+    those that only a snapshot has, by QUEUE and `highBits`: `leastOfNewest`, null if a partition that had the queue
+    has given no number in its newest segment; and `isUncut`: no partition that had it has gaps.
     """
     segments = offsets.logs_table().select(*LOG, "segments")
     rows = offsets.rows.filter(has_place()).join(F.broadcast(segments), list(LOG))
@@ -233,7 +288,8 @@ def _numbers(offsets: Offsets) -> tuple[DataFrame, DataFrame]:
     known = numbers.groupBy(*QUEUE, "partition", "segment").agg(F.min("least").alias("leastEntered"))
     is_newest = F.col("segment") == F.element_at("segments", -1)
     newest = (
-        numbers.join(F.broadcast(segments), list(LOG))
+        numbers.join(namespaces, "queue")
+        .join(F.broadcast(segments), list(LOG))
         .groupBy(*QUEUE, "highBits", "partition")
         .agg(F.max(F.when(is_newest, F.col("least"))).alias("least"), F.max(F.size("segments")).alias("segments"))
         .groupBy(*QUEUE, "highBits")

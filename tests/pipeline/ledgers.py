@@ -1,7 +1,7 @@
 """Synthetic ledgers: a namespace that is played message by message, with the rows that its journal would have.
 
-`History` is faultless by construction: what it plays could happen. Faults are planted afterwards, in its rows or in what is
-present. All rows are dicts of the columns of the ledger.
+`History` is faultless by construction: what it plays could happen. Faults are planted afterwards, in its rows or in
+what is present. All rows are dicts of the columns of the ledger.
 """
 
 import random
@@ -39,7 +39,6 @@ SCHEMA: Final = pa.schema(
         ("record", pa.binary()),
         ("overlay", pa.binary()),
         ("epoch", pa.string()),
-        ("entityId", pa.int64()),
     ]
 )
 PRESENT: Final = pa.schema(
@@ -198,7 +197,9 @@ class History:
             self._row("moved", place, entity)
         self.partition_of[entity] = (self._home(entity) + 1) % self._partitions
         for place in held:
-            self._row("enqueued", place, entity, messageId=self.present[place], bodySize=100, **self._origin(place, "moved"))
+            self._row(
+                "enqueued", place, entity, messageId=self.present[place], bodySize=100, **self._origin(place, "moved")
+            )
 
     def snapshot(self) -> list[Row]:
         """What a client that browses all queues sees."""
@@ -253,7 +254,9 @@ def play(history: History, rng: random.Random) -> None:
         history.end(place, rng.choice(("completed", "completed", "completed", "expired", "purged", "cancelled")))
 
 
-def write(path: Path, rows: Iterable[Row], schema: pa.Schema = SCHEMA, without: Sequence[str] = ("record", "overlay")) -> Path:
+def write(
+    path: Path, rows: Iterable[Row], schema: pa.Schema = SCHEMA, without: Sequence[str] = ("record", "overlay")
+) -> Path:
     """As one Parquet file in the directory."""
     import pyarrow.parquet as pq
 
@@ -278,8 +281,8 @@ class Large(NamedTuple):
 def write_large(path: Path, messages: int, seed: int = 1) -> Large:
     """Write a ledger of so many messages in 64 queues on 8 partitions, three rows each and a little more.
 
-    Each is enqueued, delivered and completed; every hundredth is dead-lettered instead; of the last few of each queue some
-    wait. Faults: 7 lost, 5 ghosts, 11 left twice, 3 left but present, 2 entered twice.
+    Each is enqueued, delivered and completed; every hundredth is dead-lettered instead; of the last few of each queue
+    some wait. Faults: 7 lost, 5 ghosts, 11 left twice, 3 left but present, 2 entered twice.
     """
     import numpy as np
     import pandas as pd
@@ -296,7 +299,11 @@ def write_large(path: Path, messages: int, seed: int = 1) -> Large:
     waits = number > each - rng.integers(0, 3, sent_us.size)
     name = pd.Series([f"shop-{index:02}" for index in range(LARGE_ENTITIES)], dtype="string[pyarrow]")
     base = pd.DataFrame({"entity": entity, "sequenceNumber": number, "at": sent_us})
-    ids = pd.Series(entity.astype(str), dtype="string[pyarrow]") + "-" + pd.Series(number.astype(str), dtype="string[pyarrow]")
+    ids = (
+        pd.Series(entity.astype(str), dtype="string[pyarrow]")
+        + "-"
+        + pd.Series(number.astype(str), dtype="string[pyarrow]")
+    )
     size = rng.integers(200, 4000, sent_us.size)
     enqueued = base.assign(op="enqueued", subQueue="active", messageId=ids, bodySize=size)
     delivered = base.assign(op="delivered", subQueue="active", at=sent_us + wait_us)[~waits]
@@ -331,7 +338,7 @@ def write_large(path: Path, messages: int, seed: int = 1) -> Large:
     rows["entity"] = rows.entity.map(name)
     rows["namespace"] = "shop"
     rows = rows.sort_values(["entity", "partition", "journalOffset"], ignore_index=True)
-    fields = [field for field in SCHEMA if field.name not in ("epoch", "entityId", "record", "overlay")]
+    fields = [field for field in SCHEMA if field.name not in ("epoch", "record", "overlay")]
     for field in fields:
         if field.name not in rows:
             rows[field.name] = None

@@ -15,6 +15,7 @@ def verdicts(rows: Sequence[Row], present: Iterable[Place] | None) -> dict[Place
     entered: Counter[Place] = Counter()
     left: Counter[Place] = Counter()
     inside: set[Place] = set()
+    unexplained: set[Place] = set()
     left_before: set[Place] = set()
     places: dict[Place, None] = {}
     for row in sorted(rows, key=lambda each: each["journalOffset"]):
@@ -29,6 +30,8 @@ def verdicts(rows: Sequence[Row], present: Iterable[Place] | None) -> dict[Place
             if place not in inside and not entered[place]:
                 left_before.add(place)
             left[place] += 1
+            if (row["op"], row.get("reason")) == ("purged", "unexplained"):
+                unexplained.add(place)
             inside.discard(place)
     there = set(present or ())
     places |= dict.fromkeys(there)
@@ -38,6 +41,8 @@ def verdicts(rows: Sequence[Row], present: Iterable[Place] | None) -> dict[Place
             found[place] = "entered_twice"
         elif left[place] >= 2:
             found[place] = "left_twice"
+        elif place in unexplained:
+            found[place] = "unexplained"
         elif not entered[place] or place in left_before:
             found[place] = "ghost"
         elif present is not None and left[place] and place in there:
