@@ -24,7 +24,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
 from pipeline.jobs import checksum, identities, moves, plots, running, verdicts
-from pipeline.jobs.ledger import LedgerError, names_of, normalized, read, until
+from pipeline.jobs.ledger import LedgerError, kept, names_of, normalized, read, until
 from pipeline.jobs.offsets import Offsets, offsets_of
 from pipeline.jobs.report import Report, Section, Table
 from pipeline.jobs.verdicts import FAULTS, VERDICTS, Judged, Snapshot
@@ -89,7 +89,7 @@ def audit(
     if flagged_only:
         if present is None or not is_whole:
             raise LedgerError("checksums need a snapshot, and a ledger from the beginning or an opening set")
-        queues = checksum.balances(rows, present, opened).localCheckpoint()
+        queues = checksum.balances(rows, present, opened).transform(kept)
         rows = checksum.flagged(rows, queues)
         present = checksum.flagged(present, queues)
         opened = None if opened is None else checksum.flagged(opened, queues)
@@ -97,9 +97,7 @@ def audit(
     places = verdicts.places(rows, present, opened).persist()
     judged = verdicts.judged(places, queues, offsets, snapshot, is_whole=is_whole)
     unmatched = moves.unmatched(offsets, grace, is_whole=is_whole and opening is None)
-    faults = (
-        judged.named(judged.others.filter(F.col("verdict").isin(*FAULTS))).select(*_FAULT_COLUMNS).localCheckpoint()
-    )
+    faults = judged.named(judged.others.filter(F.col("verdict").isin(*FAULTS))).select(*_FAULT_COLUMNS).transform(kept)
     by_queue = judged.all().groupBy("queue", "partition", "verdict").agg(F.count(F.lit(1)).alias("messages"))
     by_queue = judged.named(by_queue).select("namespace", "entity", "subQueue", "partition", "verdict", "messages")
     is_open = (F.col("left") == 0) & (F.col("moved") <= F.col("arrived")) & ~F.col("verdict").isin("lost", "ghost")
@@ -107,11 +105,11 @@ def audit(
         "namespace", "entity", "subQueue", "sequenceNumber", F.col("maxPartition").alias("partition")
     )
     ids = identities.concerned(offsets.rows, judged, unmatched)
-    return Audit(offsets, places, judged, by_queue.localCheckpoint(), faults, unmatched, ids, still)
+    return Audit(offsets, places, judged, by_queue.transform(kept), faults, unmatched, ids, still)
 
 
 class Summary(NamedTuple):
-    """The audit in numbers: messages by verdict, moves by verdict, problems of offsets by kind."""
+    """The audit in numbers: messages and moves by verdict, gaps and truncations, and rows with repeated offsets."""
 
     messages: Counter[str]
     moves: Counter[str]
@@ -132,10 +130,14 @@ def summary(found: Audit) -> Summary:
         count = F.count(F.lit(1)) if value is None else F.sum(value)
         return Counter({row[0]: row[1] for row in table.groupBy(name).agg(count).collect()})
 
+    problems: Counter[str] = Counter()
+    for log in found.offsets.logs:
+        for problem in log.problems:
+            problems[problem.kind] += 1 if problem.hides else problem.size
     return Summary(
         counted(found.verdicts, "verdict", "messages"),
         counted(found.moves, "verdict"),
-        Counter(problem.kind for log in found.offsets.logs for problem in log.problems),
+        problems,
     )
 
 

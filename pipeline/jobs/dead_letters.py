@@ -19,7 +19,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from pipeline.jobs import plots, running
 from pipeline.jobs.fingerprints import fingerprint, masked, text_of
-from pipeline.jobs.ledger import LedgerError, captured_files, normalized, read
+from pipeline.jobs.ledger import LedgerError, captured_files, kept, normalized, read
 from pipeline.jobs.report import Report, Section, Table
 from pyspark_peeklock.errors import JournalRefused
 from pyspark_peeklock.records import columns_of
@@ -251,9 +251,9 @@ def _job(arguments: Sequence[str]) -> int:
     with running.step("counting"):
         dead = dead_letters(ledger)
         tables = {
-            "summary": summary(dead).localCheckpoint(),
-            "queues": queues(ledger).localCheckpoint(),
-            "poison": poison(with_bodies(dead, messages), samples=not options.no_samples).localCheckpoint(),
+            "summary": summary(dead).transform(kept),
+            "queues": queues(ledger).transform(kept),
+            "poison": poison(with_bodies(dead, messages), samples=not options.no_samples).transform(kept),
         }
     with running.step(f"writing {options.output}"):
         running.write_tables(options.output, tables)

@@ -15,7 +15,7 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
-from pipeline.jobs.ledger import ENTERS, MOVED, PLACE, has_place
+from pipeline.jobs.ledger import ENTERS, MOVED, PLACE, has_place, kept
 from pipeline.jobs.moves import MOVE_FAULTS
 from pipeline.jobs.offsets import local_table
 from pipeline.jobs.verdicts import FAULTS, Judged
@@ -80,14 +80,14 @@ def concerned(rows: DataFrame, judged: Judged, moves: DataFrame) -> DataFrame:
         "generation", F.xxhash64("namespace", "entity", "subQueue").alias("queue"), "sequenceNumber"
     )
     arrived = moved.join(small(left.withColumnsRenamed(as_parent)), list(_PARENT), "left_semi").select(*PLACE)
-    suspects = faults.select(*PLACE).union(left).union(arrived).distinct().localCheckpoint()
+    suspects = faults.select(*PLACE).union(left).union(arrived).distinct().transform(kept)
     origins = _with_parents(suspects, moved, small)
     named = entering.filter(F.col("messageId").isNotNull())
     ids = named.join(small(origins), list(PLACE), "left_semi").select(*_ID)
-    ids = ids.union(faulty.filter(F.col("messageId").isNotNull()).select(*_ID)).distinct().localCheckpoint()
-    first = named.join(small(ids), list(_ID), "left_semi").localCheckpoint()
+    ids = ids.union(faulty.filter(F.col("messageId").isNotNull()).select(*_ID)).distinct().transform(kept)
+    first = named.join(small(ids), list(_ID), "left_semi").transform(kept)
     # Of each place, the id of the first one that it came from.
-    owners = first.groupBy(*PLACE).agg(*(F.max(name).alias(name) for name in _ID)).localCheckpoint()
+    owners = first.groupBy(*PLACE).agg(*(F.max(name).alias(name) for name in _ID)).transform(kept)
     owned = _owned(owners, moved, small)
     accepted = first.groupBy(*_ID).agg(F.sum("accepted").alias("accepted"))
     states = small(owned).join(judged.all().select(*PLACE, "left", "ended", "verdict"), list(PLACE))
@@ -112,7 +112,7 @@ def concerned(rows: DataFrame, judged: Judged, moves: DataFrame) -> DataFrame:
         .when(F.col("ended") + F.col("waiting") < F.col("accepted"), "unaccounted")
         .otherwise("accounted")
     )
-    return sums.withColumn("verdict", verdict).localCheckpoint()
+    return sums.withColumn("verdict", verdict).transform(kept)
 
 
 def _with_parents(places: DataFrame, moved: DataFrame, small: Small) -> DataFrame:
@@ -122,10 +122,10 @@ def _with_parents(places: DataFrame, moved: DataFrame, small: Small) -> DataFram
         parents = moved.join(small(fresh), list(PLACE), "left_semi").select(
             "generation", F.col("parentQueue").alias("queue"), F.col("parentNumber").alias("sequenceNumber")
         )
-        fresh = parents.join(small(found), list(PLACE), "left_anti").distinct().localCheckpoint()
+        fresh = parents.join(small(found), list(PLACE), "left_anti").distinct().transform(kept)
         if fresh.isEmpty():
             break
-        found = found.union(fresh).localCheckpoint()
+        found = found.union(fresh).transform(kept)
     return found
 
 
@@ -135,8 +135,8 @@ def _owned(owners: DataFrame, moved: DataFrame, small: Small) -> DataFrame:
     for _ in range(MAX_MOVES):
         parents = fresh.withColumnsRenamed(dict(zip(PLACE, _PARENT, strict=True)))
         children = moved.join(small(parents), list(_PARENT)).select(*PLACE, *_ID)
-        fresh = children.join(small(found.select(*PLACE)), list(PLACE), "left_anti").distinct().localCheckpoint()
+        fresh = children.join(small(found.select(*PLACE)), list(PLACE), "left_anti").distinct().transform(kept)
         if fresh.isEmpty():
             break
-        found = found.union(fresh).localCheckpoint()
+        found = found.union(fresh).transform(kept)
     return found

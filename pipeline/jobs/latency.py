@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
 from pipeline.jobs import plots, running
-from pipeline.jobs.ledger import has_place, normalized, read
+from pipeline.jobs.ledger import has_place, kept, normalized, read
 from pipeline.jobs.report import Report, Section, Table
 
 MEASURES: Final = ("delivered", "completed")
@@ -152,7 +152,7 @@ def _job(arguments: Sequence[str]) -> int:
     with running.step("starting Spark"):
         spark = running.session("peeklock delivery latency")
     with running.step("measuring"):
-        found = latency(read(spark, options.ledger), options.sub_queue or ("active",)).localCheckpoint()
+        found = latency(read(spark, options.ledger), options.sub_queue or ("active",)).transform(kept)
     with running.step(f"writing {options.output}"):
         running.write_tables(options.output, {"latency": found})
         page = report(found)

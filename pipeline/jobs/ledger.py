@@ -159,6 +159,16 @@ def until(rows: DataFrame, cut: Mapping[tuple[int, str | None], int] | None) -> 
     return rows.filter(within)
 
 
+def kept(table: DataFrame) -> DataFrame:
+    """The same rows, computed now, once. For tables that are small, or used more than once.
+
+    The columns are new ones for Spark. Otherwise a join of a kept table with one that it was made of finds them
+    ambiguous, with some settings.
+    """
+    rows = table.localCheckpoint()
+    return rows.select(*(F.col(name).alias(name) for name in rows.columns))
+
+
 def queue() -> Column:
     """The hash of NAMES."""
     return F.xxhash64(*NAMES).alias("queue")
@@ -172,7 +182,7 @@ def names_of(*tables: DataFrame | None) -> DataFrame:
             own = table.filter(F.col("entity").isNotNull() & F.col("subQueue").isNotNull()).select(*NAMES).distinct()
             found = own if found is None else found.union(own)
     assert found is not None
-    queues = found.distinct().select(queue(), *NAMES).localCheckpoint()
+    queues = kept(found.distinct().select(queue(), *NAMES))
     twice = queues.groupBy("queue").count().filter("count > 1")
     if not twice.isEmpty():
         raise LedgerError("two queues (columns entity, subQueue) have one hash, so that they cannot be told apart")

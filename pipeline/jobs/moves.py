@@ -25,7 +25,7 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
-from pipeline.jobs.ledger import MOVED, MOVES
+from pipeline.jobs.ledger import MOVED, MOVES, kept
 from pipeline.jobs.offsets import Log, Offsets, local_table, to_micros
 
 MOVE_FAULTS: Final = ("not_arrived", "arrived_twice", "no_origin")
@@ -74,7 +74,7 @@ def unmatched(offsets: Offsets, grace: timedelta = GRACE, *, is_whole: bool = Fa
         .when(F.col("arrived") < F.col("expected"), "not_arrived")
         .otherwise("arrived_twice")
     )
-    moves = moves.withColumn("verdict", verdict).localCheckpoint()
+    moves = moves.withColumn("verdict", verdict).transform(kept)
     if moves.isEmpty():
         return moves.drop("maxPartition")
     micros = int(grace / timedelta(microseconds=1))

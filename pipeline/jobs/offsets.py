@@ -89,7 +89,7 @@ class Log(NamedTuple):
 
 
 class Offsets(NamedTuple):
-    """What a ledger has of each partition. `rows` are its rows, with `generation` in place of `epoch`, and with `queue`."""
+    """What a ledger has of each partition. `rows` are its rows, with `generation` in place of `epoch`, and `queue`."""
 
     rows: DataFrame
     logs: list[Log]

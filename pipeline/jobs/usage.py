@@ -28,7 +28,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from pipeline.jobs import plots, running
 from pipeline.jobs.identities import is_accepted
-from pipeline.jobs.ledger import normalized, read
+from pipeline.jobs.ledger import kept, normalized, read
 from pipeline.jobs.report import Report, Section, Table
 
 OPERATION_BYTES: Final = 64 << 10
@@ -219,8 +219,8 @@ def _job(arguments: Sequence[str]) -> int:
         spark = running.session("peeklock usage and cost")
     ledger = read(spark, options.ledger)
     with running.step("counting"):
-        used = usage(ledger, options.prices).localCheckpoint()
-        drained = syphoned(ledger).localCheckpoint()
+        used = usage(ledger, options.prices).transform(kept)
+        drained = syphoned(ledger).transform(kept)
     with running.step(f"writing {options.output}"):
         running.write_tables(options.output, {"usage": used, "syphon": drained})
         page = report(used, drained, options.prices)

@@ -23,8 +23,9 @@ rows of the move are matched by `pipeline.jobs.moves`.
 """
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
+import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
@@ -41,13 +42,15 @@ from pipeline.jobs.ledger import (
     arrives,
     enters,
     has_place,
+    kept,
     queue,
 )
-from pipeline.jobs.offsets import Offsets
+from pipeline.jobs.offsets import Offsets, local_table, to_micros
 
 FAULTS: Final = ("entered_twice", "left_twice", "unexplained", "ghost", "left_but_present", "lost")
 VERDICTS: Final = (*FAULTS, "undecided", "before", "ok")
 
+_VISIBLE: Final = pa.schema([("namespace", pa.string()), ("sinceMicros", pa.int64()), ("isUncut", pa.bool_())])
 _NEVER_SHOWN: Final = "transfer"  # the subqueue that no client can browse
 
 
@@ -167,7 +170,7 @@ def judged(
 
     `is_whole`: nothing had entered before the ledger's first rows, or an opening set has told what had.
     """
-    queues = queues.withColumn("isCovered", _is_covered(snapshot)).localCheckpoint()
+    queues = queues.withColumn("isCovered", _is_covered(snapshot)).transform(kept)
     signs = _signs(snapshot)
     is_fine = ~(
         (F.col("entered") > 1)
@@ -182,11 +185,11 @@ def judged(
     if snapshot is not None:
         covered = places.join(F.broadcast(queues.select("queue", "isCovered")), "queue")
     fine = covered.filter(is_fine).select(*places.columns, F.lit("ok").alias("verdict"))
-    doubtful = covered.filter(~is_fine).localCheckpoint()
+    doubtful = covered.filter(~is_fine).transform(kept)
     if doubtful.isEmpty():
-        return Judged(fine, fine.limit(0).localCheckpoint(), queues)
+        return Judged(fine, fine.limit(0).transform(kept), queues)
     others = _decided(doubtful, queues, offsets, signs, snapshot, is_whole).select(*places.columns, "verdict")
-    return Judged(fine, others.localCheckpoint(), queues)
+    return Judged(fine, others.transform(kept), queues)
 
 
 def _is_covered(snapshot: Snapshot | None) -> Column:
@@ -225,7 +228,8 @@ def _decided(
 ) -> DataFrame:
     segments = offsets.logs_table().select(*LOG, "segments")
     namespaces = F.broadcast(queues.select("queue", "namespace"))
-    known, newest = _numbers(offsets, namespaces)
+    known, newest = _numbers(offsets)
+    visible = local_table(doubtful.sparkSession, _visible(offsets), _VISIBLE)
     facts = (
         doubtful.join(namespaces, "queue")
         .join(F.broadcast(segments), list(LOG), "left")
@@ -233,14 +237,16 @@ def _decided(
         .withColumn("highBits", _high_bits())
         .join(F.broadcast(known), [*QUEUE, "partition", "segment"], "left")
         .join(F.broadcast(newest), [*QUEUE, "highBits"], "left")
+        .join(F.broadcast(visible.select("namespace", "isUncut")), "namespace", "left")
     )
     was_seen = F.col("seen") > 0
     first, last = F.get("segments", F.lit(0)), F.element_at("segments", -1)
-    # No row of it can be missing before those that we have: they are of the first segment, or of a queue without gaps.
+    # No row of it can be missing before those that we have: they are of the first segment, or there are no gaps at all.
     is_first = F.coalesce(F.when(was_seen, F.col("segment") == first).otherwise(F.col("isUncut")), F.lit(True))
-    # Nor can one be missing behind them.
+    # Nor can one be missing behind them. If it moved away and no row tells where to, one is.
     is_last = F.when(was_seen, F.col("lastOffset") >= last).otherwise(F.size("segments") == 1)
-    is_last = _is_in_one_log() & F.coalesce(is_last, F.lit(False))
+    is_last = _is_in_one_log() & (F.col("moved") == 0) & F.coalesce(is_last, F.lit(False))
+    is_last |= F.lit(is_whole) & F.coalesce("isUncut", F.lit(False)) & (F.col("moved") == F.col("arrived"))
     least = F.when(was_seen, F.col("leastEntered")).otherwise(F.col("leastOfNewest"))
     must_have_entered = _is_in_one_log() & F.coalesce(F.col("sequenceNumber") > least, F.lit(False))
     if is_whole:
@@ -267,35 +273,41 @@ def _high_bits() -> Column:
     return F.shiftright("sequenceNumber", 48)
 
 
-def _numbers(offsets: Offsets, namespaces: DataFrame) -> tuple[DataFrame, DataFrame]:
+def _numbers(offsets: Offsets) -> tuple[DataFrame, DataFrame]:
     """Numbers above which a message must have entered within the ledger.
 
     First, for messages that were seen in a segment, by QUEUE, `partition` and `segment`: `leastEntered`. Second, for
-    those that only a snapshot has, by QUEUE and `highBits`: `leastOfNewest`, null if a partition that had the queue
-    has given no number in its newest segment; and `isUncut`: no partition that had it has gaps.
+    those that only a snapshot has, by QUEUE and `highBits`: `leastOfNewest`, of numbers given when no partition had
+    gaps any more. (An entity may have moved to any of them.)
     """
-    segments = offsets.logs_table().select(*LOG, "segments")
-    rows = offsets.rows.filter(has_place()).join(F.broadcast(segments), list(LOG))
+    segments = F.broadcast(offsets.logs_table().select(*LOG, "segments"))
+    since = local_table(offsets.rows.sparkSession, _visible(offsets), _VISIBLE)
+    rows = offsets.rows.filter(has_place()).join(segments, list(LOG)).join(F.broadcast(since), "namespace")
     is_cut = any(len(log.segments) > 1 for log in offsets.logs)
     of_row = "array_max(filter(segments, each -> each <= journalOffset))" if is_cut else "segments[0]"
-    rows = rows.withColumn("segment", F.expr(of_row))
     gives_number = (F.col("op") == "enqueued") & ~arrives()
+    is_new = F.unix_micros("eventTime") > F.col("sinceMicros")
     numbers = (
-        rows.groupBy(*QUEUE, "partition", "segment", _high_bits().alias("highBits"))
-        .agg(F.min(F.when(gives_number, F.col("sequenceNumber"))).alias("least"))
-        .localCheckpoint()
+        rows.groupBy(*QUEUE, "partition", F.expr(of_row).alias("segment"), _high_bits().alias("highBits"))
+        .agg(
+            F.min(F.when(gives_number, F.col("sequenceNumber"))).alias("least"),
+            F.min(F.when(gives_number & is_new, F.col("sequenceNumber"))).alias("leastNew"),
+        )
+        .transform(kept)
     )
     known = numbers.groupBy(*QUEUE, "partition", "segment").agg(F.min("least").alias("leastEntered"))
-    is_newest = F.col("segment") == F.element_at("segments", -1)
-    newest = (
-        numbers.join(namespaces, "queue")
-        .join(F.broadcast(segments), list(LOG))
-        .groupBy(*QUEUE, "highBits", "partition")
-        .agg(F.max(F.when(is_newest, F.col("least"))).alias("least"), F.max(F.size("segments")).alias("segments"))
-        .groupBy(*QUEUE, "highBits")
-        .agg(
-            F.when(F.count("least") == F.count(F.lit(1)), F.max("least")).alias("leastOfNewest"),
-            (F.max("segments") == 1).alias("isUncut"),
-        )
-    )
+    newest = numbers.groupBy(*QUEUE, "highBits").agg(F.min("leastNew").alias("leastOfNewest"))
     return known, newest
+
+
+def _visible(offsets: Offsets) -> list[dict[str, Any]]:
+    """By namespace, the time since when no partition hides anything, and whether none has gaps at all."""
+    found: dict[str, dict[str, Any]] = {}
+    for log in offsets.logs:
+        row = found.setdefault(
+            log.namespace, {"namespace": log.namespace, "sinceMicros": to_micros(log.first_time), "isUncut": True}
+        )
+        for time in (log.first_time, *(each.last_time for each in log.problems if each.hides)):
+            row["sinceMicros"] = max(row["sinceMicros"], to_micros(time))
+        row["isUncut"] &= len(log.segments) == 1
+    return list(found.values())

@@ -18,8 +18,8 @@ from pipeline.jobs.ledger import LedgerError
 
 
 def record(body):
-    taken = take_apart(Message(body).encode())
-    return encode_message(0, NEVER, taken.layout, taken.stored)
+    layout, stored, *_ = take_apart(Message.of(body).encode())
+    return encode_message(0, NEVER, layout, stored)
 
 
 def dead(history, entity, body, reason="MaxDeliveryCountExceeded", **more):
