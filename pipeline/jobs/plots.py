@@ -2,8 +2,9 @@
 
 import io
 import re
+import warnings
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 import matplotlib as mpl
@@ -41,6 +42,7 @@ _STYLE: Final[dict[Any, Any]] = {
     "text.parse_math": False,  # a name of a queue may have dollar signs
 }
 _MAX_LABEL_CHARACTERS: Final = 34
+_AROUND_ONE_TIME: Final = timedelta(hours=1)
 
 
 def bars(title: str, counts: Mapping[str, Mapping[str, float]], unit: str) -> str:
@@ -63,7 +65,7 @@ def bars(title: str, counts: Mapping[str, Mapping[str, float]], unit: str) -> st
         axes.set_axisbelow(True)
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
         axes.xaxis.set_major_formatter(lambda value, _: _short(value))
-        axes.set_title(title)
+        axes.set_title(shown(title))
         if len(names) > 1:
             axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.25), ncols=min(len(names), 4), fontsize=9)
         return _svg(figure, title)
@@ -85,12 +87,14 @@ def lines(
         else:
             axes.set_ylim(bottom=0)
         axes.yaxis.set_major_formatter(lambda value, _: _short(value))
+        if len(times) == 1:
+            axes.set_xlim(times[0] - _AROUND_ONE_TIME, times[0] + _AROUND_ONE_TIME)
         locator = AutoDateLocator(maxticks=6)
         axes.xaxis.set_major_locator(locator)
         axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))
         axes.set_ylabel(unit)
         axes.yaxis.grid(True)
-        axes.set_title(title)
+        axes.set_title(shown(title))
         if len(series) > 1:
             axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=min(len(series), 3), fontsize=9)
         return _svg(figure, title)
@@ -111,9 +115,12 @@ def _short(value: float) -> str:
 def _svg(figure: Any, title: str) -> str:
     file = io.StringIO()
     # `Date` would make each page another one; the rest of the metadata is noise.
-    figure.savefig(
-        file, format="svg", transparent=True, metadata={"Date": None, "Creator": None, "Format": None, "Type": None}
-    )
+    with warnings.catch_warnings():
+        # The page's fonts may have the characters that this one lacks: here it only measures them.
+        warnings.filterwarnings("ignore", message="Glyph .* missing")
+        figure.savefig(
+            file, format="svg", transparent=True, metadata={"Date": None, "Creator": None, "Format": None, "Type": None}
+        )
     svg = file.getvalue()
     svg = svg[svg.index("<svg") :]
     for colour, variable in _PLACEHOLDERS.items():

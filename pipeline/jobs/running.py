@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
@@ -129,8 +130,10 @@ def run(job: Callable[[Sequence[str]], int], arguments: Sequence[str] | None = N
     except LedgerError as error:
         print(f"peeklock: {error}", file=sys.stderr)
         return WRONG_USE
-    except PySparkException as error:
-        first_line = str(error).strip().partition("\n")[0]
+    except (PySparkException, Py4JJavaError) as error:
+        # PySpark makes its own exceptions of some of Java's. The text of the others begins with a line about a call.
+        text = error.java_exception.getMessage() if isinstance(error, Py4JJavaError) else str(error)
+        first_line = str(text).strip().partition("\n")[0]
         print(f"peeklock: Spark could not do it: {first_line}", file=sys.stderr)
         return NOT_DONE
     except OSError as error:
