@@ -150,7 +150,7 @@ class History:
         self._row(op, place, place[0], **(leaving or {}))
         return self._enter("enqueued", to, message_id, **self._origin(place, op), **more)
 
-    def dead_letter(self, place: Place, reason: str = "MaxDeliveryCountExceeded", **more: Any) -> Place:
+    def dead_letter(self, place: Place, reason: str | None = "MaxDeliveryCountExceeded", **more: Any) -> Place:
         return self._move(place, "deadlettered", (place[0], "deadletter"), {"reason": reason} | more)
 
     def activate(self, place: Place) -> Place:

@@ -3,7 +3,6 @@
 Each run of Spark judges many histories, each a namespace of its own.
 """
 
-import os
 import random
 from collections import defaultdict
 from datetime import timedelta
@@ -13,6 +12,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from reference import ENTERS, LEAVES, verdicts
 
+from tests.caller import VARIABLES
 from tests.pipeline import ledgers
 from tests.pipeline.ledgers import START
 
@@ -22,7 +22,7 @@ from pipeline.jobs.audit import audit
 from pipeline.jobs.moves import MOVE_FAULTS
 from pipeline.jobs.verdicts import FAULTS, Snapshot
 
-EXAMPLES = max(2, int(os.environ.get("PEEKLOCK_MODEL_EXAMPLES", "0")) // 50)
+EXAMPLES = max(2, int(VARIABLES.get("PEEKLOCK_MODEL_EXAMPLES", 0)) // 50)
 HISTORIES = 20  # in one run of Spark
 
 
