@@ -81,8 +81,10 @@ def audit(
     and either `opening` or `is_whole`. Raises LedgerError.
     """
     offsets = offsets_of(until(normalized(ledger), cut), cut)
-    present = None if snapshot is None else verdicts.keyed(snapshot.messages, "the snapshot")
-    opened = None if opening is None else verdicts.keyed(opening, "the opening set", partitions=True)
+    namespaces = {log.namespace for log in offsets.logs}
+    only = namespaces.pop() if len(namespaces) == 1 else None
+    present = None if snapshot is None else verdicts.keyed(snapshot.messages, "the snapshot", only)
+    opened = None if opening is None else verdicts.keyed(opening, "the opening set", only, partitions=True)
     # After a restore, the first rows of an epoch are not the first that happened.
     is_whole = (is_whole or opening is not None) and offsets.is_of_one_epoch
     rows = offsets.rows

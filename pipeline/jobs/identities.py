@@ -15,7 +15,7 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
-from pipeline.jobs.ledger import ENTERS, MOVED, PLACE, has_place, kept
+from pipeline.jobs.ledger import ENTERS, MOVED, PLACE, has_place, kept, queue
 from pipeline.jobs.moves import MOVE_FAULTS
 from pipeline.jobs.offsets import local_table
 from pipeline.jobs.verdicts import FAULTS, Judged
@@ -69,16 +69,15 @@ def concerned(rows: DataFrame, judged: Judged, moves: DataFrame) -> DataFrame:
     entering = rows.filter(F.col("op").isin(*ENTERS) & has_place()).select(
         *PLACE,
         *_ID,
-        is_accepted().cast("int").alias("accepted"),
-        F.xxhash64("namespace", "originEntity", "originSubQueue").alias("parentQueue"),
+        # Of a message that was published at once, its copies are the first that the ledger has with its id.
+        (is_accepted() | F.col("originSequenceNumber").isNull()).cast("int").alias("accepted"),
+        queue("originEntity", "originSubQueue").alias("parentQueue"),
         F.col("originSequenceNumber").alias("parentNumber"),
     )
-    at_once = rows.filter(_is_published_at_once() & F.col("messageId").isNotNull())
+    dropped = rows.filter(_is_published_at_once() & F.col("messageId").isNotNull() & (F.col("copies") == 0))
     as_parent = dict(zip(PLACE, _PARENT, strict=True))
     moved = entering.filter(F.col("parentNumber").isNotNull()).select(*PLACE, *_PARENT[1:])
-    left = faulty.filter(F.col("sequenceNumber").isNotNull()).select(
-        "generation", F.xxhash64("namespace", "entity", "subQueue").alias("queue"), "sequenceNumber"
-    )
+    left = faulty.filter(F.col("sequenceNumber").isNotNull()).select("generation", queue(), "sequenceNumber")
     arrived = moved.join(small(left.withColumnsRenamed(as_parent)), list(_PARENT), "left_semi").select(*PLACE)
     suspects = faults.select(*PLACE).union(left).union(arrived).distinct().transform(kept)
     origins = _with_parents(suspects, moved, small)
@@ -98,11 +97,8 @@ def concerned(rows: DataFrame, judged: Judged, moves: DataFrame) -> DataFrame:
         states.select(
             *_ID, none.alias("accepted"), F.least("ended", F.lit(1)).alias("ended"), waits.cast("int").alias("waiting")
         ),
-        at_once.join(small(ids), list(_ID), "left_semi").select(
-            *_ID,
-            F.lit(1).alias("accepted"),
-            F.col("copies").eqNullSafe(0).cast("int").alias("ended"),
-            none.alias("waiting"),
+        dropped.join(small(ids), list(_ID), "left_semi").select(
+            *_ID, F.lit(1).alias("accepted"), F.lit(1).alias("ended"), none.alias("waiting")
         ),
     ]
     counts = parts[0].unionByName(parts[1]).unionByName(parts[2])

@@ -29,12 +29,7 @@ from storage.capture.reading import captured
 ENDS: Final = ("completed", "expired", "purged", "cancelled", "quarantined")
 MOVES: Final = ("deadlettered", "activated", "forwarded", "published")  # each has its `enqueued` at the other side
 MOVED: Final = "moved"  # with its entity to another partition; there `enqueued` with this reason and the same number
-NEITHER: Final = (
-    *("delivered", "abandoned", "released", "deferred", "lockExpired", "lockLost", "returned"),
-    *("duplicate", "ping", "truncated"),
-)
 ENTERS: Final = ("enqueued", "scheduled")
-OPS: Final = frozenset((*ENTERS, *ENDS, *MOVES, MOVED, *NEITHER))
 
 UNEXPLAINED: Final = "unexplained"  # the reason of a row `purged` of which the broker does not know why it left
 
@@ -169,9 +164,9 @@ def kept(table: DataFrame) -> DataFrame:
     return rows.select(*(F.col(name).alias(name) for name in rows.columns))
 
 
-def queue() -> Column:
-    """The hash of NAMES."""
-    return F.xxhash64(*NAMES).alias("queue")
+def queue(entity: str = "entity", sub_queue: str = "subQueue") -> Column:
+    """A hash of NAMES. Names of entities are the same in whatever case: clients write them as they like."""
+    return F.xxhash64("namespace", F.lower(entity), sub_queue).alias("queue")
 
 
 def names_of(*tables: DataFrame | None) -> DataFrame:
@@ -182,11 +177,12 @@ def names_of(*tables: DataFrame | None) -> DataFrame:
             own = table.filter(F.col("entity").isNotNull() & F.col("subQueue").isNotNull()).select(*NAMES).distinct()
             found = own if found is None else found.union(own)
     assert found is not None
-    queues = kept(found.distinct().select(queue(), *NAMES))
-    twice = queues.groupBy("queue").count().filter("count > 1")
-    if not twice.isEmpty():
+    spellings = F.countDistinct("namespace", F.lower("entity"), "subQueue").alias("spellings")
+    names = [F.min(name).alias(name) for name in NAMES]
+    queues = found.groupBy(queue()).agg(*names, spellings).transform(kept)
+    if not queues.filter("spellings > 1").isEmpty():
         raise LedgerError("two queues (columns entity, subQueue) have one hash, so that they cannot be told apart")
-    return queues
+    return queues.drop("spellings")
 
 
 def enters() -> Column:

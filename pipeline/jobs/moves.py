@@ -10,7 +10,13 @@ A row `deadlettered`, `activated`, `forwarded`, `moved` or `published` names the
 | no_origin | it entered as one that comes from elsewhere, and had not left there |
 | undecided | it would be one of these, but the other side may be in a gap, or before or behind the ledger |
 
-A message that is published at once never was in its topic: then both sides are known by the topic and the message id.
+Two kinds of moves have no number that both sides know:
+
+- *Published* messages: many never were in their topic. Their copies enter in the same turn, so both sides are
+  compared for each turn, by its time.
+- *Forwarded* messages, where the journal does not tell the origin's number. Then both sides are only counted, for each
+  entity that they come from. A difference is undecided: a message that was forwarded to a topic, or that was dropped
+  there as a duplicate, has no row that names its origin.
 
 Both rows of a move within a partition are of one turn, and have one time. Between partitions (`forwarded`, `moved`) the
 destination's row comes first or last, and the partitions' ledgers do not end at the same moment. So a move within
@@ -32,7 +38,13 @@ MOVE_FAULTS: Final = ("not_arrived", "arrived_twice", "no_origin")
 GRACE: Final = timedelta(minutes=5)
 
 _BETWEEN_PARTITIONS = ("forwarded", MOVED)
-_MOVE: Final = ("namespace", "generation", "kind", "entity", "subQueue", "sequenceNumber", "messageId")
+# `turnMicros` is the time of a turn, of messages that are published.
+_MOVE: Final = ("namespace", "generation", "kind", "entity", "subQueue", "sequenceNumber", "turnMicros")
+_MORE: Final = ("messageId", "eventTime", "partition")
+_SHOWN: Final = (
+    *("namespace", "generation", "kind", "entity", "subQueue", "sequenceNumber", "messageId"),
+    *("left", "expected", "arrived", "firstTime", "lastTime", "partition", "verdict"),
+)
 _LONG_AGO: Final = -(1 << 62)
 _NEVER: Final = 1 << 62
 _INTERVAL = pa.struct(
@@ -48,35 +60,37 @@ _BLIND: Final = pa.schema([("namespace", pa.string()), ("blind", pa.list_(_INTER
 
 
 def unmatched(offsets: Offsets, grace: timedelta = GRACE, *, is_whole: bool = False) -> DataFrame:
-    """Moves of which a side is missing, or doubled, by the place that the message left (`entity`, `subQueue`,
-    `sequenceNumber`, or null and `messageId`).
+    """Moves of which a side is missing, or doubled, by the place that the message left: `namespace`, `generation`,
+    `kind`, `entity` (in lower case), `subQueue`, `sequenceNumber`. The last two are null where there is no number.
 
-    `left`, `expected` and `arrived`: how often; `firstTime`, `lastTime`; `partition`: the lowest that told of it;
-    `verdict`. `is_whole`: nothing had happened before the ledger's first rows.
+    `messageId`, where only one is known; `left`, `expected` and `arrived`: how often; `firstTime`, `lastTime`;
+    `partition`: the lowest that told of it; `verdict`. `is_whole`: nothing had happened before the ledger's first
+    rows.
     """
-    sides = _sides(offsets.rows)
-    moves = sides.groupBy(*_MOVE).agg(
-        F.sum("left").alias("left"),
-        F.sum("expected").alias("expected"),
-        F.sum("arrived").alias("arrived"),
-        F.min("eventTime").alias("firstTime"),
-        F.max("eventTime").alias("lastTime"),
-        F.min("partition").alias("partition"),
-        F.max("partition").alias("maxPartition"),
+    moves = (
+        _sides(offsets.rows)
+        .groupBy(*_MOVE)
+        .agg(
+            *(F.sum(name).alias(name) for name in ("left", "expected", "arrived")),
+            F.bool_or("isCounted").alias("isCounted"),
+            F.when(F.min("messageId") == F.max("messageId"), F.max("messageId")).alias("messageId"),
+            F.min("eventTime").alias("firstTime"),
+            F.max("eventTime").alias("lastTime"),
+            F.min("partition").alias("partition"),
+        )
     )
-    is_no_fault = (F.col("arrived") == F.col("expected")) | (
-        # A subscription may take several copies of a message, by several rules with actions.
-        (F.col("kind") == "published") & (F.col("left") > 0) & (F.col("arrived") > F.col("expected"))
-    )
-    moves = moves.filter(~F.coalesce(is_no_fault, F.lit(True)))
+    # A subscription may take several copies of a message, by several rules with actions.
+    may_be_more = (F.col("kind") == "published") & (F.col("left") > 0)
+    is_fine = (F.col("arrived") == F.col("expected")) | (may_be_more & (F.col("arrived") > F.col("expected")))
     verdict = (
-        F.when(F.col("left") == 0, "no_origin")
+        F.when(F.col("isCounted"), "undecided")
+        .when(F.col("left") == 0, "no_origin")
         .when(F.col("arrived") < F.col("expected"), "not_arrived")
         .otherwise("arrived_twice")
     )
-    moves = moves.withColumn("verdict", verdict).transform(kept)
+    moves = moves.filter(~is_fine).withColumn("verdict", verdict).transform(kept)
     if moves.isEmpty():
-        return moves.drop("maxPartition")
+        return moves.select(*_SHOWN)
     micros = int(grace / timedelta(microseconds=1))
     is_wide = F.col("kind").isin(*_BETWEEN_PARTITIONS)
     slack = F.when(is_wide, F.lit(micros)).otherwise(F.lit(0)).cast("long")
@@ -99,50 +113,62 @@ def unmatched(offsets: Offsets, grace: timedelta = GRACE, *, is_whole: bool = Fa
         ),
     )
     verdict = F.when(is_hidden, F.lit("undecided")).otherwise(F.col("verdict"))
-    return moves.withColumn("verdict", verdict).select(
-        *_MOVE, "left", "expected", "arrived", "firstTime", "lastTime", "partition", "verdict"
-    )
+    return moves.withColumn("verdict", verdict).select(*_SHOWN)
 
 
 def _sides(rows: DataFrame) -> DataFrame:
-    """Each side of each move, by _MOVE; `expected` is how many enter for what left."""
-    op, none = F.col("op"), F.lit(None)
-    has_number = F.col("sequenceNumber").isNotNull()
+    """Each side of each move, by _MOVE: `left`, `expected` (how many enter for what left) and `arrived` are 0 or more.
 
-    def generation(kind: str) -> Column:
-        # Partitions begin their epochs at different times, so that between them the numbers say nothing.
-        return F.when(F.col(kind).isin(*_BETWEEN_PARTITIONS), 0).otherwise(F.col("generation")).alias("generation")
-
-    leaving = rows.filter(op.isin(*MOVES, MOVED)).select(
-        "namespace",
-        generation("op"),
-        op.alias("kind"),
-        "entity",
-        F.when(has_number, F.col("subQueue")).alias("subQueue"),
-        "sequenceNumber",
-        F.when(~has_number, F.col("messageId")).otherwise(none).alias("messageId"),
-        F.lit(1).alias("left"),
-        F.when(op == "published", F.col("copies")).otherwise(1).alias("expected"),
-        F.lit(0).alias("arrived"),
-        "eventTime",
-        "partition",
-    )
+    `isCounted`: both sides are only counted.
+    """
+    op = F.col("op")
     came = (op == "enqueued") & F.col("originEntity").isNotNull() & F.col("reason").isin(*MOVES, MOVED)
+    copies = F.when(op == "published", F.coalesce("copies", F.lit(0))).otherwise(1)
+    leaving = rows.filter(op.isin(*MOVES, MOVED)).select(
+        *_move("op", "entity", "subQueue", "sequenceNumber"),
+        F.lit(1).alias("left"),
+        copies.alias("expected"),
+        F.lit(0).alias("arrived"),
+        *_MORE,
+    )
     arriving = rows.filter(came).select(
-        "namespace",
-        generation("reason"),
-        F.col("reason").alias("kind"),
-        F.col("originEntity").alias("entity"),
-        F.when(F.col("originSequenceNumber").isNotNull(), F.col("originSubQueue")).alias("subQueue"),
-        F.col("originSequenceNumber").alias("sequenceNumber"),
-        F.when(F.col("originSequenceNumber").isNull(), F.col("messageId")).otherwise(none).alias("messageId"),
+        *_move("reason", "originEntity", "originSubQueue", "originSequenceNumber"),
         F.lit(0).alias("left"),
         F.lit(0).alias("expected"),
         F.lit(1).alias("arrived"),
-        "eventTime",
-        "partition",
+        *_MORE,
     )
-    return leaving.unionByName(arriving)
+    # Of these entities the journal tells the numbers of forwarded messages also where they arrive in others.
+    numbered = rows.filter(came & (F.col("reason") == "forwarded") & F.col("originSequenceNumber").isNotNull())
+    numbered = numbered.filter(F.lower("entity") != F.lower("originEntity")).select(
+        "namespace",
+        F.lower("originEntity").alias("entity"),
+        F.lit("forwarded").alias("kind"),
+        F.lit(True).alias("isNumbered"),
+    )
+    sides = leaving.unionByName(arriving).join(
+        F.broadcast(numbered.distinct().transform(kept)), ["namespace", "entity", "kind"], "left"
+    )
+    is_counted = (F.col("kind") == "forwarded") & F.col("isNumbered").isNull()
+    for name in ("subQueue", "sequenceNumber"):
+        sides = sides.withColumn(name, F.when(~is_counted, F.col(name)))
+    return sides.withColumn("isCounted", is_counted)
+
+
+def _move(kind: str, entity: str, sub_queue: str, number: str) -> list[Column]:
+    """_MOVE, of columns with these names."""
+    is_published = F.col(kind) == "published"
+    is_of_one_log = ~F.col(kind).isin(*_BETWEEN_PARTITIONS)
+    return [
+        F.col("namespace"),
+        # Partitions begin their epochs at different times, so that between them the numbers say nothing.
+        F.when(is_of_one_log, F.col("generation")).otherwise(0).alias("generation"),
+        F.col(kind).alias("kind"),
+        F.lower(entity).alias("entity"),
+        F.when(~is_published, F.col(sub_queue)).alias("subQueue"),
+        F.when(~is_published, F.col(number)).alias("sequenceNumber"),
+        F.when(is_published, F.unix_micros("eventTime")).alias("turnMicros"),
+    ]
 
 
 def _blind(offsets: Offsets, is_whole: bool) -> DataFrame:

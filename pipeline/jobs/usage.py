@@ -32,7 +32,6 @@ from pipeline.jobs.ledger import kept, normalized, read
 from pipeline.jobs.report import Report, Section, Table
 
 OPERATION_BYTES: Final = 64 << 10
-OPERATIONS_PER_SYPHONED_MESSAGE: Final = 4
 # The names that a pairing gives its backlog queues: of the primary, then this, then an index.
 BACKLOG_QUEUE: Final = r"^.+/x-servicebus-transfer/[0-9]+$"
 _PLACE = ("namespace", "partition", "epoch", "entity", "subQueue", "sequenceNumber")

@@ -119,8 +119,10 @@ def places(rows: DataFrame, snapshot: DataFrame | None = None, opening: DataFram
     )
 
 
-def keyed(messages: DataFrame, what: str, *, partitions: bool = False) -> DataFrame:
+def keyed(messages: DataFrame, what: str, namespace: str | None = None, *, partitions: bool = False) -> DataFrame:
     """NAMES and PLACE of messages, each once, and its `partition`, which is null unless it is given and asked for.
+
+    `namespace` is that of all, if it is given: a client knows a namespace by its host, which need not be its name.
 
     A client that browses a plain entity cannot see on which partition it lives. Raises LedgerError: `what` is the
     name of `messages`.
@@ -135,14 +137,14 @@ def keyed(messages: DataFrame, what: str, *, partitions: bool = False) -> DataFr
 
     partition = column("partition", "int", None) if partitions else F.lit(None).cast("int").alias("partition")
     named = messages.select(
-        column("namespace", "string", ""),
+        column("namespace", "string", "") if namespace is None else F.lit(namespace).alias("namespace"),
         F.lit(0).alias("generation"),
         "entity",
         "subQueue",
         F.col("sequenceNumber").cast("bigint").alias("sequenceNumber"),
         partition,
     )
-    return named.select("*", queue()).dropDuplicates([*NAMES, "sequenceNumber"])
+    return named.select("*", queue()).dropDuplicates([*PLACE])
 
 
 class Judged(NamedTuple):
