@@ -17,7 +17,7 @@
 #   make capture-s3  captures in an object store: a server that speaks S3
 #   make image     the steps of the Dockerfile in a clean Debian root; needs root and debootstrap
 #   make lock      newer versions, with hashes, of all that the image installs
-#   make spark     also install Spark, for tests/pipeline; it needs Java 17 or later
+#   make spark     also install Spark and the jobs, for tests/pipeline; they need Java 17 or later
 #   make install   only make .venv, with the command peeklock in it
 #   make clean     remove what these made, but no data of brokers
 
@@ -74,7 +74,7 @@ $(BENCH_INSTALLED): $(INSTALLED)
 spark: $(SPARK_INSTALLED)
 
 $(SPARK_INSTALLED): $(INSTALLED)
-	$(BIN)/python -m pip install --quiet --editable '.[spark]'
+	$(BIN)/python -m pip install --quiet --editable '.[spark,jobs]'
 	@touch $@
 
 bench: $(BENCH_INSTALLED)

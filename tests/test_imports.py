@@ -126,7 +126,10 @@ MAY_IMPORT = {
         "broker.settings.addresses",
         "broker.settings.placement",
     },
+    "broker.cli.jobs": {"broker.cli", "pipeline.jobs"},
     "pipeline": {"protocol", "pipeline"},
+    # Reports, on whatever machine runs Spark: they read captures, and no broker's stores.
+    "pipeline.jobs": {"pipeline.jobs", "pyspark_peeklock", "storage.capture"},
     # What a client of a broker needs, on machines that have none: no broker, no storage.
     "pyspark_peeklock": {
         "pyspark_peeklock",

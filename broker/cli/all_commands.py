@@ -8,6 +8,7 @@ from broker.cli.client import app as client_app
 from broker.cli.commands import app as app
 from broker.cli.dead_letter import app as dead_letter_app
 from broker.cli.ending import FAILED
+from broker.cli.jobs import jobs_app
 from broker.cli.managing.entities import entity_app
 from broker.cli.managing.rules import rule_app
 from broker.cli.pairing.pair import pair_app
@@ -23,6 +24,7 @@ for kind in ("queue", "topic", "subscription"):
     app.add_typer(entity_app(kind), name=kind)
 app.add_typer(rule_app, name="rule")
 app.add_typer(pair_app, name="pair")
+app.add_typer(jobs_app, name="jobs")
 
 
 def main() -> None:

@@ -8,6 +8,8 @@ from importlib.util import find_spec
 
 import pytest
 
+from tests.caller import VARIABLES
+
 
 def missing() -> str | None:
     """What the tests of Spark lack here."""
@@ -22,7 +24,7 @@ def missing() -> str | None:
 def spark() -> Iterator:
     """A session with two cores. Without Spark or Java its tests are skipped, unless PEEKLOCK_REQUIRE_SPARK=1."""
     if (lacking := missing()) is not None:
-        if os.environ.get("PEEKLOCK_REQUIRE_SPARK") == "1":
+        if VARIABLES.get("PEEKLOCK_REQUIRE_SPARK") == "1":
             pytest.fail(f"needs {lacking}")
         pytest.skip(f"needs {lacking}")
     from pyspark.sql import SparkSession

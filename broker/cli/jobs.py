@@ -1,0 +1,45 @@
+"""`peeklock jobs`: runs the jobs of the pipeline on this machine."""
+
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Annotated
+
+import typer
+
+from broker.cli.ending import FAILED, WRONG_USE, fail
+
+jobs_app = typer.Typer(
+    help="Reports over the ledger of a namespace: audit, dead letters, latency, usage. Needs Spark and Java.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+
+@jobs_app.command("list")
+def list_jobs() -> None:
+    """Print the names of the jobs, each with what it does."""
+    from pipeline.jobs import JOBS, TELLS
+
+    for name in JOBS:
+        typer.echo(f"{name:<14}{TELLS[name]}")
+
+
+@jobs_app.command(
+    "run", context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+)
+def run_job(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="One of those that `peeklock jobs list` prints.")],
+) -> None:
+    """Run a job. All that follows its name goes to it: `peeklock jobs run audit --help` says what it takes.
+
+    Exit codes: 0 done; 1 faults were found, with --fail-on-faults; 2 wrong use; 3 it could not be done.
+    """
+    from pipeline.jobs import JOBS
+
+    if name not in JOBS:
+        fail(f"there is no job {name!r}; there are {', '.join(JOBS)}", WRONG_USE)
+    for package in ("pyspark", "jinja2", "matplotlib"):
+        if find_spec(package) is None:
+            fail(f"{package} is not installed: pip install 'peeklock[spark,jobs]'", FAILED)
+    raise typer.Exit(import_module(JOBS[name]).main(context.args))

@@ -1,0 +1,1 @@
+"""The flow of messages as data: jobs over the ledger of a namespace, on Apache Spark."""

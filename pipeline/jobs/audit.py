@@ -1,0 +1,375 @@
+"""The flow audit: each message that was accepted is accounted for, or named.
+
+It reads the ledger, and what was in the queues if that is given, and writes
+
+| table | rows |
+|---|---|
+| `verdicts` | how many messages have which verdict, by entity, subqueue and partition (`pipeline.jobs.verdicts`) |
+| `faults` | each message in a queue with a fault |
+| `moves` | each move of which a side is missing, and each that could not be decided (`pipeline.jobs.moves`) |
+| `ids` | what became of the message ids that a fault concerns (`pipeline.jobs.identities`) |
+| `offsets`, `problems` | which offsets the ledger has, and which it lacks (`pipeline.jobs.offsets`) |
+| `open` | what is in the queues at the end, which the audit of the rows that follow takes as `--opening` |
+"""
+
+import argparse
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812
+
+from pipeline.jobs import checksum, identities, moves, plots, running, verdicts
+from pipeline.jobs.ledger import LedgerError, kept, names_of, normalized, read, until
+from pipeline.jobs.offsets import Offsets, offsets_of
+from pipeline.jobs.report import Report, Section, Table
+from pipeline.jobs.verdicts import FAULTS, VERDICTS, Judged, Snapshot
+
+SHOWN_ROWS = 200
+_FAULT_COLUMNS = (
+    *("verdict", "namespace", "entity", "subQueue", "partition", "sequenceNumber", "entered", "left", "present"),
+    *("firstOffset", "lastOffset", "generation"),
+)
+
+
+class Audit(NamedTuple):
+    """What the audit found. Tables as in this module's docstring; `places` is what `judged` is made of."""
+
+    offsets: Offsets
+    places: DataFrame
+    judged: Judged
+    verdicts: DataFrame
+    faults: DataFrame
+    moves: DataFrame
+    ids: DataFrame
+    open: DataFrame
+
+    def tables(self) -> dict[str, DataFrame]:
+        return {
+            "verdicts": self.verdicts,
+            "faults": self.faults,
+            "moves": self.moves,
+            "ids": self.ids,
+            "offsets": self.offsets.logs_table(),
+            "problems": self.offsets.problems_table(),
+            "open": self.open,
+        }
+
+    def release(self) -> None:
+        """Give back the memory of `places`."""
+        self.places.unpersist()
+
+
+def audit(
+    ledger: DataFrame,
+    snapshot: Snapshot | None = None,
+    *,
+    opening: DataFrame | None = None,
+    cut: Mapping[tuple[int, str | None], int] | None = None,
+    grace: timedelta = moves.GRACE,
+    is_whole: bool = False,
+    flagged_only: bool = False,
+) -> Audit:
+    """Audit the rows of a ledger before `cut` (see `ledger.until`).
+
+    `opening`: the table `open` of the audit of all rows before these. `is_whole`: before the ledger's first rows, all
+    queues were empty. `flagged_only`: judge only messages of queues whose checksum is wrong, which needs a snapshot,
+    and either `opening` or `is_whole`. Raises LedgerError.
+    """
+    offsets = offsets_of(until(normalized(ledger), cut), cut)
+    namespaces = {log.namespace for log in offsets.logs}
+    only = namespaces.pop() if len(namespaces) == 1 else None
+    present = None if snapshot is None else verdicts.keyed(snapshot.messages, "the snapshot", only)
+    opened = None if opening is None else verdicts.keyed(opening, "the opening set", only, partitions=True)
+    # After a restore, the first rows of an epoch are not the first that happened.
+    is_whole = (is_whole or opening is not None) and offsets.is_of_one_epoch
+    rows = offsets.rows
+    if flagged_only:
+        if present is None or not is_whole:
+            raise LedgerError("checksums need a snapshot, and a ledger from the beginning or an opening set")
+        queues = checksum.balances(rows, present, opened).transform(kept)
+        rows = checksum.flagged(rows, queues)
+        present = checksum.flagged(present, queues)
+        opened = None if opened is None else checksum.flagged(opened, queues)
+    queues = names_of(rows, present, opened)
+    places = verdicts.places(rows, present, opened).persist()
+    judged = verdicts.judged(places, queues, offsets, snapshot, is_whole=is_whole)
+    unmatched = moves.unmatched(offsets, grace, is_whole=is_whole and opening is None)
+    faults = judged.named(judged.others.filter(F.col("verdict").isin(*FAULTS))).select(*_FAULT_COLUMNS).transform(kept)
+    by_queue = judged.all().groupBy("queue", "partition", "verdict").agg(F.count(F.lit(1)).alias("messages"))
+    by_queue = judged.named(by_queue).select("namespace", "entity", "subQueue", "partition", "verdict", "messages")
+    is_open = (F.col("left") == 0) & (F.col("moved") <= F.col("arrived")) & ~F.col("verdict").isin("lost", "ghost")
+    still = judged.named(judged.all().filter(is_open & (F.col("generation") == 0))).select(
+        "namespace", "entity", "subQueue", "sequenceNumber", F.col("maxPartition").alias("partition")
+    )
+    ids = identities.concerned(offsets.rows, judged, unmatched)
+    return Audit(offsets, places, judged, by_queue.transform(kept), faults, unmatched, ids, still)
+
+
+class Summary(NamedTuple):
+    """The audit in numbers: messages and moves by verdict, gaps and truncations, and rows with repeated offsets."""
+
+    messages: Counter[str]
+    moves: Counter[str]
+    problems: Counter[str]
+
+    @property
+    def faults(self) -> int:
+        places = sum(self.messages[verdict] for verdict in FAULTS)
+        return places + sum(self.moves[verdict] for verdict in moves.MOVE_FAULTS) + self.problems["repeated"]
+
+    @property
+    def gaps(self) -> int:
+        return self.problems["gap"] + self.problems["truncated"]
+
+
+def summary(found: Audit) -> Summary:
+    def counted(table: DataFrame, name: str, value: str | None = None) -> Counter[str]:
+        count = F.count(F.lit(1)) if value is None else F.sum(value)
+        return Counter({row[0]: row[1] for row in table.groupBy(name).agg(count).collect()})
+
+    problems: Counter[str] = Counter()
+    for log in found.offsets.logs:
+        for problem in log.problems:
+            problems[problem.kind] += 1 if problem.hides else problem.size
+    return Summary(
+        counted(found.verdicts, "verdict", "messages"),
+        counted(found.moves, "verdict"),
+        problems,
+    )
+
+
+def verdict_text(numbers: Summary) -> tuple[str, str]:
+    """The verdict in a sentence, and its mood."""
+    total = sum(numbers.messages.values())
+    gaps = ""
+    if numbers.gaps:
+        gaps = f" The ledger has {numbers.gaps:,} gaps: what happened there is not known, and is called no fault."
+    if numbers.faults:
+        named = {name: numbers.messages[name] for name in FAULTS if numbers.messages[name]}
+        named |= {name: numbers.moves[name] for name in moves.MOVE_FAULTS if numbers.moves[name]}
+        if numbers.problems["repeated"]:
+            named["repeated offsets"] = numbers.problems["repeated"]
+        listed = ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in named.items())
+        return f"{numbers.faults:,} faults in {total:,} messages: {listed}.{gaps}", "bad"
+    undecided = numbers.messages["undecided"] + numbers.moves["undecided"]
+    if undecided:
+        return f"No faults in {total:,} messages; {undecided:,} could not be decided.{gaps}", "plain"
+    return f"All {total:,} messages are accounted for.{gaps}", "plain" if numbers.gaps else "good"
+
+
+def report(found: Audit, numbers: Summary, snapshot_given: bool) -> Report:
+    text, mood = verdict_text(numbers)
+    logs = found.offsets.logs
+    faults_by_entity: dict[str, dict[str, float]] = {}
+    worst = (
+        found.verdicts.filter(F.col("verdict").isin(*FAULTS))
+        .groupBy("entity", "verdict")
+        .agg(F.sum("messages").alias("messages"))
+        .sort(F.desc("messages"))
+        .head(60)
+    )
+    for row in worst:
+        faults_by_entity.setdefault(row.entity, {})[row.verdict] = row.messages
+    busiest = found.verdicts.groupBy("entity", "subQueue").agg(F.sum("messages").alias("messages"))
+    flow = {
+        row.entity if row.subQueue == "active" else f"{row.entity} ({row.subQueue})": {"messages": row.messages}
+        for row in busiest.sort(F.desc("messages"), "entity").head(12)
+    }
+    drawn = [plots.bars("Messages by queue", flow, "messages")] if flow else []
+    if faults_by_entity:
+        top = dict(list(faults_by_entity.items())[:12])
+        drawn.insert(0, plots.bars("Faults by entity", top, "messages"))
+    facts: list[tuple[str, Any]] = [
+        ("Rows of the ledger", sum(log.rows for log in logs)),
+        ("Messages in queues", sum(numbers.messages.values())),
+        ("Partitions", len({(log.namespace, log.partition) for log in logs})),
+        ("From (UTC)", min((log.first_time for log in logs), default=None)),
+        ("To (UTC)", max((log.last_time for log in logs), default=None)),
+        ("Compared with what is in the queues", snapshot_given),
+    ]
+    meaning = {
+        "entered_twice": "two rows say that it entered",
+        "left_twice": "two rows say that it left",
+        "unexplained": "it left, and the broker does not know why",
+        "ghost": "it left, was used, or is present, and never entered",
+        "left_but_present": "it left, and is still in the queue",
+        "lost": "it entered, never left, and is not in the queue",
+        "undecided": "a gap hides whether it is a fault, or it changed while the queues were browsed",
+        "before": "entered before the ledger begins; all else is fine",
+        "ok": "entered once, left at most once" + (", and is there if it has not left" if snapshot_given else ""),
+    }
+    in_words = [(name.replace("_", " "), numbers.messages[name], meaning[name]) for name in VERDICTS]
+    flagged = found.faults.sort("verdict", "namespace", "entity", "subQueue", "sequenceNumber")
+    sections = [
+        Section("Verdicts", "", drawn, [Table("Messages by verdict", ("Verdict", "Messages", "Meaning"), in_words)]),
+        Section(
+            "Faults",
+            "Each message whose rows contradict each other, or what is in its queue.",
+            (),
+            [_table("Messages with faults", flagged, _FAULT_COLUMNS[:11])],
+        ),
+        Section(
+            "Moves between queues",
+            "Dead-lettered, forwarded, activated, published and moved messages whose other side is missing or doubled. "
+            "A move "
+            "near a gap, or near the ledger's beginning or end, is undecided.",
+            (),
+            [
+                _table(
+                    "Moves that do not match",
+                    found.moves.sort("verdict", "namespace", "entity", "sequenceNumber", "messageId"),
+                    (
+                        "verdict",
+                        "kind",
+                        "namespace",
+                        "entity",
+                        "subQueue",
+                        "sequenceNumber",
+                        "messageId",
+                        "left",
+                        "expected",
+                        "arrived",
+                        "firstTime",
+                    ),
+                )
+            ],
+        ),
+        Section(
+            "Message ids",
+            "What became of the ids that the faults concern: how many messages were accepted, ended, and wait.",
+            (),
+            [
+                _table(
+                    "Ids",
+                    found.ids.sort("verdict", "namespace", "messageId"),
+                    ("verdict", "namespace", "messageId", "accepted", "ended", "waiting"),
+                )
+            ],
+        ),
+        Section(
+            "Offsets",
+            "Verdicts are as of these ends. Offsets that are missing hide what happened there.",
+            (),
+            [
+                _table(
+                    "Gaps, truncations and repetitions",
+                    found.offsets.problems_table().sort("namespace", "partition", "fromOffset"),
+                    (
+                        "kind",
+                        "namespace",
+                        "partition",
+                        "epoch",
+                        "fromOffset",
+                        "toOffset",
+                        "count",
+                        "firstTime",
+                        "lastTime",
+                        "description",
+                    ),
+                ),
+                _table(
+                    "What the ledger has",
+                    found.offsets.logs_table().sort("namespace", "partition", F.desc("generation")),
+                    ("namespace", "partition", "epoch", "low", "end", "rows", "firstTime", "lastTime"),
+                ),
+            ],
+        ),
+    ]
+    return Report("Flow audit", text, mood, facts, sections)
+
+
+def _table(title: str, rows: DataFrame, columns: Sequence[str]) -> Table:
+    shown_rows = [tuple(row) for row in rows.select(*columns).head(SHOWN_ROWS)]
+    total = rows.count() if len(shown_rows) == SHOWN_ROWS else None
+    return Table(title, columns, shown_rows, total=total)
+
+
+def parsed_cut(text: str) -> dict[tuple[int, str | None], int]:
+    """Of JSON {"partition" or "partition/epoch": offset}, or of a file with it."""
+    try:
+        given = json.loads(Path(text[1:]).read_text() if text.startswith("@") else text)
+        cut: dict[tuple[int, str | None], int] = {}
+        for key, offset in given.items():
+            partition, _, epoch = key.partition("/")
+            if isinstance(offset, bool) or not isinstance(offset, int) or offset < 0:
+                raise ValueError(f"the offset of {key} is {offset!r}")
+            cut[int(partition), epoch or None] = offset
+    except (AttributeError, ValueError, OSError) as error:
+        raise argparse.ArgumentTypeError(f'not like {{"0": 1200, "1": 900}}, nor @FILE with it: {error}') from error
+    return cut
+
+
+def _job(arguments: Sequence[str]) -> int:
+    parser = running.parser(__spec__.name if __spec__ else "pipeline.jobs.audit", __doc__)
+    parser.add_argument("--present", metavar="PATH", help="Parquet of what was in the queues when they were browsed.")
+    parser.add_argument(
+        "--present-covers",
+        metavar="LIKE",
+        action="append",
+        help="The entities that were browsed, as a pattern of SQL's LIKE; may be repeated. All, unless it is given.",
+    )
+    parser.add_argument(
+        "--present-began",
+        metavar="JSON",
+        type=parsed_cut,
+        help="Journal offsets by partition when browsing began. Messages that changed since then are not judged by it.",
+    )
+    parser.add_argument("--opening", metavar="PATH", help="The table `open` of the audit of all rows before these.")
+    parser.add_argument(
+        "--cut", metavar="JSON", type=parsed_cut, help="By partition, the offset to end before, or @FILE."
+    )
+    parser.add_argument("--whole", action="store_true", help="All queues were empty before the ledger's first rows.")
+    parser.add_argument(
+        "--grace",
+        metavar="SECONDS",
+        type=running.number_at_least(0),
+        default=int(moves.GRACE.total_seconds()),
+        help="How far apart the two sides of a move between partitions may be.",
+    )
+    parser.add_argument(
+        "--flagged-only",
+        action="store_true",
+        help="Judge only messages of queues whose checksum is wrong: much cheaper.",
+    )
+    parser.add_argument("--fail-on-faults", action="store_true", help="Exit with 1 if there are faults.")
+    options = parser.parse_args(arguments)
+    if options.present is None and (options.present_covers or options.present_began):
+        parser.error("--present-covers and --present-began need --present")
+    with running.step("starting Spark"):
+        spark = running.session("peeklock flow audit")
+    snapshot = None
+    if options.present is not None:
+        began = options.present_began and {
+            partition: offset for (partition, _), offset in options.present_began.items()
+        }
+        snapshot = Snapshot(read(spark, options.present), options.present_covers or ("%",), began)
+    opening = read(spark, options.opening) if options.opening is not None else None
+    with running.step("judging"):
+        found = audit(
+            read(spark, options.ledger),
+            snapshot,
+            opening=opening,
+            cut=options.cut,
+            grace=timedelta(seconds=options.grace),
+            is_whole=options.whole,
+            flagged_only=options.flagged_only,
+        )
+        numbers = summary(found)
+    with running.step(f"writing {options.output}"):
+        running.write_tables(options.output, found.tables())
+        running.write_report(options.output, report(found, numbers, snapshot is not None))
+    print(verdict_text(numbers)[0])
+    return running.FAULTS_FOUND if numbers.faults and options.fail_on_faults else 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    return running.run(_job, arguments)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,271 @@
+"""What was dead-lettered, where, when and why; and which of these messages are alike.
+
+It writes three tables:
+
+- `summary`, by `namespace`, `entity`, `reason`, `hour` (UTC): `messages`, `firstTime`, `lastTime`.
+- `queues`, by `namespace`, `entity`, `subQueue`: `entered`, `left`, and `waiting`, the difference, of dead-letter
+  queues.
+- `poison`, by `namespace`, `entity`, `reason`, `fingerprint` (`pipeline.jobs.fingerprints`): `messages`, `firstTime`,
+  `lastTime`, `masked`, and of up to three of them `samples` and `messageIds`. `isOfBody`: the fingerprint is of the
+  body. It is of the description if the ledger has no bodies, as without `bodies` in the journal's mode.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812
+
+from pipeline.jobs import plots, running
+from pipeline.jobs.fingerprints import fingerprint, masked, text_of
+from pipeline.jobs.ledger import LedgerError, captured_files, kept, normalized, read
+from pipeline.jobs.report import Report, Section, Table
+from pyspark_peeklock.errors import JournalRefused
+from pyspark_peeklock.records import columns_of
+
+SAMPLES: Final = 3
+SAMPLE_CHARACTERS: Final = 300
+NO_REASON: Final = "(no reason given)"
+_PLACE = ("namespace", "partition", "epoch", "entity", "subQueue", "sequenceNumber")
+_DEAD_LETTER_QUEUES = ("deadletter", "transferdeadletter")
+_SHOWN = 30
+
+
+def dead_letters(ledger: DataFrame) -> DataFrame:
+    """One row for each message that was dead-lettered: its place before, `eventTime`, `reason`, `description`."""
+    rows = normalized(ledger).filter("op = 'deadlettered'")
+    reason = F.coalesce("reason", F.lit(NO_REASON)).alias("reason")
+    return rows.select(*_PLACE, "eventTime", reason, "description")
+
+
+def summary(dead: DataFrame) -> DataFrame:
+    return dead.groupBy("namespace", "entity", "reason", F.date_trunc("hour", "eventTime").alias("hour")).agg(
+        F.count(F.lit(1)).alias("messages"), F.min("eventTime").alias("firstTime"), F.max("eventTime").alias("lastTime")
+    )
+
+
+def queues(ledger: DataFrame) -> DataFrame:
+    """How many messages entered and left the dead-letter queues within the ledger."""
+    rows = normalized(ledger).filter(F.col("subQueue").isin(*_DEAD_LETTER_QUEUES) & F.col("sequenceNumber").isNotNull())
+    enters = (F.col("op") == "enqueued") & ~F.col("reason").eqNullSafe("moved")
+    leaves = F.col("op").isin("completed", "expired", "purged", "quarantined", "forwarded")
+    found = rows.groupBy("namespace", "entity", "subQueue").agg(
+        F.sum(enters.cast("int")).alias("entered"), F.sum(leaves.cast("int")).alias("left")
+    )
+    return found.withColumn("waiting", F.greatest(F.col("entered") - F.col("left"), F.lit(0)))
+
+
+def with_bodies(dead: DataFrame, messages: DataFrame | None) -> DataFrame:
+    """`dead` with `body` and `messageId`, both null where the ledger does not have them.
+
+    `messages` are rows with the stored `record`, or with a `body`: those that brought a message into the queue where
+    it was dead-lettered. Raises LedgerError.
+    """
+    if messages is None:
+        return dead.withColumn("body", F.lit(None).cast("binary")).withColumn("messageId", F.lit(None).cast("string"))
+    has_body = "body" in messages.columns
+    if not has_body and "record" not in messages.columns:
+        raise LedgerError("the messages have neither a column record nor body")
+    if has_body:
+        messages = messages.withColumn("record", F.col("body").cast("binary"))
+        messages = messages if "op" in messages.columns else messages.withColumn("op", F.lit("enqueued"))
+    brought = normalized(messages).filter(F.col("op").isin("enqueued", "scheduled") & F.col("record").isNotNull())
+    brought = brought.select(*_PLACE, "messageId", "record").dropDuplicates(list(_PLACE))
+    # Only of what was dead-lettered, bodies are decoded.
+    found = dead.join(brought, list(_PLACE), "left")
+    if has_body:
+        return found.withColumnRenamed("record", "body")
+    schema = found.drop("record").schema.add("body", "binary")
+    return found.mapInArrow(_decoded, schema)
+
+
+def _decoded(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        records = batch.column("record").to_pylist()
+        try:
+            bodies = columns_of(records, frozenset({"body"}))["body"]
+        except JournalRefused:  # one of them is broken: the others are worth to be read
+            bodies = [_body(record) for record in records]
+        names = [name for name in batch.schema.names if name != "record"]
+        columns = [batch.column(name) for name in names]
+        yield pa.RecordBatch.from_arrays([*columns, pa.array(bodies, pa.binary())], [*names, "body"])
+
+
+def _body(record: bytes | None) -> bytes | None:
+    try:
+        return columns_of([record], frozenset({"body"}))["body"][0]  # type: ignore[no-any-return]
+    except JournalRefused:
+        return None
+
+
+def poison(dead: DataFrame, *, samples: bool = True) -> DataFrame:
+    """Groups of messages that are alike. `dead` as `with_bodies` gives them; without `samples`, no text of bodies is
+    kept.
+
+    Masked texts and samples have at most SAMPLE_CHARACTERS.
+    """
+    text = F.coalesce(text_of(F.col("body")), F.make_valid_utf8("description"), F.lit(""))
+    each = dead.withColumn("text", text).withColumn("maskedText", masked(F.col("text")))
+    each = each.withColumn("isOfBody", F.col("body").isNotNull())
+    sample = F.struct("eventTime", F.substring("text", 1, SAMPLE_CHARACTERS).alias("text"), "messageId")
+    groups = each.groupBy(
+        *("namespace", "entity", "reason", "isOfBody"), fingerprint(F.col("maskedText")).alias("fingerprint")
+    ).agg(
+        F.count(F.lit(1)).alias("messages"),
+        F.min("eventTime").alias("firstTime"),
+        F.max("eventTime").alias("lastTime"),
+        F.min(F.substring("maskedText", 1, SAMPLE_CHARACTERS)).alias("masked"),
+        # The newest: `max_by` keeps one or a few, where a list would keep all.
+        F.max_by(sample, "eventTime", SAMPLES).alias("found"),
+    )
+    kept = F.transform("found", lambda one: one["text"]) if samples else F.array().cast("array<string>")
+    shown = F.col("masked") if samples else F.lit(None).cast("string")
+    ids = F.filter(F.transform("found", lambda one: one["messageId"]), F.isnotnull)
+    return groups.select(
+        *("namespace", "entity", "reason", "fingerprint", "messages", "firstTime", "lastTime", "isOfBody"),
+        shown.alias("masked"),
+        kept.alias("samples"),
+        ids.alias("messageIds"),
+    )
+
+
+def report(summed: DataFrame, waiting: DataFrame, alike: DataFrame) -> Report:
+    total = summed.agg(F.sum("messages")).head()[0] or 0
+    reasons = (
+        summed.groupBy("reason").agg(F.sum("messages").alias("messages")).sort(F.desc("messages"), "reason").collect()
+    )
+    cells = (
+        summed.groupBy("namespace", "entity", "reason")
+        .agg(F.sum("messages").alias("messages"), F.min("firstTime").alias("first"), F.max("lastTime").alias("last"))
+        .sort(F.desc("messages"), "namespace", "entity", "reason")
+        .collect()
+    )
+    by_entity: dict[str, dict[str, float]] = {}
+    for cell in cells:
+        parts = by_entity.setdefault(cell.entity, {})
+        parts[cell.reason] = parts.get(cell.reason, 0) + cell.messages
+    seconds = F.unix_seconds("hour").alias("seconds")
+    hours = summed.groupBy(seconds, "reason").agg(F.sum("messages").alias("messages")).collect()
+    times = running.hours_between([row.seconds for row in hours])
+    counts = {(row.seconds, row.reason): row.messages for row in hours}
+    top = [row.reason for row in reasons[:5]]
+    drawn = []
+    if total:
+        drawn.append(plots.bars("Dead letters by entity", dict(list(by_entity.items())[:12]), "messages"))
+        series = {reason: [counts.get((hour, reason), 0) for hour in times] for reason in top}
+        drawn.append(plots.lines("Dead letters by hour", [running.hour_of(hour) for hour in times], series, "messages"))
+    queue_rows = waiting.sort(F.desc("waiting"), "namespace", "entity").collect()
+    groups = alike.sort(F.desc("messages"), "namespace", "entity", "fingerprint")
+    shown = [
+        (
+            row.messages,
+            row.entity,
+            row.reason,
+            row.fingerprint,
+            row.masked,
+            "\n".join(row.messageIds),
+            row.firstTime,
+            row.lastTime,
+        )
+        for row in groups.head(_SHOWN)
+    ]
+    samples = [(row.fingerprint, sample) for row in groups.head(_SHOWN) for sample in row.samples]
+    is_of_body = not alike.filter("isOfBody").isEmpty()
+    sections = [
+        Section(
+            "Reasons",
+            "",
+            drawn,
+            [
+                Table(
+                    "By entity and reason",
+                    ("Namespace", "Entity", "Reason", "Messages", "First (UTC)", "Last (UTC)"),
+                    [
+                        (cell.namespace, cell.entity, cell.reason, cell.messages, cell.first, cell.last)
+                        for cell in cells[:_SHOWN]
+                    ],
+                    total=len(cells),
+                ),
+                Table(
+                    "Dead-letter queues",
+                    ("Namespace", "Entity", "Queue", "Entered", "Left", "Waiting"),
+                    [
+                        (row.namespace, row.entity, row.subQueue, row.entered, row.left, row.waiting)
+                        for row in queue_rows[:_SHOWN]
+                    ],
+                    "Of messages that entered within the ledger.",
+                    len(queue_rows),
+                ),
+            ],
+        ),
+        Section(
+            "Alike",
+            "Messages that are the same but for numbers and ids."
+            if is_of_body
+            else "The ledger has no bodies: these are alike in their descriptions, but for numbers and ids.",
+            (),
+            [
+                Table(
+                    "Fingerprints",
+                    ("Messages", "Entity", "Reason", "Fingerprint", "Masked", "Ids", "First (UTC)", "Last (UTC)"),
+                    shown,
+                    total=alike.count(),
+                ),
+                *([Table("Samples", ("Fingerprint", "Text"), samples)] if samples else []),
+            ],
+        ),
+    ]
+    text = (
+        f"{total:,} messages were dead-lettered, for {len(reasons)} reasons."
+        if total
+        else "No message was dead-lettered."
+    )
+    facts = [
+        ("Entities", len(by_entity)),
+        ("Fingerprints", alike.count()),
+        ("Waiting", sum(row.waiting for row in queue_rows)),
+    ]
+    return Report("Dead letters", text, "plain" if total else "good", facts, sections)
+
+
+def _job(arguments: Sequence[str]) -> int:
+    parser = running.parser("pipeline.jobs.dead_letters", __doc__)
+    parser.add_argument(
+        "--messages",
+        metavar="PATH",
+        help="Parquet with bodies. Without it, those of the capture at --ledger, if it has any.",
+    )
+    parser.add_argument(
+        "--no-samples", action="store_true", help="Keep no text of bodies in the output, not even masked."
+    )
+    options = parser.parse_args(arguments)
+    with running.step("starting Spark"):
+        spark = running.session("peeklock dead letters")
+    ledger = read(spark, options.ledger)
+    messages = None
+    if options.messages is not None:
+        messages = read(spark, options.messages, "messages")
+    elif captured_files(options.ledger, "messages"):
+        messages = read(spark, options.ledger, "messages")
+    with running.step("counting"):
+        dead = dead_letters(ledger)
+        tables = {
+            "summary": summary(dead).transform(kept),
+            "queues": queues(ledger).transform(kept),
+            "poison": poison(with_bodies(dead, messages), samples=not options.no_samples).transform(kept),
+        }
+    with running.step(f"writing {options.output}"):
+        running.write_tables(options.output, tables)
+        page = report(tables["summary"], tables["queues"], tables["poison"])
+        running.write_report(options.output, page)
+    print(page.verdict)
+    return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    return running.run(_job, arguments)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

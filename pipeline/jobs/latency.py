@@ -1,0 +1,169 @@
+"""How long messages wait: from when a queue has them to their first delivery, and to their completion.
+
+A message counts from the row `enqueued` of the queue that delivers it: one that was scheduled from its activation,
+one that was forwarded from its arrival. Messages that were enqueued before the ledger begins are not counted, and
+dead-letter queues only on demand. It writes `latency`: by `namespace`, `entity`, `hour` (when it was enqueued, UTC;
+null: all hours) and `measure` ("delivered", "completed"): `messages`, the percentiles `p50`, `p95`, `p99`, the same
+by approximation (`approx50`, ...), and `longest`, all in milliseconds.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812
+
+from pipeline.jobs import plots, running
+from pipeline.jobs.ledger import has_place, kept, normalized, read
+from pipeline.jobs.report import Report, Section, Table
+
+MEASURES: Final = ("delivered", "completed")
+_SHARES: Final = {50: 0.5, 95: 0.95, 99: 0.99}
+_ACCURACY = 10_000  # of approx_percentile: the rank is wrong by at most 1/10,000 of the messages
+_PLACE = ("namespace", "partition", "epoch", "entity", "subQueue", "sequenceNumber")
+_SHOWN_ENTITIES = 20
+
+
+def waits(ledger: DataFrame, sub_queues: Sequence[str] = ("active",)) -> DataFrame:
+    """Of each message that was enqueued and delivered or completed: `namespace`, `entity`, `hour`, `measure`,
+    `wait_ms`.
+
+    A clock that was set back between the two rows makes no negative wait, but 0.
+    """
+    op, micros = F.col("op"), F.unix_micros("eventTime")
+    # One that moved with its entity goes on waiting at its new partition: from when, its rows there do not say.
+    enqueued = (op == "enqueued") & ~F.col("reason").eqNullSafe("moved")
+    rows = normalized(ledger).filter(has_place() & F.col("subQueue").isin(*sub_queues))
+    rows = rows.filter(op.isin("enqueued", *MEASURES)).select(
+        *_PLACE,
+        F.when(enqueued, micros).alias("enqueued"),
+        *(F.when(op == name, micros).alias(name) for name in MEASURES),
+    )
+    messages = rows.groupBy(*_PLACE).agg(*(F.min(name).alias(name) for name in ("enqueued", *MEASURES)))
+    # Received and deleted at once: that is a delivery, too.
+    first_delivered = F.coalesce("delivered", "completed")
+    times = F.array(
+        F.struct(F.lit("delivered").alias("measure"), first_delivered.alias("at")),
+        F.struct(F.lit("completed").alias("measure"), F.col("completed").alias("at")),
+    )
+    each = (
+        messages.filter("enqueued is not null").select("*", F.explode(times).alias("end")).filter("end.at is not null")
+    )
+    return each.select(
+        "namespace",
+        "entity",
+        F.date_trunc("hour", F.timestamp_micros("enqueued")).alias("hour"),
+        F.col("end.measure").alias("measure"),
+        (F.greatest(F.col("end.at") - F.col("enqueued"), F.lit(0)) / 1000).alias("wait_ms"),
+    )
+
+
+def latency(ledger: DataFrame, sub_queues: Sequence[str] = ("active",)) -> DataFrame:
+    """The table of this module's docstring. Raises LedgerError."""
+    each = waits(ledger, sub_queues)
+    shares = F.array(*(F.lit(share) for share in _SHARES.values()))
+    found = (
+        each.groupingSets(
+            [[F.col("namespace"), F.col("entity"), F.col("measure"), F.col("hour")],
+             [F.col("namespace"), F.col("entity"), F.col("measure")]],
+            "namespace", "entity", "measure", "hour",
+        )
+        .agg(
+            F.count(F.lit(1)).alias("messages"),
+            F.percentile("wait_ms", shares).alias("exact"),
+            F.percentile_approx("wait_ms", shares, _ACCURACY).alias("approx"),
+            F.max("wait_ms").alias("longest"),
+        )
+    )  # fmt: skip
+    exact = [F.col("exact")[index].alias(f"p{name}") for index, name in enumerate(_SHARES)]
+    approximate = [F.col("approx")[index].alias(f"approx{name}") for index, name in enumerate(_SHARES)]
+    return found.select("namespace", "entity", "hour", "measure", "messages", *exact, *approximate, "longest")
+
+
+def report(found: DataFrame) -> Report:
+    overall = found.filter("hour is null").sort(F.desc("messages"), "namespace", "entity").collect()
+    messages = sum(row.messages for row in overall if row.measure == "delivered")
+    sections = []
+    for measure in MEASURES:
+        own = [row for row in overall if row.measure == measure]
+        names = [(row.namespace, row.entity) for row in own[:6]]
+        hours = found.filter((F.col("measure") == measure) & F.col("hour").isNotNull()).select(
+            "namespace", "entity", F.unix_seconds("hour").alias("seconds"), "p50", "p95", "p99"
+        )
+        drawn = []
+        if names:
+            wanted = hours.filter(F.col("entity").isin([entity for _, entity in names])).collect()
+            times = running.hours_between([row.seconds for row in wanted])
+            axis = [running.hour_of(seconds) for seconds in times]
+            for share in ("p50", "p99"):
+                series = {}
+                for namespace, entity in names:
+                    by_time = {
+                        row.seconds: row[share] for row in wanted if (row.namespace, row.entity) == (namespace, entity)
+                    }
+                    series[entity] = [by_time.get(seconds) for seconds in times]
+                drawn.append(plots.lines(f"{share} until {measure}, by hour", axis, series, "ms", log=True))
+        table = Table(
+            f"Milliseconds from enqueued to {'the first delivery' if measure == 'delivered' else 'completion'}",
+            (
+                "Namespace",
+                "Entity",
+                "Messages",
+                "p50",
+                "p95",
+                "p99",
+                "Longest",
+                "p50 approx.",
+                "p95 approx.",
+                "p99 approx.",
+            ),
+            [
+                (
+                    row.namespace,
+                    row.entity,
+                    row.messages,
+                    row.p50,
+                    row.p95,
+                    row.p99,
+                    row.longest,
+                    row.approx50,
+                    row.approx95,
+                    row.approx99,
+                )
+                for row in own[:_SHOWN_ENTITIES]
+            ],
+            total=len(own),
+        )
+        sections.append(Section(f"Until {measure}", "", drawn, [table]))
+    text = f"{messages:,} messages were delivered." if messages else "No message was delivered within the ledger."
+    return Report("Delivery latency", text, "plain", [("Entities", len({row.entity for row in overall}))], sections)
+
+
+def _job(arguments: Sequence[str]) -> int:
+    parser = running.parser("pipeline.jobs.latency", __doc__)
+    parser.add_argument(
+        "--sub-queue",
+        metavar="NAME",
+        action="append",
+        choices=("active", "deadletter", "transferdeadletter", "transfer"),
+        help="Of these subqueues; may be repeated. Only the active messages, unless it is given.",
+    )
+    options = parser.parse_args(arguments)
+    with running.step("starting Spark"):
+        spark = running.session("peeklock delivery latency")
+    with running.step("measuring"):
+        found = latency(read(spark, options.ledger), options.sub_queue or ("active",)).transform(kept)
+    with running.step(f"writing {options.output}"):
+        running.write_tables(options.output, {"latency": found})
+        page = report(found)
+        running.write_report(options.output, page)
+    print(page.verdict)
+    return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    return running.run(_job, arguments)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

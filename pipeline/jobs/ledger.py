@@ -1,0 +1,199 @@
+"""The ledger: one row for each thing that happened to a message in a queue. Its columns, its ops, and where it is read.
+
+A message in a queue is known by its *place*: the queue (`QUEUE`), and the sequence number that it has there.
+
+A ledger may have columns that the rows of the journal do not have:
+
+- `namespace` and `epoch` (of the partition's offsets), which captures add. A store that was restored from a copy begins
+  another epoch. Without the column, all rows of a partition are of one epoch.
+
+An entity that is deleted and created again under its name numbers its messages from 1 again. The ledger does not tell
+the two apart, so that such numbers look as if they had entered twice.
+"""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everybody does
+from pyspark.sql import types as T  # noqa: N812
+
+from storage.capture.errors import CaptureError
+from storage.capture.manifest import TableName
+from storage.capture.reading import captured
+
+# What ends, or moves on, a message's stay in a queue. `published` does so only with a sequence number: without one, the
+# message never waited in its topic.
+ENDS: Final = ("completed", "expired", "purged", "cancelled", "quarantined")
+MOVES: Final = ("deadlettered", "activated", "forwarded", "published")  # each has its `enqueued` at the other side
+MOVED: Final = "moved"  # with its entity to another partition; there `enqueued` with this reason and the same number
+ENTERS: Final = ("enqueued", "scheduled")
+
+UNEXPLAINED: Final = "unexplained"  # the reason of a row `purged` of which the broker does not know why it left
+
+NAMES: Final = ("namespace", "entity", "subQueue")
+# `queue` is a hash of NAMES: to compare, group and keep strings costs most of the audit's time. `generation`: see
+# `offsets`.
+QUEUE: Final = ("generation", "queue")
+PLACE: Final = (*QUEUE, "sequenceNumber")
+LOG: Final = ("namespace", "partition", "generation")  # of one partition's offsets in one epoch
+
+_REQUIRED: Final[dict[str, T.DataType]] = {
+    "partition": T.IntegerType(),
+    "journalOffset": T.LongType(),
+    "eventTime": T.TimestampType(),
+    "op": T.StringType(),
+    "entity": T.StringType(),
+    "subQueue": T.StringType(),
+    "sequenceNumber": T.LongType(),
+}
+_OPTIONAL: Final[dict[str, T.DataType]] = {
+    "messageId": T.StringType(),
+    "reason": T.StringType(),
+    "description": T.StringType(),
+    "deliveryCount": T.IntegerType(),
+    "bodySize": T.LongType(),
+    "originEntity": T.StringType(),
+    "originSubQueue": T.StringType(),
+    "originSequenceNumber": T.LongType(),
+    "copies": T.IntegerType(),
+    "record": T.BinaryType(),
+}
+_KEYS: Final[dict[str, T.DataType]] = {
+    "namespace": T.StringType(),
+    "epoch": T.StringType(),
+}
+_WHERE_NULL: Final = {"namespace": "", "epoch": ""}
+
+
+class LedgerError(Exception):
+    """The rows are not a ledger; the text names the column."""
+
+
+def read(spark: SparkSession, path: str, table: str = "ledger") -> DataFrame:
+    """The rows of a capture at `path`: of all files of the table that its manifest names. Without a manifest, of all
+    Parquet files below `path`, or below its folder `table=...` if it has one.
+
+    Raises LedgerError.
+    """
+    from pyspark.errors import AnalysisException
+
+    where = captured_files(path, table)
+    if where is not None:
+        if not where:
+            raise LedgerError(f"{path}: the capture has no rows of the table {table} yet")
+        return spark.read.parquet(*where)
+    for folder in (f"{path.rstrip('/')}/table={table}", path):
+        try:
+            return spark.read.parquet(folder)
+        except AnalysisException as error:
+            reason = error
+    raise LedgerError(f"{path}: no Parquet that can be read ({reason.getCondition()})")
+
+
+def captured_files(path: str, table: str) -> list[str] | None:
+    """The files of a capture as Spark names them; None if there is no capture. Raises LedgerError."""
+    try:
+        found = captured(path if "://" in path else str(Path(path).absolute()))
+    except (CaptureError, OSError) as error:
+        raise LedgerError(f"{path}: {error}") from error
+    if found.namespace is None:
+        return None
+    # Hadoop, whose file systems Spark uses, calls some of them by other names than pyarrow.
+    return [re.sub("^s3:", "s3a:", uri) for uri in found.uris(TableName(table))]
+
+
+def normalized(rows: DataFrame) -> DataFrame:
+    """The columns that jobs use, of the types that they expect; those that are missing and may be, with their defaults.
+
+    Raises LedgerError that names a column which is missing or of another type.
+    """
+    given = {field.name: field.dataType for field in rows.schema.fields}
+    if missing := [name for name in _REQUIRED if name not in given]:
+        raise LedgerError(f"the ledger has no column {missing[0]}; it has {', '.join(given) or 'none'}")
+    columns: list[Column] = []
+    for name, wanted in (_REQUIRED | _OPTIONAL | _KEYS).items():
+        value = F.col(name) if name in given else F.lit(_WHERE_NULL.get(name))
+        if name in given and not _fits(given[name], wanted):
+            kind = given[name].simpleString()
+            raise LedgerError(f"column {name} of the ledger is {kind}; it must be {wanted.simpleString()}")
+        value = value.cast(wanted)
+        if name in given and name in _WHERE_NULL:
+            value = F.coalesce(value, F.lit(_WHERE_NULL[name]))
+        columns.append(value.alias(name))
+    return rows.select(*columns)
+
+
+def _fits(given: T.DataType, wanted: T.DataType) -> bool:
+    if isinstance(wanted, (T.IntegerType, T.LongType)):
+        return isinstance(given, (T.ByteType, T.ShortType, T.IntegerType, T.LongType))
+    if isinstance(wanted, T.TimestampType):
+        return isinstance(given, (T.TimestampType, T.TimestampNTZType))
+    return isinstance(given, type(wanted))
+
+
+def until(rows: DataFrame, cut: Mapping[tuple[int, str | None], int] | None) -> DataFrame:
+    """The rows before the cut: by (partition, epoch), the offset behind the last row that counts.
+
+    An epoch of None means all of the partition's. Raises LedgerError if there are rows of a partition that the cut does
+    not name.
+    """
+    if cut is None:
+        return rows
+    named = sorted({partition for partition, _ in cut})
+    others = rows.filter(~F.col("partition").isin(named)).select("partition").distinct().sort("partition").head(4)
+    if others:
+        unnamed = ", ".join(str(row.partition) for row in others)
+        raise LedgerError(f"the cut has no offset for partition {unnamed}")
+    within = F.lit(False)
+    for (partition, epoch), offset in cut.items():
+        fits = (F.col("partition") == partition) & (F.col("journalOffset") < offset)
+        within |= fits if epoch is None else fits & (F.col("epoch") == epoch)
+    return rows.filter(within)
+
+
+def kept(table: DataFrame) -> DataFrame:
+    """The same rows, computed now, once. For tables that are small, or used more than once.
+
+    The columns are new ones for Spark. Otherwise a join of a kept table with one that it was made of finds them
+    ambiguous, with some settings.
+    """
+    rows = table.localCheckpoint()
+    return rows.select(*(F.col(name).alias(name) for name in rows.columns))
+
+
+def queue(entity: str = "entity", sub_queue: str = "subQueue") -> Column:
+    """A hash of NAMES. Names of entities are the same in whatever case: clients write them as they like."""
+    return F.xxhash64("namespace", F.lower(entity), sub_queue).alias("queue")
+
+
+def names_of(*tables: DataFrame | None) -> DataFrame:
+    """`queue` and NAMES of all queues in tables that have them. Raises LedgerError if two queues have one hash."""
+    found = None
+    for table in tables:
+        if table is not None:
+            own = table.filter(F.col("entity").isNotNull() & F.col("subQueue").isNotNull()).select(*NAMES).distinct()
+            found = own if found is None else found.union(own)
+    assert found is not None
+    spellings = F.countDistinct("namespace", F.lower("entity"), "subQueue").alias("spellings")
+    names = [F.min(name).alias(name) for name in NAMES]
+    queues = found.groupBy(queue()).agg(*names, spellings).transform(kept)
+    if not queues.filter("spellings > 1").isEmpty():
+        raise LedgerError("two queues (columns entity, subQueue) have one hash, so that they cannot be told apart")
+    return queues.drop("spellings")
+
+
+def enters() -> Column:
+    return F.col("op").isin(*ENTERS)
+
+
+def arrives() -> Column:
+    """It came with its entity from another partition, and has the number that it had there."""
+    return (F.col("op") == "enqueued") & F.col("reason").eqNullSafe(MOVED)
+
+
+def has_place() -> Column:
+    """The row is about a message in a queue."""
+    return F.col("sequenceNumber").isNotNull() & F.col("entity").isNotNull() & F.col("subQueue").isNotNull()

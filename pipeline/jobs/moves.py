@@ -1,0 +1,201 @@
+"""Whether each message that left one queue for another has arrived there, and each that arrived had left.
+
+A row `deadlettered`, `activated`, `forwarded`, `moved` or `published` names the place that the message left; the row
+`enqueued` at the other side names it as its origin. Verdicts of a move, of those that do not match:
+
+| verdict | meaning |
+|---|---|
+| not_arrived | it left, and at the other side fewer have entered (of `published`: fewer than its copies) |
+| arrived_twice | more have entered than had left |
+| no_origin | it entered as one that comes from elsewhere, and had not left there |
+| undecided | it would be one of these, but the other side may be in a gap, or before or behind the ledger |
+
+Two kinds of moves have no number that both sides know:
+
+- *Published* messages: many never were in their topic. Their copies enter in the same turn, so both sides are
+  compared for each turn, by its time.
+- *Forwarded* messages, where the journal does not tell the origin's number. Then both sides are only counted, for each
+  entity that they come from. A difference is undecided: a message that was forwarded to a topic, or that was dropped
+  there as a duplicate, has no row that names its origin.
+
+Both rows of a move within a partition are of one turn, and have one time. Between partitions (`forwarded`, `moved`) the
+destination's row comes first or last, and the partitions' ledgers do not end at the same moment. So a move within
+`grace` of a place where we are blind is undecided.
+"""
+
+from collections import defaultdict
+from datetime import timedelta
+from typing import Final
+
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812
+
+from pipeline.jobs.ledger import MOVED, MOVES, kept
+from pipeline.jobs.offsets import Log, Offsets, local_table, to_micros
+
+MOVE_FAULTS: Final = ("not_arrived", "arrived_twice", "no_origin")
+GRACE: Final = timedelta(minutes=5)
+
+_BETWEEN_PARTITIONS = ("forwarded", MOVED)
+# `turnMicros` is the time of a turn, of messages that are published.
+_MOVE: Final = ("namespace", "generation", "kind", "entity", "subQueue", "sequenceNumber", "turnMicros")
+_MORE: Final = ("messageId", "eventTime", "partition")
+_SHOWN: Final = (
+    *("namespace", "generation", "kind", "entity", "subQueue", "sequenceNumber", "messageId"),
+    *("left", "expected", "arrived", "firstTime", "lastTime", "partition", "verdict"),
+)
+_LONG_AGO: Final = -(1 << 62)
+_NEVER: Final = 1 << 62
+_INTERVAL = pa.struct(
+    [
+        ("from", pa.int64()),
+        ("to", pa.int64()),
+        ("isWide", pa.bool_()),
+        ("partition", pa.int32()),
+        ("generation", pa.int32()),
+    ]
+)
+_BLIND: Final = pa.schema([("namespace", pa.string()), ("blind", pa.list_(_INTERVAL))])
+
+
+def unmatched(offsets: Offsets, grace: timedelta = GRACE, *, is_whole: bool = False) -> DataFrame:
+    """Moves of which a side is missing, or doubled, by the place that the message left: `namespace`, `generation`,
+    `kind`, `entity` (in lower case), `subQueue`, `sequenceNumber`. The last two are null where there is no number.
+
+    `messageId`, where only one is known; `left`, `expected` and `arrived`: how often; `firstTime`, `lastTime`;
+    `partition`: the lowest that told of it; `verdict`. `is_whole`: nothing had happened before the ledger's first
+    rows.
+    """
+    moves = (
+        _sides(offsets.rows)
+        .groupBy(*_MOVE)
+        .agg(
+            *(F.sum(name).alias(name) for name in ("left", "expected", "arrived")),
+            F.bool_or("isCounted").alias("isCounted"),
+            F.when(F.min("messageId") == F.max("messageId"), F.max("messageId")).alias("messageId"),
+            F.min("eventTime").alias("firstTime"),
+            F.max("eventTime").alias("lastTime"),
+            F.min("partition").alias("partition"),
+        )
+    )
+    # A subscription may take several copies of a message, by several rules with actions.
+    may_be_more = (F.col("kind") == "published") & (F.col("left") > 0)
+    is_fine = (F.col("arrived") == F.col("expected")) | (may_be_more & (F.col("arrived") > F.col("expected")))
+    verdict = (
+        F.when(F.col("isCounted"), "undecided")
+        .when(F.col("left") == 0, "no_origin")
+        .when(F.col("arrived") < F.col("expected"), "not_arrived")
+        .otherwise("arrived_twice")
+    )
+    moves = moves.filter(~is_fine).withColumn("verdict", verdict).transform(kept)
+    if moves.isEmpty():
+        return moves.select(*_SHOWN)
+    micros = int(grace / timedelta(microseconds=1))
+    is_wide = F.col("kind").isin(*_BETWEEN_PARTITIONS)
+    slack = F.when(is_wide, F.lit(micros)).otherwise(F.lit(0)).cast("long")
+    moves = (
+        moves.withColumn("isWide", is_wide)
+        .withColumn("fromMicros", F.unix_micros("firstTime") - slack)
+        .withColumn("toMicros", F.unix_micros("lastTime") + slack)
+        .join(F.broadcast(_blind(offsets, is_whole)), ["namespace"], "left")
+    )
+    is_hidden = F.exists(
+        "blind",
+        lambda each: (
+            (each["from"] <= F.col("toMicros"))
+            & (each["to"] >= F.col("fromMicros"))
+            & F.when(F.col("isWide"), F.lit(True)).otherwise(
+                ~each["isWide"]
+                & (each["generation"] == F.col("generation"))
+                & (each["partition"] == F.col("partition"))
+            )
+        ),
+    )
+    verdict = F.when(is_hidden, F.lit("undecided")).otherwise(F.col("verdict"))
+    return moves.withColumn("verdict", verdict).select(*_SHOWN)
+
+
+def _sides(rows: DataFrame) -> DataFrame:
+    """Each side of each move, by _MOVE: `left`, `expected` (how many enter for what left) and `arrived` are 0 or more.
+
+    `isCounted`: both sides are only counted.
+    """
+    op = F.col("op")
+    came = (op == "enqueued") & F.col("originEntity").isNotNull() & F.col("reason").isin(*MOVES, MOVED)
+    copies = F.when(op == "published", F.coalesce("copies", F.lit(0))).otherwise(1)
+    leaving = rows.filter(op.isin(*MOVES, MOVED)).select(
+        *_move("op", "entity", "subQueue", "sequenceNumber"),
+        F.lit(1).alias("left"),
+        copies.alias("expected"),
+        F.lit(0).alias("arrived"),
+        *_MORE,
+    )
+    arriving = rows.filter(came).select(
+        *_move("reason", "originEntity", "originSubQueue", "originSequenceNumber"),
+        F.lit(0).alias("left"),
+        F.lit(0).alias("expected"),
+        F.lit(1).alias("arrived"),
+        *_MORE,
+    )
+    # Of these entities the journal tells the numbers of forwarded messages also where they arrive in others.
+    numbered = rows.filter(came & (F.col("reason") == "forwarded") & F.col("originSequenceNumber").isNotNull())
+    numbered = numbered.filter(F.lower("entity") != F.lower("originEntity")).select(
+        "namespace",
+        F.lower("originEntity").alias("entity"),
+        F.lit("forwarded").alias("kind"),
+        F.lit(True).alias("isNumbered"),
+    )
+    sides = leaving.unionByName(arriving).join(
+        F.broadcast(numbered.distinct().transform(kept)), ["namespace", "entity", "kind"], "left"
+    )
+    is_counted = (F.col("kind") == "forwarded") & F.col("isNumbered").isNull()
+    for name in ("subQueue", "sequenceNumber"):
+        sides = sides.withColumn(name, F.when(~is_counted, F.col(name)))
+    return sides.withColumn("isCounted", is_counted)
+
+
+def _move(kind: str, entity: str, sub_queue: str, number: str) -> list[Column]:
+    """_MOVE, of columns with these names."""
+    is_published = F.col(kind) == "published"
+    is_of_one_log = ~F.col(kind).isin(*_BETWEEN_PARTITIONS)
+    return [
+        F.col("namespace"),
+        # Partitions begin their epochs at different times, so that between them the numbers say nothing.
+        F.when(is_of_one_log, F.col("generation")).otherwise(0).alias("generation"),
+        F.col(kind).alias("kind"),
+        F.lower(entity).alias("entity"),
+        F.when(~is_published, F.col(sub_queue)).alias("subQueue"),
+        F.when(~is_published, F.col(number)).alias("sequenceNumber"),
+        F.when(is_published, F.unix_micros("eventTime")).alias("turnMicros"),
+    ]
+
+
+def _blind(offsets: Offsets, is_whole: bool) -> DataFrame:
+    """By namespace, `blind`: intervals of time [from, to] (microseconds since 1970) in which a row may be missing.
+
+    `isWide`: only a row of another partition may be.
+    """
+    intervals: dict[str, list[dict[str, int | bool]]] = defaultdict(list)
+    ends: dict[str, int] = defaultdict(lambda: _LONG_AGO)
+    for log in offsets.logs:
+        ends[log.namespace] = max(ends[log.namespace], to_micros(log.last_time))
+
+        def hide(start: int, end: int, log: Log = log) -> None:
+            own = {"partition": log.partition, "generation": log.generation, "isWide": False}
+            intervals[log.namespace].append({"from": start, "to": end} | own)
+
+        for problem in log.problems:
+            if problem.hides:
+                hide(to_micros(problem.first_time), to_micros(problem.last_time))
+        if not is_whole:
+            hide(_LONG_AGO, to_micros(log.first_time))
+    everywhere = {"partition": -1, "generation": -1, "isWide": True}
+    for namespace, end in ends.items():
+        intervals[namespace].append({"from": end, "to": _NEVER} | everywhere)
+    for log in offsets.logs:
+        if log.generation > 0:
+            # After a restore, a message may have moved in an epoch that the other partition knows nothing of.
+            intervals[log.namespace].append({"from": _LONG_AGO, "to": _NEVER} | everywhere)
+    rows = [{"namespace": namespace, "blind": blind} for namespace, blind in intervals.items()]
+    return local_table(offsets.rows.sparkSession, rows, _BLIND)

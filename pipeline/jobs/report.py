@@ -1,0 +1,79 @@
+"""The page of a job's results: one file of HTML that needs nothing else, for screens of any size, and for print."""
+
+import re
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, Final, NamedTuple
+
+from jinja2 import Environment, PackageLoader
+from markupsafe import Markup
+
+_NOT_PRINTED: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+MAX_CELL_CHARACTERS: Final = 500
+
+
+class Table(NamedTuple):
+    """`note` stands below. `total`: so many rows there are, if not all are shown."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Any]]
+    note: str = ""
+    total: int | None = None
+
+
+class Section(NamedTuple):
+    """`plots` are SVG, as `plots` draws them."""
+
+    title: str
+    text: str = ""
+    plots: Sequence[str] = ()
+    tables: Sequence[Table] = ()
+
+
+class Report(NamedTuple):
+    """`mood` of the verdict is "good", "bad", or "plain". `facts` are names and values below it."""
+
+    title: str
+    verdict: str
+    mood: str
+    facts: Sequence[tuple[str, Any]]
+    sections: Sequence[Section]
+
+
+def shown(value: Any) -> str:
+    """The text of a cell: numbers with thin spaces between thousands, times to the second, characters that can be
+    printed.
+
+    Controls and the characters that change the direction of text are U+FFFD: a name in the ledger is a client's.
+    """
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}".replace(",", "\u202f")
+    if isinstance(value, float):
+        return f"{value:,.2f}".replace(",", "\u202f")
+    if isinstance(value, datetime):
+        return value.strftime("%Y-%m-%d %H:%M:%S")
+    text = _NOT_PRINTED.sub("\ufffd", str(value))
+    return text if len(text) <= MAX_CELL_CHARACTERS else f"{text[:MAX_CELL_CHARACTERS]}…"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+_pages = Environment(
+    loader=PackageLoader("pipeline.jobs", "pages"), autoescape=True, trim_blocks=True, lstrip_blocks=True
+)
+_pages.filters["shown"] = shown
+_pages.tests["a_number"] = _is_number
+
+
+def render(report: Report) -> str:
+    """The page. All text is escaped but the plots, which `plots` has drawn."""
+    sections = [each._replace(plots=[Markup(plot) for plot in each.plots]) for each in report.sections]
+    page: str = _pages.get_template("report.html.j2").render(report=report._replace(sections=sections))
+    return page

@@ -1,0 +1,141 @@
+"""How a job runs as a program: its session, its progress on standard error, its output and its exit code.
+
+Exit codes: 0 done; 1 faults were found, and --fail-on-faults was given; 2 wrong use, or the input is no ledger; 3 it
+could not be done, such as with a file that is damaged.
+"""
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from pipeline.jobs.ledger import LedgerError
+from pipeline.jobs.report import Report, render
+from pyspark_peeklock import readiness
+
+FAULTS_FOUND: Final = 1
+WRONG_USE: Final = 2
+NOT_DONE: Final = 3
+
+MAX_PLOTTED_HOURS: Final = 24 * 31
+REPORT_NAME: Final = "report.html"
+_SETTINGS: Final = {
+    "spark.sql.session.timeZone": "UTC",  # days and hours of reports
+    "spark.ui.showConsoleProgress": "false",  # progress is ours
+}
+_HERE: Final = {
+    "spark.ui.enabled": "false",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.memory": "2g",
+    # A job of a minute ends before its code is optimized a second time: an audit of 1,000,000 messages took 57 s of
+    # CPU with
+    # the second compiler and 41 s without.
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseParallelGC",
+    "spark.sql.shuffle.partitions": "16",
+}
+
+
+def session(name: str) -> SparkSession:
+    """The session that spark-submit has configured, or one with all cores of this machine."""
+    # A shell that spark-submit started has its configuration. Otherwise ours is for this machine.
+    is_submitted = "SPARK_ENV_LOADED" in os.environ
+    spark: SparkSession = readiness.session(
+        name, master=None if is_submitted else "local[*]", settings=_SETTINGS if is_submitted else _SETTINGS | _HERE
+    )
+    spark.sparkContext.setLogLevel("ERROR")
+    spark.conf.set("spark.sql.session.timeZone", "UTC")
+    return spark
+
+
+@contextmanager
+def step(text: str) -> Iterator[None]:
+    """Say on standard error what is being done, and then how long it took."""
+    began = time.monotonic()
+    print(f"{text} ...", file=sys.stderr, flush=True)
+    yield
+    print(f"{text}: {time.monotonic() - began:.1f} s", file=sys.stderr, flush=True)
+
+
+def parser(module: str, text: str | None) -> argparse.ArgumentParser:
+    """A parser with the options that all jobs have. `text` is the docstring of the module."""
+    first_line = (text or "").partition("\n")[0]
+    found = argparse.ArgumentParser(prog=f"python -m {module}", description=first_line)
+    found.add_argument("--ledger", required=True, metavar="PATH", help="Parquet of the ledger, as capture writes it.")
+    found.add_argument("--output", required=True, metavar="DIR", help="Where Parquet and the report are written.")
+    return found
+
+
+def number_at_least(least: int) -> Callable[[str], int]:
+    def number(text: str) -> int:
+        value = int(text)
+        if value < least:
+            raise argparse.ArgumentTypeError(f"{value} is less than {least}")
+        return value
+
+    return number
+
+
+def hour_of(seconds: int) -> datetime:
+    """The time that is so many seconds after 1970, UTC, whatever the machine's zone is."""
+    return datetime.fromtimestamp(seconds, UTC)
+
+
+def hours_between(seconds: Sequence[int]) -> list[int]:
+    """All hours from the first to the last, if they are not more than a plot can show; else those that are given."""
+    if not seconds:
+        return []
+    first, last = min(seconds), max(seconds)
+    if (last - first) // 3600 >= MAX_PLOTTED_HOURS:
+        return sorted(set(seconds))
+    return list(range(first, last + 1, 3600))
+
+
+def write_tables(output: str, tables: dict[str, DataFrame]) -> None:
+    """Write each as Parquet below `output`, in place of what was there."""
+    for name, table in tables.items():
+        table.write.mode("overwrite").parquet(f"{output}/{name}")
+
+
+def write_report(output: str, report: Report) -> None:
+    """Write the page to `output`, a directory or a URL that pyarrow knows."""
+    page = render(report).encode()
+    if "://" in output:
+        from pyarrow.fs import FileSystem
+
+        files, path = FileSystem.from_uri(output.replace("s3a://", "s3://", 1))
+        with files.open_output_stream(f"{path}/{REPORT_NAME}") as file:
+            file.write(page)
+        return
+    Path(output).mkdir(parents=True, exist_ok=True)
+    (Path(output) / REPORT_NAME).write_bytes(page)
+
+
+def run(job: Callable[[Sequence[str]], int], arguments: Sequence[str] | None = None) -> int:
+    """The exit code of a job. What a user can mend is one message on standard error, never a traceback."""
+    try:
+        return job(sys.argv[1:] if arguments is None else arguments)
+    except readiness.NotReady as error:
+        print(f"peeklock: {error}", file=sys.stderr)
+        return NOT_DONE
+    except LedgerError as error:
+        print(f"peeklock: {error}", file=sys.stderr)
+        return WRONG_USE
+    except (PySparkException, Py4JJavaError) as error:
+        # PySpark makes its own exceptions of some of Java's. The text of the others begins with a line about a call.
+        text = error.java_exception.getMessage() if isinstance(error, Py4JJavaError) else str(error)
+        first_line = str(text).strip().partition("\n")[0]
+        print(f"peeklock: Spark could not do it: {first_line}", file=sys.stderr)
+        return NOT_DONE
+    except OSError as error:
+        print(f"peeklock: {error.filename or 'output'}: {error.strerror or error}", file=sys.stderr)
+        return NOT_DONE

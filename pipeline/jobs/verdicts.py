@@ -1,0 +1,315 @@
+"""Whether each message in each queue is accounted for: it entered once, and left at most once, or it is named.
+
+Verdicts of a place (`ledger.PLACE`), the first that fits:
+
+| verdict | meaning |
+|---|---|
+| entered_twice | two rows say that it entered |
+| left_twice | two rows say that it left |
+| unexplained | it left, and the broker itself does not know why |
+| ghost | it left, was used, or is present, and did not enter before, though the ledger has all that was then |
+| left_but_present | it left, and the snapshot has it |
+| lost | it entered or was used, never left, and the snapshot does not have it |
+| undecided | it would be one of these, but for a gap of the ledger, or because the snapshot was made while it changed |
+| before | it entered before the ledger begins, as its number says, and all else is fine |
+| ok | all is fine |
+
+**Numbers say what is older than the ledger.** A queue gives ascending numbers, each when its message enters. So a
+message whose number is above that of some message which entered within a segment, and that was seen in this segment,
+must have entered in it. Below, it may have entered before the segment, and is no ghost.
+
+A message that moved with its entity to another partition enters once and leaves once, in whatever partitions: the two
+rows of the move are matched by `pipeline.jobs.moves`.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812
+
+from pipeline.jobs.ledger import (
+    ENDS,
+    LOG,
+    MOVED,
+    MOVES,
+    NAMES,
+    PLACE,
+    QUEUE,
+    UNEXPLAINED,
+    LedgerError,
+    arrives,
+    enters,
+    has_place,
+    kept,
+    queue,
+)
+from pipeline.jobs.offsets import Offsets, local_table, to_micros
+
+FAULTS: Final = ("entered_twice", "left_twice", "unexplained", "ghost", "left_but_present", "lost")
+VERDICTS: Final = (*FAULTS, "undecided", "before", "ok")
+
+_VISIBLE: Final = pa.schema([("namespace", pa.string()), ("sinceMicros", pa.int64()), ("isUncut", pa.bool_())])
+_NEVER_SHOWN: Final = "transfer"  # the subqueue that no client can browse
+
+
+class Snapshot(NamedTuple):
+    """What was in queues when they were browsed.
+
+    `messages` has the columns `entity`, `subQueue`, `sequenceNumber`, and may have `namespace`.
+    `covers` are the entities that were browsed, as patterns of SQL's LIKE: of others, no absence means anything.
+    `began`: the journal offsets by partition when browsing began. A message that changed since then is not judged by
+    the snapshot. Without them, the snapshot is exactly as of the ledger's end.
+    """
+
+    messages: DataFrame
+    covers: Sequence[str] = ("%",)
+    began: dict[int, int] | None = None
+
+
+class _Signs(NamedTuple):
+    """What is suspicious about a place, before asking whether a gap explains it."""
+
+    never_entered: Column
+    left_first: Column
+    left_but_present: Column
+    absent: Column
+
+
+def places(rows: DataFrame, snapshot: DataFrame | None = None, opening: DataFrame | None = None) -> DataFrame:
+    """What the ledger says of each place: one row by PLACE. (Sums of numbers alone: strings would cost a sort.)
+
+    `entered`, `arrived` (with its entity from another partition), `left`, `ended` (left for good), `unexplained`
+    (left for no known reason), `moved` (away with its entity), `present`: how often. `seen`: rows of the ledger.
+    `firstOffset`, `lastOffset`: of these. `enteredOffset`, `leftOffset`: the first such. `partition`, `maxPartition`:
+    the lowest and highest partition that told of it. `snapshot` and `opening` are as `keyed` gives them.
+    """
+    op, offset = F.col("op"), F.col("journalOffset")
+    is_end = op.isin(*ENDS) | ((op == "published") & (F.coalesce("copies", F.lit(0)) == 0))
+    is_leaving = op.isin(*ENDS, *MOVES)
+    events = rows.filter(has_place()).select(
+        *PLACE,
+        (enters() & ~arrives()).cast("int").alias("entered"),
+        arrives().cast("int").alias("arrived"),
+        is_leaving.cast("int").alias("left"),
+        is_end.cast("int").alias("ended"),
+        ((op == "purged") & F.col("reason").eqNullSafe(UNEXPLAINED)).cast("int").alias("unexplained"),
+        (op == MOVED).cast("int").alias("moved"),
+        F.lit(1).alias("seen"),
+        F.lit(0).alias("present"),
+        offset.alias("offset"),
+        F.when(enters(), offset).alias("enteredOffset"),
+        F.when(is_leaving, offset).alias("leftOffset"),
+        "partition",
+    )
+    counts = ("entered", "arrived", "left", "ended", "unexplained", "moved", "seen", "present")
+    for more, counted in ((snapshot, "present"), (opening, "entered")):
+        if more is not None:
+            columns = [F.lit(int(name == counted)).alias(name) for name in counts]
+            events = events.unionByName(more.select(*PLACE, "partition", *columns), allowMissingColumns=True)
+    return events.groupBy(*PLACE).agg(
+        *(F.sum(name).cast("int").alias(name) for name in counts),
+        F.min("offset").alias("firstOffset"),
+        F.max("offset").alias("lastOffset"),
+        F.min("enteredOffset").alias("enteredOffset"),
+        F.min("leftOffset").alias("leftOffset"),
+        F.min("partition").alias("partition"),
+        F.max("partition").alias("maxPartition"),
+    )
+
+
+def keyed(messages: DataFrame, what: str, namespace: str | None = None, *, partitions: bool = False) -> DataFrame:
+    """NAMES and PLACE of messages, each once, and its `partition`, which is null unless it is given and asked for.
+
+    `namespace` is that of all, if it is given: a client knows a namespace by its host, which need not be its name.
+
+    A client that browses a plain entity cannot see on which partition it lives. Raises LedgerError: `what` is the
+    name of `messages`.
+    """
+    given = set(messages.columns)
+    if missing := [name for name in ("entity", "subQueue", "sequenceNumber") if name not in given]:
+        raise LedgerError(f"{what} has no column {missing[0]}; it has {', '.join(messages.columns) or 'none'}")
+
+    def column(name: str, kind: str, default: str | int | None) -> Column:
+        value = F.lit(default).cast(kind)
+        return (F.coalesce(F.col(name).cast(kind), value) if name in given else value).alias(name)
+
+    partition = column("partition", "int", None) if partitions else F.lit(None).cast("int").alias("partition")
+    named = messages.select(
+        column("namespace", "string", "") if namespace is None else F.lit(namespace).alias("namespace"),
+        F.lit(0).alias("generation"),
+        "entity",
+        "subQueue",
+        F.col("sequenceNumber").cast("bigint").alias("sequenceNumber"),
+        partition,
+    )
+    return named.select("*", queue()).dropDuplicates([*PLACE])
+
+
+class Judged(NamedTuple):
+    """All places with their `verdict`: `fine` are those that need no second look, `others` those that did.
+
+    `queues` has NAMES by `queue`.
+    """
+
+    fine: DataFrame
+    others: DataFrame
+    queues: DataFrame
+
+    def all(self) -> DataFrame:
+        return self.fine.unionByName(self.others)
+
+    def named(self, places: DataFrame) -> DataFrame:
+        """The same rows with NAMES."""
+        return places.join(F.broadcast(self.queues.select("queue", *NAMES)), "queue")
+
+
+def judged(
+    places: DataFrame, queues: DataFrame, offsets: Offsets, snapshot: Snapshot | None = None, *, is_whole: bool = False
+) -> Judged:
+    """Judge places. `queues` are those that `names_of` finds.
+
+    `is_whole`: nothing had entered before the ledger's first rows, or an opening set has told what had.
+    """
+    queues = queues.withColumn("isCovered", _is_covered(snapshot)).transform(kept)
+    signs = _signs(snapshot)
+    is_fine = ~(
+        (F.col("entered") > 1)
+        | (F.col("left") > 1)
+        | (F.col("unexplained") > 0)
+        | signs.never_entered
+        | signs.left_first
+        | signs.left_but_present
+        | signs.absent
+    )
+    covered = places
+    if snapshot is not None:
+        covered = places.join(F.broadcast(queues.select("queue", "isCovered")), "queue")
+    fine = covered.filter(is_fine).select(*places.columns, F.lit("ok").alias("verdict"))
+    doubtful = covered.filter(~is_fine).transform(kept)
+    if doubtful.isEmpty():
+        return Judged(fine, fine.limit(0).transform(kept), queues)
+    others = _decided(doubtful, queues, offsets, signs, snapshot, is_whole).select(*places.columns, "verdict")
+    return Judged(fine, others.transform(kept), queues)
+
+
+def _is_covered(snapshot: Snapshot | None) -> Column:
+    """Of a queue: a message that is not in the snapshot is not there."""
+    is_browsed = F.lit(False)
+    for pattern in () if snapshot is None else snapshot.covers:
+        is_browsed |= F.col("entity").like(pattern)
+    return is_browsed & (F.col("subQueue") != _NEVER_SHOWN)
+
+
+def _signs(snapshot: Snapshot | None) -> _Signs:
+    left, moved, present = F.col("left"), F.col("moved"), F.col("present")
+    never_entered = (F.col("entered") == 0) & (F.col("arrived") == 0)
+    left_first = _is_in_one_log() & F.coalesce(F.col("leftOffset") < F.col("enteredOffset"), F.lit(False))
+    if snapshot is None:
+        return _Signs(never_entered, left_first, F.lit(False), F.lit(False))
+    # A message that moved away and has not arrived yet is nowhere. Of an epoch that has ended nothing is present: it
+    # went
+    # on in the next one.
+    is_gone = (left > 0) | (moved > F.col("arrived")) | (F.col("generation") > 0)
+    return _Signs(never_entered, left_first, (left > 0) & (present > 0), F.col("isCovered") & ~is_gone & (present == 0))
+
+
+def _is_in_one_log() -> Column:
+    """All rows of the place are of one partition, so that their offsets can be compared."""
+    return F.col("partition").eqNullSafe(F.col("maxPartition"))
+
+
+def _decided(
+    doubtful: DataFrame,
+    queues: DataFrame,
+    offsets: Offsets,
+    signs: _Signs,
+    snapshot: Snapshot | None,
+    is_whole: bool,
+) -> DataFrame:
+    segments = offsets.logs_table().select(*LOG, "segments")
+    namespaces = F.broadcast(queues.select("queue", "namespace"))
+    known, newest = _numbers(offsets)
+    visible = local_table(doubtful.sparkSession, _visible(offsets), _VISIBLE)
+    facts = (
+        doubtful.join(namespaces, "queue")
+        .join(F.broadcast(segments), list(LOG), "left")
+        .withColumn("segment", F.expr("array_max(filter(segments, each -> each <= firstOffset))"))
+        .withColumn("highBits", _high_bits())
+        .join(F.broadcast(known), [*QUEUE, "partition", "segment"], "left")
+        .join(F.broadcast(newest), [*QUEUE, "highBits"], "left")
+        .join(F.broadcast(visible.select("namespace", "isUncut")), "namespace", "left")
+    )
+    was_seen = F.col("seen") > 0
+    first, last = F.get("segments", F.lit(0)), F.element_at("segments", -1)
+    # No row of it can be missing before those that we have: they are of the first segment, or there are no gaps at all.
+    is_first = F.coalesce(F.when(was_seen, F.col("segment") == first).otherwise(F.col("isUncut")), F.lit(True))
+    # Nor can one be missing behind them. If it moved away and no row tells where to, one is.
+    is_last = F.when(was_seen, F.col("lastOffset") >= last).otherwise(F.size("segments") == 1)
+    is_last = _is_in_one_log() & (F.col("moved") == 0) & F.coalesce(is_last, F.lit(False))
+    is_last |= F.lit(is_whole) & F.coalesce("isUncut", F.lit(False)) & (F.col("moved") == F.col("arrived"))
+    least = F.when(was_seen, F.col("leastEntered")).otherwise(F.col("leastOfNewest"))
+    must_have_entered = _is_in_one_log() & F.coalesce(F.col("sequenceNumber") > least, F.lit(False))
+    if is_whole:
+        must_have_entered |= is_first
+    is_stable = F.lit(True)
+    if snapshot is not None and snapshot.began is not None:
+        began = F.create_map(*(F.lit(each) for pair in snapshot.began.items() for each in pair))
+        is_stable = F.coalesce(F.col("lastOffset") < F.try_element_at(began, F.col("maxPartition")), F.lit(True))
+    undecided = F.lit("undecided")
+    verdict = (
+        F.when(F.col("entered") > 1, "entered_twice")
+        .when(F.col("left") > 1, "left_twice")
+        .when(F.col("unexplained") > 0, "unexplained")
+        .when(signs.left_first | (signs.never_entered & must_have_entered), "ghost")
+        .when(signs.left_but_present, F.when(is_stable, "left_but_present").otherwise(undecided))
+        .when(signs.absent, F.when(is_stable & is_last, "lost").otherwise(undecided))
+        .otherwise(F.when(is_first & F.lit(not is_whole), "before").otherwise(undecided))
+    )
+    return facts.withColumn("verdict", verdict)
+
+
+def _high_bits() -> Column:
+    """The partition, in numbers of partitioned entities; else 0."""
+    return F.shiftright("sequenceNumber", 48)
+
+
+def _numbers(offsets: Offsets) -> tuple[DataFrame, DataFrame]:
+    """Numbers above which a message must have entered within the ledger.
+
+    First, for messages that were seen in a segment, by QUEUE, `partition` and `segment`: `leastEntered`. Second, for
+    those that only a snapshot has, by QUEUE and `highBits`: `leastOfNewest`, of numbers given when no partition had
+    gaps any more. (An entity may have moved to any of them.)
+    """
+    segments = F.broadcast(offsets.logs_table().select(*LOG, "segments"))
+    since = local_table(offsets.rows.sparkSession, _visible(offsets), _VISIBLE)
+    rows = offsets.rows.filter(has_place()).join(segments, list(LOG)).join(F.broadcast(since), "namespace")
+    is_cut = any(len(log.segments) > 1 for log in offsets.logs)
+    of_row = "array_max(filter(segments, each -> each <= journalOffset))" if is_cut else "segments[0]"
+    gives_number = (F.col("op") == "enqueued") & ~arrives()
+    is_new = F.unix_micros("eventTime") > F.col("sinceMicros")
+    numbers = (
+        rows.groupBy(*QUEUE, "partition", F.expr(of_row).alias("segment"), _high_bits().alias("highBits"))
+        .agg(
+            F.min(F.when(gives_number, F.col("sequenceNumber"))).alias("least"),
+            F.min(F.when(gives_number & is_new, F.col("sequenceNumber"))).alias("leastNew"),
+        )
+        .transform(kept)
+    )
+    known = numbers.groupBy(*QUEUE, "partition", "segment").agg(F.min("least").alias("leastEntered"))
+    newest = numbers.groupBy(*QUEUE, "highBits").agg(F.min("leastNew").alias("leastOfNewest"))
+    return known, newest
+
+
+def _visible(offsets: Offsets) -> list[dict[str, Any]]:
+    """By namespace, the time since when no partition hides anything, and whether none has gaps at all."""
+    found: dict[str, dict[str, Any]] = {}
+    for log in offsets.logs:
+        row = found.setdefault(
+            log.namespace, {"namespace": log.namespace, "sinceMicros": to_micros(log.first_time), "isUncut": True}
+        )
+        for time in (log.first_time, *(each.last_time for each in log.problems if each.hides)):
+            row["sinceMicros"] = max(row["sinceMicros"], to_micros(time))
+        row["isUncut"] &= len(log.segments) == 1
+    return list(found.values())

@@ -1,0 +1,109 @@
+"""What was dead-lettered, and which of it is alike."""
+
+from datetime import timedelta
+
+import pytest
+
+from protocol.client.messages import Message
+from protocol.message.intake import take_apart
+from storage.records import NEVER, encode_message
+from tests.pipeline import ledgers
+from tests.pipeline.ledgers import START, History
+
+pytest.importorskip("pyspark")
+
+from pipeline.jobs import dead_letters
+from pipeline.jobs.dead_letters import NO_REASON, poison, with_bodies
+from pipeline.jobs.ledger import LedgerError
+
+
+def record(body):
+    layout, stored, *_ = take_apart(Message.of(body).encode())
+    return encode_message(0, NEVER, layout, stored)
+
+
+def dead(history, entity, body, reason="MaxDeliveryCountExceeded", **more):
+    return history.dead_letter(history.send(entity, record=record(body)), reason, **more)
+
+
+def groups(spark, history, *, bodies=True, **options):
+    frame = ledgers.frame(spark, history.rows)
+    found = poison(with_bodies(dead_letters.dead_letters(frame), frame if bodies else None), **options)
+    return sorted(found.collect(), key=lambda row: (-row.messages, row.masked or ""))
+
+
+def test_they_are_counted_by_entity_reason_and_hour(spark):
+    history = History()
+    for _ in range(3):
+        history.dead_letter(history.send("orders"))
+    history.wait(timedelta(hours=2))
+    history.dead_letter(history.send("orders"), None)
+    taken = history.dead_letter(history.send("bills"), "TTLExpiredException")
+    history.end(taken)
+    ledger = ledgers.frame(spark, history.rows)
+    summed = dead_letters.summary(dead_letters.dead_letters(ledger)).collect()
+    counts = {(row.entity, row.reason, row.hour.replace(tzinfo=START.tzinfo)): row.messages for row in summed}
+    assert counts == {
+        ("orders", "MaxDeliveryCountExceeded", START): 3,
+        ("orders", NO_REASON, START + timedelta(hours=2)): 1,
+        ("bills", "TTLExpiredException", START + timedelta(hours=2)): 1,
+    }
+    waiting = {row.entity: (row.entered, row.left, row.waiting) for row in dead_letters.queues(ledger).collect()}
+    assert waiting == {"orders": (4, 0, 4), "bills": (1, 1, 0)}
+
+
+def test_messages_that_differ_in_numbers_and_ids_are_alike(spark):
+    history = History()
+    for number in range(5):
+        dead(history, "orders", f'{{"order": {number}, "id": "0b0e6f0{number}-1111-4222-8333-444455556666"}}'.encode())
+    dead(history, "orders", b'{"order":  "x"}')
+    first, second = groups(spark, history)
+    assert (first.messages, first.masked, first.isOfBody) == (5, '{"order": <n>, "id": "<id>"}', True)
+    assert len(first.samples) == len(first.messageIds) == dead_letters.SAMPLES
+    assert all(sample.startswith('{"order": ') for sample in first.samples)
+    assert second.messages == 1
+    assert first.fingerprint != second.fingerprint
+    assert len(first.fingerprint) == 16
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"\xff\xfe\x00" * 10, "näme ☃ \U0001f600".encode(), b"7" * 200_000, b"\x00", b"<script>alert(1)</script>"],
+)
+def test_any_body_has_a_fingerprint(spark, body):
+    history = History()
+    dead(history, "orders", body)
+    [only] = groups(spark, history)
+    assert (only.messages, only.isOfBody) == (1, True)
+    assert len(only.samples[0]) <= dead_letters.SAMPLE_CHARACTERS
+
+
+def test_without_bodies_the_descriptions_are_compared(spark):
+    history = History()
+    for number in range(3):
+        history.dead_letter(history.send("orders"), "Refused", description=f"line {number}: not a number")
+    [only] = groups(spark, history, bodies=False)
+    assert (only.messages, only.masked, only.isOfBody) == (3, "line <n>: not a number", False)
+
+
+def test_no_text_is_kept_on_demand(spark):
+    history = History()
+    dead(history, "orders", b"secret")
+    [only] = groups(spark, history, samples=False)
+    assert (only.samples, only.masked, only.messages) == ([], None, 1)
+
+
+def test_a_broken_record_is_a_message_without_a_body(spark):
+    history = History()
+    dead(history, "orders", b"fine")
+    history.dead_letter(history.send("orders", record=b"\x00" * 50), "Refused", description="broken")
+    by_text = {row.masked: row.isOfBody for row in groups(spark, history)}
+    assert by_text == {"fine": True, "broken": False}
+
+
+def test_messages_without_any_body_column_are_refused(spark):
+    history = History()
+    dead(history, "orders", b"x")
+    ledger = ledgers.frame(spark, history.rows)
+    with pytest.raises(LedgerError, match="neither a column record nor body"):
+        with_bodies(dead_letters.dead_letters(ledger), ledger.drop("record"))

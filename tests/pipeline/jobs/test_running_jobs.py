@@ -1,0 +1,228 @@
+"""Jobs as programs: what they write, their exit codes, and their pages."""
+
+import os
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from broker.cli.all_commands import app
+from tests.pipeline import ledgers
+from tests.pipeline.ledgers import PRESENT, History
+
+pytest.importorskip("pyspark")
+
+from pipeline.jobs import JOBS, TELLS, audit, dead_letters, latency, plots, usage
+from pipeline.jobs.report import MAX_CELL_CHARACTERS, Report, Section, Table, render, shown
+
+HOSTILE = "<script>alert('x')</script>&\"\x00\u202e$x$"
+ROOT = Path(__file__).parents[3]
+
+
+def faulty(tmp_path):
+    """A ledger with a lost message, and what is present."""
+    history = History(partitions=1)
+    history.end(history.send("orders"))
+    lost = history.send(HOSTILE, "lost-1")
+    for _ in range(3):
+        history.dead_letter(history.send("orders"), HOSTILE, description=HOSTILE)
+    del history.present[lost]
+    ledgers.write(tmp_path / "ledger", history.rows)
+    ledgers.write(tmp_path / "present", history.snapshot(), PRESENT)
+    return ["--ledger", str(tmp_path / "ledger"), "--output", str(tmp_path / "out")]
+
+
+class Page(HTMLParser):
+    """Checks that tags are closed in their order, and collects the text and what would be loaded."""
+
+    VOID = frozenset({"meta", "link", "br", "img", "input"})
+
+    def __init__(self, page):
+        super().__init__(convert_charrefs=True)
+        self.open, self.text, self.loaded, self.tags = [], "", [], []
+        self.feed(page)
+        self.close()
+        assert self.open == []
+
+    def _note(self, tag, attributes):
+        self.tags.append(tag)
+        sources = ("src", "href", "xlink:href")
+        self.loaded += [value for name, value in attributes if name in sources and value[0] != "#"]
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        self.loaded += [
+            value for name, value in attributes if name in ("src", "href", "xlink:href") and value[0] != "#"
+        ]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        self.tags.append(tag)
+        self.loaded += [
+            value for name, value in attributes if name in ("src", "href", "xlink:href") and value[0] != "#"
+        ]
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, text):
+        self.text += text
+
+
+def page_of(path):
+    return Page((path / "report.html").read_text())
+
+
+def test_the_audit_writes_tables_and_a_page_and_fails_on_faults(spark, tmp_path, capsys):
+    arguments = [*faulty(tmp_path), "--present", str(tmp_path / "present"), "--whole"]
+    assert audit.main(arguments) == 0
+    assert audit.main([*arguments, "--fail-on-faults"]) == 1
+    said = capsys.readouterr()
+    assert said.out.splitlines()[0] == "1 faults in 8 messages: lost 1."
+    assert re.search(r"judging: \d+\.\d s", said.err)
+    faults = pq.read_table(tmp_path / "out" / "faults").to_pylist()
+    assert [(row["verdict"], row["entity"], row["sequenceNumber"]) for row in faults] == [("lost", HOSTILE, 1)]
+    tables = {"verdicts", "faults", "moves", "ids", "offsets", "problems", "open", "report.html"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == tables
+    page = page_of(tmp_path / "out")
+    assert "script" not in page.tags
+    assert page.loaded == []
+    assert page.tags.count("svg") == 2
+    assert "lost-1" in page.text
+    assert shown(HOSTILE) in page.text
+    assert "\x00" not in page.text
+
+
+@pytest.mark.parametrize("job", [dead_letters, latency, usage])
+def test_the_other_jobs_write_theirs(spark, tmp_path, capsys, job):
+    assert job.main(faulty(tmp_path)) == 0
+    page = page_of(tmp_path / "out")
+    assert page.tags.count("svg") >= 2
+    assert "script" not in page.tags
+    assert page.loaded == []
+    assert capsys.readouterr().out.strip() in page.text
+
+
+@pytest.mark.parametrize("job", [audit, dead_letters, latency, usage])
+def test_an_empty_ledger_makes_a_page_too(spark, tmp_path, capsys, job):
+    ledgers.write(tmp_path / "ledger", [])
+    assert job.main(["--ledger", str(tmp_path / "ledger"), "--output", str(tmp_path / "out")]) == 0
+    assert page_of(tmp_path / "out").text
+
+
+def test_a_ledger_that_is_none_is_refused_in_one_line(spark, tmp_path, capsys):
+    arguments = ["--output", str(tmp_path / "out"), "--ledger"]
+    assert audit.main([*arguments, str(tmp_path / "nowhere")]) == 2
+    ledgers.write(tmp_path / "other", [], PRESENT)
+    assert audit.main([*arguments, str(tmp_path / "other")]) == 2
+    torn = ledgers.write(tmp_path / "torn", History().rows) / "part-0.parquet"
+    torn.write_bytes(torn.read_bytes()[:-100])
+    assert audit.main([*arguments, str(tmp_path / "torn")]) in (2, 3)
+    messages = [line for line in capsys.readouterr().err.splitlines() if line.startswith("peeklock: ")]
+    assert len(messages) == 3
+    assert "nowhere" in messages[0]
+    assert "no column partition" in messages[1]
+    assert "torn" in messages[2]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ["--cut", "{"],
+        ["--cut", '{"0": -1}'],
+        ["--cut", '{"0": true}'],
+        ["--cut", "[1]"],
+        ["--cut", "@/nowhere"],
+        ["--grace", "-1"],
+        ["--present-covers", "x"],
+    ],
+)
+def test_wrong_options_are_wrong_use(tmp_path, capsys, wrong):
+    with pytest.raises(SystemExit) as end:
+        audit.main(["--ledger", "x", "--output", str(tmp_path), *wrong])
+    assert end.value.code == 2
+    assert wrong[0] in capsys.readouterr().err
+
+
+def test_jobs_run_by_the_command_and_as_a_file(spark, tmp_path):
+    """In processes of their own, as users start them."""
+    arguments = faulty(tmp_path)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "pipeline")])}
+    ran = subprocess.run(
+        [sys.executable, str(ROOT / "pipeline" / "jobs" / "usage.py"), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=environment,
+        cwd=tmp_path,
+    )
+    assert (ran.returncode, ran.stdout) == (0, "5 operations: 5 sends and 0 receives.\n"), ran.stderr
+
+
+def test_the_command_names_its_jobs():
+    run = CliRunner().invoke(app, ["jobs", "list"])
+    assert [line.split()[0] for line in run.output.splitlines()] == list(JOBS) == list(TELLS)
+    run = CliRunner().invoke(app, ["jobs", "run", "adit"])
+    assert run.exit_code == 2
+    assert "there is no job 'adit'; there are audit, dead-letters, latency, usage" in run.output
+    run = CliRunner().invoke(app, ["jobs", "run", "audit", "--help"])
+    assert (run.exit_code, "--fail-on-faults" in run.output) == (0, True)
+
+
+def test_without_java_a_job_says_so_in_one_line(tmp_path):
+    ran = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "broker.cli",
+            "jobs",
+            "run",
+            "audit",
+            "--ledger",
+            "x",
+            "--output",
+            str(tmp_path / "out"),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={"PATH": str(tmp_path), "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "pipeline")])},
+    )
+    assert ran.returncode == 3
+    [line] = [line for line in ran.stderr.splitlines() if not line.startswith("starting Spark")]
+    assert line.startswith("peeklock: Spark needs Java")
+
+
+def test_pages_show_values_as_people_read_them():
+    assert [shown(value) for value in (None, True, 1234567, 1234.5, "a\x00b", "x" * 1000)] == [
+        "-",
+        "yes",
+        "1\u202f234\u202f567",
+        "1\u202f234.50",
+        "a\ufffdb",
+        "x" * MAX_CELL_CHARACTERS + "\u2026",
+    ]
+
+
+def test_a_page_says_how_many_rows_it_leaves_out_and_shows_empty_tables():
+    tables = [Table("Some", ("A",), [(1,)], total=2000), Table("None", ("A",), [])]
+    text = Page(render(Report("Title", "Fine.", "good", [], [Section("S", "", (), tables)]))).text
+    assert "The first 1 of 2\u202f000" in text
+    assert "None." in text
+
+
+@pytest.mark.parametrize("values", [[None, None], [0, 0], [1e-3, 1e12]])
+def test_plots_of_any_values_are_svg_in_the_colours_of_the_page(values):
+    times = [ledgers.START, ledgers.START.replace(hour=9)]
+    drawn = plots.lines(HOSTILE, times, {HOSTILE: values, "b": values}, "ms", log=True)
+    assert drawn.startswith("<svg ")
+    assert "<script" not in drawn
+    assert not re.search(r"#0[0a]0[0a]0[0-9a]", drawn)
+    assert "var(--series-1)" in drawn
+    assert drawn == plots.lines(HOSTILE, times, {HOSTILE: values, "b": values}, "ms", log=True)
