@@ -1,4 +1,4 @@
-"""Reading the journal over HTTP: rights are checked here, and the process that has the journal answers.
+"""The journal over HTTP, and how far its consumers are: rights are checked here, the journal's process answers.
 
 The answer is passed on as it comes, so that neither process has more than a piece of it in memory. When the client has
 gone, the connection to the journal is closed.
@@ -12,7 +12,9 @@ from aiohttp import ClientConnectionError, ClientPayloadError, ClientSession, Cl
 
 from broker.errors import BrokerError, EntityNotFound, InvalidArgument, ServerBusy
 from broker.gateway.web.access import Access
+from broker.gateway.web.endpoint import body_of
 from broker.namespace.entities import Right
+from protocol.engine.unfinished import Pool
 from protocol.nodes.sas_tokens import TokenError
 
 PATH: Final = "$journal"
@@ -20,6 +22,8 @@ CONNECT_SECONDS: Final = 5.0
 SILENT_SECONDS: Final = 60.0  # the journal has sent nothing for so long
 PIECE_BYTES: Final = 64 << 10
 _PASSED_ON: Final = ("Content-Type", "X-Peeklock-Next-Offset", "Retry-After")
+_CONSUMERS: Final = f"{PATH}/consumers/"
+MAX_DOCUMENT_BYTES: Final = 64 << 10  # of what a consumer tells
 _GLOB: Final = re.compile(r"[*?\[\]]")
 
 
@@ -28,20 +32,27 @@ def is_journal(_: web.BaseRequest, path: str) -> bool:
 
 
 class Journal:
-    def __init__(self, access: Access, socket: str) -> None:
-        """`socket` is the path of that on which the journal listens."""
+    def __init__(self, access: Access, pool: Pool, socket: str) -> None:
+        """`socket` is the path of that on which the journal listens; bodies take their bytes from `pool`."""
         self._access = access
+        self._pool = pool
         self._socket = socket
         self._session: ClientSession | None = None
 
     async def serve(self, request: web.BaseRequest, path: str) -> web.StreamResponse:
         """`is_journal` takes the request. Raises BrokerError, TokenError, HTTPException."""
-        if request.method != "GET":
-            raise web.HTTPMethodNotAllowed(request.method, ["GET"])
+        is_consumer = path.lower().startswith(_CONSUMERS)
+        methods = ["PUT", "DELETE"] if is_consumer else ["GET"]
+        if request.method not in methods:
+            raise web.HTTPMethodNotAllowed(request.method, methods)
         self._require(request, path)
-        target = f"http://journal/{path.lower()}"
+        # Names of consumers have their case.
+        target = (
+            f"http://journal/{_CONSUMERS}{path[len(_CONSUMERS) :]}" if is_consumer else f"http://journal/{path.lower()}"
+        )
+        body = await body_of(request, MAX_DOCUMENT_BYTES, self._pool) if request.method == "PUT" else None
         try:
-            async with self._connected().get(target, params=request.query) as answer:
+            async with self._connected().request(request.method, target, params=request.query, data=body) as answer:
                 if answer.status in (400, 404, 500, 503):
                     raise _error(answer.status, str((await answer.json())["error"]))
                 headers = {name: answer.headers[name] for name in _PASSED_ON if name in answer.headers}
