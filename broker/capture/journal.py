@@ -9,7 +9,7 @@ import json
 import re
 import ssl
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 from urllib.parse import urlencode
@@ -42,10 +42,13 @@ class HttpJournal:
         address: Address,
         credentials: Credentials,
         trust: ssl.SSLContext,
+        consumer: str,
         *,
         answer_seconds: float = ANSWER_SECONDS,
         clock: Callable[[], float] = time.time,
     ) -> None:
+        """`consumer` is the name by which it tells the broker what it has."""
+        self._consumer = consumer
         self._address = address
         self._credentials = credentials
         self._clock = clock
@@ -86,6 +89,15 @@ class HttpJournal:
                 return
             first = at
 
+    def tell(self, captured: Sequence[Extent]) -> None:
+        """Raises SourceFailed, SourceRefused."""
+        told = [{"partition": each.partition, "epoch": each.epoch, "offset": each.stable} for each in captured]
+        document = json.dumps({"partitions": told}).encode()
+        with self._asked(f"{PATH}/consumers/{self._consumer}", document) as answer:
+            if answer.status != 200:
+                raise self._refusal(answer)
+            answer.read(MAX_DOCUMENT_BYTES)
+
     def _batches(self, answer: http.client.HTTPResponse) -> Iterator[pa.RecordBatch]:
         try:
             with pa.ipc.open_stream(pa.PythonFile(io.BufferedReader(answer, READ_BYTES), mode="r")) as reader:
@@ -94,14 +106,14 @@ class HttpJournal:
             raise self._failed(f"the answer is no Arrow stream: {error}") from None
 
     @contextmanager
-    def _asked(self, target: str) -> Iterator[http.client.HTTPResponse]:
-        """The answer to a GET. If it is not read to its end, the connection is closed."""
+    def _asked(self, target: str, told: bytes | None = None) -> Iterator[http.client.HTTPResponse]:
+        """The answer to a GET, or to a PUT of what is told. If it is not read to its end, the connection is closed."""
         headers = {"Accept": f"application/json, {ROWS_TYPE}"}
         if token := self._token():
             headers["Authorization"] = token
         complete = False
         try:
-            answer = self._answer(target, headers)
+            answer = self._answer(target, told, headers)
             yield answer
             answer.read(1)  # behind the Arrow stream nothing is left but the end of the answer
             complete = answer.isclosed()
@@ -117,17 +129,18 @@ class HttpJournal:
             if not complete:
                 self._connection.close()
 
-    def _answer(self, target: str, headers: dict[str, str]) -> http.client.HTTPResponse:
+    def _answer(self, target: str, told: bytes | None, headers: dict[str, str]) -> http.client.HTTPResponse:
         """Asks again on a new connection, if the broker has closed the old one since the last answer."""
         is_new = self._connection.sock is None
+        method = "GET" if told is None else "PUT"
         try:
-            self._connection.request("GET", target, headers=headers)
+            self._connection.request(method, target, body=told, headers=headers)
             return self._connection.getresponse()
         except (ConnectionError, http.client.RemoteDisconnected, http.client.CannotSendRequest):
             self._connection.close()
             if is_new:
                 raise
-            self._connection.request("GET", target, headers=headers)
+            self._connection.request(method, target, body=told, headers=headers)
             return self._connection.getresponse()
 
     def _token(self) -> str:
