@@ -1,6 +1,8 @@
 """The journal of a real broker, read by Spark, also while the broker is killed."""
 
+import json
 import time
+import urllib.request
 
 import pytest
 import structlog
@@ -10,9 +12,10 @@ from pyspark.sql import functions as f
 from typer.testing import CliRunner
 
 from broker.cli.all_commands import app
+from protocol.nodes.sas_tokens import generate
 from storage.capture.place import Place
 from storage.capture.reading import Captured
-from tests.brokers import Broker
+from tests.brokers import KEY, KEY_NAME, Broker
 
 CONFIG = """
 [[queues]]
@@ -23,6 +26,7 @@ name = "copies"
 requires_duplicate_detection = true
 [journal]
 mode = "bodies"
+hold_for = ["capture"]
 """
 
 
@@ -136,3 +140,12 @@ def test_the_capture_of_a_broker_has_the_rows_of_its_journal(spark, journaled, r
     found = spark.read.parquet(*files).select(*columns).collect()
     assert len(found) == len(rows) == 300 + 2 * 150
     assert {tuple(row) for row in found} == rows
+    [consumer] = overview(journaled)["consumers"]
+    assert (consumer["name"], consumer["behind"]) == ("capture", 0), "the capture has told the broker what it has"
+
+
+def overview(broker):
+    url = f"http://localhost:{broker.http_port}/$journal"
+    token = generate(url, KEY_NAME, KEY, int(time.time()) + 60)
+    with urllib.request.urlopen(urllib.request.Request(url, headers={"Authorization": token})) as answer:
+        return json.load(answer)
