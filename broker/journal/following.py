@@ -24,6 +24,7 @@ from broker.journal.state import read_names, write_names
 from broker.logging import get_logger
 from broker.repeated_warning import RepeatedWarning
 from storage.data_dir import JOURNAL
+from storage.durable import free_disk_bytes
 from storage.journal.files import ROLL_BYTES, JournalFull, Oldest, PartitionJournal
 from storage.journal.frames import Made
 from storage.journal.rows import Modes, Queues, Rows
@@ -59,11 +60,12 @@ class Counters:
 
 class Retention(NamedTuple):
     """Files are deleted when they are older than `seconds`, or when all take more than `size`, in bytes; those that
-    consumers need only when all take more than `held_size`, or when the disk is full."""
+    consumers need only when all take more than `held_size`, or when the disk has no room."""
 
     seconds: float
     size: int
     held_size: int
+    spare_disk_bytes: int = 0  # files are deleted while less of the disk is free
 
 
 class Follower:
@@ -139,6 +141,7 @@ class Follower:
         """One batch of each log. True if there may be more at once."""
         self._look_for_logs()
         self._retain()
+        self._leave_room()
         is_busy = False
         for worker, tail in self._tails.items():
             if worker < self._workers and self._older_are_busy:
@@ -331,6 +334,12 @@ class Follower:
             if not self._drop_oldest("journal.held_bytes is reached"):
                 break
         self._consumers.save()
+
+    def _leave_room(self) -> None:
+        """Messages need the room of a disk that is almost full. Raises OSError."""
+        while free_disk_bytes(self._directory) < self._retention.spare_disk_bytes:
+            if not self._drop_oldest("the disk is almost full"):
+                return
 
     def _size(self) -> int:
         return sum(journal.bytes for journal in self._journals.values())

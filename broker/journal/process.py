@@ -45,7 +45,13 @@ class JournalProcess:
             Path(),
             self._settings.worker_count,
             Modes(Mode(journal.mode), modes),
-            Retention(journal.retention_hours * 3600.0, journal.retention_bytes, journal.held_bytes),
+            Retention(
+                journal.retention_hours * 3600.0,
+                journal.retention_bytes,
+                journal.held_bytes,
+                # Before workers refuse messages.
+                2 * self._settings.store.min_free_disk_bytes,
+            ),
             self._consumers,
         )
         self._serving = Serving(self._settings.namespace, lambda: self.follower.journals, self._consumers)

@@ -33,9 +33,10 @@ def follower(
     size: int = 16 * GIB,
     held_size: int = 64 * GIB,
     held_for: tuple[str, ...] = (),
+    spare: int = 0,
     **options,
 ) -> Follower:
-    retention = Retention(seconds, size, held_size)
+    retention = Retention(seconds, size, held_size, spare)
     made = Follower(directory, workers, Modes(mode, modes or {}), retention, Consumers(directory, held_for), **options)
     made.open()
     return made
@@ -349,6 +350,32 @@ def test_a_file_of_consumers_that_cannot_be_read_keeps_more(tmp_path):
         found = Consumers(tmp_path, ["a"])
         assert found.all() == {"a": {}}
         assert found.is_needed(0, Progress(b"12345678", 1))
+
+
+def test_when_the_disk_is_almost_full_old_files_go_whoever_needs_them_but_no_newest_one(tmp_path):
+    with own_disk_or_skip(tmp_path) as disk:
+        data = disk.seen / "data"
+        data.mkdir()
+        worker = Worker(data, 0, 1, (0, 2))
+        made = follower(data, size=8 << 20, held_for=("capture",), spare=1 << 20)
+        while min(journal.bytes for journal in made.journals.values()) < 6 << 20 if made.journals else True:
+            worker.turn(sends=10, size=9000)
+            drain(made)
+        assert {journal.low for journal in made.journals.values()} == {0}, "there is room, and capture has read nothing"
+        disk.fill()
+        made.cycle()
+        assert disk.free_bytes() >= 1 << 20, "messages have room again"
+        files = [len(journal._files) for journal in made.journals.values()]
+        assert min(files) >= 1
+        assert sum(files) > 2, "it drops no more than it must"
+        assert made.counters.dropped_unread_files == made.counters.dropped_files > 0
+        disk.fill()
+        for _ in range(20):
+            disk.fill()
+            made.cycle()
+        assert {len(journal._files) for journal in made.journals.values()} == {1}
+        made.close()
+        worker.stop()
 
 
 def test_on_a_full_disk_old_files_go_first_then_the_log_waits_and_nothing_is_lost(tmp_path):

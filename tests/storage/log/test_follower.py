@@ -187,6 +187,33 @@ def test_on_a_full_disk_turns_go_on_and_the_follower_loses_the_oldest(tmp_path):
         crash(log)
 
 
+def test_what_is_kept_for_the_follower_goes_while_the_disk_has_too_little_room(tmp_path):
+    with own_disk_or_skip(tmp_path) as disk:
+        data = disk.seen / "data"
+        for name in ("run", "journal"):
+            (data / name).mkdir(parents=True)
+        log = open_log(data, (0,), limits=LIMITS, follower=Follower(data, 0, 1 << 30, spare_disk_bytes=2 * MIB))
+        log.checkpointer.start()
+        for _ in range(6):
+            fill(log, 80)
+            checkpoint(log)
+            log.beat()
+        assert log._writer.lost_segments == 0
+        kept = log._writer.kept_bytes
+        assert kept > 3 * MIB
+        disk.fill(leave_bytes=MIB)
+        log.beat()
+        assert disk.free_bytes() >= 2 * MIB
+        assert 0 < log._writer.kept_bytes < kept
+        disk.empty()
+        lost = log._writer.lost_segments
+        fill(log, 80)
+        checkpoint(log)
+        log.beat()
+        assert log._writer.lost_segments == lost
+        crash(log)
+
+
 def test_a_position_in_another_log_or_one_that_is_torn_says_nothing(tmp_path):
     for name in ("run", "journal"):
         (tmp_path / name).mkdir()
