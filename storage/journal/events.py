@@ -6,8 +6,8 @@ turn has *hints* for the journal, of each partition a list of lists that begin w
     [NAMED, entity id, path]
     [DONE, op, queue id, numbers, delivery counts or None, reason or None, time ms or None]
     [MOVED, op, queue id, numbers, delivery counts or None, queue id, first number, reason or None]
-    [ENTERED, queue id, numbers, reason, queue id of origin or None]
-    [BARE, op, queue id, message ids, copies or None]
+    [ENTERED, queue id, numbers, reason, queue id of origin or None, numbers there or None]
+    [BARE, op, queue id, message ids, copies or None, queue id of origin or None, numbers there or None]
 
 - NAMED comes before the first other hint and the first change of that entity since the worker was started.
 - DONE: why these messages leave their queue, or what else happened to them. A time is given if it is not the turn's:

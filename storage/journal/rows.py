@@ -31,6 +31,7 @@ SCHEMA: Final = pa.schema(
         pa.field("eventTime", _TIME, nullable=False),
         pa.field("op", pa.string(), nullable=False),
         ("entity", pa.string()),
+        ("entityId", pa.int32()),  # another one when an entity was deleted and created again under its name
         ("subQueue", pa.string()),
         ("sequenceNumber", pa.int64()),
         ("messageId", pa.string()),
@@ -47,6 +48,7 @@ SCHEMA: Final = pa.schema(
         ("description", pa.string()),
         ("bodySize", pa.int64()),
         ("originEntity", pa.string()),
+        ("originEntityId", pa.int32()),
         ("originSubQueue", pa.string()),
         ("originSequenceNumber", pa.int64()),
         ("copies", pa.int32()),
@@ -120,6 +122,7 @@ class Modes:
 
 class Queue(NamedTuple):
     entity: str
+    entity_id: int
     sub_queue: str
     mode: Mode
 
@@ -152,7 +155,7 @@ class Queues:
             entity_id, part = entity_of(queue_id), part_of(queue_id)
             path = self.names.get(entity_id, f"#{entity_id}")  # no entity has such a name
             sub_queue = _SUB_QUEUES.get(part, f"part{part}")  # type: ignore[call-overload]  # an int is as good
-            found = self._known[queue_id] = Queue(path, sub_queue, self._modes.of(path))
+            found = self._known[queue_id] = Queue(path, entity_id, sub_queue, self._modes.of(path))
         return found
 
 
@@ -174,8 +177,9 @@ class Rows:
         self._message_of: list[int | None] = []
         self._numbers: list[int | None] = []
         self._counts: list[int | None] = []
-        # Of each run: event time, op, entity, sub-queue, reason, description, entity and sub-queue of the origin.
-        self._runs: list[tuple[int, str, str | None, str | None, str | None, str | None, str | None, str | None]] = []
+        # Of each run: event time, op, reason, description, and of the queue and the origin each entity, entity id and
+        # sub-queue.
+        self._runs: list[tuple[Any, ...]] = []
         # Of each message: a tuple as `Properties`, three times, size, number at the origin, copies, record, overlay.
         self._messages: list[tuple[Any, ...]] = []
         self.unfounded = 0  # hints that a message has left which did not
@@ -235,7 +239,7 @@ class Rows:
     def truncate(self, time_ms: int, why: str) -> None:
         """Add the row that says that there is a gap before it."""
         self._run_of.append(len(self._runs))
-        self._runs.append((_us(time_ms) or 0, _NAMES[Op.TRUNCATED], None, None, None, why, None, None))
+        self._runs.append((_us(time_ms) or 0, _NAMES[Op.TRUNCATED], None, why, *_NOWHERE, *_NOWHERE))
         self._message_of.append(None)
         self._numbers.append(None)
         self._counts.append(None)
@@ -360,7 +364,7 @@ class Rows:
         return self._text(found) if isinstance(found, bytes) else found
 
     def _bare(self, time_ms: int, hint: Sequence[Any]) -> None:
-        _, op, queue_id, ids, copies = hint
+        _, op, queue_id, ids, copies, origin_id, there = hint
         queue = self._queues.at(queue_id)
         if queue.mode is Mode.OFF:
             return
@@ -369,9 +373,11 @@ class Rows:
             number = copies[place] if isinstance(copies, list | tuple) else copies
             text = self._text(each) if isinstance(each, bytes) else each
             properties = (text, *_NO_PROPERTIES[1:])
-            self._messages.append((properties, None, None, None, None, None, number, None, None))
+            number_there = None if there is None else there[place]
+            self._messages.append((properties, None, None, None, None, number_there, number, None, None))
         if ids:
-            self._run(time_ms, _NAMES[op], queue, None, [None] * len(ids), None, first_message=first)
+            origin = None if origin_id is None else self._queues.at(origin_id)
+            self._run(time_ms, _NAMES[op], queue, None, [None] * len(ids), None, origin=origin, first_message=first)
 
     def _run(
         self,
@@ -391,12 +397,11 @@ class Rows:
             return
         rows = len(numbers)
         self._run_of += [len(self._runs)] * rows
-        entity, sub_queue, _ = queue
-        from_entity, from_sub_queue = (None, None) if origin is None else origin[:2]
         time_us = _us(time_ms)
         if time_us is None:
             raise ValueError(f"the time {time_ms} ms is beyond the calendar")
-        self._runs.append((time_us, op, entity, sub_queue, reason, description, from_entity, from_sub_queue))
+        came_from = _NOWHERE if origin is None else origin[:3]
+        self._runs.append((time_us, op, reason, description, *queue[:3], *came_from))
         self._numbers += numbers
         self._counts += [None] * rows if counts is None else counts
         self._message_of += [None] * rows if first_message is None else range(first_message, first_message + rows)
@@ -409,37 +414,34 @@ class Rows:
         if not rows:
             return pa.RecordBatch.from_pylist([], SCHEMA)
         runs = pa.array(self._run_of, pa.int32())
-        times, ops, entities, sub_queues, reasons, descriptions, from_entities, from_sub_queues = (
-            _taken(values, kind, runs) for values, kind in zip(zip(*self._runs, strict=True), _RUN_TYPES, strict=True)
-        )
+        found = {
+            name: _taken(values, SCHEMA.field(name).type, runs)
+            for name, values in zip(_RUN_COLUMNS, zip(*self._runs, strict=True), strict=True)
+        }
         if self._messages:
             places = pa.array(self._message_of, pa.int32())
             properties, *others = zip(*self._messages, strict=True)
             of_messages = chain(zip(*properties, strict=True), others)
-            found = {
+            found |= {
                 name: _taken(values, SCHEMA.field(name).type, places)
                 for name, values in zip(_MESSAGE_COLUMNS, of_messages, strict=True)
             }
         else:
-            found = {name: pa.nulls(rows, SCHEMA.field(name).type) for name in _MESSAGE_COLUMNS}
+            found |= {name: pa.nulls(rows, SCHEMA.field(name).type) for name in _MESSAGE_COLUMNS}
         found |= {
             "partition": pa.repeat(pa.scalar(self._partition, pa.int32()), rows),
             "journalOffset": pa.array(range(first_offset, first_offset + rows), pa.int64()),
-            "eventTime": times,
-            "op": ops,
-            "entity": entities,
-            "subQueue": sub_queues,
             "sequenceNumber": pa.array(self._numbers, pa.int64()),
             "deliveryCount": pa.array(self._counts, pa.int32()),
-            "reason": reasons,
-            "description": descriptions,
-            "originEntity": from_entities,
-            "originSubQueue": from_sub_queues,
         }
         return pa.RecordBatch.from_arrays([found[name] for name in SCHEMA.names], schema=SCHEMA)
 
 
-_RUN_TYPES: Final = (_TIME, *(pa.string(),) * 7)
+_NOWHERE: Final = (None, None, None)  # no entity, entity id and sub-queue
+_RUN_COLUMNS: Final = (
+    "eventTime", "op", "reason", "description",
+    "entity", "entityId", "subQueue", "originEntity", "originEntityId", "originSubQueue",
+)  # fmt: skip
 _MESSAGE_COLUMNS: Final = (
     "messageId", "sessionId", "partitionKey", "correlationId", "subject", "contentType",
     "enqueuedTime", "scheduledTime", "expiresAt", "bodySize", "originSequenceNumber", "copies", "record", "overlay",
@@ -457,8 +459,13 @@ def _origins_of(hints: Sequence[Any]) -> dict[int, dict[int, _Origin]]:
             for at, number in enumerate(numbers, first):
                 there[at] = _Origin(reason, queue_id, number)
         elif kind == Hint.ENTERED:
-            _, queue_id, numbers, reason, origin_id = hint
-            origins.setdefault(queue_id, {}).update(dict.fromkeys(numbers, _Origin(reason, origin_id, None)))
+            _, queue_id, numbers, reason, origin_id, numbers_there = hint
+            there = origins.setdefault(queue_id, {})
+            if numbers_there is None:
+                there.update(dict.fromkeys(numbers, _Origin(reason, origin_id, None)))
+            else:
+                for at, number in zip(numbers, numbers_there, strict=True):
+                    there[at] = _Origin(reason, origin_id, number)
     return origins
 
 

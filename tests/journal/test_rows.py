@@ -86,7 +86,7 @@ def test_a_message_that_changes_its_place_neither_enters_nor_leaves(change, is_d
 def test_a_put_alone_is_no_row_unless_it_is_named():
     operations = [put(entry(ACTIVE, 4, 1, count=1), entry(ACTIVE, 5, 2))]
     assert rows_of((1, operations, [done(Op.ABANDONED, ACTIVE, 4, counts=[1])]))[0]["deliveryCount"] == 1
-    named = [Hint.ENTERED, ACTIVE, (5,), "moved", None]
+    named = [Hint.ENTERED, ACTIVE, (5,), "moved", None, None]
     assert shown(rows_of((1, operations, [named])), *PLACE) == [("enqueued", "orders", "active", 5, "moved")]
 
 
@@ -151,9 +151,9 @@ def test_what_leaves_without_a_hint_is_told_and_what_did_not_leave_is_not():
 
 def test_messages_that_were_never_in_the_queue():
     hints = [
-        [Hint.BARE, Op.DUPLICATE, ACTIVE, ("a", encode("b"), None), None],
-        [Hint.BARE, Op.PUBLISHED, queue_id_of(8), (None,), 0],
-        [Hint.BARE, Op.PUBLISHED, queue_id_of(8), ("x", "y"), (1, 2)],
+        [Hint.BARE, Op.DUPLICATE, ACTIVE, ("a", encode("b"), None), None, None, None],
+        [Hint.BARE, Op.PUBLISHED, queue_id_of(8), (None,), 0, None, None],
+        [Hint.BARE, Op.PUBLISHED, queue_id_of(8), ("x", "y"), (1, 2), None, None],
     ]
     rows = rows_of((1, [], hints), names={8: "events"})
     assert shown(rows, "op", "messageId", "copies", "sequenceNumber") == [

@@ -120,10 +120,12 @@ class HintedStore(MemoryStore):
                     left += [(queue_id, number) for number in numbers]
                     entered += [(to_queue_id, first + index) for index in range(len(numbers))]
                     assert entity_of(to_queue_id) in self.named
-                case Hint.ENTERED, [queue_id, numbers, reason, _]:
+                case Hint.ENTERED, [queue_id, numbers, reason, origin, numbers_there]:
                     assert reason
+                    assert numbers_there is None or (origin is not None and len(numbers_there) == len(numbers))
                     entered += [(queue_id, number) for number in numbers]
-                case Hint.BARE, [op, queue_id, message_ids, copies]:
+                case Hint.BARE, [op, queue_id, message_ids, copies, _, numbers_there]:
+                    assert numbers_there is None or len(numbers_there) == len(message_ids)
                     assert copies is None or len(copies) == len(message_ids)
                     assert op in NOT_STORED
             if kind != Hint.NAMED:

@@ -333,12 +333,13 @@ def _move(
         discard(core, queue, [held for held, _, _ in messages], Op.FORWARDED, keep_bodies=as_they_are)
         if as_they_are:
             entries = [
-                (message_id_of(ref_of(held)), len(record), message_expires_ms(record), overlay)
+                (number_of(ref_of(held)), message_id_of(ref_of(held)), len(record), message_expires_ms(record), overlay)
                 for held, record, overlay in messages
             ]
             enter(core, target, entries, queue.id, now_ms)
         else:
-            arrive(core, target, [(record, overlay) for _, record, overlay in messages], queue.id, now_ms)
+            arrivals = [(number_of(ref_of(held)), record, overlay) for held, record, overlay in messages]
+            arrive(core, target, arrivals, queue.id, now_ms)
         queue.tally.forwarded += len(messages)
     decided = verdict.accepted + len(verdict.refused)
     for (held, _, _), error in zip(travelling[verdict.accepted :], verdict.refused, strict=False):

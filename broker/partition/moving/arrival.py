@@ -84,7 +84,7 @@ def _journal(core: Core, key: bytes) -> None:
     queue_id, _, number = unpack_queue_key(key)
     core.journal.named(entity_of(queue_id), core.terms[entity_of(queue_id)].name)
     if not _is_here(core, queue_id, number):
-        core.journal.entered(queue_id, [number], "moved", None)
+        core.journal.entered(queue_id, [number], "moved", queue_id, [number])
 
 
 def _is_here(core: Core, queue_id: int, number: int) -> bool:

@@ -65,14 +65,30 @@ class Journal:
             counts = [count for _, _, count, _ in refs]
             self._hint(_MOVED, int(op), queue_id, numbers, counts, to_queue_id, first, reason)
 
-    def entered(self, queue_id: int, numbers: Sequence[int], reason: str, origin: int | None) -> None:
-        """These come from elsewhere: from the queue `origin`, if that is known."""
+    def entered(
+        self,
+        queue_id: int,
+        numbers: Sequence[int],
+        reason: str,
+        origin: int | None,
+        origin_numbers: Sequence[int] | None = None,
+    ) -> None:
+        """These come from elsewhere: from the queue `origin`, where they had `origin_numbers`, if that is known."""
         if self.is_on and numbers:
-            self._hint(_ENTERED, queue_id, list(numbers), reason, origin)
+            there = None if origin_numbers is None else list(origin_numbers)
+            self._hint(_ENTERED, queue_id, list(numbers), reason, origin, there)
 
     def bare(
-        self, op: Op, queue_id: int, message_ids: Sequence[bytes | None], copies: Sequence[int] | None = None
+        self,
+        op: Op,
+        queue_id: int,
+        message_ids: Sequence[bytes | None],
+        copies: Sequence[int] | None = None,
+        origin: int | None = None,
+        origin_numbers: Sequence[int] | None = None,
     ) -> None:
-        """These were accepted, and are not stored in this queue."""
+        """These were accepted, and are not stored in this queue. The origin is as for `entered`."""
         if self.is_on and message_ids:
-            self._hint(_BARE, int(op), queue_id, list(message_ids), None if copies is None else list(copies))
+            counts = None if copies is None else list(copies)
+            there = None if origin_numbers is None else list(origin_numbers)
+            self._hint(_BARE, int(op), queue_id, list(message_ids), counts, origin, there)
