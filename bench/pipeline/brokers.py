@@ -1,5 +1,6 @@
 """Peeklock with a journal, and what the journal has."""
 
+import contextlib
 import ssl
 import time
 from collections.abc import Iterator
@@ -8,10 +9,11 @@ from pathlib import Path
 
 from bench.load import LoadFailed
 from bench.rows import PEEKLOCK
-from bench.servers import ROOT, Peeklock, free_port
+from bench.servers import ROOT, Peeklock, ServerFailed, free_port
 from broker.administration.address import Address
 from broker.capture.journal import HttpJournal
 from protocol.client.connection_string import ConnectionString
+from storage.capture.errors import SourceFailed
 
 MODES = ("off", "events", "bodies")
 ROWS = {"send": 1, "recv": 2, "both": 3}  # enqueued; delivered and completed; all of them
@@ -44,8 +46,25 @@ class PeeklockWithJournal(Peeklock):
         ids = f'[[queues]]\nname = "{IDS}"\nmax_size_mb = 20480\nrequires_duplicate_detection = true\n'
         return [*super()._entities(), ids]
 
+    def start(self) -> float:
+        """As any server; then wait for the journal, whose process may start later."""
+        elapsed = super().start()
+        if self.mode != "off":
+            began = time.monotonic()
+            while not self._journal_answers():
+                if time.monotonic() - began > self.start_timeout_s:
+                    raise ServerFailed(f"{self.name}: the journal does not answer")
+                time.sleep(POLL_S)
+        return elapsed
+
+    def _journal_answers(self) -> bool:
+        with self._journal() as journal, contextlib.suppress(SourceFailed):
+            journal.extents()
+            return True
+        return False
+
     def journaled_rows(self) -> int:
-        """Rows that the journal has had so far, of all partitions; 0 without a journal."""
+        """Rows that the journal has had so far, of all partitions; 0 without a journal. Raises LoadFailed."""
         with self._journal() as journal:
             return self._rows(journal)
 
@@ -60,7 +79,10 @@ class PeeklockWithJournal(Peeklock):
         return time.monotonic() - began
 
     def _rows(self, journal: HttpJournal) -> int:
-        return 0 if self.mode == "off" else sum(each.stable for each in journal.extents().partitions)
+        try:
+            return 0 if self.mode == "off" else sum(each.stable for each in journal.extents().partitions)
+        except SourceFailed as problem:
+            raise LoadFailed(f"{self.name}: {problem}") from problem
 
     @contextmanager
     def _journal(self) -> Iterator[HttpJournal]:

@@ -24,7 +24,7 @@ TIMEOUT_S = 3600
 
 
 def capture(bench: Recorder, server: Peeklock) -> None:
-    """Of messages that were sent and received. What it costs to capture a few is subtracted: the start of the command."""
+    """Of messages that were sent and received. What a capture of a few takes is subtracted: the command's start."""
     assert isinstance(server, PeeklockWithJournal)
     count = bench.plan.pipeline_messages
     server.start()
