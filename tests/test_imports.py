@@ -142,6 +142,8 @@ MAY_IMPORT = {
         "protocol.nodes.sas_tokens",
         "protocol.symbols",
     },
+    # Only where a query names a capture.
+    "pyspark_peeklock.captures": {"pyspark_peeklock", "storage.capture", "storage.journal.entities"},
     # Spark imports these in every session, and the first two also where pyspark or pyarrow is missing.
     "pyspark_peeklock.readiness": set(),
     "pyspark_peeklock.options": {"pyspark_peeklock.errors", "protocol.client.connection_string"},

@@ -5,6 +5,7 @@ are in a file that `connectionStringFile` names, which each task reads when it c
 without a restart.
 """
 
+import re
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -37,6 +38,7 @@ _JOURNAL: Final = (
     "includeRecord",
     "failOnDataLoss",
     "retryTimeoutSeconds",
+    "capturePath",
 )
 _KNOWN: Final = {name.lower(): name for name in (*_COMMON, *_SINK, *_BROWSE, *_JOURNAL)}
 _SECRETS: Final = ("connectionstring", "sharedaccesskey", "sharedaccesssignature", "password", "token", "sastoken")
@@ -186,6 +188,7 @@ class JournalOptions:
     includes_record: bool
     fails_on_data_loss: bool
     retry_timeout_s: int
+    capture_path: str | None
 
     @classmethod
     def of(cls, options: Options, *, is_stream: bool) -> "JournalOptions":
@@ -211,7 +214,20 @@ class JournalOptions:
             options.flag("includeRecord", False),
             options.flag("failOnDataLoss", True),
             options.integer("retryTimeoutSeconds", 1, 60, 86_400) or 0,
+            _capture_path(options.text("capturePath")),
         )
+
+
+def _capture_path(url: str | None) -> str | None:
+    """As pyarrow calls it, where Hadoop has another name; a path is absolute, because executors run elsewhere."""
+    if url is None:
+        return None
+    if re.match(r"[^/]*://[^/@]*:[^/@]*@", url):
+        raise InvalidOption(
+            "option 'capturePath': credentials are no option values, because plans and logs show them; they come from "
+            "the environment of the driver and the executors"
+        )
+    return re.sub("^s3[an]:", "s3:", url) if "://" in url else str(Path(url).absolute())
 
 
 def _instant(name: str, text: str) -> datetime:
