@@ -20,7 +20,9 @@ def main() -> int:
     parser.add_argument("--checkpoint", required=True, metavar="DIR", help="The position; of this stream alone.")
     parser.add_argument("--http-endpoint", metavar="URL", help="The broker's address for HTTP, if it is unusual.")
     parser.add_argument("--max-messages", type=int, default=100_000, metavar="N", help="Journal rows in a batch.")
-    parser.add_argument("--available-now", action="store_true", help="End when all is sent that was there at the start.")
+    parser.add_argument(
+        "--available-now", action="store_true", help="End when all is sent that was there at the start."
+    )
     options = parser.parse_args()
     spark = readiness.session(f"mirror {options.source}")
     place = {"connectionStringFile": options.connection_string_file}

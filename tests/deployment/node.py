@@ -1,4 +1,4 @@
-"""Runs pods as processes of this machine: the command of their container, in its environment, with files in place of volumes."""
+"""Runs pods as processes of this machine: a container's command in its environment, with files in place of volumes."""
 
 import re
 import subprocess
@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
-from kubernetes_api import KubernetesApi
+from tests.deployment.kubernetes_api import KubernetesApi
 
 Object = dict[str, Any]
 STOP_SECONDS: Final = 20.0
@@ -16,9 +16,9 @@ _OF_THE_POD: Final = {"status.podIP": "127.0.0.1"}
 class Node:
     """The pods of one API, each with one container.
 
-    `entrypoint` and `image` (its variables) are the image's, and `machine` are variables that count for more. `texts` are
-    what stands in pods and ConfigMaps and has another name here: directories of the image and of volumes, and the address
-    of the API. A ConfigMap becomes a directory of its pod.
+    `entrypoint` and `image` (its variables) are the image's, and `machine` are variables that count for more. `texts`
+    are what stands in pods and ConfigMaps and has another name here: directories of the image and of volumes, and the
+    address of the API. A ConfigMap becomes a directory of its pod.
     """
 
     def __init__(

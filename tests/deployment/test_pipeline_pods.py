@@ -1,4 +1,4 @@
-"""The pods of the pipeline: Spark's real Kubernetes mode, with a small API in place of a cluster and processes in place of pods.
+"""The pods of the pipeline: Spark's real Kubernetes mode, with a small API as the cluster and processes as pods.
 
 So what Spark asks of the API, the image's entrypoint, the manifests' commands and the settings of Spark are real.
 """
@@ -14,12 +14,11 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from kubernetes_api import KubernetesApi
 from manifests import KUBERNETES, ROOT, Object, built, named, of_kind
-from node import Node, image_environment
 
-from tests.brokers import Broker
 from tests.caller import ALL_PODS, VARIABLES
+from tests.deployment.kubernetes_api import KubernetesApi
+from tests.deployment.node import Node, image_environment
 from tests.pipeline import ledgers
 from tests.pipeline.ledgers import History
 from tests.pipeline.session import missing
@@ -126,13 +125,11 @@ def granted() -> set[tuple[str, str]]:
     """(verb, resource) of all that the Role of drivers allows."""
     role = named(objects(), "Role", "peeklock-driver")
     assert role
-    return {
-        (verb, resource) for rule in role["rules"] for resource in rule["resources"] for verb in rule["verbs"]
-    }
+    return {(verb, resource) for rule in role["rules"] for resource in rule["resources"] for verb in rule["verbs"]}
 
 
 def check_what_was_asked(api: KubernetesApi, node: Node) -> None:
-    """Within the Role and the namespace; and the executors were as the template has them, and wrote to volumes alone."""
+    """Within the Role and the namespace. Executors are as the template has them, and have written to volumes alone."""
     assert api.unknown == []
     assert {(each.verb, each.resource) for each in api.asked} <= granted()
     assert {each.namespace for each in api.asked} == {"peeklock"}
