@@ -19,6 +19,7 @@ COPY pyproject.toml README.md LICENSE ./
 COPY protocol protocol
 COPY storage storage
 COPY broker broker
+COPY pipeline pipeline
 RUN /opt/build/bin/pip wheel --no-cache-dir --no-build-isolation --no-deps -w /wheels . && \
     python -m venv --without-pip /opt/peeklock && \
     /opt/build/bin/pip --python /opt/peeklock install --no-compile --no-index --find-links /wheels peeklock && \

@@ -15,8 +15,9 @@
 #   make drain     how fast a syphon drains 1,000,000 messages, and in how much memory
 #   make losing-a-worker  what clients of a partitioned queue notice when a worker is killed
 #   make capture-s3  captures in an object store: a server that speaks S3
-#   make image     the steps of the Dockerfile in a clean Debian root; needs root and debootstrap
-#   make lock      newer versions, with hashes, of all that the image installs
+#   make image     the steps of the Dockerfiles in a clean Debian root; needs root and debootstrap
+#   make pipeline-pods  all jobs of deploy/kubernetes/pipeline in Spark's Kubernetes mode, with processes as pods
+#   make lock      newer versions, with hashes, of all that the images install
 #   make spark     also install Spark and the jobs, for tests/pipeline; they need Java 17 or later
 #   make install   only make .venv, with the command peeklock in it
 #   make clean     remove what these made, but no data of brokers
@@ -33,7 +34,7 @@ EXAMPLES ?= 2000
 OF_BROKERS := $(addprefix tests/,end_to_end sessions forwarding operations client_commands protocol_client crash_ledger)
 
 .DEFAULT_GOAL := help
-.PHONY: help install spark serve test test-one-process lint bench scaling model soak fuzz power-loss split pairing-ledger drain losing-a-worker capture-s3 lock image structure dead-code coverage clean
+.PHONY: help install spark serve test test-one-process lint bench scaling model soak fuzz power-loss split pairing-ledger drain losing-a-worker capture-s3 lock image pipeline-pods structure dead-code coverage clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -119,12 +120,13 @@ losing-a-worker: $(INSTALLED)
 split: $(INSTALLED)
 	$(BIN)/python -m tests.cluster.split $(ARGS)
 
-# What the image installs, with the hashes of all files that may be downloaded.
+# What the images install, with the hashes of all files that may be downloaded.
 LOCK = $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-header
 lock: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet uv
 	$(LOCK) pyproject.toml -o deploy/requirements.lock
 	$(LOCK) --no-annotate deploy/build.in -o deploy/build.lock
+	$(LOCK) --no-annotate --extra spark --extra jobs pyproject.toml -o deploy/spark.lock
 
 capture-s3: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --group s3
@@ -132,6 +134,9 @@ capture-s3: $(INSTALLED)
 
 image: $(INSTALLED)
 	PEEKLOCK_BUILD_IMAGE=1 $(BIN)/python -m pytest tests/deployment/test_image.py $(ARGS)
+
+pipeline-pods: $(SPARK_INSTALLED)
+	PEEKLOCK_ALL_PODS=1 $(BIN)/python -m pytest tests/deployment/test_pipeline_pods.py $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis tests/interop/.build

@@ -10,6 +10,7 @@ REQUIRE_INTEROP = VARIABLES.get("PEEKLOCK_REQUIRE_INTEROP") == "1"  # an SDK tha
 REQUIRE_DISKS = VARIABLES.get("PEEKLOCK_REQUIRE_DISKS") == "1"  # a file system that cannot be mounted is a failure
 REQUIRE_DEPLOYMENT = VARIABLES.get("PEEKLOCK_REQUIRE_DEPLOYMENT") == "1"  # so is a tool that reads what deploy/ holds
 BUILD_IMAGE = VARIABLES.get("PEEKLOCK_BUILD_IMAGE") == "1"  # as `make image` says
+ALL_PODS = VARIABLES.get("PEEKLOCK_ALL_PODS") == "1"  # as `make pipeline-pods` says
 WORKERS = int(
     VARIABLES.get("PEEKLOCK_TEST_WORKERS", "1")
 )  # of brokers whose test does not say how many; 0 is one process

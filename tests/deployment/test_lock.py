@@ -42,6 +42,14 @@ def test_what_is_asked_for_is_locked_in_a_version_that_is_allowed(file, section,
         assert each.specifier.contains(version(found[name])), f"{name}: make lock"
 
 
+def test_the_image_of_spark_has_the_extras_and_else_what_the_brokers_has():
+    spark, plain = locked("spark.lock"), locked("requirements.lock")
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for each in (Requirement(text) for name in ("spark", "jobs") for text in extras[name]):
+        assert each.specifier.contains(version(spark[canonicalize_name(each.name)])), f"{each.name}: make lock"
+    assert {name: version(spark[name]) for name in plain} == {name: version(each) for name, each in plain.items()}
+
+
 def test_the_compilers_tools_are_locked_too():
     """python-qpid-proton is built in the image, and both must agree on cffi, which compiles and runs it."""
     built, installed = locked("build.lock"), locked("requirements.lock")

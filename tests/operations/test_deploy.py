@@ -19,9 +19,9 @@ ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 
 
-def instructions():
-    """(name, arguments) of each instruction of the Dockerfile, continuation lines joined and comments left out."""
-    text = re.sub(r"^\s*#.*\n", "", (ROOT / "Dockerfile").read_text(), flags=re.M)
+def instructions(file="Dockerfile"):
+    """(name, arguments) of each instruction of a Dockerfile, continuation lines joined and comments left out."""
+    text = re.sub(r"^\s*#.*\n", "", (ROOT / file).read_text(), flags=re.M)
     lines = re.sub(r"\\\n\s*", " ", text).splitlines()
     return [tuple(line.split(" ", 1)) for line in lines if line.strip()]
 
@@ -96,11 +96,12 @@ def test_the_health_check_of_a_broker_that_is_not_ready_fails(tmp_path):
         worker.resume()
 
 
-def test_files_that_the_image_copies_exist_and_are_not_ignored():
+@pytest.mark.parametrize("file", ["Dockerfile", "deploy/spark/Dockerfile"])
+def test_files_that_the_images_copy_exist_and_are_not_ignored(file):
     rules = (ROOT / ".dockerignore").read_text().split()
     copied = [
         source
-        for name, arguments in instructions()
+        for name, arguments in instructions(file)
         if name == "COPY" and "--from" not in arguments
         for source in arguments.split()[:-1]
     ]
@@ -147,11 +148,12 @@ def test_a_wheel_is_all_that_an_installation_needs(tmp_path):
             (ROOT, "broker"),
             (ROOT, "protocol"),
             (ROOT, "storage"),
+            (ROOT, "pipeline/jobs"),
             (ROOT / "pipeline", "pyspark_peeklock"),
         )
         for path in (above / folder).rglob("*.py")
     }
-    assert shipped == sources
+    assert shipped == sources | {"pipeline/__init__.py"}
     for path in [*installed.rglob("*"), installed]:
         path.chmod(0o555 if path.is_dir() else 0o444)
     imported = subprocess.run(

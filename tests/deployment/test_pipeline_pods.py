@@ -1,0 +1,195 @@
+"""The pods of the pipeline: Spark's real Kubernetes mode, with a small API as the cluster and processes as pods.
+
+So what Spark asks of the API, the image's entrypoint, the manifests' commands and the settings of Spark are real.
+"""
+
+import functools
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from manifests import KUBERNETES, ROOT, Object, built, named, of_kind
+
+from tests.caller import ALL_PODS, VARIABLES
+from tests.deployment.kubernetes_api import KubernetesApi
+from tests.deployment.node import Node, image_environment
+from tests.pipeline import ledgers
+from tests.pipeline.ledgers import History
+from tests.pipeline.session import missing
+
+SPARK = ROOT / "deploy" / "spark"
+RUN_SECONDS = 600.0
+# Executors are smaller and fewer than in the manifests, ports are free ones, and plans of few rows are not compiled.
+SMALL = """
+spark.driver.memory              1g
+spark.driver.port                0
+spark.driver.blockManager.port   0
+spark.executor.instances         1
+spark.executor.memory            640m
+spark.executor.extraJavaOptions  -XX:TieredStopAtLevel=1 -XX:+UseSerialGC
+spark.driver.extraJavaOptions    -XX:TieredStopAtLevel=1 -XX:+UseSerialGC
+spark.sql.shuffle.partitions     1
+spark.sql.codegen.wholeStage     false
+spark.sql.codegen.factoryMode    NO_CODEGEN
+spark.sql.adaptive.enabled       false
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _spark_is_installed() -> None:
+    if (lacking := missing()) is not None:
+        (pytest.fail if VARIABLES.get("PEEKLOCK_REQUIRE_SPARK") == "1" else pytest.skip)(f"needs {lacking}")
+
+
+@functools.cache
+def objects() -> tuple[Object, ...]:
+    return built(KUBERNETES / "pipeline")
+
+
+def environment() -> dict[str, str]:
+    """Where Spark and Python are on this machine."""
+    import pyspark
+
+    home = Path(pyspark.__file__).parent
+    found = {
+        "SPARK_HOME": str(home),
+        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "pipeline")]),
+        "PATH": os.pathsep.join([str(home / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]]),
+    }
+    return found | ({"JAVA_HOME": os.environ["JAVA_HOME"]} if "JAVA_HOME" in os.environ else {})
+
+
+@pytest.fixture
+def api() -> Iterator[KubernetesApi]:
+    with KubernetesApi().serving() as serving:
+        yield serving
+
+
+@pytest.fixture
+def node(api: KubernetesApi, tmp_path: Path) -> Iterator[Node]:
+    """A node whose shared volume is tmp_path / "pipeline", with the manifests' ConfigMaps in the API."""
+    texts = {
+        "/pipeline": str(tmp_path / "pipeline"),
+        "/run/secrets/peeklock": str(tmp_path / "secret"),
+        "/opt/spark/jobs": str(ROOT / "pipeline" / "jobs"),
+        "/opt/spark/streams": str(SPARK),
+        "k8s://https://kubernetes.default.svc": f"k8s://http://127.0.0.1:{api.port}",
+    }
+    for each in of_kind(objects(), "ConfigMap"):
+        config_map = json.loads(json.dumps(each))
+        if "spark-defaults.conf" in config_map["data"]:
+            config_map["data"]["spark-defaults.conf"] += SMALL
+        api.put("configmaps", each["metadata"]["namespace"], config_map)
+    (tmp_path / "pipeline").mkdir()
+    (tmp_path / "secret").mkdir()
+    image = image_environment((SPARK / "Dockerfile").read_text())
+    with Node(api, tmp_path / "pods", SPARK / "entrypoint", image, environment(), texts) as started:
+        yield started
+
+
+def pod_of(cron_job: str) -> Object:
+    """As Kubernetes makes it when the time has come."""
+    found = named(objects(), "CronJob", cron_job)
+    assert found
+    template = json.loads(json.dumps(found["spec"]["jobTemplate"]["spec"]["template"]))
+    template["metadata"] |= {"name": f"{cron_job}-0", "namespace": found["metadata"]["namespace"]}
+    return {"apiVersion": "v1", "kind": "Pod", **template}
+
+
+def ran(node: Node, api: KubernetesApi, cron_job: str, *more: str) -> int:
+    """The exit code of the pod of a CronJob, with more arguments."""
+    pod = pod_of(cron_job)
+    pod["spec"]["containers"][0]["args"] += more
+    pod["status"] = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+    api.put("pods", pod["metadata"]["namespace"], pod)
+    try:
+        return node.start(pod).wait(RUN_SECONDS)
+    except subprocess.TimeoutExpired:
+        raise AssertionError(node.logs()) from None
+
+
+def executors(api: KubernetesApi) -> list[Object]:
+    """Those that were made, whatever became of them."""
+    return [each for each in api.created if each["kind"] == "Pod"]
+
+
+def granted() -> set[tuple[str, str]]:
+    """(verb, resource) of all that the Role of drivers allows."""
+    role = named(objects(), "Role", "peeklock-driver")
+    assert role
+    return {(verb, resource) for rule in role["rules"] for resource in rule["resources"] for verb in rule["verbs"]}
+
+
+def check_what_was_asked(api: KubernetesApi, node: Node) -> None:
+    """Within the Role and the namespace. Executors are as the template has them, and have written to volumes alone."""
+    assert api.unknown == []
+    assert {(each.verb, each.resource) for each in api.asked} <= granted()
+    assert {each.namespace for each in api.asked} == {"peeklock"}
+    assert executors(api)
+    template = yaml.safe_load((KUBERNETES / "pipeline" / "executor.yaml").read_text())
+    [wanted] = template["spec"]["containers"]
+    for each in executors(api):
+        spec, [container] = each["spec"], each["spec"]["containers"]
+        for name, value in template["spec"].items():
+            if name not in ("containers", "volumes"):
+                assert spec[name] == value, name
+        assert spec["serviceAccountName"] == "peeklock-pipeline"
+        assert wanted["securityContext"].items() <= container["securityContext"].items()
+        assert all(mount in container["volumeMounts"] for mount in wanted["volumeMounts"])
+        assert template["metadata"]["labels"].items() <= each["metadata"]["labels"].items()
+        assert [owner["name"].rpartition("-")[2] for owner in each["metadata"]["ownerReferences"]] == ["0"]
+        assert container["image"] == "peeklock-spark"
+        assert list((node.directory(each) / "work-dir").iterdir()) == []
+
+
+def capture(tmp_path: Path, history: History) -> None:
+    ledgers.write(tmp_path / "pipeline" / "capture" / "table=ledger", history.rows)
+
+
+def report(tmp_path: Path, name: str) -> Path:
+    return tmp_path / "pipeline" / "reports" / name
+
+
+def test_a_job_runs_in_a_pod_that_makes_pods_for_its_executors(api, node, tmp_path):
+    history = History(partitions=1)
+    for _ in range(3):
+        history.end(history.send("orders"))
+    capture(tmp_path, history)
+    assert ran(node, api, "usage") == 0, node.logs()
+    rows = pq.read_table(report(tmp_path, "usage") / "usage").to_pylist()
+    assert [(row["entity"], row["sends"]) for row in rows] == [("orders", 3)]
+    assert "3 operations" in (report(tmp_path, "usage") / "report.html").read_text()
+    check_what_was_asked(api, node)
+
+
+only_if_asked = pytest.mark.skipif(not ALL_PODS, reason="takes minutes of CPU: make pipeline-pods")
+
+
+@only_if_asked
+def test_the_job_of_an_audit_fails_when_it_finds_a_fault(api, node, tmp_path):
+    history = History(partitions=1)
+    history.end(history.send("orders"))
+    history.rows.append(history.rows[-1] | {"journalOffset": len(history.rows)})
+    capture(tmp_path, history)
+    assert ran(node, api, "flow-audit") == 1, node.logs()
+    faults = pq.read_table(report(tmp_path, "flow-audit") / "faults").to_pylist()
+    assert [row["verdict"] for row in faults] == ["left_twice"]
+    check_what_was_asked(api, node)
+
+
+@only_if_asked
+def test_dead_letters_are_analysed_in_pods(api, node, tmp_path):
+    history = History(partitions=1)
+    history.dead_letter(history.send("orders"), "Rejected")
+    capture(tmp_path, history)
+    assert ran(node, api, "dead-letters") == 0, node.logs()
+    assert "Rejected" in (report(tmp_path, "dead-letters") / "report.html").read_text()
+    check_what_was_asked(api, node)
