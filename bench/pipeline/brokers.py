@@ -88,5 +88,5 @@ class PeeklockWithJournal(Peeklock):
     def _journal(self) -> Iterator[HttpJournal]:
         address = Address("http", "127.0.0.1", int(self.http_port))
         credentials = ConnectionString.parse(self.connection_string).credentials
-        with closing(HttpJournal(address, credentials, ssl.create_default_context())) as journal:
+        with closing(HttpJournal(address, credentials, ssl.create_default_context(), "bench")) as journal:
             yield journal

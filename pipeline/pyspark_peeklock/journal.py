@@ -1,8 +1,8 @@
 """Reads the broker's journal, the record of all that happened to messages: `mode=journal`, in batch and as a stream.
 
 Offsets are those of the journal, so Spark's checkpoint is the position, and a range can be read again as long as the
-journal keeps it, or with `capturePath` the capture. `commit` does nothing: Spark calls it late, and for the last batch
-not at all.
+journal keeps it, or with `capturePath` the capture. Spark calls `commit` late, and for the last batch not at all: it
+only tells the journal what may be dropped.
 """
 
 import logging
@@ -252,7 +252,9 @@ class JournalStreamReader(_Journal, DataSourceStreamReader, SupportsTriggerAvail
         return self._planned(start, end)
 
     def commit(self, end: Position) -> None:
-        places(end)
+        read = places(end)
+        if self._options.consumer is not None:
+            self._client.tell(self._options.consumer, read)
 
     def stop(self) -> None:
         self._client.close()

@@ -9,7 +9,7 @@ import io
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from math import ceil
 from typing import Any, Final
@@ -114,6 +114,20 @@ class JournalClient:
                 self.close()
                 patience.wait(error, "GET /$journal")
 
+    def tell(self, consumer: str, read: Mapping[int, tuple[str, int]]) -> None:
+        """Say that all before these places, epoch and offset by partition, was read: the journal may drop it.
+
+        What is not told now is told with the next places: it only keeps more until then.
+        """
+        told = [
+            {"partition": partition, "epoch": epoch, "offset": offset} for partition, (epoch, offset) in read.items()
+        ]
+        try:
+            self._get(f"/$journal/consumers/{consumer}", told=json.dumps({"partitions": told}).encode()).read()
+        except (OSError, http.client.HTTPException, _Cut, JournalRefused) as error:
+            self.close()
+            log.warning("peeklock journal: consumer %s: %s", consumer, error)
+
     def batches(self, wanted: OffsetRange, *, entity: str | None, records: bool) -> Iterator[pa.RecordBatch]:
         """The rows of this range, of entities that fit the pattern; in order, each once.
 
@@ -171,14 +185,17 @@ class JournalClient:
             pass
         raise _Cut(f"the rows before offset {end} could not be read, and now they can")
 
-    def _get(self, path: str, wanted: OffsetRange | None = None, at: int = 0) -> http.client.HTTPResponse:
-        """An answer of status 200, whose body is to be read. Raises what its status says."""
+    def _get(
+        self, path: str, wanted: OffsetRange | None = None, at: int = 0, told: bytes | None = None
+    ) -> http.client.HTTPResponse:
+        """The answer to a GET, or a PUT of what is told, with status 200 and a body to read. Raises what its status says."""
         if time.monotonic() > self._until:
             self.close()  # its token ends
         if self._connection is None:
             self._connection, self._headers = self._endpoint.connect()
             self._until = time.monotonic() + TOKEN_SECONDS / 2
-        self._connection.request("GET", path, headers=self._headers)
+        method = "GET" if told is None else "PUT"
+        self._connection.request(method, path, body=told, headers=self._headers)
         answer = self._connection.getresponse()
         if answer.status == 200:
             return answer
@@ -190,7 +207,7 @@ class JournalClient:
         if wanted is not None and answer.status == 409:
             raise AnotherEpoch(wanted.partition, wanted.epoch, str(details.get("epoch"))[:64], at)
         reason = str(details.get("error") or said.decode(errors="replace"))[:300].strip()
-        text = f"GET {path.partition('?')[0]}: {answer.status} {answer.reason}{': ' if reason else ''}{reason}"
+        text = f"{method} {path.partition('?')[0]}: {answer.status} {answer.reason}{': ' if reason else ''}{reason}"
         if answer.status in _FINAL:
             raise JournalRefused(text)
         raise _Cut(text)

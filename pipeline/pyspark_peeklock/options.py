@@ -194,6 +194,7 @@ class JournalOptions:
     fails_on_data_loss: bool
     retry_timeout_s: int
     capture_path: str | None
+    consumer: str | None
 
     @classmethod
     def of(cls, options: Options, *, is_stream: bool) -> "JournalOptions":
@@ -220,7 +221,16 @@ class JournalOptions:
             options.flag("failOnDataLoss", True),
             options.integer("retryTimeoutSeconds", 1, 60, 86_400) or 0,
             _capture_path(options.text("capturePath")),
+            _consumer(options.text("consumerName"), is_stream),
         )
+
+
+def _consumer(name: str | None, is_stream: bool) -> str | None:
+    if name is not None and not is_stream:
+        raise InvalidOption("option 'consumerName' is for streams: a batch query has no position to tell")
+    if name is not None and not re.fullmatch("[A-Za-z0-9._-]{1,100}", name):
+        raise InvalidOption("option 'consumerName' must have 1 to 100 letters, digits, dots, underscores and hyphens")
+    return name
 
 
 def _capture_path(url: str | None) -> str | None:

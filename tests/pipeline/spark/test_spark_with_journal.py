@@ -94,7 +94,9 @@ def test_what_happened_is_in_the_journal(spark, journaled, read):
 def test_a_stream_copies_each_message_once_though_the_broker_is_killed(spark, journaled, read, tmp_path):
     """From the journal of one queue into another; ids are made of the positions, so what comes twice is dropped."""
     send(journaled, 500, "one")
-    stream = read(spark.readStream, entity="orders", startingOffsets="earliest", maxMessagesPerTrigger=200)
+    stream = read(
+        spark.readStream, entity="orders", startingOffsets="earliest", maxMessagesPerTrigger=200, consumerName="copier"
+    )
     copied = stream.where("op = 'enqueued' and entity = 'orders'").drop("messageId")
     query = (
         copied.writeStream.format("peeklock")
@@ -113,6 +115,11 @@ def test_a_stream_copies_each_message_once_though_the_broker_is_killed(spark, jo
         time.sleep(1.0)
         assert count(journaled, "copies") == 1000
         assert query.isActive
+        # Each batch is told when the next one has begun, and only rows of the queue that is read make one.
+        send(journaled, 1)
+        until(lambda: any(each["name"] == "copier" for each in overview(journaled)["consumers"]))
+        [copier] = [each for each in overview(journaled)["consumers"] if each["name"] == "copier"]
+        assert sum(each["offset"] for each in copier["partitions"]) > 0
     finally:
         query.stop()
 
