@@ -188,7 +188,7 @@ class JournalClient:
     def _get(
         self, path: str, wanted: OffsetRange | None = None, at: int = 0, told: bytes | None = None
     ) -> http.client.HTTPResponse:
-        """The answer to a GET, or a PUT of what is told, with status 200 and a body to read. Raises what its status says."""
+        """The answer of status 200, whose body is to be read. Raises what its status says."""
         if time.monotonic() > self._until:
             self.close()  # its token ends
         if self._connection is None:
