@@ -4,16 +4,18 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
+from storage.capture import definitions
 from storage.capture.compaction import clean, compact
-from storage.capture.errors import DamagedFile, ForeignRows, OutOfRetention
+from storage.capture.errors import DamagedFile, ForeignRows, OutOfRetention, SourceFailed
 from storage.capture.source import Extent, Extents, RowSource
 from storage.capture.writing import CaptureWriter
 
 POLL_SECONDS: Final = 1.0
 TEND_SECONDS: Final = 60.0  # between two looks at what can be compacted
 CLEAN_SECONDS: Final = 3600.0
+DEFINE_SECONDS: Final = 10.0  # between two looks at the definitions of entities
 TURN_ROWS: Final = 256 << 10  # of one partition, until the next has its turn
 
 
@@ -44,17 +46,21 @@ class Follower:
         *,
         skips_lost: bool = False,
         should_stop: Callable[[], bool] = lambda: False,
+        definitions: Callable[[], dict[str, Any] | None] | None = None,
     ) -> None:
+        """`definitions`: what the broker says of its entities now; None if it cannot."""
         self._source = source
+        self._definitions = definitions
         self._writer = writer
         self._counters = counters
         self._skips_lost = skips_lost
         self._should_stop = should_stop
-        self._tended = self._cleaned = -CLEAN_SECONDS
+        self._tended = self._cleaned = self._defined = -CLEAN_SECONDS
 
     def to_now(self) -> None:
         """Capture what the journals have now, and write it. Raises CaptureError, OSError."""
         extents = self._source.extents()
+        self._define()
         self._lag(extents)
         while not self._should_stop() and self._read(extents):
             self._lag(extents)
@@ -67,6 +73,7 @@ class Follower:
         Raises CaptureError, OSError.
         """
         extents = self._source.extents()
+        self._define()
         found = self._read(extents)
         self._lag(extents)
         self.keep()
@@ -83,6 +90,18 @@ class Follower:
     def finish(self) -> None:
         """Write what waits. Raises Superseded, OSError."""
         self._roll()
+
+    def _define(self) -> None:
+        """Keep the definitions of the entities that rows are about, if they have changed. Raises OSError."""
+        if self._definitions is None or time.monotonic() - self._defined < DEFINE_SECONDS:
+            return
+        try:
+            document = self._definitions()
+        except SourceFailed:
+            return  # a partition may be away: rows of the others are captured meanwhile
+        self._defined = time.monotonic()
+        if document is not None:
+            definitions.keep(self._writer.place, document, self._writer.clock_ms())
 
     def _read(self, extents: Extents) -> bool:
         found = False

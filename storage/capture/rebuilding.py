@@ -80,7 +80,7 @@ Entities = Mapping[str, Entity]  # by path, in lower case
 class Rebuilt:
     """What became of one partition's rows."""
 
-    messages: Counter[str] = field(default_factory=Counter)  # by entity, sub-queue and place
+    messages: Counter[tuple[str, str]] = field(default_factory=Counter)  # by entity, and by sub-queue and place
     bytes: int = 0  # of their records
     without_body: Counter[str] = field(default_factory=Counter)  # by entity: not restored
     undefined: Counter[str] = field(default_factory=Counter)  # by entity that no definition describes: not restored
@@ -273,7 +273,7 @@ class Rebuilder:
             else:
                 record = self._store.get(Table.MESSAGES, message_key(entry.message_id))
                 assert record is not None, "entries and records are changed together"
-                self.found.messages[f"{path} ({_shown(queue_id, place)})"] += 1
+                self.found.messages[path, _shown(queue_id, place)] += 1
                 self.found.bytes += len(record)
                 derived.add(queue_id, place, number, entry, record, self._references(entry.message_id))
                 self._pending_bytes += _ROW_BYTES
@@ -329,7 +329,7 @@ class Rebuilder:
 
     def _next_numbers(self) -> dict[int, int]:
         """By queue id, of all queues that ever had a number."""
-        found = {}
+        found: dict[int, int] = {}
         for queue in {queue for _, queue in (*self._survey.highest, *self._survey.given)}:
             entity, part = self._entities.get(queue.entity), _PARTS.get(queue.sub_queue)
             if entity is None or part is None or self._partition not in entity.partitions:

@@ -12,7 +12,7 @@ so three things are found out here that only several partitions together know:
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple, Protocol
@@ -103,15 +103,15 @@ class _Residence:
     left: int = -1
 
 
-def survey(captured: Rows, until: datetime | None) -> Survey:
-    """Read the ledger once. `until`: with a time zone; None is the end of what is captured.
+def survey(captured: Rows, until: datetime | None, advance: Callable[[int], object] = lambda rows: None) -> Survey:
+    """Read the ledger once. `until`: with a time zone; None is the end of what is captured. `advance` is told of rows.
 
     Needs memory for SLICE_ROWS and for what there is of each queue. Raises DamagedFile, OSError.
     """
     found = Survey()
     for partition, cut in sorted(_newest(captured, until, found.missing).items()):
         found.cuts[partition] = cut
-    surveying = _Surveying(found, until)
+    surveying = _Surveying(found, until, advance)
     for cut in found.cuts.values():
         surveying.partition(captured, cut)
     surveying.finish()
@@ -154,7 +154,8 @@ def slices(each: CapturedRange, rows: int) -> Iterable[tuple[int, int]]:
 
 
 class _Surveying:
-    def __init__(self, found: Survey, until: datetime | None) -> None:
+    def __init__(self, found: Survey, until: datetime | None, advance: Callable[[int], object]) -> None:
+        self._advance = advance
         self._found = found
         self._until = until
         self._first: dict[tuple[int, QueueName], int] = {}  # the lowest number that entered, by partition
@@ -167,6 +168,7 @@ class _Surveying:
             for first, end in slices(each, SLICE_ROWS):
                 for batch in captured.batches(cut.partition, cut.epoch, first, end, records=False):
                     self._numbers(cut.partition, batch)
+                    self._advance(len(batch))
                     if not is_over:
                         before = self._before(batch)
                         is_over = len(before) < len(batch)
