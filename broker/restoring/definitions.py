@@ -89,7 +89,7 @@ class Definitions:
         return cls(settings.partitions, tuple(definitions(stores[0])), rules, "the configuration")
 
     def with_homes(self, homes: Mapping[str, int]) -> Self:
-        """Plain entities that were moved live where the rows show them."""
+        """Plain entities live where the rows show them: they may have been moved, or declared with other partitions."""
         entities = (
             each._replace(partitions=(homes[family],))
             if (family := family_of(each.description.path)) in homes and len(each.partitions) == 1

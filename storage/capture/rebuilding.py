@@ -15,7 +15,7 @@ import pyarrow as pa
 from xxhash import xxh3_128_digest
 
 from storage.capture.presence import ENTERING, LEAVING
-from storage.capture.survey import MOVED, Mark, QueueName, Survey, family_of
+from storage.capture.survey import MOVED, Mark, QueueName, Survey
 from storage.journal.events import ELSEWHERE
 from storage.journal.rows import SUB_QUEUES
 from storage.queue_ids import Part, entity_of, part_of, queue_id_of
@@ -119,7 +119,7 @@ class Rebuilder:
 
     def _replay(self, row: dict[str, Any]) -> None:
         op, path, number = row["op"], row["entity"].lower(), row["sequenceNumber"]
-        if op in _UNCHANGING or self._survey.homes.get(family_of(path), self._partition) != self._partition:
+        if op in _UNCHANGING:
             return
         queue_id = self._queue(path, row["subQueue"])
         if queue_id is None:
@@ -146,6 +146,8 @@ class Rebuilder:
         if entity is None:
             entity = self._undefined[path] = Entity(_UNDEFINED + len(self._undefined))
             self._names[entity.entity_id] = path
+        elif self._partition not in entity.partitions and entity.entity_id < _UNDEFINED:
+            return None  # it was moved away, or is not here yet
         return queue_id_of(entity.entity_id, part)
 
     def _enter(self, queue_id: int, number: int, row: dict[str, Any]) -> None:

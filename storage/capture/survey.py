@@ -78,7 +78,7 @@ class Survey:
     marks: dict[tuple[QueueName, int], Mark] = field(default_factory=dict)  # by the partition that has taken over
     # By partition, of topics that published messages at once: how many numbers they have given out.
     given: Counter[tuple[int, QueueName]] = field(default_factory=Counter)
-    homes: dict[str, int] = field(default_factory=dict)  # of entities that were moved, by `family_of`: their partition
+    homes: dict[str, int] = field(default_factory=dict)  # by `family_of`: the partition of an entity that has but one
 
     def next_number(self, queue: QueueName, partitions: Iterable[int]) -> int:
         """Above all numbers that the queue had on these partitions; 1 if it is not in the rows."""
@@ -245,8 +245,7 @@ class _Surveying:
 
     def finish(self) -> None:
         for family, residences in self._residences.items():
-            if any(each.came >= 0 or each.left >= 0 for each in residences.values()):
-                self._found.homes[family] = _home(residences)
+            self._found.homes[family] = _home(residences)
         self._found.missing += self._late()
 
     def _late(self) -> Iterable[str]:

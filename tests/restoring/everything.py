@@ -77,8 +77,11 @@ def key_of_fragment(fragment: int) -> str:
 
 
 async def load(broker: Broker, count: int = 40) -> tuple[set[str], list[int]]:
-    """Messages in all states in all entities. Returns the names of those that were accepted and did not end, and the numbers
-    of those that wait at the topic until they are due."""
+    """Messages in all states in all entities.
+
+    Returns the names of those that were accepted and did not end, and the numbers of those that wait at the topic until
+    they are due.
+    """
     accepted: set[str] = set()
     scheduled: list[int] = []
     async with await connected(broker) as client:
