@@ -23,6 +23,7 @@ from storage.capture.errors import OutOfRetention, SourceFailed, SourceRefused
 from storage.capture.source import Extent, Extents
 
 PATH: Final = "/$journal"
+ENTITIES_PATH: Final = f"{PATH}/entities"
 NEXT_OFFSET: Final = "X-Peeklock-Next-Offset"
 ROWS_TYPE: Final = "application/vnd.apache.arrow.stream"
 ANSWER_SECONDS: Final = 30.0  # for a connection, and for each part of an answer
@@ -30,6 +31,7 @@ TOKEN_SECONDS: Final = 3600
 ANSWER_BYTES: Final = 16 << 20  # of rows, in one answer; a single row may have more
 READ_BYTES: Final = 256 << 10
 MAX_DOCUMENT_BYTES: Final = 4 << 20  # of an answer in JSON
+MAX_DEFINITIONS_BYTES: Final = 256 << 20
 _EPOCH: Final = re.compile(r"[0-9a-f]{16}")
 _MAX_OFFSET: Final = (1 << 63) - 1
 
@@ -68,6 +70,22 @@ class HttpJournal:
             if answer.status != 200:
                 raise self._refusal(answer)
             return self._extents(self._document(answer))
+
+    def definitions(self) -> dict[str, Any] | None:
+        """Of all entities and rules; None if the broker is of a version that does not tell them.
+
+        Raises SourceFailed, SourceRefused.
+        """
+        with self._asked(ENTITIES_PATH) as answer:
+            if answer.status in (400, 404):
+                answer.read()
+                return None
+            if answer.status != 200:
+                raise self._refusal(answer)
+            document = self._document(answer, MAX_DEFINITIONS_BYTES)
+        if not isinstance(document, dict) or not isinstance(document.get("entities"), list):
+            raise self._failed("the answer describes no entities")
+        return document
 
     def rows(self, partition: int, epoch: str, first: int, end: int) -> Generator[pa.RecordBatch, None, None]:
         """Rows of the offsets first <= offset < end. Raises SourceFailed, SourceRefused, OutOfRetention."""
@@ -151,8 +169,8 @@ class HttpJournal:
                 return token
         return ""
 
-    def _document(self, answer: http.client.HTTPResponse) -> Any:
-        text = answer.read(MAX_DOCUMENT_BYTES)
+    def _document(self, answer: http.client.HTTPResponse, max_bytes: int = MAX_DOCUMENT_BYTES) -> Any:
+        text = answer.read(max_bytes)
         try:
             return json.loads(text)
         except (ValueError, RecursionError):

@@ -59,7 +59,7 @@ SCHEMA: Final = pa.schema(
 BODY_COLUMNS: Final = ("record", "overlay")
 UNEXPLAINED: Final = "unexplained"  # the reason of a row `purged` whose message left its queue without a hint
 
-_SUB_QUEUES: Final = {
+SUB_QUEUES: Final = {
     Part.MAIN: "active",
     Part.DEAD_LETTER: "deadletter",
     Part.TRANSFER_DEAD_LETTER: "transferdeadletter",
@@ -68,6 +68,7 @@ _SUB_QUEUES: Final = {
 _DESCRIPTION: Final = "DeadLetterErrorDescription"
 _NAMES: Final = {int(op): name_of(op) for op in Op}
 _LEAVING: Final = frozenset(map(int, LEAVING))
+_CHANGING: Final = frozenset(map(int, (Op.ABANDONED, Op.DEFERRED, Op.LOCK_EXPIRED, Op.LOCK_LOST)))
 _LAST_MS: Final = 253_402_300_799_999  # the end of the year 9999, the latest time that readers can show
 _FIRST_MS: Final = -62_135_596_800_000
 _iter_queue_keys: Final = Struct(">IBQ").iter_unpack
@@ -154,7 +155,7 @@ class Queues:
         if found is None:
             entity_id, part = entity_of(queue_id), part_of(queue_id)
             path = self.names.get(entity_id, f"#{entity_id}")  # no entity has such a name
-            sub_queue = _SUB_QUEUES.get(part, f"part{part}")  # type: ignore[call-overload]  # an int is as good
+            sub_queue = SUB_QUEUES.get(part, f"part{part}")  # type: ignore[call-overload]  # an int is as good
             found = self._known[queue_id] = Queue(path, entity_id, sub_queue, self._modes.of(path))
         return found
 
@@ -218,6 +219,7 @@ class Rows:
         if entered:
             self._enter(time_ms, entered, records, origins)
         entries = dict(entered)
+        changed = _overlays_of(put)
         leaving: dict[int, dict[int, None]] = {}  # numbers by queue, in the order in which they left
         if left:
             for queue_id, _, number in _iter_queue_keys(b"".join(left)):
@@ -226,11 +228,17 @@ class Rows:
             kind = hint[0]
             if kind == Hint.DONE:
                 _, op, queue_id, numbers, counts, reason, at_ms = hint
-                self._done(time_ms if at_ms is None else at_ms, op, queue_id, numbers, counts, reason, leaving)
+                at = time_ms if at_ms is None else at_ms
+                if changed and op in _CHANGING:
+                    self._changed(at, op, queue_id, numbers, counts, reason, changed)
+                else:
+                    self._done(at, op, queue_id, numbers, counts, reason, leaving)
             elif kind == Hint.MOVED:
                 self._moved(time_ms, hint, leaving, entries)
             elif kind == Hint.BARE:
                 self._bare(time_ms, hint)
+            elif kind == Hint.TAKEN_OVER:
+                self._taken_over(time_ms, hint)
         for queue_id, unexplained in leaving.items():
             if unexplained:
                 queue = self._queues.at(queue_id)
@@ -333,6 +341,45 @@ class Rows:
                 numbers = [numbers[place] for place in kept]
         if numbers:
             self._run(time_ms, _NAMES[op], self._queues.at(queue_id), reason, numbers, counts, description=description)
+
+    def _changed(
+        self,
+        time_ms: int,
+        op: int,
+        queue_id: int,
+        numbers: Sequence[int],
+        counts: Sequence[int] | None,
+        reason: str | None,
+        changed: Mapping[tuple[int, int], bytes],
+    ) -> None:
+        """These stay, and some have another overlay since."""
+        queue = self._queues.at(queue_id)
+        first = len(self._messages)
+        if queue.mode is Mode.BODIES:
+            for number in numbers:
+                overlay = changed.get((queue_id, number))
+                self._messages.append((_NO_PROPERTIES, *(None,) * 7, overlay))
+        self._run(
+            time_ms,
+            _NAMES[op],
+            queue,
+            reason,
+            numbers,
+            counts,
+            first_message=first if queue.mode is Mode.BODIES else None,
+        )
+
+    def _taken_over(self, time_ms: int, hint: Sequence[Any]) -> None:
+        _, queue_id, number = hint
+        origin = self._queues.at(queue_id)
+        if origin.mode is Mode.OFF:
+            return
+        self._message_of.append(len(self._messages))
+        self._messages.append((_NO_PROPERTIES, None, None, None, None, number, None, None, None))
+        self._run_of.append(len(self._runs))
+        self._runs.append((_us(time_ms) or 0, _NAMES[Op.TAKEN_OVER], None, None, *_NOWHERE, *origin[:3]))
+        self._numbers.append(None)
+        self._counts.append(None)
 
     def _moved(
         self,
@@ -467,6 +514,15 @@ def _origins_of(hints: Sequence[Any]) -> dict[int, dict[int, _Origin]]:
                 for at, number in zip(numbers, numbers_there, strict=True):
                     there[at] = _Origin(reason, origin_id, number)
     return origins
+
+
+def _overlays_of(put: Iterable[tuple[bytes, bytes]]) -> dict[tuple[int, int], bytes]:
+    """Those of entries that were put, by queue and number."""
+    return {
+        (int.from_bytes(key[:4], "big"), int.from_bytes(key[5:], "big")): value[ENTRY_BYTES:]
+        for key, value in put
+        if len(value) > ENTRY_BYTES
+    }
 
 
 def _taken(values: Sequence[Any], kind: pa.DataType, places: pa.Array) -> pa.Array:

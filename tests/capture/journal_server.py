@@ -80,6 +80,8 @@ class _Handler(BaseHTTPRequestHandler):
         url = urlsplit(self.path)
         if url.path == "/$journal":
             return self._answer(200, json.dumps(self._extents()).encode())
+        if url.path == "/$journal/entities":  # as an older broker
+            return self._answer(404, b"{}")
         return self._rows(int(url.path.removeprefix("/$journal/")), {k: v[0] for k, v in parse_qs(url.query).items()})
 
     def do_PUT(self) -> None:

@@ -284,3 +284,37 @@ def test_operations_of_other_tables_are_no_business_of_the_journal():
     )
     assert NEVER == 2**63 - 1
     assert queue_id_of(ORDERS, Part.DEAD_LETTER) == DEAD
+
+
+def test_a_change_of_a_message_that_stays_tells_its_overlay():
+    overlay = {Field.PROPERTIES: {"why": "later"}}
+    changed = [put(entry(ACTIVE, 1, 1, count=1, overlay=overlay), entry(ACTIVE, 2, 2, count=1))]
+    hints = [done(Op.ABANDONED, ACTIVE, 1, 2, counts=[1, 1]), done(Op.DELIVERED, ACTIVE, 3)]
+    rows = rows_of((1, sent(1, b"a", b"b", b"c"), [NAMED]), (2, changed, hints))[3:]
+    assert shown(rows, "op", "sequenceNumber", "deliveryCount", "record") == [
+        ("abandoned", 1, 1, None),
+        ("abandoned", 2, 1, None),
+        ("delivered", 3, None, None),
+    ]
+    assert [row["overlay"] for row in rows] == [b"\x81\x04\x81\xa3why\xa5later", None, None]
+    frames = (1, sent(1, b"a", b"b", b"c"), [NAMED]), (2, changed, hints)
+    assert [row["overlay"] for row in rows_of(*frames, mode=Mode.EVENTS)] == [None] * 6
+    assert rows_of(*frames, mode=Mode.OFF) == []
+
+
+def test_what_a_partition_has_taken_over():
+    names = {ORDERS: "orders", 9: "invoices"}
+    entered = [Hint.ENTERED, ACTIVE, (1,), "forwarded", COPY, None]
+    frame = (1, sent(1, b"a"), [entered, [Hint.TAKEN_OVER, COPY, 7]])
+    came, taken = rows_of(frame, names=names)
+    assert shown([came], "op", "originEntity", "originSequenceNumber") == [("enqueued", "invoices", None)]
+    assert shown([taken], *PLACE) == [("takenOver", None, None, None, None)]
+    assert shown([taken], "originEntity", "originSubQueue", "originSequenceNumber") == [("invoices", "active", 7)]
+    assert len(rows_of(frame, names=names, modes={"invoices": Mode.OFF})) == 1
+
+
+@pytest.mark.parametrize(("numbers_there", "told"), [([4, None], [4, None]), (None, [None, None])])
+def test_the_numbers_of_messages_that_waited_at_their_topic(numbers_there, told):
+    entered = [Hint.ENTERED, COPY, (1, 2), "published", ACTIVE, numbers_there]
+    rows = rows_of((1, [inserted(entry(COPY, 1, 1), entry(COPY, 2, 2))], [NAMED, entered]))
+    assert [row["originSequenceNumber"] for row in rows] == told

@@ -112,7 +112,8 @@ def capture(
     except InvalidPlace as error:
         fail(str(error), WRONG_USE)
     source = HttpJournal(address, target.credentials, trust, consumer)
-    service = CaptureService(source, place, options, Wishes(once=once, skips_lost=skip_lost))
+    wishes = Wishes(once=once, skips_lost=skip_lost)
+    service = CaptureService(source, place, options, wishes, definitions=source.definitions)
     try:
         stand(service, log_level, ops_host, ops_port)
     except (CaptureError, OSError) as error:

@@ -42,6 +42,11 @@ def digest_of(extra: dict[int, Any], is_partitioned: bool) -> bytes | None:
     key: str | None = extra.get(_PARTITION_KEY)
     if key is None and is_partitioned:
         key = extra.get(_SESSION_ID)
+    return digest(message_id, key)
+
+
+def digest(message_id: bytes, key: str | None) -> bytes:
+    """Of the text of a message id, and the partition key that counts beside it."""
     if key is None:
         return xxh3_128_digest(message_id)
     return xxh3_128_digest(len(message_id).to_bytes(4, "big") + message_id + key.encode(), seed=1)

@@ -89,6 +89,7 @@ class _FanOut:
         self._selected: dict[int, list[Copy]] = {}  # by queue id
         self._references: list[tuple[bytes, bytes]] = []
         self._session_ids: dict[int, str] = {}  # by message id
+        self.waited: dict[int, int] = {}  # message id: the number of a message that waited at the topic
         self._failures: list[Failure] = []
         self._entry_bytes = 0  # of all copies
         self.copies = 0
@@ -221,7 +222,8 @@ class _FanOut:
         queue = core.queue(queue_id)
         first = queue.next_number
         queue.next_number = end = first + len(batch.copies)
-        core.journal.entered(queue_id, range(first, end), PUBLISHED, self._queue_id)
+        there = [self.waited.get(copy[0]) for copy in batch.copies] if self.waited else None
+        core.journal.entered(queue_id, range(first, end), PUBLISHED, self._queue_id, there)
         entries.extend(zip(map(queue_key, repeat(queue_id), repeat(0), range(first, end)), batch.entries, strict=False))
         if queue.window.active or queue.sessions is not None:
             refs = [(number, copy[0], 0, copy[2]) for number, copy in enumerate(batch.copies, first)]
@@ -512,6 +514,7 @@ def _publish_some(core: Core, queue: Queue, count: int) -> bool:
             layout, body = message_parts(record)
             view = view_of(layout, body, number, since_ms, expires_ms)
             selected = select(core, topic, view, since_ms, queue.terms.time_to_live_ms)
+        fan_out.waited[message_id] = number
         if not fan_out.add(
             message_id, len(record), since_ms, expires_ms, overlay or None, selected, session_id_in(record)
         ):
