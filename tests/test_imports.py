@@ -133,6 +133,21 @@ MAY_IMPORT = {
     # Those that change data are clients of a broker, as commands are.
     "pipeline.jobs.completing": {"broker.cli.progress", "broker.cli.taking", "protocol", "pyspark_peeklock"},
     "pipeline.jobs.destination": {"broker.administration", "broker.atom", "pipeline.jobs", "pyspark_peeklock"},
+    "pipeline.jobs.drain": {
+        "broker.administration",
+        "broker.pairing",
+        "pipeline.jobs",
+        "protocol.client",
+        "protocol.conditions",
+        "pyspark_peeklock",
+    },
+    "pipeline.jobs.draining": {
+        "broker.logging",
+        "broker.pairing",
+        "broker.settings.config",
+        "protocol.client",
+        "pyspark_peeklock",
+    },
     "pipeline.jobs.repairing": {"broker.cli.messages", "protocol", "pyspark_peeklock"},
     "pipeline.jobs.resubmit": {"pipeline.jobs", "protocol.errors", "pyspark_peeklock"},
     # What a client of a broker needs, on machines that have none: no broker, no storage.

@@ -13,6 +13,7 @@ JOBS: Final = {
     "latency": "pipeline.jobs.latency",
     "usage": "pipeline.jobs.usage",
     "resubmit": "pipeline.jobs.resubmit",
+    "drain": "pipeline.jobs.drain",
 }
 
 TELLS: Final = {
@@ -21,4 +22,5 @@ TELLS: Final = {
     "latency": "how long messages waited for their delivery and their completion",
     "usage": "operations and bytes by entity and day, and what they cost",
     "resubmit": "sends dead letters again, repaired; changes data only with --apply",
+    "drain": "brings the backlog of a pairing to its primary; changes data only with --apply",
 }

@@ -2,7 +2,6 @@
 
 import asyncio
 import ssl
-from typing import Final, NamedTuple
 from urllib.parse import quote
 
 from broker.administration.address import parse_http_address, usual_address
@@ -11,22 +10,16 @@ from broker.atom.client_documents import text_of
 from pipeline.jobs.running import WrongUse
 from pyspark_peeklock.options import Access
 
-_UNKNOWN_RIGHTS: Final = "whether it detects duplicates is not known"
 
+def duplicates(access: Access, http_endpoint: str | None, entity: str) -> str:
+    """Whether the queue or topic detects duplicates, for the operator to read, or why that is not known.
 
-class Duplicates(NamedTuple):
-    """`are_detected` is None if nobody says; `text` is for the operator."""
-
-    are_detected: bool | None
-    text: str
-
-
-def duplicates(access: Access, http_endpoint: str | None, entity: str) -> Duplicates:
-    """Whether the queue or topic detects duplicates. Raises WrongUse if there is no such entity, InvalidOption."""
+    Raises WrongUse if there is no such entity, InvalidOption.
+    """
     return asyncio.run(_duplicates(access, http_endpoint, entity))
 
 
-async def _duplicates(access: Access, http_endpoint: str | None, entity: str) -> Duplicates:
+async def _duplicates(access: Access, http_endpoint: str | None, entity: str) -> str:
     target = access.connection_string()
     try:
         address = parse_http_address(http_endpoint) if http_endpoint else usual_address(target.host, target.tls)
@@ -39,8 +32,8 @@ async def _duplicates(access: Access, http_endpoint: str | None, entity: str) ->
         except NotThere:
             raise WrongUse(f"there is no queue or topic '{entity}' to send to") from None
         except HttpError as error:
-            return Duplicates(None, f"{_UNKNOWN_RIGHTS}: {error}")
+            return f"whether it detects duplicates is not known: {error}"
     if text_of(found, "RequiresDuplicateDetection").lower() != "true":
-        return Duplicates(False, "it does not detect duplicates: what is sent by two runs is there twice")
+        return "it does not detect duplicates: what is sent by two runs is there twice"
     window = text_of(found, "DuplicateDetectionHistoryTimeWindow")
-    return Duplicates(True, f"it drops what comes twice within {window}")
+    return f"it drops what comes twice within {window}"

@@ -25,7 +25,7 @@ from pyspark.sql import types as T  # noqa: N812
 
 from pipeline.jobs import running
 from pipeline.jobs.completing import Outcome, Wanted, complete
-from pipeline.jobs.destination import Duplicates, duplicates
+from pipeline.jobs.destination import duplicates
 from pipeline.jobs.repairing import REPAIRABLE, Unrepairable, message_id, repaired
 from pipeline.jobs.report import Report, Section, Table, shown
 from pipeline.jobs.running import NotDone, WrongUse
@@ -242,7 +242,7 @@ def _job(arguments: Sequence[str]) -> int:
         page = report(work, counts, samples, plan, found, done, is_applied=options.apply)
         running.write_report(options.output, page)
     print(page.verdict)
-    print(f"{work.target}: {found.text}")
+    print(f"{work.target}: {found}")
     return running.NOT_DONE if done is not None and done.left else 0
 
 
@@ -324,7 +324,7 @@ def report(
     counts: Counts,
     samples: Sequence[Row],
     plan: DataFrame,
-    target: Duplicates,
+    target: str,
     done: Outcome | None,
     *,
     is_applied: bool,
@@ -349,7 +349,7 @@ def report(
         ("Changed", counts.changed),
         ("Round", work.round),
         ("Target", work.target),
-        ("Duplicates", target.text),
+        ("Duplicates", target),
     ]
     asked = [("where", work.where), *((f"set {name}", each) for name, each in work.repairs.items())]
     before_and_after = [

@@ -64,9 +64,14 @@ def session(name: str) -> SparkSession:
 def step(text: str) -> Iterator[None]:
     """Say on standard error what is being done, and then how long it took."""
     began = time.monotonic()
-    print(f"{text} ...", file=sys.stderr, flush=True)
+    say(f"{text} ...")
     yield
-    print(f"{text}: {time.monotonic() - began:.1f} s", file=sys.stderr, flush=True)
+    say(f"{text}: {time.monotonic() - began:.1f} s")
+
+
+def say(text: str) -> None:
+    """A line of progress, on standard error."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def parser(module: str, text: str | None) -> argparse.ArgumentParser:
