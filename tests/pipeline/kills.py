@@ -58,7 +58,7 @@ class Victim(Enum):
     DRIVER_JVM = "driver: its JVM"
     DRIVER_PYTHON = "driver: its Python"
     PLANNER = "driver: the process that plans what is read"
-    TWIN = "nobody: a second driver is started with the same checkpoint"
+    TWIN = "driver: a second one with the same checkpoint"
 
 
 @dataclass
@@ -82,10 +82,10 @@ class Outcome:
                 self.faults.append(f"{len(numbers)} {what}, such as {numbers[:5]}")
 
     def __str__(self) -> str:
-        kills = ", ".join(f"{victim.value}: {count}" for victim, count in self.kills.items())
+        kills = "; ".join(f"{victim.value}: {count}" for victim, count in self.kills.items())
         text = f"{self.accepted} accepted, {self.copies.total()} copies, {self.duplicates} sent again and dropped"
         verdict = "; ".join(self.faults) or "each accepted message was copied exactly once"
-        return f"{text}; {self.drivers} drivers; killed: {kills}\n{verdict}"
+        return f"struck {self.kills.total()} times ({kills}), {self.drivers} drivers\n{text}\n{verdict}"
 
 
 class Sending(threading.Thread):
@@ -177,8 +177,9 @@ class Scene:
     def tell_batches(self, driver: Driver) -> None:
         """The first and the last that it has said."""
         lines = [line for line in driver.log().splitlines() if line.startswith("copying: ")]
-        left_out = [f"({len(lines) - 4} lines more)"] if len(lines) > 4 else []
-        for line in [*lines[:2], *left_out, *lines[2:][-2:]]:
+        if len(lines) > 5:
+            lines[2:-2] = [f"({len(lines) - 4} lines more)"]
+        for line in lines:
             self._say(f"    {driver.log_file.stem}: {line}")
 
     def audit(self) -> str:
@@ -372,7 +373,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as directory:
         victims = iter(Victim) if arguments.once else until(time.monotonic() + 60 * arguments.minutes, chance)
         outcome = run(Path(directory), victims, chance, say, per_second=arguments.rate)
-    say(str(outcome))
+    for line in str(outcome).splitlines():
+        say(line)
     return 1 if outcome.faults else 0
 
 
