@@ -18,6 +18,8 @@
 #   make image     the steps of the Dockerfiles in a clean Debian root; needs root and debootstrap
 #   make pipeline-pods  all jobs of deploy/kubernetes/pipeline in Spark's Kubernetes mode, with processes as pods
 #   make lock      newer versions, with hashes, of all that the images install
+#   make pipeline-cluster  a stream and a job on a standalone cluster of Spark, with kills, and what happens line by line
+#   make pipeline-kills  the same with kills at random                ARGS="--minutes 10"
 #   make spark     also install Spark and the jobs, for tests/pipeline; they need Java 17 or later
 #   make install   only make .venv, with the command peeklock in it
 #   make clean     remove what these made, but no data of brokers
@@ -34,7 +36,7 @@ EXAMPLES ?= 2000
 OF_BROKERS := $(addprefix tests/,end_to_end sessions forwarding operations client_commands protocol_client crash_ledger)
 
 .DEFAULT_GOAL := help
-.PHONY: help install spark serve test test-one-process lint bench scaling model soak fuzz power-loss split pairing-ledger drain losing-a-worker capture-s3 lock image pipeline-pods structure dead-code coverage clean
+.PHONY: help install spark serve test test-one-process lint bench scaling model soak fuzz power-loss split pairing-ledger drain losing-a-worker capture-s3 pipeline-cluster pipeline-kills lock image pipeline-pods structure dead-code coverage clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -131,6 +133,12 @@ lock: $(INSTALLED)
 capture-s3: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --group s3
 	$(BIN)/python -m pytest tests/capture/test_capture_object_store.py $(ARGS)
+
+pipeline-cluster: $(SPARK_INSTALLED)
+	$(BIN)/python -m tests.pipeline.kills --once $(ARGS)
+
+pipeline-kills: $(SPARK_INSTALLED)
+	$(BIN)/python -m tests.pipeline.kills $(ARGS)
 
 image: $(INSTALLED)
 	PEEKLOCK_BUILD_IMAGE=1 $(BIN)/python -m pytest tests/deployment/test_image.py $(ARGS)

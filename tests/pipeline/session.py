@@ -20,13 +20,18 @@ def missing() -> str | None:
     return None
 
 
-@pytest.fixture(scope="session")
-def spark() -> Iterator:
-    """A session with two cores. Without Spark or Java its tests are skipped, unless PEEKLOCK_REQUIRE_SPARK=1."""
+def require() -> None:
+    """Skip a test that needs Spark and Java where one is missing, or fail it if PEEKLOCK_REQUIRE_SPARK=1."""
     if (lacking := missing()) is not None:
         if VARIABLES.get("PEEKLOCK_REQUIRE_SPARK") == "1":
             pytest.fail(f"needs {lacking}")
         pytest.skip(f"needs {lacking}")
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator:
+    """A session with two cores."""
+    require()
     from pyspark.sql import SparkSession
 
     os.environ["PYSPARK_PYTHON"] = sys.executable  # else workers are the system's python3

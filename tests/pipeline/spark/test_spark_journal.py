@@ -197,6 +197,25 @@ def test_a_stream_of_rows_becomes_messages_with_ids_of_their_positions(spark, se
     assert take_all(broker, "once") == []
 
 
+def test_of_two_streams_with_one_checkpoint_one_ends_and_nothing_is_doubled(spark, stream, journal, tmp_path):
+    first = stream({"processingTime": "0 seconds"}, startingOffsets="earliest", maxMessagesPerTrigger=50)
+    wait_for(lambda: any(each.numInputRows for each in first.recentProgress))
+    second = stream({"processingTime": "0 seconds"}, startingOffsets="earliest", maxMessagesPerTrigger=50)
+    try:
+        first.awaitTermination(30)
+        wait_for(lambda: second.recentProgress)
+        assert not first.isActive, "the newer one goes on, where the older one was"
+        wait_for(lambda: json.loads(second.recentProgress[-1].sources[0].endOffset)["0"]["offset"] == 250)
+        spark.conf.set("spark.sql.streaming.stopActiveRunOnRestart", "false")
+        with pytest.raises(Exception, match=str(second.id)):
+            stream(startingOffsets="earliest")
+        assert second.isActive
+    finally:
+        spark.conf.unset("spark.sql.streaming.stopActiveRunOnRestart")
+        second.stop()
+    assert written(spark, tmp_path) == grid(p0=(0, 250), p2=(0, 100))
+
+
 def test_a_stream_cannot_browse(spark, server, secret):
     source = with_options(spark.readStream, server, secret, mode="browse", entity="plain").load()
     with pytest.raises(Exception, match="mode=browse is for batch queries"):
