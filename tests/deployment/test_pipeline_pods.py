@@ -18,7 +18,7 @@ import pytest
 import yaml
 from manifests import KUBERNETES, ROOT, Object, built, named, of_kind
 
-from tests.brokers import free_ports
+from tests.brokers import Broker, free_ports
 from tests.caller import ALL_PODS, VARIABLES
 from tests.deployment.kubernetes_api import KubernetesApi
 from tests.deployment.node import Node, image_environment
@@ -101,18 +101,18 @@ def node(api: KubernetesApi, tmp_path: Path) -> Iterator[Node]:
         yield started
 
 
-def pod_of(cron_job: str) -> Object:
+def pod_of(cron_job: str, start: int) -> Object:
     """As Kubernetes makes it when the time has come."""
     found = named(objects(), "CronJob", cron_job)
     assert found
     template = json.loads(json.dumps(found["spec"]["jobTemplate"]["spec"]["template"]))
-    template["metadata"] |= {"name": f"{cron_job}-0", "namespace": found["metadata"]["namespace"]}
+    template["metadata"] |= {"name": f"{cron_job}-{start}", "namespace": found["metadata"]["namespace"]}
     return {"apiVersion": "v1", "kind": "Pod", **template}
 
 
-def ran(node: Node, api: KubernetesApi, cron_job: str, *more: str) -> int:
-    """The exit code of the pod of a CronJob, with more arguments."""
-    pod = pod_of(cron_job)
+def ran(node: Node, api: KubernetesApi, cron_job: str, *more: str, start: int = 0) -> int:
+    """The exit code of the pod of a start of a CronJob, with more arguments."""
+    pod = pod_of(cron_job, start)
     pod["spec"]["containers"][0]["args"] += more
     pod["status"] = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
     api.put("pods", pod["metadata"]["namespace"], pod)
@@ -143,7 +143,8 @@ def check_what_was_asked(api: KubernetesApi, node: Node) -> None:
     for each in made_pods(api):
         check_template(each)
         assert each["spec"]["serviceAccountName"] == "peeklock-pipeline"
-        assert [owner["name"].rpartition("-")[2] for owner in each["metadata"]["ownerReferences"]] == ["0"]
+        [owner] = each["metadata"]["ownerReferences"]
+        assert ("pods", "peeklock", owner["name"]) in api.objects  # with which it is removed
         assert list((node.directory(each) / "work-dir").iterdir()) == []
 
 
@@ -254,3 +255,31 @@ def test_a_driver_that_cluster_mode_made_runs_in_its_pod(api, node, tmp_path):
     done = submitted_in_cluster_mode(api, *(word for each in [*small, *ports] for word in ("--conf", each)))
     assert (done.returncode, "phase: Succeeded" in done.stderr) == (0, True), node.logs()
     assert "1 operations" in (report(tmp_path, "usage") / "report.html").read_text()
+
+
+@only_if_asked
+def test_a_stream_goes_on_where_its_last_pod_ended(api, node, tmp_path):
+    config = '[journal]\nmode = "bodies"\n[[queues]]\nname = "orders"\n'
+    config += '[[queues]]\nname = "orders-copy"\nrequires_duplicate_detection = true\n'
+    with Broker(tmp_path / "broker", config) as broker:
+        (tmp_path / "secret" / "connection-string").write_text(broker.connection_string)
+        for start, count in enumerate((100, 50)):
+            send(broker, count)
+            endpoint = f"http://localhost:{broker.http_port}"
+            assert ran(node, api, "mirror-orders", "--http-endpoint", endpoint, start=start) == 0, node.logs()
+        ids = [each["message_id"] for each in received(broker, "orders-copy")]
+        assert len(ids) == len(set(ids)) == 150
+    check_what_was_asked(api, node)
+
+
+def peeklock(broker: Broker, *arguments: str) -> str:
+    command = [sys.executable, "-m", "broker.cli", *arguments, "--connection-string", broker.connection_string]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True).stdout
+
+
+def send(broker: Broker, count: int) -> None:
+    peeklock(broker, "send", "orders", "--body", "x", "--count", str(count))
+
+
+def received(broker: Broker, queue: str) -> list[Object]:
+    return [json.loads(line) for line in peeklock(broker, "receive", queue, "--count", "1000").splitlines()]
