@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from bench import instructions, load
 from bench.features import FEATURES
+from bench.pipeline.groups import PIPELINE, PIPELINE_OF_COMMITS
 from bench.plan import KIB, Cell
 from bench.processes import Memory, command_of, role
 from bench.recording import Recorder
@@ -64,6 +65,10 @@ class Bench(Recorder):
         for group in [group for group in groups if group in FEATURES]:
             kind, feature = FEATURES[group]
             self._each_alone(plan.rounds, self._ours(kind), group, self._feature(feature))
+        for group in [group for group in groups if group in PIPELINE]:
+            kind, feature = PIPELINE[group]
+            makers = self._ours(kind) if group in PIPELINE_OF_COMMITS else self._ours(kind)[:1]
+            self._each_alone(plan.rounds, makers, group, self._feature(feature))
         if "backlog" in groups:
             for count in plan.backlogs:
                 self._each_alone(plan.backlog_rounds, self.makers, f"backlog of {count:,}", self._backlog(count))

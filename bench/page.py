@@ -35,6 +35,12 @@ TITLES = {
     "transactions": "Transactions",
     "partitioned": "Partitioned queue",
     "instructions": "Instructions",
+    "journal": "What a journal costs",
+    "capture": "Capture",
+    "spark-reads": "Reads by Spark",
+    "spark-latency": "Micro-batches of Spark",
+    "spark-sink": "Messages from Spark",
+    "audit": "Audit",
 }
 PLOTS = {
     "throughput": ("sizes", "links"),
@@ -86,7 +92,9 @@ def latest(documents: Sequence[Document]) -> list[Document]:
 
 def cost_group(cell: str) -> str:
     name = cell.partition("-")[0]
-    return name if name in ("unpipelined", "openloop", "partitioned") else "throughput"
+    if name == "spark":
+        return "spark-sink" if cell.startswith("spark-sink") else "spark-reads"
+    return name if name in ("unpipelined", "openloop", "partitioned", "journal") else "throughput"
 
 
 def page(documents: Sequence[Document], drawn: set[str]) -> str:

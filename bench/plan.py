@@ -70,6 +70,8 @@ class Plan:
     backlog_rounds: int = 1  # a round takes minutes for each broker
     sessions: int = 100_000
     ids: int = 1_000_000  # in the window of duplicate detection
+    pipeline_messages: int = 300_000  # of the journal, in each measurement of its capture and of Spark
+    audit_messages: int = 1_000_000  # with three rows each
     warm_up_rounds: int = 2
     warm_up_seconds: float = 8.0
     rest_seconds: float = 2.0  # before memory is read
@@ -97,6 +99,8 @@ class Plan:
             backlogs=(2000,),
             sessions=500,
             ids=2000,
+            pipeline_messages=2000,
+            audit_messages=6400,  # a hundred in each queue: one of them is dead-lettered
             warm_up_rounds=1,
             warm_up_seconds=0.3,
             rest_seconds=0.2,

@@ -103,6 +103,18 @@ def cpu_s(processes: Sequence[psutil.Process]) -> float:
     return total
 
 
+def cpu_s_with_ended(processes: Sequence[psutil.Process]) -> float:
+    """As `cpu_s`, with what was used by those children that have ended and for which they have waited."""
+    total = 0.0
+    for process in processes:
+        try:
+            times = process.cpu_times()
+        except psutil.NoSuchProcess:
+            continue
+        total += times.user + times.system + times.children_user + times.children_system
+    return total
+
+
 def cpu_s_by_role(processes: Sequence[psutil.Process]) -> dict[str, float]:
     """CPU seconds used so far by the living processes of each role."""
     used: dict[str, float] = {}

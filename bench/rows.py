@@ -52,9 +52,12 @@ def _rabbit_x(factor: float) -> Target:
     return _at_least(factor, RABBITMQ)
 
 
+ON_SPARK = ("spark-reads", "spark-latency", "spark-sink", "audit")
+PIPELINE = ("journal", "capture", *ON_SPARK)
 GROUPS = (
     *("throughput", "confirmed", "unpipelined", "openloop", "idle", "connections", "backlog"),
     *("topics", "sessions", "duplicates", "transactions", "partitioned", "instructions"),
+    *PIPELINE,
 )
 NOT_SLOWER = _at_least(1.0, BEFORE)
 MODE_NAMES = dict(zip(MODES, ("send", "receive, lock and complete", "send and receive at once"), strict=True))
@@ -196,6 +199,64 @@ _FEATURES = (
 )
 
 
+_JOURNAL_SHARES = {"events": 0.85, "bodies": 0.75}
+KEEPS_UP = 0.1  # of a run of five seconds the journal may be half a second behind
+
+
+def journal_rows() -> Iterator[Row]:
+    for mode, name in MODE_NAMES.items():
+        yield Row(f"journal-off-{mode}", "journal", f"1 KiB, 4 links: {name}, no journal", "msg/s")
+        for kind, share in _JOURNAL_SHARES.items():
+            made: tuple[tuple[str, str, str, tuple[Target, ...]], ...] = (
+                ("", f"  journal of {kind}", "msg/s", ()),
+                ("share-", "    of the rate without", "", (_at_least(share),)),
+                ("waiting-", "    rows that it lacked at the end, of all", "", (Target(KEEPS_UP),)),
+                ("whole-", "    with the time until it had them", "msg/s", ()),
+            )
+            for part, label, unit, targets in made:
+                yield Row(f"journal-{kind}-{part}{mode}", "journal", label, unit, targets)
+
+
+_PIPELINE = (
+    *journal_rows(),
+    Row("capture-message", "capture", "capture, bodies of 1 KiB: CPU of a message (3 rows)", "µs"),
+    Row("capture-row", "capture", "  of a row", "µs"),
+    Row("capture-processors", "capture", "  processors at 40,000 messages/s", "", (Target(0.5),)),
+    Row("capture-floor", "capture", "  pyarrow alone, the same rows: CPU of a message", "µs"),
+    Row("capture-of-floor", "capture", "  capture, of that", ""),
+    Row("capture-broker", "capture", "  the broker, which serves the rows: CPU of a message", "µs"),
+    Row("spark-stream", "spark-reads", "journal as a stream, 1 KiB", "row/s", (_at_least(60_000),)),
+    Row("spark-stream-rate", "spark-reads", "  Spark's rate source, rows of that size", "row/s"),
+    Row("spark-stream-share", "spark-reads", "  journal, of that", ""),
+    Row("spark-stream-narrow", "spark-reads", "  body, op and offset alone", "row/s"),
+    Row("spark-batch", "spark-reads", "journal in batch, 1 KiB", "row/s", (_at_least(60_000),)),
+    Row("spark-batch-range", "spark-reads", "  Spark's range, rows of that size", "row/s"),
+    Row("spark-batch-share", "spark-reads", "  journal, of that", ""),
+    Row("spark-captured", "spark-reads", "captured events", "row/s", (_at_least(300_000),)),
+    Row("spark-captured-files", "spark-reads", "  Spark's file source, the same files", "row/s"),
+    Row("spark-captured-share", "spark-reads", "  captured events, of that", ""),
+    Row("spark-latency-journal", "spark-latency", "journal, 400/s: micro-batch, p50", "ms", (Target(500),)),
+    Row("spark-latency-rate", "spark-latency", "  Spark's rate source", "ms"),
+    Row("spark-latency-of-rate", "spark-latency", "    journal, of that", ""),
+    Row("spark-latency-files", "spark-latency", "  Spark's file source, 10 files/s", "ms"),
+    Row("spark-latency-of-files", "spark-latency", "    journal, of that", ""),
+    Row("spark-latency-journal-event", "spark-latency", "journal, 400/s: event to end of its batch, p50", "ms"),
+    Row("spark-latency-rate-event", "spark-latency", "  Spark's rate source, which makes rows each second", "ms"),
+    Row("spark-latency-files-event", "spark-latency", "  Spark's file source", "ms"),
+    Row("spark-sink", "spark-sink", "Spark writes messages of 1 KiB to a queue", "msg/s", (_at_least(15_000),)),
+    Row("spark-sink-ids", "spark-sink", "  with duplicate detection", "msg/s", (_at_least(15_000),)),
+    Row("spark-sink-files", "spark-sink", "  the same rows as Parquet", "row/s"),
+    Row("spark-sink-share", "spark-sink", "    queue, of that", ""),
+    Row("spark-sink-ids-share", "spark-sink", "    queue with duplicate detection, of that", ""),
+    Row("audit-audit", "audit", "exact audit, without the start of Spark", "s", (Target(30),)),
+    Row("audit-count", "audit", "  messages counted by queue and number, the same files", "s"),
+    Row("audit-ratio", "audit", "  audit, over that", ""),
+    Row("audit-audit-cpu", "audit", "exact audit: CPU", "s"),
+    Row("audit-count-cpu", "audit", "  messages counted by queue and number", "s"),
+    Row("audit-ratio-cpu", "audit", "  audit, over that", ""),
+)
+
+
 def rows(plan: Plan) -> tuple[Row, ...]:
     """All that can be measured by the plan, in the order of the table."""
     return (
@@ -206,6 +267,7 @@ def rows(plan: Plan) -> tuple[Row, ...]:
         *_ALONE,
         *(row for count in plan.backlogs for row in backlog_rows(count)),
         *_FEATURES,
+        *_PIPELINE,
     )
 
 
@@ -218,7 +280,13 @@ def cell_labels(plan: Plan) -> dict[str, str]:
         for mode, name in MODE_NAMES.items()
         for kind, queue in (("-plain", "plain queue"), ("", "partitioned queue"))
     } | {f"partitioned-default-{mode}": f"default settings, plain queue: {name}" for mode, name in MODE_NAMES.items()}
-    return throughput | partitioned | {"unpipelined": "one send at a time, 1 KiB"} | open_loops
+    journals = {
+        f"journal-{kind}-{mode}": f"1 KiB, 4 links, {said}: {name}"
+        for mode, name in MODE_NAMES.items()
+        for kind, said in (("off", "no journal"), ("events", "journal of events"), ("bodies", "journal of bodies"))
+    }
+    on_spark = {row.key: row.label.strip() for row in _PIPELINE if row.group in ON_SPARK}
+    return journals | on_spark | throughput | partitioned | {"unpipelined": "one send at a time, 1 KiB"} | open_loops
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,10 @@ from bench import load
 from bench.artemis import Artemis
 from bench.document import Document, Run, document
 from bench.measure import Bench, Maker
+from bench.pipeline import spark
 from bench.plan import MODES, Plan, Shape
 from bench.rabbitmq import RabbitMQ
-from bench.rows import BEFORE, GROUPS, PEEKLOCK
+from bench.rows import BEFORE, GROUPS, ON_SPARK, PEEKLOCK, PIPELINE
 from bench.servers import ROOT, PeeklockInOneProcess, ServerFailed, ServerMissing
 from bench.table import table
 
@@ -31,8 +32,9 @@ PEERS: dict[str, tuple[Callable[[], object], Maker]] = {
 DEFAULT_PEERS = ("rabbitmq", "artemis")
 GIVEN = (
     *("rounds", "seconds", "modes", "sizes", "shapes", "cross", "rates", "rate_seconds", "connections", "backlogs"),
-    *("backlog_rounds", "sessions", "ids", "warm_up_rounds", "warm_up_seconds"),
+    *("backlog_rounds", "sessions", "ids", "pipeline_messages", "audit_messages", "warm_up_rounds", "warm_up_seconds"),
 )
+PIPELINE_ROWS = "pipeline"  # all groups of rows of the pipeline
 WIDE = 220  # columns where the output is no terminal
 
 
@@ -67,7 +69,11 @@ def rate(text: str) -> str:
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.run", description=__doc__)
     add = parser.add_argument
-    add("--rows", default=",".join(GROUPS), help=f"comma-separated groups (default: all: {','.join(GROUPS)})")
+    add(
+        "--rows",
+        default=",".join(GROUPS),
+        help=f"comma-separated groups (default: all: {','.join(GROUPS)}); {PIPELINE_ROWS}: {','.join(PIPELINE)}",
+    )
     add(
         "--peers",
         default=",".join(DEFAULT_PEERS),
@@ -87,6 +93,8 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--connections", type=int, help="idle connections (default 5,000)")
     add("--sessions", type=int, help="sessions of 10 messages each (default 100,000)")
     add("--ids", type=int, help="in the window of duplicate detection (default 1,000,000)")
+    add("--pipeline-messages", type=int, help="in each measurement of capture and Spark (default 300,000)")
+    add("--audit-messages", type=int, help="of which the ledger of an audit tells (default 1,000,000)")
     add("--warm-up-rounds", type=int, help="runs of `both` before anything counts (default 2)")
     add("--warm-up-seconds", type=float, help="duration of each (default 8)")
     add("--quick", action="store_true", help="everything tiny: shows that the bench works, no more")
@@ -96,7 +104,8 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     add("--check", action="store_true", help="exit with 1 when a target is missed")
     options = parser.parse_args(argv)
-    options.rows = options.rows.split(",")
+    asked = options.rows.split(",")
+    options.rows = [group for name in asked for group in (PIPELINE if name == PIPELINE_ROWS else (name,))]
     options.peers = [] if options.peers == "none" else options.peers.split(",")
     for given, known, what in ((options.rows, GROUPS, "rows"), (options.peers, PEERS, "peers")):
         if unknown := set(given) - set(known):
@@ -120,6 +129,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         tools = load.build()
         for name in options.peers:
             PEERS[name][0]()
+        if set(options.rows) & set(ON_SPARK):
+            spark.find()
     except (load.LoadToolMissing, ServerMissing) as problem:
         console.print(str(problem), style="red", markup=False)
         return 2

@@ -214,6 +214,7 @@ class Peeklock(Server):
     """
 
     name = "Peeklock"
+    http_port = "off"
     durable = (
         "in the worker's log (in the partition's store, before there were logs), synced; messages that arrive together"
         " share a sync. Completions are synced likewise"
@@ -240,12 +241,20 @@ class Peeklock(Server):
     def _command(self) -> tuple[list[str], dict[str, str]]:
         config = self.directory / "peeklock.toml"
         config.write_text("\n".join([*self._settings(), *self._entities()]))
-        command = [self._interpreter(), "-m", "broker.cli", "serve", "--config", str(config), "--emulator"]
+        command = [self.interpreter, "-m", "broker.cli", "serve", "--config", str(config), "--emulator"]
         command += ["--data-dir", str(self.data_dir)]
-        command += ["--amqp-port", str(self.endpoint.port), "--ops-port", str(self.ops_port), "--http-port", "off"]
+        command += [
+            "--amqp-port",
+            str(self.endpoint.port),
+            "--ops-port",
+            str(self.ops_port),
+            "--http-port",
+            self.http_port,
+        ]
         return command, {"PYTHONPATH": str(self.root)}
 
-    def _interpreter(self) -> str:
+    @property
+    def interpreter(self) -> str:
         own = self.root / ".venv" / "bin" / "python"
         return str(own) if self.root != ROOT and own.exists() else sys.executable
 

@@ -13,6 +13,10 @@ _COUNTERS: Final = {  # key of the snapshot: name, help
     "rows": ("rows", "Rows that were written to the journal."),
     "read_bytes": ("read_bytes", "Bytes of logged turns that were read for the journal."),
     "dropped_files": ("dropped_files", "Journal files that were deleted: they were old, or took too much of the disk."),
+    "dropped_unread_files": (
+        "dropped_unread_files",
+        "Journal files that were deleted although a consumer of journal.hold_for had not read them.",
+    ),
     "gaps": ("gaps", "Gaps that the journal has, each with a row that says why."),
     "unfounded": ("unfounded_events", "Events of messages leaving a queue that did not leave it; left out."),
 }
@@ -44,6 +48,11 @@ def families(snapshot: Mapping[str, Any] | None) -> Iterator[Metric]:
         for worker, value in sorted(snapshot[key].items()):
             family.add_metric([worker], value)
         yield family
+    text = "Rows in the journal that a consumer has not read, as far as it has told."
+    family = GaugeMetricFamily("peeklock_journal_consumer_lag_rows", text, labels=["consumer"])
+    for consumer, rows in snapshot["consumers_behind"].items():
+        family.add_metric([consumer], rows)
+    yield family
     for key, (name, text) in _OF_PARTITIONS.items():
         family = GaugeMetricFamily(f"peeklock_journal_{name}", text, labels=["partition"])
         for partition, values in sorted(snapshot["partitions"].items()):

@@ -1,4 +1,4 @@
-"""Writes files so that after a power cut they are complete or not there at all."""
+"""Writes files so that after a power cut they are complete or not there at all, and asks how much room there is."""
 
 import os
 from pathlib import Path
@@ -14,6 +14,12 @@ def write_file(path: Path, content: bytes, mode: int = 0o600) -> None:
         os.fsync(file.fileno())
     partial.rename(path)
     sync_directory(path.parent)
+
+
+def free_disk_bytes(path: Path) -> int:
+    """Of the file system that has this file or directory. Raises OSError."""
+    found = os.statvfs(path)
+    return found.f_bavail * found.f_frsize
 
 
 def sync_file(path: Path) -> None:

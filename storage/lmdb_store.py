@@ -19,7 +19,7 @@ from typing import Any, NoReturn, Self
 
 import lmdb
 
-from storage.durable import sync_directory
+from storage.durable import free_disk_bytes, sync_directory
 from storage.file_lock import FileLock, FileLocked
 from storage.mapped_pages import MappedPages
 from storage.pages import PageFinding, RootReplaced, check_pages
@@ -100,12 +100,6 @@ class StoreInUse(StoreError):
     """Another process has this store open."""
 
 
-def _free_disk_bytes(path: Path) -> int:
-    """Raises OSError."""
-    disk = os.statvfs(path)
-    return disk.f_bavail * disk.f_frsize
-
-
 def store_error(path: Path, doing: str, error: Exception) -> StoreError:
     """The error for the caller when LMDB or the system failed while `doing` something at `path`, which exists."""
     number = error.errno if isinstance(error, OSError) else getattr(error, "code", None)
@@ -113,7 +107,7 @@ def store_error(path: Path, doing: str, error: Exception) -> StoreError:
         return StoreDamaged(f"{path}: {doing}: {error}")
     full = isinstance(error, (lmdb.MapFullError, lmdb.DiskError)) or number in (ENOSPC, EDQUOT)
     # LMDB reports a short write as EIO, and on most full disks a write is short.
-    full = full or (number == EIO and _free_disk_bytes(path) < FULL_DISK_BYTES)
+    full = full or (number == EIO and free_disk_bytes(path) < FULL_DISK_BYTES)
     return (StoreFull if full else StoreError)(f"{path}: {doing}: {error}")
 
 
@@ -576,7 +570,7 @@ class LmdbStore(Store):
     def capacity_bytes(self, spare_bytes: int = 0) -> int:
         """The size of the map; or of the pages used so far plus the free disk space less `spare_bytes`, if smaller."""
         try:
-            possible_bytes: int = (self._env.info()["last_pgno"] + 1) * PAGE_BYTES + _free_disk_bytes(self.path)
+            possible_bytes: int = (self._env.info()["last_pgno"] + 1) * PAGE_BYTES + free_disk_bytes(self.path)
         except OSError as error:
             self._failed("statistics", error)
         return min(self._map_size_bytes, possible_bytes - spare_bytes)

@@ -6,6 +6,8 @@ the root key, which is a secret, nor files that only a running broker needs, nor
 """
 
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,13 +17,14 @@ from storage.data_dir import (
     LOCK_FILE,
     MOUNT_TABLE,
     PARTITIONS,
+    DataDirectoryLocked,
     Description,
     partition_path,
     read_description,
     refuse_network_file_system,
 )
 from storage.durable import sync_directory, sync_file, write_file
-from storage.file_lock import FileLock
+from storage.file_lock import FileLock, FileLocked
 from storage.findings import PartitionReport, Problem
 from storage.lmdb_store import DATA_FILE, OWNER_LOCK_FILE, check_store_pages, renew_store_id
 from storage.lmdb_store import LOCK_FILE as TABLES_LOCK_FILE
@@ -29,6 +32,8 @@ from storage.log.reading import LogDamaged
 from storage.log.snapshot import Snapshot
 from storage.store import StoreError
 from storage.verification import verify_snapshot
+
+UNFINISHED = "unfinished"  # a file in a directory that is being made into a data directory
 
 
 class MaintenanceError(Exception):
@@ -77,7 +82,7 @@ def verify(path: Path) -> Report:
     partition whose latest changes are in it.
     """
     description = _description(path)
-    return Report(tuple(_verify_partition(path, partition) for partition in description.here))
+    return Report(tuple(verify_partition(path, partition) for partition in description.here))
 
 
 def backup(source: Path, target: Path) -> int:
@@ -128,6 +133,44 @@ def restore(source: Path, data_directory: Path) -> int:
     return copied_bytes
 
 
+@contextmanager
+def new_data_directory(path: Path, partitions: int) -> Iterator[Path]:
+    """Let the block make the stores of all partitions in the directory `path`, missing or empty, which it has locked.
+
+    A broker refuses the directory until the block has ended. If the block fails, nothing is left of them. If the
+    process is killed meanwhile, a file says so, and the next call begins anew. Raises TargetNotEmpty,
+    NetworkFileSystem, DataDirectoryLocked, OSError.
+    """
+    path = path.absolute()
+    marker = path / UNFINISHED
+    if not marker.exists() or (path / DESCRIPTION_FILE).exists():
+        _refuse_unless_empty(path)
+    refuse_network_file_system(path, MOUNT_TABLE)
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        lock = FileLock(path / LOCK_FILE)
+    except FileLocked as error:
+        raise DataDirectoryLocked(path, error.pid) from error
+    try:
+        write_file(marker, b"")
+        shutil.rmtree(path / PARTITIONS, ignore_errors=True)
+        (path / PARTITIONS).mkdir(mode=0o700)
+        try:
+            yield path
+        except BaseException:
+            shutil.rmtree(path / PARTITIONS)
+            marker.unlink()
+            (path / LOCK_FILE).unlink()
+            raise
+        sync_directory(path / PARTITIONS)
+        write_file(path / DESCRIPTION_FILE, Description(partitions).to_json())
+        marker.unlink()
+        sync_directory(path)
+        sync_directory(path.parent)
+    finally:
+        lock.release()
+
+
 def _copy(source: Path, target: Path, description: Description) -> int:
     """Copy and sync all partitions, and last the description, without which the copy is no data directory.
 
@@ -158,7 +201,7 @@ def _copy_store(source: Path, target: Path) -> None:
         (target / name).unlink(missing_ok=True)
 
 
-def _verify_partition(path: Path, partition: int) -> PartitionReport:
+def verify_partition(path: Path, partition: int) -> PartitionReport:
     """Verify the pages, then the records on them. LMDB takes part in both, so each has a process of its own."""
     directory = partition_path(path, partition)
     report = PartitionReport(partition)

@@ -96,8 +96,12 @@ class OwnDisk:
         found = os.statvfs(self.seen)
         return found.f_bavail * found.f_frsize
 
-    def fill(self) -> None:
-        """Leave nothing free, by a file of somebody else."""
+    def fill(self, leave_bytes: int = 0) -> None:
+        """Leave nothing free, or about so much, by a file of somebody else."""
+        if leave_bytes:
+            with (self.seen / "somebody-else").open("ab") as file:
+                os.posix_fallocate(file.fileno(), 0, self.free_bytes() - leave_bytes)
+            return
         with (self.seen / "somebody-else").open("ab", buffering=0) as file:
             for size in (MIB, 4096):
                 try:

@@ -126,10 +126,30 @@ MAY_IMPORT = {
         "broker.settings.addresses",
         "broker.settings.placement",
     },
-    "broker.cli.jobs": {"broker.cli", "pipeline.jobs"},
     "pipeline": {"protocol", "pipeline"},
     # Reports, on whatever machine runs Spark: they read captures, and no broker's stores.
     "pipeline.jobs": {"pipeline.jobs", "pyspark_peeklock", "storage.capture"},
+    "pipeline.jobs.running": {"pipeline.jobs", "pyspark_peeklock", "protocol.client.errors"},
+    # Those that change data are clients of a broker, as commands are.
+    "pipeline.jobs.completing": {"broker.cli.progress", "broker.cli.taking", "protocol", "pyspark_peeklock"},
+    "pipeline.jobs.destination": {"broker.administration", "broker.atom", "pipeline.jobs", "pyspark_peeklock"},
+    "pipeline.jobs.drain": {
+        "broker.administration",
+        "broker.pairing",
+        "pipeline.jobs",
+        "protocol.client",
+        "protocol.conditions",
+        "pyspark_peeklock",
+    },
+    "pipeline.jobs.draining": {
+        "broker.logging",
+        "broker.pairing",
+        "broker.settings.config",
+        "protocol.client",
+        "pyspark_peeklock",
+    },
+    "pipeline.jobs.repairing": {"broker.cli.messages", "protocol", "pyspark_peeklock"},
+    "pipeline.jobs.resubmit": {"pipeline.jobs", "protocol.errors", "pyspark_peeklock"},
     # What a client of a broker needs, on machines that have none: no broker, no storage.
     "pyspark_peeklock": {
         "pyspark_peeklock",
@@ -142,6 +162,8 @@ MAY_IMPORT = {
         "protocol.nodes.sas_tokens",
         "protocol.symbols",
     },
+    # Only where a query names a capture.
+    "pyspark_peeklock.captures": {"pyspark_peeklock", "storage.capture", "storage.journal.entities"},
     # Spark imports these in every session, and the first two also where pyspark or pyarrow is missing.
     "pyspark_peeklock.readiness": set(),
     "pyspark_peeklock.options": {"pyspark_peeklock.errors", "protocol.client.connection_string"},

@@ -9,7 +9,7 @@ import json
 import re
 import ssl
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 from urllib.parse import urlencode
@@ -23,6 +23,7 @@ from storage.capture.errors import OutOfRetention, SourceFailed, SourceRefused
 from storage.capture.source import Extent, Extents
 
 PATH: Final = "/$journal"
+ENTITIES_PATH: Final = f"{PATH}/entities"
 NEXT_OFFSET: Final = "X-Peeklock-Next-Offset"
 ROWS_TYPE: Final = "application/vnd.apache.arrow.stream"
 ANSWER_SECONDS: Final = 30.0  # for a connection, and for each part of an answer
@@ -30,6 +31,7 @@ TOKEN_SECONDS: Final = 3600
 ANSWER_BYTES: Final = 16 << 20  # of rows, in one answer; a single row may have more
 READ_BYTES: Final = 256 << 10
 MAX_DOCUMENT_BYTES: Final = 4 << 20  # of an answer in JSON
+MAX_DEFINITIONS_BYTES: Final = 256 << 20
 _EPOCH: Final = re.compile(r"[0-9a-f]{16}")
 _MAX_OFFSET: Final = (1 << 63) - 1
 
@@ -42,10 +44,13 @@ class HttpJournal:
         address: Address,
         credentials: Credentials,
         trust: ssl.SSLContext,
+        consumer: str,
         *,
         answer_seconds: float = ANSWER_SECONDS,
         clock: Callable[[], float] = time.time,
     ) -> None:
+        """`consumer` is the name by which it tells the broker what it has."""
+        self._consumer = consumer
         self._address = address
         self._credentials = credentials
         self._clock = clock
@@ -65,6 +70,22 @@ class HttpJournal:
             if answer.status != 200:
                 raise self._refusal(answer)
             return self._extents(self._document(answer))
+
+    def definitions(self) -> dict[str, Any] | None:
+        """Of all entities and rules; None if the broker is of a version that does not tell them.
+
+        Raises SourceFailed, SourceRefused.
+        """
+        with self._asked(ENTITIES_PATH) as answer:
+            if answer.status in (400, 404):
+                answer.read()
+                return None
+            if answer.status != 200:
+                raise self._refusal(answer)
+            document = self._document(answer, MAX_DEFINITIONS_BYTES)
+        if not isinstance(document, dict) or not isinstance(document.get("entities"), list):
+            raise self._failed("the answer describes no entities")
+        return document
 
     def rows(self, partition: int, epoch: str, first: int, end: int) -> Generator[pa.RecordBatch, None, None]:
         """Rows of the offsets first <= offset < end. Raises SourceFailed, SourceRefused, OutOfRetention."""
@@ -86,6 +107,15 @@ class HttpJournal:
                 return
             first = at
 
+    def tell(self, captured: Sequence[Extent]) -> None:
+        """Raises SourceFailed, SourceRefused."""
+        told = [{"partition": each.partition, "epoch": each.epoch, "offset": each.stable} for each in captured]
+        document = json.dumps({"partitions": told}).encode()
+        with self._asked(f"{PATH}/consumers/{self._consumer}", document) as answer:
+            if answer.status != 200:
+                raise self._refusal(answer)
+            answer.read(MAX_DOCUMENT_BYTES)
+
     def _batches(self, answer: http.client.HTTPResponse) -> Iterator[pa.RecordBatch]:
         try:
             with pa.ipc.open_stream(pa.PythonFile(io.BufferedReader(answer, READ_BYTES), mode="r")) as reader:
@@ -94,14 +124,14 @@ class HttpJournal:
             raise self._failed(f"the answer is no Arrow stream: {error}") from None
 
     @contextmanager
-    def _asked(self, target: str) -> Iterator[http.client.HTTPResponse]:
-        """The answer to a GET. If it is not read to its end, the connection is closed."""
+    def _asked(self, target: str, told: bytes | None = None) -> Iterator[http.client.HTTPResponse]:
+        """The answer to a GET, or to a PUT of what is told. If it is not read to its end, the connection is closed."""
         headers = {"Accept": f"application/json, {ROWS_TYPE}"}
         if token := self._token():
             headers["Authorization"] = token
         complete = False
         try:
-            answer = self._answer(target, headers)
+            answer = self._answer(target, told, headers)
             yield answer
             answer.read(1)  # behind the Arrow stream nothing is left but the end of the answer
             complete = answer.isclosed()
@@ -117,17 +147,18 @@ class HttpJournal:
             if not complete:
                 self._connection.close()
 
-    def _answer(self, target: str, headers: dict[str, str]) -> http.client.HTTPResponse:
+    def _answer(self, target: str, told: bytes | None, headers: dict[str, str]) -> http.client.HTTPResponse:
         """Asks again on a new connection, if the broker has closed the old one since the last answer."""
         is_new = self._connection.sock is None
+        method = "GET" if told is None else "PUT"
         try:
-            self._connection.request("GET", target, headers=headers)
+            self._connection.request(method, target, body=told, headers=headers)
             return self._connection.getresponse()
         except (ConnectionError, http.client.RemoteDisconnected, http.client.CannotSendRequest):
             self._connection.close()
             if is_new:
                 raise
-            self._connection.request("GET", target, headers=headers)
+            self._connection.request(method, target, body=told, headers=headers)
             return self._connection.getresponse()
 
     def _token(self) -> str:
@@ -138,8 +169,8 @@ class HttpJournal:
                 return token
         return ""
 
-    def _document(self, answer: http.client.HTTPResponse) -> Any:
-        text = answer.read(MAX_DOCUMENT_BYTES)
+    def _document(self, answer: http.client.HTTPResponse, max_bytes: int = MAX_DOCUMENT_BYTES) -> Any:
+        text = answer.read(max_bytes)
         try:
             return json.loads(text)
         except (ValueError, RecursionError):

@@ -1,6 +1,7 @@
 """A capture as a service: it waits for a broker or a file system that is away, and says at any time how it fares."""
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
@@ -42,7 +43,10 @@ class CaptureService:
         wishes: Wishes,
         *,
         poll_seconds: float = POLL_SECONDS,
+        definitions: Callable[[], dict[str, Any] | None] | None = None,
     ) -> None:
+        """`definitions`: as of `storage.capture.following.Follower`."""
+        self._definitions = definitions
         self._source = source
         self._place = place
         self._options = options
@@ -86,6 +90,7 @@ class CaptureService:
             self.counters,
             skips_lost=self._wishes.skips_lost,
             should_stop=self._stopping.is_set,
+            definitions=self._definitions,
         )
         self._reached()
         try:

@@ -316,11 +316,42 @@ def backup(
 
 @app.command()
 def restore(
-    source: Annotated[Path, typer.Argument(metavar="BACKUP", help="A directory that `peeklock backup` wrote.")],
+    source: Annotated[
+        Path | None, typer.Argument(metavar="BACKUP", help="A directory that `peeklock backup` wrote.")
+    ] = None,
+    from_capture: Annotated[
+        str | None,
+        typer.Option("--from-capture", metavar="URL", help="In place of a backup: what `peeklock capture` wrote."),
+    ] = None,
+    until: Annotated[
+        str | None,
+        typer.Option(
+            "--until", metavar="TIME", help="Of a capture: as it was then (RFC 3339); else all that was captured."
+        ),
+    ] = None,
+    allow_gaps: Annotated[
+        bool,
+        typer.Option("--allow-gaps", help="Restore what is known if the capture does not have everything."),
+    ] = False,
     config: ConfigOption = None,
     data_dir: DataDirOption = None,
 ) -> None:
-    """Verify a backup and copy it to the data directory, which must be missing or empty."""
+    """Verify a backup and copy it to the data directory, which must be missing or empty.
+
+    With --from-capture, rebuild it from the captured journal, which must have bodies.
+    """
+    if (source is None) == (from_capture is None):
+        raise typer.BadParameter("name either a backup or --from-capture", param_hint="BACKUP")
+    if from_capture is not None:
+        from broker.cli.restoring import restore_capture
+
+        with _failures():
+            settings = _load(config, data_dir=data_dir).settings
+            restore_capture(from_capture, settings, until, allow_gaps=allow_gaps)
+        return
+    if until is not None or allow_gaps:
+        raise typer.BadParameter("is for --from-capture", param_hint="--until, --allow-gaps")
+    assert source is not None
     from storage.maintenance import restore as restore_backup
 
     with _failures():

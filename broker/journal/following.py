@@ -16,14 +16,16 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from errno import EDQUOT, ENOSPC
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+from broker.journal.consumers import Consumers, Progress
 from broker.journal.properties import DECODING
 from broker.journal.state import read_names, write_names
 from broker.logging import get_logger
 from broker.repeated_warning import RepeatedWarning
 from storage.data_dir import JOURNAL
-from storage.journal.files import ROLL_BYTES, JournalFull, PartitionJournal
+from storage.durable import free_disk_bytes
+from storage.journal.files import ROLL_BYTES, JournalFull, Oldest, PartitionJournal
 from storage.journal.frames import Made
 from storage.journal.rows import Modes, Queues, Rows
 from storage.log.follower import durable_lsn, position_path, read_position, write_position
@@ -48,6 +50,7 @@ class Counters:
     rows: int = 0
     read_bytes: int = 0  # of payloads of frames that became rows
     dropped_files: int = 0
+    dropped_unread_files: int = 0  # of them: those that a consumer for whom files are kept had not read
     gaps: int = 0  # rows `truncated` that were written
     unfounded: int = 0
     is_full: bool = False
@@ -55,26 +58,36 @@ class Counters:
     behind: dict[int, int] = field(default_factory=dict)  # by worker: turns that are logged and not journaled
 
 
+class Retention(NamedTuple):
+    """Files are deleted when they are older than `seconds`, or when all take more than `size`, in bytes; those that
+    consumers need only when all take more than `held_size`, or when the disk has no room."""
+
+    seconds: float
+    size: int
+    held_size: int
+    spare_disk_bytes: int = 0  # files are deleted while less of the disk is free
+
+
 class Follower:
-    """All logs and all journals of a data directory. One thread calls all methods but `journals` and `lag_seconds`."""
+    """All logs and all journals of a data directory. One thread calls all methods but `journals`."""
 
     def __init__(
         self,
         directory: Path,
         workers: int,
         modes: Modes,
+        retention: Retention,
+        consumers: Consumers,
         *,
-        retention_seconds: float,
-        retention_bytes: int,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """`workers` are those that run; logs of others are read first, to their ends. Nothing is opened yet."""
         self._directory = directory
         self._workers = workers
         self._modes = modes
-        self._retention_seconds = retention_seconds
-        self._retention_bytes = retention_bytes
-        self._roll_bytes = min(ROLL_BYTES, retention_bytes // 8)
+        self._retention = retention
+        self._consumers = consumers
+        self._roll_bytes = min(ROLL_BYTES, retention.size // 8)
         self._clock = clock
         self.counters = Counters()
         self._journals: dict[int, PartitionJournal] = {}
@@ -105,6 +118,8 @@ class Follower:
         self._queues = Queues(self._modes, read_names(self._directory))
 
     def close(self) -> None:
+        """Raises OSError."""
+        self._consumers.save()
         for tail in self._tails.values():
             tail.close()
         for journal in self._journals.values():
@@ -126,6 +141,7 @@ class Follower:
         """One batch of each log. True if there may be more at once."""
         self._look_for_logs()
         self._retain()
+        self._leave_room()
         is_busy = False
         for worker, tail in self._tails.items():
             if worker < self._workers and self._older_are_busy:
@@ -303,22 +319,40 @@ class Follower:
         if abs(now_s - self._retained_at) < RETENTION_SECONDS:
             return
         self._retained_at = now_s
-        before_s = now_s - self._retention_seconds
+        before_s = now_s - self._retention.seconds
         for partition, journal in self._journals.items():
             with suppress(JournalFull):  # what is old goes as soon as there is room for its successor
                 journal.retire(before_s, now_s)
-            while (oldest := journal.oldest()) is not None and oldest[0] < before_s:
+            while (oldest := journal.oldest()) is not None and oldest.changed_s < before_s:
+                if self._is_needed(partition, oldest):
+                    break
                 self._drop(partition, "older than journal.retention_hours")
-        while sum(journal.bytes for journal in self._journals.values()) > self._retention_bytes:
-            if not self._drop_oldest("journal.retention_bytes is reached"):
+        while self._size() > self._retention.size:
+            if not self._drop_oldest("journal.retention_bytes is reached", spares_needed=True):
                 break
+        while self._size() > self._retention.held_size:
+            if not self._drop_oldest("journal.held_bytes is reached"):
+                break
+        self._consumers.save()
 
-    def _drop_oldest(self, reason: str) -> bool:
-        """Delete the oldest file of all partitions. False if there are none but those that are written."""
+    def _leave_room(self) -> None:
+        """Messages need the room of a disk that is almost full. Raises OSError."""
+        while free_disk_bytes(self._directory) < self._retention.spare_disk_bytes:
+            if not self._drop_oldest("the disk is almost full"):
+                return
+
+    def _size(self) -> int:
+        return sum(journal.bytes for journal in self._journals.values())
+
+    def _is_needed(self, partition: int, oldest: Oldest) -> bool:
+        return self._consumers.is_needed(partition, Progress(oldest.next_epoch, oldest.next_offset))
+
+    def _drop_oldest(self, reason: str, *, spares_needed: bool = False) -> bool:
+        """Delete the oldest file of all partitions. False if there are none but those that are written, or needed."""
         candidates = [
-            (oldest[0], partition)
+            (oldest.changed_s, partition)
             for partition, journal in self._journals.items()
-            if (oldest := journal.oldest()) is not None
+            if (oldest := journal.oldest()) is not None and not (spares_needed and self._is_needed(partition, oldest))
         ]
         if not candidates:
             return False
@@ -326,9 +360,16 @@ class Follower:
         return True
 
     def _drop(self, partition: int, reason: str) -> None:
-        path = self._journals[partition].drop_oldest()
+        journal = self._journals[partition]
+        oldest = journal.oldest()
+        is_needed = oldest is not None and self._is_needed(partition, oldest)
+        path = journal.drop_oldest()
         self.counters.dropped_files += 1
-        log.warning("journal file deleted", file=str(path), reason=reason)
+        if is_needed:
+            self.counters.dropped_unread_files += 1
+            log.error("journal file deleted that a consumer had not read", file=str(path), reason=reason)
+        else:
+            log.warning("journal file deleted", file=str(path), reason=reason)
 
 
 class _Batch:

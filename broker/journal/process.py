@@ -15,7 +15,8 @@ from typing import Any
 from broker.child import Instructions, announce_ready
 from broker.gateway.reports import report_at
 from broker.gateway.running import keep_beating, serve_beside, set_at_sigterm
-from broker.journal.following import Follower
+from broker.journal.consumers import Consumers
+from broker.journal.following import Follower, Retention
 from broker.journal.serving import Serving
 from broker.logging import get_logger
 from broker.metrics import process_usage
@@ -39,14 +40,21 @@ class JournalProcess:
         self._beat = beat
         journal = self._settings.journal
         modes = {pattern: Mode(mode) for pattern, mode in journal.modes.items()}
+        self._consumers = Consumers(Path(), journal.hold_for)
         self.follower = Follower(
             Path(),
             self._settings.worker_count,
             Modes(Mode(journal.mode), modes),
-            retention_seconds=journal.retention_hours * 3600.0,
-            retention_bytes=journal.retention_bytes,
+            Retention(
+                journal.retention_hours * 3600.0,
+                journal.retention_bytes,
+                journal.held_bytes,
+                # Before workers refuse messages.
+                2 * self._settings.store.min_free_disk_bytes,
+            ),
+            self._consumers,
         )
-        self._serving = Serving(self._settings.namespace, lambda: self.follower.journals)
+        self._serving = Serving(self._settings.namespace, lambda: self.follower.journals, self._consumers)
         self._stopping = asyncio.Event()
 
     # -- what is reported
@@ -62,6 +70,7 @@ class JournalProcess:
             "rows": counters.rows,
             "read_bytes": counters.read_bytes,
             "dropped_files": counters.dropped_files,
+            "dropped_unread_files": counters.dropped_unread_files,
             "gaps": counters.gaps,
             "unfounded": counters.unfounded,
             "is_full": counters.is_full,
@@ -75,6 +84,7 @@ class JournalProcess:
                 str(partition): {"low": journal.low, "stable": journal.stable, "bytes": journal.bytes}
                 for partition, journal in self.follower.journals.items()
             },
+            "consumers_behind": {name: self._serving.rows_behind(each) for name, each in self._consumers.all().items()},
             "restarts": self._restarts,
             **process_usage(),
         }

@@ -2,11 +2,13 @@
 
     GET /$journal                                                                  which offsets there are, as JSON
     GET /$journal/{partition}?epoch=&from=&to=[&entity=][&records=0|1][&maxBytes=]   rows, as a stream of Arrow's IPC
+    PUT, DELETE /$journal/consumers/{name}                                         how far a consumer is, as JSON
 
 Errors are JSON with `error`; the gateway makes its own form of 400 and 404.
 """
 
 import asyncio
+import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
@@ -14,6 +16,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
+from broker.journal.consumers import MAX_CONSUMERS, NAME, Consumers, Progress, TooManyConsumers
 from broker.logging import get_logger
 from storage.journal.batches import stream
 from storage.journal.files import EPOCH_BYTES, OutOfRetention, PartitionJournal
@@ -26,6 +29,7 @@ MAX_READERS: Final = 32  # at once
 MAX_PATTERN_CHARACTERS: Final = 1024
 _MAX_OFFSET: Final = (1 << 63) - 1
 _PATH: Final = "/$journal"
+_CONSUMERS: Final = f"{_PATH}/consumers/"
 
 log = get_logger("journal")
 
@@ -37,10 +41,13 @@ class _Refused(Exception):
 
 
 class Serving:
-    def __init__(self, namespace: str, journals: Callable[[], Mapping[int, PartitionJournal]]) -> None:
+    def __init__(
+        self, namespace: str, journals: Callable[[], Mapping[int, PartitionJournal]], consumers: Consumers
+    ) -> None:
         """`journals` by partition, as of now."""
         self._namespace = namespace
         self._journals = journals
+        self._consumers = consumers
         self.readers = 0
 
     def server(self) -> web.Server:
@@ -50,6 +57,8 @@ class Serving:
         try:
             if request.path == _PATH:
                 return web.json_response(self._overview())
+            if request.path.startswith(_CONSUMERS):
+                return await self._consumer(request, request.path.removeprefix(_CONSUMERS))
             return await self._rows(request)
         except _Refused as error:
             return web.json_response(error.document, status=error.status)
@@ -75,7 +84,64 @@ class Serving:
                 for partition, journal in sorted(self._journals().items())
                 if journal.epoch
             ],
+            "consumers": [
+                {
+                    "name": name,
+                    "behind": self.rows_behind(progress),
+                    "partitions": [
+                        {"partition": partition, "epoch": each.epoch.hex(), "offset": each.offset}
+                        for partition, each in sorted(progress.items())
+                    ],
+                }
+                for name, progress in self._consumers.all().items()
+            ],
         }
+
+    def rows_behind(self, progress: Mapping[int, Progress]) -> int:
+        """Rows of the present epochs that a consumer has not read."""
+        behind = 0
+        for partition, journal in self._journals().items():
+            told = progress.get(partition)
+            read = told.offset if told is not None and told.epoch == journal.epoch else 0
+            behind += max(0, journal.stable - max(read, journal.low))
+        return behind
+
+    async def _consumer(self, request: web.BaseRequest, name: str) -> web.StreamResponse:
+        """Raises _Refused."""
+        if not NAME.fullmatch(name):
+            raise _Refused(400, "the name of a consumer has 1 to 100 letters, digits, dots, underscores and hyphens")
+        if request.method == "DELETE":
+            if not self._consumers.forget(name):
+                raise _Refused(404, f"there is no consumer {name!r}")
+            return web.json_response({})
+        progress = self._progress(await request.read())
+        try:
+            self._consumers.tell(name, progress)
+        except TooManyConsumers:
+            raise _Refused(400, f"there are {MAX_CONSUMERS} consumers already; delete one") from None
+        return web.json_response({})
+
+    def _progress(self, text: bytes) -> dict[int, Progress]:
+        """Raises _Refused."""
+        try:
+            told = {
+                each["partition"]: Progress(bytes.fromhex(each["epoch"]), each["offset"])
+                for each in json.loads(text)["partitions"]
+            }
+        except (ValueError, TypeError, KeyError, RecursionError):
+            raise _Refused(400, "a consumer tells {'partitions': [{'partition': , 'epoch': , 'offset': }]}") from None
+        journals = self._journals()
+        for partition, (epoch, offset) in told.items():
+            journal = journals.get(partition) if type(partition) is int else None
+            if journal is None:
+                raise _Refused(400, f"there is no journal of a partition {str(partition)[:20]!r}")
+            if type(offset) is not int or not 0 <= offset <= _MAX_OFFSET:
+                raise _Refused(400, f"'offset' of partition {partition} must be a number from 0 to {_MAX_OFFSET}")
+            if epoch > journal.epoch or (epoch == journal.epoch and offset > journal.stable):
+                raise _Refused(
+                    400, f"partition {partition} has no row before offset {offset} of epoch {epoch.hex()[:16]} yet"
+                )
+        return told
 
     async def _rows(self, request: web.BaseRequest) -> web.StreamResponse:
         """Raises _Refused, OSError."""

@@ -431,6 +431,18 @@ class Journal(Frozen):
         le=1024 * 1024 * GIB,
         description="Size of all journal files, beyond which the oldest are deleted.",
     )
+    hold_for: tuple[Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{1,100}$")], ...] = Field(
+        (),
+        max_length=16,
+        description="Names of consumers, as `capture`. Files that one of them has not read are kept beyond "
+        "`journal.retention_hours` and `journal.retention_bytes`, up to `journal.held_bytes`.",
+    )
+    held_bytes: int = Field(
+        64 * GIB,
+        ge=64 * MIB,
+        le=1024 * 1024 * GIB,
+        description="Size of all journal files, beyond which even those are deleted that a consumer has not read.",
+    )
     backlog_bytes: int = Field(
         256 * MIB,
         ge=8 * MIB,
@@ -768,6 +780,12 @@ class Settings(Frozen):
                 "has no effect while journal.mode is off; set that to events, and add '*' = 'off' as the last pattern "
                 "if all other entities are to be left out",
                 "journal.modes",
+            )
+        if self.journal.hold_for and not self.journal.is_on:
+            raise inconsistent("has no effect while journal.mode is off", "journal.hold_for")
+        if self.journal.hold_for and self.journal.held_bytes < self.journal.retention_bytes:
+            raise inconsistent(
+                f"is less than journal.retention_bytes, {self.journal.retention_bytes}", "journal.held_bytes"
             )
         _refuse_duplicates("queue", "queues", [queue.name.lower() for queue in self.queues])
         for index, queue in enumerate(self.queues):

@@ -195,7 +195,7 @@ def _follower(settings: Settings, number: int) -> Follower | None:
     if not settings.journal.is_on:
         return None
     (settings.data_dir / JOURNAL).mkdir(mode=0o700, exist_ok=True)
-    return Follower(settings.data_dir, number, settings.journal.backlog_bytes)
+    return Follower(settings.data_dir, number, settings.journal.backlog_bytes, settings.store.min_free_disk_bytes)
 
 
 def _replay(

@@ -24,7 +24,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
 from pipeline.jobs import checksum, identities, moves, plots, running, verdicts
-from pipeline.jobs.ledger import LedgerError, kept, names_of, normalized, read, until
+from pipeline.jobs.ledger import NAMES, LedgerError, kept, names_of, newest_of, normalized, read, until
 from pipeline.jobs.offsets import Offsets, offsets_of
 from pipeline.jobs.report import Report, Section, Table
 from pipeline.jobs.verdicts import FAULTS, VERDICTS, Judged, Snapshot
@@ -32,7 +32,7 @@ from pipeline.jobs.verdicts import FAULTS, VERDICTS, Judged, Snapshot
 SHOWN_ROWS = 200
 _FAULT_COLUMNS = (
     *("verdict", "namespace", "entity", "subQueue", "partition", "sequenceNumber", "entered", "left", "present"),
-    *("firstOffset", "lastOffset", "generation"),
+    *("firstOffset", "lastOffset", "generation", "entityId"),
 )
 
 
@@ -83,28 +83,31 @@ def audit(
     offsets = offsets_of(until(normalized(ledger), cut), cut)
     namespaces = {log.namespace for log in offsets.logs}
     only = namespaces.pop() if len(namespaces) == 1 else None
-    present = None if snapshot is None else verdicts.keyed(snapshot.messages, "the snapshot", only)
-    opened = None if opening is None else verdicts.keyed(opening, "the opening set", only, partitions=True)
+    opened = None if opening is None else verdicts.keyed(opening, "the opening set", only)
+    known = names_of(offsets.rows, opened)
+    present = None
+    if snapshot is not None:
+        present = verdicts.keyed(snapshot.messages, "the snapshot", only, newest_of(known))
     # After a restore, the first rows of an epoch are not the first that happened.
     is_whole = (is_whole or opening is not None) and offsets.is_of_one_epoch
     rows = offsets.rows
     if flagged_only:
         if present is None or not is_whole:
             raise LedgerError("checksums need a snapshot, and a ledger from the beginning or an opening set")
-        queues = checksum.balances(rows, present, opened).transform(kept)
-        rows = checksum.flagged(rows, queues)
-        present = checksum.flagged(present, queues)
-        opened = None if opened is None else checksum.flagged(opened, queues)
-    queues = names_of(rows, present, opened)
+        balances = checksum.balances(rows, present, opened).transform(kept)
+        rows = checksum.flagged(rows, balances)
+        present = checksum.flagged(present, balances)
+        opened = None if opened is None else checksum.flagged(opened, balances)
+    queues = names_of(known, present)
     places = verdicts.places(rows, present, opened).persist()
     judged = verdicts.judged(places, queues, offsets, snapshot, is_whole=is_whole)
     unmatched = moves.unmatched(offsets, grace, is_whole=is_whole and opening is None)
     faults = judged.named(judged.others.filter(F.col("verdict").isin(*FAULTS))).select(*_FAULT_COLUMNS).transform(kept)
     by_queue = judged.all().groupBy("queue", "partition", "verdict").agg(F.count(F.lit(1)).alias("messages"))
-    by_queue = judged.named(by_queue).select("namespace", "entity", "subQueue", "partition", "verdict", "messages")
+    by_queue = judged.named(by_queue).select(*NAMES, "partition", "verdict", "messages")
     is_open = (F.col("left") == 0) & (F.col("moved") <= F.col("arrived")) & ~F.col("verdict").isin("lost", "ghost")
     still = judged.named(judged.all().filter(is_open & (F.col("generation") == 0))).select(
-        "namespace", "entity", "subQueue", "sequenceNumber", F.col("maxPartition").alias("partition")
+        *NAMES, "sequenceNumber", F.col("maxPartition").alias("partition")
     )
     ids = identities.concerned(offsets.rows, judged, unmatched)
     return Audit(offsets, places, judged, by_queue.transform(kept), faults, unmatched, ids, still)

@@ -27,7 +27,7 @@ from pyspark_peeklock.records import columns_of
 SAMPLES: Final = 3
 SAMPLE_CHARACTERS: Final = 300
 NO_REASON: Final = "(no reason given)"
-_PLACE = ("namespace", "partition", "epoch", "entity", "subQueue", "sequenceNumber")
+_PLACE = ("namespace", "partition", "epoch", "entity", "entityId", "subQueue", "sequenceNumber")
 _DEAD_LETTER_QUEUES = ("deadletter", "transferdeadletter")
 _SHOWN = 30
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
-from pipeline.jobs.ledger import ENTERS, MOVED, PLACE, has_place, kept, queue
+from pipeline.jobs.ledger import ENTERS, PLACE, arrives, has_place, is_restored, kept, queue
 from pipeline.jobs.moves import MOVE_FAULTS
 from pipeline.jobs.offsets import local_table
 from pipeline.jobs.verdicts import FAULTS, Judged
@@ -40,12 +40,12 @@ _PARENT: Final = ("generation", "parentQueue", "parentNumber")
 
 def is_accepted() -> Column:
     """The row is of a message that a client has sent, and that is no copy of another one."""
-    enters = F.col("op").isin(*ENTERS) & F.col("originEntity").isNull() & ~F.col("reason").eqNullSafe(MOVED)
-    return enters | _is_published_at_once()
+    enters = F.col("op").isin(*ENTERS) & F.col("originEntity").isNull()
+    return (enters & ~arrives() & ~is_restored()) | _is_published_at_once()
 
 
 def _is_published_at_once() -> Column:
-    return (F.col("op") == "published") & F.col("sequenceNumber").isNull()
+    return (F.col("op") == "published") & F.col("sequenceNumber").isNull() & F.col("originEntity").isNull()
 
 
 def concerned(rows: DataFrame, judged: Judged, moves: DataFrame) -> DataFrame:
@@ -66,12 +66,12 @@ def concerned(rows: DataFrame, judged: Judged, moves: DataFrame) -> DataFrame:
         # Faults are few, as a rule. If they are not, Spark must see for itself how it joins them.
         return F.broadcast(table) if count <= _MAX_BROADCAST else table
 
-    entering = rows.filter(F.col("op").isin(*ENTERS) & has_place()).select(
+    entering = rows.filter(F.col("op").isin(*ENTERS) & ~is_restored() & has_place()).select(
         *PLACE,
         *_ID,
         # Of a message that was published at once, its copies are the first that the ledger has with its id.
         (is_accepted() | F.col("originSequenceNumber").isNull()).cast("int").alias("accepted"),
-        queue("originEntity", "originSubQueue").alias("parentQueue"),
+        queue("originEntity", "originEntityId", "originSubQueue").alias("parentQueue"),
         F.col("originSequenceNumber").alias("parentNumber"),
     )
     dropped = rows.filter(_is_published_at_once() & F.col("messageId").isNotNull() & (F.col("copies") == 0))

@@ -20,7 +20,7 @@ from pipeline.jobs.report import Report, Section, Table
 MEASURES: Final = ("delivered", "completed")
 _SHARES: Final = {50: 0.5, 95: 0.95, 99: 0.99}
 _ACCURACY = 10_000  # of approx_percentile: the rank is wrong by at most 1/10,000 of the messages
-_PLACE = ("namespace", "partition", "epoch", "entity", "subQueue", "sequenceNumber")
+_PLACE = ("namespace", "partition", "epoch", "entity", "entityId", "subQueue", "sequenceNumber")
 _SHOWN_ENTITIES = 20
 
 

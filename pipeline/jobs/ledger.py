@@ -7,8 +7,8 @@ A ledger may have columns that the rows of the journal do not have:
 - `namespace` and `epoch` (of the partition's offsets), which captures add. A store that was restored from a copy begins
   another epoch. Without the column, all rows of a partition are of one epoch.
 
-An entity that is deleted and created again under its name numbers its messages from 1 again. The ledger does not tell
-the two apart, so that such numbers look as if they had entered twice.
+An entity that is deleted and created again under its name numbers its messages from 1 again. It has another
+`entityId`, so that the two are different queues. Without this column, all entities of one name are one.
 """
 
 import re
@@ -28,12 +28,14 @@ from storage.capture.reading import captured
 # message never waited in its topic.
 ENDS: Final = ("completed", "expired", "purged", "cancelled", "quarantined")
 MOVES: Final = ("deadlettered", "activated", "forwarded", "published")  # each has its `enqueued` at the other side
+# The reason of a row `enqueued`: it had left by receive-and-delete, could not be transferred, and is there again.
+RESTORED: Final = "restored"
 MOVED: Final = "moved"  # with its entity to another partition; there `enqueued` with this reason and the same number
 ENTERS: Final = ("enqueued", "scheduled")
 
 UNEXPLAINED: Final = "unexplained"  # the reason of a row `purged` of which the broker does not know why it left
 
-NAMES: Final = ("namespace", "entity", "subQueue")
+NAMES: Final = ("namespace", "entity", "entityId", "subQueue")
 # `queue` is a hash of NAMES: to compare, group and keep strings costs most of the audit's time. `generation`: see
 # `offsets`.
 QUEUE: Final = ("generation", "queue")
@@ -50,12 +52,14 @@ _REQUIRED: Final[dict[str, T.DataType]] = {
     "sequenceNumber": T.LongType(),
 }
 _OPTIONAL: Final[dict[str, T.DataType]] = {
+    "entityId": T.IntegerType(),
     "messageId": T.StringType(),
     "reason": T.StringType(),
     "description": T.StringType(),
     "deliveryCount": T.IntegerType(),
     "bodySize": T.LongType(),
     "originEntity": T.StringType(),
+    "originEntityId": T.IntegerType(),
     "originSubQueue": T.StringType(),
     "originSequenceNumber": T.LongType(),
     "copies": T.IntegerType(),
@@ -65,7 +69,7 @@ _KEYS: Final[dict[str, T.DataType]] = {
     "namespace": T.StringType(),
     "epoch": T.StringType(),
 }
-_WHERE_NULL: Final = {"namespace": "", "epoch": ""}
+_WHERE_NULL: Final[dict[str, str | int]] = {"namespace": "", "epoch": "", "entityId": 0, "originEntityId": 0}
 
 
 class LedgerError(Exception):
@@ -121,7 +125,7 @@ def normalized(rows: DataFrame) -> DataFrame:
             raise LedgerError(f"column {name} of the ledger is {kind}; it must be {wanted.simpleString()}")
         value = value.cast(wanted)
         if name in given and name in _WHERE_NULL:
-            value = F.coalesce(value, F.lit(_WHERE_NULL[name]))
+            value = F.coalesce(value, F.lit(_WHERE_NULL[name]).cast(wanted))
         columns.append(value.alias(name))
     return rows.select(*columns)
 
@@ -164,9 +168,9 @@ def kept(table: DataFrame) -> DataFrame:
     return rows.select(*(F.col(name).alias(name) for name in rows.columns))
 
 
-def queue(entity: str = "entity", sub_queue: str = "subQueue") -> Column:
+def queue(entity: str = "entity", entity_id: str = "entityId", sub_queue: str = "subQueue") -> Column:
     """A hash of NAMES. Names of entities are the same in whatever case: clients write them as they like."""
-    return F.xxhash64("namespace", F.lower(entity), sub_queue).alias("queue")
+    return F.xxhash64("namespace", F.lower(entity), entity_id, sub_queue).alias("queue")
 
 
 def names_of(*tables: DataFrame | None) -> DataFrame:
@@ -177,12 +181,19 @@ def names_of(*tables: DataFrame | None) -> DataFrame:
             own = table.filter(F.col("entity").isNotNull() & F.col("subQueue").isNotNull()).select(*NAMES).distinct()
             found = own if found is None else found.union(own)
     assert found is not None
-    spellings = F.countDistinct("namespace", F.lower("entity"), "subQueue").alias("spellings")
+    spellings = F.countDistinct("namespace", F.lower("entity"), "entityId", "subQueue").alias("spellings")
     names = [F.min(name).alias(name) for name in NAMES]
     queues = found.groupBy(queue()).agg(*names, spellings).transform(kept)
     if not queues.filter("spellings > 1").isEmpty():
-        raise LedgerError("two queues (columns entity, subQueue) have one hash, so that they cannot be told apart")
+        raise LedgerError(
+            "two queues (columns entity, entityId, subQueue) have one hash, so that they cannot be told apart"
+        )
     return queues.drop("spellings")
+
+
+def newest_of(queues: DataFrame) -> DataFrame:
+    """Of what `names_of` found, the newest entity of each name: `namespace`, `name` (in lower case), `entityId`."""
+    return queues.groupBy("namespace", F.lower("entity").alias("name")).agg(F.max("entityId").alias("entityId"))
 
 
 def enters() -> Column:
@@ -192,6 +203,11 @@ def enters() -> Column:
 def arrives() -> Column:
     """It came with its entity from another partition, and has the number that it had there."""
     return (F.col("op") == "enqueued") & F.col("reason").eqNullSafe(MOVED)
+
+
+def is_restored() -> Column:
+    """It takes back that the message had left."""
+    return (F.col("op") == "enqueued") & F.col("reason").eqNullSafe(RESTORED)
 
 
 def has_place() -> Column:

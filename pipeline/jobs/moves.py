@@ -10,13 +10,9 @@ A row `deadlettered`, `activated`, `forwarded`, `moved` or `published` names the
 | no_origin | it entered as one that comes from elsewhere, and had not left there |
 | undecided | it would be one of these, but the other side may be in a gap, or before or behind the ledger |
 
-Two kinds of moves have no number that both sides know:
-
-- *Published* messages: many never were in their topic. Their copies enter in the same turn, so both sides are
-  compared for each turn, by its time.
-- *Forwarded* messages, where the journal does not tell the origin's number. Then both sides are only counted, for each
-  entity that they come from. A difference is undecided: a message that was forwarded to a topic, or that was dropped
-  there as a duplicate, has no row that names its origin.
+Many *published* messages never were in their topic, and have no number there. Their copies enter in the same turn, so
+both sides are compared for each turn, by its time. A *forwarded* message has also arrived if it was published at once by
+a topic, or dropped as a duplicate: such a row has no number, and names the origin as `enqueued` does.
 
 Both rows of a move within a partition are of one turn, and have one time. Between partitions (`forwarded`, `moved`) the
 destination's row comes first or last, and the partitions' ledgers do not end at the same moment. So a move within
@@ -39,10 +35,10 @@ GRACE: Final = timedelta(minutes=5)
 
 _BETWEEN_PARTITIONS = ("forwarded", MOVED)
 # `turnMicros` is the time of a turn, of messages that are published.
-_MOVE: Final = ("namespace", "generation", "kind", "entity", "subQueue", "sequenceNumber", "turnMicros")
+_MOVE: Final = ("namespace", "generation", "kind", "entity", "entityId", "subQueue", "sequenceNumber", "turnMicros")
 _MORE: Final = ("messageId", "eventTime", "partition")
 _SHOWN: Final = (
-    *("namespace", "generation", "kind", "entity", "subQueue", "sequenceNumber", "messageId"),
+    *("namespace", "generation", "kind", "entity", "entityId", "subQueue", "sequenceNumber", "messageId"),
     *("left", "expected", "arrived", "firstTime", "lastTime", "partition", "verdict"),
 )
 _LONG_AGO: Final = -(1 << 62)
@@ -61,7 +57,7 @@ _BLIND: Final = pa.schema([("namespace", pa.string()), ("blind", pa.list_(_INTER
 
 def unmatched(offsets: Offsets, grace: timedelta = GRACE, *, is_whole: bool = False) -> DataFrame:
     """Moves of which a side is missing, or doubled, by the place that the message left: `namespace`, `generation`,
-    `kind`, `entity` (in lower case), `subQueue`, `sequenceNumber`. The last two are null where there is no number.
+    `kind`, `entity` (in lower case), `entityId`, `subQueue`, `sequenceNumber`. Of published ones the last two are null.
 
     `messageId`, where only one is known; `left`, `expected` and `arrived`: how often; `firstTime`, `lastTime`;
     `partition`: the lowest that told of it; `verdict`. `is_whole`: nothing had happened before the ledger's first
@@ -72,7 +68,6 @@ def unmatched(offsets: Offsets, grace: timedelta = GRACE, *, is_whole: bool = Fa
         .groupBy(*_MOVE)
         .agg(
             *(F.sum(name).alias(name) for name in ("left", "expected", "arrived")),
-            F.bool_or("isCounted").alias("isCounted"),
             F.when(F.min("messageId") == F.max("messageId"), F.max("messageId")).alias("messageId"),
             F.min("eventTime").alias("firstTime"),
             F.max("eventTime").alias("lastTime"),
@@ -83,8 +78,7 @@ def unmatched(offsets: Offsets, grace: timedelta = GRACE, *, is_whole: bool = Fa
     may_be_more = (F.col("kind") == "published") & (F.col("left") > 0)
     is_fine = (F.col("arrived") == F.col("expected")) | (may_be_more & (F.col("arrived") > F.col("expected")))
     verdict = (
-        F.when(F.col("isCounted"), "undecided")
-        .when(F.col("left") == 0, "no_origin")
+        F.when(F.col("left") == 0, "no_origin")
         .when(F.col("arrived") < F.col("expected"), "not_arrived")
         .otherwise("arrived_twice")
     )
@@ -117,45 +111,31 @@ def unmatched(offsets: Offsets, grace: timedelta = GRACE, *, is_whole: bool = Fa
 
 
 def _sides(rows: DataFrame) -> DataFrame:
-    """Each side of each move, by _MOVE: `left`, `expected` (how many enter for what left) and `arrived` are 0 or more.
-
-    `isCounted`: both sides are only counted.
-    """
-    op = F.col("op")
-    came = (op == "enqueued") & F.col("originEntity").isNotNull() & F.col("reason").isin(*MOVES, MOVED)
+    """Each side of each move, by _MOVE: `left`, `expected` (how many enter for what left) and `arrived` are 0 or more."""
+    op, has_origin = F.col("op"), F.col("originEntity").isNotNull()
+    entered = has_origin & (op == "enqueued") & F.col("reason").isin(*MOVES, MOVED)
+    # Published at once, or dropped.
+    passed = has_origin & op.isin("published", "duplicate")
     copies = F.when(op == "published", F.coalesce("copies", F.lit(0))).otherwise(1)
     leaving = rows.filter(op.isin(*MOVES, MOVED)).select(
-        *_move("op", "entity", "subQueue", "sequenceNumber"),
+        *_move("op", "entity", "entityId", "subQueue", "sequenceNumber"),
         F.lit(1).alias("left"),
         copies.alias("expected"),
         F.lit(0).alias("arrived"),
         *_MORE,
     )
-    arriving = rows.filter(came).select(
-        *_move("reason", "originEntity", "originSubQueue", "originSequenceNumber"),
+    came = rows.filter(entered | passed).withColumn("kind", F.when(passed, "forwarded").otherwise(F.col("reason")))
+    arriving = came.select(
+        *_move("kind", "originEntity", "originEntityId", "originSubQueue", "originSequenceNumber"),
         F.lit(0).alias("left"),
         F.lit(0).alias("expected"),
         F.lit(1).alias("arrived"),
         *_MORE,
     )
-    # Of these entities the journal tells the numbers of forwarded messages also where they arrive in others.
-    numbered = rows.filter(came & (F.col("reason") == "forwarded") & F.col("originSequenceNumber").isNotNull())
-    numbered = numbered.filter(F.lower("entity") != F.lower("originEntity")).select(
-        "namespace",
-        F.lower("originEntity").alias("entity"),
-        F.lit("forwarded").alias("kind"),
-        F.lit(True).alias("isNumbered"),
-    )
-    sides = leaving.unionByName(arriving).join(
-        F.broadcast(numbered.distinct().transform(kept)), ["namespace", "entity", "kind"], "left"
-    )
-    is_counted = (F.col("kind") == "forwarded") & F.col("isNumbered").isNull()
-    for name in ("subQueue", "sequenceNumber"):
-        sides = sides.withColumn(name, F.when(~is_counted, F.col(name)))
-    return sides.withColumn("isCounted", is_counted)
+    return leaving.unionByName(arriving)
 
 
-def _move(kind: str, entity: str, sub_queue: str, number: str) -> list[Column]:
+def _move(kind: str, entity: str, entity_id: str, sub_queue: str, number: str) -> list[Column]:
     """_MOVE, of columns with these names."""
     is_published = F.col(kind) == "published"
     is_of_one_log = ~F.col(kind).isin(*_BETWEEN_PARTITIONS)
@@ -165,6 +145,7 @@ def _move(kind: str, entity: str, sub_queue: str, number: str) -> list[Column]:
         F.when(is_of_one_log, F.col("generation")).otherwise(0).alias("generation"),
         F.col(kind).alias("kind"),
         F.lower(entity).alias("entity"),
+        F.col(entity_id).alias("entityId"),
         F.when(~is_published, F.col(sub_queue)).alias("subQueue"),
         F.when(~is_published, F.col(number)).alias("sequenceNumber"),
         F.when(is_published, F.unix_micros("eventTime")).alias("turnMicros"),

@@ -34,7 +34,7 @@ from pipeline.jobs.report import Report, Section, Table
 OPERATION_BYTES: Final = 64 << 10
 # The names that a pairing gives its backlog queues: of the primary, then this, then an index.
 BACKLOG_QUEUE: Final = r"^.+/x-servicebus-transfer/[0-9]+$"
-_PLACE = ("namespace", "partition", "epoch", "entity", "subQueue", "sequenceNumber")
+_PLACE = ("namespace", "partition", "epoch", "entity", "entityId", "subQueue", "sequenceNumber")
 _SHOWN = 30
 
 
@@ -70,7 +70,8 @@ def usage(ledger: DataFrame, prices: Prices | None = None) -> DataFrame:
     rows = normalized(ledger)
     op = F.col("op")
     day = F.to_date("eventTime").alias("day")
-    is_send = is_accepted() | op.isin("duplicate", "ping")
+    # What another queue has forwarded was sent once, to that one.
+    is_send = is_accepted() | (op.isin("duplicate", "ping") & F.col("originEntity").isNull())
     size = F.coalesce("bodySize", F.lit(0))
     sends = rows.filter(is_send).select(
         *("namespace", "entity"),

@@ -42,6 +42,7 @@ from pipeline.jobs.ledger import (
     arrives,
     enters,
     has_place,
+    is_restored,
     kept,
     queue,
 )
@@ -57,7 +58,8 @@ _NEVER_SHOWN: Final = "transfer"  # the subqueue that no client can browse
 class Snapshot(NamedTuple):
     """What was in queues when they were browsed.
 
-    `messages` has the columns `entity`, `subQueue`, `sequenceNumber`, and may have `namespace`.
+    `messages` has the columns `entity`, `subQueue`, `sequenceNumber`, and may have `namespace`. They are of the newest
+    entity that had this name.
     `covers` are the entities that were browsed, as patterns of SQL's LIKE: of others, no absence means anything.
     `began`: the journal offsets by partition when browsing began. A message that changed since then is not judged by
     the snapshot. Without them, the snapshot is exactly as of the ledger's end.
@@ -81,7 +83,8 @@ def places(rows: DataFrame, snapshot: DataFrame | None = None, opening: DataFram
     """What the ledger says of each place: one row by PLACE. (Sums of numbers alone: strings would cost a sort.)
 
     `entered`, `arrived` (with its entity from another partition), `left`, `ended` (left for good), `unexplained`
-    (left for no known reason), `moved` (away with its entity), `present`: how often. `seen`: rows of the ledger.
+    (left for no known reason), `moved` (away with its entity), `present`: how often; what was taken back
+    (`ledger.is_restored`) does not count. `seen`: rows of the ledger.
     `firstOffset`, `lastOffset`: of these. `enteredOffset`, `leftOffset`: the first such. `partition`, `maxPartition`:
     the lowest and highest partition that told of it. `snapshot` and `opening` are as `keyed` gives them.
     """
@@ -90,16 +93,16 @@ def places(rows: DataFrame, snapshot: DataFrame | None = None, opening: DataFram
     is_leaving = op.isin(*ENDS, *MOVES)
     events = rows.filter(has_place()).select(
         *PLACE,
-        (enters() & ~arrives()).cast("int").alias("entered"),
+        (enters() & ~arrives() & ~is_restored()).cast("int").alias("entered"),
         arrives().cast("int").alias("arrived"),
-        is_leaving.cast("int").alias("left"),
-        is_end.cast("int").alias("ended"),
+        (is_leaving.cast("int") - is_restored().cast("int")).alias("left"),
+        (is_end.cast("int") - is_restored().cast("int")).alias("ended"),
         ((op == "purged") & F.col("reason").eqNullSafe(UNEXPLAINED)).cast("int").alias("unexplained"),
         (op == MOVED).cast("int").alias("moved"),
         F.lit(1).alias("seen"),
         F.lit(0).alias("present"),
         offset.alias("offset"),
-        F.when(enters(), offset).alias("enteredOffset"),
+        F.when(enters() & ~is_restored(), offset).alias("enteredOffset"),
         F.when(is_leaving, offset).alias("leftOffset"),
         "partition",
     )
@@ -109,7 +112,8 @@ def places(rows: DataFrame, snapshot: DataFrame | None = None, opening: DataFram
             columns = [F.lit(int(name == counted)).alias(name) for name in counts]
             events = events.unionByName(more.select(*PLACE, "partition", *columns), allowMissingColumns=True)
     return events.groupBy(*PLACE).agg(
-        *(F.sum(name).cast("int").alias(name) for name in counts),
+        # What is taken back may have been before the ledger's first row.
+        *(F.greatest(F.sum(name).cast("int"), F.lit(0)).alias(name) for name in counts),
         F.min("offset").alias("firstOffset"),
         F.max("offset").alias("lastOffset"),
         F.min("enteredOffset").alias("enteredOffset"),
@@ -119,13 +123,15 @@ def places(rows: DataFrame, snapshot: DataFrame | None = None, opening: DataFram
     )
 
 
-def keyed(messages: DataFrame, what: str, namespace: str | None = None, *, partitions: bool = False) -> DataFrame:
-    """NAMES and PLACE of messages, each once, and its `partition`, which is null unless it is given and asked for.
+def keyed(messages: DataFrame, what: str, namespace: str | None = None, newest: DataFrame | None = None) -> DataFrame:
+    """NAMES and PLACE of messages, each once, and its `partition`, which may be null.
 
     `namespace` is that of all, if it is given: a client knows a namespace by its host, which need not be its name.
 
-    A client that browses a plain entity cannot see on which partition it lives. Raises LedgerError: `what` is the
-    name of `messages`.
+    A client that browses an entity sees neither its id nor, of a plain one, its partition. So with `newest`, of
+    `ledger.newest_of`, the ids are those; without it, `messages` have both.
+
+    Raises LedgerError: `what` is the name of `messages`.
     """
     given = set(messages.columns)
     if missing := [name for name in ("entity", "subQueue", "sequenceNumber") if name not in given]:
@@ -135,15 +141,18 @@ def keyed(messages: DataFrame, what: str, namespace: str | None = None, *, parti
         value = F.lit(default).cast(kind)
         return (F.coalesce(F.col(name).cast(kind), value) if name in given else value).alias(name)
 
-    partition = column("partition", "int", None) if partitions else F.lit(None).cast("int").alias("partition")
     named = messages.select(
         column("namespace", "string", "") if namespace is None else F.lit(namespace).alias("namespace"),
         F.lit(0).alias("generation"),
         "entity",
         "subQueue",
         F.col("sequenceNumber").cast("bigint").alias("sequenceNumber"),
-        partition,
+        column("partition", "int", None) if newest is None else F.lit(None).cast("int").alias("partition"),
+        *([column("entityId", "int", 0)] if newest is None else ()),
     )
+    if newest is not None:
+        named = named.withColumn("name", F.lower("entity")).join(F.broadcast(newest), ["namespace", "name"], "left")
+        named = named.withColumn("entityId", F.coalesce("entityId", F.lit(0))).drop("name")
     return named.select("*", queue()).dropDuplicates([*PLACE])
 
 

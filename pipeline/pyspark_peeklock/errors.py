@@ -1,5 +1,10 @@
 """Typed exceptions of the data source. Their texts name the option, the column and row, or the range of offsets."""
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 
 class PeeklockSourceError(Exception):
     """Something that the user, or the operator of the broker, can mend."""
@@ -39,13 +44,43 @@ class OutOfRetention(PeeklockSourceError):
 
 
 class AnotherEpoch(PeeklockSourceError):
-    """The partition's store was replaced, for example restored from a backup: its offsets began anew."""
+    """The partition's store was replaced, for example restored from a backup: its offsets began anew.
 
-    def __init__(self, partition: int, wanted: str, found: str) -> None:
+    `first`: the first offset that was wanted and is not there.
+    """
+
+    def __init__(self, partition: int, wanted: str, found: str, first: int = 0) -> None:
         what = f"the query has offsets of epoch {wanted}, and the journal now has epoch {found}"
         hint = "with failOnDataLoss=false it goes on at the beginning of that epoch"
         super().__init__(f"partition {partition}: {what}; {hint}")
-        self.found = found
+        self.found, self.first = found, first
+
+
+class JournalDamaged(PeeklockSourceError):
+    """The journal has a file that is damaged. The rows from `first` to before `end` cannot be read.
+
+    `row` is the row `truncated` that the journal has in their place.
+    """
+
+    def __init__(self, partition: int, first: int, end: int, row: "pa.RecordBatch", why: str) -> None:
+        what = f"the journal cannot read the offsets {first} to {end - 1}: {why[:500]}"
+        super().__init__(f"partition {partition}: {what}; with failOnDataLoss=false they are reported and skipped")
+        self.first, self.end, self.row = first, end, row
+
+
+class CaptureFailed(PeeklockSourceError):
+    """The capture cannot be read: a file is torn or missing, the manifest is damaged, or its store refuses or is away.
+
+    The text names the file.
+    """
+
+
+class CaptureChanged(CaptureFailed):
+    """The capture has no rows from offset `first` on, which it had before: another one has taken over its place."""
+
+    def __init__(self, first: int, reason: str) -> None:
+        super().__init__(reason)
+        self.first = first
 
 
 class JournalRefused(PeeklockSourceError):

@@ -9,7 +9,7 @@ import io
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from math import ceil
 from typing import Any, Final
@@ -17,18 +17,21 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from protocol.client.connection_string import SharedAccessKey, SharedAccessSignature
 from protocol.nodes import sas_tokens
 from pyspark_peeklock.errors import (
     AnotherEpoch,
     InvalidOption,
+    JournalDamaged,
     JournalRefused,
     JournalUnreachable,
     OutOfRetention,
 )
-from pyspark_peeklock.journal_offsets import OffsetRange, PartitionState, states_of
+from pyspark_peeklock.journal_offsets import PartitionState, states_of
 from pyspark_peeklock.options import Access
+from pyspark_peeklock.parts import OffsetRange
 
 LOCAL_HTTP_PORT: Final = 5300
 TOKEN_SECONDS: Final = 3600.0
@@ -111,10 +114,25 @@ class JournalClient:
                 self.close()
                 patience.wait(error, "GET /$journal")
 
+    def tell(self, consumer: str, read: Mapping[int, tuple[str, int]]) -> None:
+        """Say that all before these places, epoch and offset by partition, was read: the journal may drop it.
+
+        What is not told now is told with the next places: it only keeps more until then.
+        """
+        told = [
+            {"partition": partition, "epoch": epoch, "offset": offset} for partition, (epoch, offset) in read.items()
+        ]
+        try:
+            self._get(f"/$journal/consumers/{consumer}", told=json.dumps({"partitions": told}).encode()).read()
+        except (OSError, http.client.HTTPException, _Cut, JournalRefused) as error:
+            self.close()
+            log.warning("peeklock journal: consumer %s: %s", consumer, error)
+
     def batches(self, wanted: OffsetRange, *, entity: str | None, records: bool) -> Iterator[pa.RecordBatch]:
         """The rows of this range, of entities that fit the pattern; in order, each once.
 
-        Raises OutOfRetention, AnotherEpoch, JournalRefused, JournalUnreachable or InvalidOption.
+        Raises OutOfRetention, AnotherEpoch, JournalDamaged, JournalRefused, JournalUnreachable or InvalidOption. The
+        first three have `first`: what was wanted before it has come.
         """
         at = wanted.first
         patience = _Patience(self._endpoint.retry_timeout_s)
@@ -127,12 +145,15 @@ class JournalClient:
                 following = _next_offset(answer, at, wanted.end)
                 body = _Body(answer)
                 stream = pa.ipc.open_stream(body)
-                for batch in stream:
+                for whole in stream:
+                    batch, damaged = _until_damage(whole)
                     if batch.num_rows:
                         behind = _behind(batch, at, following, is_whole=entity is None)
                         yield batch
                         at = behind
                         patience.renew()
+                    if damaged is not None:
+                        self._fail_for(damaged, wanted, at, is_whole=entity is None)
                 body.finish()
                 if entity is None and at != following:
                     raise _Cut(f"the rows end at offset {at}, and the answer should end at {following}")
@@ -150,14 +171,31 @@ class JournalClient:
                     raise
                 patience.wait(None, f"partition {wanted.partition} from offset {at}")
 
-    def _get(self, path: str, wanted: OffsetRange | None = None, at: int = 0) -> http.client.HTTPResponse:
-        """An answer of status 200, whose body is to be read. Raises what its status says."""
+    def _fail_for(self, damaged: pa.RecordBatch, wanted: OffsetRange, at: int, *, is_whole: bool) -> None:
+        """Raises JournalDamaged, or _Cut if the rows can be read after all; `damaged` is the row in their place."""
+        self.close()
+        row = damaged.select(["journalOffset", "description"]).to_pylist()[0]
+        if row["journalOffset"] is None or not at <= row["journalOffset"] < wanted.end:
+            raise JournalRefused(f"a row for damaged ones has offset {row['journalOffset']}, not from {at} on")
+        end = row["journalOffset"] + 1
+        if is_whole:
+            raise JournalDamaged(wanted.partition, at, end, damaged, str(row["description"]))
+        # With a pattern nobody knows which rows would have come before: ask for all.
+        for _ in self.batches(OffsetRange(wanted.partition, wanted.epoch, at, end), entity=None, records=False):
+            pass
+        raise _Cut(f"the rows before offset {end} could not be read, and now they can")
+
+    def _get(
+        self, path: str, wanted: OffsetRange | None = None, at: int = 0, told: bytes | None = None
+    ) -> http.client.HTTPResponse:
+        """The answer of status 200, whose body is to be read. Raises what its status says."""
         if time.monotonic() > self._until:
             self.close()  # its token ends
         if self._connection is None:
             self._connection, self._headers = self._endpoint.connect()
             self._until = time.monotonic() + TOKEN_SECONDS / 2
-        self._connection.request("GET", path, headers=self._headers)
+        method = "GET" if told is None else "PUT"
+        self._connection.request(method, path, body=told, headers=self._headers)
         answer = self._connection.getresponse()
         if answer.status == 200:
             return answer
@@ -167,9 +205,9 @@ class JournalClient:
         if wanted is not None and answer.status == 416:
             raise OutOfRetention(wanted.partition, at, _int(details.get("low")), _int(details.get("stable")))
         if wanted is not None and answer.status == 409:
-            raise AnotherEpoch(wanted.partition, wanted.epoch, str(details.get("epoch"))[:64])
+            raise AnotherEpoch(wanted.partition, wanted.epoch, str(details.get("epoch"))[:64], at)
         reason = str(details.get("error") or said.decode(errors="replace"))[:300].strip()
-        text = f"GET {path.partition('?')[0]}: {answer.status} {answer.reason}{': ' if reason else ''}{reason}"
+        text = f"{method} {path.partition('?')[0]}: {answer.status} {answer.reason}{': ' if reason else ''}{reason}"
         if answer.status in _FINAL:
             raise JournalRefused(text)
         raise _Cut(text)
@@ -223,6 +261,16 @@ class _Body(io.RawIOBase):
         self.read()
         if self._tail != _END_OF_STREAM:
             raise _Cut("the answer was cut off")
+
+
+def _until_damage(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch | None]:
+    """What is before the first row that stands for damaged ones, and this row."""
+    op, reason = (batch.schema.get_field_index(name) for name in ("op", "reason"))
+    if op < 0 or reason < 0:
+        return batch, None
+    is_damage = pc.and_(pc.equal(batch.column(op), "truncated"), pc.equal(batch.column(reason), "damaged"))
+    at = pc.index(is_damage, True).as_py()
+    return (batch, None) if at < 0 else (batch.slice(0, at), batch.slice(at, 1))
 
 
 def _behind(batch: pa.RecordBatch, at: int, following: int, *, is_whole: bool) -> int:

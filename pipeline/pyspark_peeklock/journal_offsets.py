@@ -5,13 +5,14 @@ in the order of their numbers, because Spark compares positions as JSON text.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
 from protocol.bounds import MAX_NUMBER
 from pyspark_peeklock.errors import AnotherEpoch, InvalidOption, JournalRefused, OutOfRetention
+from pyspark_peeklock.parts import NOTHING_CAPTURED, Captured, OffsetRange, Part, Source, parts
 
 Position = dict[str, dict[str, Any]]
 
@@ -29,16 +30,6 @@ class PartitionState:
     kept_bytes: int
     low_time: datetime | None = None
     stable_time: datetime | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class OffsetRange:
-    """Offsets `first` to `end`, the latter not included."""
-
-    partition: int
-    epoch: str
-    first: int
-    end: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,14 +78,19 @@ def places(found: Position) -> dict[int, tuple[str, int]]:
         raise JournalRefused(f"the checkpoint has offsets that are not of this source: {text}") from None
 
 
-def given_offsets(option: str, text: str, states: Mapping[int, PartitionState]) -> Position:
+def given_offsets(
+    option: str, text: str, states: Mapping[int, PartitionState], captured: Captured = NOTHING_CAPTURED
+) -> Position:
     """What `startingOffsets` or `endingOffsets` mean: earliest, latest, or JSON such as {"0": 17}.
 
     Partitions that the JSON leaves out begin at their first offset, and end at their last. Raises InvalidOption.
     """
     if text.lower() in ("earliest", "latest"):
         lowest = text.lower() == "earliest"
-        return position((each.partition, each.epoch, each.low if lowest else each.stable) for each in states.values())
+        return position(
+            (each.partition, each.epoch, first_offset(each, captured) if lowest else each.stable)
+            for each in states.values()
+        )
     try:
         given = {int(partition): _number(offset) for partition, offset in json.loads(text).items()}
     except (ValueError, TypeError, AttributeError, RecursionError):
@@ -104,7 +100,7 @@ def given_offsets(option: str, text: str, states: Mapping[int, PartitionState]) 
         raise InvalidOption(f"option '{option}': there is no partition {min(unknown)}; there are {list(states)}")
     starts = option == "startingOffsets"
     return position(
-        (each.partition, each.epoch, given.get(each.partition, each.low if starts else each.stable))
+        (each.partition, each.epoch, given.get(each.partition, first_offset(each, captured) if starts else each.stable))
         for each in states.values()
     )
 
@@ -112,6 +108,7 @@ def given_offsets(option: str, text: str, states: Mapping[int, PartitionState]) 
 def latest(
     start: Position,
     states: Mapping[int, PartitionState],
+    captured: Captured = NOTHING_CAPTURED,
     *,
     max_rows: int | None = None,
     max_bytes: int | None = None,
@@ -126,8 +123,9 @@ def latest(
     left: dict[int, int] = {}
     firsts: dict[int, int] = {}
     for number, state in states.items():
-        epoch, offset = begun.get(number, (state.epoch, state.low))
-        first = max(offset, state.low) if epoch == state.epoch else state.low
+        lowest = first_offset(state, captured)
+        epoch, offset = begun.get(number, (state.epoch, lowest))
+        first = max(offset, lowest) if epoch == state.epoch else lowest
         end = state.stable
         if target is not None:
             target_epoch, target_offset = target.get(number, (state.epoch, first))
@@ -169,49 +167,65 @@ def shared(left: Mapping[int, int], most: int | None) -> dict[int, int]:
 
 
 def ranges(
-    start: Position, end: Position, states: Mapping[int, PartitionState]
-) -> tuple[list[OffsetRange], list[Loss]]:
-    """What is to be read between two positions, and what of it is lost, as far as that is known now."""
+    start: Position, end: Position, states: Mapping[int, PartitionState], captured: Captured = NOTHING_CAPTURED
+) -> tuple[list[Part], list[Loss]]:
+    """What is to be read between two positions, and what of it is lost, as far as that is known now.
+
+    Behind the end of an epoch comes the next one's beginning. What the capture has of the one that ended is read; how
+    much is lost there is not known.
+    """
     begun = places(start)
     found, losses = [], []
     for number, (epoch, last) in places(end).items():
         begun_epoch, offset = begun.get(number, (epoch, -1))
         state = states.get(number)
-        if (begun_epoch, offset) == (epoch, last):
-            continue
-        if state is None:
-            lost = max(0, last - max(0, offset)) if begun_epoch == epoch else last
-            losses.append(Loss(lost, JournalRefused(f"the journal has no partition {number} any more")))
-            continue
+        wanted = []
         if begun_epoch != epoch:
             losses.append(Loss(0, AnotherEpoch(number, begun_epoch, epoch)))
+            behind = max((span_end for _, span_end in captured.get((number, begun_epoch), ())), default=0)
+            wanted.append(OffsetRange(number, begun_epoch, offset, behind))
             offset = -1
-        if epoch != state.epoch:
-            losses.append(Loss(last - max(0, offset), AnotherEpoch(number, epoch, state.epoch)))
-            continue
-        first = state.low if offset < 0 else offset
-        if first < state.low:
-            gap = OutOfRetention(number, first, state.low, state.stable)
-            losses.append(Loss(min(state.low, last) - first, gap))
-            first = state.low
-        if first < last:
-            found.append(OffsetRange(number, epoch, first, last))
+        if offset < 0:
+            offset = _first(number, epoch, state, captured)
+        wanted.append(OffsetRange(number, epoch, offset, last))
+        for each in wanted:
+            low = state.low if state is not None and each.epoch == state.epoch else None
+            for part in parts(each, low, captured):
+                if part.source is Source.NOWHERE:
+                    losses.append(Loss(part.offsets.end - part.offsets.first, _reason(part.offsets, state)))
+                else:
+                    found.append(part)
     return found, losses
 
 
-def split(wanted: Sequence[OffsetRange], least: int) -> list[OffsetRange]:
-    """The ranges cut so that there are about `least`, as far as they have rows; the parts of one are about equal."""
-    total = sum(each.end - each.first for each in wanted)
-    if len(wanted) >= least or not total:
-        return list(wanted)
-    parts = []
-    for each in wanted:
-        length = each.end - each.first
-        count = min(length, max(1, -(-length * least // total)))
-        for part in range(count):
-            first, end = (each.first + length * at // count for at in (part, part + 1))
-            parts.append(OffsetRange(each.partition, each.epoch, first, end))
-    return parts
+def _reason(lost: OffsetRange, state: PartitionState | None) -> Exception:
+    """Why these offsets are nowhere."""
+    if state is None:
+        return JournalRefused(f"the journal has no partition {lost.partition} any more")
+    if state.epoch != lost.epoch:
+        return AnotherEpoch(lost.partition, lost.epoch, state.epoch, lost.first)
+    return OutOfRetention(lost.partition, lost.first, state.low, state.stable)
+
+
+def needs_capture(start: Position, states: Mapping[int, PartitionState]) -> bool:
+    """Whether any of what follows `start` may be in a capture alone."""
+    begun = places(start)
+    return any(number not in begun for number in states) or any(
+        number not in states or states[number].epoch != epoch or offset < states[number].low
+        for number, (epoch, offset) in begun.items()
+    )
+
+
+def first_offset(state: PartitionState, captured: Captured) -> int:
+    """The first of the journal's epoch, wherever it is."""
+    return _first(state.partition, state.epoch, state, captured)
+
+
+def _first(partition: int, epoch: str, state: PartitionState | None, captured: Captured) -> int:
+    firsts = [first for first, _ in captured.get((partition, epoch), ())]
+    if state is not None and state.epoch == epoch:
+        firsts.append(state.low)
+    return min(firsts, default=0)
 
 
 def _row_bytes(state: PartitionState) -> float:

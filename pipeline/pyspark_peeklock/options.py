@@ -5,6 +5,7 @@ are in a file that `connectionStringFile` names, which each task reads when it c
 without a restart.
 """
 
+import re
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ SUB_QUEUES: Final = {
 }
 
 _COMMON: Final = ("connectionStringFile", "caFile", "entity", "mode")
-_SINK: Final = ("idFromPosition", "batchBytes", "maxInFlight", "sendTimeoutSeconds")
+_SINK: Final = ("idFromPosition", "sendAmqpMessage", "batchBytes", "maxInFlight", "sendTimeoutSeconds")
 _BROWSE: Final = ("subQueue", "includeBody", "includeAmqpMessage", "minPartitions", "filterPushdown")
 _JOURNAL: Final = (
     "httpEndpoint",
@@ -37,6 +38,7 @@ _JOURNAL: Final = (
     "includeRecord",
     "failOnDataLoss",
     "retryTimeoutSeconds",
+    "capturePath",
 )
 _KNOWN: Final = {name.lower(): name for name in (*_COMMON, *_SINK, *_BROWSE, *_JOURNAL)}
 _SECRETS: Final = ("connectionstring", "sharedaccesskey", "sharedaccesssignature", "password", "token", "sastoken")
@@ -121,11 +123,15 @@ class Access:
 
 @dataclass(frozen=True, slots=True)
 class SinkOptions:
-    """`entity` may be empty if a column names it. `batch_bytes` bounds a transfer, `max_in_flight` counts transfers."""
+    """`entity` may be empty if a column names it. `batch_bytes` bounds a transfer, `max_in_flight` counts transfers.
+
+    `sends_amqp_message`: the column `amqpMessage` is sent as it is, and no message is made of other columns.
+    """
 
     access: Access
     entity: str
     is_id_from_position: bool
+    sends_amqp_message: bool
     batch_bytes: int
     max_in_flight: int
     send_timeout_s: int
@@ -136,6 +142,7 @@ class SinkOptions:
             Access.of(options),
             options.text("entity", "") or "",
             bool(options.text("idFromPosition")) and options.choice("idFromPosition", (POSITION,), "") == POSITION,
+            options.flag("sendAmqpMessage", False),
             options.integer("batchBytes", 1024, 128 * 1024, 1 << 20) or 0,
             options.integer("maxInFlight", 1, 16, 1000) or 0,
             options.integer("sendTimeoutSeconds", 1, 60, 86_400) or 0,
@@ -186,6 +193,8 @@ class JournalOptions:
     includes_record: bool
     fails_on_data_loss: bool
     retry_timeout_s: int
+    capture_path: str | None
+    consumer: str | None
 
     @classmethod
     def of(cls, options: Options, *, is_stream: bool) -> "JournalOptions":
@@ -211,7 +220,29 @@ class JournalOptions:
             options.flag("includeRecord", False),
             options.flag("failOnDataLoss", True),
             options.integer("retryTimeoutSeconds", 1, 60, 86_400) or 0,
+            _capture_path(options.text("capturePath")),
+            _consumer(options.text("consumerName"), is_stream),
         )
+
+
+def _consumer(name: str | None, is_stream: bool) -> str | None:
+    if name is not None and not is_stream:
+        raise InvalidOption("option 'consumerName' is for streams: a batch query has no position to tell")
+    if name is not None and not re.fullmatch("[A-Za-z0-9._-]{1,100}", name):
+        raise InvalidOption("option 'consumerName' must have 1 to 100 letters, digits, dots, underscores and hyphens")
+    return name
+
+
+def _capture_path(url: str | None) -> str | None:
+    """As pyarrow calls it, where Hadoop has another name; a path is absolute, because executors run elsewhere."""
+    if url is None:
+        return None
+    if re.match(r"[^/]*://[^/@]*:[^/@]*@", url):
+        raise InvalidOption(
+            "option 'capturePath': credentials are no option values, because plans and logs show them; they come from "
+            "the environment of the driver and the executors"
+        )
+    return re.sub("^s3[an]:", "s3:", url) if "://" in url else str(Path(url).absolute())
 
 
 def _instant(name: str, text: str) -> datetime:

@@ -29,6 +29,7 @@ PROPERTIES: Final = MapType(TEXT, TEXT)
 _COLUMNS: Final = {
     "namespace": TEXT,
     "entity": TEXT,
+    "entityId": IntegerType(),
     "subQueue": TEXT,
     "partition": IntegerType(),
     "epoch": TEXT,
@@ -58,6 +59,7 @@ _COLUMNS: Final = {
     "bodySize": LONG,
     "applicationProperties": PROPERTIES,
     "originEntity": TEXT,
+    "originEntityId": IntegerType(),
     "originSubQueue": TEXT,
     "originSequenceNumber": LONG,
     "copies": IntegerType(),

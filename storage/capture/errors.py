@@ -33,6 +33,13 @@ class DamagedFile(CaptureError):
         self.path = path
 
 
+class MissingFile(DamagedFile):
+    """It is not there. A reader's manifest may be older than a compaction that has replaced the file."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path, "is missing")
+
+
 class NotCaptured(CaptureError):
     """Rows were asked for that are not there."""
 

@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from xxhash import xxh3_64_hexdigest
 
-from storage.capture.errors import DamagedFile
+from storage.capture.errors import DamagedFile, MissingFile
 from storage.capture.manifest import DataFile, path_of
 from storage.capture.place import Place
 from storage.capture.tables import ONLY_IN_MESSAGES, SCHEMAS, SORTED_BY, Part
@@ -71,7 +71,7 @@ def read_all(place: Place, file: DataFile) -> pa.Table:
     try:
         content = place.read(file.path)
     except FileNotFoundError:
-        raise DamagedFile(place.uri(file.path), "is missing") from None
+        raise MissingFile(place.uri(file.path)) from None
     if content.size != file.bytes:
         raise DamagedFile(place.uri(file.path), f"has {content.size} bytes, not {file.bytes}")
     if xxh3_64_hexdigest(content) != file.checksum:
@@ -94,7 +94,7 @@ def read_range(
     try:
         source = place.open(file.path)
     except FileNotFoundError:
-        raise DamagedFile(place.uri(file.path), "is missing") from None
+        raise MissingFile(place.uri(file.path)) from None
     with source:
         if source.size() != file.bytes:
             raise DamagedFile(place.uri(file.path), f"has {source.size()} bytes, not {file.bytes}")

@@ -1,19 +1,21 @@
 """Follows the journals of all partitions and captures what comes."""
 
 import time
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
+from storage.capture import definitions
 from storage.capture.compaction import clean, compact
-from storage.capture.errors import DamagedFile, ForeignRows, OutOfRetention
+from storage.capture.errors import DamagedFile, ForeignRows, OutOfRetention, SourceFailed, SourceRefused
 from storage.capture.source import Extent, Extents, RowSource
 from storage.capture.writing import CaptureWriter
 
 POLL_SECONDS: Final = 1.0
 TEND_SECONDS: Final = 60.0  # between two looks at what can be compacted
 CLEAN_SECONDS: Final = 3600.0
+DEFINE_SECONDS: Final = 10.0  # between two looks at the definitions of entities
 TURN_ROWS: Final = 256 << 10  # of one partition, until the next has its turn
 
 
@@ -44,17 +46,23 @@ class Follower:
         *,
         skips_lost: bool = False,
         should_stop: Callable[[], bool] = lambda: False,
+        definitions: Callable[[], dict[str, Any] | None] | None = None,
     ) -> None:
+        """`definitions`: what the broker says of its entities now; None if it cannot."""
         self._source = source
+        self._definitions = definitions
         self._writer = writer
         self._counters = counters
         self._skips_lost = skips_lost
         self._should_stop = should_stop
-        self._tended = self._cleaned = -CLEAN_SECONDS
+        self._tended = self._cleaned = self._defined = -CLEAN_SECONDS
+        self._extents: Sequence[Extent] = ()  # at the last look
+        self._is_told = False  # the journal knows what is captured
 
     def to_now(self) -> None:
         """Capture what the journals have now, and write it. Raises CaptureError, OSError."""
-        extents = self._source.extents()
+        extents = self._look()
+        self._define()
         self._lag(extents)
         while not self._should_stop() and self._read(extents):
             self._lag(extents)
@@ -66,7 +74,8 @@ class Follower:
 
         Raises CaptureError, OSError.
         """
-        extents = self._source.extents()
+        extents = self._look()
+        self._define()
         found = self._read(extents)
         self._lag(extents)
         self.keep()
@@ -83,6 +92,37 @@ class Follower:
     def finish(self) -> None:
         """Write what waits. Raises Superseded, OSError."""
         self._roll()
+
+    def _look(self) -> Extents:
+        extents = self._source.extents()
+        self._extents = extents.partitions
+        return extents
+
+    def _tell(self) -> None:
+        """Let the journal drop what is captured. If that fails, it keeps more, until this is called again."""
+        if self._is_told:
+            return
+        captured = [
+            extent._replace(stable=found.offset)
+            for extent in self._extents
+            if (found := self._writer.state.next.get((extent.partition, extent.epoch))) is not None
+        ]
+        with suppress(SourceFailed, SourceRefused):
+            if captured:
+                self._source.tell(captured)
+                self._is_told = True
+
+    def _define(self) -> None:
+        """Keep the definitions of the entities that rows are about, if they have changed. Raises OSError."""
+        if self._definitions is None or time.monotonic() - self._defined < DEFINE_SECONDS:
+            return
+        try:
+            document = self._definitions()
+        except SourceFailed:
+            return  # a partition may be away: rows of the others are captured meanwhile
+        self._defined = time.monotonic()
+        if document is not None:
+            definitions.keep(self._writer.place, document, self._writer.clock_ms())
 
     def _read(self, extents: Extents) -> bool:
         found = False
@@ -142,6 +182,8 @@ class Follower:
             self._counters.bytes += sum(file.bytes for file in written)
             self._counters.last_roll_s = time.time()
             self._counters.lag_rows = max(0, self._counters.lag_rows - rows)
+            self._is_told = False
+            self._tell()
 
     def _lag(self, extents: Extents) -> None:
         lag = self._writer.waiting_rows
@@ -152,6 +194,7 @@ class Follower:
 
     def _tend(self) -> None:
         now = time.monotonic()
+        self._tell()
         self._counters.compacted_files += compact(self._writer, self._counters.damaged)
         self._tended = time.monotonic()
         if now - self._cleaned >= CLEAN_SECONDS:

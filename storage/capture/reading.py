@@ -6,6 +6,8 @@ for batch in found.batches(partition, epoch, first, end): ...
 """
 
 from collections.abc import Iterator
+from datetime import datetime
+from math import floor
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -77,6 +79,27 @@ class Captured:
     ) -> list[DataFile]:
         """The files that may have rows of the offsets first <= offset < end."""
         return [file for file in self.files(table) if file.overlaps((partition, epoch), first, end)]
+
+    def first_offset_at(self, partition: int, epoch: str, time: datetime) -> int | None:
+        """The first captured offset whose eventTime is not before `time`; None if there is none.
+
+        Raises DamagedFile, OSError.
+        """
+        hour = floor(time.timestamp() / 3600)
+        found = []
+        for file in self.files():
+            for each in file.ranges:
+                if each.position != (partition, epoch) or file.hour < hour:
+                    continue
+                if file.hour > hour:
+                    found.append(each.first)
+                    continue
+                columns = ["eventTime", "journalOffset"]
+                rows = files.read_range(self._place, file, columns, partition, epoch, each.first, each.last + 1)
+                first = pc.min(rows.filter(pc.field("eventTime") >= time).column("journalOffset")).as_py()
+                if first is not None:
+                    found.append(first)
+        return min(found, default=None)
 
     def uris(self, table: TableName = TableName.LEDGER) -> list[str]:
         """Where the files are, for other programs such as Spark."""

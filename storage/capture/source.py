@@ -30,3 +30,6 @@ class RowSource(Protocol):
 
         Raises SourceFailed, SourceRefused; OutOfRetention if the journal has dropped some.
         """
+
+    def tell(self, captured: Sequence[Extent]) -> None:
+        """All before each `stable` is captured; `low` says nothing. Raises SourceFailed, SourceRefused."""

@@ -5,14 +5,11 @@ cannot be read, a row `truncated` in their place says so.
 """
 
 from collections.abc import Iterator
-from fnmatch import translate
-from re import IGNORECASE, Pattern
-from re import compile as compiled
 from typing import Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from storage.journal.entities import of_entities, pattern_of
 from storage.journal.events import Op, name_of
 from storage.journal.files import JournalDamaged, Piece, Reading
 from storage.journal.frames import STREAM_END, CorruptJournal, decode, message, message_of, stream_begin
@@ -20,6 +17,7 @@ from storage.journal.rows import BODY_COLUMNS, SCHEMA, without_bodies
 
 JOINED_BYTES: Final = 1 << 20  # of small batches, or so many rows
 JOINED_ROWS: Final = 16_384
+DAMAGED: Final = "damaged"  # the reason of a row `truncated` that stands for rows that cannot be read
 LARGE_BYTES: Final = 64 << 10  # of a payload; a smaller one is joined with others
 
 
@@ -32,7 +30,7 @@ def stream(
     Closes the reading. Raises OSError.
     """
     schema = SCHEMA if records else without_bodies(SCHEMA)
-    pattern = None if entity is None else compiled(translate(entity), IGNORECASE)
+    pattern = None if entity is None else pattern_of(entity)
     small: list[pa.RecordBatch] = []
 
     def joined() -> Iterator[bytes]:
@@ -61,7 +59,7 @@ def stream(
             if not records:
                 batch = batch.drop_columns(list(BODY_COLUMNS))
             if pattern is not None:
-                batch = _of_entity(batch, pattern)
+                batch = of_entities(batch, pattern)
             small.append(batch.replace_schema_metadata(None))
             if sum(each.nbytes for each in small) >= JOINED_BYTES or sum(map(len, small)) >= JOINED_ROWS:
                 yield from joined()
@@ -84,16 +82,7 @@ def _gap(partition: int, damaged: JournalDamaged, time_ms: int) -> pa.RecordBatc
         "journalOffset": damaged.end - 1,
         "eventTime": time_ms * 1000,
         "op": name_of(Op.TRUNCATED),
+        "reason": DAMAGED,
         "description": str(damaged),
     }
     return pa.RecordBatch.from_pylist([row], SCHEMA)
-
-
-def _of_entity(batch: pa.RecordBatch, pattern: Pattern[str]) -> pa.RecordBatch:
-    """Few different entities are in a batch."""
-    entities = batch.column("entity").dictionary_encode()
-    fitting = [each for each, name in enumerate(entities.dictionary.to_pylist()) if name is None or pattern.match(name)]
-    mask = pc.or_kleene(
-        pc.is_in(entities.indices, value_set=pa.array(fitting, entities.indices.type)), entities.indices.is_null()
-    )
-    return batch.filter(mask)

@@ -6,8 +6,9 @@ turn has *hints* for the journal, of each partition a list of lists that begin w
     [NAMED, entity id, path]
     [DONE, op, queue id, numbers, delivery counts or None, reason or None, time ms or None]
     [MOVED, op, queue id, numbers, delivery counts or None, queue id, first number, reason or None]
-    [ENTERED, queue id, numbers, reason, queue id of origin or None]
-    [BARE, op, queue id, message ids, copies or None]
+    [ENTERED, queue id, numbers, reason, queue id of origin or None, numbers there or None]
+    [BARE, op, queue id, message ids, copies or None, queue id of origin or None, numbers there or None]
+    [TAKEN_OVER, queue id, number]
 
 - NAMED comes before the first other hint and the first change of that entity since the worker was started.
 - DONE: why these messages leave their queue, or what else happened to them. A time is given if it is not the turn's:
@@ -15,6 +16,7 @@ turn has *hints* for the journal, of each partition a list of lists that begin w
 - MOVED: these leave by `op`, and enter the second queue under consecutive numbers.
 - ENTERED: these come from elsewhere.
 - BARE: messages that were accepted and not stored in this queue. An id is bytes (one encoded AMQP value) or None.
+- TAKEN_OVER: the partition has the messages that this queue of another partition forwarded to it, up to this number.
 """
 
 from enum import IntEnum
@@ -26,6 +28,7 @@ class Hint(IntEnum):
     MOVED = 2
     ENTERED = 3
     BARE = 4
+    TAKEN_OVER = 5
 
 
 class Op(IntEnum):
@@ -58,12 +61,20 @@ class Op(IntEnum):
     PING = 51
     # No message: offsets are missing before this one.
     TRUNCATED = 60
+    # No message: what was forwarded to this partition is here, up to the number of the row's origin.
+    TAKEN_OVER = 61
 
 
 ENTERING = frozenset({Op.ENQUEUED, Op.SCHEDULED})
 LEAVING = frozenset(op for op in Op if 10 <= op < 30)
 
-_NAMES = {Op.DEAD_LETTERED: "deadlettered", Op.LOCK_EXPIRED: "lockExpired", Op.LOCK_LOST: "lockLost"}
+_NAMES = {
+    Op.DEAD_LETTERED: "deadlettered",
+    Op.LOCK_EXPIRED: "lockExpired",
+    Op.LOCK_LOST: "lockLost",
+    Op.TAKEN_OVER: "takenOver",
+}
+ELSEWHERE = "elsewhere"  # the reason of a row `forwarded`: to another partition, which says what it has taken over
 
 
 def name_of(op: Op) -> str:

@@ -122,6 +122,14 @@ class Piece(NamedTuple):
         return data[HEAD_BYTES:]
 
 
+class Oldest(NamedTuple):
+    """The oldest file: when it was last written, in seconds since 1970, and where the next one begins."""
+
+    changed_s: float
+    next_epoch: bytes
+    next_offset: int
+
+
 class Reading:
     """Frames that were found; their rows end before `next_offset`. To be closed."""
 
@@ -286,12 +294,13 @@ class PartitionJournal:
 
     # -- retention
 
-    def oldest(self) -> tuple[float, int] | None:
-        """When the oldest file was last written, and its bytes; None if there is none but the newest."""
+    def oldest(self) -> Oldest | None:
+        """None if there is no file but the newest."""
         with self._lock:
             if len(self._files) < 2:
                 return None
-            return self._files[0].changed_s, self._files[0].size
+            oldest, behind = self._files[:2]
+            return Oldest(oldest.changed_s, behind.epoch, behind.first_offset)
 
     def drop_oldest(self) -> Path:
         """Delete the oldest file, which is not the newest."""

@@ -31,6 +31,7 @@ SCHEMA: Final = pa.schema(
         pa.field("eventTime", _TIME, nullable=False),
         pa.field("op", pa.string(), nullable=False),
         ("entity", pa.string()),
+        ("entityId", pa.int32()),  # another one when an entity was deleted and created again under its name
         ("subQueue", pa.string()),
         ("sequenceNumber", pa.int64()),
         ("messageId", pa.string()),
@@ -47,6 +48,7 @@ SCHEMA: Final = pa.schema(
         ("description", pa.string()),
         ("bodySize", pa.int64()),
         ("originEntity", pa.string()),
+        ("originEntityId", pa.int32()),
         ("originSubQueue", pa.string()),
         ("originSequenceNumber", pa.int64()),
         ("copies", pa.int32()),
@@ -57,7 +59,7 @@ SCHEMA: Final = pa.schema(
 BODY_COLUMNS: Final = ("record", "overlay")
 UNEXPLAINED: Final = "unexplained"  # the reason of a row `purged` whose message left its queue without a hint
 
-_SUB_QUEUES: Final = {
+SUB_QUEUES: Final = {
     Part.MAIN: "active",
     Part.DEAD_LETTER: "deadletter",
     Part.TRANSFER_DEAD_LETTER: "transferdeadletter",
@@ -66,6 +68,7 @@ _SUB_QUEUES: Final = {
 _DESCRIPTION: Final = "DeadLetterErrorDescription"
 _NAMES: Final = {int(op): name_of(op) for op in Op}
 _LEAVING: Final = frozenset(map(int, LEAVING))
+_CHANGING: Final = frozenset(map(int, (Op.ABANDONED, Op.DEFERRED, Op.LOCK_EXPIRED, Op.LOCK_LOST)))
 _LAST_MS: Final = 253_402_300_799_999  # the end of the year 9999, the latest time that readers can show
 _FIRST_MS: Final = -62_135_596_800_000
 _iter_queue_keys: Final = Struct(">IBQ").iter_unpack
@@ -120,6 +123,7 @@ class Modes:
 
 class Queue(NamedTuple):
     entity: str
+    entity_id: int
     sub_queue: str
     mode: Mode
 
@@ -151,8 +155,8 @@ class Queues:
         if found is None:
             entity_id, part = entity_of(queue_id), part_of(queue_id)
             path = self.names.get(entity_id, f"#{entity_id}")  # no entity has such a name
-            sub_queue = _SUB_QUEUES.get(part, f"part{part}")  # type: ignore[call-overload]  # an int is as good
-            found = self._known[queue_id] = Queue(path, sub_queue, self._modes.of(path))
+            sub_queue = SUB_QUEUES.get(part, f"part{part}")  # type: ignore[call-overload]  # an int is as good
+            found = self._known[queue_id] = Queue(path, entity_id, sub_queue, self._modes.of(path))
         return found
 
 
@@ -174,8 +178,9 @@ class Rows:
         self._message_of: list[int | None] = []
         self._numbers: list[int | None] = []
         self._counts: list[int | None] = []
-        # Of each run: event time, op, entity, sub-queue, reason, description, entity and sub-queue of the origin.
-        self._runs: list[tuple[int, str, str | None, str | None, str | None, str | None, str | None, str | None]] = []
+        # Of each run: event time, op, reason, description, and of the queue and the origin each entity, entity id and
+        # sub-queue.
+        self._runs: list[tuple[Any, ...]] = []
         # Of each message: a tuple as `Properties`, three times, size, number at the origin, copies, record, overlay.
         self._messages: list[tuple[Any, ...]] = []
         self.unfounded = 0  # hints that a message has left which did not
@@ -214,6 +219,7 @@ class Rows:
         if entered:
             self._enter(time_ms, entered, records, origins)
         entries = dict(entered)
+        changed = _overlays_of(put)
         leaving: dict[int, dict[int, None]] = {}  # numbers by queue, in the order in which they left
         if left:
             for queue_id, _, number in _iter_queue_keys(b"".join(left)):
@@ -222,11 +228,17 @@ class Rows:
             kind = hint[0]
             if kind == Hint.DONE:
                 _, op, queue_id, numbers, counts, reason, at_ms = hint
-                self._done(time_ms if at_ms is None else at_ms, op, queue_id, numbers, counts, reason, leaving)
+                at = time_ms if at_ms is None else at_ms
+                if changed and op in _CHANGING:
+                    self._changed(at, op, queue_id, numbers, counts, reason, changed)
+                else:
+                    self._done(at, op, queue_id, numbers, counts, reason, leaving)
             elif kind == Hint.MOVED:
                 self._moved(time_ms, hint, leaving, entries)
             elif kind == Hint.BARE:
                 self._bare(time_ms, hint)
+            elif kind == Hint.TAKEN_OVER:
+                self._taken_over(time_ms, hint)
         for queue_id, unexplained in leaving.items():
             if unexplained:
                 queue = self._queues.at(queue_id)
@@ -235,7 +247,7 @@ class Rows:
     def truncate(self, time_ms: int, why: str) -> None:
         """Add the row that says that there is a gap before it."""
         self._run_of.append(len(self._runs))
-        self._runs.append((_us(time_ms) or 0, _NAMES[Op.TRUNCATED], None, None, None, why, None, None))
+        self._runs.append((_us(time_ms) or 0, _NAMES[Op.TRUNCATED], None, why, *_NOWHERE, *_NOWHERE))
         self._message_of.append(None)
         self._numbers.append(None)
         self._counts.append(None)
@@ -330,6 +342,45 @@ class Rows:
         if numbers:
             self._run(time_ms, _NAMES[op], self._queues.at(queue_id), reason, numbers, counts, description=description)
 
+    def _changed(
+        self,
+        time_ms: int,
+        op: int,
+        queue_id: int,
+        numbers: Sequence[int],
+        counts: Sequence[int] | None,
+        reason: str | None,
+        changed: Mapping[tuple[int, int], bytes],
+    ) -> None:
+        """These stay, and some have another overlay since."""
+        queue = self._queues.at(queue_id)
+        first = len(self._messages)
+        if queue.mode is Mode.BODIES:
+            for number in numbers:
+                overlay = changed.get((queue_id, number))
+                self._messages.append((_NO_PROPERTIES, *(None,) * 7, overlay))
+        self._run(
+            time_ms,
+            _NAMES[op],
+            queue,
+            reason,
+            numbers,
+            counts,
+            first_message=first if queue.mode is Mode.BODIES else None,
+        )
+
+    def _taken_over(self, time_ms: int, hint: Sequence[Any]) -> None:
+        _, queue_id, number = hint
+        origin = self._queues.at(queue_id)
+        if origin.mode is Mode.OFF:
+            return
+        self._message_of.append(len(self._messages))
+        self._messages.append((_NO_PROPERTIES, None, None, None, None, number, None, None, None))
+        self._run_of.append(len(self._runs))
+        self._runs.append((_us(time_ms) or 0, _NAMES[Op.TAKEN_OVER], None, None, *_NOWHERE, *origin[:3]))
+        self._numbers.append(None)
+        self._counts.append(None)
+
     def _moved(
         self,
         time_ms: int,
@@ -360,7 +411,7 @@ class Rows:
         return self._text(found) if isinstance(found, bytes) else found
 
     def _bare(self, time_ms: int, hint: Sequence[Any]) -> None:
-        _, op, queue_id, ids, copies = hint
+        _, op, queue_id, ids, copies, origin_id, there = hint
         queue = self._queues.at(queue_id)
         if queue.mode is Mode.OFF:
             return
@@ -369,9 +420,11 @@ class Rows:
             number = copies[place] if isinstance(copies, list | tuple) else copies
             text = self._text(each) if isinstance(each, bytes) else each
             properties = (text, *_NO_PROPERTIES[1:])
-            self._messages.append((properties, None, None, None, None, None, number, None, None))
+            number_there = None if there is None else there[place]
+            self._messages.append((properties, None, None, None, None, number_there, number, None, None))
         if ids:
-            self._run(time_ms, _NAMES[op], queue, None, [None] * len(ids), None, first_message=first)
+            origin = None if origin_id is None else self._queues.at(origin_id)
+            self._run(time_ms, _NAMES[op], queue, None, [None] * len(ids), None, origin=origin, first_message=first)
 
     def _run(
         self,
@@ -391,12 +444,11 @@ class Rows:
             return
         rows = len(numbers)
         self._run_of += [len(self._runs)] * rows
-        entity, sub_queue, _ = queue
-        from_entity, from_sub_queue = (None, None) if origin is None else origin[:2]
         time_us = _us(time_ms)
         if time_us is None:
             raise ValueError(f"the time {time_ms} ms is beyond the calendar")
-        self._runs.append((time_us, op, entity, sub_queue, reason, description, from_entity, from_sub_queue))
+        came_from = _NOWHERE if origin is None else origin[:3]
+        self._runs.append((time_us, op, reason, description, *queue[:3], *came_from))
         self._numbers += numbers
         self._counts += [None] * rows if counts is None else counts
         self._message_of += [None] * rows if first_message is None else range(first_message, first_message + rows)
@@ -409,37 +461,34 @@ class Rows:
         if not rows:
             return pa.RecordBatch.from_pylist([], SCHEMA)
         runs = pa.array(self._run_of, pa.int32())
-        times, ops, entities, sub_queues, reasons, descriptions, from_entities, from_sub_queues = (
-            _taken(values, kind, runs) for values, kind in zip(zip(*self._runs, strict=True), _RUN_TYPES, strict=True)
-        )
+        found = {
+            name: _taken(values, SCHEMA.field(name).type, runs)
+            for name, values in zip(_RUN_COLUMNS, zip(*self._runs, strict=True), strict=True)
+        }
         if self._messages:
             places = pa.array(self._message_of, pa.int32())
             properties, *others = zip(*self._messages, strict=True)
             of_messages = chain(zip(*properties, strict=True), others)
-            found = {
+            found |= {
                 name: _taken(values, SCHEMA.field(name).type, places)
                 for name, values in zip(_MESSAGE_COLUMNS, of_messages, strict=True)
             }
         else:
-            found = {name: pa.nulls(rows, SCHEMA.field(name).type) for name in _MESSAGE_COLUMNS}
+            found |= {name: pa.nulls(rows, SCHEMA.field(name).type) for name in _MESSAGE_COLUMNS}
         found |= {
             "partition": pa.repeat(pa.scalar(self._partition, pa.int32()), rows),
             "journalOffset": pa.array(range(first_offset, first_offset + rows), pa.int64()),
-            "eventTime": times,
-            "op": ops,
-            "entity": entities,
-            "subQueue": sub_queues,
             "sequenceNumber": pa.array(self._numbers, pa.int64()),
             "deliveryCount": pa.array(self._counts, pa.int32()),
-            "reason": reasons,
-            "description": descriptions,
-            "originEntity": from_entities,
-            "originSubQueue": from_sub_queues,
         }
         return pa.RecordBatch.from_arrays([found[name] for name in SCHEMA.names], schema=SCHEMA)
 
 
-_RUN_TYPES: Final = (_TIME, *(pa.string(),) * 7)
+_NOWHERE: Final = (None, None, None)  # no entity, entity id and sub-queue
+_RUN_COLUMNS: Final = (
+    "eventTime", "op", "reason", "description",
+    "entity", "entityId", "subQueue", "originEntity", "originEntityId", "originSubQueue",
+)  # fmt: skip
 _MESSAGE_COLUMNS: Final = (
     "messageId", "sessionId", "partitionKey", "correlationId", "subject", "contentType",
     "enqueuedTime", "scheduledTime", "expiresAt", "bodySize", "originSequenceNumber", "copies", "record", "overlay",
@@ -457,9 +506,23 @@ def _origins_of(hints: Sequence[Any]) -> dict[int, dict[int, _Origin]]:
             for at, number in enumerate(numbers, first):
                 there[at] = _Origin(reason, queue_id, number)
         elif kind == Hint.ENTERED:
-            _, queue_id, numbers, reason, origin_id = hint
-            origins.setdefault(queue_id, {}).update(dict.fromkeys(numbers, _Origin(reason, origin_id, None)))
+            _, queue_id, numbers, reason, origin_id, numbers_there = hint
+            there = origins.setdefault(queue_id, {})
+            if numbers_there is None:
+                there.update(dict.fromkeys(numbers, _Origin(reason, origin_id, None)))
+            else:
+                for at, number in zip(numbers, numbers_there, strict=True):
+                    there[at] = _Origin(reason, origin_id, number)
     return origins
+
+
+def _overlays_of(put: Iterable[tuple[bytes, bytes]]) -> dict[tuple[int, int], bytes]:
+    """Those of entries that were put, by queue and number."""
+    return {
+        (int.from_bytes(key[:4], "big"), int.from_bytes(key[5:], "big")): value[ENTRY_BYTES:]
+        for key, value in put
+        if len(value) > ENTRY_BYTES
+    }
 
 
 def _taken(values: Sequence[Any], kind: pa.DataType, places: pa.Array) -> pa.Array:

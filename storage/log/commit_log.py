@@ -272,6 +272,9 @@ class CommitLog:
         self._writer.release()
         while self._writer.kept_bytes > self._follower.backlog_bytes:
             self._writer.take_kept()
+        while self._writer.kept_bytes and self._follower.takes_room():
+            self._writer.take_kept()
+            self._writer.release()
 
     def changed(self, store: LoggedStore) -> None:
         """The store has staged its first change of this turn."""

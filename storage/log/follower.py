@@ -14,7 +14,7 @@ from errno import EDQUOT, ENOSPC
 from pathlib import Path
 
 from storage.data_dir import JOURNAL, RUN
-from storage.durable import write_file
+from storage.durable import free_disk_bytes, write_file
 from storage.log.tail import Position
 
 _LSN = struct.Struct("<Q")
@@ -80,13 +80,19 @@ def write_position(path: Path, position: Position) -> None:
 class Follower:
     """The process that follows a worker's log, as the worker sees it. Raises OSError.
 
-    `backlog_bytes`: the segments that only it needs take no more than these; then it loses the oldest.
+    `backlog_bytes`: the segments that only it needs take no more than these; then it loses the oldest. It loses them,
+    too, while less than `spare_disk_bytes` of the disk are free.
     """
 
-    def __init__(self, data_directory: Path, worker: int, backlog_bytes: int) -> None:
+    def __init__(self, data_directory: Path, worker: int, backlog_bytes: int, spare_disk_bytes: int = 0) -> None:
         self._path = position_path(data_directory, worker)
         self.durable = DurableLsn(durable_path(data_directory, worker))
         self.backlog_bytes = backlog_bytes
+        self._spare_disk_bytes = spare_disk_bytes
+
+    def takes_room(self) -> bool:
+        """True if the disk has so little room that messages need what is kept for it."""
+        return free_disk_bytes(self._path.parent) < self._spare_disk_bytes
 
     def position(self, log_id: bytes) -> int:
         """The LSN up to which it needs this log no more; 0 if it has said nothing of it."""

@@ -6,7 +6,7 @@ import pytest
 
 from bench import load, run
 from bench.plan import Plan
-from bench.rows import BEFORE, GROUPS, PEEKLOCK, rows
+from bench.rows import BEFORE, GROUPS, PEEKLOCK, PIPELINE, rows
 from bench.servers import ROOT
 from broker.settings.placement import is_one_process
 from tests.caller import REQUIRE_INTEROP
@@ -23,12 +23,13 @@ def load_tool():
 @pytest.mark.slow
 def test_a_quick_bench_fills_every_row(tmp_path, capsys):
     result = tmp_path / "bench.json"
-    counted_elsewhere = "instructions"  # by test_instruction_budget.py: it takes long
-    groups = ",".join(group for group in GROUPS if group != counted_elsewhere)
+    # By test_instruction_budget.py, because it takes long, and by test_bench_pipeline.py, which needs Spark.
+    measured_elsewhere = {"instructions", *PIPELINE}
+    groups = ",".join(group for group in GROUPS if group not in measured_elsewhere)
     assert run.main(["--quick", "--peers", "none", "--rows", groups, "--json", str(result)]) == 0, capsys.readouterr()
     made = json.loads(result.read_text())
     figures = {row["key"]: row["figures"] for row in made["rows"]}
-    assert set(figures) == {row.key for row in rows(Plan.tiny()) if row.group != counted_elsewhere}
+    assert set(figures) == {row.key for row in rows(Plan.tiny()) if row.group not in measured_elsewhere}
     assert all(list(of) == [PEEKLOCK] for of in figures.values())
     assert all(of[PEEKLOCK]["median"] > 0 for key, of in figures.items() if "-p" in key or key.endswith("1x1"))
     assert all(row["targets"] for row in made["rows"] if row["key"] in ("unpipelined-p50", "start"))

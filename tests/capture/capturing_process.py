@@ -5,7 +5,7 @@ python -m tests.capture.capturing_process FOLDER
 
 import random
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 
 import pyarrow as pa
 
@@ -32,6 +32,8 @@ class Rows:
     def extents(self) -> Extents:
         self._stable += random.randrange(1, 30)
         return Extents(NAMESPACE, [Extent(partition, EPOCH, 0, self._stable) for partition in MADE])
+
+    def tell(self, captured: Sequence[Extent]) -> None: ...
 
     def rows(self, partition: int, epoch: str, first: int, end: int) -> Generator[pa.RecordBatch, None, None]:
         assert epoch == EPOCH

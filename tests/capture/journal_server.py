@@ -32,6 +32,8 @@ class Journal:
         self.claims_rows = 0  # so many more than an answer has are said to be in it
         self.answers: list[tuple[int, bytes]] = []  # given instead of the next ones: status, text
         self.requests: list[str] = []
+        self.told: list[tuple[str, Any]] = []  # by consumers: path, document
+        self.answer_to_told = 200
         self._made: dict[tuple[int, int], pa.RecordBatch] = {}
 
     def rows(self, partition: int, first: int, end: int) -> list[pa.RecordBatch]:
@@ -78,7 +80,15 @@ class _Handler(BaseHTTPRequestHandler):
         url = urlsplit(self.path)
         if url.path == "/$journal":
             return self._answer(200, json.dumps(self._extents()).encode())
+        if url.path == "/$journal/entities":  # as an older broker
+            return self._answer(404, b"{}")
         return self._rows(int(url.path.removeprefix("/$journal/")), {k: v[0] for k, v in parse_qs(url.query).items()})
+
+    def do_PUT(self) -> None:
+        journal = self.server.journal
+        told = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        journal.told.append((self.path, told))
+        self._answer(journal.answer_to_told, b"{}")
 
     def _extents(self) -> dict[str, object]:
         journal = self.server.journal

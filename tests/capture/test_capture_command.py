@@ -86,6 +86,32 @@ def test_standing_it_follows_and_writes_what_waits_when_it_is_stopped(tmp_path):
     assert journal.stable[0] >= 900
 
 
+def test_the_journal_is_told_what_is_captured_and_not_what_waits(tmp_path):
+    journal = Journal()
+
+    def told(offset: int) -> tuple[str, object]:
+        return "/$journal/consumers/nightly", {
+            "partitions": [{"partition": partition, "epoch": EPOCH, "offset": offset} for partition in (0, 1)]
+        }
+
+    with JournalServer(journal) as server:
+        options = ("--consumer", "nightly", "--json")
+        with capture(tmp_path, server, "--once", *options) as command:
+            assert command.end() == 0, command.err
+        assert journal.told == [told(2000)]
+        journal.stable = [2100, 2100]
+        with capture(tmp_path, server, "--roll-time", "1h", *options) as command:
+            eventually(lambda: "/$journal" in journal.requests[-1:] and any("from=2000" in x for x in journal.requests))
+            assert journal.told == [told(2000)] * 2
+            assert command.end(signal.SIGTERM) == 0, command.err
+        assert journal.told == [told(2000), told(2000), told(2100)]
+        journal.stable = [2200, 2200]
+        journal.answer_to_told = 503
+        with capture(tmp_path, server, "--once", *options) as command:
+            assert command.end() == 0, command.err
+            assert json.loads(command.out)["rows"] == 200, "it is captured, whether the journal hears of it or not"
+
+
 def test_standing_it_waits_for_a_broker_that_is_away(tmp_path):
     journal = Journal(partitions=1, stable=1200)
     journal.answers = [
@@ -224,6 +250,8 @@ def test_a_second_capture_of_a_folder_is_refused(tmp_path):
         (["--memory", "1KB"], "is not from 1MB to 1GB"),
         (["--file-size", "2GB"], "is not from 1MB to 1GB"),
         (["--roll-time", "soon"], "is no duration"),
+        (["--consumer", "a/b"], "must have 1 to 100 letters"),
+        (["--consumer", ""], "must have 1 to 100 letters"),
         (["--http-endpoint", "nowhere"], "is no address"),
     ],
 )

@@ -13,7 +13,8 @@ from journaled import SMALL, Worker, journaled, wanted
 from turns_of_messages import STORE
 
 from broker.journal import following
-from broker.journal.following import Follower
+from broker.journal.consumers import Consumers, Progress
+from broker.journal.following import Follower, Retention
 from storage.journal.rows import Mode, Modes
 from storage.log.follower import position_path, read_position
 from tests.logs import checkpoint
@@ -22,9 +23,21 @@ from tests.own_disk import own_disk_or_skip
 GIB = 1 << 30
 
 
-def follower(directory: Path, workers: int = 1, mode: Mode = Mode.BODIES, modes=None, **options) -> Follower:
-    options = {"retention_seconds": 1e9, "retention_bytes": 16 * GIB, **options}
-    made = Follower(directory, workers, Modes(mode, modes or {}), **options)
+def follower(
+    directory: Path,
+    workers: int = 1,
+    mode: Mode = Mode.BODIES,
+    modes=None,
+    *,
+    seconds: float = 1e9,
+    size: int = 16 * GIB,
+    held_size: int = 64 * GIB,
+    held_for: tuple[str, ...] = (),
+    spare: int = 0,
+    **options,
+) -> Follower:
+    retention = Retention(seconds, size, held_size, spare)
+    made = Follower(directory, workers, Modes(mode, modes or {}), retention, Consumers(directory, held_for), **options)
     made.open()
     return made
 
@@ -237,7 +250,7 @@ def test_the_log_of_a_worker_that_is_no_more_is_read_first_and_to_its_end(tmp_pa
 
 def test_old_files_go_and_the_newest_of_a_quiet_partition_too(worker, tmp_path, monkeypatch):
     now = [1000.0]
-    made = follower(tmp_path, retention_seconds=3600.0, clock=lambda: now[0])
+    made = follower(tmp_path, seconds=3600.0, clock=lambda: now[0])
     worker.turn(sends=2)
     drain(made)
     assert made.journals[0].low == 0
@@ -253,7 +266,7 @@ def test_old_files_go_and_the_newest_of_a_quiet_partition_too(worker, tmp_path, 
 
 def test_the_oldest_files_go_when_all_are_too_large(worker, tmp_path, monkeypatch):
     monkeypatch.setattr(following, "RETENTION_SECONDS", 0.0)
-    made = follower(tmp_path, retention_bytes=200_000)
+    made = follower(tmp_path, size=200_000)
     for _ in range(40):
         worker.turn(sends=2, size=9000)
         drain(made)
@@ -267,12 +280,110 @@ def test_the_oldest_files_go_when_all_are_too_large(worker, tmp_path, monkeypatc
     made.close()
 
 
+def told(made: Follower, partition: int, share: float) -> dict[int, Progress]:
+    """As a consumer tells that has read this share of what is there."""
+    journal = made.journals[partition]
+    return {partition: Progress(journal.epoch, int(journal.stable * share))}
+
+
+def test_what_a_consumer_has_not_read_is_kept_beyond_retention(worker, tmp_path, monkeypatch):
+    monkeypatch.setattr(following, "RETENTION_SECONDS", 0.0)
+    now = [1000.0]
+
+    def grown(**options) -> Follower:
+        made = follower(tmp_path, seconds=3600.0, size=200_000, clock=lambda: now[0], **options)
+        for _ in range(40):
+            worker.turn(sends=2, size=9000)
+            drain(made)
+        now[0] += 7200
+        drain(made)
+        return made
+
+    made = grown(held_for=("capture", "audit"))
+    assert {journal.low for journal in made.journals.values()} == {0}, "neither has read anything"
+    consumers = made._consumers
+    consumers.tell("someone", told(made, 0, 1.0))
+    consumers.tell("capture", told(made, 0, 1.0))
+    drain(made)
+    assert made.journals[0].low == 0, "audit has read nothing"
+    consumers.tell("audit", told(made, 0, 0.5))
+    drain(made)
+    read = made.journals[0].stable // 2
+    assert 0 < made.journals[0].low <= read
+    assert made.journals[2].low == 0, "of the other partition nothing was read"
+    kept = made.journals[0].low
+    made.close()
+
+    made = follower(tmp_path, seconds=3600.0, size=200_000, clock=lambda: now[0], held_for=("capture", "audit"))
+    drain(made)
+    assert made.journals[0].low == kept, "how far they are is known after a restart"
+    assert made._consumers.all()["audit"] == told(made, 0, 0.5)
+    made._consumers.tell("audit", told(made, 0, 0.1))
+    assert made._consumers.all()["audit"] == told(made, 0, 0.5), "nobody goes back"
+    for partition in (0, 2):
+        for name in ("capture", "audit"):
+            made._consumers.tell(name, told(made, partition, 1.0))
+    drain(made)
+    assert sum(journal.bytes for journal in made.journals.values()) <= 200_000
+    assert made.counters.dropped_unread_files == 0
+    made.close()
+
+
+def test_what_is_kept_for_a_consumer_has_a_limit(worker, tmp_path, monkeypatch):
+    monkeypatch.setattr(following, "RETENTION_SECONDS", 0.0)
+    made = follower(tmp_path, size=200_000, held_size=400_000, held_for=("capture",))
+    for _ in range(80):
+        worker.turn(sends=2, size=9000)
+        drain(made)
+    drain(made)
+    assert 300_000 < sum(journal.bytes for journal in made.journals.values()) <= 400_000
+    assert made.counters.dropped_unread_files == made.counters.dropped_files > 0
+    made._consumers.forget("capture")
+    assert "capture" in made._consumers.all(), "files are kept for it whether it has told something or not"
+    made.close()
+
+
+def test_a_file_of_consumers_that_cannot_be_read_keeps_more(tmp_path):
+    (tmp_path / "journal").mkdir()
+    for content in (b"", b"\xc1", b"\x01", b"\x81\xa1a\x05", b"\x81\xa1a\x81\x00\x91\x01", os.urandom(100)):
+        (tmp_path / "journal" / "consumers").write_bytes(content)
+        found = Consumers(tmp_path, ["a"])
+        assert found.all() == {"a": {}}
+        assert found.is_needed(0, Progress(b"12345678", 1))
+
+
+def test_when_the_disk_is_almost_full_old_files_go_whoever_needs_them_but_no_newest_one(tmp_path):
+    with own_disk_or_skip(tmp_path) as disk:
+        data = disk.seen / "data"
+        data.mkdir()
+        worker = Worker(data, 0, 1, (0, 2))
+        made = follower(data, size=8 << 20, held_for=("capture",), spare=1 << 20)
+        while min(journal.bytes for journal in made.journals.values()) < 6 << 20 if made.journals else True:
+            worker.turn(sends=10, size=9000)
+            drain(made)
+        assert {journal.low for journal in made.journals.values()} == {0}, "there is room, and capture has read nothing"
+        disk.fill()
+        made.cycle()
+        assert disk.free_bytes() >= 1 << 20, "messages have room again"
+        files = [len(journal._files) for journal in made.journals.values()]
+        assert min(files) >= 1
+        assert sum(files) > 2, "it drops no more than it must"
+        assert made.counters.dropped_unread_files == made.counters.dropped_files > 0
+        disk.fill()
+        for _ in range(20):
+            disk.fill()
+            made.cycle()
+        assert {len(journal._files) for journal in made.journals.values()} == {1}
+        made.close()
+        worker.stop()
+
+
 def test_on_a_full_disk_old_files_go_first_then_the_log_waits_and_nothing_is_lost(tmp_path):
     with own_disk_or_skip(tmp_path) as disk:
         (tmp_path / "data").mkdir()
         worker = Worker(tmp_path / "data", 0, 1, (0, 2))
         (tmp_path / "data" / "journal").symlink_to(disk.seen)
-        made = follower(tmp_path / "data", retention_bytes=8 << 20)
+        made = follower(tmp_path / "data", size=8 << 20)
         for _ in range(20):
             worker.turn(sends=10, size=9000)
             drain(made)

@@ -1,5 +1,6 @@
 """The journal over the HTTP endpoint of a real broker, which passes requests on to its journal."""
 
+import html
 import json
 import os
 import socket
@@ -68,11 +69,11 @@ def call(served):
     broker, _ = served
     connection = HTTPConnection("localhost", broker.http_port, timeout=30)
 
-    def send(path, key=(KEY_NAME, KEY), at="", method="GET"):
+    def send(path, key=(KEY_NAME, KEY), at="", method="GET", content=None):
         headers = (
             {"Authorization": generate(f"http://localhost/{at}", key[0], key[1], int(time.time()) + 60)} if key else {}
         )
-        connection.request(method, path, headers=headers)
+        connection.request(method, path, body=content, headers=headers)
         answer = connection.getresponse()
         return answer.status, answer.headers, answer.read()
 
@@ -308,3 +309,72 @@ def test_parts_of_a_namespace_on_several_machines_refuse_it(tmp_path, part):
     )
     assert done.returncode == 78
     assert "journal.mode is for `peeklock serve`" in done.stderr
+
+
+def consumers_of(body):
+    return {each["name"]: each for each in json.loads(body)["consumers"]}
+
+
+def test_a_consumer_tells_how_far_it_is(call, served):
+    _, journals = served
+    epoch = journals[0].epoch.hex()
+    target = "/$journal/consumers/Nightly.audit-1"
+
+    def tell(document, path=target, key=(KEY_NAME, KEY), method="PUT"):
+        content = document if isinstance(document, bytes) else json.dumps(document).encode()
+        status, _, body = call(path, key, method=method, content=content)
+        return status, html.unescape(body.decode())
+
+    def position(partition=0, offset: object = 100, epoch: object = epoch):
+        return {"partitions": [{"partition": partition, "epoch": epoch, "offset": offset}]}
+
+    assert tell(position(), key=("listens-all", "la"))[0] == 200
+    assert tell(position(), key=("sends-all", "sa"))[0] == 401
+    shown = consumers_of(call("/$journal")[2])["Nightly.audit-1"]
+    assert shown["partitions"] == [{"partition": 0, "epoch": epoch, "offset": 100}]
+    ends = {partition: journal.stable - journal.low for partition, journal in journals.items()}
+    assert shown["behind"] == ends[0] - 100 + ends[3]
+    assert tell(position(offset=50))[0] == 200
+    assert consumers_of(call("/$journal")[2])["Nightly.audit-1"]["partitions"][0]["offset"] == 100, "nobody goes back"
+    for document, complaint in (
+        (position(partition=7777), "no journal of a partition '7777'"),
+        (position(partition="0"), "no journal of a partition '0'"),
+        (position(partition=2**70), "no journal of a partition"),
+        (position(partition=True), "no journal of a partition 'True'"),
+        (position(offset=451), "has no row before offset 451"),
+        (position(offset=-1), "'offset' of partition 0 must be a number"),
+        (position(offset=2**63), "'offset' of partition 0 must be a number"),
+        (position(offset=1.5), "'offset' of partition 0 must be a number"),
+        (position(offset=float("nan")), "'offset' of partition 0 must be a number"),
+        (position(epoch="ff" * 8), "has no row before offset 100 of epoch ffff"),
+        (position(epoch="\ud800"), "A consumer tells"),
+        (position(epoch=5), "A consumer tells"),
+        ([], "A consumer tells"),
+        ({"partitions": 7}, "A consumer tells"),
+        (b"", "A consumer tells"),
+        (b"[" * 50_000, "A consumer tells"),
+        (b"\xff\xfe", "A consumer tells"),
+    ):
+        status, told = tell(document)
+        assert status == 400
+        assert complaint in told
+    assert tell(b" " * (70 << 10))[0] == 413
+    assert tell(position(), path="/$journal/consumers/" + "a" * 101)[0] == 400
+    assert tell(position(), path="/$journal/consumers/a%2Fb")[0] == 400
+    assert tell(position(), path="/$journal/consumers/")[0] == 405
+    assert tell(b"", path=target, method="GET")[0] == 405
+    assert tell(position(), path="/$journal")[0] == 405
+    assert tell(b"", method="DELETE")[0] == 200
+    assert tell(b"", method="DELETE")[0] == 404
+    assert "Nightly.audit-1" not in consumers_of(call("/$journal")[2])
+
+
+def test_consumers_are_not_without_number(call, served):
+    _, journals = served
+    document = {"partitions": [{"partition": 0, "epoch": journals[0].epoch.hex(), "offset": 1}]}
+    names = [f"consumer-{number}" for number in range(65)]
+    content = json.dumps(document).encode()
+    answers = [call(f"/$journal/consumers/{name}", method="PUT", content=content)[0] for name in names]
+    assert answers == [200] * 64 + [400]
+    for name in names[:64]:
+        assert call(f"/$journal/consumers/{name}", method="DELETE")[0] == 200

@@ -86,7 +86,7 @@ def test_a_message_that_changes_its_place_neither_enters_nor_leaves(change, is_d
 def test_a_put_alone_is_no_row_unless_it_is_named():
     operations = [put(entry(ACTIVE, 4, 1, count=1), entry(ACTIVE, 5, 2))]
     assert rows_of((1, operations, [done(Op.ABANDONED, ACTIVE, 4, counts=[1])]))[0]["deliveryCount"] == 1
-    named = [Hint.ENTERED, ACTIVE, (5,), "moved", None]
+    named = [Hint.ENTERED, ACTIVE, (5,), "moved", None, None]
     assert shown(rows_of((1, operations, [named])), *PLACE) == [("enqueued", "orders", "active", 5, "moved")]
 
 
@@ -151,9 +151,9 @@ def test_what_leaves_without_a_hint_is_told_and_what_did_not_leave_is_not():
 
 def test_messages_that_were_never_in_the_queue():
     hints = [
-        [Hint.BARE, Op.DUPLICATE, ACTIVE, ("a", encode("b"), None), None],
-        [Hint.BARE, Op.PUBLISHED, queue_id_of(8), (None,), 0],
-        [Hint.BARE, Op.PUBLISHED, queue_id_of(8), ("x", "y"), (1, 2)],
+        [Hint.BARE, Op.DUPLICATE, ACTIVE, ("a", encode("b"), None), None, None, None],
+        [Hint.BARE, Op.PUBLISHED, queue_id_of(8), (None,), 0, None, None],
+        [Hint.BARE, Op.PUBLISHED, queue_id_of(8), ("x", "y"), (1, 2), None, None],
     ]
     rows = rows_of((1, [], hints), names={8: "events"})
     assert shown(rows, "op", "messageId", "copies", "sequenceNumber") == [
@@ -284,3 +284,37 @@ def test_operations_of_other_tables_are_no_business_of_the_journal():
     )
     assert NEVER == 2**63 - 1
     assert queue_id_of(ORDERS, Part.DEAD_LETTER) == DEAD
+
+
+def test_a_change_of_a_message_that_stays_tells_its_overlay():
+    overlay = {Field.PROPERTIES: {"why": "later"}}
+    changed = [put(entry(ACTIVE, 1, 1, count=1, overlay=overlay), entry(ACTIVE, 2, 2, count=1))]
+    hints = [done(Op.ABANDONED, ACTIVE, 1, 2, counts=[1, 1]), done(Op.DELIVERED, ACTIVE, 3)]
+    rows = rows_of((1, sent(1, b"a", b"b", b"c"), [NAMED]), (2, changed, hints))[3:]
+    assert shown(rows, "op", "sequenceNumber", "deliveryCount", "record") == [
+        ("abandoned", 1, 1, None),
+        ("abandoned", 2, 1, None),
+        ("delivered", 3, None, None),
+    ]
+    assert [row["overlay"] for row in rows] == [b"\x81\x04\x81\xa3why\xa5later", None, None]
+    frames = (1, sent(1, b"a", b"b", b"c"), [NAMED]), (2, changed, hints)
+    assert [row["overlay"] for row in rows_of(*frames, mode=Mode.EVENTS)] == [None] * 6
+    assert rows_of(*frames, mode=Mode.OFF) == []
+
+
+def test_what_a_partition_has_taken_over():
+    names = {ORDERS: "orders", 9: "invoices"}
+    entered = [Hint.ENTERED, ACTIVE, (1,), "forwarded", COPY, None]
+    frame = (1, sent(1, b"a"), [entered, [Hint.TAKEN_OVER, COPY, 7]])
+    came, taken = rows_of(frame, names=names)
+    assert shown([came], "op", "originEntity", "originSequenceNumber") == [("enqueued", "invoices", None)]
+    assert shown([taken], *PLACE) == [("takenOver", None, None, None, None)]
+    assert shown([taken], "originEntity", "originSubQueue", "originSequenceNumber") == [("invoices", "active", 7)]
+    assert len(rows_of(frame, names=names, modes={"invoices": Mode.OFF})) == 1
+
+
+@pytest.mark.parametrize(("numbers_there", "told"), [([4, None], [4, None]), (None, [None, None])])
+def test_the_numbers_of_messages_that_waited_at_their_topic(numbers_there, told):
+    entered = [Hint.ENTERED, COPY, (1, 2), "published", ACTIVE, numbers_there]
+    rows = rows_of((1, [inserted(entry(COPY, 1, 1), entry(COPY, 2, 2))], [NAMED, entered]))
+    assert [row["originSequenceNumber"] for row in rows] == told

@@ -264,7 +264,14 @@ def test_every_metric_is_documented_and_every_documented_metric_exists():
     workers = {0: WorkerMetrics().snapshot(0, 0, {0: dict.fromkeys(PARTITION, 1)}, LOG_USAGE._asdict())}
     counters = Counters(dead_lettered=Counter(["SyphonDestinationNotFound"]), queues={"q": QueueCounters(backlog=1)})
     syphon = {**snapshot(counters, is_primary_up=True), "restarts": 0, **process_usage()}
-    seen = scene(gateway, workers, entities={QUEUE: "orders"})._replace(syphons={0: syphon})
+    journal = {
+        **dict.fromkeys(("restarts", "rows", "read_bytes", "dropped_files", "dropped_unread_files", "gaps"), 0),
+        **dict.fromkeys(("unfounded", "is_full", "readers"), 0),
+        **{"turns_behind": {"0": 0}, "seconds_behind": {"0": 0.0}, "consumers_behind": {"capture": 0}},
+        "partitions": {"0": {"low": 0, "stable": 0, "bytes": 0}},
+        **process_usage(),
+    }
+    seen = scene(gateway, workers, entities={QUEUE: "orders"})._replace(syphons={0: syphon}, journals={0: journal})
     sidecar = {
         **dict.fromkeys(("connections", "answered_here", "connections_opened", "connections_refused"), 0),
         **dict.fromkeys(("accept_failures", "held_bytes", "is_away", "has_backlog"), 0),

@@ -63,10 +63,11 @@ def test_a_backlog_is_drained_and_shown_among_the_brokers_metrics(primary, tmp_p
         asyncio.run(fill(secondary, QUEUE.format(0), "orders", 300))
         asyncio.run(fill(secondary, QUEUE.format(1), "gone", 1))
         eventually(lambda: metrics(secondary)["peeklock_syphon_completed_messages_total"] == 300, "all", PATIENCE_S)
+        dead = 'peeklock_syphon_deadletter_message_total{reason="SyphonDestinationNotFound"}'
+        eventually(lambda: metrics(secondary).get(dead) == 1, "the dead letter", PATIENCE_S)
         shown = metrics(secondary)
         assert shown["peeklock_syphon_up"] == shown["peeklock_syphon_primary_up"] == 1
         assert shown["peeklock_syphon_restarts_total"] == 0
-        assert shown['peeklock_syphon_deadletter_message_total{reason="SyphonDestinationNotFound"}'] == 1
         assert shown['peeklock_process_resident_memory_bytes{process="syphon"}'] > 1e6
         assert len(asyncio.run(taken(primary, "orders"))) == 300
     # It was stopped in order, and before the gateway, so that it could give all back.

@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from hinted_store import HintedStore
-
 from broker.errors import BrokerError
 from broker.namespace.entities import Description, QueueDescription
 from broker.partition.partition import Partition
@@ -22,6 +20,7 @@ from storage.records import (
 )
 from storage.seen_runs import SeenLimits
 from storage.store import Store, Table
+from tests.partition.hinted_store import HintedStore
 
 ENTITY = 1
 MAIN = ENTITY << 3

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from driver import LOCK_MS, START_MS, Delivery, define, deliveries, message
-from hinted_store import HintedStore
 from turns import CountingStore
 
 from broker.namespace.entities import Description, QueueDescription, SubscriptionDescription, TopicDescription
@@ -16,6 +15,7 @@ from storage.memory import MemoryStore
 from storage.queue_ids import Part
 from storage.records import STORE_ID_KEY, Place, encode_document, entity_key
 from storage.store import Table
+from tests.partition.hinted_store import HintedStore
 
 
 @dataclass

@@ -2,6 +2,7 @@
 that the rows of the journal, which are made of the changes and hints, say what is stored."""
 
 from collections.abc import Iterable, Sequence
+from itertools import count
 from typing import Any
 
 import msgpack
@@ -18,6 +19,7 @@ from storage.store import Table
 NOT_STORED = {Op.DUPLICATE, Op.PING, Op.PUBLISHED}
 ENTERS = frozenset(map(name_of, ENTERING))
 LEAVES = frozenset(map(name_of, LEAVING))
+TURNS = count()  # over all stores
 At = tuple[int, int]  # queue id, sequence number
 
 
@@ -26,6 +28,7 @@ class HintedStore(MemoryStore):
         super().__init__(capacity_bytes)
         self.hints = []
         self.named: dict[int, str] = {}  # entity id -> path, as the hints said
+        self.turns: list[tuple[int, bytes]] = []  # number, and what the log has of it: changes and hints
         self.happened: list[tuple[Any, ...]] = []  # all hints
         self._operations: list[tuple[int, int, Any]] = []  # of this turn, as a log has them
         self._queues = Queues(Modes(Mode.BODIES, {}), {})
@@ -81,7 +84,9 @@ class HintedStore(MemoryStore):
         # Some tests have two entities of one name.
         hints = [[*hint[:2], str(hint[1])] if hint[0] == Hint.NAMED else hint for hint in hints]
         rows = Rows(0, self._queues, DECODING)
-        rows.add(0, *msgpack.unpackb(msgpack.packb([operations, hints]), use_list=False, strict_map_key=False))
+        said = msgpack.packb([operations, hints])
+        self.turns.append((next(TURNS), said))
+        rows.add(0, *msgpack.unpackb(said, use_list=False, strict_map_key=False))
         assert rows.unfounded == 0
         if len(rows):
             batch = rows.batch(0).select(["op", "entity", "subQueue", "sequenceNumber", "reason"])
@@ -120,14 +125,21 @@ class HintedStore(MemoryStore):
                     left += [(queue_id, number) for number in numbers]
                     entered += [(to_queue_id, first + index) for index in range(len(numbers))]
                     assert entity_of(to_queue_id) in self.named
-                case Hint.ENTERED, [queue_id, numbers, reason, _]:
+                case Hint.ENTERED, [queue_id, numbers, reason, origin, numbers_there]:
                     assert reason
+                    assert numbers_there is None or (origin is not None and len(numbers_there) == len(numbers))
                     entered += [(queue_id, number) for number in numbers]
-                case Hint.BARE, [op, queue_id, message_ids, copies]:
+                case Hint.BARE, [op, queue_id, message_ids, copies, _, numbers_there]:
+                    assert numbers_there is None or len(numbers_there) == len(message_ids)
                     assert copies is None or len(copies) == len(message_ids)
                     assert op in NOT_STORED
+                case Hint.TAKEN_OVER, [_, number]:
+                    assert number > 0
             if kind != Hint.NAMED:
-                assert entity_of(fields[0] if kind == Hint.ENTERED else fields[1]) in self.named, (kind, fields)
+                assert entity_of(fields[0] if kind in (Hint.ENTERED, Hint.TAKEN_OVER) else fields[1]) in self.named, (
+                    kind,
+                    fields,
+                )
         self._compare(changes, left, entered, kept)
 
     def _compare(self, changes: Sequence[Any], left: list[At], entered: list[At], kept: set[At]) -> None:

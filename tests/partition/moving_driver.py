@@ -4,7 +4,6 @@ from typing import Any
 
 from accounts import problems
 from driver import FEW_IDS, START_MS, define, deliveries, message, request
-from hinted_store import HintedStore
 
 from broker.errors import BrokerError
 from broker.namespace.entities import Description, QueueDescription, SubscriptionDescription, TopicDescription
@@ -26,6 +25,7 @@ from storage.records import (
     rule_key,
 )
 from storage.store import Table
+from tests.partition.hinted_store import HintedStore
 
 ENTITY, ALL, SOME = 1, 2, 3
 TOKEN = b"move"

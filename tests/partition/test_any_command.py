@@ -14,7 +14,6 @@ import pytest
 from accounts import assert_counted_rightly
 from driver import START_MS, deliveries
 from driver import define as define_entity
-from hinted_store import HintedStore
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -61,6 +60,7 @@ from storage.queue_ids import Part as QueuePart
 from storage.queue_ids import queue_id_of
 from storage.records import NEVER, STORE_ID_KEY, Field, encode_document, encode_message
 from storage.store import Table
+from tests.partition.hinted_store import HintedStore
 
 ENTITIES: dict[int, Description] = {
     1: QueueDescription(name="plain"),

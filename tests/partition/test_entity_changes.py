@@ -2,12 +2,12 @@
 
 import pytest
 from driver import DEAD, ENTITY, LOCK_MS, MAIN, Driver, define, describe, message
-from hinted_store import HintedStore
 
 from broker.errors import EntityDisabled, EntityNotFound, LockLost, NotAllowed, QuotaExceeded, ServerBusy
 from broker.partition.settings import PartitionSettings
 from broker.wire import Outcome
 from storage.store import StoreError, Table
+from tests.partition.hinted_store import HintedStore
 
 MIB = 1 << 20
 MESSAGE_TABLES = (Table.QUEUE, Table.MESSAGES, Table.DUE, Table.COUNTS)

@@ -4,7 +4,6 @@ import pytest
 from accounts import problems
 from driver import DEAD, ENTITY, LOCK_MS, MAIN, START_MS, Driver, define, describe, message
 from forwarding_driver import Partitions, transfer, via
-from hinted_store import HintedStore
 from hypothesis import given
 from hypothesis import strategies as st
 from idle_driver import DAY_MS, INTERVAL_MS, STEP_MS, USES, is_there, opened
@@ -18,6 +17,7 @@ from broker.partition.state.idleness import STEPS
 from broker.wire import Outcome, SendOperation, SettleOperation
 from storage.records import entity_key, idle_key
 from storage.store import Table
+from tests.partition.hinted_store import HintedStore
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import pytest
 from driver import DEAD, LOCK_MS, MAIN, deliveries, message
-from hinted_store import HintedStore
 from session_driver import SessionDriver
 
 from broker.errors import InternalError, InvalidArgument, QuotaExceeded
@@ -11,6 +10,7 @@ from broker.wire import Outcome
 from storage.quarantine import quarantined
 from storage.records import Place, encode_counts, entity_key, queue_key, session_entry_key, session_key
 from storage.store import Table
+from tests.partition.hinted_store import HintedStore
 
 
 @pytest.fixture

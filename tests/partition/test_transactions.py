@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 from driver import DEAD, LOCK_MS, MAIN, Delivery, Driver, define, describe, message
-from hinted_store import HintedStore
 from topic_driver import TOPIC, A, TopicDriver
 
 from broker.errors import (
@@ -20,6 +19,7 @@ from broker.partition.settings import PartitionSettings
 from broker.partition.transactions import MAX_MESSAGES, TIME_OUT_MS
 from broker.wire import Operation, Outcome, SendOperation, SettleOperation
 from protocol.codec import encode
+from tests.partition.hinted_store import HintedStore
 
 T = "transaction"
 OTHER = 2 << 3

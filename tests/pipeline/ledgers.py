@@ -23,6 +23,7 @@ SCHEMA: Final = pa.schema(
         ("eventTime", _TIME),
         ("op", pa.string()),
         ("entity", pa.string()),
+        ("entityId", pa.int32()),
         ("subQueue", pa.string()),
         ("sequenceNumber", pa.int64()),
         *((name, pa.string()) for name in ("messageId", "sessionId", "partitionKey", "correlationId", "subject")),
@@ -33,6 +34,7 @@ SCHEMA: Final = pa.schema(
         ("description", pa.string()),
         ("bodySize", pa.int64()),
         ("originEntity", pa.string()),
+        ("originEntityId", pa.int32()),
         ("originSubQueue", pa.string()),
         ("originSequenceNumber", pa.int64()),
         ("copies", pa.int32()),
@@ -71,6 +73,7 @@ class History:
         self._partitions = partitions
         self._next_offset = [0] * partitions
         self._next_number: dict[Queue, int] = {}
+        self._entity_ids: dict[str, int] = {}
         self._ids = 0
         self._now = start
 
@@ -91,6 +94,7 @@ class History:
             "eventTime": self._now,
             "op": op,
             "entity": entity,
+            "entityId": self._entity_id(entity),
             "subQueue": place[1] if place else "active",
             "sequenceNumber": place[2] if place else None,
             **more,
@@ -98,6 +102,9 @@ class History:
         self._next_offset[partition] += 1
         self.rows.append(row)
         return row
+
+    def _entity_id(self, entity: str) -> int:
+        return self._entity_ids.setdefault(entity, len(self._entity_ids) + 1)
 
     def _home(self, entity: str) -> int:
         name = entity.partition("/")[0]  # subscriptions live where their topic does
@@ -117,6 +124,7 @@ class History:
         return {
             "reason": reason,
             "originEntity": entity,
+            "originEntityId": self._entity_id(entity),
             "originSubQueue": sub_queue,
             "originSequenceNumber": number,
         }
@@ -165,7 +173,8 @@ class History:
         self._ids += 1
         name = message_id or f"id-{self._ids}"
         self._row("published", None, topic, messageId=name, copies=len(subscriptions), bodySize=100)
-        origin = {"reason": "published", "originEntity": topic, "originSubQueue": "active"}
+        origin = {"reason": "published", "originEntity": topic, "originEntityId": self._entity_id(topic)}
+        origin["originSubQueue"] = "active"
         return [
             self._enter("enqueued", (f"{topic}/subscriptions/{each}", "active"), name, **origin)
             for each in subscriptions
@@ -200,6 +209,28 @@ class History:
             self._row(
                 "enqueued", place, entity, messageId=self.present[place], bodySize=100, **self._origin(place, "moved")
             )
+
+    def recreate(self, entity: str) -> None:
+        """It is deleted with its messages, and created again under its name. Plain queues only."""
+        self._tick()
+        gone = [place for place in self.present if place[0] == entity]
+        rows = [self._row("purged", place, entity, reason="deleted") for place in gone[:1]]
+        self._entity_ids[entity] = max([0, *self._entity_ids.values()]) + 1
+        for sub_queue in ("active", "deadletter"):
+            self._next_number.pop((entity, sub_queue), None)
+        for place in gone:
+            del self.present[place]
+        # The old messages are purged step by step, while the new entity is in use.
+        self.send(entity)
+        for place in gone[1:]:
+            self._row("purged", place, entity, reason="deleted")["entityId"] = rows[0]["entityId"]
+
+    def restore(self, place: Place) -> None:
+        """Received and deleted, but the receiver was gone before it had it."""
+        message_id = self.present[place]
+        self.end(place, reason="receiveAndDelete")
+        self._row("enqueued", place, place[0], messageId=message_id, reason="restored", bodySize=100)
+        self.present[place] = message_id
 
     def snapshot(self) -> list[Row]:
         """What a client that browses all queues sees."""
@@ -238,10 +269,15 @@ def play(history: History, rng: random.Random) -> None:
     if kind < 0.48:
         history.move_entity(queue)
         return
+    if kind < 0.49:
+        history.recreate(queue)
+        return
     place = rng.choice(places)
     entity, sub_queue, _ = place
     if entity == "news":
         history.publish_waiting(place, rng.sample(("a", "b"), rng.randint(0, 2)))
+    elif kind < 0.51:
+        history.restore(place)
     elif kind < 0.62:
         history.use(place, rng.choice(("delivered", "abandoned", "deferred", "lockExpired", "returned")))
     elif kind < 0.70 and sub_queue == "active":

@@ -1,5 +1,6 @@
 """`peeklock capture`: writes the journal of a broker as Parquet files."""
 
+import re
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -69,6 +70,15 @@ def capture(
             help="How long merged files, and those of a capture that was killed, stay until they are removed.",
         ),
     ] = "1d",
+    consumer: Annotated[
+        str,
+        typer.Option(
+            "--consumer",
+            metavar="NAME",
+            help="The name by which the broker is told what is captured. With it in journal.hold_for, the broker keeps "
+            "what is not captured yet.",
+        ),
+    ] = "capture",
     ops_host: OpsHostOption = "127.0.0.1",
     ops_port: OpsPortOption = None,
     log_level: LogLevelOption = LogLevel.INFO,
@@ -84,6 +94,10 @@ def capture(
     """
     target = parsed(connection_string)
     address = http_address(target, http_endpoint)
+    if not re.fullmatch("[A-Za-z0-9._-]{1,100}", consumer):
+        raise typer.BadParameter(
+            "must have 1 to 100 letters, digits, dots, underscores and hyphens", param_hint="--consumer"
+        )
     options = _options(file_size, memory, roll_time, compact_after, keep)
     trust = trusted(ca)
 
@@ -97,8 +111,9 @@ def capture(
         place = Place.of(url)
     except InvalidPlace as error:
         fail(str(error), WRONG_USE)
-    source = HttpJournal(address, target.credentials, trust)
-    service = CaptureService(source, place, options, Wishes(once=once, skips_lost=skip_lost))
+    source = HttpJournal(address, target.credentials, trust, consumer)
+    wishes = Wishes(once=once, skips_lost=skip_lost)
+    service = CaptureService(source, place, options, wishes, definitions=source.definitions)
     try:
         stand(service, log_level, ops_host, ops_port)
     except (CaptureError, OSError) as error:

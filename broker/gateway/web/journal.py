@@ -1,25 +1,40 @@
-"""Reading the journal over HTTP: rights are checked here, and the process that has the journal answers.
+"""The journal over HTTP, and how far its consumers are: rights are checked here, the journal's process answers.
 
 The answer is passed on as it comes, so that neither process has more than a piece of it in memory. When the client has
 gone, the connection to the journal is closed.
 """
 
+import asyncio
 import re
+from base64 import b64encode
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final, Protocol
 
+import msgpack
 from aiohttp import ClientConnectionError, ClientPayloadError, ClientSession, ClientTimeout, UnixConnector, web
 
+from broker.catalog.catalog import Definition
 from broker.errors import BrokerError, EntityNotFound, InvalidArgument, ServerBusy
+from broker.gateway.namespace import Entity, Namespace
+from broker.gateway.router import Router
 from broker.gateway.web.access import Access
+from broker.gateway.web.endpoint import body_of
 from broker.namespace.entities import Right
+from broker.settings.config import Settings
+from protocol.addresses import Part
+from protocol.engine.unfinished import Pool
 from protocol.nodes.sas_tokens import TokenError
 
 PATH: Final = "$journal"
+ENTITIES: Final = f"{PATH}/entities"
+RULES_AT_ONCE: Final = 100
+RULES_SECONDS: Final = 5.0  # for the answers of a partition about one subscription
 CONNECT_SECONDS: Final = 5.0
 SILENT_SECONDS: Final = 60.0  # the journal has sent nothing for so long
 PIECE_BYTES: Final = 64 << 10
 _PASSED_ON: Final = ("Content-Type", "X-Peeklock-Next-Offset", "Retry-After")
+_CONSUMERS: Final = f"{PATH}/consumers/"
+MAX_DOCUMENT_BYTES: Final = 64 << 10  # of what a consumer tells
 _GLOB: Final = re.compile(r"[*?\[\]]")
 
 
@@ -27,21 +42,40 @@ def is_journal(_: web.BaseRequest, path: str) -> bool:
     return path.lower() == PATH or path.lower().startswith(f"{PATH}/")
 
 
+class Catalog(Protocol):
+    """The gateway, as far as the definitions of entities need it."""
+
+    namespace: Namespace
+    settings: Settings
+    router: Router
+    unfinished: Pool
+
+
 class Journal:
-    def __init__(self, access: Access, socket: str) -> None:
+    def __init__(self, access: Access, socket: str, gateway: Catalog) -> None:
         """`socket` is the path of that on which the journal listens."""
         self._access = access
+        self._gateway = gateway
         self._socket = socket
         self._session: ClientSession | None = None
 
     async def serve(self, request: web.BaseRequest, path: str) -> web.StreamResponse:
         """`is_journal` takes the request. Raises BrokerError, TokenError, HTTPException."""
-        if request.method != "GET":
-            raise web.HTTPMethodNotAllowed(request.method, ["GET"])
+        is_consumer = path.lower().startswith(_CONSUMERS)
+        methods = ["PUT", "DELETE"] if is_consumer else ["GET"]
+        if request.method not in methods:
+            raise web.HTTPMethodNotAllowed(request.method, methods)
+        if path.lower() == ENTITIES:
+            self._access.require(request, path, "", Right.LISTEN)
+            return web.json_response(await self._entities())
         self._require(request, path)
-        target = f"http://journal/{path.lower()}"
+        # Names of consumers have their case.
+        target = (
+            f"http://journal/{_CONSUMERS}{path[len(_CONSUMERS) :]}" if is_consumer else f"http://journal/{path.lower()}"
+        )
+        body = await body_of(request, MAX_DOCUMENT_BYTES, self._gateway.unfinished) if request.method == "PUT" else None
         try:
-            async with self._connected().get(target, params=request.query) as answer:
+            async with self._connected().request(request.method, target, params=request.query, data=body) as answer:
                 if answer.status in (400, 404, 500, 503):
                     raise _error(answer.status, str((await answer.json())["error"]))
                 headers = {name: answer.headers[name] for name in _PASSED_ON if name in answer.headers}
@@ -61,6 +95,37 @@ class Journal:
             if isinstance(error, ConnectionResetError):
                 raise
             raise ServerBusy("The journal does not answer now. Its process is starting, or has ended.") from None
+
+    async def _entities(self) -> dict[str, Any]:
+        """What a capture keeps, so that partitions can be rebuilt: all definitions and rules as they are stored.
+
+        Raises BrokerError, TimeoutError.
+        """
+        namespace = self._gateway.namespace
+        found = sorted(namespace, key=lambda each: each.entity_id)
+        rules = {each.name: await self._rules(each) for each in found if each.kind == "subscription"}
+        return {
+            "namespace": namespace.name,
+            "partitions": self._gateway.settings.partitions,
+            "entities": [
+                Definition(
+                    each.entity_id, each.description, each.created_ms, each.updated_ms, each.partitions
+                ).document()
+                for each in found
+            ],
+            "rules": rules,
+        }
+
+    async def _rules(self, subscription: Entity) -> list[str]:
+        """Rule documents (`broker.namespace.rule_descriptions`), each as msgpack in base64."""
+        found: list[str] = []
+        queue_id = subscription.queue(Part.MAIN)
+        async with asyncio.timeout(RULES_SECONDS):
+            while documents := await self._gateway.router.ask(
+                subscription.partition, "enumerate-rules", queue_id, (len(found), RULES_AT_ONCE)
+            ):
+                found += [b64encode(msgpack.packb(each)).decode() for each in documents]
+        return found
 
     def _require(self, request: web.BaseRequest, path: str) -> None:
         """Raises Unauthorized, TokenError."""

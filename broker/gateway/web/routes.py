@@ -42,7 +42,7 @@ def http_endpoint(gateway: Shared) -> HttpEndpoint:
         Route("management", lambda *_: True, Management(gateway, access, int(time.time() * 1000)).serve),
     ]
     if gateway.settings.journal.mode is not JournalMode.OFF:
-        reader = journal.Journal(access, JOURNAL_SOCKET)
+        reader = journal.Journal(access, JOURNAL_SOCKET, gateway)
         routes.insert(0, Route("journal", journal.is_journal, reader.serve, reader.close))
     return HttpEndpoint(gateway.settings.http, routes, gateway.metrics, gateway.denials, largest)
 

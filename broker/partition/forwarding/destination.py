@@ -21,7 +21,7 @@ from broker.partition.state.idleness import refuses, use
 from broker.partition.state.queue import Queue
 from broker.partition.state.terms import Kind
 from broker.partition.state.timers import Due
-from broker.partition.topics.publishing import publish_forwarded
+from broker.partition.topics.publishing import FORWARDED, publish_forwarded
 from broker.wire import Extra
 from protocol import error_texts
 from protocol.errors import ProtocolError
@@ -47,8 +47,8 @@ from storage.store import Table
 MESSAGE_ID = 0  # field of AMQP's properties section (3.2.4)
 ENTRY = 3  # items per message in FORWARD: sequence number, message record, overlay
 
-
-FORWARDED = "forwarded"  # in the journal
+Arrival = tuple[int, bytes, Overlay]  # sequence number where it comes from, message record, overlay
+Entering = tuple[int, int, int, int, Overlay]  # that number, message id, bytes and expiry of the record, overlay
 
 
 class Verdict(NamedTuple):
@@ -131,14 +131,16 @@ def take_over(
         return mark, [], "The destination is being moved, or perhaps deleted because nobody has used it."
     verdict = judge(core, entity_ids, [len(record) for record in records])
     if verdict.accepted:
-        arrived: dict[int, list[tuple[bytes, Overlay]]] = {}
+        arrived: dict[int, list[Arrival]] = {}
         for at in range(verdict.accepted):
-            arrived.setdefault(entity_ids[at], []).append((records[at], overlays[at]))
+            arrived.setdefault(entity_ids[at], []).append((numbers[new + at], records[at], overlays[at]))
+        core.journal.named(entity_of(source), core.terms[entity_of(source)].name)
         for destination, messages in arrived.items():
             use(core, queue_id_of(destination), now_ms)
             arrive(core, core.access(queue_id_of(destination), now_ms), messages, source, now_ms)
         mark = numbers[new + verdict.accepted - 1]
         core.store.put(Table.MARKS, key, encode_mark(mark))
+        core.journal.taken_over(source, core.terms[entity_of(source)].name, mark)
     refused: list[Refused] = []
     for number, error in zip(numbers[new + verdict.accepted :], verdict.refused, strict=False):
         name, text = type(error).__name__, str(error)
@@ -160,24 +162,24 @@ def _mark(core: Core, key: bytes) -> int:
         return 0
 
 
-def arrive(core: Core, queue: Queue, messages: Sequence[tuple[bytes, Overlay]], source: int, now_ms: int) -> None:
-    """Store messages that `judge` has accepted for the queue or topic: records and overlays, which this changes.
+def arrive(core: Core, queue: Queue, messages: Sequence[Arrival], source: int, now_ms: int) -> None:
+    """Store messages that `judge` has accepted for the queue or topic. Changes their overlays.
 
     They come from the queue `source`.
     """
     if queue.terms.duplicate_window_ms:
-        messages = _without_duplicates(core, queue, messages, now_ms)
+        messages = _without_duplicates(core, queue, messages, source, now_ms)
     if queue.terms.kind == Kind.TOPIC:
-        publish_forwarded(core, queue, messages, now_ms)
+        publish_forwarded(core, queue, messages, source, now_ms)
         return
     first = core.bodies.next_id
-    core.bodies.append([record for record, _ in messages], keep=queue.is_awaited)
+    core.bodies.append([record for _, record, _ in messages], keep=queue.is_awaited)
     enter(
         core,
         queue,
         [
-            (message_id, len(record), message_expires_ms(record), overlay)
-            for message_id, (record, overlay) in enumerate(messages, first)
+            (number, message_id, len(record), message_expires_ms(record), overlay)
+            for message_id, (number, record, overlay) in enumerate(messages, first)
         ],
         source,
         now_ms,
@@ -185,16 +187,16 @@ def arrive(core: Core, queue: Queue, messages: Sequence[tuple[bytes, Overlay]], 
 
 
 def _without_duplicates(
-    core: Core, queue: Queue, messages: Sequence[tuple[bytes, Overlay]], now_ms: int
-) -> list[tuple[bytes, Overlay]]:
+    core: Core, queue: Queue, messages: Sequence[Arrival], source: int, now_ms: int
+) -> list[Arrival]:
     """Remove duplicates. An id that a rule's action has set counts as the message's own (management.md 3.1)."""
-    extras = [_extra(record, overlay) or {} for record, overlay in messages]
+    extras = [_extra(record, overlay) or {} for _, record, overlay in messages]
     if queue.sessions is not None:
-        for extra, (_, overlay) in zip(extras, messages, strict=True):
+        for extra, (_, _, overlay) in zip(extras, messages, strict=True):
             session_id = session_id_of(overlay, extra.pop(Extra.SESSION_ID, None))
             if session_id is not None:
                 extra[Extra.SESSION_ID] = session_id
-    repeats = sift(core, queue, extras, now_ms)
+    repeats = sift(core, queue, extras, now_ms, origin=(source, [number for number, _, _ in messages]))
     queue.tally.incoming += len(repeats)
     return [message for index, message in enumerate(messages) if index not in repeats]
 
@@ -222,12 +224,8 @@ def key_in(record: bytes, overlay: Overlay, detects_duplicates: bool) -> bytes |
     return key_of(extra)
 
 
-def enter(
-    core: Core, queue: Queue, messages: Sequence[tuple[int, int, int, Overlay]], source: int, now_ms: int
-) -> None:
-    """Append stored records, which come from the queue `source`, to a queue.
-
-    Of each: message id, bytes and expiry of the record, and an overlay, which this changes.
+def enter(core: Core, queue: Queue, messages: Sequence[Entering], source: int, now_ms: int) -> None:
+    """Append stored records, which come from the queue `source`, to a queue. Changes their overlays.
 
     The time to live continues, but the queue's own may end it earlier. If the queue requires sessions, a message
     without one is dead-lettered.
@@ -239,8 +237,9 @@ def enter(
     expiring: list[tuple[bytes, bytes]] = []
     earliest_ms = NEVER
     entries: list[tuple[int, int, Overlay | None]] = []
+    there: list[int] = []
     size_bytes = 0
-    for number, (message_id, size, expires_ms, overlay) in enumerate(messages, first):
+    for number, (number_there, message_id, size, expires_ms, overlay) in enumerate(messages, first):
         expires_ms = overlay.get(Field.EXPIRES_MS, expires_ms)
         if expires_ms > limit_ms:
             overlay[Field.EXPIRES_MS] = expires_ms = limit_ms
@@ -249,8 +248,9 @@ def enter(
             earliest_ms = min(earliest_ms, expires_ms)
         overlay[Field.ENQUEUED_MS] = now_ms
         entries.append((message_id, 0, overlay))
+        there.append(number_there)
         size_bytes += size
-    core.journal.entered(queue.id, range(first, first + len(entries)), FORWARDED, source)
+    core.journal.entered(queue.id, range(first, first + len(entries)), FORWARDED, source, there)
     enqueue(core, queue, entries)
     queue.size_bytes += size_bytes
     queue.tally.incoming += len(entries)
@@ -260,23 +260,25 @@ def enter(
 
 
 def _sort_by_session(
-    core: Core, queue: Queue, messages: Sequence[tuple[int, int, int, Overlay]], source: int, now_ms: int
-) -> list[tuple[int, int, int, Overlay]]:
+    core: Core, queue: Queue, messages: Sequence[Entering], source: int, now_ms: int
+) -> list[Entering]:
     """The messages with a session, which their overlays tell. Those without one go to the dead-letter queue."""
     target = core.queue(with_part(queue.id, Part.DEAD_LETTER))
-    found: list[tuple[int, int, int, Overlay]] = []
+    found: list[Entering] = []
     refused: list[tuple[int, int, Overlay | None]] = []
-    for message_id, size, expires_ms, overlay in messages:
+    there: list[int] = []  # the numbers that these had
+    for number, message_id, size, expires_ms, overlay in messages:
         record = core.bodies.read_one(message_id)
         session_id = session_id_of(overlay, session_id_in(record) if record is not None else None)
         if session_id is not None:
-            found.append((message_id, size, expires_ms, {**overlay, Field.SESSION: session_id}))
+            found.append((number, message_id, size, expires_ms, {**overlay, Field.SESSION: session_id}))
         else:
+            there.append(number)
             refused.append((message_id, 0, {**without_session(queue, overlay), Field.ENQUEUED_MS: now_ms}))
             target.size_bytes += size
     if refused:
         numbers = range(target.next_number, target.next_number + len(refused))
-        core.journal.entered(target.id, numbers, FORWARDED, source)
+        core.journal.entered(target.id, numbers, FORWARDED, source, there)
         enqueue(core, target, refused)
         target.tally.moved_in += len(refused)
         queue.tally.incoming += len(refused)

@@ -43,7 +43,7 @@ from broker.partition.state.timers import Due
 from broker.partition.state.window import message_id_of, number_of
 from broker.wire import Forward, forward
 from protocol import error_texts
-from storage.journal.events import Op
+from storage.journal.events import ELSEWHERE, Op
 from storage.queue_ids import Part, queue_id_of, with_part
 from storage.records import (
     NEVER,
@@ -57,6 +57,7 @@ from storage.records import (
     encode_document,
     forwarded_key,
     message_expires_ms,
+    message_key,
     queue_key,
     unpack_queue_key,
 )
@@ -333,12 +334,18 @@ def _move(
         discard(core, queue, [held for held, _, _ in messages], Op.FORWARDED, keep_bodies=as_they_are)
         if as_they_are:
             entries = [
-                (message_id_of(ref_of(held)), len(record), message_expires_ms(record), overlay)
+                (number_of(ref_of(held)), message_id_of(ref_of(held)), len(record), message_expires_ms(record), overlay)
                 for held, record, overlay in messages
             ]
+            if core.journal.is_on:  # it makes rows of what one frame has
+                core.store.put_many(
+                    Table.MESSAGES,
+                    [(message_key(message_id_of(ref_of(held))), record) for held, record, _ in messages],
+                )
             enter(core, target, entries, queue.id, now_ms)
         else:
-            arrive(core, target, [(record, overlay) for _, record, overlay in messages], queue.id, now_ms)
+            arrivals = [(number_of(ref_of(held)), record, overlay) for held, record, overlay in messages]
+            arrive(core, target, arrivals, queue.id, now_ms)
         queue.tally.forwarded += len(messages)
     decided = verdict.accepted + len(verdict.refused)
     for (held, _, _), error in zip(travelling[verdict.accepted :], verdict.refused, strict=False):
@@ -449,7 +456,7 @@ def _answered(core: Core, queue_id: int, partition: int) -> tuple[Queue, Outbox]
 
 def _gone(core: Core, queue: Queue, messages: list[Held]) -> None:
     if messages:
-        discard(core, queue, messages, Op.FORWARDED)
+        discard(core, queue, messages, Op.FORWARDED, ELSEWHERE)
         queue.tally.forwarded += len(messages)
 
 

@@ -42,19 +42,30 @@ def digest_of(extra: dict[int, Any], is_partitioned: bool) -> bytes | None:
     key: str | None = extra.get(_PARTITION_KEY)
     if key is None and is_partitioned:
         key = extra.get(_SESSION_ID)
+    return digest(message_id, key)
+
+
+def digest(message_id: bytes, key: str | None) -> bytes:
+    """Of the text of a message id, and the partition key that counts beside it."""
     if key is None:
         return xxh3_128_digest(message_id)
     return xxh3_128_digest(len(message_id).to_bytes(4, "big") + message_id + key.encode(), seed=1)
 
 
 def sift(
-    core: Core, queue: Queue, extras: Sequence[dict[int, Any] | None], now_ms: int, reserved: int | None = None
+    core: Core,
+    queue: Queue,
+    extras: Sequence[dict[int, Any] | None],
+    now_ms: int,
+    reserved: int | None = None,
+    origin: tuple[int, Sequence[int]] | None = None,
 ) -> dict[int, int]:
     """Find duplicates among incoming messages by their extra maps: index -> sequence number of the original.
 
     The ids of the others are kept, because they will be accepted. They get the queue's next numbers in order; with
     `reserved`, each message has the number at its place from there on. The number 0 stands for an original without a
-    number in this queue: it came without the session that the queue requires.
+    number in this queue: it came without the session that the queue requires. `origin`, for the journal: the queue that
+    forwards these messages, and their numbers there.
     """
     is_partitioned = len(queue.terms.partitions) > 1
     digests = [digest_of(extra, is_partitioned) if extra else None for extra in extras]
@@ -82,7 +93,9 @@ def sift(
                 numbers.append(known[digest])
             number += has_number
         queue.tally.duplicates += len(repeats)
-        core.journal.bare(Op.DUPLICATE, queue.id, [(extras[index] or {}).get(_MESSAGE_ID) for index in repeats])
+        ids = [(extras[index] or {}).get(_MESSAGE_ID) for index in repeats]
+        source, there = (None, None) if origin is None else (origin[0], [origin[1][index] for index in repeats])
+        core.journal.bare(Op.DUPLICATE, queue.id, ids, None, source, there)
     if new:
         end_ms = now_ms + queue.terms.duplicate_window_ms
         core.changing()

@@ -84,7 +84,7 @@ def _journal(core: Core, key: bytes) -> None:
     queue_id, _, number = unpack_queue_key(key)
     core.journal.named(entity_of(queue_id), core.terms[entity_of(queue_id)].name)
     if not _is_here(core, queue_id, number):
-        core.journal.entered(queue_id, [number], "moved", None)
+        core.journal.entered(queue_id, [number], "moved", queue_id, [number])
 
 
 def _is_here(core: Core, queue_id: int, number: int) -> bool:
@@ -176,6 +176,8 @@ def _shared(core: Core, topic_id: int, theirs: int, record: bytes) -> int:
     if (known := core.store.get(Table.META, from_key)) is not None:
         message_id: int = decode_document(known)
         refer(core.store, message_id)
+        if core.journal.is_on:  # it makes rows of what one frame has
+            core.store.put(Table.MESSAGES, message_key(message_id), record)
         return message_id
     message_id = _append(core, record)
     core.store.put(Table.META, from_key, encode_document(message_id))

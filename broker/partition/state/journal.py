@@ -10,10 +10,11 @@ from typing import Any
 from broker.partition.state.locks import Held, ref_of
 from broker.partition.state.window import Ref
 from storage.journal.events import Hint, Op
+from storage.queue_ids import entity_of
 from storage.store import Store
 
 # Here, because to look up a member of an enum takes as long as a call.
-_NAMED, _DONE, _MOVED, _ENTERED, _BARE = map(int, Hint)
+_NAMED, _DONE, _MOVED, _ENTERED, _BARE, _TAKEN_OVER = map(int, Hint)
 _DELIVERED = int(Op.DELIVERED)
 
 
@@ -65,14 +66,36 @@ class Journal:
             counts = [count for _, _, count, _ in refs]
             self._hint(_MOVED, int(op), queue_id, numbers, counts, to_queue_id, first, reason)
 
-    def entered(self, queue_id: int, numbers: Sequence[int], reason: str, origin: int | None) -> None:
-        """These come from elsewhere: from the queue `origin`, if that is known."""
+    def entered(
+        self,
+        queue_id: int,
+        numbers: Sequence[int],
+        reason: str,
+        origin: int | None,
+        origin_numbers: Sequence[int | None] | None = None,
+    ) -> None:
+        """These come from elsewhere: from the queue `origin`, where they had `origin_numbers`, if that is known."""
         if self.is_on and numbers:
-            self._hint(_ENTERED, queue_id, list(numbers), reason, origin)
+            there = None if origin_numbers is None else list(origin_numbers)
+            self._hint(_ENTERED, queue_id, list(numbers), reason, origin, there)
+
+    def taken_over(self, queue_id: int, path: str, up_to: int) -> None:
+        """From the queue of another partition, whose entity is called so, up to this number."""
+        if self.is_on:
+            self.named(entity_of(queue_id), path)
+            self._hint(_TAKEN_OVER, queue_id, up_to)
 
     def bare(
-        self, op: Op, queue_id: int, message_ids: Sequence[bytes | None], copies: Sequence[int] | None = None
+        self,
+        op: Op,
+        queue_id: int,
+        message_ids: Sequence[bytes | None],
+        copies: Sequence[int] | None = None,
+        origin: int | None = None,
+        origin_numbers: Sequence[int] | None = None,
     ) -> None:
-        """These were accepted, and are not stored in this queue."""
+        """These were accepted, and are not stored in this queue. The origin is as for `entered`."""
         if self.is_on and message_ids:
-            self._hint(_BARE, int(op), queue_id, list(message_ids), None if copies is None else list(copies))
+            counts = None if copies is None else list(copies)
+            there = None if origin_numbers is None else list(origin_numbers)
+            self._hint(_BARE, int(op), queue_id, list(message_ids), counts, origin, there)

@@ -9,7 +9,7 @@ and scheduled ones that become due, wait behind them, so that the order holds. A
 subscriptions in one commit.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import repeat
 from typing import NamedTuple
 
@@ -55,7 +55,7 @@ from storage.store import Table
 # whose copies are equal share it.
 Copy = tuple[int, bytes, Overlay | None, int, int, int]
 
-PUBLISHED = "published"  # in the journal
+PUBLISHED, FORWARDED = "published", "forwarded"  # in the journal
 RETRY_MS = 1000  # the time between two tries to publish messages that found no room
 
 
@@ -89,6 +89,7 @@ class _FanOut:
         self._selected: dict[int, list[Copy]] = {}  # by queue id
         self._references: list[tuple[bytes, bytes]] = []
         self._session_ids: dict[int, str] = {}  # by message id
+        self.waited: dict[int, int] = {}  # message id: the number of a message that waited at the topic
         self._failures: list[Failure] = []
         self._entry_bytes = 0  # of all copies
         self.copies = 0
@@ -221,7 +222,8 @@ class _FanOut:
         queue = core.queue(queue_id)
         first = queue.next_number
         queue.next_number = end = first + len(batch.copies)
-        core.journal.entered(queue_id, range(first, end), PUBLISHED, self._queue_id)
+        there = [self.waited.get(copy[0]) for copy in batch.copies] if self.waited else None
+        core.journal.entered(queue_id, range(first, end), PUBLISHED, self._queue_id, there)
         entries.extend(zip(map(queue_key, repeat(queue_id), repeat(0), range(first, end)), batch.entries, strict=False))
         if queue.window.active or queue.sessions is not None:
             refs = [(number, copy[0], 0, copy[2]) for number, copy in enumerate(batch.copies, first)]
@@ -354,8 +356,11 @@ def publish(
     return numbers
 
 
-def publish_forwarded(core: Core, queue: Queue, messages: Sequence[tuple[bytes, Overlay]], now_ms: int) -> None:
-    """Publish records that another entity forwards to the topic. Each has its overlay, which this function changes.
+def publish_forwarded(
+    core: Core, queue: Queue, messages: Sequence[tuple[int, bytes, Overlay]], source: int, now_ms: int
+) -> None:
+    """Publish records that the queue `source` forwards to the topic: with their numbers there, and overlays, which this
+    function changes.
 
     Properties in the overlay become a part of the message, so that rules see them. The time to live continues.
     """
@@ -367,8 +372,9 @@ def publish_forwarded(core: Core, queue: Queue, messages: Sequence[tuple[bytes, 
     waiting: list[Waiting] = []
     published: list[Waiting] = []
     waits = has_backlog(queue)
+    there: dict[int, int] = {}
     size_bytes = 0
-    for record, overlay in messages:
+    for number_there, record, overlay in messages:
         expires_ms = overlay.get(Field.EXPIRES_MS) or message_expires_ms(record)
         if expires_ms > limit_ms:
             overlay[Field.EXPIRES_MS] = expires_ms = limit_ms
@@ -389,10 +395,11 @@ def publish_forwarded(core: Core, queue: Queue, messages: Sequence[tuple[bytes, 
                 selected = select(core, topic, view, now_ms, terms.time_to_live_ms)
             if not fan_out.add(message_id, len(record), now_ms, expires_ms, overlay, selected, session_id_in(record)):
                 queue.tally.unmatched += 1
-                core.journal.bare(Op.PUBLISHED, queue.id, [None], [0])
+                core.journal.bare(Op.PUBLISHED, queue.id, [None], [0], source, [number_there])
                 number += 1
                 continue
             published.append((number, message_id, overlay))
+        there[number] = number_there
         number += 1
         records.append(record)
         size_bytes += len(record)
@@ -400,7 +407,8 @@ def publish_forwarded(core: Core, queue: Queue, messages: Sequence[tuple[bytes, 
     queue.next_number = number
     queue.tally.incoming += len(messages)
     core.turn.touch(queue)
-    _stage(core, queue, fan_out, records, published, [None] * len(published), waiting, now_ms)
+    origin = source, there
+    _stage(core, queue, fan_out, records, published, [None] * len(published), waiting, now_ms, origin)
     queue.size_bytes += size_bytes
 
 
@@ -424,19 +432,28 @@ def _stage(
     said_ids: list[bytes | None],
     waiting: list[Waiting],
     now_ms: int,
+    origin: tuple[int, Mapping[int, int]] | None = None,
 ) -> None:
-    """Publish the gathered copies, if there is room for them, and let the other messages wait."""
+    """Publish the gathered copies, if there is room for them, and let the other messages wait.
+
+    `origin`, for the journal: the queue that forwards them, and the number there by that here.
+    """
     awaited = False
+    source, there = origin or (None, {})
     if fan_out.copies and not fan_out.fits():
         waiting = published + waiting
     else:
         awaited = fan_out.stage()
-        core.journal.bare(Op.PUBLISHED, queue.id, said_ids, fan_out.counts)
+        numbers = None if source is None else [there[number] for number, _, _ in published]
+        core.journal.bare(Op.PUBLISHED, queue.id, said_ids, fan_out.counts, source, numbers)
         queue.size_bytes += COPY_BYTES * fan_out.copies
     if records:
         core.bodies.append(records, keep=awaited)
         core.turn.work += len(records)
     if waiting:
+        if source is not None:
+            here = [number for number, _, _ in waiting]
+            core.journal.entered(queue.id, here, FORWARDED, source, [there[number] for number in here])
         core.store.insert_many(
             Table.QUEUE,
             [
@@ -497,6 +514,7 @@ def _publish_some(core: Core, queue: Queue, count: int) -> bool:
             layout, body = message_parts(record)
             view = view_of(layout, body, number, since_ms, expires_ms)
             selected = select(core, topic, view, since_ms, queue.terms.time_to_live_ms)
+        fan_out.waited[message_id] = number
         if not fan_out.add(
             message_id, len(record), since_ms, expires_ms, overlay or None, selected, session_id_in(record)
         ):

@@ -88,9 +88,9 @@ def test_a_history_without_faults_has_none(spark):
 def test_a_move_whose_other_side_is_missing_is_named(spark):
     cases = {
         ("enqueued", "orders", "deadletter"): ("deadlettered", "orders", 6, None, "not_arrived"),
-        ("deadlettered", "orders", "active"): ("deadlettered", "orders", 6, None, "no_origin"),
-        ("forwarded", "orders", "active"): ("forwarded", "orders", 4, None, "no_origin"),
-        ("activated", "orders", "active"): ("activated", "orders", 7, None, "no_origin"),
+        ("deadlettered", "orders", "active"): ("deadlettered", "orders", 6, "dead-1", "no_origin"),
+        ("forwarded", "orders", "active"): ("forwarded", "orders", 4, "forwarded-1", "no_origin"),
+        ("activated", "orders", "active"): ("activated", "orders", 7, "id-10", "no_origin"),
         ("enqueued", "news/subscriptions/b", "active"): ("published", "news", None, "news-1", "not_arrived"),
     }
     rows = []
@@ -349,17 +349,57 @@ def test_times_and_numbers_at_the_ends_of_their_ranges(spark):
     assert (faults(found), summary(found).messages["ok"]) == ({}, 2)
 
 
-def test_where_forwarded_messages_come_without_their_numbers_both_sides_are_counted(spark):
-    """As the journal has them when they come from another partition."""
+def test_a_queue_that_was_deleted_and_created_again_is_another_one(spark):
+    history = History(partitions=1)
+    for _ in range(3):
+        history.send("orders")
+    history.recreate("orders")
+    again = history.send("orders")
+    history.end(history.send("bills"))
+    present = snapshot_of(spark, history)
+    found = audit(ledgers.frame(spark, history.rows), present, is_whole=True)
+    assert (faults(found), summary(found).messages["ok"]) == ({}, 3 + 2 + 1)
+    assert {row.sequenceNumber: row.entityId for row in found.open.collect()} == {1: 3, 2: 3}
+    # What is carried forward is that of the new one.
+    further = len(history.rows)
+    history.end(again)
+    rows = ledgers.frame(spark, history.rows[further:])
+    following = audit(rows, snapshot_of(spark, history), opening=found.open)
+    assert (faults(following), summary(following).messages["ok"]) == ({}, 2)
+    # Without the column the two cannot be told apart.
+    nameless = ledgers.frame(spark, history.rows, without=["entityId", "originEntityId"])
+    assert set(faults(audit(nameless, is_whole=True)).values()) == {"entered_twice"}
+
+
+def test_a_message_that_came_back_after_receive_and_delete_has_entered_once(spark):
+    history = History(partitions=1)
+    kept, taken, lost = (history.send("orders", name) for name in ("kept", "taken", "lost"))
+    for place in (kept, taken, lost):
+        history.restore(place)
+    history.end(taken)
+    del history.present[lost]
+    found = audit(ledgers.frame(spark, history.rows), snapshot_of(spark, history), is_whole=True)
+    assert faults(found) == {lost: "lost"}
+    assert ids(found) == {"lost": (1, 0, 0, "unaccounted")}
+    # It had left before the ledger begins.
+    partial = audit(ledgers.frame(spark, history.rows[4:]), snapshot_of(spark, history))
+    assert faults(partial) == {lost: "lost"}
+
+
+def test_what_a_topic_publishes_or_a_queue_drops_of_forwarded_messages_has_arrived(spark):
     history = busy()
-    nameless = {"originSequenceNumber": None}
-    rows = [row | (nameless if row.get("reason") == "forwarded" else {}) for row in history.rows]
-    assert moves(audit(ledgers.frame(spark, rows), is_whole=True)) == []
-    arrival = next(i for i, row in enumerate(rows) if row.get("reason") == "forwarded")
-    found = audit(ledgers.frame(spark, without(rows, arrival)), is_whole=True)
-    assert [tuple(row) for row in found.moves.select("kind", "entity", "left", "arrived", "verdict").collect()] == [
-        ("forwarded", "orders", 2, 1, "undecided")
-    ]
+    rows = []
+    for row in history.rows:
+        if row.get("reason") == "forwarded" and row["messageId"] == "forwarded-1":
+            row = row | {"op": "duplicate", "sequenceNumber": None, "reason": None}
+        elif row.get("reason") == "forwarded":
+            row = row | {"op": "published", "sequenceNumber": None, "reason": None, "entity": "news", "copies": 0}
+        rows.append(row)
+    found = audit(ledgers.frame(spark, rows), is_whole=True)
+    assert (faults(found), moves(found)) == ({}, [])
+    arrival = next(i for i, row in enumerate(rows) if row["op"] == "duplicate")
+    [missing] = audit(ledgers.frame(spark, without(rows, arrival)), is_whole=True).moves.collect()
+    assert (missing.kind, missing.entity, missing.verdict) == ("forwarded", "orders", "not_arrived")
 
 
 def test_names_are_the_same_in_whatever_case_and_one_namespace_is_that_of_the_snapshot(spark):

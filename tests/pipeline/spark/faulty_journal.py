@@ -11,6 +11,7 @@ from itertools import pairwise
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from protocol.client.messages import Message
 from protocol.message.intake import take_apart
@@ -76,7 +77,7 @@ def message_of(offset):
 
 @dataclass
 class Partition:
-    """Offsets `low` to the end of `table` are kept; the table begins at offset 0."""
+    """Offsets `low` to the end of `table` are kept; the table begins at offset 0, and may lack rows."""
 
     table: pa.Table
     epoch: str = EPOCH
@@ -84,7 +85,7 @@ class Partition:
 
     @property
     def stable(self):
-        return self.table.num_rows
+        return pc.max(self.table["journalOffset"]).as_py() + 1 if self.table.num_rows else 0
 
 
 @dataclass
@@ -120,6 +121,9 @@ class JournalServer:
         return self
 
     def __exit__(self, *_):
+        self.close()
+
+    def close(self):
         self._server.shutdown()
         self._server.server_close()
 
@@ -146,9 +150,11 @@ def answer(handler, journal):
         details = {"error": "out of retention", "low": partition.low, "stable": partition.stable}
         return say(handler, 416, details)
     end = min(end, first + journal.max_rows, partition.stable)
-    table = partition.table.slice(first, end - first)
+    offsets = partition.table["journalOffset"]
+    table = partition.table.filter(pc.and_(pc.greater_equal(offsets, first), pc.less(offsets, end)))
     if "entity" in query:
-        fits = [fnmatch.fnmatchcase(each, query["entity"]) for each in table["entity"].to_pylist()]
+        pattern = query["entity"].lower()
+        fits = [each is None or fnmatch.fnmatchcase(each.lower(), pattern) for each in table["entity"].to_pylist()]
         table = table.filter(pa.array(fits, pa.bool_()))
     if query["records"] == "0":
         for name in ("record", "overlay"):

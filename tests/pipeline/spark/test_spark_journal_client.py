@@ -18,8 +18,8 @@ from pyspark_peeklock.errors import (
     OutOfRetention,
 )
 from pyspark_peeklock.journal_client import Endpoint, JournalClient, parsed_url
-from pyspark_peeklock.journal_offsets import OffsetRange
 from pyspark_peeklock.options import Access
+from pyspark_peeklock.parts import OffsetRange
 
 
 @pytest.fixture

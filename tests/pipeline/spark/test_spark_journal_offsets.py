@@ -1,6 +1,7 @@
 """Positions in the journal: limits, targets, losses. Pure, with hostile values."""
 
 import json
+import re
 
 import pytest
 
@@ -12,7 +13,6 @@ from hypothesis import strategies as st
 from protocol.bounds import MAX_NUMBER
 from pyspark_peeklock.errors import AnotherEpoch, InvalidOption, JournalRefused, OutOfRetention
 from pyspark_peeklock.journal_offsets import (
-    OffsetRange,
     PartitionState,
     given_offsets,
     latest,
@@ -20,9 +20,9 @@ from pyspark_peeklock.journal_offsets import (
     position,
     ranges,
     shared,
-    split,
     states_of,
 )
+from pyspark_peeklock.parts import OffsetRange, Part, Source, cut, parts, split
 
 NUMBERS = st.one_of(st.integers(0, 50), st.integers(0, MAX_NUMBER), st.just(MAX_NUMBER))
 EPOCHS = st.sampled_from(["a1", "b2"])
@@ -100,7 +100,7 @@ def test_shares_are_bounded_and_complete(left, most):
 @given(POSITIONS, POSITIONS, states())
 def test_what_is_planned_can_be_read_and_the_rest_is_lost(start, end, found):
     wanted, losses = ranges(start, end, found)
-    for each in wanted:
+    for each in (part.offsets for part in wanted):
         state = found[each.partition]
         assert each.epoch == state.epoch
         assert state.low <= each.first < each.end
@@ -114,7 +114,9 @@ def test_losses_have_their_reasons():
 
     def lost(start, end):
         wanted, losses = ranges(start, end, found)
-        return [(each.first, each.end) for each in wanted], [(loss.rows, type(loss.error)) for loss in losses]
+        return [(each.offsets.first, each.offsets.end) for each in wanted], [
+            (loss.rows, type(loss.error)) for loss in losses
+        ]
 
     assert lost(position([(0, "b", 12)]), position([(0, "b", 15)])) == ([(12, 15)], [])
     assert lost(position([]), position([(0, "b", 15)])) == ([(10, 15)], [])
@@ -127,19 +129,31 @@ def test_losses_have_their_reasons():
 
 @given(states(), st.integers(1, 40))
 def test_split_ranges_are_the_same_offsets(found, least):
-    wanted = [OffsetRange(each.partition, each.epoch, each.low, each.stable) for each in found.values()]
-    wanted = [each for each in wanted if each.end > each.first]
-    parts = split(wanted, least)
-    assert len(parts) >= min(least, sum(min(each.end - each.first, least) for each in wanted))
-    joined = []
-    for each in parts:
-        if joined and joined[-1].partition == each.partition:
-            assert joined[-1].end == each.first
-            joined[-1] = OffsetRange(each.partition, each.epoch, joined[-1].first, each.end)
+    wanted = [
+        Part(Source.JOURNAL, OffsetRange(each.partition, each.epoch, each.low, each.stable))
+        for each in found.values()
+        if each.stable > each.low
+    ]
+    pieces = split(wanted, least)
+    assert len(pieces) >= min(least, sum(min(each.offsets.end - each.offsets.first, least) for each in wanted))
+    assert joined(pieces) == wanted
+
+
+def joined(pieces):
+    """Neighbours of one source, put together again."""
+    found = []
+    for each in pieces:
+        offsets = each.offsets
+        assert offsets.first < offsets.end
+        before = found[-1] if found else None
+        if before is not None and (before.source, before.offsets.partition) == (each.source, offsets.partition):
+            assert before.offsets.end == offsets.first
+            found[-1] = Part(
+                each.source, OffsetRange(offsets.partition, offsets.epoch, before.offsets.first, offsets.end)
+            )
         else:
-            joined.append(each)
-        assert each.first < each.end
-    assert joined == wanted
+            found.append(each)
+    return found
 
 
 def test_given_offsets():
@@ -190,3 +204,79 @@ def test_a_foreign_checkpoint_is_one_error(found):
         places(found)
     except JournalRefused as error:
         assert "checkpoint" in str(error)  # noqa: PT017 - an empty object is a position
+
+
+SPANS = st.lists(NUMBERS, max_size=8, unique=True).map(lambda edges: list(pairwise_of(sorted(edges))))
+
+
+def pairwise_of(edges):
+    return zip(edges[::2], edges[1::2], strict=False)
+
+
+@given(NUMBERS, NUMBERS, st.none() | NUMBERS, SPANS, st.lists(NUMBERS, max_size=6), st.integers(1, 40))
+def test_each_offset_comes_once_from_where_it_is(one, other, low, spans, files, least):
+    """Captured files first, the journal from its first offset on, and nobody has the rest."""
+    wanted = OffsetRange(3, "a1", min(one, other), max(one, other))
+    found = parts(wanted, low, {(3, "a1"): spans, (3, "b2"): [(0, MAX_NUMBER)], (4, "a1"): [(0, MAX_NUMBER)]})
+    at = wanted.first
+    for each in found:
+        offsets = each.offsets
+        assert (offsets.partition, offsets.epoch, offsets.first) == (3, "a1", at)
+        assert offsets.end > at
+        at = offsets.end
+        in_journal = low is not None and offsets.first >= low
+        assert in_journal == (each.source is Source.JOURNAL)
+        if each.source is Source.CAPTURE:
+            assert any(first <= offsets.first and offsets.end <= end for first, end in spans)
+        elif each.source is Source.NOWHERE:
+            assert not any(first < offsets.end and offsets.first < end for first, end in spans)
+            assert low is None or offsets.end <= low
+    assert at == wanted.end
+    assert len(joined(found)) == len(joined([piece for each in found for piece in cut(each, files, least)]))
+
+
+@given(NUMBERS, NUMBERS, st.lists(NUMBERS, max_size=6), st.integers(1, 40))
+def test_a_part_is_cut_at_files_and_not_too_fine(one, other, files, least):
+    whole = Part(Source.CAPTURE, OffsetRange(0, "a", min(one, other), max(one, other)))
+    if one == other:
+        return
+    pieces = cut(whole, files, least)
+    assert joined(pieces) == [whole]
+    assert all(each.offsets.end in files and each.offsets.end - each.offsets.first >= least for each in pieces[:-1])
+
+
+@given(POSITIONS, POSITIONS, states(), st.dictionaries(st.tuples(st.integers(0, 12), EPOCHS), SPANS, max_size=4))
+def test_with_a_capture_all_between_two_positions_is_read_or_lost(start, end, found, captured):
+    wanted, losses = ranges(start, end, found, captured)
+    begun = places(start)
+    for number, (epoch, last) in places(end).items():
+        begun_epoch, offset = begun.get(number, (epoch, -1))
+        mine = [part.offsets for part in wanted if part.offsets.partition == number and part.offsets.epoch == epoch]
+        read = sum(each.end - each.first for each in mine)
+        if begun_epoch == epoch and 0 <= offset < last:
+            lost = sum(loss.rows for loss in losses if re.search(rf"partition {number}\b", str(loss.error)))
+            assert read + lost == last - offset
+        assert all(each.end <= last for each in mine)
+    for part in wanted:
+        offsets = part.offsets
+        spans = captured.get((offsets.partition, offsets.epoch), [])
+        state = found.get(offsets.partition)
+        if part.source is Source.CAPTURE:
+            assert any(first <= offsets.first and offsets.end <= end for first, end in spans)
+        else:
+            assert (state.epoch, state.low <= offsets.first) == (offsets.epoch, True)
+
+
+def test_what_was_captured_of_an_ended_epoch_is_read_before_the_next():
+    found = {0: PartitionState(0, "b", 10, 20, 0)}
+    captured = {(0, "a"): [(0, 5), (7, 9)], (0, "b"): [(0, 12)]}
+    wanted, losses = ranges(position([(0, "a", 3)]), position([(0, "b", 15)]), found, captured)
+    assert [(each.source.value, each.offsets.epoch, each.offsets.first, each.offsets.end) for each in wanted] == [
+        ("capture", "a", 3, 5),
+        ("capture", "a", 7, 9),
+        ("capture", "b", 0, 10),
+        ("journal", "b", 10, 15),
+    ]
+    assert [(loss.rows, type(loss.error)) for loss in losses] == [(0, AnotherEpoch), (2, AnotherEpoch)]
+    assert places(given_offsets("startingOffsets", "earliest", found, captured)) == {0: ("b", 0)}
+    assert places(latest(position([]), found, captured, max_rows=4)) == {0: ("b", 4)}

@@ -1,6 +1,8 @@
 """The journal of a real broker, read by Spark, also while the broker is killed."""
 
+import json
 import time
+import urllib.request
 
 import pytest
 import structlog
@@ -10,9 +12,10 @@ from pyspark.sql import functions as f
 from typer.testing import CliRunner
 
 from broker.cli.all_commands import app
+from protocol.nodes.sas_tokens import generate
 from storage.capture.place import Place
 from storage.capture.reading import Captured
-from tests.brokers import Broker
+from tests.brokers import KEY, KEY_NAME, Broker
 
 CONFIG = """
 [[queues]]
@@ -23,6 +26,7 @@ name = "copies"
 requires_duplicate_detection = true
 [journal]
 mode = "bodies"
+hold_for = ["capture"]
 """
 
 
@@ -90,7 +94,9 @@ def test_what_happened_is_in_the_journal(spark, journaled, read):
 def test_a_stream_copies_each_message_once_though_the_broker_is_killed(spark, journaled, read, tmp_path):
     """From the journal of one queue into another; ids are made of the positions, so what comes twice is dropped."""
     send(journaled, 500, "one")
-    stream = read(spark.readStream, entity="orders", startingOffsets="earliest", maxMessagesPerTrigger=200)
+    stream = read(
+        spark.readStream, entity="orders", startingOffsets="earliest", maxMessagesPerTrigger=200, consumerName="copier"
+    )
     copied = stream.where("op = 'enqueued' and entity = 'orders'").drop("messageId")
     query = (
         copied.writeStream.format("peeklock")
@@ -109,6 +115,11 @@ def test_a_stream_copies_each_message_once_though_the_broker_is_killed(spark, jo
         time.sleep(1.0)
         assert count(journaled, "copies") == 1000
         assert query.isActive
+        # Each batch is told when the next one has begun, and only rows of the queue that is read make one.
+        send(journaled, 1)
+        until(lambda: any(each["name"] == "copier" for each in overview(journaled)["consumers"]))
+        [copier] = [each for each in overview(journaled)["consumers"] if each["name"] == "copier"]
+        assert sum(each["offset"] for each in copier["partitions"]) > 0
     finally:
         query.stop()
 
@@ -136,3 +147,12 @@ def test_the_capture_of_a_broker_has_the_rows_of_its_journal(spark, journaled, r
     found = spark.read.parquet(*files).select(*columns).collect()
     assert len(found) == len(rows) == 300 + 2 * 150
     assert {tuple(row) for row in found} == rows
+    [consumer] = overview(journaled)["consumers"]
+    assert (consumer["name"], consumer["behind"]) == ("capture", 0), "the capture has told the broker what it has"
+
+
+def overview(broker):
+    url = f"http://localhost:{broker.http_port}/$journal"
+    token = generate(url, KEY_NAME, KEY, int(time.time()) + 60)
+    with urllib.request.urlopen(urllib.request.Request(url, headers={"Authorization": token})) as answer:
+        return json.load(answer)

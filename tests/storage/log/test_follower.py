@@ -13,6 +13,7 @@ from storage.log.recovery import log_directory
 from storage.log.tail import Position
 from storage.store import Table
 from tests.logs import checkpoint, crash, open_log
+from tests.own_disk import own_disk_or_skip
 
 KIB, MIB = 1 << 10, 1 << 20
 LIMITS = LogLimits(64 * KIB, 4 * MIB)
@@ -157,6 +158,60 @@ def test_a_follower_that_is_too_far_behind_loses_the_oldest(tmp_path, follower):
     first = next(lsn for lsn in range(1, log.lsn) if _has_turns_after(tmp_path, lsn))
     assert first < log.lsn - 40
     crash(log)
+
+
+def test_on_a_full_disk_turns_go_on_and_the_follower_loses_the_oldest(tmp_path):
+    with own_disk_or_skip(tmp_path) as disk:
+        data = disk.seen / "data"
+        for name in ("run", "journal"):
+            (data / name).mkdir(parents=True)
+        log = open_log(data, (0,), limits=LIMITS, follower=Follower(data, 0, backlog_bytes=1 << 30))
+        log.checkpointer.start()
+        for _ in range(4):
+            fill(log, 40)
+            checkpoint(log)
+            log.beat()
+        kept = log._writer.kept_bytes
+        assert kept > MIB
+        assert log._writer.lost_segments == 0
+        disk.fill()
+        free = disk.free_bytes()
+        for _ in range(30):  # three times what is kept
+            fill(log, 20)
+            checkpoint(log)
+            log.beat()
+        assert log._writer.lost_segments > kept // (64 * KIB)
+        assert disk.free_bytes() <= free
+        values = [log.stores[0].get(Table.MESSAGES, b"%08d" % number) for number in range(40)]
+        assert all(value is not None and len(value) == 8 * KIB for value in values)
+        crash(log)
+
+
+def test_what_is_kept_for_the_follower_goes_while_the_disk_has_too_little_room(tmp_path):
+    with own_disk_or_skip(tmp_path) as disk:
+        data = disk.seen / "data"
+        for name in ("run", "journal"):
+            (data / name).mkdir(parents=True)
+        log = open_log(data, (0,), limits=LIMITS, follower=Follower(data, 0, 1 << 30, spare_disk_bytes=2 * MIB))
+        log.checkpointer.start()
+        for _ in range(6):
+            fill(log, 80)
+            checkpoint(log)
+            log.beat()
+        assert log._writer.lost_segments == 0
+        kept = log._writer.kept_bytes
+        assert kept > 3 * MIB
+        disk.fill(leave_bytes=MIB)
+        log.beat()
+        assert disk.free_bytes() >= 2 * MIB
+        assert 0 < log._writer.kept_bytes < kept
+        disk.empty()
+        lost = log._writer.lost_segments
+        fill(log, 80)
+        checkpoint(log)
+        log.beat()
+        assert log._writer.lost_segments == lost
+        crash(log)
 
 
 def test_a_position_in_another_log_or_one_that_is_torn_says_nothing(tmp_path):

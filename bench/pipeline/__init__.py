@@ -1,0 +1,1 @@
+"""The data pipeline: the journal, its capture, and Spark."""

@@ -1,0 +1,67 @@
+"""`peeklock restore --from-capture`: what it says, and its errors."""
+
+import time
+from datetime import datetime
+
+import typer
+
+from broker.cli.progress import progress
+from broker.settings.config import Settings
+from storage.maintenance import MaintenanceError
+
+MAX_LISTED = 50
+
+
+class CannotRead(MaintenanceError):
+    """The capture cannot be read."""
+
+
+def restore_capture(url: str, settings: Settings, until: str | None, *, allow_gaps: bool) -> None:
+    """Raises MaintenanceError, DataDirectoryError, ConfigurationError, StoreError, OSError."""
+    from broker.restoring.from_capture import Wishes, restore
+    from storage.capture.errors import CaptureError
+
+    wishes = Wishes(None if until is None else _time(until), allow_gaps)
+    with progress("rows") as bar:
+        try:
+            found = restore(
+                url,
+                settings.data_dir,
+                settings,
+                wishes,
+                time.time_ns() // 1_000_000,
+                expect=bar.expect,
+                advance=bar.advance,
+            )
+        except CaptureError as error:
+            raise CannotRead(str(error)) from error
+    last = "" if found.until is None else f", the last of {found.until.isoformat(timespec='milliseconds')}"
+    typer.echo(f"{found.rows} rows{last}; definitions of {found.entities} entities from {found.definitions}")
+    for (path, place), count in sorted(found.messages.items()):
+        typer.echo(f"  {path}, {place}: {count}")
+    if found.taken_over or found.put_back:
+        typer.echo(
+            f"under way between partitions: {found.taken_over} restored at their destination only, {found.put_back} "
+            "where they came from"
+        )
+    typer.echo(f"{found.duplicate_ids} ids restored for duplicate detection; states of sessions are not in a capture")
+    for text in found.missing[:MAX_LISTED]:
+        typer.echo(f"not known: {text}")
+    if len(found.missing) > MAX_LISTED:
+        typer.echo(f"not known: and {len(found.missing) - MAX_LISTED} more")
+    total = found.messages.total()
+    typer.echo(
+        f"{settings.data_dir}: {total} messages of {found.bytes} bytes restored to {found.partitions} partitions"
+    )
+
+
+def _time(text: str) -> datetime:
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        found = None
+    if found is None or found.tzinfo is None:
+        raise typer.BadParameter(
+            f"{text!r} is no time with a time zone, such as 2026-01-31T07:30:00Z", param_hint="--until"
+        )
+    return found

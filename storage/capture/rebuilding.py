@@ -1,0 +1,433 @@
+"""Rebuilds the store of a partition by replaying captured rows into it.
+
+The tables of queues, messages and references are changed row by row, as the broker changed them; so the store itself
+holds what is there at any moment, and memory is that of one batch of rows. At the cut, `finish` takes out what other
+partitions have by then, and makes the tables that follow from these: timers, counts, sessions' entries.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+import msgpack
+import pyarrow as pa
+from xxhash import xxh3_128_digest
+
+from storage.capture.presence import ENTERING, LEAVING
+from storage.capture.survey import MOVED, Mark, QueueName, Survey
+from storage.journal.events import ELSEWHERE
+from storage.journal.rows import SUB_QUEUES
+from storage.queue_ids import Part, entity_of, part_of, queue_id_of
+from storage.records import (
+    COPY_BYTES,
+    MESSAGE_HEADER_BYTES,
+    NEVER,
+    PARTITION_SHIFT,
+    CorruptRecord,
+    Counts,
+    Entry,
+    Field,
+    Overlay,
+    Place,
+    Timer,
+    check_message,
+    decode_entry,
+    decode_references,
+    due_key,
+    encode_counts,
+    encode_document,
+    encode_entry,
+    encode_references,
+    entity_key,
+    forwarded_key,
+    message_enqueued_ms,
+    message_expires_ms,
+    message_key,
+    queue_key,
+    session_entry_key,
+    unpack_queue_key,
+)
+from storage.store import Store, Table
+
+COMMIT_BYTES: Final = 64 << 20  # of records, and of what else was written, before they are committed
+_ROW_BYTES: Final = 200  # what a change of an entry counts as
+_PAGE: Final = 1000
+_NO_MESSAGE: Final = 0  # the message id of entries whose bodies the capture does not have
+_UNDEFINED: Final = 1 << 28  # entities without a definition get ids from here on, while rows are replayed
+_PARTS: Final = {name: part for part, name in SUB_QUEUES.items()}
+_UNCHANGING: Final = {"delivered", "released"}
+_COLUMNS: Final = [
+    "eventTime", "op", "entity", "subQueue", "sequenceNumber", "deliveryCount", "reason", "originEntity",
+    "originSubQueue", "originSequenceNumber", "record", "overlay",
+]  # fmt: skip
+
+
+class Entity(NamedTuple):
+    """What must be known of an entity. `topic_id` is that of a subscription's topic."""
+
+    entity_id: int
+    is_topic: bool = False
+    topic_id: int | None = None
+    requires_session: bool = False
+    partitions: tuple[int, ...] = (0,)
+
+
+Entities = Mapping[str, Entity]  # by path, in lower case
+
+
+@dataclass(slots=True)
+class Rebuilt:
+    """What became of one partition's rows."""
+
+    messages: Counter[tuple[str, str]] = field(default_factory=Counter)  # by entity, and by sub-queue and place
+    bytes: int = 0  # of their records
+    without_body: Counter[str] = field(default_factory=Counter)  # by entity: not restored
+    undefined: Counter[str] = field(default_factory=Counter)  # by entity that no definition describes: not restored
+    unknown: int = 0  # rows about messages that the rows before them do not have
+    put_back: int = 0  # had left for another partition, which did not have them yet
+    taken_over: int = 0  # had not left yet, and another partition has them
+
+
+class Rebuilder:
+    """Of one partition. `store` has nothing but definitions."""
+
+    def __init__(self, store: Store, partition: int, entities: Entities, survey: Survey) -> None:
+        self._store = store
+        self._partition = partition
+        self._entities = entities
+        self._survey = survey
+        self._marks = _marks_of_others(survey, partition)
+        self._undefined: dict[str, Entity] = {}
+        self._names: dict[int, str] = {entity.entity_id: path for path, entity in entities.items()}
+        self._next_id = 1
+        self._pending_bytes = 0
+        self._leaving: set[tuple[int, int]] = set()  # have entered another queue of this partition, and leave next
+        self._shared: dict[bytes, int] = {}  # digests of the records of this turn's copies: message ids
+        self._shared_at: Any = None
+        self.found = Rebuilt()
+
+    # -- rows
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """The next rows, with the columns of SCHEMA. Raises StoreError."""
+        for row in batch.select(_COLUMNS).to_pylist():
+            if row["entity"] is not None and row["sequenceNumber"] is not None:
+                self._replay(row)
+        if self._pending_bytes >= COMMIT_BYTES:
+            self._commit()
+
+    def _replay(self, row: dict[str, Any]) -> None:
+        op, path, number = row["op"], row["entity"].lower(), row["sequenceNumber"]
+        if op in _UNCHANGING:
+            return
+        queue_id = self._queue(path, row["subQueue"])
+        if queue_id is None:
+            return
+        if op in ENTERING:
+            self._enter(queue_id, number, row)
+        elif (found := self._find(queue_id, number)) is None:
+            self.found.unknown += op in LEAVING
+        elif op in LEAVING:
+            self._leaving.discard((queue_id, number))
+            place, entry = found
+            if row["reason"] == ELSEWHERE and not self._is_taken_over(path, row["subQueue"], number, entry):
+                self.found.put_back += 1
+                return
+            self._delete(queue_id, place, number, entry)
+        else:
+            self._change(queue_id, number, *found, row)
+
+    def _queue(self, path: str, sub_queue: str) -> int | None:
+        part = _PARTS.get(sub_queue)
+        if part is None:
+            return None
+        entity = self._entities.get(path) or self._undefined.get(path)
+        if entity is None:
+            entity = self._undefined[path] = Entity(_UNDEFINED + len(self._undefined))
+            self._names[entity.entity_id] = path
+        elif self._partition not in entity.partitions and entity.entity_id < _UNDEFINED:
+            return None  # it was moved away, or is not here yet
+        return queue_id_of(entity.entity_id, part)
+
+    def _enter(self, queue_id: int, number: int, row: dict[str, Any]) -> None:
+        if (there := self._find(queue_id, number)) is not None:
+            place, entry = there
+            self._delete(queue_id, place, number, entry)
+        message_id = self._body(row)
+        overlay = None if row["overlay"] is None else msgpack.unpackb(row["overlay"], strict_map_key=False)
+        place = Place.SCHEDULED if row["op"] == "scheduled" else Place.AVAILABLE
+        if overlay and Field.RETURNS_MS in overlay:  # moved here with its entity, while it was delayed
+            place = Place.SCHEDULED
+        self._put(queue_id, place, number, Entry(message_id, row["deliveryCount"] or 0, overlay))
+
+    def _body(self, row: dict[str, Any]) -> int:
+        """The id of the message's record, which may be there already; _NO_MESSAGE if the rows do not have it."""
+        record: bytes | None = row["record"]
+        if row["originSequenceNumber"] is not None and row["reason"] != MOVED:
+            origin_id = self._queue(row["originEntity"].lower(), row["originSubQueue"])
+            origin = None if origin_id is None else self._find(origin_id, row["originSequenceNumber"])
+            if origin is not None:
+                assert origin_id is not None
+                self._leaving.add((origin_id, row["originSequenceNumber"]))
+                message_id = origin[1].message_id
+                if message_id != _NO_MESSAGE:
+                    self._refer(message_id, 1)
+                    return message_id
+        if record is None or not _is_whole(record):
+            return _NO_MESSAGE
+        if row["reason"] != "published":
+            return self._append(record)
+        # Copies of one message share one record. They are of one turn.
+        if self._shared_at != row["eventTime"]:
+            self._shared_at = row["eventTime"]
+            self._shared.clear()
+        digest = xxh3_128_digest(record)
+        known = self._shared.get(digest)
+        if known is not None and self._store.get(Table.MESSAGES, message_key(known)) is not None:
+            self._refer(known, 1)
+            return known
+        self._shared[digest] = message_id = self._append(record)
+        return message_id
+
+    def _append(self, record: bytes) -> int:
+        message_id = self._next_id
+        self._next_id += 1
+        self._store.append(Table.MESSAGES, [(message_key(message_id), record)])
+        self._pending_bytes += len(record)
+        return message_id
+
+    def _refer(self, message_id: int, change: int) -> None:
+        """So many more entries refer to the record, which is there."""
+        key = message_key(message_id)
+        value = self._store.get(Table.REFS, key)
+        count = (1 if value is None else decode_references(value)) + change
+        if count > 1:
+            self._store.put(Table.REFS, key, encode_references(count))
+        elif value is not None:
+            self._store.delete(Table.REFS, key)
+        if count < 1:
+            self._store.delete(Table.MESSAGES, key)
+
+    def _find(self, queue_id: int, number: int) -> tuple[Place, Entry] | None:
+        for place in Place:
+            value = self._store.get(Table.QUEUE, queue_key(queue_id, place, number))
+            if value is not None:
+                return place, decode_entry(value)
+        return None
+
+    def _put(self, queue_id: int, place: Place, number: int, entry: Entry) -> None:
+        self._store.put(Table.QUEUE, queue_key(queue_id, place, number), encode_entry(*entry))
+        self._pending_bytes += _ROW_BYTES
+
+    def _delete(self, queue_id: int, place: Place, number: int, entry: Entry) -> None:
+        self._store.delete(Table.QUEUE, queue_key(queue_id, place, number))
+        self._pending_bytes += _ROW_BYTES
+        if entry.message_id != _NO_MESSAGE:
+            self._refer(entry.message_id, -1)
+
+    def _change(self, queue_id: int, number: int, place: Place, entry: Entry, row: dict[str, Any]) -> None:
+        """By a row that neither enters nor leaves."""
+        overlay: Overlay | None = entry.overlay
+        if row["overlay"] is not None:
+            overlay = msgpack.unpackb(row["overlay"], strict_map_key=False)
+        to = place
+        if row["op"] == "deferred":
+            to = Place.DEFERRED
+        elif row["op"] == "returned":
+            to = Place.AVAILABLE
+            overlay = {key: value for key, value in (overlay or {}).items() if key != Field.RETURNS_MS}
+        elif overlay and Field.RETURNS_MS in overlay:
+            to = Place.SCHEDULED
+        count = entry.delivery_count if row["deliveryCount"] is None else row["deliveryCount"]
+        changed = Entry(entry.message_id, count, overlay or None)
+        if (to, changed) != (place, entry):
+            self._store.delete(Table.QUEUE, queue_key(queue_id, place, number))
+            self._put(queue_id, to, number, changed)
+
+    def _is_taken_over(self, path: str, sub_queue: str, number: int, entry: Entry) -> bool:
+        """Whether the partition that this message was forwarded to has it at the cut."""
+        marks = self._marks.get(QueueName(path, sub_queue), {})
+        lane = (entry.overlay or {}).get(Field.LANE)
+        return any(number <= mark.number for partition, mark in marks.items() if lane in (None, partition))
+
+    def _commit(self) -> None:
+        self._store.commit()
+        self._pending_bytes = 0
+
+    # -- the cut
+
+    def finish(self) -> Rebuilt:
+        """Make the store whole. Raises StoreError."""
+        for queue_id, number in self._leaving:
+            if (found := self._find(queue_id, number)) is not None:
+                self._delete(queue_id, found[0], number, found[1])
+        for name, marks in self._marks.items():
+            self._remove_taken_over(name, marks)
+        self._commit()
+        derived = _Derived(self._store, self._by_id())
+        for queue_id, place, number, entry in self._entries():
+            path = self._names[entity_of(queue_id)]
+            if entity_of(queue_id) >= _UNDEFINED:
+                self.found.undefined[path] += 1
+            elif entry.message_id == _NO_MESSAGE:
+                self.found.without_body[path] += 1
+            else:
+                record = self._store.get(Table.MESSAGES, message_key(entry.message_id))
+                assert record is not None, "entries and records are changed together"
+                self.found.messages[path, _shown(queue_id, place)] += 1
+                self.found.bytes += len(record)
+                derived.add(queue_id, place, number, entry, record, self._references(entry.message_id))
+                self._pending_bytes += _ROW_BYTES
+                continue
+            self._delete(queue_id, place, number, entry)
+        derived.write(self._next_numbers())
+        self._commit()
+        return self.found
+
+    def _by_id(self) -> dict[int, Entity]:
+        return {entity.entity_id: entity for entity in self._entities.values()}
+
+    def _references(self, message_id: int) -> int:
+        value = self._store.get(Table.REFS, message_key(message_id))
+        return 1 if value is None else decode_references(value)
+
+    def _entries(self, first: bytes = b"", end: bytes = b"\xff" * 14) -> Iterator[tuple[int, Place, int, Entry]]:
+        """In the order of their keys; those that come may be deleted meanwhile."""
+        while items := self._store.scan(Table.QUEUE, first, end, _PAGE):
+            for key, value in items:
+                queue_id, place, number = unpack_queue_key(key)
+                yield queue_id, Place(place), number, decode_entry(value)
+            first = items[-1][0] + b"\0"
+            if self._pending_bytes >= COMMIT_BYTES:
+                self._commit()
+
+    def _remove_taken_over(self, name: QueueName, marks: Mapping[int, Mark]) -> None:
+        """What another partition has at the cut, and what had not left its queue here yet."""
+        entity = self._entities.get(name.entity)
+        part = _PARTS.get(name.sub_queue)
+        if entity is None or part is None:
+            return
+        queue_id = queue_id_of(entity.entity_id, part)
+        highest = max(mark.number for mark in marks.values())
+        start, end = (queue_key(queue_id, Place.AVAILABLE, number) for number in (0, highest + 1))
+        for _, place, number, entry in self._entries(start, end):
+            lane = (entry.overlay or {}).get(Field.LANE)
+            since_ms = self._since_ms(entry)
+            if any(
+                number <= mark.number and since_ms <= mark.time_ms  # else it is of another entity of this name
+                for partition, mark in marks.items()
+                if lane in (None, partition)
+            ):
+                self._delete(queue_id, place, number, entry)
+                self.found.taken_over += 1
+
+    def _since_ms(self, entry: Entry) -> int:
+        since_ms: int | None = (entry.overlay or {}).get(Field.ENQUEUED_MS)
+        if since_ms is not None:
+            return since_ms
+        record = self._store.get(Table.MESSAGES, message_key(entry.message_id))
+        return 0 if record is None else message_enqueued_ms(record)
+
+    def _next_numbers(self) -> dict[int, int]:
+        """By queue id, of all queues that ever had a number."""
+        found: dict[int, int] = {}
+        for queue in {queue for _, queue in (*self._survey.highest, *self._survey.given)}:
+            entity, part = self._entities.get(queue.entity), _PARTS.get(queue.sub_queue)
+            if entity is None or part is None or self._partition not in entity.partitions:
+                continue
+            # A plain entity may have been on another partition before.
+            of = (self._partition,) if len(entity.partitions) > 1 else self._survey.cuts.keys()
+            number = self._survey.next_number(queue, of)
+            if entity.is_topic and part is Part.MAIN:
+                number = max(number, self._survey.next_of_topic(queue, of, _first_number(entity, self._partition)))
+            found[queue_id_of(entity.entity_id, part)] = number
+        return found
+
+
+class _Derived:
+    """The tables that follow from entries and records. Entries are added in the order of their keys."""
+
+    def __init__(self, store: Store, entities: Mapping[int, Entity]) -> None:
+        self._store = store
+        self._entities = entities
+        self._counts: dict[int, list[int]] = defaultdict(lambda: [0, 0, 0, 0])  # by place; bytes
+        self._lanes: dict[int, set[int]] = defaultdict(set)  # by transfer queue
+        self._copies: Counter[int] = Counter()  # by topic
+        # By topic, and by how many entries share a record: the bytes of these, once for each entry.
+        self._shared_bytes: dict[int, Counter[int]] = defaultdict(Counter)
+
+    def add(self, queue_id: int, place: Place, number: int, entry: Entry, record: bytes, references: int) -> None:
+        entity = self._entities[entity_of(queue_id)]
+        overlay = entry.overlay or {}
+        counts = self._counts[queue_id]
+        counts[place] += 1
+        counts[3] += len(record)
+        if entity.topic_id is not None:
+            self._copies[entity.topic_id] += 1
+            self._shared_bytes[entity.topic_id][references] += len(record)
+        if part_of(queue_id) == Part.TRANSFER and Field.LANE in overlay:
+            self._lanes[queue_id].add(overlay[Field.LANE])
+        if part_of(queue_id) == Part.MAIN and entity.requires_session and Field.SESSION in overlay:
+            key = session_entry_key(queue_id, place, overlay[Field.SESSION].encode(), number)
+            self._store.put(Table.SESSION_ENTRIES, key, b"")
+        timer = _timer(queue_id, place, entity, overlay, record)
+        if timer is not None:
+            kind, time_ms = timer
+            self._store.put(Table.DUE, due_key(queue_id, kind, time_ms, number), message_key(entry.message_id))
+
+    def write(self, next_numbers: Mapping[int, int]) -> None:
+        topics = {queue_id_of(topic_id) for topic_id in self._copies}
+        for queue_id in sorted({*self._counts, *next_numbers, *topics}):
+            available, deferred, scheduled, size_bytes = self._counts[queue_id]
+            if queue_id in topics:
+                size_bytes += self._copies_bytes(entity_of(queue_id))
+            counts = Counts(next_numbers.get(queue_id, 1), available, deferred, scheduled, size_bytes)
+            self._store.put(Table.COUNTS, entity_key(queue_id), encode_counts(counts))
+        for queue_id, lanes in self._lanes.items():
+            self._store.put(Table.META, forwarded_key(queue_id), encode_document(sorted(lanes)))
+
+    def _copies_bytes(self, topic_id: int) -> int:
+        """Each record once, and COPY_BYTES for each entry. All entries of a record are of one topic."""
+        shared = self._shared_bytes[topic_id]
+        return self._copies[topic_id] * COPY_BYTES + sum(size // count for count, size in shared.items())
+
+
+def _timer(queue_id: int, place: Place, entity: Entity, overlay: Overlay, record: bytes) -> tuple[Timer, int] | None:
+    """The kind and time, milliseconds, of the timer that an entry has."""
+    if place is Place.SCHEDULED:
+        return Timer.SCHEDULED, overlay.get(Field.RETURNS_MS) or message_enqueued_ms(record)
+    expires_ms = overlay.get(Field.EXPIRES_MS)
+    if expires_ms is None:
+        expires_ms = message_expires_ms(record)
+    if place is Place.AVAILABLE and part_of(queue_id) == Part.MAIN and expires_ms != NEVER and not entity.is_topic:
+        return Timer.EXPIRY, expires_ms
+    return None
+
+
+def _first_number(entity: Entity, partition: int) -> int:
+    return 1 + (partition << PARTITION_SHIFT if len(entity.partitions) > 1 else 0)
+
+
+def _marks_of_others(survey: Survey, partition: int) -> dict[QueueName, dict[int, Mark]]:
+    """By queue, what other partitions have taken over."""
+    found: dict[QueueName, dict[int, Mark]] = defaultdict(dict)
+    for (queue, by), mark in survey.marks.items():
+        if by != partition:
+            found[queue][by] = mark
+    return found
+
+
+def _is_whole(record: bytes) -> bool:
+    try:
+        check_message(record)
+    except CorruptRecord:
+        return False
+    return len(record) >= MESSAGE_HEADER_BYTES
+
+
+def _shown(queue_id: int, place: Place) -> str:
+    sub_queue = SUB_QUEUES[Part(part_of(queue_id))]
+    if place is Place.AVAILABLE:
+        return sub_queue
+    return place.name.lower() if sub_queue == "active" else f"{sub_queue}, {place.name.lower()}"

@@ -1,0 +1,149 @@
+"""Stores that are rebuilt from the rows that a journal has of what happened in other stores."""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgpack
+import pyarrow as pa
+from accounts import problems
+from hinted_store import HintedStore
+from turns import CountingStore
+
+from broker.catalog.catalog import definitions
+from broker.journal.properties import DECODING
+from broker.restoring.definitions import entities_of
+from storage.capture.reading import CapturedRange
+from storage.capture.rebuilding import Rebuilder, Rebuilt
+from storage.capture.survey import survey
+from storage.journal.rows import Mode, Modes, Queues, Rows
+from storage.memory import MemoryStore
+from storage.queue_ids import Part, part_of
+from storage.records import (
+    CorruptRecord,
+    Counts,
+    check_message,
+    decode_counts,
+    decode_entry,
+    message_key,
+    unpack_queue_key,
+)
+from storage.store import Store, Table
+
+EPOCH = "00000000000000aa"
+BEGIN = datetime(2100, 1, 1, tzinfo=UTC)  # later than all clocks of tests
+ALL = (b"", b"\xff" * 512, 1 << 30)
+
+
+def time_of(turn: int) -> datetime:
+    return BEGIN + timedelta(milliseconds=turn)
+
+
+class RecordedStore(HintedStore, CountingStore):
+    """Both, for models that take either."""
+
+
+class CapturedInMemory:
+    """`storage.capture.survey.Rows` of some stores, by partition."""
+
+    def __init__(self, stores: Mapping[int, HintedStore]) -> None:
+        self.rows: dict[int, pa.RecordBatch] = {}
+        for partition, store in stores.items():
+            queues = Queues(Modes(Mode.BODIES, {}), {})
+            rows = Rows(partition, queues, DECODING)
+            for turn, said in store.turns:
+                time_ms = round(time_of(turn).timestamp() * 1000)
+                rows.add(time_ms, *msgpack.unpackb(said, use_list=False, strict_map_key=False))
+            if len(rows):
+                self.rows[partition] = rows.batch(0)
+                self.rows[partition] = _in_order_of_turns(self.rows[partition])
+
+    def ranges(self) -> list[CapturedRange]:
+        return [CapturedRange(partition, EPOCH, 0, len(rows)) for partition, rows in self.rows.items()]
+
+    def batches(self, partition: int, epoch: str, first: int, end: int, *, records: bool = True) -> Any:
+        assert epoch == EPOCH
+        for at in range(first, end, 7):
+            yield self.rows[partition].slice(at, min(7, end - at))
+
+
+def _in_order_of_turns(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Rows of hand-outs have the partition's own time, which is another one than that of turns here."""
+    times = rows.column("eventTime").to_pylist()
+    latest = BEGIN
+    for at, time in enumerate(times):
+        times[at] = latest = max(latest, time)
+    place = rows.schema.get_field_index("eventTime")
+    return rows.set_column(place, rows.schema.field(place), pa.array(times, rows.schema.field(place).type))
+
+
+def rebuilt(
+    stores: Mapping[int, HintedStore], until: datetime | None = None
+) -> tuple[dict[int, MemoryStore], dict[int, Rebuilt]]:
+    captured = CapturedInMemory(stores)
+    surveyed = survey(captured, until)
+    made, found = {}, {}
+    for partition, store in stores.items():
+        target = MemoryStore()
+        entities = definitions(store)
+        for key, value in store.scan(Table.ENTITIES, *ALL):
+            target.put(Table.ENTITIES, key, value)
+        # The rows of these stores call entities by their ids. Some tests have two of one name.
+        topics = [each for each in entities if each.description.kind == "topic"]
+        by_id = {
+            str(each.entity_id): entities_of([*topics, each])[each.description.path.lower()]._replace(
+                partitions=each.partitions or (partition,)
+            )
+            for each in entities
+        }
+        rebuilder = Rebuilder(target, partition, by_id, surveyed)
+        if partition in surveyed.cuts:
+            for each in surveyed.cuts[partition].before():
+                for batch in captured.batches(*each):
+                    rebuilder.add(batch)
+        found[partition] = rebuilder.finish()
+        target.commit()
+        assert problems(target) == [], problems(target)
+        made[partition] = target
+    return made, found
+
+
+def entries_of(store: Store) -> dict[tuple[int, int, int], tuple[int, Any, bytes | None]]:
+    """By queue id, place and number: delivery count, overlay, and the record unless it is damaged."""
+    found = {}
+    for key, value in store.scan(Table.QUEUE, *ALL):
+        entry = decode_entry(value)
+        record = store.get(Table.MESSAGES, message_key(entry.message_id))
+        try:
+            check_message(record or b"")
+        except CorruptRecord:
+            record = None
+        found[unpack_queue_key(key)] = (entry.delivery_count, entry.overlay or {}, record)
+    return found
+
+
+def counts_of(store: Store) -> dict[int, Counts]:
+    return {int.from_bytes(key, "big"): decode_counts(value) for key, value in store.scan(Table.COUNTS, *ALL)}
+
+
+def timers_of(store: Store) -> set[bytes]:
+    return {key for key, _ in store.scan(Table.DUE, *ALL)}
+
+
+def assert_equal(original: Store, store: Store) -> None:
+    """What is there, but for the states of sessions. Numbers go on above all that were given out."""
+    wanted, found = entries_of(original), entries_of(store)
+    assert found.keys() == wanted.keys()
+    for key, (count, overlay, record) in wanted.items():
+        assert found[key][:2] == (count, overlay), key
+        if record is not None:
+            assert found[key][2] == record
+    assert timers_of(store) == timers_of(original)
+    of_store = counts_of(store)
+    for queue_id, counts in counts_of(original).items():
+        there = of_store.get(queue_id, Counts())
+        assert there[1:4] == counts[1:4]
+        if part_of(queue_id) in set(Part):
+            assert there.next_sequence_number >= max(
+                (number + 1 for each, _, number in wanted if each == queue_id), default=1
+            )

@@ -1,0 +1,169 @@
+"""Stores rebuilt from captured rows, against those that the rows are of: after any run of the models of partitions, and
+at cuts in the middle of it."""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import test_forwarding_model
+import test_partition_model
+import test_session_model
+import test_topic_model
+from forwarding_driver import Partitions
+from hypothesis.stateful import invariant
+from rebuilt_stores import RecordedStore, assert_equal, entries_of, rebuilt, time_of
+from test_forwarding_model import ForwardingModel
+from test_partition_model import PartitionModel
+from test_session_model import SessionQueue
+from test_topic_model import TopicModel
+
+from broker.partition.settings import PartitionSettings
+from storage.queue_ids import entity_of
+from storage.records import entity_key, message_parts
+from storage.store import Table
+from tests.models import model_settings
+
+EVERY = 7  # steps
+
+
+def without_staging(**given):
+    """What large transactions store before their commit is not in the journal."""
+    return PartitionSettings(**given | {"commit_bytes": 1 << 20})
+
+
+for models in (test_partition_model, test_topic_model, test_session_model, test_forwarding_model):
+    models.PartitionSettings = without_staging  # type: ignore[attr-defined]
+    models.CountingStore = RecordedStore  # type: ignore[attr-defined]
+
+
+def last_turn(*stores: Any) -> int:
+    return max((store.turns[-1][0] for store in stores if store.turns), default=-1)
+
+
+def is_defined(store: Any, queue_id: int) -> bool:
+    return store.get(Table.ENTITIES, entity_key(entity_of(queue_id))) is not None
+
+
+class OnePartition:
+    """Beside a model whose driver has one partition."""
+
+    driver: Any
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps = 0
+        self.seen: list[tuple[int, Any]] = []  # turns, and what was there after them
+
+    @invariant()
+    def what_is_there_is_remembered(self):
+        self.steps += 1
+        if self.steps % EVERY == 0 and hasattr(self, "driver") and not self.driver.store.dirty:
+            self.seen.append((last_turn(self.driver.store), entries_of(self.driver.store)))
+
+    def teardown(self):
+        super().teardown()  # type: ignore[misc]
+        if not hasattr(self, "driver"):
+            return
+        store = self.driver.store
+        store.commit()
+        stores, found = rebuilt({5: store})
+        assert found[5].unknown == 0
+        assert_equal(store, stores[5])
+        for turn, wanted in self.seen:
+            stores, _ = rebuilt({5: store}, time_of(turn))
+            there = {key: each[:2] for key, each in entries_of(stores[5]).items()}
+            assert there == {key: each[:2] for key, each in wanted.items() if is_defined(store, key[0])}
+
+
+class RebuiltPartition(OnePartition, PartitionModel):
+    pass
+
+
+class RebuiltTopic(OnePartition, TopicModel):
+    pass
+
+
+class RebuiltSessions(OnePartition, SessionQueue):
+    pass
+
+
+def bodies_of(store: Any) -> Counter[bytes]:
+    return Counter(message_parts(record)[1] for _, _, record in entries_of(store).values() if record is not None)
+
+
+class StoreWithPast(RecordedStore):
+    """Knows which bodies it had after each turn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.past: dict[int, set[bytes]] = {-1: set()}
+
+    def commit(self) -> None:
+        before = len(self.turns)
+        super().commit()
+        if len(self.turns) > before:
+            self.past[last_turn(self)] = set(bodies_of(self))
+
+    def at(self, turn: int) -> set[bytes]:
+        return self.past[max(each for each in self.past if each <= turn)]
+
+
+class RebuiltForwarding(ForwardingModel):
+    """Between partitions: a message that is under way is in two stores, and must be in one of those that are rebuilt.
+
+    Stores are rebuilt as of CUTS turns.
+    """
+
+    CUTS = 12
+
+    def __init__(self) -> None:
+        super().__init__()
+        test_forwarding_model.CountingStore = StoreWithPast  # type: ignore[misc]
+
+    def teardown(self):
+        super().teardown()
+        if not hasattr(self, "net"):
+            return
+        originals = dict(enumerate(self.net.stores))
+        stores, _ = rebuilt(originals)
+        for partition, store in originals.items():
+            assert_equal(store, stores[partition])
+        turns = sorted({turn for store in originals.values() for turn in store.past if turn >= 0})
+        for turn in turns[:: max(1, len(turns) // self.CUTS)]:
+            stores, _ = rebuilt(originals, time_of(turn))
+            wanted = set().union(*(store.at(turn) for store in originals.values()))
+            assert sum(map(bodies_of, stores.values()), Counter()) == Counter(wanted)
+
+
+@pytest.mark.parametrize("is_answered", [False, True])
+def test_a_message_under_way_is_where_the_cut_has_it(is_answered):
+    net = Partitions(2)
+    net.queue("b", 1)
+    net.send(net.queue("a", 0, forward_to="b"), "one", "two")
+    originals = dict(enumerate(net.stores))
+    before = last_turn(*net.stores)
+    [connection] = net.connections[0, 1]
+    net.deliver(0, 1, connection)
+    if is_answered:
+        net.answer(0, connection)
+    for until in (None, time_of(last_turn(*net.stores))):
+        stores, found = rebuilt(originals, until)
+        assert [sorted(bodies_of(each)) for each in stores.values()] == [[], [b"one", b"two"]]
+        assert found[0].taken_over == (0 if is_answered else 2)
+    stores, found = rebuilt(originals, time_of(before))
+    assert [sorted(bodies_of(each)) for each in stores.values()] == [[b"one", b"two"], []]
+    # The partitions were not captured up to the same moment: the destination's rows are missing.
+    originals[1].turns = [each for each in originals[1].turns if each[0] <= before]
+    stores, found = rebuilt(originals)
+    assert [sorted(bodies_of(each)) for each in stores.values()] == [[b"one", b"two"], []]
+    assert found[0].put_back == (2 if is_answered else 0)
+
+
+TestRebuiltPartition = RebuiltPartition.TestCase
+TestRebuiltPartition.settings = model_settings(examples=25, steps=40)
+TestRebuiltTopic = RebuiltTopic.TestCase
+TestRebuiltTopic.settings = model_settings(examples=15, steps=30)
+TestRebuiltSessions = RebuiltSessions.TestCase
+TestRebuiltSessions.settings = model_settings(examples=15, steps=30)
+TestRebuiltForwarding = RebuiltForwarding.TestCase
+TestRebuiltForwarding.settings = model_settings(examples=25, steps=40)

@@ -1,0 +1,44 @@
+"""`peeklock` as a process of its own that starts Spark, and can be killed with all that it has started."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+
+from tests.brokers import REPOSITORY
+
+
+class Program:
+    """Its output goes to a file, so that it never waits for a reader."""
+
+    def __init__(self, directory: Path, *arguments: object) -> None:
+        self._log = directory / "program.log"
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "broker.cli", *map(str, arguments)],
+                cwd=REPOSITORY,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "pipeline")])},
+            )
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text()
+
+    def kill(self) -> None:
+        """SIGKILL the driver and its JVM at once, and wait until they and all Python workers are gone."""
+        everyone = psutil.Process(self.process.pid).children(recursive=True)
+        for each in [self.process.pid, *(each.pid for each in everyone if "java" in each.name())]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(each, signal.SIGKILL)
+        self.process.wait()
+        _, alive = psutil.wait_procs(everyone, timeout=10)
+        for each in alive:
+            each.kill()
+        psutil.wait_procs(alive)

@@ -1,0 +1,323 @@
+"""`peeklock restore --from-capture`: what it restores, and what it refuses."""
+
+import signal
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+from written import EPOCH, Written, at, captured_orders, define
+
+from broker.cli.all_commands import app
+from broker.namespace.entities import QueueDescription
+from storage.data_dir import read_description
+from storage.lmdb_store import LmdbStore
+from storage.maintenance import UNFINISHED, verify
+from storage.queue_ids import queue_id_of
+from storage.records import (
+    Field,
+    Place,
+    decode_counts,
+    decode_entry,
+    entity_key,
+    message_key,
+    message_parts,
+    unpack_queue_key,
+)
+from storage.store import Table
+from tests.capture.synthetic_rows import BEGIN
+from tests.pairing.commands import Command
+
+ORDERS = queue_id_of(1)
+ALL = (b"", b"\xff" * 16, 1 << 20)
+
+
+def restore(tmp_path: Path, *options: str, code: int = 0) -> str:
+    """What it says; on standard error if it is to fail."""
+    arguments = ["restore", "--from-capture", str(tmp_path / "captured"), "--data-dir", str(tmp_path / "data")]
+    found = CliRunner().invoke(app, [*arguments, *options])
+    assert found.exit_code == code, (found.output, found.exception)
+    return found.stdout if code == 0 else found.stderr
+
+
+def restored(tmp_path: Path, partition: int = 0) -> dict[tuple[int, int], tuple[int, str]]:
+    """By place and number of the messages of orders: delivery count and the end of the body."""
+    path = tmp_path / "data" / "partitions" / str(partition)
+    found = {}
+    with LmdbStore(path, partition_id=partition, map_size_bytes=1 << 30, create=False) as store:
+        for key, value in store.scan(Table.QUEUE, *ALL):
+            queue_id, place, number = unpack_queue_key(key)
+            entry = decode_entry(value)
+            record = store.get(Table.MESSAGES, message_key(entry.message_id))
+            assert record is not None
+            if queue_id == ORDERS:
+                found[place, number] = (entry.delivery_count, message_parts(record)[1][-6:].decode())
+    return found
+
+
+def next_number(tmp_path: Path) -> int:
+    with LmdbStore(tmp_path / "data/partitions/0", partition_id=0, map_size_bytes=1 << 30, create=False) as store:
+        value = store.get(Table.COUNTS, entity_key(ORDERS))
+        assert value is not None
+        return decode_counts(value).next_sequence_number
+
+
+def test_what_was_there_at_a_time(tmp_path):
+    written = captured_orders(tmp_path / "none")
+    written.row("completed", 1)
+    written.row("abandoned", 2, deliveryCount=1)
+    before = written.second - 1
+    written.row("deferred", 2)
+    written.row("deadlettered", 3, reason="bad")
+    written.write(tmp_path / "captured")
+    define(tmp_path / "captured")
+    told = restore(tmp_path, "--until", f"{at(before).isoformat()}")
+    assert restored(tmp_path) == {(Place.AVAILABLE, 2): (1, "body 2"), (Place.AVAILABLE, 3): (0, "body 3")}
+    assert "5 rows, the last of 2026-01-31T" in told
+    assert "orders, active: 2" in told
+    assert "2 messages of" in told
+    assert verify(tmp_path / "data").ok
+    description = read_description(tmp_path / "data")
+    assert description is not None
+    assert description.partitions == 1
+    assert not (tmp_path / "data" / UNFINISHED).exists()
+
+
+@pytest.mark.parametrize("seconds", [0, 0.5])
+def test_a_row_counts_at_its_own_time(tmp_path, seconds):
+    captured_orders(tmp_path / "captured")
+    restore(tmp_path, "--until", (at(1) + timedelta(seconds=seconds)).isoformat())
+    assert [number for _, number in restored(tmp_path)] == [1, 2]
+
+
+def test_numbers_go_on_above_those_of_messages_that_have_left_and_those_behind_the_cut(tmp_path):
+    captured_orders(tmp_path / "captured", 9)
+    restore(tmp_path, "--until", at(1).isoformat())
+    assert next_number(tmp_path) == 10
+
+
+def test_a_time_without_a_zone_is_wrong_use(tmp_path):
+    for text in ("2026-01-31T07:00:00", "yesterday", ""):
+        assert "no time with a time zone" in restore(tmp_path, "--until", text, code=2)
+
+
+def test_nothing_before_the_time(tmp_path):
+    captured_orders(tmp_path / "captured")
+    long_ago = (BEGIN - timedelta(days=365)).isoformat()
+    assert "nothing was captured up to" in restore(tmp_path, "--until", long_ago, code=1)
+    (tmp_path / "captured").rename(tmp_path / "elsewhere")
+    assert "nothing was captured there" in restore(tmp_path, code=1)
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_directory_that_is_not_empty(tmp_path):
+    captured_orders(tmp_path / "captured")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "mine").touch()
+    assert "is not an empty directory" in restore(tmp_path, code=1)
+    (tmp_path / "data" / "mine").unlink()
+    restore(tmp_path)
+    assert "is not an empty directory" in restore(tmp_path, code=1)
+    assert len(restored(tmp_path)) == 3
+
+
+def gap_at_the_begin(written: Written, url: Path) -> None:
+    written.write(url, first=2)
+
+
+def gap_of_the_journal(written: Written, url: Path) -> None:
+    written.row("truncated", description="the log was overwritten")
+    written.write(url)
+
+
+def no_bodies(written: Written, url: Path) -> None:
+    written.rows[0][2]["record"] = None
+    written.write(url)
+
+
+def rows_about_others(written: Written, url: Path) -> None:
+    written.row("completed", 17)
+    written.write(url)
+
+
+def numbers_before(written: Written, url: Path) -> None:
+    for each in written.rows[0]:
+        each["sequenceNumber"] += 5
+    written.write(url)
+
+
+def another_entity(written: Written, url: Path) -> None:
+    written.sent(1, entity="unheard")
+    written.write(url)
+
+
+def another_epoch(written: Written, url: Path) -> None:
+    written.write(url)
+    later = Written()
+    later.second = 100
+    later.sent(1)
+    later.write(url, epoch="0" * 16)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "text", "count"),
+    [
+        (gap_at_the_begin, f"partition 0, epoch {EPOCH}: the offsets 0 to 1 are not captured", 2),
+        (gap_of_the_journal, "the journal has a gap before offset 4: the log was overwritten", 4),
+        (no_bodies, "partition 0: 1 messages of orders are captured without their bodies", 3),
+        (rows_about_others, "partition 0: 1 rows are about messages that the rows before them do not have", 4),
+        (numbers_before, "orders (active): the 5 messages with numbers below 6 were there before", 4),
+        (another_entity, "partition 0: 1 messages of unheard, of which there is no definition", 4),
+        (another_epoch, "partition 0: its journal began anew at", 1),
+    ],
+)
+def test_what_is_not_known_is_refused_or_told(tmp_path, spoil, text, count):
+    written = Written()
+    for number in range(1, 5):
+        written.sent(number)
+    define(tmp_path / "captured")
+    spoil(written, tmp_path / "captured")
+    error = restore(tmp_path, code=1)
+    assert text in error
+    assert "--allow-gaps restores what is known" in error
+    assert not (tmp_path / "data" / "partitions").exists()
+    told = restore(tmp_path, "--allow-gaps")
+    assert text in told
+    assert "not known: " in told
+    assert len(restored(tmp_path)) == count
+    assert verify(tmp_path / "data").ok
+
+
+def test_a_gap_behind_the_cut_does_not_matter(tmp_path):
+    written = captured_orders(tmp_path / "captured")
+    written.row("truncated", description="later")
+    written.write(tmp_path / "other")
+    define(tmp_path / "other")
+    (tmp_path / "captured").rename(tmp_path / "first")
+    (tmp_path / "other").rename(tmp_path / "captured")
+    restore(tmp_path, "--until", at(2).isoformat())
+    assert len(restored(tmp_path)) == 3
+
+
+@pytest.mark.parametrize("table", ["ledger", "messages"])
+@pytest.mark.parametrize("harm", ["cut", "flip", "remove"])
+def test_a_damaged_file_is_named(tmp_path, table, harm):
+    captured_orders(tmp_path / "captured", 200)
+    file = min((tmp_path / "captured").glob(f"table={table}/**/*.parquet"))
+    data = bytearray(file.read_bytes())
+    if harm == "remove":
+        file.unlink()
+    elif harm == "cut":
+        file.write_bytes(data[:-20])
+    else:
+        data[len(data) // 4] ^= 1
+        file.write_bytes(data)
+    assert str(file) in restore(tmp_path, code=1)
+    assert not (tmp_path / "data" / "partitions").exists()
+
+
+@pytest.mark.parametrize("folder", ["manifest", "definitions"])
+def test_a_damaged_manifest_or_definition_is_named(tmp_path, folder):
+    captured_orders(tmp_path / "captured")
+    files = [*(tmp_path / "captured" / folder).rglob("*.json")]
+    for file in files:
+        file.write_bytes(file.read_bytes().replace(b"peeklock", b"peekluck"))
+    error = restore(tmp_path, code=1)
+    assert "the checksum does not match" in error
+    assert any(file.name in error for file in files)
+
+
+CONFIG = """
+[[queues]]
+name = "orders"
+max_delivery_count = 3
+"""
+
+
+def test_without_definitions_those_of_the_configuration_are_taken(tmp_path):
+    written = Written()
+    written.sent(1)
+    written.write(tmp_path / "captured")
+    assert "no definitions of entities" in restore(tmp_path, code=1)
+    (tmp_path / "config.toml").write_text(CONFIG)
+    told = restore(tmp_path, "--config", str(tmp_path / "config.toml"))
+    assert "definitions of 1 entities from the configuration" in told
+    assert len(restored(tmp_path)) == 1
+
+
+def test_rows_of_more_partitions_than_there_were(tmp_path):
+    written = Written()
+    written.sent(1)
+    written.sent(2, partition=3)
+    written.write(tmp_path / "captured")
+    define(tmp_path / "captured", partitions=3)
+    assert "the capture has rows of partition 3, and" in restore(tmp_path, code=1)
+
+
+def test_an_entity_that_was_made_after_the_last_look_at_definitions(tmp_path):
+    written = captured_orders(tmp_path / "captured")
+    define(tmp_path / "captured", at_ms=int(at(0).timestamp() * 1000))
+    made_ms = int(at(written.second).timestamp() * 1000)
+    both = QueueDescription(name="orders"), QueueDescription(name="new")
+    define(tmp_path / "captured", *both, at_ms=made_ms)
+    written.rows.clear()
+    for number in range(1, 4):
+        written.sent(number)
+    written.sent(1, entity="new")
+    told = restore(tmp_path, "--until", at(2).isoformat())
+    assert "definitions of 1 entities" in told
+
+
+def test_a_restore_that_was_killed_is_no_data_directory_and_can_be_repeated(tmp_path):
+    written = Written()
+    for number in range(1, 30_000):
+        written.sent(number)
+    written.write(tmp_path / "captured")
+    define(tmp_path / "captured")
+    arguments = ("restore", "--from-capture", tmp_path / "captured", "--data-dir", tmp_path / "data")
+    with Command(tmp_path / "command", *arguments) as command:
+        while not (tmp_path / "data" / "partitions" / "0" / "data.mdb").exists():
+            assert command.process.poll() is None, command.err
+        command.end(signal.SIGKILL)
+    assert (tmp_path / "data" / UNFINISHED).exists()
+    assert read_description(tmp_path / "data") is None
+    with Command(tmp_path / "serve", "serve", "--data-dir", tmp_path / "data") as broker:
+        assert broker.end() != 0
+        assert "has partitions/ but no peeklock.json" in broker.err
+    restore(tmp_path)
+    assert len(restored(tmp_path)) == 29_999
+    assert verify(tmp_path / "data").ok
+
+
+def test_a_dead_letter_keeps_its_reason_and_a_delayed_message_its_time(tmp_path):
+    import msgpack
+
+    written = captured_orders(tmp_path / "none")
+    dead = {Field.PROPERTIES: {"DeadLetterReason": "bad"}, Field.DEAD_LETTER_SOURCE: "orders"}
+    origin = {"originEntity": "orders", "originSubQueue": "active", "originSequenceNumber": 1}
+    values = {"subQueue": "deadletter", "reason": "deadlettered", "overlay": msgpack.packb(dead)}
+    written.row("enqueued", 1, deliveryCount=4, **values, **origin)
+    written.row("deadlettered", 1, reason="bad")
+    returns_ms = int(at(3600).timestamp() * 1000)
+    written.row("abandoned", 2, deliveryCount=2, overlay=msgpack.packb({Field.RETURNS_MS: returns_ms}))
+    written.write(tmp_path / "captured")
+    define(tmp_path / "captured")
+    told = restore(tmp_path)
+    assert "orders, deadletter: 1" in told
+    assert restored(tmp_path) == {(Place.AVAILABLE, 3): (0, "body 3"), (Place.SCHEDULED, 2): (2, "body 2")}
+    with LmdbStore(tmp_path / "data/partitions/0", partition_id=0, map_size_bytes=1 << 30, create=False) as store:
+        [value] = [value for key, value in store.scan(Table.QUEUE, *ALL) if unpack_queue_key(key)[0] == ORDERS | 1]
+        assert decode_entry(value)[1:] == (4, dead)
+        [(key, _)] = store.scan(Table.DUE, *ALL)
+        assert returns_ms.to_bytes(8, "big") in key
+    assert verify(tmp_path / "data").ok
+
+
+def test_either_a_backup_or_a_capture(tmp_path):
+    for arguments in (
+        ["restore"],
+        ["restore", "backup", "--from-capture", "captured"],
+        ["restore", "backup", "--until", "2026-01-31T07:00:00Z"],
+        ["restore", "backup", "--allow-gaps"],
+    ):
+        assert CliRunner().invoke(app, arguments).exit_code == 2

@@ -1,0 +1,118 @@
+"""A broker that is killed, and whose data directory is gone, comes back from its capture."""
+
+import asyncio
+import shutil
+import time
+
+import pytest
+from everything import CONFIG, PARTITIONS, connected, load, made, mark, names_in, seen, settled
+
+from protocol.client.messages import Message
+from storage.capture.reading import captured
+from storage.maintenance import verify
+from tests.brokers import Broker
+from tests.pairing.commands import Command
+
+WAIT_S = 30.0
+ACTIVE, DEFERRED = 0, 1  # of the annotation x-opt-message-state
+
+
+def state_of(message: Message) -> int:
+    return int(message.annotations.get("x-opt-message-state", ACTIVE))
+
+
+def ids_in(url: str) -> set[str | None]:
+    found: set[str | None] = set()
+    reader = captured(url)
+    for each in reader.ranges():
+        for batch in reader.batches(*each, records=False):
+            found.update(batch.column("messageId").to_pylist())
+    return found
+
+
+def capture(broker, tmp_path, *options) -> Command:
+    return Command(
+        tmp_path / "capture",
+        *("capture", tmp_path / "captured", "--connection-string", broker.connection_string),
+        *("--http-endpoint", f"http://localhost:{broker.http_port}", *options),
+    )
+
+
+def capture_all(broker, tmp_path, name) -> None:
+    """Until the messages of `mark` are there."""
+    asyncio.run(mark(broker, name))
+    deadline = time.monotonic() + WAIT_S
+    wanted = {f"{name}-{fragment}" for fragment in range(PARTITIONS)}
+    while not wanted <= ids_in(str(tmp_path / "captured")):
+        assert time.monotonic() < deadline
+        with capture(broker, tmp_path, "--once") as command:
+            assert command.end() == 0, command.err
+
+
+def restore(broker, tmp_path, *options, code=0) -> str:
+    url = tmp_path / "captured"
+    arguments = ("restore", "--from-capture", url, "--data-dir", broker.data_dir, *options)
+    with Command(tmp_path / "restore", *arguments) as command:
+        assert command.end() == code, command.err
+        return command.out if code == 0 else command.err
+
+
+def as_it_was(message: Message) -> object:
+    """Without what only a lock adds."""
+    annotations = {key: value for key, value in message.annotations.items() if "lock" not in str(key)}
+    fields = {name: getattr(message, name) for name in Message.__dataclass_fields__ if name != "annotations"}
+    return fields | {"annotations": annotations}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_all_that_was_accepted_is_there_after_the_data_directory_is_gone(tmp_path, workers):
+    with Broker(tmp_path, CONFIG, workers=workers) as broker:
+        accepted, scheduled = asyncio.run(load(broker))
+        before = asyncio.run(settled(broker))
+        assert names_in(before) == accepted
+        capture_all(broker, tmp_path, "mark")
+        before = asyncio.run(seen(broker))
+        broker.kill()
+        shutil.rmtree(broker.data_dir)
+        told = restore(broker, tmp_path)
+        assert verify(broker.data_dir).ok
+        broker.start()
+        after = asyncio.run(seen(broker))
+        for place, messages in before.items():
+            assert {number: as_it_was(each) for number, each in after[place].items()} == {
+                number: as_it_was(each) for number, each in messages.items()
+            }, (place, told)
+        asyncio.run(use(broker, after, scheduled))
+
+
+async def use(broker, messages, scheduled) -> None:
+    """Everything can be received and settled, and new messages have higher numbers."""
+    highest = {place: max(each, default=0) for place, each in messages.items()}
+    async with await connected(broker) as client:
+        await (await client.management("news")).cancel_scheduled(scheduled)
+        for entity in ("orders", "ids", "to", "wide"):
+            there = messages[entity]
+            deferred = [number for number, each in there.items() if state_of(each) == DEFERRED]
+            if deferred:
+                management = await client.management(entity)
+                found = await management.receive_deferred(deferred)
+                assert len(found) == len(deferred)
+            waiting = {number for number, each in there.items() if state_of(each) == ACTIVE}
+            receiver = await client.receiver(entity, credit=500)
+            received = await receiver.fetch(len(waiting), 5.0)
+            assert {each.message().sequence_number for each in received} == waiting
+            await receiver.accept_all(received)
+            async with await client.sender(entity) as sender:
+                await sender.send(made(f"{entity}-new"))
+            [new] = await receiver.fetch(1, 5.0)
+            number = new.message().sequence_number or 0
+            of_fragment = [each for each in there if each >> 48 == number >> 48]
+            assert number > max(of_fragment, default=0)
+            receiver.accept(new)
+        async with await client.sender("ids") as sender:
+            await sender.send(made("ids-3"))  # a duplicate of one that was accepted before
+        session = await client.accept_session("talks", "a")
+        assert len(await session.fetch(100, 5.0)) == 10
+    after = await seen(broker)
+    assert not [each for each in after["ids"].values() if each.message_id == "ids-3"]
+    assert highest["orders"] > 0
