@@ -25,6 +25,7 @@ def main() -> int:
     )
     options = parser.parse_args()
     spark = readiness.session(f"mirror {options.source}")
+    spark.sparkContext.setLogLevel("WARN")
     place = {"connectionStringFile": options.connection_string_file}
     journal = place | {"mode": "journal", "entity": options.source, "startingOffsets": "earliest"}
     journal["maxMessagesPerTrigger"] = str(options.max_messages)

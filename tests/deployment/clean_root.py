@@ -56,7 +56,7 @@ def lend_settings(root: Path) -> None:
             named += [Path(each) for each in re.findall(r"=\s*(/\S+)", Path(file).read_text())] + [Path(file)]
     apt = Path("/etc/apt/apt.conf.d")
     named += [each for each in apt.glob("*") if "roxy" in each.read_text() or "CaInfo" in each.read_text()]
-    for each in [Path("/etc/resolv.conf"), Path("/etc/ssl/certs/ca-certificates.crt"), *named]:
+    for each in [Path("/etc/hosts"), Path("/etc/resolv.conf"), Path("/etc/ssl/certs/ca-certificates.crt"), *named]:
         if each.exists():
             target = Path(f"{root}{each}")
             target.parent.mkdir(parents=True, exist_ok=True)

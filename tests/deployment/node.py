@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
@@ -10,6 +11,7 @@ from tests.deployment.kubernetes_api import KubernetesApi
 
 Object = dict[str, Any]
 STOP_SECONDS: Final = 20.0
+WAIT_SECONDS: Final = 20.0
 _OF_THE_POD: Final = {"status.podIP": "127.0.0.1"}
 
 
@@ -100,11 +102,21 @@ class Node:
             place.mkdir(parents=True)
             if "configMap" in volume:
                 for name, text in self._config_map(pod, volume["configMap"]["name"]).items():
-                    (place / name).write_text(_replaced(text, self._texts | found))
+                    (place / name).write_text(_replaced(text, self._texts | self._names() | found))
         return found
 
+    def _names(self) -> dict[str, str]:
+        """As the cluster's resolver has them: headless services of single pods."""
+        services = [key for key in self._api.objects if key[0] == "services"]
+        return {f"{name}.{namespace}.svc": "127.0.0.1" for _, namespace, name in services}
+
     def _config_map(self, pod: Object, name: str) -> dict[str, str]:
-        return dict(self._api.objects["configmaps", pod["metadata"]["namespace"], name]["data"])
+        """Waits until it is there: spark-submit makes the pod of a driver first."""
+        deadline = time.monotonic() + WAIT_SECONDS
+        while (found := self._api.objects.get(("configmaps", pod["metadata"]["namespace"], name))) is None:
+            assert time.monotonic() < deadline, name
+            time.sleep(0.1)
+        return dict(found["data"])
 
     @staticmethod
     def _value(pod: Object, variable: Object) -> str:

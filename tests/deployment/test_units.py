@@ -21,6 +21,7 @@ NAMES = sorted(path.name for path in UNITS.glob("*.service"))
 BROKER = "/opt/peeklock/bin/peeklock"
 COMMANDS = {"peeklock.service": "serve", "peeklock-worker@.service": "worker", "peeklock-gateway.service": "gateway"}
 OF_PAIRINGS = {"peeklock-syphon.service": "syphon", "peeklock-pair.service": "pair"}
+CLIENTS = OF_PAIRINGS | {"peeklock-capture.service": "capture"}
 SUPERVISED = sorted(COMMANDS)
 
 
@@ -59,7 +60,7 @@ def installed(tmp_path):
 
 
 def test_all_units_are_known_here():
-    assert {*COMMANDS, *OF_PAIRINGS} == set(NAMES)
+    assert {*COMMANDS, *CLIENTS} == set(NAMES)
 
 
 def test_systemd_takes_the_units(installed):
@@ -100,17 +101,17 @@ def test_each_unit_runs_its_command(name):
     assert rest == ["--config", "/etc/peeklock/peeklock.toml" if command == "serve" else "/etc/peeklock/cluster.toml"]
 
 
-@pytest.mark.parametrize("name", OF_PAIRINGS)
-def test_the_units_of_a_pairing_run_their_commands(name):
+@pytest.mark.parametrize("name", CLIENTS)
+def test_the_units_of_clients_run_their_commands(name):
     program, command, *rest = value(name, "ExecStart").split()
-    assert (program, command) == (BROKER, OF_PAIRINGS[name])
+    assert (program, command) == (BROKER, CLIENTS[name])
     assert not any("SharedAccessKey" in line for line in (UNITS / name).read_text().splitlines())
     options([command, *rest])
 
 
 def test_what_may_run_on_one_machine_has_operations_endpoints_of_its_own():
-    ports = [re.findall(r"--ops-port (\d+)", value(name, "ExecStart")) for name in OF_PAIRINGS]
-    assert len({str(Settings().ops.port), *(port for found in ports for port in found)}) == 3
+    ports = [re.findall(r"--ops-port (\d+)", value(name, "ExecStart")) for name in CLIENTS]
+    assert len({str(Settings().ops.port), *(port for found in ports for port in found)}) == 1 + len(CLIENTS)
 
 
 @pytest.mark.parametrize("name", OF_PAIRINGS)
