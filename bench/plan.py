@@ -99,7 +99,7 @@ class Plan:
             backlogs=(2000,),
             sessions=500,
             ids=2000,
-            pipeline_messages=2000,
+            pipeline_messages=5000,
             audit_messages=6400,  # a hundred in each queue: one of them is dead-lettered
             warm_up_rounds=1,
             warm_up_seconds=0.3,

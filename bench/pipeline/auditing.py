@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from bench.load import LoadFailed
 from bench.processes import cpu_s_with_ended, tree
@@ -58,24 +59,29 @@ def _faults(folder: Path) -> dict[str, set[tuple[str, int]]]:
     return found
 
 
-def main(work: str, directory: Path) -> int:
+def measure(spark: Any, work: str, directory: Path) -> dict[str, float]:
+    """Seconds, and CPU seconds of this process and its descendants. Raises LoadFailed."""
     from pipeline.jobs import audit as job
-    from pipeline.jobs import running
     from pipeline.jobs.ledger import read
 
-    spark = running.session("peeklock bench")
     used, began = cpu_s_with_ended(tree(os.getpid())), time.monotonic()
     if work == AUDIT:
         given = ["--ledger", str(directory), "--present", str(directory / "present"), "--whole"]
-        code = job.main([*given, "--output", str(directory / "output")])
+        if (code := job.main([*given, "--output", str(directory / "output")])) != 0:
+            raise LoadFailed(f"the audit has ended with {code}")
     else:
         counted = read(spark, str(directory)).groupBy("entity", "sequenceNumber").count()
         counted.write.format("noop").mode("overwrite").save()
-        code = 0
-    figures = {"seconds": time.monotonic() - began, "cpu_s": cpu_s_with_ended(tree(os.getpid())) - used}
-    print(json.dumps(figures))
+    return {"seconds": time.monotonic() - began, "cpu_s": cpu_s_with_ended(tree(os.getpid())) - used}
+
+
+def main(work: str, directory: Path) -> int:
+    from pipeline.jobs import running
+
+    spark = running.session("peeklock bench")
+    print(json.dumps(measure(spark, work, directory)))
     spark.stop()
-    return code
+    return 0
 
 
 if __name__ == "__main__":

@@ -90,3 +90,10 @@ class PeeklockWithJournal(Peeklock):
         credentials = ConnectionString.parse(self.connection_string).credentials
         with closing(HttpJournal(address, credentials, ssl.create_default_context(), "bench")) as journal:
             yield journal
+
+
+class PeeklockWithoutJournal(PeeklockWithJournal):
+    """With the same queues, as it is by default."""
+
+    def __init__(self, directory: Path, root: Path = ROOT, name: str = PEEKLOCK) -> None:
+        super().__init__(directory, root, name, mode="off")

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from bench.pipeline.auditing import audit
-from bench.pipeline.brokers import PeeklockWithJournal
+from bench.pipeline.brokers import PeeklockWithJournal, PeeklockWithoutJournal
 from bench.pipeline.capturing import capture
 from bench.pipeline.journaling import journal
 from bench.pipeline.latency import latency
@@ -18,6 +18,6 @@ PIPELINE: dict[str, tuple[type[Peeklock], Callable[[Recorder, Peeklock], None]]]
     "capture": (PeeklockWithJournal, capture),
     "spark-reads": (PeeklockWithJournal, reads),
     "spark-latency": (PeeklockWithJournal, latency),
-    "spark-sink": (PeeklockWithJournal, sink),
-    "audit": (PeeklockWithJournal, audit),
+    "spark-sink": (PeeklockWithoutJournal, sink),
+    "audit": (PeeklockWithoutJournal, audit),
 }

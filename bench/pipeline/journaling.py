@@ -15,7 +15,7 @@ from bench.pipeline.brokers import ROWS, PeeklockWithJournal
 from bench.plan import KIB, MODES
 from bench.processes import cpu_s_by_role
 from bench.recording import CLIENT, CPU, Recorder, cost_key
-from bench.servers import Peeklock, awake
+from bench.servers import Peeklock
 
 LINKS = 4
 
@@ -47,9 +47,8 @@ def journal(bench: Recorder, server: Peeklock) -> None:
         for order in (JOURNALS, JOURNALS[::-1]):
             for phase in MODES:
                 for mode in order:
-                    with awake(brokers[mode]):
-                        sent = runs[mode, "send"][-1].messages if phase == "recv" else 0
-                        runs[mode, phase].append(_run(bench, brokers[mode], phase, sent))
+                    sent = runs[mode, "send"][-1].messages if phase == "recv" else 0
+                    runs[mode, phase].append(_run(bench, brokers[mode], phase, sent))
         server.resume()
     for phase in MODES:
         rates = {mode: mean(run.rate for run in runs[mode, phase]) for mode in JOURNALS}
@@ -74,7 +73,9 @@ def _begin(bench: Recorder, broker: PeeklockWithJournal) -> None:
 
 
 def _run(bench: Recorder, broker: PeeklockWithJournal, phase: str, sent: int) -> Run:
-    """One run of a broker that is idle; it ends when the broker is idle again."""
+    """One run of a broker that is paused; it ends when the broker has nothing more to do, and is paused again."""
+    broker.resume()
+    broker.settle()
     size = ("--size", str(KIB), "--links", str(LINKS))
     limit = ("-n", str(sent), "--idle", "8") if phase == "recv" else ("--seconds", str(bench.plan.seconds))
     journaled = broker.journaled_rows()
@@ -86,6 +87,7 @@ def _run(bench: Recorder, broker: PeeklockWithJournal, phase: str, sent: int) ->
         waiting = max(0.0, 1 - (broker.journaled_rows() - journaled) / made)
         catch_up_s = broker.wait_until_journaled(journaled + made)
     broker.settle()
+    broker.pause()
     cell = f"journal-{broker.mode}-{phase}"
     for role, seconds in cpu_s_by_role(broker.processes()).items():
         cost_us = (seconds - used.get(role, 0.0)) / figures.messages * 1e6

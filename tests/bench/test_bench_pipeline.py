@@ -23,6 +23,11 @@ ROWS = [row for row in rows(Plan()) if row.group in PIPELINE]
 JUDGED = [row for row in ROWS if row.targets]
 
 
+def is_difference(key):
+    """Of the CPU time of two processes: of few rows it may be less than nothing."""
+    return key.startswith("capture-") and key not in ("capture-floor", "capture-broker")
+
+
 @pytest.fixture(scope="module")
 def tools():
     try:
@@ -42,7 +47,7 @@ def measured(tools, tmp_path, capsys):
         made = json.loads(result.read_text())
         found = {row["key"]: row["figures"][PEEKLOCK]["median"] for row in made["rows"]}
         assert set(found) == {row.key for row in ROWS if row.group == group}
-        assert all(value > 0 or "-waiting-" in key for key, value in found.items())
+        assert all(value > 0 for key, value in found.items() if not ("-waiting-" in key or is_difference(key)))
         for row in made["rows"]:
             for target in row["targets"]:
                 sign, bound = target["text"].split()
@@ -51,6 +56,22 @@ def measured(tools, tmp_path, capsys):
         return found, {cost["cell"]: cost["by_server"][PEEKLOCK] for cost in made["costs"]}
 
     return measure
+
+
+@pytest.fixture
+def interpreted(spark):
+    """A session that does not compile plans: of few rows that takes longer than to run them."""
+    settings = {
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+        "spark.sql.adaptive.enabled": "false",
+    }
+    before = {name: spark.conf.get(name) for name in settings}
+    for name, value in settings.items():
+        spark.conf.set(name, value)
+    yield spark
+    for name, value in before.items():
+        spark.conf.set(name, value)
 
 
 @pytest.mark.slow
@@ -99,7 +120,16 @@ def test_the_sink_is_measured_beside_files(spark, measured):
 
 
 @pytest.mark.slow
-def test_the_audit_is_measured_beside_a_count_and_must_find_the_planted_faults(spark, measured, monkeypatch, tools):
+def test_the_audit_is_measured_beside_a_count_and_must_find_the_planted_faults(
+    interpreted, measured, monkeypatch, tools
+):
+    own_session = auditing._in_own_session
+
+    def only_the_count_in_its_own(work, directory):
+        """The start of a session, and code for plans over few rows, take longer than all else."""
+        return own_session(work, directory) if work == "count" else auditing.measure(interpreted, work, directory)
+
+    monkeypatch.setattr(auditing, "_in_own_session", only_the_count_in_its_own)
     found, _ = measured("audit")
     assert found["audit-ratio-cpu"] == pytest.approx(found["audit-audit-cpu"] / found["audit-count-cpu"])
     monkeypatch.setattr(auditing, "_in_own_session", lambda work, directory: {"seconds": 1.0, "cpu_s": 1.0})
