@@ -296,7 +296,7 @@ def _numbers(offsets: Offsets) -> tuple[DataFrame, DataFrame]:
     rows = offsets.rows.filter(has_place()).join(segments, list(LOG)).join(F.broadcast(since), "namespace")
     is_cut = any(len(log.segments) > 1 for log in offsets.logs)
     of_row = "array_max(filter(segments, each -> each <= journalOffset))" if is_cut else "segments[0]"
-    gives_number = (F.col("op") == "enqueued") & ~arrives()
+    gives_number = (F.col("op") == "enqueued") & ~arrives() & ~is_restored()
     is_new = F.unix_micros("eventTime") > F.col("sinceMicros")
     numbers = (
         rows.groupBy(*QUEUE, "partition", F.expr(of_row).alias("segment"), _high_bits().alias("highBits"))

@@ -240,15 +240,17 @@ class History:
         ]
 
 
-def played(rng: random.Random, steps: int, namespace: str = "shop", partitions: int = 2) -> History:
-    """A history with some of everything."""
+def played(
+    rng: random.Random, steps: int, namespace: str = "shop", partitions: int = 2, *, is_rare: bool = False
+) -> History:
+    """A history with some of everything. `is_rare`: also with places that are used twice, and nothing is wrong."""
     history = History(namespace, partitions)
     for _ in range(steps):
-        play(history, rng)
+        play(history, rng, is_rare=is_rare)
     return history
 
 
-def play(history: History, rng: random.Random) -> None:
+def play(history: History, rng: random.Random, *, is_rare: bool = False) -> None:
     """One thing more that can happen."""
     queues = ("orders", "bills", "mail")
     queue = rng.choice(queues)
@@ -269,14 +271,14 @@ def play(history: History, rng: random.Random) -> None:
     if kind < 0.48:
         history.move_entity(queue)
         return
-    if kind < 0.49:
+    if kind < 0.49 and is_rare:
         history.recreate(queue)
         return
     place = rng.choice(places)
     entity, sub_queue, _ = place
     if entity == "news":
         history.publish_waiting(place, rng.sample(("a", "b"), rng.randint(0, 2)))
-    elif kind < 0.51:
+    elif kind < 0.51 and is_rare:
         history.restore(place)
     elif kind < 0.62:
         history.use(place, rng.choice(("delivered", "abandoned", "deferred", "lockExpired", "returned")))

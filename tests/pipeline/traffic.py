@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from broker.administration.address import parse_http_address
-from broker.administration.client import HttpClient, HttpError, NotThere
+from broker.administration.client import HttpClient, HttpError, NotThere, Refused
 from protocol.client.connection import Connection, connect_to
 from protocol.client.connection_string import ConnectionString
 from protocol.client.errors import ClientError, RequestFailed, SettlementRefused
@@ -87,13 +87,15 @@ mode = "bodies"
 """
 PASSING: Final = "passing"  # this queue is created, deleted, and created again
 ENTITIES: Final = (
-    "orders", "relay", "far-relay", "to-news", "to-once", "to-spread", "spread", "carts", "bin", "brief", "vapour", "once", "roaming", "archive",
-    "news/subscriptions/all", "news/subscriptions/large", "news/subscriptions/copied", PASSING,
+    "orders", "relay", "far-relay", "to-news", "to-once", "to-spread", "spread", "carts", "bin", "brief", "vapour",
+    "once", "roaming", "archive", "news/subscriptions/all", "news/subscriptions/large", "news/subscriptions/copied",
+    PASSING,
 )  # fmt: skip
 SUB_QUEUES: Final = ("active", "deadletter", "transferdeadletter")
 
 REASONS: Final = ("NoSuchCustomer", "BadTotal", "CurrencyUnknown")
 _PATIENCE_S: Final = 60.0
+_DUE_MS: Final = 1000  # in which scheduled messages become due
 _AWAY: Final = (ClientError, TimeoutError, OSError, HttpError)
 _QUEUE: Final = (
     b'<entry xmlns="http://www.w3.org/2005/Atom"><content type="application/xml">'
@@ -111,7 +113,8 @@ class Traffic:
         self.size = size
         self.sent = 0  # accepted, as far as we heard
         self.interrupted = 0  # parts that the broker's end has cut off
-        self.done = 0
+        self.done = 0  # parts
+        self._step = asyncio.Event()
 
     async def run(self, rounds: int) -> None:
         """Each part so many times."""
@@ -119,8 +122,8 @@ class Traffic:
 
     def parts(self) -> "Sequence[Part]":
         return (
-            self.take_orders, self.relay, self.publish, self.fill_carts, self.schedule, self.let_expire, self.repeat_ids,
-            self.spread, self.transact, self.read_dead_letters, self.roam, self.renew,
+            self.take_orders, self.relay, self.publish, self.fill_carts, self.schedule, self.let_expire,
+            self.repeat_ids, self.spread, self.transact, self.read_dead_letters, self.roam, self.renew,
         )  # fmt: skip
 
     async def connect(self) -> Connection:
@@ -135,6 +138,13 @@ class Traffic:
                 except _AWAY:
                     self.interrupted += 1
             self.done += 1
+            self._step.set()
+
+    async def until(self, done: int) -> None:
+        """Wait until so many parts are done."""
+        while self.done < done:
+            self._step.clear()
+            await self._step.wait()
 
     async def _connect_again(self) -> Connection:
         """Connect as soon as the broker is there. Raises what it says after so long."""
@@ -205,7 +215,7 @@ class Traffic:
         """Messages that become due, at a queue and at a topic; some are cancelled."""
         for entity in ("orders", "news"):
             management = await connection.management(entity)
-            due = datetime.now(UTC) + timedelta(milliseconds=chance.randrange(300, 1500))
+            due = datetime.now(UTC) + timedelta(milliseconds=chance.randrange(100, _DUE_MS))
             messages = [_order(chance, due=due) for _ in range(self.size // 4)]
             numbers = await management.schedule(messages)
             self.sent += len(numbers)
@@ -300,23 +310,27 @@ class Traffic:
     async def settle_down(self) -> None:
         """Wait until nothing happens by itself any more: all is forwarded, and due messages are active.
 
-        Raises TimeoutError.
+        All queues of ENTITIES exist then. Raises TimeoutError.
         """
         end = time.monotonic() + _PATIENCE_S
+        async with HttpClient(self._http, self._target.credentials, ssl.create_default_context()) as http:
+            with contextlib.suppress(Refused):  # it is there
+                await http.put(PASSING, _QUEUE, is_update=False)
         async with await self.connect() as connection:
             before = None
             while True:
+                await asyncio.sleep(_DUE_MS / 1000)
                 counts = await connection.counts()
-                is_busy = any(each.transfer or each.scheduled for each in counts.values())
+                is_busy = any(each.transfer for each in counts.values())
                 is_busy |= any(counts[name].active for name in counts if name in _PASS_ON)
                 if counts == before and not is_busy:
                     return
                 if time.monotonic() > end:
                     raise TimeoutError(f"still busy: {counts}")
                 before = counts
-                await asyncio.sleep(0.5)
 
 
+# Their messages go on by themselves.
 _PASS_ON: Final = ("relay", "far-relay", "to-news", "to-once", "to-spread", "news/Subscriptions/copied", "vapour")
 Part = Callable[[Connection, random.Random], Awaitable[None]]
 

@@ -11,7 +11,7 @@ pytest.importorskip("pyspark")
 
 from pipeline.jobs import checksum, verdicts
 from pipeline.jobs.audit import audit, summary, verdict_text
-from pipeline.jobs.ledger import LedgerError, normalized
+from pipeline.jobs.ledger import LedgerError, names_of, newest_of, normalized
 from pipeline.jobs.offsets import offsets_of
 from pipeline.jobs.verdicts import Snapshot
 
@@ -306,7 +306,7 @@ def test_checksums_flag_the_queues_with_faults_and_the_audit_of_these_finds_them
     rows = without(history.rows)
     ledger, snapshot = ledgers.frame(spark, rows), snapshot_of(spark, history)
     offsets = offsets_of(normalized(ledger))
-    present = verdicts.keyed(snapshot.messages, "the snapshot")
+    present = verdicts.keyed(snapshot.messages, "the snapshot", newest=newest_of(names_of(offsets.rows)))
     balances = checksum.balances(offsets.rows, present)
     flagged = {row.entity for row in checksum.flagged(offsets.rows, balances).collect()}
     assert flagged == set(wrong)
@@ -359,7 +359,7 @@ def test_a_queue_that_was_deleted_and_created_again_is_another_one(spark):
     present = snapshot_of(spark, history)
     found = audit(ledgers.frame(spark, history.rows), present, is_whole=True)
     assert (faults(found), summary(found).messages["ok"]) == ({}, 3 + 2 + 1)
-    assert {row.sequenceNumber: row.entityId for row in found.open.collect()} == {1: 3, 2: 3}
+    assert {row.sequenceNumber: row.entityId for row in found.open.collect()} == {1: 2, 2: 2}
     # What is carried forward is that of the new one.
     further = len(history.rows)
     history.end(again)

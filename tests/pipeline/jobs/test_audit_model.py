@@ -152,6 +152,20 @@ def test_a_snapshot_that_was_made_while_messages_moved_makes_no_faults(spark, ca
 
 @MODEL
 @given(CASES)
+def test_histories_that_use_places_twice_have_no_faults(spark, cases):
+    """Of queues that were created again, and of messages that came back after receive-and-delete."""
+    rows, present = [], []
+    for index, rng in enumerate(cases):
+        history = ledgers.played(rng, 100, f"n{index}", is_rare=True)
+        rows += history.rows
+        present += history.snapshot()
+    found = audit(ledgers.frame(spark, rows), Snapshot(ledgers.frame(spark, present, ledgers.PRESENT)), is_whole=True)
+    assert {row.verdict for row in found.verdicts.collect()} == {"ok"}
+    assert [tuple(row) for row in found.moves.filter(found.moves.verdict.isin(*MOVE_FAULTS)).collect()] == []
+
+
+@MODEL
+@given(CASES)
 def test_exactly_the_planted_faults_are_named(spark, cases):
     rows, present, expected = [], [], defaultdict(dict)
     for index, rng in enumerate(cases):
