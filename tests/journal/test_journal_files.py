@@ -301,7 +301,7 @@ def fill(path: Path) -> None:
 def add_until_full(journal: Journal) -> None:
     noise = pa.array([os.urandom(2000)] * 100)
     while True:
-        batch = plain_rows(journal.end, 100).set_column(24, SCHEMA.field("record"), noise)
+        batch = plain_rows(journal.end, 100).set_column(SCHEMA.get_field_index("record"), SCHEMA.field("record"), noise)
         journal.append(batch, 0, 1, Made(STORE, LOG, 99), 1.0)
         journal.sync(1.0)
 
