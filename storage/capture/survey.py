@@ -231,7 +231,7 @@ class _Surveying:
 
     def _residence(self, partition: int, batch: pa.RecordBatch, comes: pa.Array, goes: pa.Array) -> None:
         for what, rows in (
-            ("used", pc.invert(pc.or_(comes, goes))),
+            ("used", pc.invert(pc.or_(pc.or_(comes, goes), pc.equal(batch.column("op"), "takenOver")))),
             ("came", comes),
             ("left", goes),
         ):

@@ -61,7 +61,7 @@ class Op(IntEnum):
     PING = 51
     # No message: offsets are missing before this one.
     TRUNCATED = 60
-    # No message: what was forwarded to this partition is here, up to the number of the row's origin.
+    # No message: what the row's queue forwarded to this partition is here, up to the number of the row's origin.
     TAKEN_OVER = 61
 
 

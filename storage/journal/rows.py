@@ -373,7 +373,9 @@ class Rows:
         self._message_of.append(len(self._messages))
         self._messages.append((_NO_PROPERTIES, None, None, None, None, number, None, None, None))
         self._run_of.append(len(self._runs))
-        self._runs.append((_us(time_ms) or 0, _NAMES[Op.TAKEN_OVER], None, None, None, None, *origin[:2]))
+        # It is the other queue's row, so that who may not read of that does not get it.
+        place = origin[:2]
+        self._runs.append((_us(time_ms) or 0, _NAMES[Op.TAKEN_OVER], *place, None, None, *place))
         self._numbers.append(None)
         self._counts.append(None)
 

@@ -308,7 +308,7 @@ def test_what_a_partition_has_taken_over():
     frame = (1, sent(1, b"a"), [entered, [Hint.TAKEN_OVER, COPY, 7]])
     came, taken = rows_of(frame, names=names)
     assert shown([came], "op", "originEntity", "originSequenceNumber") == [("enqueued", "invoices", None)]
-    assert shown([taken], *PLACE) == [("takenOver", None, None, None, None)]
+    assert shown([taken], *PLACE) == [("takenOver", "invoices", "active", None, None)]
     assert shown([taken], "originEntity", "originSubQueue", "originSequenceNumber") == [("invoices", "active", 7)]
     assert len(rows_of(frame, names=names, modes={"invoices": Mode.OFF})) == 1
 

@@ -90,12 +90,13 @@ def rebuilt(
             target.put(Table.ENTITIES, key, value)
         # The rows of these stores call entities by their ids. Some tests have two of one name.
         topics = [each for each in entities if each.description.kind == "topic"]
-        by_id = {
-            str(each.entity_id): entities_of([*topics, each])[each.description.path.lower()]._replace(
-                partitions=each.partitions or (partition,)
-            )
-            for each in entities
-        }
+        by_id = {}
+        for each in entities:
+            made_of = entities_of([*topics, each])[each.description.path.lower()]
+            if len(each.partitions) < 2:
+                home = surveyed.homes.get(str(each.entity_id), (*each.partitions, partition)[0])
+                made_of = made_of._replace(partitions=(home,))
+            by_id[str(each.entity_id)] = made_of
         rebuilder = Rebuilder(target, partition, by_id, surveyed)
         if partition in surveyed.cuts:
             for each in surveyed.cuts[partition].before():

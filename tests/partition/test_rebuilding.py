@@ -10,9 +10,13 @@ import test_partition_model
 import test_session_model
 import test_topic_model
 from forwarding_driver import Partitions
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from hypothesis.stateful import invariant
+from moving_driver import World
 from rebuilt_stores import RecordedStore, assert_equal, entries_of, rebuilt, time_of
 from test_forwarding_model import ForwardingModel
+from test_moving import KINDS, MANY, READING
 from test_partition_model import PartitionModel
 from test_session_model import SessionQueue
 from test_topic_model import TopicModel
@@ -157,6 +161,49 @@ def test_a_message_under_way_is_where_the_cut_has_it(is_answered):
     stores, found = rebuilt(originals)
     assert [sorted(bodies_of(each)) for each in stores.values()] == [[b"one", b"two"], []]
     assert found[0].put_back == (2 if is_answered else 0)
+
+
+def of_moved(world: World, store: Any) -> dict[Any, Any]:
+    return {key: each[:2] for key, each in entries_of(store).items() if entity_of(key[0]) in world.ids}
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    kind=st.sampled_from(KINDS),
+    before=MANY,
+    reading=READING,
+    is_kept=st.booleans(),
+    between=MANY,
+    again=READING,
+    after=MANY,
+)
+def test_an_entity_that_is_moved_is_on_one_partition(kind, before, reading, is_kept, between, again, after):
+    """Wherever the cut is: before, during or after the move, which may be given up."""
+    world = World(kind)
+    seen: list[tuple[int, Any]] = []
+
+    def do(steps: list[Any]) -> None:
+        for step in steps:
+            if isinstance(step, int):
+                world.rows(step)
+            else:
+                world.use(*step)
+            seen.append((last_turn(*world.stores.values()), of_moved(world, world.stores[world.at])))
+
+    do(before)
+    for steps, ends in ((reading, world.keep if is_kept else world.finish), (again, world.finish)):
+        world.begin_move()
+        do(steps)
+        world.freeze()
+        ends()
+        do(between)
+        world.rest()
+    do(after)
+    for turn, wanted in seen[:: max(1, len(seen) // 8)]:
+        stores, _ = rebuilt(world.stores, time_of(turn))
+        first, second = (of_moved(world, store) for store in stores.values())
+        assert not first.keys() & second.keys()
+        assert first | second == wanted
 
 
 TestRebuiltPartition = RebuiltPartition.TestCase
