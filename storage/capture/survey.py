@@ -160,7 +160,6 @@ class _Surveying:
         self._until = until
         self._first: dict[tuple[int, QueueName], int] = {}  # the lowest number that entered, by partition
         self._residences: dict[str, dict[int, _Residence]] = defaultdict(lambda: defaultdict(_Residence))
-        self._has_moves = False
 
     def partition(self, captured: Rows, cut: Cut) -> None:
         is_over = False

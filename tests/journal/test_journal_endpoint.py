@@ -344,7 +344,7 @@ def test_all_entities_and_rules(tmp_path):
 
         def get(key, at=""):
             until = int(time.time()) + 60
-            headers = {"Authorization": generate(f"http://localhost/{at}", *key, until)} if key else {}
+            headers = {"Authorization": generate(f"http://localhost/{at}", key[0], key[1], until)} if key else {}
             connection.request("GET", "/$journal/entities", headers=headers)
             answer = connection.getresponse()
             return answer.status, answer.read()

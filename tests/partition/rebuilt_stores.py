@@ -99,8 +99,8 @@ def rebuilt(
             by_id[str(each.entity_id)] = made_of
         rebuilder = Rebuilder(target, partition, by_id, surveyed)
         if partition in surveyed.cuts:
-            for each in surveyed.cuts[partition].before():
-                for batch in captured.batches(*each):
+            for part in surveyed.cuts[partition].before():
+                for batch in captured.batches(*part):
                     rebuilder.add(batch)
         found[partition] = rebuilder.finish()
         target.commit()
