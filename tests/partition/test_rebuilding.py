@@ -14,38 +14,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant
 from moving_driver import World
-from rebuilt_stores import RecordedStore, assert_equal, entries_of, rebuilt, time_of
+from rebuilt_stores import RecordedStore, assert_equal, entries_of, is_defined, rebuilt, time_of
 from test_forwarding_model import ForwardingModel
 from test_moving import KINDS, MANY, READING
 from test_partition_model import PartitionModel
 from test_session_model import SessionQueue
 from test_topic_model import TopicModel
 
-from broker.partition.settings import PartitionSettings
 from storage.queue_ids import entity_of
-from storage.records import entity_key, message_parts
-from storage.store import Table
+from storage.records import message_parts
 from tests.models import model_settings
 
 EVERY = 7  # steps
 
 
-def without_staging(**given):
-    """What large transactions store before their commit is not in the journal."""
-    return PartitionSettings(**given | {"commit_bytes": 1 << 20})
-
-
 for models in (test_partition_model, test_topic_model, test_session_model, test_forwarding_model):
-    models.PartitionSettings = without_staging  # type: ignore[attr-defined]
     models.CountingStore = RecordedStore  # type: ignore[attr-defined]
 
 
 def last_turn(*stores: Any) -> int:
     return max((store.turns[-1][0] for store in stores if store.turns), default=-1)
-
-
-def is_defined(store: Any, queue_id: int) -> bool:
-    return store.get(Table.ENTITIES, entity_key(entity_of(queue_id))) is not None
 
 
 class OnePartition:

@@ -141,6 +141,13 @@ async def load(broker: Broker, count: int = 40) -> tuple[set[str], list[int]]:
             await through.send(made(f"via-{number}"), transaction)
         await transactions.commit(transaction)
         accepted.update(f"via-{number}" for number in range(3))
+        # So large that their bodies are stored before the commit.
+        transaction = await transactions.declare()
+        async with await client.sender("orders") as sender:
+            for number in range(3):
+                await sender.send(made(f"large-{number}", 600_000), transaction)
+        await transactions.commit(transaction)
+        accepted.update(f"large-{number}" for number in range(3))
         held = await client.receiver("orders", credit=3)
         assert len(await held.fetch(3, 5.0)) == 3  # they are locked when it ends
     return accepted, scheduled
