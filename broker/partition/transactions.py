@@ -128,7 +128,7 @@ def _send(
         _admit(core, transaction, queue, messages)
     except BrokerError as error:
         return error
-    messages = _with_records_stored(core, transaction, messages, now_ms)
+    messages = _with_records_stored(core, transaction, queue.id, messages, now_ms)
     last = transaction.operations[-1] if transaction.operations else None
     if isinstance(last, Send) and last.queue_id == queue_id and last.reserved is None:
         assert isinstance(last.messages, list)
@@ -141,7 +141,7 @@ def _send(
 def _schedule(core: Core, transaction: Transaction, queue: Queue, messages: Sequence[Any]) -> list[int]:
     """Reserve the sequence numbers, because the client is told them now. After a rollback they stay unused."""
     _admit(core, transaction, queue, messages)
-    messages = _with_records_stored(core, transaction, messages, 0)
+    messages = _with_records_stored(core, transaction, queue.id, messages, 0)
     first = queue.next_number
     queue.next_number = first + len(messages)
     transaction.operations.append(Send(queue.id, messages, first))
@@ -176,7 +176,9 @@ def _admit(core: Core, transaction: Transaction, queue: Queue, messages: Sequenc
     core.transactions.grow(transaction, added_bytes)
 
 
-def _with_records_stored(core: Core, transaction: Transaction, messages: Sequence[Any], otherwise_ms: int) -> list[Any]:
+def _with_records_stored(
+    core: Core, transaction: Transaction, queue_id: int, messages: Sequence[Any], otherwise_ms: int
+) -> list[Any]:
     """Admitted messages. Those beyond `commit_bytes` are stored now; the commit writes their entries.
 
     A record has the scheduled time of its message, or `otherwise_ms`; its entry gets the time when it is enqueued.
@@ -189,6 +191,7 @@ def _with_records_stored(core: Core, transaction: Transaction, messages: Sequenc
         else:
             record = encode_message(extra.get(Extra.SCHEDULED_MS) or otherwise_ms, NEVER, layout, body)
             message_id = core.bodies.stage(record)
+            core.journal.staged(queue_id, message_id)
             core.worked(len(record))
             transaction.staged.append(message_id)
             extra = {**extra, STAGED: message_id}

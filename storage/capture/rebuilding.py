@@ -103,8 +103,10 @@ class Rebuilder:
         self._next_id = 1
         self._pending_bytes = 0
         self._leaving: set[tuple[int, int]] = set()  # have entered another queue of this partition, and leave next
+        self._staged: dict[int, int] = {}  # records of open transactions: message ids by number of origin
+        self._adopted: dict[int, int] = {}  # those that entries of this turn refer to
         self._shared: dict[bytes, int] = {}  # digests of the records of this turn's copies: message ids
-        self._shared_at: Any = None
+        self._turn_at: Any = None
         self.found = Rebuilt()
 
     # -- rows
@@ -112,7 +114,9 @@ class Rebuilder:
     def add(self, batch: pa.RecordBatch) -> None:
         """The next rows, with the columns of SCHEMA. Raises StoreError."""
         for row in batch.select(_COLUMNS).to_pylist():
-            if row["entity"] is not None and row["sequenceNumber"] is not None:
+            if row["op"] == "staged":
+                self._stage(row)
+            elif row["entity"] is not None and row["sequenceNumber"] is not None:
                 self._replay(row)
         if self._pending_bytes >= COMMIT_BYTES:
             self._commit()
@@ -164,6 +168,12 @@ class Rebuilder:
     def _body(self, row: dict[str, Any]) -> int:
         """The id of the message's record, which may be there already; _NO_MESSAGE if the rows do not have it."""
         record: bytes | None = row["record"]
+        if self._turn_at != row["eventTime"]:
+            self._turn_at = row["eventTime"]
+            self._shared.clear()
+            self._adopted.clear()
+        if (row["originSequenceNumber"] or 0) < 0:
+            return self._adopt(row["originSequenceNumber"])
         if row["originSequenceNumber"] is not None and row["reason"] != MOVED:
             origin_id = self._queue(row["originEntity"].lower(), row["originSubQueue"])
             origin = None if origin_id is None else self._find(origin_id, row["originSequenceNumber"])
@@ -179,15 +189,34 @@ class Rebuilder:
         if row["reason"] != "published":
             return self._append(record)
         # Copies of one message share one record. They are of one turn.
-        if self._shared_at != row["eventTime"]:
-            self._shared_at = row["eventTime"]
-            self._shared.clear()
         digest = xxh3_128_digest(record)
         known = self._shared.get(digest)
         if known is not None and self._store.get(Table.MESSAGES, message_key(known)) is not None:
             self._refer(known, 1)
             return known
         self._shared[digest] = message_id = self._append(record)
+        return message_id
+
+    def _stage(self, row: dict[str, Any]) -> None:
+        number, record = row["originSequenceNumber"], row["record"]
+        if record is None or number is None or not _is_whole(record):
+            return
+        self._drop_staged(number)  # its transaction was rolled back, and the id is used again
+        self._staged[number] = self._append(record)
+
+    def _drop_staged(self, number: int) -> None:
+        if (message_id := self._staged.pop(number, None)) is not None:
+            self._store.delete(Table.MESSAGES, message_key(message_id))
+
+    def _adopt(self, number: int) -> int:
+        message_id = self._staged.pop(number, None)
+        if message_id is not None:
+            self._adopted[number] = message_id
+            return message_id
+        message_id = self._adopted.get(number, _NO_MESSAGE)
+        if message_id == _NO_MESSAGE or self._store.get(Table.MESSAGES, message_key(message_id)) is None:
+            return _NO_MESSAGE
+        self._refer(message_id, 1)
         return message_id
 
     def _append(self, record: bytes) -> int:
@@ -262,10 +291,26 @@ class Rebuilder:
         for queue_id, number in self._leaving:
             if (found := self._find(queue_id, number)) is not None:
                 self._delete(queue_id, found[0], number, found[1])
+        for number in [*self._staged]:
+            self._drop_staged(number)
         for name, marks in self._marks.items():
             self._remove_taken_over(name, marks)
         self._commit()
+        self._remove_what_cannot_be()
         derived = _Derived(self._store, self._by_id())
+        for queue_id, place, number, entry in self._entries():
+            record = self._store.get(Table.MESSAGES, message_key(entry.message_id))
+            assert record is not None, "entries and records are changed together"
+            self.found.messages[self._names[entity_of(queue_id)], _shown(queue_id, place)] += 1
+            self.found.bytes += len(record)
+            derived.add(queue_id, place, number, entry, record, self._references(entry.message_id))
+            self._pending_bytes += _ROW_BYTES
+        derived.write(self._next_numbers())
+        self._commit()
+        return self.found
+
+    def _remove_what_cannot_be(self) -> None:
+        """Entries without a definition, or without a body. Others may share the bodies of the former."""
         for queue_id, place, number, entry in self._entries():
             path = self._names[entity_of(queue_id)]
             if entity_of(queue_id) >= _UNDEFINED:
@@ -273,17 +318,9 @@ class Rebuilder:
             elif entry.message_id == _NO_MESSAGE:
                 self.found.without_body[path] += 1
             else:
-                record = self._store.get(Table.MESSAGES, message_key(entry.message_id))
-                assert record is not None, "entries and records are changed together"
-                self.found.messages[path, _shown(queue_id, place)] += 1
-                self.found.bytes += len(record)
-                derived.add(queue_id, place, number, entry, record, self._references(entry.message_id))
-                self._pending_bytes += _ROW_BYTES
                 continue
             self._delete(queue_id, place, number, entry)
-        derived.write(self._next_numbers())
         self._commit()
-        return self.found
 
     def _by_id(self) -> dict[int, Entity]:
         return {entity.entity_id: entity for entity in self._entities.values()}

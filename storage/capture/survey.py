@@ -160,7 +160,6 @@ class _Surveying:
         self._until = until
         self._first: dict[tuple[int, QueueName], int] = {}  # the lowest number that entered, by partition
         self._residences: dict[str, dict[int, _Residence]] = defaultdict(lambda: defaultdict(_Residence))
-        self._has_moves = False
 
     def partition(self, captured: Rows, cut: Cut) -> None:
         is_over = False
@@ -231,7 +230,7 @@ class _Surveying:
 
     def _residence(self, partition: int, batch: pa.RecordBatch, comes: pa.Array, goes: pa.Array) -> None:
         for what, rows in (
-            ("used", pc.invert(pc.or_(comes, goes))),
+            ("used", pc.invert(pc.or_(pc.or_(comes, goes), pc.equal(batch.column("op"), "takenOver")))),
             ("came", comes),
             ("left", goes),
         ):

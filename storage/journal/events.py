@@ -9,6 +9,7 @@ turn has *hints* for the journal, of each partition a list of lists that begin w
     [ENTERED, queue id, numbers, reason, queue id of origin or None, numbers there or None]
     [BARE, op, queue id, message ids, copies or None, queue id of origin or None, numbers there or None]
     [TAKEN_OVER, queue id, number]
+    [STAGED, queue id, message id]
 
 - NAMED comes before the first other hint and the first change of that entity since the worker was started.
 - DONE: why these messages leave their queue, or what else happened to them. A time is given if it is not the turn's:
@@ -17,6 +18,7 @@ turn has *hints* for the journal, of each partition a list of lists that begin w
 - ENTERED: these come from elsewhere.
 - BARE: messages that were accepted and not stored in this queue. An id is bytes (one encoded AMQP value) or None.
 - TAKEN_OVER: the partition has the messages that this queue of another partition forwarded to it, up to this number.
+- STAGED: a record of an open transaction is stored, for an entry that this queue may get in a later turn.
 """
 
 from enum import IntEnum
@@ -29,6 +31,7 @@ class Hint(IntEnum):
     ENTERED = 3
     BARE = 4
     TAKEN_OVER = 5
+    STAGED = 6
 
 
 class Op(IntEnum):
@@ -61,8 +64,10 @@ class Op(IntEnum):
     PING = 51
     # No message: offsets are missing before this one.
     TRUNCATED = 60
-    # No message: what was forwarded to this partition is here, up to the number of the row's origin.
+    # No message: what the row's queue forwarded to this partition is here, up to the number of the row's origin.
     TAKEN_OVER = 61
+    # No message: a body, which a message may get that enters later. Both rows have the same number of origin, below 0.
+    STAGED = 62
 
 
 ENTERING = frozenset({Op.ENQUEUED, Op.SCHEDULED})

@@ -5,7 +5,7 @@ of the frame (`events`) only say why. Each row is about one message in one queue
 the same values in most columns; columns that only rows with a message have are kept for these alone.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from enum import StrEnum
 from fnmatch import translate
 from itertools import chain
@@ -20,7 +20,7 @@ import pyarrow as pa
 from storage.journal.events import LEAVING, Hint, Op, name_of
 from storage.log.changes import Operation
 from storage.queue_ids import Part, entity_of, part_of
-from storage.records import ENTRY_BYTES, NEVER, Field, Place
+from storage.records import ENTRY_BYTES, NEVER, STAGED_PREFIX, Field, Place
 from storage.store import Table
 
 _TIME = pa.timestamp("us", tz="UTC")
@@ -202,6 +202,7 @@ class Rows:
         left: list[bytes] = []
         put: list[tuple[bytes, bytes]] = []
         records: dict[bytes, bytes] = {}
+        adopted: set[bytes] = set()  # keys of records that were staged, and belong to entries from now on
         for kind, table, items in operations:
             if table == Table.QUEUE:
                 if kind == Operation.INSERT:
@@ -212,12 +213,14 @@ class Rows:
                     put += items
             elif table == Table.MESSAGES and kind != Operation.DELETE:
                 records.update(items)
+            elif table == Table.META and kind == Operation.DELETE:
+                adopted.update([key[len(STAGED_PREFIX) :] for key in items if key.startswith(STAGED_PREFIX)])
         self._queues.hear_all(hints)
         origins = _origins_of(hints)
         if (left and (entered or put)) or (put and origins):
             entered, left = _net(operations, origins)
         if entered:
-            self._enter(time_ms, entered, records, origins)
+            self._enter(time_ms, entered, records, origins, adopted)
         entries = dict(entered)
         changed = _overlays_of(put)
         leaving: dict[int, dict[int, None]] = {}  # numbers by queue, in the order in which they left
@@ -239,6 +242,8 @@ class Rows:
                 self._bare(time_ms, hint)
             elif kind == Hint.TAKEN_OVER:
                 self._taken_over(time_ms, hint)
+            elif kind == Hint.STAGED:
+                self._staged(time_ms, hint, records)
         for queue_id, unexplained in leaving.items():
             if unexplained:
                 queue = self._queues.at(queue_id)
@@ -258,6 +263,7 @@ class Rows:
         entered: Sequence[tuple[bytes, bytes]],
         records: Mapping[bytes, bytes],
         origins: Mapping[int, Mapping[int, _Origin]],
+        adopted: Collection[bytes],
     ) -> None:
         properties_of, append = self._properties, self._messages.append
         run: tuple[Any, ...] | None = None
@@ -296,6 +302,8 @@ class Rows:
             scheduled_us = enqueued_us if place == _SCHEDULED else None
             expires_us = None if expires_ms == NEVER else _us(expires_ms)
             number_there = None if origin is None else origin.number
+            if record is None and message_key in adopted:
+                number_there = -int.from_bytes(message_key, "big")
             if mode is not Mode.BODIES:
                 record = overlay = None
             append((properties, enqueued_us, scheduled_us, expires_us, size, number_there, None, record, overlay))
@@ -377,9 +385,19 @@ class Rows:
         self._message_of.append(len(self._messages))
         self._messages.append((_NO_PROPERTIES, None, None, None, None, number, None, None, None))
         self._run_of.append(len(self._runs))
-        self._runs.append((_us(time_ms) or 0, _NAMES[Op.TAKEN_OVER], None, None, *_NOWHERE, *origin[:3]))
+        # It is the other queue's row, so that who may not read of that does not get it.
+        self._runs.append((_us(time_ms) or 0, _NAMES[Op.TAKEN_OVER], None, None, *origin[:3], *origin[:3]))
         self._numbers.append(None)
         self._counts.append(None)
+
+    def _staged(self, time_ms: int, hint: Sequence[Any], records: Mapping[bytes, bytes]) -> None:
+        _, queue_id, message_id = hint
+        queue, record = self._queues.at(queue_id), records.get(message_id.to_bytes(8, "big"))
+        if queue.mode is not Mode.BODIES or record is None:
+            return
+        first = len(self._messages)
+        self._messages.append((_NO_PROPERTIES, None, None, None, len(record), -message_id, None, record, None))
+        self._run(time_ms, _NAMES[Op.STAGED], queue, None, [None], None, first_message=first)
 
     def _moved(
         self,

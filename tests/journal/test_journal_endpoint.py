@@ -7,13 +7,16 @@ import socket
 import subprocess
 import sys
 import time
+from base64 import b64decode
 from http.client import HTTPConnection, IncompleteRead
 
+import msgpack
 import psutil
 import pyarrow as pa
 import pytest
 from journaled import plain_rows
 
+from broker.catalog.catalog import Definition
 from protocol.nodes.sas_tokens import generate
 from storage.journal.files import PartitionJournal
 from storage.journal.frames import Made
@@ -378,3 +381,56 @@ def test_consumers_are_not_without_number(call, served):
     assert answers == [200] * 64 + [400]
     for name in names[:64]:
         assert call(f"/$journal/consumers/{name}", method="DELETE")[0] == 200
+
+
+def test_all_entities_and_rules(tmp_path):
+    config = """
+    partitions = 3
+    [journal]
+    mode = "events"
+    [[queues]]
+    name = "orders"
+    max_delivery_count = 4
+    [[queues]]
+    name = "wide"
+    enable_partitioning = true
+    [[topics]]
+    name = "news"
+    [[topics.subscriptions]]
+    name = "all"
+    [[topics.subscriptions]]
+    name = "red"
+    [[topics.subscriptions.rules]]
+    name = "only"
+    filter = {kind = "sql", expression = "color = @wanted", parameters = {"@wanted" = "red"}}
+    [security]
+    authorization_rules = [
+        {key_name = "listens-all", primary_key = "la", rights = ["Listen"]},
+        {key_name = "sends-all", primary_key = "sa", rights = ["Send"]},
+    ]
+    """
+    with Broker(tmp_path, config) as broker:
+        connection = HTTPConnection("localhost", broker.http_port, timeout=30)
+
+        def get(key, at=""):
+            until = int(time.time()) + 60
+            headers = {"Authorization": generate(f"http://localhost/{at}", key[0], key[1], until)} if key else {}
+            connection.request("GET", "/$journal/entities", headers=headers)
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+
+        assert [get(key)[0] for key in (None, ("sends-all", "sa"), (KEY_NAME, "wrong"))] == [401] * 3
+        assert get(("listens-all", "la"), "orders")[0] == 401
+        status, body = get(("listens-all", "la"))
+        connection.close()
+    assert status == 200
+    told = json.loads(body)
+    assert (told["namespace"], told["partitions"]) == ("peeklock", 3)
+    found = {Definition.from_document(each).description.path.lower(): each for each in told["entities"]}
+    assert set(found) == {"orders", "wide", "news", "news/subscriptions/all", "news/subscriptions/red"}
+    assert found["orders"]["max_delivery_count"] == 4
+    assert (len(found["orders"]["partitions"]), found["wide"]["partitions"]) == (1, [0, 1, 2])
+    rules = {path.lower(): [msgpack.unpackb(b64decode(each)) for each in each] for path, each in told["rules"].items()}
+    assert [each["name"] for each in rules["news/subscriptions/all"]] == ["$Default"]
+    [rule] = rules["news/subscriptions/red"]
+    assert rule["filter"] == {"kind": "sql", "expression": "color = @wanted", "parameters": {"@wanted": b"\xa1\x03red"}}

@@ -11,7 +11,7 @@ from storage.journal.events import ENTERING, LEAVING, Hint, Op, name_of
 from storage.journal.rows import SCHEMA, Mode, Modes, Queues, Rows
 from storage.log.changes import Operation
 from storage.queue_ids import Part, queue_id_of
-from storage.records import NEVER, Field, Place
+from storage.records import NEVER, Field, Place, staged_key
 from storage.store import Table
 
 COPY = queue_id_of(9)
@@ -308,7 +308,7 @@ def test_what_a_partition_has_taken_over():
     frame = (1, sent(1, b"a"), [entered, [Hint.TAKEN_OVER, COPY, 7]])
     came, taken = rows_of(frame, names=names)
     assert shown([came], "op", "originEntity", "originSequenceNumber") == [("enqueued", "invoices", None)]
-    assert shown([taken], *PLACE) == [("takenOver", None, None, None, None)]
+    assert shown([taken], *PLACE) == [("takenOver", "invoices", "active", None, None)]
     assert shown([taken], "originEntity", "originSubQueue", "originSequenceNumber") == [("invoices", "active", 7)]
     assert len(rows_of(frame, names=names, modes={"invoices": Mode.OFF})) == 1
 
@@ -318,3 +318,17 @@ def test_the_numbers_of_messages_that_waited_at_their_topic(numbers_there, told)
     entered = [Hint.ENTERED, COPY, (1, 2), "published", ACTIVE, numbers_there]
     rows = rows_of((1, [inserted(entry(COPY, 1, 1), entry(COPY, 2, 2))], [NAMED, entered]))
     assert [row["originSequenceNumber"] for row in rows] == told
+
+
+def test_a_body_that_was_stored_before_its_transaction_was_committed():
+    body = record(b"large", "m-1")
+    stages = (1, [stored((7, body))], [NAMED, [Hint.STAGED, ACTIVE, 7]])
+    adopted = Operation.DELETE, Table.META, (staged_key(7),)
+    commits = (2, [inserted(entry(ACTIVE, 1, 7, overlay={Field.ENQUEUED_MS: 5})), adopted], [])
+    staged_row, entered = rows_of(stages, commits)
+    columns = ("op", "entity", "sequenceNumber", "originEntity", "originSequenceNumber", "record")
+    assert shown([staged_row, entered], *columns) == [
+        ("staged", "orders", None, None, -7, body),
+        ("enqueued", "orders", 1, None, -7, None),
+    ]
+    assert [row["op"] for row in rows_of(stages, commits, mode=Mode.EVENTS)] == ["enqueued"]

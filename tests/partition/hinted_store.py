@@ -133,13 +133,11 @@ class HintedStore(MemoryStore):
                     assert numbers_there is None or len(numbers_there) == len(message_ids)
                     assert copies is None or len(copies) == len(message_ids)
                     assert op in NOT_STORED
-                case Hint.TAKEN_OVER, [_, number]:
+                case ((Hint.TAKEN_OVER | Hint.STAGED), [_, number]):
                     assert number > 0
             if kind != Hint.NAMED:
-                assert entity_of(fields[0] if kind in (Hint.ENTERED, Hint.TAKEN_OVER) else fields[1]) in self.named, (
-                    kind,
-                    fields,
-                )
+                has_queue_first = kind in (Hint.ENTERED, Hint.TAKEN_OVER, Hint.STAGED)
+                assert entity_of(fields[0] if has_queue_first else fields[1]) in self.named, (kind, fields)
         self._compare(changes, left, entered, kept)
 
     def _compare(self, changes: Sequence[Any], left: list[At], entered: list[At], kept: set[At]) -> None:

@@ -10,38 +10,30 @@ import test_partition_model
 import test_session_model
 import test_topic_model
 from forwarding_driver import Partitions
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from hypothesis.stateful import invariant
-from rebuilt_stores import RecordedStore, assert_equal, entries_of, rebuilt, time_of
+from moving_driver import World
+from rebuilt_stores import RecordedStore, assert_equal, entries_of, is_defined, rebuilt, time_of
 from test_forwarding_model import ForwardingModel
+from test_moving import KINDS, MANY, READING
 from test_partition_model import PartitionModel
 from test_session_model import SessionQueue
 from test_topic_model import TopicModel
 
-from broker.partition.settings import PartitionSettings
 from storage.queue_ids import entity_of
-from storage.records import entity_key, message_parts
-from storage.store import Table
+from storage.records import message_parts
 from tests.models import model_settings
 
 EVERY = 7  # steps
 
 
-def without_staging(**given):
-    """What large transactions store before their commit is not in the journal."""
-    return PartitionSettings(**given | {"commit_bytes": 1 << 20})
-
-
 for models in (test_partition_model, test_topic_model, test_session_model, test_forwarding_model):
-    models.PartitionSettings = without_staging  # type: ignore[attr-defined]
     models.CountingStore = RecordedStore  # type: ignore[attr-defined]
 
 
 def last_turn(*stores: Any) -> int:
     return max((store.turns[-1][0] for store in stores if store.turns), default=-1)
-
-
-def is_defined(store: Any, queue_id: int) -> bool:
-    return store.get(Table.ENTITIES, entity_key(entity_of(queue_id))) is not None
 
 
 class OnePartition:
@@ -157,6 +149,49 @@ def test_a_message_under_way_is_where_the_cut_has_it(is_answered):
     stores, found = rebuilt(originals)
     assert [sorted(bodies_of(each)) for each in stores.values()] == [[b"one", b"two"], []]
     assert found[0].put_back == (2 if is_answered else 0)
+
+
+def of_moved(world: World, store: Any) -> dict[Any, Any]:
+    return {key: each[:2] for key, each in entries_of(store).items() if entity_of(key[0]) in world.ids}
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    kind=st.sampled_from(KINDS),
+    before=MANY,
+    reading=READING,
+    is_kept=st.booleans(),
+    between=MANY,
+    again=READING,
+    after=MANY,
+)
+def test_an_entity_that_is_moved_is_on_one_partition(kind, before, reading, is_kept, between, again, after):
+    """Wherever the cut is: before, during or after the move, which may be given up."""
+    world = World(kind)
+    seen: list[tuple[int, Any]] = []
+
+    def do(steps: list[Any]) -> None:
+        for step in steps:
+            if isinstance(step, int):
+                world.rows(step)
+            else:
+                world.use(*step)
+            seen.append((last_turn(*world.stores.values()), of_moved(world, world.stores[world.at])))
+
+    do(before)
+    for steps, ends in ((reading, world.keep if is_kept else world.finish), (again, world.finish)):
+        world.begin_move()
+        do(steps)
+        world.freeze()
+        ends()
+        do(between)
+        world.rest()
+    do(after)
+    for turn, wanted in seen[:: max(1, len(seen) // 8)]:
+        stores, _ = rebuilt(world.stores, time_of(turn))
+        first, second = (of_moved(world, store) for store in stores.values())
+        assert not first.keys() & second.keys()
+        assert first | second == wanted
 
 
 TestRebuiltPartition = RebuiltPartition.TestCase

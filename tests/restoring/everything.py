@@ -125,7 +125,7 @@ async def load(broker: Broker, count: int = 40) -> tuple[set[str], list[int]]:
         accepted -= await _settle(client, "orders", count)
         accepted -= await _settle(client, "news/subscriptions/red", count)
         receiver = await client.accept_session("talks", "b")
-        first, second, third = await receiver.fetch(3, 5.0)
+        first, second, third = await receiver.fetch(3, 20.0)
         await receiver.accept(first)
         await receiver.modify(second, undeliverable_here=True)
         await receiver.reject(third, "bad", "it was so")
@@ -141,15 +141,22 @@ async def load(broker: Broker, count: int = 40) -> tuple[set[str], list[int]]:
             await through.send(made(f"via-{number}"), transaction)
         await transactions.commit(transaction)
         accepted.update(f"via-{number}" for number in range(3))
+        # So large that their bodies are stored before the commit.
+        transaction = await transactions.declare()
+        async with await client.sender("orders") as sender:
+            for number in range(3):
+                await sender.send(made(f"large-{number}", 600_000), transaction)
+        await transactions.commit(transaction)
+        accepted.update(f"large-{number}" for number in range(3))
         held = await client.receiver("orders", credit=3)
-        assert len(await held.fetch(3, 5.0)) == 3  # they are locked when it ends
+        assert len(await held.fetch(3, 20.0)) == 3  # they are locked when it ends
     return accepted, scheduled
 
 
 async def _settle(client: Connection, entity: str, count: int) -> set[str]:
     """Some of them in each way. Returns the names of those that have ended."""
     receiver = await client.receiver(entity, credit=count)
-    received = await receiver.fetch(count // 5, 5.0)
+    received = await receiver.fetch(count // 5, 20.0)
     ended = set()
     for number, each in enumerate(received):
         match number % 5:
@@ -193,7 +200,7 @@ async def seen(broker: Broker) -> Seen:
     return found
 
 
-async def settled(broker: Broker, times_s: float = 10.0) -> Seen:
+async def settled(broker: Broker, times_s: float = 60.0) -> Seen:
     """What is seen when nothing is under way any more."""
     before = await seen(broker)
     deadline = time.monotonic() + times_s

@@ -13,7 +13,7 @@ from storage.maintenance import verify
 from tests.brokers import Broker
 from tests.pairing.commands import Command
 
-WAIT_S = 30.0
+WAIT_S = 120.0
 ACTIVE, DEFERRED = 0, 1  # of the annotation x-opt-message-state
 
 
@@ -46,14 +46,14 @@ def capture_all(broker, tmp_path, name) -> None:
     while not wanted <= ids_in(str(tmp_path / "captured")):
         assert time.monotonic() < deadline
         with capture(broker, tmp_path, "--once") as command:
-            assert command.end() == 0, command.err
+            assert command.process.wait(WAIT_S) == 0, command.err
 
 
 def restore(broker, tmp_path, *options, code=0) -> str:
     url = tmp_path / "captured"
     arguments = ("restore", "--from-capture", url, "--data-dir", broker.data_dir, *options)
     with Command(tmp_path / "restore", *arguments) as command:
-        assert command.end() == code, command.err
+        assert command.process.wait(WAIT_S) == code, command.err
         return command.out if code == 0 else command.err
 
 
@@ -99,12 +99,12 @@ async def use(broker, messages, scheduled) -> None:
                 assert len(found) == len(deferred)
             waiting = {number for number, each in there.items() if state_of(each) == ACTIVE}
             receiver = await client.receiver(entity, credit=500)
-            received = await receiver.fetch(len(waiting), 5.0)
+            received = await receiver.fetch(len(waiting), 20.0)
             assert {each.message().sequence_number for each in received} == waiting
             await receiver.accept_all(received)
             async with await client.sender(entity) as sender:
                 await sender.send(made(f"{entity}-new"))
-            [new] = await receiver.fetch(1, 5.0)
+            [new] = await receiver.fetch(1, 20.0)
             number = new.message().sequence_number or 0
             of_fragment = [each for each in there if each >> 48 == number >> 48]
             assert number > max(of_fragment, default=0)
@@ -112,7 +112,7 @@ async def use(broker, messages, scheduled) -> None:
         async with await client.sender("ids") as sender:
             await sender.send(made("ids-3"))  # a duplicate of one that was accepted before
         session = await client.accept_session("talks", "a")
-        assert len(await session.fetch(100, 5.0)) == 10
+        assert len(await session.fetch(10, 20.0)) == 10
     after = await seen(broker)
     assert not [each for each in after["ids"].values() if each.message_id == "ids-3"]
     assert highest["orders"] > 0

@@ -14,7 +14,7 @@ from storage.queue_ids import entity_of
 from storage.store import Store
 
 # Here, because to look up a member of an enum takes as long as a call.
-_NAMED, _DONE, _MOVED, _ENTERED, _BARE, _TAKEN_OVER = map(int, Hint)
+_NAMED, _DONE, _MOVED, _ENTERED, _BARE, _TAKEN_OVER, _STAGED = map(int, Hint)
 _DELIVERED = int(Op.DELIVERED)
 
 
@@ -84,6 +84,11 @@ class Journal:
         if self.is_on:
             self.named(entity_of(queue_id), path)
             self._hint(_TAKEN_OVER, queue_id, up_to)
+
+    def staged(self, queue_id: int, message_id: int) -> None:
+        """A record, for an entry that this queue may get in a later turn."""
+        if self.is_on:
+            self._hint(_STAGED, queue_id, message_id)
 
     def bare(
         self,
