@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
@@ -251,7 +252,7 @@ def _apply(plan: DataFrame, access: Access, work: Work, counts: Counts) -> Outco
     try:
         with running.step(f"sending {counts.valid} messages to {work.target}"):
             send(plan, access, work.target)
-    except PySparkException as error:
+    except (PySparkException, Py4JJavaError) as error:
         raise NotDone(f"{running.told(error)}. No dead letter was completed. {again}.") from error
     try:
         with running.step(f"completing {counts.valid} dead letters"):

@@ -76,6 +76,10 @@ def in_broker(broker, work):
     return asyncio.run(connected())
 
 
+def numbered(count, prefix):
+    return [Message.of(b"%d" % n, message_id=f"{prefix}{n}") for n in range(count)]
+
+
 def dead_letter(broker, queue, messages, reason="Bad", *, subscription=""):
     """Send these, and dead-letter all that the queue, or the subscription of a topic, has."""
 
@@ -208,10 +212,12 @@ def locked(broker, queue, count):
 
     thread = threading.Thread(target=in_broker, args=(broker, hold))
     thread.start()
-    assert begins.wait(10)
-    yield
-    ends.set()
-    thread.join()
+    try:
+        assert begins.wait(10)
+        yield
+    finally:
+        ends.set()
+        thread.join()
 
 
 @pytest.fixture
@@ -223,8 +229,9 @@ def locks_active_by_number(request, monkeypatch):
 
 @pytest.mark.parametrize("locks_active_by_number", [True, False], indirect=True)
 def test_what_others_have_locked_is_left_and_a_second_run_doubles_nothing(run, broker, capsys, locks_active_by_number):
-    dead_letter(broker, "orders", [Message.of(b"%d" % n, message_id=f"l{n}") for n in range(20)], reason="Right")
-    dead_letter(broker, "orders", [Message.of(b"%d" % n, message_id=f"w{n}") for n in range(20)], reason="Wrong")
+    run_of = str(locks_active_by_number)  # ids that duplicate detection does not know
+    dead_letter(broker, "orders", numbered(20, f"right-{run_of}-"), reason="Right")
+    dead_letter(broker, "orders", numbered(20, f"wrong-{run_of}-"), reason="Wrong")
     common = ["--where", "deadLetterReason = 'Right'", "--apply"]
 
     with locked(broker, "orders" + DEAD, 12):
@@ -234,7 +241,7 @@ def test_what_others_have_locked_is_left_and_a_second_run_doubles_nothing(run, b
     assert "12 messages sent to orders, 12 dead letters completed." in capsys.readouterr().out
     assert sorted(int(each.content()) for each in take(broker, "orders")) == list(range(20))
     left = take(broker, "orders" + DEAD)
-    assert sorted(each.message_id for each in left) == sorted(f"w{n}" for n in range(20))
+    assert sorted(each.message_id for each in left) == sorted(f"wrong-{run_of}-{n}" for n in range(20))
     assert {each.delivery_count or 0 for each in left} == {0}
 
 
@@ -282,7 +289,7 @@ def when_sent(broker, queue, then):
 
 
 def test_a_broker_killed_between_send_and_completion_loses_and_doubles_nothing(run, broker, capsys):
-    dead_letter(broker, "orders", [Message.of(b"%d" % n, message_id=f"k{n}") for n in range(3000)])
+    dead_letter(broker, "orders", numbered(3000, "killed-broker-"))
     found = []
 
     def kill():
@@ -299,7 +306,7 @@ def test_a_broker_killed_between_send_and_completion_loses_and_doubles_nothing(r
 
 
 def test_a_driver_killed_between_send_and_completion_loses_and_doubles_nothing(run, broker, tmp_path):
-    dead_letter(broker, "orders", [Message.of(b"%d" % n, message_id=f"d{n}") for n in range(3000)])
+    dead_letter(broker, "orders", numbered(3000, "killed-driver-"))
     secret = tmp_path / "elsewhere"
     secret.write_text(broker.connection_string)
     arguments = ["jobs", "run", "resubmit", "--connection-string-file", secret, "--entity", "orders", "--apply"]
