@@ -118,9 +118,12 @@ class _Draining:
                 target = secondary.connection_string()
                 trust = secondary.trust() if target.tls else None
                 async with await connect_to(target, tls=trust, timeout_s=CONNECT_S) as connection:
-                    return await self._drain(connection)
-            except LeaseLost:
-                return End.LEASE_LOST
+                    try:
+                        return await self._drain(connection)
+                    except LeaseLost:
+                        if not connection.closed:
+                            return End.LEASE_LOST
+                        raise await connection.wait_closed() from None  # the lease ended with it
             except (ClientError, TimeoutError) as error:
                 self._text = str(error)
                 if getattr(error, "condition", "") in _FINAL:

@@ -16,6 +16,7 @@ class Program:
     """Its output goes to a file, so that it never waits for a reader."""
 
     def __init__(self, directory: Path, *arguments: object) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
         self._log = directory / "program.log"
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
