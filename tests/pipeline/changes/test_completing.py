@@ -11,6 +11,8 @@ from protocol.client.messages import Message
 from protocol.message.batches import pack_batch
 from pyspark_peeklock.options import Access
 from tests.brokers import Broker
+from tests.pipeline.holding import locked
+from tests.pipeline.programs import counts_over_http
 
 DEAD = "/$deadletterqueue"
 PATIENCE_S = 20.0
@@ -70,8 +72,10 @@ def dead_letters(broker, queue, count):
         management, start, found = await connection.management(queue + DEAD), 0, []
         while page := await management.peek(1000, start):
             peeked = [Message.decode(each) for each in page]
-            start = peeked[-1].sequence_number + 1
-            found += [Wanted(each.sequence_number, each.annotations["x-opt-enqueued-time"], 100) for each in peeked]
+            start = (peeked[-1].sequence_number or 0) + 1
+            found += [
+                Wanted(each.sequence_number or 0, each.annotations["x-opt-enqueued-time"], 100) for each in peeked
+            ]
         return found
 
     return in_broker(broker, work)
@@ -104,16 +108,15 @@ def test_only_those_that_are_meant_are_completed_and_no_delivery_is_counted(brok
 def test_what_is_gone_or_locked_is_told_apart(broker, access, way):
     found = dead_letters(broker, "orders", 30)
 
-    async def hold(connection):
+    async def settle_some(connection):
         receiver = await connection.receiver("orders" + DEAD, credit=0)
-        first = await receiver.fetch(10)
-        await asyncio.gather(*map(receiver.accept, first[:4]))
-        done = await asyncio.to_thread(complete, access, "orders" + DEAD, found[:20], PATIENCE_S)
-        await asyncio.gather(*map(receiver.release, first[4:]))
-        return done
+        await receiver.accept_all(await receiver.fetch(4))
 
+    in_broker(broker, settle_some)
     numbers = [each.number for each in found]
-    assert in_broker(broker, hold) == (numbers[10:20], numbers[:4], numbers[4:10])
+    with locked(broker, "orders" + DEAD, 6):
+        done = complete(access, "orders" + DEAD, found[:20], PATIENCE_S)
+    assert done == (numbers[10:20], numbers[:4], numbers[4:10])
     assert complete(access, "orders" + DEAD, found[:20], PATIENCE_S) == (
         numbers[4:10],
         numbers[:4] + numbers[10:20],
@@ -145,13 +148,9 @@ def test_deferred_ones_are_completed_too(broker, access, way):
 def test_a_broker_that_is_killed_meanwhile_makes_no_difference(broker, access, way):
     found = dead_letters(broker, "orders", 4000)
 
-    async def some_are_gone(connection):
-        management = await connection.management("orders")
-        while (await management.counts()).dead_lettered == len(found):  # noqa: ASYNC110 - others complete them
-            await asyncio.sleep(0.005)
-
     def kill():
-        in_broker(broker, some_are_gone)
+        while asyncio.run(counts_over_http(broker, "orders"))["dead_lettered"] == len(found):
+            pass
         broker.kill()
         broker.start()
 

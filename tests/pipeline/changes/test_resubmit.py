@@ -1,7 +1,6 @@
 """Dead letters sent again by a job, with a real broker: what is repaired, what stays, and what faults leave."""
 
 import asyncio
-import contextlib
 import threading
 from uuid import UUID
 
@@ -15,7 +14,8 @@ from protocol.message.batches import pack_batch
 from protocol.message.sections import scan, usual_form
 from protocol.symbols import Descriptor
 from tests.brokers import Broker
-from tests.pipeline.programs import Program
+from tests.pipeline.holding import locked
+from tests.pipeline.programs import Program, counts_over_http
 
 pytest.importorskip("pyspark")
 
@@ -199,28 +199,6 @@ def test_of_a_subscription_they_go_to_the_topic_and_properties_keep_their_types(
     assert take(broker, "news/subscriptions/all" + DEAD) == []
 
 
-@contextlib.contextmanager
-def locked(broker, queue, count):
-    """Another receiver has locked the first messages of a queue meanwhile, and releases them then."""
-    begins, ends = threading.Event(), threading.Event()
-
-    async def hold(connection):
-        receiver = await connection.receiver(queue, credit=0)
-        held = await receiver.fetch(count, 1)
-        begins.set()
-        await asyncio.to_thread(ends.wait)
-        await asyncio.gather(*map(receiver.release, held))
-
-    thread = threading.Thread(target=in_broker, args=(broker, hold))
-    thread.start()
-    try:
-        assert begins.wait(10)
-        yield
-    finally:
-        ends.set()
-        thread.join()
-
-
 def test_what_others_have_locked_is_left_and_a_second_run_doubles_nothing(run, broker, capsys):
     dead_letter(broker, "orders", numbered(20, "right-"), reason="Right")
     dead_letter(broker, "orders", numbered(20, "wrong-"), reason="Wrong")
@@ -266,13 +244,9 @@ def test_a_target_without_duplicate_detection_is_said(run, broker, capsys):
 def when_sent(broker, queue, then):
     """A thread that does something as soon as the first message is in the queue."""
 
-    async def wait(connection):
-        management = await connection.management(queue)
-        while not (await management.counts()).active:  # noqa: ASYNC110 - another process does it
-            await asyncio.sleep(0.005)
-
     def work():
-        in_broker(broker, wait)
+        while not asyncio.run(counts_over_http(broker, queue))["active"]:
+            pass
         then()
 
     thread = threading.Thread(target=work)
@@ -287,7 +261,7 @@ def test_a_broker_killed_between_send_and_completion_loses_and_doubles_nothing(r
     def kill():
         broker.kill()
         broker.start()
-        found.append(count(broker, "orders")[1])
+        found.append(asyncio.run(counts_over_http(broker, "orders"))["dead_lettered"])
 
     thread = when_sent(broker, "orders", kill)
     assert run("orders", "--apply") == 0

@@ -4,9 +4,7 @@ import asyncio
 import pickle
 import subprocess
 import sys
-import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -14,7 +12,7 @@ import pytest
 from broker.pairing.backlog import lease_queue
 from broker.pairing.syphon.checks import check
 from broker.pairing.syphon.options import SyphonOptions
-from pipeline.jobs.draining import End, Plan, drain
+from pipeline.jobs.draining import End, Plan
 from pyspark_peeklock.options import Access
 from tests.brokers import REPOSITORY, Broker
 from tests.pipeline.backlogs import (
@@ -30,7 +28,12 @@ from tests.pipeline.backlogs import (
     taken,
 )
 
-TASK = "import pickle, sys; from pipeline.jobs.draining import drain; drain(*pickle.load(sys.stdin.buffer))"
+# A process for each, as in Spark.
+TASK = """
+import pickle, sys
+from pipeline.jobs.draining import drain
+sys.stdout.buffer.write(pickle.dumps(drain(*pickle.load(sys.stdin.buffer))))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -47,32 +50,37 @@ def secondary(tmp_path_factory):
 
 @pytest.fixture
 def plan(primary, secondary, tmp_path):
-    accesses = []
     for side, broker in (("primary", primary), ("secondary", secondary)):
         (tmp_path / side).write_text(broker.connection_string)
-        accesses.append(Access(str(tmp_path / side), None))
+    first, second = (Access(str(tmp_path / side), None) for side in ("primary", "secondary"))
     found = asyncio.run(check(namespace(primary), namespace(secondary), NAME, SyphonOptions(len(QUEUES))))
-    return Plan(*accesses, found, rate=None, lease_wait_s=30.0, patience_s=30.0)
+    return Plan(first, second, found, rate=None, lease_wait_s=30.0, patience_s=30.0)
+
+
+def begin(queue, plan):
+    task = subprocess.Popen([sys.executable, "-c", TASK], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=REPOSITORY)
+    task.stdin.write(pickle.dumps((queue, plan)))
+    task.stdin.close()
+    return task
+
+
+def end(task):
+    with task:
+        return pickle.loads(task.stdout.read())
 
 
 def drain_all(plan):
-    with ThreadPoolExecutor() as threads:
-        return list(threads.map(lambda queue: drain(queue, plan), QUEUES))
+    return [end(task) for task in [begin(queue, plan) for queue in QUEUES]]
 
 
 def test_a_task_killed_in_the_middle_loses_and_doubles_nothing(primary, secondary, plan):
     fill(secondary, 3000, "killed")
-    tasks = []
-    for queue in QUEUES:
-        task = subprocess.Popen([sys.executable, "-c", TASK], stdin=subprocess.PIPE, cwd=REPOSITORY)
-        task.stdin.write(pickle.dumps((queue, replace(plan, rate=2000.0))))
-        task.stdin.close()
-        tasks.append(task)
+    tasks = [begin(queue, replace(plan, rate=2000.0)) for queue in QUEUES]
     while not arrived(primary):
         time.sleep(0.01)
     for task in tasks:
         task.kill()
-        task.wait()
+        task.communicate()
     assert left(secondary) > 0
     assert {each.end for each in drain_all(plan)} == {End.DRAINED}
     assert left(secondary) == 0
@@ -85,10 +93,9 @@ def test_nobody_drains_a_queue_whose_lease_another_has(primary, secondary, plan)
     async def hold(connection):
         lease = await connection.accept_session(lease_queue(NAME), QUEUES[0].rpartition("/")[2])
         found = await asyncio.to_thread(drain_all, replace(plan, lease_wait_s=0.0))
-        assert left(secondary) > 0
-        waiting = asyncio.create_task(asyncio.to_thread(drain, QUEUES[0], plan))
+        waiting = begin(QUEUES[0], plan)
         await lease.close()
-        return [*found, await waiting]
+        return [*found, await asyncio.to_thread(end, waiting)]
 
     first, second, again = in_broker(secondary, hold)
     assert (first.end, first.moved) == (End.LEASED, 0)
@@ -100,22 +107,18 @@ def test_nobody_drains_a_queue_whose_lease_another_has(primary, secondary, plan)
 def test_a_task_that_loses_its_lease_stops(primary, secondary, plan):
     fill(secondary, 600, "lost", ["orders"])
 
-    def take_lease_away():
-        async def delete():
-            async with namespace(secondary).management() as client:
-                await client.delete(lease_queue(NAME))
+    async def take_lease_away():
+        async with namespace(secondary).management() as client:
+            await client.delete(lease_queue(NAME))
 
-        while not arrived(primary):
-            time.sleep(0.01)
-        asyncio.run(delete())
-
-    thread = threading.Thread(target=take_lease_away)
-    thread.start()
-    found = drain(QUEUES[0], replace(plan, rate=50.0))
-    thread.join()
+    task = begin(QUEUES[0], replace(plan, rate=50.0))
+    while not arrived(primary):
+        time.sleep(0.01)
+    asyncio.run(take_lease_away())
+    found = end(task)
     assert found.end is End.LEASE_LOST
     assert left(secondary) > 300
-    assert drain(QUEUES[0], plan).end is End.REFUSED
+    assert end(begin(QUEUES[0], plan)).end is End.REFUSED
     asyncio.run(check(namespace(primary), namespace(secondary), NAME, SyphonOptions(len(QUEUES))))
     drain_all(plan)
     assert sorted(taken(primary)["orders"]) == list(range(600))
@@ -124,7 +127,7 @@ def test_a_task_that_loses_its_lease_stops(primary, secondary, plan):
 def test_a_task_that_moves_nothing_gives_up_and_says_why(primary, secondary, plan):
     fill(secondary, 10, "away", ["orders"])
     primary.stop()
-    found = drain(QUEUES[0], replace(plan, patience_s=1.0))
+    found = end(begin(QUEUES[0], replace(plan, patience_s=1.0)))
     primary.start()
     assert (found.end, found.moved, found.text) == (End.STUCK, 0, "the primary is away")
     assert {each.end for each in drain_all(plan)} == {End.DRAINED}
