@@ -135,7 +135,9 @@ MAY_IMPORT = {
     "pipeline.jobs.destination": {"broker.administration", "broker.atom", "pipeline.jobs", "pyspark_peeklock"},
     "pipeline.jobs.drain": {
         "broker.administration",
+        "broker.logging",
         "broker.pairing",
+        "broker.settings.config",
         "pipeline.jobs",
         "protocol.client",
         "protocol.conditions",
@@ -146,6 +148,7 @@ MAY_IMPORT = {
         "broker.pairing",
         "broker.settings.config",
         "protocol.client",
+        "protocol.conditions",
         "pyspark_peeklock",
     },
     "pipeline.jobs.repairing": {"broker.cli.messages", "protocol", "pyspark_peeklock"},

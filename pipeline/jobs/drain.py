@@ -9,6 +9,7 @@ It is for backlogs that are too large for one syphon. Stop the syphons first, or
 """
 
 import asyncio
+import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -21,12 +22,14 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from broker.administration.address import Address, parse_http_address
+from broker.logging import configure_logging
 from broker.pairing.aliases import PATH, SESSION_ID
 from broker.pairing.backlog import backlog_queues
 from broker.pairing.options import MAX_BACKLOG_QUEUES, InvalidPairing
 from broker.pairing.pairing import Namespace, name_of
 from broker.pairing.syphon.checks import Found, check
 from broker.pairing.syphon.options import SyphonOptions
+from broker.settings.config import Log, LogLevel
 from pipeline.jobs import running
 from pipeline.jobs.draining import Drained, End, Plan, drain
 from pipeline.jobs.report import Report, Section, Table
@@ -117,6 +120,7 @@ def _telling(spark: SparkSession, count: int) -> Iterator[None]:
 
 def _job(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
+    configure_logging(Log(level=LogLevel.WARNING), sys.__stderr__)
     accesses = [Access(each, options.ca) for each in (options.primary_file, options.secondary_file)]
     primary, secondary = (
         _namespace(access, http, option)

@@ -24,6 +24,7 @@ from broker.pairing.syphon.leases import Lease, LeaseLost
 from broker.pairing.syphon.primary import Primary
 from broker.pairing.syphon.rate import Rate
 from broker.settings.config import Log
+from protocol import conditions
 from protocol.client.connection import Connection, connect_to
 from protocol.client.errors import ClientError
 from pyspark_peeklock.options import Access
@@ -34,6 +35,7 @@ CONNECT_S: Final = 10.0
 RETRY_S: Final = 1.0
 LEASE_S: Final = 2.0  # between two attempts to take a lease that somebody else has
 TELL_S: Final = 10.0
+_FINAL: Final = frozenset({conditions.NOT_FOUND, conditions.UNAUTHORIZED_ACCESS})
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,7 @@ class End(StrEnum):
     LEASED = "another syphon has its lease"
     LEASE_LOST = "its lease was lost"
     STUCK = "nothing moved any more"
+    REFUSED = "the secondary refuses it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +118,17 @@ class _Draining:
                 target = secondary.connection_string()
                 trust = secondary.trust() if target.tls else None
                 async with await connect_to(target, tls=trust, timeout_s=CONNECT_S) as connection:
-                    return await self._drain(connection)
-            except LeaseLost:
-                return End.LEASE_LOST
+                    try:
+                        return await self._drain(connection)
+                    except LeaseLost:
+                        if not connection.closed:
+                            return End.LEASE_LOST
+                        raise await connection.wait_closed() from None  # the lease ended with it
             except (ClientError, TimeoutError) as error:
-                log.warning("the secondary is away", queue=self._queue, reason=str(error))
                 self._text = str(error)
+                if getattr(error, "condition", "") in _FINAL:
+                    return End.REFUSED
+                log.warning("the secondary is away", queue=self._queue, reason=str(error))
                 if self._is_stuck:
                     return End.STUCK
                 await asyncio.sleep(RETRY_S)

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
@@ -34,6 +35,7 @@ from pyspark_peeklock.options import SUB_QUEUES, Access
 
 PATIENCE_S: Final = 60.0  # for a broker that is away while dead letters are completed
 ROWS_AT_ONCE: Final = 500  # whole messages, by a task of Python
+ROWS_PER_TASK: Final = 1000  # at least, because each task makes a connection
 _SHOWN: Final = 100
 _SAMPLE_CHARACTERS: Final = 300
 _KEPT: Final = (
@@ -182,10 +184,11 @@ def read(spark: SparkSession, access: Access, entity: str) -> DataFrame:
     return (reader.option("caFile", access.ca_file) if access.ca_file else reader).load()
 
 
-def send(plan: DataFrame, access: Access, target: str) -> None:
-    """Send the valid ones; messages of a session, or of a partition key, in the order of their numbers."""
+def send(plan: DataFrame, access: Access, target: str, count: int) -> None:
+    """Send the valid ones, so many; messages of a session, or of a partition key, in the order of their numbers."""
     key = F.coalesce("sessionId", "partitionKey", F.col("sequenceNumber").cast("string"))
-    messages = plan.filter("isValid").repartition(key).sortWithinPartitions("sequenceNumber")
+    tasks = min(max(count // ROWS_PER_TASK, 1), plan.sparkSession.sparkContext.defaultParallelism)
+    messages = plan.filter("isValid").repartition(tasks, key).sortWithinPartitions("sequenceNumber")
     writer = messages.select(F.col("message").alias("amqpMessage")).write.format("peeklock").mode("append")
     options = {"connectionStringFile": access.connection_string_file, "entity": target, "sendAmqpMessage": "true"}
     # One transfer at a time: so the order holds also while the broker is busy.
@@ -250,8 +253,8 @@ def _apply(plan: DataFrame, access: Access, work: Work, counts: Counts) -> Outco
     again = f"Run it again with the same --round {work.round}: what is sent twice has the same id"
     try:
         with running.step(f"sending {counts.valid} messages to {work.target}"):
-            send(plan, access, work.target)
-    except PySparkException as error:
+            send(plan, access, work.target, counts.valid)
+    except (PySparkException, Py4JJavaError) as error:
         raise NotDone(f"{running.told(error)}. No dead letter was completed. {again}.") from error
     try:
         with running.step(f"completing {counts.valid} dead letters"):

@@ -9,13 +9,17 @@ from pathlib import Path
 
 import psutil
 
-from tests.brokers import REPOSITORY
+from broker.administration.address import Address
+from broker.atom.client_documents import counts
+from broker.pairing.pairing import Namespace
+from tests.brokers import REPOSITORY, Broker
 
 
 class Program:
     """Its output goes to a file, so that it never waits for a reader."""
 
     def __init__(self, directory: Path, *arguments: object) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
         self._log = directory / "program.log"
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
@@ -42,3 +46,10 @@ class Program:
         for each in alive:
             each.kill()
         psutil.wait_procs(alive)
+
+
+async def counts_over_http(broker: Broker, queue: str) -> dict[str, int]:
+    """Of a queue, asked over HTTP: the client's engine for AMQP is for one event loop in a process."""
+    address = Address("http", "localhost", broker.http_port)
+    async with Namespace(broker.connection_string, http=address).management() as client:
+        return counts((await client.get(queue)).description)

@@ -1,7 +1,6 @@
 """Dead letters sent again by a job, with a real broker: what is repaired, what stays, and what faults leave."""
 
 import asyncio
-import contextlib
 import threading
 from uuid import UUID
 
@@ -15,7 +14,8 @@ from protocol.message.batches import pack_batch
 from protocol.message.sections import scan, usual_form
 from protocol.symbols import Descriptor
 from tests.brokers import Broker
-from tests.pipeline.programs import Program
+from tests.pipeline.holding import locked
+from tests.pipeline.programs import Program, counts_over_http
 
 pytest.importorskip("pyspark")
 
@@ -28,6 +28,7 @@ partitions = 2
 [[queues]]
 name = "orders"
 requires_duplicate_detection = true
+lock_duration_ms = 300000
 
 [[queues]]
 name = "plain"
@@ -55,7 +56,7 @@ def broker(tmp_path_factory):
 
 
 @pytest.fixture
-def run(spark, broker, tmp_path):
+def run(quick, broker, tmp_path):
     """Runs the job on an entity; returns its exit code."""
     secret = tmp_path / "secret"
     secret.write_text(broker.connection_string)
@@ -74,6 +75,10 @@ def in_broker(broker, work):
             return await work(connection)
 
     return asyncio.run(connected())
+
+
+def numbered(count, prefix):
+    return [Message.of(b"%d" % n, message_id=f"{prefix}{n}") for n in range(count)]
 
 
 def dead_letter(broker, queue, messages, reason="Bad", *, subscription=""):
@@ -194,37 +199,9 @@ def test_of_a_subscription_they_go_to_the_topic_and_properties_keep_their_types(
     assert take(broker, "news/subscriptions/all" + DEAD) == []
 
 
-@contextlib.contextmanager
-def locked(broker, queue, count):
-    """Another receiver has locked the first messages of a queue meanwhile, and releases them then."""
-    begins, ends = threading.Event(), threading.Event()
-
-    async def hold(connection):
-        receiver = await connection.receiver(queue, credit=0)
-        held = await receiver.fetch(count, 1)
-        begins.set()
-        await asyncio.to_thread(ends.wait)
-        await asyncio.gather(*map(receiver.release, held))
-
-    thread = threading.Thread(target=in_broker, args=(broker, hold))
-    thread.start()
-    assert begins.wait(10)
-    yield
-    ends.set()
-    thread.join()
-
-
-@pytest.fixture
-def locks_active_by_number(request, monkeypatch):
-    if not request.param:  # as Azure Service Bus, which does not know this
-        monkeypatch.setattr("protocol.client.requests.ACTIVE", "not-known")
-    return request.param
-
-
-@pytest.mark.parametrize("locks_active_by_number", [True, False], indirect=True)
-def test_what_others_have_locked_is_left_and_a_second_run_doubles_nothing(run, broker, capsys, locks_active_by_number):
-    dead_letter(broker, "orders", [Message.of(b"%d" % n, message_id=f"l{n}") for n in range(20)], reason="Right")
-    dead_letter(broker, "orders", [Message.of(b"%d" % n, message_id=f"w{n}") for n in range(20)], reason="Wrong")
+def test_what_others_have_locked_is_left_and_a_second_run_doubles_nothing(run, broker, capsys):
+    dead_letter(broker, "orders", numbered(20, "right-"), reason="Right")
+    dead_letter(broker, "orders", numbered(20, "wrong-"), reason="Wrong")
     common = ["--where", "deadLetterReason = 'Right'", "--apply"]
 
     with locked(broker, "orders" + DEAD, 12):
@@ -234,7 +211,7 @@ def test_what_others_have_locked_is_left_and_a_second_run_doubles_nothing(run, b
     assert "12 messages sent to orders, 12 dead letters completed." in capsys.readouterr().out
     assert sorted(int(each.content()) for each in take(broker, "orders")) == list(range(20))
     left = take(broker, "orders" + DEAD)
-    assert sorted(each.message_id for each in left) == sorted(f"w{n}" for n in range(20))
+    assert sorted(each.message_id for each in left) == sorted(f"wrong-{n}" for n in range(20))
     assert {each.delivery_count or 0 for each in left} == {0}
 
 
@@ -267,13 +244,9 @@ def test_a_target_without_duplicate_detection_is_said(run, broker, capsys):
 def when_sent(broker, queue, then):
     """A thread that does something as soon as the first message is in the queue."""
 
-    async def wait(connection):
-        management = await connection.management(queue)
-        while not (await management.counts()).active:  # noqa: ASYNC110 - another process does it
-            await asyncio.sleep(0.005)
-
     def work():
-        in_broker(broker, wait)
+        while not asyncio.run(counts_over_http(broker, queue))["active"]:
+            pass
         then()
 
     thread = threading.Thread(target=work)
@@ -282,13 +255,13 @@ def when_sent(broker, queue, then):
 
 
 def test_a_broker_killed_between_send_and_completion_loses_and_doubles_nothing(run, broker, capsys):
-    dead_letter(broker, "orders", [Message.of(b"%d" % n, message_id=f"k{n}") for n in range(3000)])
+    dead_letter(broker, "orders", numbered(3000, "killed-broker-"))
     found = []
 
     def kill():
         broker.kill()
         broker.start()
-        found.append(count(broker, "orders")[1])
+        found.append(asyncio.run(counts_over_http(broker, "orders"))["dead_lettered"])
 
     thread = when_sent(broker, "orders", kill)
     assert run("orders", "--apply") == 0
@@ -299,7 +272,7 @@ def test_a_broker_killed_between_send_and_completion_loses_and_doubles_nothing(r
 
 
 def test_a_driver_killed_between_send_and_completion_loses_and_doubles_nothing(run, broker, tmp_path):
-    dead_letter(broker, "orders", [Message.of(b"%d" % n, message_id=f"d{n}") for n in range(3000)])
+    dead_letter(broker, "orders", numbered(3000, "killed-driver-"))
     secret = tmp_path / "elsewhere"
     secret.write_text(broker.connection_string)
     arguments = ["jobs", "run", "resubmit", "--connection-string-file", secret, "--entity", "orders", "--apply"]
