@@ -46,7 +46,9 @@ class JournalProcess:
             retention_seconds=journal.retention_hours * 3600.0,
             retention_bytes=journal.retention_bytes,
         )
-        self._serving = Serving(self._settings.namespace, lambda: self.follower.journals)
+        self._serving = Serving(
+            self._settings.namespace, lambda: self.follower.journals, self.follower.logged, self.follower.has
+        )
         self._stopping = asyncio.Event()
 
     # -- what is reported
