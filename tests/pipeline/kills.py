@@ -307,16 +307,16 @@ def run(
         say(f"broker at amqp://localhost:{scene.broker.amqp_port}; master at {scene.cluster.url} with two workers")
         sending = Sending(scene.broker, per_second)
         sending.start()
-        copied = scene.wait_for_copies(0)
+        scene.wait_for_copies(0)
         for victim in victims:
-            copied = scene.wait_for_copies(copied + CHUNK)
+            scene.wait_for_copies(scene.copied() + CHUNK)
             time.sleep(chance.uniform(0, 0.5))
             try:
                 scene.strike(victim)
             except LookupError:
                 continue
             kills[victim] += 1
-        scene.wait_for_copies(copied)
+        scene.wait_for_copies(scene.copied())
         accepted = sending.stop()
         say(f"{accepted} messages were accepted; no more are sent")
         scene.wait_for_copies(accepted - 1)
