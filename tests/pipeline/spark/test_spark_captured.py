@@ -314,6 +314,16 @@ def test_rows_that_the_journal_cannot_read_come_from_the_capture_or_are_lost(jou
     assert "rows=10:" in caplog.text
 
 
+def test_of_rows_that_cannot_be_read_each_offset_comes_once(journal, capture, reader, caplog):
+    capture(100)
+    capture(120, first=108)
+    damage(journal, 100, 110)
+    with caplog.at_level(logging.WARNING):
+        found = read(reader(failOnDataLoss="false"))
+    assert keys(found) == grid((0, 0, 100), (0, 108, 250), (2, 0, 100))
+    assert "rows=8:" in caplog.text
+
+
 def test_the_endpoint_may_be_away_for_what_is_captured(journal, capture, reader, server):
     capture(200)
     journal.partitions[0].low = 200
