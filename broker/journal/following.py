@@ -95,6 +95,7 @@ class Follower:
         self._tails: dict[int, LogTail] = {}
         self._gaps: dict[int, str] = {}  # by worker: why its next rows come after a gap
         self._unsettled: dict[int, Position] = {}  # by worker: what is journaled, and was not written as its position
+        self._journaled: dict[int, int] = {}  # by worker: the last turn whose rows can be read
         self._settled_at = 0.0
         self._older_are_busy = False  # logs of workers that do not run any more are not read to their ends
         self._unjournaled: set[int] = set()  # partitions that were told to have changed while nothing was journaled
@@ -107,6 +108,14 @@ class Follower:
     def journals(self) -> Mapping[int, PartitionJournal]:
         """By partition; of any thread."""
         return dict(self._journals)
+
+    def logged(self) -> dict[int, int]:
+        """By worker: the last turn that it has on disk, and so the last that anybody has seen. Of any thread."""
+        return {worker: durable_lsn(self._directory, worker) for worker in range(self._workers)}
+
+    def has(self, turns: Mapping[int, int]) -> bool:
+        """Whether the rows of these turns, by worker, can be read. Of any thread."""
+        return all(self._journaled.get(worker, 0) >= lsn for worker, lsn in turns.items())
 
     def open(self) -> None:
         """Open the journals that are there, and cut off what is torn. Raises OSError."""
@@ -214,11 +223,14 @@ class Follower:
         if position is not None:
             self.counters.behind[worker] = max(0, (up_to or 0) - position.lsn)
         if position is None or position == before:
+            if position is not None:
+                self._journaled[worker] = position.lsn
             return False
         size = sum(len(frame.payload) for frame in frames)
         if frames:
             self._journal_frames(worker, frames, position.log_id)
             self.counters.last_ms[worker] = self._last_ms
+        self._journaled[worker] = position.lsn
         self._unsettled[worker] = position
         if time.monotonic() - self._settled_at >= POSITION_SECONDS:
             self.settle()

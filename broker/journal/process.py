@@ -54,7 +54,13 @@ class JournalProcess:
             ),
             self._consumers,
         )
-        self._serving = Serving(self._settings.namespace, lambda: self.follower.journals, self._consumers)
+        self._serving = Serving(
+            self._settings.namespace,
+            lambda: self.follower.journals,
+            self._consumers,
+            self.follower.logged,
+            self.follower.has,
+        )
         self._stopping = asyncio.Event()
 
     # -- what is reported

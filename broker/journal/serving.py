@@ -1,6 +1,6 @@
 """Answers requests for rows of the journal, on a unix socket: a gateway passes them on when it has checked the rights.
 
-    GET /$journal                                                                  which offsets there are, as JSON
+    GET /$journal[?current=0|1]                                                    which offsets there are, as JSON
     GET /$journal/{partition}?epoch=&from=&to=[&entity=][&records=0|1][&maxBytes=]   rows, as a stream of Arrow's IPC
     PUT, DELETE /$journal/consumers/{name}                                         how far a consumer is, as JSON
 
@@ -25,6 +25,8 @@ ARROW: Final = "application/vnd.apache.arrow.stream"
 NEXT_OFFSET: Final = "X-Peeklock-Next-Offset"
 DEFAULT_BYTES: Final = 16 << 20  # of the frames of one answer
 MAX_BYTES: Final = 256 << 20
+CURRENT_SECONDS: Final = 20.0  # that a question may wait for what was logged before it
+CURRENT_POLL_SECONDS: Final = 0.02
 MAX_READERS: Final = 32  # at once
 MAX_PATTERN_CHARACTERS: Final = 1024
 _MAX_OFFSET: Final = (1 << 63) - 1
@@ -42,12 +44,18 @@ class _Refused(Exception):
 
 class Serving:
     def __init__(
-        self, namespace: str, journals: Callable[[], Mapping[int, PartitionJournal]], consumers: Consumers
+        self,
+        namespace: str,
+        journals: Callable[[], Mapping[int, PartitionJournal]],
+        consumers: Consumers,
+        logged: Callable[[], Mapping[int, int]],
+        has: Callable[[Mapping[int, int]], bool],
     ) -> None:
-        """`journals` by partition, as of now."""
+        """`journals` by partition, as of now. `logged` and `has`: those of the Follower."""
         self._namespace = namespace
         self._journals = journals
         self._consumers = consumers
+        self._logged, self._has = logged, has
         self.readers = 0
 
     def server(self) -> web.Server:
@@ -56,6 +64,8 @@ class Serving:
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         try:
             if request.path == _PATH:
+                if _number(request.query, "current", 0, 0, 1):
+                    await self._become_current()
                 return web.json_response(self._overview())
             if request.path.startswith(_CONSUMERS):
                 return await self._consumer(request, request.path.removeprefix(_CONSUMERS))
@@ -67,6 +77,15 @@ class Serving:
                 raise
             log.exception("the journal cannot be read")
             return web.json_response({"error": f"the journal cannot be read: {error.strerror}"}, status=500)
+
+    async def _become_current(self) -> None:
+        """Wait until all that the workers have confirmed by now can be read. Raises _Refused."""
+        turns = self._logged()
+        deadline = time.monotonic() + CURRENT_SECONDS
+        while not self._has(turns):
+            if time.monotonic() > deadline:
+                raise _Refused(503, f"the journal is more than {CURRENT_SECONDS:.0f} s behind; try again")
+            await asyncio.sleep(CURRENT_POLL_SECONDS)
 
     def _overview(self) -> dict[str, Any]:
         return {

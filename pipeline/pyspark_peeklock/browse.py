@@ -58,7 +58,7 @@ class BrowseReader(DataSourceReader):
 
     def partitions(self) -> list[NumberRange]:
         """Raises BrowseFailed."""
-        found = _run(self._ranges())
+        found = run(self._ranges())
         wanted = [
             NumberRange(max(each.first, self._first), min(each.last, self._last))
             for each in found
@@ -79,15 +79,20 @@ class BrowseReader(DataSourceReader):
         """The messages of one range, a batch for each answer of the broker. Raises BrowseFailed."""
         if not isinstance(partition, NumberRange):  # Spark's, where there is no message at all
             return
+        for _, batch in self.pages(partition):
+            yield batch
+
+    def pages(self, wanted: NumberRange) -> Iterator[tuple[list[int], pa.RecordBatch]]:
+        """The messages of one range, and their numbers. Raises BrowseFailed."""
         schema = rows.arrow_schema(self._schema)
         namespace = self._options.access.connection_string().host
-        pages = self._pages(partition)
+        pages = self._pages(wanted)
         with asyncio.Runner() as runner:
             while (page := runner.run(_next(pages, self._options.address))) is not None:
-                yield self._batch(page, namespace, schema)
+                columns = columns_of(page, has_body=self._options.includes_body)
+                yield columns["sequenceNumber"], self._batch(page, columns, namespace, schema)
 
-    def _batch(self, page: list[bytes], namespace: str, schema: pa.Schema) -> pa.RecordBatch:
-        columns = columns_of(page, has_body=self._options.includes_body)
+    def _batch(self, page: list[bytes], columns: dict[str, Any], namespace: str, schema: pa.Schema) -> pa.RecordBatch:
         count = len(page)
         columns["namespace"] = [namespace] * count
         columns["entity"] = [self._options.entity] * count
@@ -191,7 +196,7 @@ async def _next(pages: AsyncGenerator[list[bytes], None], address: str) -> list[
         raise BrowseFailed(f"'{address}': {error}") from error
 
 
-def _run(work: Any) -> Any:
+def run(work: Any) -> Any:
     try:
         return asyncio.run(work)
     except (ClientError, TimeoutError) as error:

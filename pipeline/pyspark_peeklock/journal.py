@@ -142,9 +142,9 @@ class _Journal:
                     if error.first == changed_at:
                         raise
                     changed_at = error.first
-                found, is_lost = self._elsewhere(client, planned.namespace, part.offsets, error)
-                if isinstance(error, JournalDamaged) and is_lost:
-                    yield part.offsets.epoch, error.row
+                found, lost = self._elsewhere(client, planned.namespace, part.offsets, error)
+                if isinstance(error, JournalDamaged) and any(each.end == error.end for each in lost):
+                    yield part.offsets.epoch, error.row  # it has the offset of the last one
                 left = found + left
 
     def _batches_of(
@@ -163,8 +163,8 @@ class _Journal:
         namespace: str,
         wanted: OffsetRange,
         error: OutOfRetention | AnotherEpoch | JournalDamaged | CaptureChanged,
-    ) -> tuple[list[Part], bool]:
-        """Where the rest of a range is, and whether any of it is lost. Raises the error, if that is to fail the query.
+    ) -> tuple[list[Part], list[OffsetRange]]:
+        """Where the rest of a range is, and what of it is lost. Raises the error, if that is to fail the query.
 
         The range was read to before `error.first`.
         """
@@ -180,7 +180,7 @@ class _Journal:
         found = parts(rest, low, self._captured(namespace))
         lost = [each.offsets for each in found if each.source is Source.NOWHERE]
         self._report([Loss(each.end - each.first, error) for each in lost])
-        return [each for each in found if each.source is not Source.NOWHERE], bool(lost)
+        return [each for each in found if each.source is not Source.NOWHERE], lost
 
     def _converted(
         self, batch: pa.RecordBatch, namespace: str, epoch: str, wanted: frozenset[str], schema: pa.Schema

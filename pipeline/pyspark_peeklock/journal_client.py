@@ -103,12 +103,16 @@ class JournalClient:
             self._connection.close()
             self._connection = None
 
-    def states(self) -> tuple[str, dict[int, PartitionState]]:
-        """The namespace and its partitions. Raises JournalRefused, JournalUnreachable or InvalidOption."""
+    def states(self, *, current: bool = False) -> tuple[str, dict[int, PartitionState]]:
+        """The namespace and its partitions; `current`: with all that the broker has confirmed by now.
+
+        Raises JournalRefused, JournalUnreachable or InvalidOption.
+        """
+        path = "/$journal?current=1" if current else "/$journal"
         patience = _Patience(self._endpoint.retry_timeout_s)
         while True:
             try:
-                answer = self._get("/$journal")
+                answer = self._get(path)
                 return states_of(_json(answer))
             except (OSError, http.client.HTTPException, _Cut) as error:
                 self.close()

@@ -27,7 +27,7 @@ SUB_QUEUES: Final = {
 
 _COMMON: Final = ("connectionStringFile", "caFile", "entity", "mode")
 _SINK: Final = ("idFromPosition", "sendAmqpMessage", "batchBytes", "maxInFlight", "sendTimeoutSeconds")
-_BROWSE: Final = ("subQueue", "includeBody", "includeAmqpMessage", "minPartitions", "filterPushdown")
+_BROWSE: Final = ("subQueue", "includeBody", "includeAmqpMessage", "minPartitions", "filterPushdown", "asOfOffsets")
 _JOURNAL: Final = (
     "httpEndpoint",
     "startingOffsets",
@@ -158,6 +158,9 @@ class BrowseOptions:
     includes_amqp_message: bool
     min_partitions: int
     pushes_filters: bool
+    as_of_offsets: str | None
+    http_endpoint: str
+    retry_timeout_s: int
 
     @property
     def address(self) -> str:
@@ -173,6 +176,9 @@ class BrowseOptions:
             options.flag("includeAmqpMessage", False),
             options.integer("minPartitions", 1, 1, 10_000) or 1,
             options.flag("filterPushdown", False),
+            options.text("asOfOffsets"),
+            options.text("httpEndpoint", "") or "",
+            options.integer("retryTimeoutSeconds", 1, 60, 86_400) or 0,
         )
 
 

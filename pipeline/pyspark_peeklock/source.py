@@ -30,6 +30,10 @@ class DefaultSource(DataSource):
         from pyspark_peeklock.browse import BrowseReader, FilteringBrowseReader
 
         options = BrowseOptions.of(given)
+        if options.as_of_offsets is not None:
+            from pyspark_peeklock.as_of import AsOfReader
+
+            return AsOfReader(options, schema)
         return (FilteringBrowseReader if options.pushes_filters else BrowseReader)(options, schema)
 
     def streamReader(self, schema: StructType) -> Any:  # noqa: N802 - Spark's name

@@ -171,6 +171,7 @@ def test_another_epoch(call, served):
         ("/$journal/0?epoch=E&from=0&to=9223372036854775808", 400, b"to"),
         ("/$journal/0?epoch=E&from=5&to=1", 400, b"must not be below"),
         ("/$journal/0?epoch=E&from=0&to=1&records=2", 400, b"records"),
+        ("/$journal?current=2", 400, b"current"),
         ("/$journal/0?epoch=E&from=0&to=1&maxBytes=0", 400, b"maxBytes"),
         ("/$journal/0?epoch=E&from=0&to=1&maxBytes=" + "9" * 5000, 400, b"maxBytes"),
         ("/$journal/0?epoch=E&from=%C2%B2&to=1", 400, b"from"),

@@ -9,15 +9,14 @@ accepted must be there once, however often its copy was sent.
 
 import argparse
 import asyncio
-import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -25,13 +24,14 @@ from enum import Enum
 from pathlib import Path
 
 import psutil
-import pyarrow as pa
 
 from protocol.client.connection import connect_to
 from protocol.client.errors import ClientError
 from protocol.client.messages import Message
-from protocol.nodes.sas_tokens import generate
-from tests.brokers import KEY, KEY_NAME, REPOSITORY, Broker
+from pyspark_peeklock.journal_client import Endpoint, JournalClient
+from pyspark_peeklock.options import Access
+from pyspark_peeklock.parts import OffsetRange
+from tests.brokers import REPOSITORY, Broker
 from tests.pipeline.standalone import ClusterFailed, Driver, StandaloneCluster, killed
 
 CONFIG = """
@@ -263,26 +263,19 @@ def _why(driver: Driver) -> str:
     return lines[-1][:300] if lines else "it says nothing"
 
 
-def journal_ops(broker: Broker, entity: str) -> Counter[str]:
-    """How often what happened to messages of this entity, as the journal has it."""
-    address = f"http://localhost:{broker.http_port}"
-    headers = {"Authorization": generate("http://localhost/", KEY_NAME, KEY, int(time.time()) + 600)}
-
-    def get(path: str) -> bytes:
-        with urllib.request.urlopen(urllib.request.Request(address + path, headers=headers)) as answer:
-            return bytes(answer.read())
-
-    found: Counter[str] = Counter()
-    for each in json.loads(get("/$journal"))["partitions"]:
-        at = each["low"]
-        while at < each["stable"]:
-            query = f"epoch={each['epoch']}&from={at}&to={each['stable']}&entity={entity}&records=0"
-            path = f"/$journal/{each['partition']}?{query}"
-            request = urllib.request.Request(address + path, headers=headers)
-            with urllib.request.urlopen(request) as answer:
-                at = int(answer.headers["X-Peeklock-Next-Offset"])
-                found.update(pa.ipc.open_stream(answer.read()).read_all().column("op").to_pylist())
-    return found
+def dropped(secret: Path, broker: Broker) -> int:
+    """Copies that were sent again and dropped, as the journal has it."""
+    endpoint = Endpoint(Access(str(secret), None), f"http://localhost:{broker.http_port}", PATIENCE_S)
+    client = JournalClient(endpoint)
+    try:
+        found = 0
+        for state in client.states()[1].values():
+            wanted = OffsetRange(state.partition, state.epoch, state.low, state.stable)
+            for batch in client.batches(wanted, entity="copies", records=False):
+                found += batch.column("op").to_pylist().count("duplicate")
+        return found
+    finally:
+        client.close()
 
 
 def take_copies(broker: Broker) -> list[int]:
@@ -314,16 +307,16 @@ def run(
         say(f"broker at amqp://localhost:{scene.broker.amqp_port}; master at {scene.cluster.url} with two workers")
         sending = Sending(scene.broker, per_second)
         sending.start()
-        copied = scene.wait_for_copies(0)
+        scene.wait_for_copies(0)
         for victim in victims:
-            copied = scene.wait_for_copies(copied + CHUNK)
+            scene.wait_for_copies(scene.copied() + CHUNK)
             time.sleep(chance.uniform(0, 0.5))
             try:
                 scene.strike(victim)
             except LookupError:
                 continue
             kills[victim] += 1
-        scene.wait_for_copies(copied)
+        scene.wait_for_copies(scene.copied())
         accepted = sending.stop()
         say(f"{accepted} messages were accepted; no more are sent")
         scene.wait_for_copies(accepted - 1)
@@ -332,7 +325,7 @@ def run(
         code = scene.driver.wait()
         scene.tell_batches(scene.driver)
         say(f"the driver has ended, exit code {code}")
-        duplicates = journal_ops(scene.broker, "copies")["duplicate"]
+        duplicates = dropped(scene.secret, scene.broker)
         outcome = Outcome(accepted, Counter(take_copies(scene.broker)), duplicates, kills, scene.drivers)
         if audits:
             scene.audit()
@@ -370,9 +363,14 @@ def main() -> int:
     seed = arguments.seed if arguments.seed is not None else random.SystemRandom().randrange(1 << 30)
     say, chance = said(), random.Random(seed)
     say(f"seed {seed}" + ("" if arguments.once else f", {arguments.minutes} minutes"))
-    with tempfile.TemporaryDirectory() as directory:
-        victims = iter(Victim) if arguments.once else until(time.monotonic() + 60 * arguments.minutes, chance)
-        outcome = run(Path(directory), victims, chance, say, per_second=arguments.rate)
+    directory = Path(tempfile.mkdtemp(prefix="peeklock-kills-"))
+    victims = iter(Victim) if arguments.once else until(time.monotonic() + 60 * arguments.minutes, chance)
+    try:
+        outcome = run(directory, victims, chance, say, per_second=arguments.rate)
+    except BaseException:
+        say(f"failed; what is left of it is in {directory}")
+        raise
+    shutil.rmtree(directory)
     for line in str(outcome).splitlines():
         say(line)
     return 1 if outcome.faults else 0

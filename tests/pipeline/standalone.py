@@ -102,6 +102,10 @@ _ENVIRONMENT = {
 }
 
 
+def _name(path: str) -> str:
+    return Path(path).name
+
+
 class Driver(_Process):
     """A program that spark-submit has started: Spark's JVM, and below it the program's Python."""
 
@@ -112,7 +116,8 @@ class Driver(_Process):
         """The process that runs the program. Raises LookupError."""
         for process in self.tree()[1:]:
             with suppress(psutil.NoSuchProcess):
-                if any(Path(each).name == program for each in process.cmdline()):
+                command = process.cmdline()  # that of a shell or a launcher names the program too
+                if command and "python" in Path(command[0]).name and program in map(_name, command):
                     return process
         raise LookupError(program)
 
