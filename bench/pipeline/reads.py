@@ -102,7 +102,7 @@ def _rate_stream(spark: Any, place: on_spark.Place, count: int) -> float:
                 raise LoadFailed("the rate source made no rows")
             time.sleep(0.01)
     finally:
-        query.stop()
+        on_spark.stop(spark, query)
     return sum(on_spark.seconds(each) for each in found[:BATCHES])
 
 

@@ -24,6 +24,7 @@ SETTINGS = {
     "spark.driver.memory": "2g",
     "spark.sql.session.timeZone": "UTC",
 }
+LOG_LEVEL = "ERROR"
 TASKS = max(psutil.cpu_count() or 1, 2)
 
 
@@ -38,7 +39,7 @@ def find() -> None:
 def session() -> Any:
     """The session of this process, with all processors of the machine."""
     spark = readiness.session("peeklock bench", master="local[*]", settings=SETTINGS)
-    spark.sparkContext.setLogLevel("ERROR")
+    spark.sparkContext.setLogLevel(LOG_LEVEL)
     return spark
 
 
@@ -101,6 +102,13 @@ def progress(query: Any) -> list[dict[str, Any]]:
     if failed is not None:
         raise failed
     return [each for each in query.recentProgress if each["numInputRows"]]
+
+
+def stop(spark: Any, query: Any) -> None:
+    """End a stream. Spark logs each task of the micro-batch that this ends as an error, with its stack."""
+    spark.sparkContext.setLogLevel("OFF")
+    query.stop()
+    spark.sparkContext.setLogLevel(LOG_LEVEL)
 
 
 def seconds(batch: dict[str, Any]) -> float:
