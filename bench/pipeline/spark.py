@@ -10,6 +10,7 @@ from typing import Any
 
 import psutil
 
+from bench.load import LoadFailed
 from bench.pipeline.brokers import PeeklockWithJournal
 from bench.processes import cpu_s_by_role, cpu_s_with_ended, tree
 from bench.recording import CLIENT, CPU, Recorder, cost_key
@@ -69,8 +70,15 @@ class Place:
 
 @contextmanager
 def place(server: PeeklockWithJournal) -> Iterator[Place]:
+    """What fails in Spark while the block runs is LoadFailed: it is listed, and the other measurements go on."""
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
     with TemporaryDirectory(prefix="peeklock-bench-") as directory:
-        yield Place(Path(directory), server)
+        try:
+            yield Place(Path(directory), server)
+        except (PySparkException, Py4JError) as error:
+            raise LoadFailed(f"Spark: {str(error).strip().partition(chr(10))[0]}") from error
 
 
 Work = Callable[[], float | None]
