@@ -72,6 +72,7 @@ class Plan:
     ids: int = 1_000_000  # in the window of duplicate detection
     pipeline_messages: int = 300_000  # of the journal, in each measurement of its capture and of Spark
     audit_messages: int = 1_000_000  # with three rows each
+    turns: int = 2  # in each round of what the pipeline interleaves
     warm_up_rounds: int = 2
     warm_up_seconds: float = 8.0
     rest_seconds: float = 2.0  # before memory is read
@@ -100,6 +101,7 @@ class Plan:
             sessions=500,
             ids=2000,
             pipeline_messages=5000,
+            turns=1,
             audit_messages=6400,  # a hundred in each queue: one of them is dead-lettered
             warm_up_rounds=1,
             warm_up_seconds=0.3,

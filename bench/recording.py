@@ -3,7 +3,7 @@
 import contextlib
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,6 +20,12 @@ CPU, INSTRUCTIONS = "cpu", "instructions"
 def cost_key(cell: str, kind: str, role: str) -> str:
     """Where the cost of a message is kept: microseconds of CPU or user instructions of the processes of one role."""
     return f"{cell}:{kind}:{role}"
+
+
+def alternating(names: Sequence[str], turns: int) -> Iterator[Sequence[str]]:
+    """Their order, as often, every second time backwards: then what changes steadily counts for none of them."""
+    for turn in range(turns):
+        yield names[::-1] if turn % 2 else names
 
 
 @dataclass(kw_only=True)

@@ -14,7 +14,7 @@ from bench.pipeline.brokers import MODES as JOURNALS
 from bench.pipeline.brokers import ROWS, PeeklockWithJournal
 from bench.plan import KIB, MODES
 from bench.processes import cpu_s_by_role
-from bench.recording import CLIENT, CPU, Recorder, cost_key
+from bench.recording import CLIENT, CPU, Recorder, alternating, cost_key
 from bench.servers import Peeklock
 
 LINKS = 4
@@ -31,7 +31,7 @@ class Run(NamedTuple):
 
 
 def journal(bench: Recorder, server: Peeklock) -> None:
-    """Each is measured twice in a round, the second time in the opposite order."""
+    """Each has some turns in a round, in alternating order."""
     assert isinstance(server, PeeklockWithJournal)
     with contextlib.ExitStack() as stack:
         brokers = {}
@@ -44,7 +44,7 @@ def journal(bench: Recorder, server: Peeklock) -> None:
             brokers[mode] = broker
             _begin(bench, broker)
         runs: dict[tuple[str, str], list[Run]] = defaultdict(list)
-        for order in (JOURNALS, JOURNALS[::-1]):
+        for order in alternating(JOURNALS, bench.plan.turns):
             for phase in MODES:
                 for mode in order:
                     sent = runs[mode, "send"][-1].messages if phase == "recv" else 0

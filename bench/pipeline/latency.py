@@ -32,19 +32,19 @@ def latency(bench: Recorder, server: Peeklock) -> None:
     count = int(PER_S * bench.plan.rate_seconds / (1 - WARM_UP))
     with on_spark.place(server) as place:
         journal = spark.readStream.format("peeklock").options(**place.journal(), startingOffsets="latest").load()
-        with _running(journal, "eventTime", place) as query:
+        with _running(spark, journal, "eventTime", place) as query:
             options = ("--size", str(KIB), "--rate", str(PER_S), "-n", str(count))
             command = load.command(bench.tools.load, "send", server.endpoint, server.address(1), *options)
             _until_idle(query)
             subprocess.run(command, check=True, capture_output=True, timeout=PATIENCE_S)
             _add(bench, server, "journal", query, count)
         rate = spark.readStream.format("rate").option("rowsPerSecond", PER_S).load()
-        with _running(rate, "timestamp", place) as query:
+        with _running(spark, rate, "timestamp", place) as query:
             _add(bench, server, "rate", query, count)
         folder = Path(place.fresh())
         folder.mkdir()
         files = spark.readStream.schema("eventTime timestamp, body binary").parquet(str(folder))
-        with _running(files, "eventTime", place) as query:
+        with _running(spark, files, "eventTime", place) as query:
             _until_idle(query)
             _write_files(folder, count)
             _add(bench, server, "files", query, count)
@@ -54,7 +54,7 @@ def latency(bench: Recorder, server: Peeklock) -> None:
 
 
 @contextmanager
-def _running(rows: Any, time_column: str, place: on_spark.Place) -> Iterator[Any]:
+def _running(spark: Any, rows: Any, time_column: str, place: on_spark.Place) -> Iterator[Any]:
     """A query with the shortest trigger. Its progress has quantiles of the rows' times."""
     from pyspark.sql import functions as f
 
@@ -64,7 +64,7 @@ def _running(rows: Any, time_column: str, place: on_spark.Place) -> Iterator[Any
     try:
         yield query
     finally:
-        query.stop()
+        on_spark.stop(spark, query)
 
 
 def _until_idle(query: Any) -> None:

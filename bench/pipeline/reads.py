@@ -12,7 +12,7 @@ from bench.pipeline import spark as on_spark
 from bench.pipeline.brokers import ROWS, PeeklockWithJournal
 from bench.pipeline.capturing import capture_once, fill
 from bench.plan import KIB
-from bench.recording import Recorder
+from bench.recording import Recorder, alternating
 from bench.servers import Peeklock
 
 BATCHES = 4  # into which a stream divides the rows
@@ -59,11 +59,12 @@ def reads(bench: Recorder, server: Peeklock) -> None:
 def _in_turn(
     bench: Recorder, server: PeeklockWithJournal, count: int, works: Mapping[str, on_spark.Work]
 ) -> dict[str, float]:
-    """Rows per second of each, the mean of twice, the second time in the opposite order. Before that all run once."""
-    for work in works.values():
-        work()
+    """Rows per second of each, the mean of its turns, in alternating order. Before that all are warmed up."""
+    for _ in range(bench.plan.warm_up_rounds):
+        for work in works.values():
+            work()
     rates: dict[str, list[float]] = defaultdict(list)
-    for order in (list(works), list(works)[::-1]):
+    for order in alternating(list(works), bench.plan.turns):
         for name in order:
             seconds = on_spark.timed(bench, server, f"spark-{name}", count, works[name])
             rates[name].append(count / seconds)
@@ -102,7 +103,7 @@ def _rate_stream(spark: Any, place: on_spark.Place, count: int) -> float:
                 raise LoadFailed("the rate source made no rows")
             time.sleep(0.01)
     finally:
-        query.stop()
+        on_spark.stop(spark, query)
     return sum(on_spark.seconds(each) for each in found[:BATCHES])
 
 

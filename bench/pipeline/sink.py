@@ -8,23 +8,24 @@ from typing import Any
 from bench.pipeline import spark as on_spark
 from bench.pipeline.brokers import IDS, PeeklockWithJournal
 from bench.plan import KIB
-from bench.recording import Recorder
+from bench.recording import Recorder, alternating
 from bench.servers import Peeklock
 
 KINDS = ("sink", "sink-ids", "sink-files")
 
 
 def sink(bench: Recorder, server: Peeklock) -> None:
-    """Each is measured twice in a round, the second time in the opposite order. Before that all run once."""
+    """Each has some turns in a round, in alternating order. Before that all are warmed up."""
     assert isinstance(server, PeeklockWithJournal)
     server.start()
     count = bench.plan.pipeline_messages
     spark = on_spark.session()
     rates: dict[str, list[float]] = defaultdict(list)
     with on_spark.place(server) as place:
-        for kind in KINDS:
-            _write(_messages(spark, count, f"warm-up-{kind}"), kind, server, place)
-        for turn, order in enumerate((KINDS, KINDS[::-1])):
+        for number in range(bench.plan.warm_up_rounds):
+            for kind in KINDS:
+                _write(_messages(spark, count, f"warm-up-{number}-{kind}"), kind, server, place)
+        for turn, order in enumerate(alternating(KINDS, bench.plan.turns)):
             for kind in order:
                 rows = _messages(spark, count, f"{turn}-{kind}")
                 write = partial(_write, rows, kind, server, place)

@@ -10,6 +10,7 @@ from typing import Any
 
 import psutil
 
+from bench.load import LoadFailed
 from bench.pipeline.brokers import PeeklockWithJournal
 from bench.processes import cpu_s_by_role, cpu_s_with_ended, tree
 from bench.recording import CLIENT, CPU, Recorder, cost_key
@@ -24,6 +25,7 @@ SETTINGS = {
     "spark.driver.memory": "2g",
     "spark.sql.session.timeZone": "UTC",
 }
+LOG_LEVEL = "ERROR"
 TASKS = max(psutil.cpu_count() or 1, 2)
 
 
@@ -38,7 +40,7 @@ def find() -> None:
 def session() -> Any:
     """The session of this process, with all processors of the machine."""
     spark = readiness.session("peeklock bench", master="local[*]", settings=SETTINGS)
-    spark.sparkContext.setLogLevel("ERROR")
+    spark.sparkContext.setLogLevel(LOG_LEVEL)
     return spark
 
 
@@ -68,8 +70,15 @@ class Place:
 
 @contextmanager
 def place(server: PeeklockWithJournal) -> Iterator[Place]:
+    """What fails in Spark while the block runs is LoadFailed: it is listed, and the other measurements go on."""
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
     with TemporaryDirectory(prefix="peeklock-bench-") as directory:
-        yield Place(Path(directory), server)
+        try:
+            yield Place(Path(directory), server)
+        except (PySparkException, Py4JError) as error:
+            raise LoadFailed(f"Spark: {str(error).strip().partition(chr(10))[0]}") from error
 
 
 Work = Callable[[], float | None]
@@ -101,6 +110,13 @@ def progress(query: Any) -> list[dict[str, Any]]:
     if failed is not None:
         raise failed
     return [each for each in query.recentProgress if each["numInputRows"]]
+
+
+def stop(spark: Any, query: Any) -> None:
+    """End a stream. Spark logs each task of the micro-batch that this ends as an error, with its stack."""
+    spark.sparkContext.setLogLevel("OFF")
+    query.stop()
+    spark.sparkContext.setLogLevel(LOG_LEVEL)
 
 
 def seconds(batch: dict[str, Any]) -> float:

@@ -123,13 +123,10 @@ def test_the_sink_is_measured_beside_files(spark, measured):
 def test_the_audit_is_measured_beside_a_count_and_must_find_the_planted_faults(
     interpreted, measured, monkeypatch, tools
 ):
-    own_session = auditing._in_own_session
-
-    def only_the_count_in_its_own(work, directory):
-        """The start of a session, and code for plans over few rows, take longer than all else."""
-        return own_session(work, directory) if work == "count" else auditing.measure(interpreted, work, directory)
-
-    monkeypatch.setattr(auditing, "_in_own_session", only_the_count_in_its_own)
+    # The start of a session, and code for plans over few rows, take longer than all else.
+    monkeypatch.setattr(
+        auditing, "_in_own_session", lambda work, directory: auditing.measure(interpreted, work, directory)
+    )
     found, _ = measured("audit")
     assert found["audit-ratio-cpu"] == pytest.approx(found["audit-audit-cpu"] / found["audit-count-cpu"])
     monkeypatch.setattr(auditing, "_in_own_session", lambda work, directory: {"seconds": 1.0, "cpu_s": 1.0})
