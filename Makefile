@@ -17,6 +17,7 @@
 #   make capture-s3  captures in an object store: a server that speaks S3
 #   make image     the steps of the Dockerfile in a clean Debian root; needs root and debootstrap
 #   make lock      newer versions, with hashes, of all that the image installs
+#   make pipeline-demo  a broker under load and kill -9, and the jobs over its journal, with planted faults; needs Java
 #   make spark     also install Spark and the jobs, for tests/pipeline; they need Java 17 or later
 #   make install   only make .venv, with the command peeklock in it
 #   make clean     remove what these made, but no data of brokers
@@ -33,7 +34,7 @@ EXAMPLES ?= 2000
 OF_BROKERS := $(addprefix tests/,end_to_end sessions forwarding operations client_commands protocol_client crash_ledger)
 
 .DEFAULT_GOAL := help
-.PHONY: help install spark serve test test-one-process lint bench scaling model soak fuzz power-loss split pairing-ledger drain losing-a-worker capture-s3 lock image structure dead-code coverage clean
+.PHONY: help install spark pipeline-demo serve test test-one-process lint bench scaling model soak fuzz power-loss split pairing-ledger drain losing-a-worker capture-s3 lock image structure dead-code coverage clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -76,6 +77,9 @@ spark: $(SPARK_INSTALLED)
 $(SPARK_INSTALLED): $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --editable '.[spark,jobs]'
 	@touch $@
+
+pipeline-demo: $(SPARK_INSTALLED)
+	$(BIN)/python -m tests.pipeline.demo $(ARGS)
 
 bench: $(BENCH_INSTALLED)
 	$(BIN)/python -m bench.run $(ARGS)

@@ -86,12 +86,12 @@ enable_partitioning = true
 mode = "bodies"
 """
 PASSING: Final = "passing"  # this queue is created, deleted, and created again
-ENTITIES: Final = (
-    "orders", "relay", "far-relay", "to-news", "to-once", "to-spread", "spread", "carts", "bin", "brief", "vapour",
-    "once", "roaming", "archive", "news/subscriptions/all", "news/subscriptions/large", "news/subscriptions/copied",
-    PASSING,
-)  # fmt: skip
-SUB_QUEUES: Final = ("active", "deadletter", "transferdeadletter")
+# Where messages wait, by entity and subqueue. In all other queues they are only for a moment.
+WAITING: Final = (
+    *((entity, "active") for entity in ("orders", "spread", "carts", "bin", "brief", "once", "roaming", "archive")),
+    *((entity, "active") for entity in ("news/subscriptions/all", "news/subscriptions/large", PASSING)),
+    *((entity, "deadletter") for entity in ("orders", "spread", "brief")),
+)
 
 REASONS: Final = ("NoSuchCustomer", "BadTotal", "CurrencyUnknown")
 _PATIENCE_S: Final = 60.0
@@ -310,7 +310,7 @@ class Traffic:
     async def settle_down(self) -> None:
         """Wait until nothing happens by itself any more: all is forwarded, and due messages are active.
 
-        All queues of ENTITIES exist then. Raises TimeoutError.
+        Then all messages are in WAITING, which all exist. Raises TimeoutError.
         """
         end = time.monotonic() + _PATIENCE_S
         async with HttpClient(self._http, self._target.credentials, ssl.create_default_context()) as http:
@@ -322,16 +322,17 @@ class Traffic:
                 await asyncio.sleep(_DUE_MS / 1000)
                 counts = await connection.counts()
                 is_busy = any(each.transfer for each in counts.values())
-                is_busy |= any(counts[name].active for name in counts if name in _PASS_ON)
+                is_busy |= any(each.active for name, each in counts.items() if (name.lower(), "active") not in WAITING)
                 if counts == before and not is_busy:
+                    dead = {name.lower() for name, each in counts.items() if each.dead_lettered}
+                    assert all((name, "deadletter") in WAITING for name in dead), dead
+                    assert not any(each.transfer_dead_lettered for each in counts.values()), counts
                     return
                 if time.monotonic() > end:
                     raise TimeoutError(f"still busy: {counts}")
                 before = counts
 
 
-# Their messages go on by themselves.
-_PASS_ON: Final = ("relay", "far-relay", "to-news", "to-once", "to-spread", "news/Subscriptions/copied", "vapour")
 Part = Callable[[Connection, random.Random], Awaitable[None]]
 
 
