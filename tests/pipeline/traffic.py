@@ -90,7 +90,7 @@ PASSING: Final = "passing"  # this queue is created, deleted, and created again
 WAITING: Final = (
     *((entity, "active") for entity in ("orders", "spread", "carts", "bin", "brief", "once", "roaming", "archive")),
     *((entity, "active") for entity in ("news/subscriptions/all", "news/subscriptions/large", PASSING)),
-    *((entity, "deadletter") for entity in ("orders", "spread", "brief")),
+    *((entity, "deadletter") for entity in ("orders", "spread", "brief", "bin")),
 )
 
 REASONS: Final = ("NoSuchCustomer", "BadTotal", "CurrencyUnknown")
@@ -220,6 +220,7 @@ class Traffic:
             numbers = await management.schedule(messages)
             self.sent += len(numbers)
             later = await management.schedule([_order(chance, due=due + timedelta(hours=1))])
+            self.sent += len(later)
             await management.cancel_scheduled(later)
 
     async def let_expire(self, connection: Connection, chance: random.Random) -> None:
@@ -291,8 +292,11 @@ class Traffic:
 
     async def _send(self, connection: Connection, entity: str, messages: Sequence[Message]) -> None:
         sender = await connection.sender(entity)
-        self.sent += await sender.send_all(each.encode() for each in messages)
+        await sender.send_all((each.encode() for each in messages), self._accepted)
         await sender.close()
+
+    def _accepted(self) -> None:
+        self.sent += 1
 
     async def _accept(self, receiver: Receiver, count: int, chance: random.Random, rate: float) -> None:
         """Complete some, give the others back."""
@@ -306,6 +310,17 @@ class Traffic:
         )
 
     # -- the end
+
+    async def leave_some(self) -> None:
+        """What nobody takes: messages and dead letters, however little the parts have left."""
+        chance = random.Random(self._seed)
+        async with await self.connect() as connection:
+            await self._send(connection, "bin", [_order(chance) for _ in range(3 * len(REASONS))])
+            receiver = await connection.receiver("bin", credit=0)
+            taken = await receiver.fetch(len(REASONS), 10.0)
+            await _settled(
+                [receiver.reject(each, reason, "left over") for each, reason in zip(taken, REASONS, strict=True)]
+            )
 
     async def settle_down(self) -> None:
         """Wait until nothing happens by itself any more: all is forwarded, and due messages are active.
@@ -349,7 +364,7 @@ def _order(
     amount = chance.randrange(100)
     number = chance.getrandbits(48)
     message = Message.of(
-        f'{{"order": {number}, "amount": {amount}, "customer": "{chance.choice("abcdef")}-{number % 97}"}}'.encode(),
+        f'{{"order": {number}, "amount": {amount}, "customer": "c-{number % 97}"}}'.encode(),
         message_id=f"order-{number:012x}",
         subject="order",
         group_id=group_id,
