@@ -20,6 +20,7 @@
 #   make lock      newer versions, with hashes, of all that the images install
 #   make pipeline-cluster  a stream and a job on a standalone cluster of Spark, with kills, and what happens line by line
 #   make pipeline-kills  the same with kills at random                ARGS="--minutes 10"
+#   make pipeline-demo  a broker under load and kill -9, and the jobs over its journal, with planted faults; needs Java
 #   make spark     also install Spark and the jobs, for tests/pipeline; they need Java 17 or later
 #   make install   only make .venv, with the command peeklock in it
 #   make clean     remove what these made, but no data of brokers
@@ -36,7 +37,7 @@ EXAMPLES ?= 2000
 OF_BROKERS := $(addprefix tests/,end_to_end sessions forwarding operations client_commands protocol_client crash_ledger)
 
 .DEFAULT_GOAL := help
-.PHONY: help install spark serve test test-one-process lint bench scaling model soak fuzz power-loss split pairing-ledger drain losing-a-worker capture-s3 pipeline-cluster pipeline-kills lock image pipeline-pods structure dead-code coverage clean
+.PHONY: help install spark pipeline-demo serve test test-one-process lint bench scaling model soak fuzz power-loss split pairing-ledger drain losing-a-worker capture-s3 pipeline-cluster pipeline-kills lock image pipeline-pods structure dead-code coverage clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -79,6 +80,9 @@ spark: $(SPARK_INSTALLED)
 $(SPARK_INSTALLED): $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --editable '.[spark,jobs]'
 	@touch $@
+
+pipeline-demo: $(SPARK_INSTALLED)
+	$(BIN)/python -m tests.pipeline.demo $(ARGS)
 
 bench: $(BENCH_INSTALLED)
 	$(BIN)/python -m bench.run $(ARGS)

@@ -11,8 +11,8 @@ A row `deadlettered`, `activated`, `forwarded`, `moved` or `published` names the
 | undecided | it would be one of these, but the other side may be in a gap, or before or behind the ledger |
 
 Many *published* messages never were in their topic, and have no number there. Their copies enter in the same turn, so
-both sides are compared for each turn, by its time. A *forwarded* message has also arrived if it was published at once by
-a topic, or dropped as a duplicate: such a row has no number, and names the origin as `enqueued` does.
+both sides are compared for each turn, by its time. A *forwarded* message has also arrived if a topic published it at
+once, or a queue dropped it as a duplicate: such a row has no number, and names the origin as `enqueued` does.
 
 Both rows of a move within a partition are of one turn, and have one time. Between partitions (`forwarded`, `moved`) the
 destination's row comes first or last, and the partitions' ledgers do not end at the same moment. So a move within
@@ -111,7 +111,7 @@ def unmatched(offsets: Offsets, grace: timedelta = GRACE, *, is_whole: bool = Fa
 
 
 def _sides(rows: DataFrame) -> DataFrame:
-    """Each side of each move, by _MOVE: `left`, `expected` (how many enter for what left) and `arrived` are 0 or more."""
+    """Each side of each move, by _MOVE: how often it `left` and `arrived`, and how many are `expected` to arrive."""
     op, has_origin = F.col("op"), F.col("originEntity").isNotNull()
     entered = has_origin & (op == "enqueued") & F.col("reason").isin(*MOVES, MOVED)
     # Published at once, or dropped.

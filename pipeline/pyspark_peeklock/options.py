@@ -39,6 +39,7 @@ _JOURNAL: Final = (
     "failOnDataLoss",
     "retryTimeoutSeconds",
     "capturePath",
+    "consumerName",
 )
 _KNOWN: Final = {name.lower(): name for name in (*_COMMON, *_SINK, *_BROWSE, *_JOURNAL)}
 _SECRETS: Final = ("connectionstring", "sharedaccesskey", "sharedaccesssignature", "password", "token", "sastoken")

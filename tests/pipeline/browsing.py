@@ -5,22 +5,21 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.pipeline.traffic import ENTITIES, SUB_QUEUES
+from tests.pipeline.traffic import WAITING
 
 
 def browsed(spark: Any, connection_string_file: Path) -> Any:
     """A DataFrame of the messages in all queues: the columns that `pipeline.jobs.verdicts.Snapshot` needs."""
     found = None
-    for entity in ENTITIES:
-        for sub_queue in SUB_QUEUES:
-            own = (
-                spark.read.format("peeklock")
-                .schema("namespace string, entity string, subQueue string, sequenceNumber bigint")
-                .options(connectionStringFile=str(connection_string_file), entity=entity, subQueue=sub_queue)
-                .option("includeBody", "false")
-                .load()
-            )
-            found = own if found is None else found.union(own)
+    for entity, sub_queue in WAITING:
+        own = (
+            spark.read.format("peeklock")
+            .schema("namespace string, entity string, subQueue string, sequenceNumber bigint")
+            .options(connectionStringFile=str(connection_string_file), entity=entity, subQueue=sub_queue)
+            .option("includeBody", "false")
+            .load()
+        )
+        found = own if found is None else found.union(own)
     return found
 
 

@@ -45,7 +45,7 @@ class Load(NamedTuple):
     size: int
 
 
-SHORT: Final = Load(2, 12)
+SHORT: Final = Load(2, 24)
 FULL: Final = Load(8, 120)
 
 
@@ -125,6 +125,8 @@ async def _under_kills(broker: Broker, traffic: Traffic, rounds: int, say: Say) 
     say(f"kill -9 of the broker, after {traffic.sent:,} messages")
     await asyncio.to_thread(broker.start)
     await running
+    await traffic.run(1)
+    await traffic.leave_some()
     await traffic.settle_down()
 
 
