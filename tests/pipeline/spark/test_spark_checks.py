@@ -82,6 +82,8 @@ def test_a_target_is_needed_and_is_not_the_entity_that_a_row_came_from():
         (JournalOptions, {**SECRET, "startingTimestamp": "9" * 30}, "'startingTimestamp' may be a time such as"),
         (JournalOptions, {**SECRET, "startingTimestamp": "1", "startingOffsets": "latest"}, "cannot both be given"),
         (JournalOptions, {**SECRET, "maxMessagePerTrigger": "5"}, "did you mean 'maxMessagesPerTrigger'"),
+        (JournalOptions, {**SECRET, "consumerName": "copier"}, "'consumerName' is for streams"),
+        (JournalOptions, {**SECRET, "consumersName": "copier"}, "did you mean 'consumerName'"),
         (JournalOptions, {**SECRET, "failOnDataLoss": "maybe"}, "'failOnDataLoss' may be true or false"),
     ],
 )
@@ -94,6 +96,12 @@ def test_options_that_make_no_sense_are_refused(read, options, message):
 def test_a_stream_has_no_end():
     with pytest.raises(InvalidOption, match="a stream has no end"):
         JournalOptions.of(Options({**SECRET, "endingOffsets": "latest"}), is_stream=True)
+
+
+@pytest.mark.parametrize("name", ["a b", "a/b", "a" * 101, "n\u00e4me"])
+def test_a_consumer_has_a_plain_name(name):
+    with pytest.raises(InvalidOption, match="option 'consumerName' must have 1 to 100 letters"):
+        JournalOptions.of(Options({**SECRET, "consumerName": name}), is_stream=True)
 
 
 def test_options_of_spark_are_let_through():
