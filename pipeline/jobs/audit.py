@@ -151,14 +151,16 @@ def verdict_text(numbers: Summary) -> tuple[str, str]:
     total = sum(numbers.messages.values())
     gaps = ""
     if numbers.gaps:
-        gaps = f" The ledger has {numbers.gaps:,} gaps: what happened there is not known, and is called no fault."
+        many = "a gap" if numbers.gaps == 1 else f"{numbers.gaps:,} gaps"
+        gaps = f" The ledger has {many}: what happened there is not known, and is called no fault."
     if numbers.faults:
         named = {name: numbers.messages[name] for name in FAULTS if numbers.messages[name]}
         named |= {name: numbers.moves[name] for name in moves.MOVE_FAULTS if numbers.moves[name]}
         if numbers.problems["repeated"]:
             named["repeated offsets"] = numbers.problems["repeated"]
         listed = ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in named.items())
-        return f"{numbers.faults:,} faults in {total:,} messages: {listed}.{gaps}", "bad"
+        counted = "1 fault" if numbers.faults == 1 else f"{numbers.faults:,} faults"
+        return f"{counted} in {total:,} messages: {listed}.{gaps}", "bad"
     undecided = numbers.messages["undecided"] + numbers.moves["undecided"]
     if undecided:
         return f"No faults in {total:,} messages; {undecided:,} could not be decided.{gaps}", "plain"
@@ -287,7 +289,10 @@ def report(found: Audit, numbers: Summary, snapshot_given: bool) -> Report:
 
 
 def _table(title: str, rows: DataFrame, columns: Sequence[str]) -> Table:
-    shown_rows = [tuple(row) for row in rows.select(*columns).head(SHOWN_ROWS)]
+    shown_rows = [
+        tuple(value.replace("_", " ") if name == "verdict" else value for name, value in row.asDict().items())
+        for row in rows.select(*columns).head(SHOWN_ROWS)
+    ]
     total = rows.count() if len(shown_rows) == SHOWN_ROWS else None
     return Table(title, columns, shown_rows, total=total)
 

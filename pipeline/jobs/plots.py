@@ -49,7 +49,7 @@ def bars(title: str, counts: Mapping[str, Mapping[str, float]], unit: str) -> st
     """Lying bars, one for each key of `counts`, each divided into named parts."""
     names = list(dict.fromkeys(name for parts in counts.values() for name in parts))
     with mpl.rc_context(_STYLE):
-        figure = Figure(figsize=(5.6, 1.2 + 0.3 * max(len(counts), 2)), layout="constrained")
+        figure = Figure(figsize=(5.6, 1.2 + 0.3 * max(len(counts), 3)), layout="constrained")
         axes = figure.subplots()
         labels = [_label(key) for key in counts]
         starts = [0.0] * len(counts)
@@ -59,7 +59,7 @@ def bars(title: str, counts: Mapping[str, Mapping[str, float]], unit: str) -> st
             axes.barh(range(len(labels)), widths, left=starts, color=colour, height=0.65, label=name)
             starts = [start + width for start, width in zip(starts, widths, strict=True)]
         axes.set_yticks(range(len(labels)), labels)
-        axes.invert_yaxis()
+        axes.set_ylim(max(len(labels), 3) - 0.5, -0.5)  # from above, and one bar alone is no thicker than others
         axes.set_xlabel(unit)
         axes.xaxis.grid(True)
         axes.set_axisbelow(True)

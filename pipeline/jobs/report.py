@@ -9,6 +9,7 @@ from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
 
 _NOT_PRINTED: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+_COLUMN_NAME: Final = re.compile("[a-z]+([A-Z][a-z]*)*")
 MAX_CELL_CHARACTERS: Final = 500
 
 
@@ -61,6 +62,13 @@ def shown(value: Any) -> str:
     return text if len(text) <= MAX_CELL_CHARACTERS else f"{text[:MAX_CELL_CHARACTERS]}…"
 
 
+def heading(name: str) -> str:
+    """The name of a column for people: "sequenceNumber" is "Sequence number". Other names stay as they are."""
+    if not _COLUMN_NAME.fullmatch(name):
+        return name
+    return re.sub("[A-Z]", lambda letter: f" {letter[0].lower()}", name).capitalize()
+
+
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
@@ -69,6 +77,7 @@ _pages = Environment(
     loader=PackageLoader("pipeline.jobs", "pages"), autoescape=True, trim_blocks=True, lstrip_blocks=True
 )
 _pages.filters["shown"] = shown
+_pages.filters["heading"] = heading
 _pages.tests["a_number"] = _is_number
 
 

@@ -162,6 +162,35 @@ def test_messages_that_were_never_in_the_queue():
     ]  # fmt: skip
 
 
+def test_forwarded_messages_say_where_they_were_also_those_that_are_not_stored():
+    topic, relay = queue_id_of(8), queue_id_of(10)
+    hints = [
+        [Hint.ENTERED, ACTIVE, (5, 6), "forwarded", relay, (71, 73)],
+        [Hint.BARE, Op.DUPLICATE, ACTIVE, ("a",), None, relay, (72,)],
+        [Hint.BARE, Op.PUBLISHED, topic, (None, None), (2, 0), relay, (74, 75)],
+        [Hint.ENTERED, COPY, (1,), "published", topic, None],
+    ]
+    operations = [*sent(5, b"a", b"b"), *sent(1, b"c", queue_id=COPY)]
+    rows = rows_of((1, operations, hints), names={ORDERS: "orders", 8: "events", 9: "events/all", 10: "relay"})
+    origin = ("originEntity", "originEntityId", "originSubQueue", "originSequenceNumber")
+    assert sorted(shown(rows, "op", "entity", "entityId", *origin, "copies"), key=str) == sorted(
+        [
+            ("enqueued", "orders", ORDERS, "relay", 10, "active", 71, None),
+            ("enqueued", "orders", ORDERS, "relay", 10, "active", 73, None),
+            ("enqueued", "events/all", 9, "events", 8, "active", None, None),
+            ("duplicate", "orders", ORDERS, "relay", 10, "active", 72, None),
+            ("published", "events", 8, "relay", 10, "active", 74, 2),
+            ("published", "events", 8, "relay", 10, "active", 75, 0),
+        ],
+        key=str,
+    )
+
+
+def test_an_entity_that_was_created_again_has_the_name_of_the_old_one_and_another_id():
+    rows = rows_of((1, [*sent(1, b"a", queue_id=COPY), deleted(ACTIVE, 1)], [NAMED, [Hint.NAMED, 9, "orders"]]))
+    assert shown(rows, "op", "entity", "entityId") == [("enqueued", "orders", 9), ("purged", "orders", ORDERS)]
+
+
 def test_an_older_event_has_its_own_time_and_a_later_name_counts():
     hints = [done(Op.DELIVERED, ACTIVE, 1, at_ms=500), [Hint.NAMED, ORDERS, "renamed"], done(Op.RELEASED, ACTIVE, 1)]
     rows = rows_of((1_000, [], hints))

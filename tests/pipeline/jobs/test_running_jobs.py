@@ -18,7 +18,7 @@ from tests.pipeline.ledgers import PRESENT, History
 pytest.importorskip("pyspark")
 
 from pipeline.jobs import JOBS, TELLS, audit, dead_letters, latency, plots, usage
-from pipeline.jobs.report import MAX_CELL_CHARACTERS, Report, Section, Table, render, shown
+from pipeline.jobs.report import MAX_CELL_CHARACTERS, Report, Section, Table, heading, render, shown
 
 HOSTILE = "<script>alert('x')</script>&\"\x00\u202e$x$"
 ROOT = Path(__file__).parents[3]
@@ -84,7 +84,7 @@ def test_the_audit_writes_tables_and_a_page_and_fails_on_faults(spark, tmp_path,
     assert audit.main(arguments) == 0
     assert audit.main([*arguments, "--fail-on-faults"]) == 1
     said = capsys.readouterr()
-    assert said.out.splitlines()[0] == "1 faults in 8 messages: lost 1."
+    assert said.out.splitlines()[0] == "1 fault in 8 messages: lost 1."
     assert re.search(r"judging: \d+\.\d s", said.err)
     faults = pq.read_table(tmp_path / "out" / "faults").to_pylist()
     assert [(row["verdict"], row["entity"], row["sequenceNumber"]) for row in faults] == [("lost", HOSTILE, 1)]
@@ -226,3 +226,10 @@ def test_plots_of_any_values_are_svg_in_the_colours_of_the_page(values):
     assert not re.search(r"#0[0a]0[0a]0[0-9a]", drawn)
     assert "var(--series-1)" in drawn
     assert drawn == plots.lines(HOSTILE, times, {HOSTILE: values, "b": values}, "ms", log=True)
+
+
+def test_columns_have_names_for_people():
+    names = ("sequenceNumber", "op", "firstTime", "Cost (EUR)", "p50", "Bytes sent", "")
+    assert [heading(name) for name in names] == [
+        *("Sequence number", "Op", "First time", "Cost (EUR)", "p50", "Bytes sent", ""),
+    ]
