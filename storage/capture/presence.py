@@ -132,9 +132,10 @@ def _changed(message: PresentMessage, row: dict[str, Any]) -> PresentMessage:
     """By a row that neither enters nor leaves."""
     place = {"deferred": PlaceName.DEFERRED, "returned": PlaceName.AVAILABLE}.get(row["op"], message.place)
     count = message.delivery_count if row["deliveryCount"] is None else row["deliveryCount"]
-    if (place, count) == (message.place, message.delivery_count):
+    overlay = message.overlay if row["overlay"] is None else row["overlay"]
+    if (place, count, overlay) == (message.place, message.delivery_count, message.overlay):
         return message
-    return replace(message, place=place, delivery_count=count)
+    return replace(message, place=place, delivery_count=count, overlay=overlay)
 
 
 @dataclass(slots=True)

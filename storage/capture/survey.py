@@ -215,7 +215,7 @@ class _Surveying:
                 )
             elif row["originEntity"] is not None:
                 self._mark(cut.partition, row)
-        comes = pc.and_(pc.equal(op, "enqueued"), pc.equal(reason, MOVED))
+        comes = pc.and_(pc.is_in(op, _ENTERING), pc.equal(reason, MOVED))
         goes = pc.equal(op, MOVED)
         entering = pc.and_(pc.is_in(op, _ENTERING), pc.invert(comes))
         entering = pc.and_(entering, pc.not_equal(reason, "restored"))

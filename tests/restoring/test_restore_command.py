@@ -1,15 +1,20 @@
 """`peeklock restore --from-capture`: what it restores, and what it refuses."""
 
 import signal
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
-from written import EPOCH, Written, at, captured_orders, define
+from written import EPOCH, NAMESPACE, Written, at, captured_orders, define
 
+from broker.catalog.catalog import Definition
 from broker.cli.all_commands import app
 from broker.namespace.entities import QueueDescription
+from broker.restoring.definitions import Definitions
+from storage.capture.definitions import keep
+from storage.capture.errors import AnotherNamespace
+from storage.capture.place import Place as PlaceOfFiles
 from storage.data_dir import read_description
 from storage.lmdb_store import LmdbStore
 from storage.maintenance import UNFINISHED, verify
@@ -254,18 +259,28 @@ def test_rows_of_more_partitions_than_there_were(tmp_path):
     assert "the capture has rows of partition 3, and" in restore(tmp_path, code=1)
 
 
-def test_an_entity_that_was_made_after_the_last_look_at_definitions(tmp_path):
-    written = captured_orders(tmp_path / "captured")
-    define(tmp_path / "captured", at_ms=int(at(0).timestamp() * 1000))
-    made_ms = int(at(written.second).timestamp() * 1000)
-    both = QueueDescription(name="orders"), QueueDescription(name="new")
-    define(tmp_path / "captured", *both, at_ms=made_ms)
-    written.rows.clear()
-    for number in range(1, 4):
-        written.sent(number)
-    written.sent(1, entity="new")
-    told = restore(tmp_path, "--until", at(2).isoformat())
-    assert "definitions of 1 entities" in told
+def test_definitions_as_of_a_time(tmp_path):
+    """Those that were kept last before it, and what was made between this look at them and the time."""
+    place = PlaceOfFiles.of(str(tmp_path))
+    orders = Definition(1, QueueDescription(name="orders"), 0, 0, (0,))
+    changed = orders._replace(description=QueueDescription(name="orders", max_delivery_count=3))
+    new = Definition(2, QueueDescription(name="new"), 5000, 5000, (0,))
+    for kept_ms, entities in ((1000, [orders]), (9000, [changed, new])):
+        documents = [each.document() for each in entities]
+        keep(place, {"namespace": NAMESPACE, "partitions": 1, "entities": documents, "rules": {}}, kept_ms)
+    assert not keep(place, {"namespace": NAMESPACE, "partitions": 1, "entities": documents, "rules": {}}, 9500)
+
+    def entities_at(ms: int | None) -> list[Definition]:
+        until = None if ms is None else datetime.fromtimestamp(ms / 1000, UTC)
+        found = Definitions.captured(place, NAMESPACE, until)
+        assert found is not None
+        return [*found.entities]
+
+    assert entities_at(10) == entities_at(1000) == entities_at(4999) == [orders]
+    assert entities_at(5000) == entities_at(8999) == [orders, new]
+    assert entities_at(9000) == entities_at(None) == [changed, new]
+    with pytest.raises(AnotherNamespace, match="of the namespace 'peeklock', not 'other'"):
+        Definitions.captured(place, "other", None)
 
 
 def test_a_restore_that_was_killed_is_no_data_directory_and_can_be_repeated(tmp_path):
