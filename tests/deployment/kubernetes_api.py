@@ -7,11 +7,11 @@ import asyncio
 import json
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 import yaml
-from aiohttp import WSMsgType, web
+from aiohttp import web
 
 Object = dict[str, Any]
 
@@ -180,20 +180,15 @@ class KubernetesApi:
         queue: asyncio.Queue[Object] = asyncio.Queue()
         watcher = (resource, namespace, wanted, queue)
         self._watchers.append(watcher)
-        ended = asyncio.ensure_future(_end_of(socket))
+        telling = asyncio.create_task(_tell_all(socket, queue))
         try:
-            while not ended.done():
-                event = asyncio.ensure_future(queue.get())
-                await asyncio.wait({event, ended}, return_when=asyncio.FIRST_COMPLETED)
-                if event.done():
-                    await socket.send_json(event.result())
-                else:
-                    event.cancel()
-        except ConnectionError:
-            pass
+            async for _ in socket:  # until the client has closed it
+                pass
         finally:
-            ended.cancel()
             self._watchers.remove(watcher)
+            telling.cancel()
+            with suppress(asyncio.CancelledError, ConnectionError):
+                await telling
         return socket
 
     async def _anything(self, request: web.Request) -> web.Response:
@@ -204,10 +199,9 @@ class KubernetesApi:
         self.asked.append(Asked(verb, resource, namespace, name))
 
 
-async def _end_of(socket: web.WebSocketResponse) -> None:
-    async for message in socket:
-        if message.type == WSMsgType.ERROR:
-            return
+async def _tell_all(socket: web.WebSocketResponse, queue: asyncio.Queue[Object]) -> None:
+    while True:
+        await socket.send_json(await queue.get())
 
 
 def _fits(found: Object, wanted: dict[str, str]) -> bool:

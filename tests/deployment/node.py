@@ -101,8 +101,10 @@ class Node:
             place = places[mounts[volume["name"]]]
             place.mkdir(parents=True)
             if "configMap" in volume:
+                texts = self._texts | self._names() | found
                 for name, text in self._config_map(pod, volume["configMap"]["name"]).items():
-                    (place / name).write_text(_replaced(text, self._texts | self._names() | found))
+                    is_template = name.endswith((".yaml", ".yml"))  # of pods, whose paths are those of their own
+                    (place / name).write_text(text if is_template else _replaced(text, texts))
         return found
 
     def _names(self) -> dict[str, str]:
