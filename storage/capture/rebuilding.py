@@ -261,7 +261,10 @@ class Rebuilder:
         if row["overlay"] is not None:
             overlay = msgpack.unpackb(row["overlay"], strict_map_key=False)
         to = place
-        if row["op"] == "deferred":
+        if row["op"] == "changed":
+            to = Place[row["reason"].upper()]
+            overlay = None if row["overlay"] is None else overlay
+        elif row["op"] == "deferred":
             to = Place.DEFERRED
         elif row["op"] == "returned":
             to = Place.AVAILABLE

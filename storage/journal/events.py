@@ -59,6 +59,7 @@ class Op(IntEnum):
     LOCK_EXPIRED = 34
     LOCK_LOST = 35
     RETURNED = 36
+    CHANGED = 37  # at the other side of a move: it is there now as the reason says, which is the name of a place
     # It was never in the queue.
     DUPLICATE = 50
     PING = 51

@@ -6,6 +6,7 @@ is which one of the other partition, until the entity lives here or the move is 
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from broker.errors import InvalidArgument, QuotaExceeded, ServerBusy
@@ -66,7 +67,7 @@ def store(core: Core, token: bytes, rows: Sequence[Sequence[Any]]) -> None:
         if number == Table.QUEUE and value is None:
             gone.append(key)
         elif number == Table.QUEUE:
-            _journal(core, key)
+            _journal(core, key, value)
             put(Table.QUEUE, key, _entry_here(core, key, value, record))
         elif value is None:
             core.store.delete(Table(number), key)
@@ -77,14 +78,18 @@ def store(core: Core, token: bytes, rows: Sequence[Sequence[Any]]) -> None:
     core.turn.work += len(rows)
 
 
-def _journal(core: Core, key: bytes) -> None:
+def _journal(core: Core, key: bytes, value: bytes) -> None:
     """This key of QUEUE is about to be written: it comes, or its entry has changed meanwhile."""
     if not core.journal.is_on:
         return
-    queue_id, _, number = unpack_queue_key(key)
+    queue_id, place, number = unpack_queue_key(key)
     core.journal.named(entity_of(queue_id), core.terms[entity_of(queue_id)].name)
-    if not _is_here(core, queue_id, number):
+    is_here = _is_here(core, queue_id, number)
+    if not is_here:
         core.journal.entered(queue_id, [number], "moved", queue_id, [number])
+    if is_here or place == Place.DEFERRED:
+        with suppress(CorruptRecord):  # it is set aside when it is read
+            core.journal.changed(queue_id, number, decode_entry(value).delivery_count, Place(place))
 
 
 def _is_here(core: Core, queue_id: int, number: int) -> bool:

@@ -11,6 +11,7 @@ from broker.partition.state.locks import Held, ref_of
 from broker.partition.state.window import Ref
 from storage.journal.events import Hint, Op
 from storage.queue_ids import entity_of
+from storage.records import Place
 from storage.store import Store
 
 # Here, because to look up a member of an enum takes as long as a call.
@@ -56,6 +57,11 @@ class Journal:
         """As `done`, for messages of which only the numbers are known."""
         if self.is_on and numbers:
             self._hint(_DONE, int(op), queue_id, list(numbers), None, reason, None)
+
+    def changed(self, queue_id: int, number: int, count: int, place: Place) -> None:
+        """An entry that is moved here with its queue is at this place now."""
+        if self.is_on:
+            self._hint(_DONE, int(Op.CHANGED), queue_id, [number], [count], place.name.lower(), None)
 
     def moved(
         self, op: Op, queue_id: int, refs: Sequence[Ref], to_queue_id: int, first: int, reason: str | None = None
