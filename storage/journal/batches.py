@@ -32,11 +32,14 @@ def stream(
     schema = SCHEMA if records else without_bodies(SCHEMA)
     pattern = None if entity is None else pattern_of(entity)
     small: list[pa.RecordBatch] = []
+    small_bytes = small_rows = 0
 
     def joined() -> Iterator[bytes]:
+        nonlocal small_bytes, small_rows
         if small:
             yield message(pa.concat_batches(small))
             small.clear()
+            small_bytes = small_rows = 0
 
     try:
         yield stream_begin(schema)
@@ -60,8 +63,12 @@ def stream(
                 batch = batch.drop_columns(list(BODY_COLUMNS))
             if pattern is not None:
                 batch = of_entities(batch, pattern)
+            if not len(batch):
+                continue
             small.append(batch.replace_schema_metadata(None))
-            if sum(each.nbytes for each in small) >= JOINED_BYTES or sum(map(len, small)) >= JOINED_ROWS:
+            small_bytes += batch.nbytes
+            small_rows += len(batch)
+            if small_bytes >= JOINED_BYTES or small_rows >= JOINED_ROWS:
                 yield from joined()
         yield from joined()
         yield STREAM_END
