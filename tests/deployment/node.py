@@ -102,7 +102,9 @@ class Node:
             place.mkdir(parents=True)
             if "configMap" in volume:
                 texts = self._texts | self._names() | found
-                for name, text in self._config_map(pod, volume["configMap"]["name"]).items():
+                items = {each["key"]: each["path"] for each in volume["configMap"].get("items", [])}
+                for key, text in self._config_map(pod, volume["configMap"]["name"]).items():
+                    name = items.get(key, key)
                     is_template = name.endswith((".yaml", ".yml"))  # of pods, whose paths are those of their own
                     (place / name).write_text(text if is_template else _replaced(text, texts))
         return found
@@ -130,9 +132,9 @@ class Node:
 
 
 def _replaced(text: str, texts: dict[str, str]) -> str:
-    """In one pass, and whole paths only: /pipeline/x is in the directory /pipeline, and /opt/pipeline is not."""
+    """In one pass, and whole paths only: file:///pipeline/x begins with the path /pipeline, /opt/pipeline does not."""
     names = "|".join(re.escape(each) for each in sorted(texts, key=len, reverse=True))
-    return re.sub(rf"(?<![\w/.-])({names})(?![\w-])", lambda match: texts[match[1]], text)
+    return re.sub(rf"(?:(?<=://)|(?<![\w/.-]))({names})(?![\w-])", lambda match: texts[match[1]], text)
 
 
 def image_environment(dockerfile: str) -> dict[str, str]:

@@ -251,8 +251,9 @@ def test_a_driver_that_cluster_mode_made_runs_in_its_pod(api, node, tmp_path):
     history.end(history.send("orders"))
     capture(tmp_path, history)
     ports = [f"{name}={port}" for name, port in zip(PORTS, free_ports(2), strict=True)]
+    master = f"spark.kubernetes.driver.master=http://127.0.0.1:{api.port}"  # as the driver calls the API
     small = ["=".join(line.split(maxsplit=1)) for line in SMALL.split("\n") if line and not line.startswith(PORTS)]
-    done = submitted_in_cluster_mode(api, *(word for each in [*small, *ports] for word in ("--conf", each)))
+    done = submitted_in_cluster_mode(api, *(word for each in [*small, *ports, master] for word in ("--conf", each)))
     assert (done.returncode, "phase: Succeeded" in done.stderr) == (0, True), node.logs()
     assert "1 operations" in (report(tmp_path, "usage") / "report.html").read_text()
 
