@@ -20,7 +20,7 @@ from bench.servers import Peeklock
 PER_S = 400
 FILES_PER_S = 10
 QUANTILES = [(2 * n + 1) / 40 for n in range(20)]  # each stands for a twentieth of a batch's rows
-WARM_UP = 0.3  # the share of the rows whose micro-batches do not count
+WARM_UP = 0.3  # the share of the rows that are read before the others come, and do not count
 PATIENCE_S = 120.0
 
 
@@ -30,13 +30,18 @@ def latency(bench: Recorder, server: Peeklock) -> None:
     server.start()
     spark = on_spark.session()
     count = int(PER_S * bench.plan.rate_seconds / (1 - WARM_UP))
+    warm_up = int(count * WARM_UP)
     with on_spark.place(server) as place:
         journal = spark.readStream.format("peeklock").options(**place.journal(), startingOffsets="latest").load()
         with _running(spark, journal, "eventTime", place) as query:
-            options = ("--size", str(KIB), "--rate", str(PER_S), "-n", str(count))
-            command = load.command(bench.tools.load, "send", server.endpoint, server.address(1), *options)
             _until_idle(query)
-            subprocess.run(command, check=True, capture_output=True, timeout=PATIENCE_S)
+            sent = 0
+            for rows in (warm_up, count - warm_up):
+                options = ("--size", str(KIB), "--rate", str(PER_S), "-n", str(rows))
+                command = load.command(bench.tools.load, "send", server.endpoint, server.address(1), *options)
+                subprocess.run(command, check=True, capture_output=True, timeout=PATIENCE_S)
+                sent += rows
+                _until_read("journal", query, sent)
             _add(bench, server, "journal", query, count)
         rate = spark.readStream.format("rate").option("rowsPerSecond", PER_S).load()
         with _running(spark, rate, "timestamp", place) as query:
@@ -46,7 +51,9 @@ def latency(bench: Recorder, server: Peeklock) -> None:
         files = spark.readStream.schema("eventTime timestamp, body binary").parquet(str(folder))
         with _running(spark, files, "eventTime", place) as query:
             _until_idle(query)
-            _write_files(folder, count)
+            _write_files(folder, "first", warm_up)
+            _until_read("files", query, warm_up)
+            _write_files(folder, "then", count - warm_up)
             _add(bench, server, "files", query, count)
     for name in ("rate", "files"):
         share = bench.last(server, "spark-latency-journal") / bench.last(server, f"spark-latency-{name}")
@@ -79,15 +86,7 @@ def _until_idle(query: Any) -> None:
 
 def _add(bench: Recorder, server: Peeklock, name: str, query: Any, count: int) -> None:
     """Wait for `count` rows, and keep the medians of what came after the warm-up."""
-    until = time.monotonic() + PATIENCE_S
-    while True:
-        batches = on_spark.progress(query)
-        came = sum(each["numInputRows"] for each in batches)
-        if came >= count:
-            break
-        if time.monotonic() > until:
-            raise LoadFailed(f"{name}: {came:,} of {count:,} rows came")
-        time.sleep(0.05)
+    batches = _until_read(name, query, count)
     seen, durations_ms, latencies_ms = 0, [], []
     for batch in batches:
         seen += batch["numInputRows"]
@@ -101,7 +100,20 @@ def _add(bench: Recorder, server: Peeklock, name: str, query: Any, count: int) -
     bench.add(server, f"spark-latency-{name}-event", median(latencies_ms))
 
 
-def _write_files(folder: Path, count: int) -> None:
+def _until_read(name: str, query: Any, count: int) -> list[dict[str, Any]]:
+    """Wait until the query has read so many rows; return its micro-batches. Raises LoadFailed."""
+    until = time.monotonic() + PATIENCE_S
+    while True:
+        batches = on_spark.progress(query)
+        came = sum(each["numInputRows"] for each in batches)
+        if came >= count:
+            return batches
+        if time.monotonic() > until:
+            raise LoadFailed(f"{name}: {came:,} of {count:,} rows came")
+        time.sleep(0.05)
+
+
+def _write_files(folder: Path, name: str, count: int) -> None:
     """A file of rows at a time, at the rate of the messages."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -112,6 +124,6 @@ def _write_files(folder: Path, count: int) -> None:
         time.sleep(max(0.0, began + number / FILES_PER_S - time.monotonic()))
         times = pa.array([datetime.now(UTC)] * step, pa.timestamp("us", "UTC"))
         rows = pa.table({"eventTime": times, "body": pa.array([b"x" * KIB] * step, pa.binary())})
-        hidden = folder / f".{number}"
+        hidden = folder / f".{name}-{number}"
         pq.write_table(rows, hidden)
-        hidden.rename(folder / f"{number}.parquet")
+        hidden.rename(folder / f"{name}-{number}.parquet")
