@@ -179,7 +179,7 @@ def report(found: Audit, numbers: Summary, snapshot_given: bool) -> Report:
         .head(60)
     )
     for row in worst:
-        faults_by_entity.setdefault(row.entity, {})[row.verdict] = row.messages
+        faults_by_entity.setdefault(row.entity, {})[row.verdict.replace("_", " ")] = row.messages
     busiest = found.verdicts.groupBy("entity", "subQueue").agg(F.sum("messages").alias("messages"))
     flow = {
         row.entity if row.subQueue == "active" else f"{row.entity} ({row.subQueue})": {"messages": row.messages}

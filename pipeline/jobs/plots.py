@@ -3,7 +3,7 @@
 import io
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -42,6 +42,7 @@ _STYLE: Final[dict[Any, Any]] = {
     "text.parse_math": False,  # a name of a queue may have dollar signs
 }
 _MAX_LABEL_CHARACTERS: Final = 34
+_LEGEND_CHARACTERS, _SAMPLE_CHARACTERS = 84, 7  # in a line of a legend, and what the sample of a colour takes
 _AROUND_ONE_TIME: Final = timedelta(hours=1)
 
 
@@ -67,7 +68,7 @@ def bars(title: str, counts: Mapping[str, Mapping[str, float]], unit: str) -> st
         axes.xaxis.set_major_formatter(lambda value, _: _short(value))
         axes.set_title(shown(title))
         if len(names) > 1:
-            axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.25), ncols=min(len(names), 4), fontsize=9)
+            _legend(figure, names)
         return _svg(figure, title)
 
 
@@ -96,8 +97,15 @@ def lines(
         axes.yaxis.grid(True)
         axes.set_title(shown(title))
         if len(series) > 1:
-            axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=min(len(series), 3), fontsize=9)
+            _legend(figure, series)
         return _svg(figure, title)
+
+
+def _legend(figure: Figure, names: Iterable[str]) -> None:
+    """Below the axes, in as many columns as the figure is wide."""
+    longest = max(len(_label(name)) for name in names)
+    columns = max(1, min(4, _LEGEND_CHARACTERS // (longest + _SAMPLE_CHARACTERS)))
+    figure.legend(loc="outside lower center", ncols=columns, fontsize=9)
 
 
 def _label(name: str) -> str:

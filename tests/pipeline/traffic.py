@@ -175,7 +175,7 @@ class Traffic:
                 reason = chance.choice(REASONS)
                 answers.append(receiver.reject(received, reason, f"{reason}: seen by the load"))
             elif kind < 0.96:
-                deferred.append(received.message().sequence_number)
+                deferred.append(received.message().sequence_number or 0)
                 answers.append(receiver.modify(received, undeliverable_here=True))
             else:
                 answers.append(receiver.release(received))
