@@ -61,8 +61,13 @@ class Payload(NamedTuple):
 def sections(columns: dict[str, pa.Array]) -> pa.Array:
     """Messages as data sections, one for each row of these columns (binary, string, timestamps in UTC, a map).
 
-    `body` and `messageId` are there. Raises UnfitRow, whose rows count from the first of these.
+    `body` and `messageId` are there, or else `amqpMessage`, with whole messages. Raises UnfitRow, whose rows count from
+    the first of these.
     """
+    whole = columns.get("amqpMessage")
+    if whole is not None:
+        _refuse(pc.is_null(whole), "amqpMessage", "is null")
+        return _joined(b"\x00\x53\x75\xb0", _lengths(whole), whole)
     _check(columns)
     body = columns["body"].cast(pa.binary())
     rows = len(body)

@@ -25,7 +25,7 @@ SUB_QUEUES: Final = {
 }
 
 _COMMON: Final = ("connectionStringFile", "caFile", "entity", "mode")
-_SINK: Final = ("idFromPosition", "batchBytes", "maxInFlight", "sendTimeoutSeconds")
+_SINK: Final = ("idFromPosition", "sendAmqpMessage", "batchBytes", "maxInFlight", "sendTimeoutSeconds")
 _BROWSE: Final = ("subQueue", "includeBody", "includeAmqpMessage", "minPartitions", "filterPushdown")
 _JOURNAL: Final = (
     "httpEndpoint",
@@ -121,11 +121,15 @@ class Access:
 
 @dataclass(frozen=True, slots=True)
 class SinkOptions:
-    """`entity` may be empty if a column names it. `batch_bytes` bounds a transfer, `max_in_flight` counts transfers."""
+    """`entity` may be empty if a column names it. `batch_bytes` bounds a transfer, `max_in_flight` counts transfers.
+
+    `sends_amqp_message`: the column `amqpMessage` is sent as it is, and no message is made of other columns.
+    """
 
     access: Access
     entity: str
     is_id_from_position: bool
+    sends_amqp_message: bool
     batch_bytes: int
     max_in_flight: int
     send_timeout_s: int
@@ -136,6 +140,7 @@ class SinkOptions:
             Access.of(options),
             options.text("entity", "") or "",
             bool(options.text("idFromPosition")) and options.choice("idFromPosition", (POSITION,), "") == POSITION,
+            options.flag("sendAmqpMessage", False),
             options.integer("batchBytes", 1024, 128 * 1024, 1 << 20) or 0,
             options.integer("maxInFlight", 1, 16, 1000) or 0,
             options.integer("sendTimeoutSeconds", 1, 60, 86_400) or 0,

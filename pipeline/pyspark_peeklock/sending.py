@@ -76,8 +76,9 @@ async def send_rows(batches: Iterator[dict[str, pa.Array]], options: SinkOptions
     try:
         # Reading waits for Spark; acceptances come in meanwhile.
         while (columns := await asyncio.to_thread(next, batches, None)) is not None:
-            rows = len(columns["body"])
-            columns["messageId"] = identities.of(columns, rows, row)
+            rows = len(_content(columns))
+            if "amqpMessage" not in columns:
+                columns["messageId"] = identities.of(columns, rows, row)
             for address, part, numbers in _by_address(columns, row, options.entity):
                 try:
                     array = sections(part)
@@ -95,7 +96,7 @@ async def send_rows(batches: Iterator[dict[str, pa.Array]], options: SinkOptions
 
 def _by_address(columns: dict[str, pa.Array], row: int, entity: str) -> Iterator[tuple[str, dict[str, pa.Array], Any]]:
     """The rows of each entity in their order, in parts that may be encoded at once; with their numbers in the task."""
-    numbers = np.arange(row, row + len(columns["body"]))
+    numbers = np.arange(row, row + len(_content(columns)))
     targets = columns.get("targetEntity")
     if targets is None:
         yield from ((entity, part, numbers[first:]) for first, part in _chunks(columns))
@@ -109,10 +110,15 @@ def _by_address(columns: dict[str, pa.Array], row: int, entity: str) -> Iterator
         yield from ((address, part, numbers[at[first:]]) for first, part in _chunks(of_one))
 
 
+def _content(columns: dict[str, pa.Array]) -> pa.Array:
+    whole = columns.get("amqpMessage")
+    return columns["body"] if whole is None else whole
+
+
 def _chunks(columns: dict[str, pa.Array]) -> Iterator[tuple[int, dict[str, pa.Array]]]:
-    body = columns["body"]
-    rows = len(body)
-    most = max(1, min(rows, CHUNK_BYTES * rows // max(1, body.nbytes)))
+    content = _content(columns)
+    rows = len(content)
+    most = max(1, min(rows, CHUNK_BYTES * rows // max(1, content.nbytes)))
     for first in range(0, rows, most):
         yield first, {name: column.slice(first, most) for name, column in columns.items()}
 

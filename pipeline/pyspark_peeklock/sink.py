@@ -62,6 +62,7 @@ _COLUMNS: Final[dict[str, tuple[type[DataType], ...]]] = {
 }
 # Columns of the source that say what became of a message: a new one does not have them.
 _IGNORED: Final = frozenset(rows.SCHEMA.fieldNames()) - _COLUMNS.keys()
+_WHOLE: Final = "amqpMessage"
 
 log = logging.getLogger("pyspark_peeklock")
 
@@ -128,6 +129,8 @@ def _of_query() -> str:
 def checked_columns(schema: StructType, options: SinkOptions) -> dict[str, str]:
     """Our names of the columns that are used, and the names in the frame. Raises UnfitSchema."""
     types = {field.name: field.dataType for field in schema.fields}
+    if options.sends_amqp_message:
+        return _columns_of_whole_messages(types, options)
     for name, kind in types.items():
         allowed = _COLUMNS.get(name)
         if allowed is None and name not in _IGNORED:
@@ -156,6 +159,17 @@ def checked_columns(schema: StructType, options: SinkOptions) -> dict[str, str]:
     if "targetEntity" not in names and not options.entity:
         raise UnfitSchema("where to? Set option 'entity' to a queue or topic, or give a column 'targetEntity'")
     return names
+
+
+def _columns_of_whole_messages(types: dict[str, DataType], options: SinkOptions) -> dict[str, str]:
+    if not isinstance(types.get(_WHOLE), BinaryType):
+        raise UnfitSchema(f"with sendAmqpMessage=true, a column '{_WHOLE}' must have the encoded messages as binary")
+    others = types.keys() - {_WHOLE, "targetEntity"}
+    if others:
+        raise UnfitSchema(f"with sendAmqpMessage=true, column '{min(others)}' would not be sent: drop it")
+    if "targetEntity" not in types and not options.entity:
+        raise UnfitSchema("where to? Set option 'entity' to a queue or topic, or give a column 'targetEntity'")
+    return {name: name for name in types}
 
 
 def columns_of(batch: pa.RecordBatch, names: dict[str, str]) -> dict[str, pa.Array]:

@@ -8,6 +8,9 @@ pytest.importorskip("pyspark")
 from pyspark.sql import functions as f
 from taking import peek_count, take_all
 
+from protocol.client.messages import Message
+from protocol.codec import UInt, ULong
+
 
 def write(frame, secret, **options):
     writer = frame.write.format("peeklock").mode("append").option("connectionStringFile", str(secret))
@@ -81,6 +84,23 @@ def test_what_is_written_again_is_dropped_by_its_position(spark, broker, secret)
     found = take_all(broker, "once", 10)
     assert [each.content() for each in found] == [b"%d" % n for n in range(10)]
     assert [each.message_id for each in found[:3]] == ["ns/from/0@e1/0#0", "ns/from/0@e1/0#1", "ns/from/0@e1/1#0"]
+
+
+def test_whole_messages_are_sent_as_they_are(spark, broker, secret):
+    typed = Message.of(b"one", message_id=ULong(7), application_properties={"n": UInt(5)})
+    messages = [typed.encode(), Message.of(b"two", message_id="2").encode()]
+    frame = spark.createDataFrame([(each,) for each in messages], "amqpMessage binary").coalesce(1)
+    write(frame, secret, entity="plain", sendAmqpMessage="true")
+    first, second = take_all(broker, "plain", 2)
+    assert (first.content(), first.message_id, second.content()) == (b"one", 7, b"two")
+    assert type(first.application_properties["n"]) is UInt
+    with pytest.raises(Exception, match="column 'body' would not be sent: drop it"):
+        write(frame.withColumn("body", f.lit("x")), secret, entity="plain", sendAmqpMessage="true")
+    with pytest.raises(Exception, match="a column 'amqpMessage' must have the encoded messages as binary"):
+        write(spark.sql("select 'x' as body"), secret, entity="plain", sendAmqpMessage="true")
+    nulls = frame.select(f.lit(None).cast("binary").alias("amqpMessage"))
+    with pytest.raises(Exception, match="row 0 of this task: column 'amqpMessage' is null"):
+        write(nulls, secret, entity="plain", sendAmqpMessage="true")
 
 
 def test_a_position_in_the_query_makes_ids_only_if_it_is_asked_for(spark, broker, secret):
