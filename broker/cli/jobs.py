@@ -8,8 +8,11 @@ import typer
 
 from broker.cli.ending import FAILED, WRONG_USE, fail
 
+JOBS_PACKAGE = "pipeline.jobs"  # imported by its name only: it is built on the broker, and not the other way round
+
 jobs_app = typer.Typer(
-    help="Reports over the ledger of a namespace: audit, dead letters, latency, usage. Needs Spark and Java.",
+    help="Reports over the ledger of a namespace: audit, dead letters, latency, usage; and changes of many messages: "
+    "resubmission of dead letters, drain of a backlog. Needs Spark and Java.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -18,10 +21,8 @@ jobs_app = typer.Typer(
 @jobs_app.command("list")
 def list_jobs() -> None:
     """Print the names of the jobs, each with what it does."""
-    from pipeline.jobs import JOBS, TELLS
-
-    for name in JOBS:
-        typer.echo(f"{name:<14}{TELLS[name]}")
+    for name, what in import_module(JOBS_PACKAGE).TELLS.items():
+        typer.echo(f"{name:<14}{what}")
 
 
 @jobs_app.command(
@@ -35,11 +36,10 @@ def run_job(
 
     Exit codes: 0 done; 1 faults were found, with --fail-on-faults; 2 wrong use; 3 it could not be done.
     """
-    from pipeline.jobs import JOBS
-
-    if name not in JOBS:
-        fail(f"there is no job {name!r}; there are {', '.join(JOBS)}", WRONG_USE)
+    jobs: dict[str, str] = import_module(JOBS_PACKAGE).JOBS
+    if name not in jobs:
+        fail(f"there is no job {name!r}; there are {', '.join(jobs)}", WRONG_USE)
     for package in ("pyspark", "jinja2", "matplotlib"):
         if find_spec(package) is None:
             fail(f"{package} is not installed: pip install 'peeklock[spark,jobs]'", FAILED)
-    raise typer.Exit(import_module(JOBS[name]).main(context.args))
+    raise typer.Exit(import_module(jobs[name]).main(context.args))
