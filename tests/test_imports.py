@@ -126,10 +126,33 @@ MAY_IMPORT = {
         "broker.settings.addresses",
         "broker.settings.placement",
     },
-    "broker.cli.jobs": {"broker.cli", "pipeline.jobs"},
     "pipeline": {"protocol", "pipeline"},
     # Reports, on whatever machine runs Spark: they read captures, and no broker's stores.
     "pipeline.jobs": {"pipeline.jobs", "pyspark_peeklock", "storage.capture"},
+    "pipeline.jobs.running": {"pipeline.jobs", "pyspark_peeklock", "protocol.client.errors"},
+    # Those that change data are clients of a broker, as commands are.
+    "pipeline.jobs.completing": {"broker.cli.progress", "broker.cli.taking", "protocol", "pyspark_peeklock"},
+    "pipeline.jobs.destination": {"broker.administration", "broker.atom", "pipeline.jobs", "pyspark_peeklock"},
+    "pipeline.jobs.drain": {
+        "broker.administration",
+        "broker.logging",
+        "broker.pairing",
+        "broker.settings.config",
+        "pipeline.jobs",
+        "protocol.client",
+        "protocol.conditions",
+        "pyspark_peeklock",
+    },
+    "pipeline.jobs.draining": {
+        "broker.logging",
+        "broker.pairing",
+        "broker.settings.config",
+        "protocol.client",
+        "protocol.conditions",
+        "pyspark_peeklock",
+    },
+    "pipeline.jobs.repairing": {"broker.cli.messages", "protocol", "pyspark_peeklock"},
+    "pipeline.jobs.resubmit": {"pipeline.jobs", "protocol.errors", "pyspark_peeklock"},
     # What a client of a broker needs, on machines that have none: no broker, no storage.
     "pyspark_peeklock": {
         "pyspark_peeklock",

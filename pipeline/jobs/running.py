@@ -6,6 +6,7 @@ could not be done, such as with a file that is damaged.
 
 import argparse
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +21,9 @@ from pyspark.sql import DataFrame, SparkSession
 
 from pipeline.jobs.ledger import LedgerError
 from pipeline.jobs.report import Report, render
+from protocol.client.errors import ClientError
 from pyspark_peeklock import readiness
+from pyspark_peeklock.errors import InvalidOption
 
 FAULTS_FOUND: Final = 1
 WRONG_USE: Final = 2
@@ -61,18 +64,48 @@ def session(name: str) -> SparkSession:
 def step(text: str) -> Iterator[None]:
     """Say on standard error what is being done, and then how long it took."""
     began = time.monotonic()
-    print(f"{text} ...", file=sys.stderr, flush=True)
+    say(f"{text} ...")
     yield
-    print(f"{text}: {time.monotonic() - began:.1f} s", file=sys.stderr, flush=True)
+    say(f"{text}: {time.monotonic() - began:.1f} s")
+
+
+def say(text: str) -> None:
+    """A line of progress, on standard error."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def parser(module: str, text: str | None) -> argparse.ArgumentParser:
-    """A parser with the options that all jobs have. `text` is the docstring of the module."""
+    """A parser with the options that all jobs over a ledger have. `text` is the docstring of the module."""
     first_line = (text or "").partition("\n")[0]
     found = argparse.ArgumentParser(prog=f"python -m {module}", description=first_line)
     found.add_argument("--ledger", required=True, metavar="PATH", help="Parquet of the ledger, as capture writes it.")
-    found.add_argument("--output", required=True, metavar="DIR", help="Where Parquet and the report are written.")
+    _add_output(found)
     return found
+
+
+def changing_parser(module: str, text: str, example: str) -> argparse.ArgumentParser:
+    """A parser with the options of all jobs that change data in a broker."""
+    found = argparse.ArgumentParser(
+        prog=f"python -m {module}",
+        description=text,
+        epilog=example,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    _add_output(found)
+    found.add_argument("--apply", action="store_true", help="Change data. Without it nothing is changed: a dry run.")
+    return found
+
+
+def _add_output(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--output", required=True, metavar="DIR", help="Where Parquet and the report are written.")
+
+
+class WrongUse(Exception):
+    """The options make no sense together, or with what is there. The text names the option."""
+
+
+class NotDone(Exception):
+    """It could not be done. The text says how far it came, and what to do."""
 
 
 def number_at_least(least: int) -> Callable[[str], int]:
@@ -120,6 +153,13 @@ def write_report(output: str, report: Report) -> None:
     (Path(output) / REPORT_NAME).write_bytes(page)
 
 
+def told(error: Exception) -> str:
+    """One line of an error of Spark: that of our data source in a traceback of Python, or else the first."""
+    text = str(error.java_exception.getMessage() if isinstance(error, Py4JJavaError) else error).strip()
+    ours = re.findall(r"^pyspark_peeklock\.errors\.\w+: (.+)$", text, re.MULTILINE)
+    return str(ours[-1]) if ours else text.partition("\n")[0]
+
+
 def run(job: Callable[[Sequence[str]], int], arguments: Sequence[str] | None = None) -> int:
     """The exit code of a job. What a user can mend is one message on standard error, never a traceback."""
     try:
@@ -127,14 +167,15 @@ def run(job: Callable[[Sequence[str]], int], arguments: Sequence[str] | None = N
     except readiness.NotReady as error:
         print(f"peeklock: {error}", file=sys.stderr)
         return NOT_DONE
-    except LedgerError as error:
+    except (LedgerError, WrongUse, InvalidOption) as error:
         print(f"peeklock: {error}", file=sys.stderr)
         return WRONG_USE
     except (PySparkException, Py4JJavaError) as error:
         # PySpark makes its own exceptions of some of Java's. The text of the others begins with a line about a call.
-        text = error.java_exception.getMessage() if isinstance(error, Py4JJavaError) else str(error)
-        first_line = str(text).strip().partition("\n")[0]
-        print(f"peeklock: Spark could not do it: {first_line}", file=sys.stderr)
+        print(f"peeklock: Spark could not do it: {told(error)}", file=sys.stderr)
+        return NOT_DONE
+    except (NotDone, ClientError, TimeoutError) as error:
+        print(f"peeklock: {error}", file=sys.stderr)
         return NOT_DONE
     except OSError as error:
         print(f"peeklock: {error.filename or 'output'}: {error.strerror or error}", file=sys.stderr)
