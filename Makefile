@@ -13,6 +13,7 @@
 #   make soak, make fuzz, make power-loss                          ARGS="--help" lists the options
 #   make pairing-ledger  two paired brokers, the primary killed, stopped, cut off and slowed for half an hour
 #   make drain     how fast a syphon drains 1,000,000 messages, and in how much memory
+#   make kill-drivers  kill the drivers of jobs that change data, which takes a minute of CPU
 #   make losing-a-worker  what clients of a partitioned queue notice when a worker is killed
 #   make capture-s3  captures in an object store: a server that speaks S3
 #   make image     the steps of the Dockerfiles in a clean Debian root; needs root and debootstrap
@@ -37,7 +38,7 @@ EXAMPLES ?= 2000
 OF_BROKERS := $(addprefix tests/,end_to_end sessions forwarding operations client_commands protocol_client crash_ledger)
 
 .DEFAULT_GOAL := help
-.PHONY: help install spark pipeline-demo serve test test-one-process lint bench scaling model soak fuzz power-loss split pairing-ledger drain losing-a-worker capture-s3 pipeline-cluster pipeline-kills lock image pipeline-pods structure dead-code coverage clean
+.PHONY: help install spark pipeline-demo serve test test-one-process lint bench scaling model soak fuzz power-loss split pairing-ledger drain kill-drivers losing-a-worker capture-s3 pipeline-cluster pipeline-kills lock image pipeline-pods structure dead-code coverage clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -116,6 +117,9 @@ power-loss: $(INSTALLED)
 
 pairing-ledger: $(INSTALLED)
 	$(BIN)/python -m tests.pairing.ledger $(ARGS)
+
+kill-drivers: $(SPARK_INSTALLED)
+	PEEKLOCK_REQUIRE_SPARK=1 PEEKLOCK_KILL_DRIVERS=1 $(BIN)/python -m pytest -k killed $(or $(ARGS),tests/pipeline/changes)
 
 drain: $(INSTALLED)
 	$(BIN)/python -m tests.pairing.drain $(ARGS)

@@ -9,6 +9,7 @@ VARIABLES = {name: os.environ.pop(name) for name in list(os.environ) if name.sta
 REQUIRE_INTEROP = VARIABLES.get("PEEKLOCK_REQUIRE_INTEROP") == "1"  # an SDK that is missing is a failure
 REQUIRE_DISKS = VARIABLES.get("PEEKLOCK_REQUIRE_DISKS") == "1"  # a file system that cannot be mounted is a failure
 REQUIRE_DEPLOYMENT = VARIABLES.get("PEEKLOCK_REQUIRE_DEPLOYMENT") == "1"  # so is a tool that reads what deploy/ holds
+KILL_DRIVERS = VARIABLES.get("PEEKLOCK_KILL_DRIVERS") == "1"  # as `make kill-drivers` says: it takes a minute of CPU
 BUILD_IMAGE = VARIABLES.get("PEEKLOCK_BUILD_IMAGE") == "1"  # as `make image` says
 ALL_PODS = VARIABLES.get("PEEKLOCK_ALL_PODS") == "1"  # as `make pipeline-pods` says
 WORKERS = int(

@@ -271,7 +271,8 @@ def _parser() -> Any:
         type=number(1),
         default=300,
         metavar="S",
-        help="Give a queue up when nothing has moved for so many seconds: its primary is away, or an entity full.",
+        help="Give a queue up when nothing has moved for so many seconds: its primary is away, or an entity full. More "
+        "than locks last in the backlog queues, a minute: those of a killed task must end first.",
     )
     return parser
 

@@ -7,6 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.brokers import Broker
+from tests.caller import KILL_DRIVERS
 from tests.pipeline.backlogs import ENTITIES, NAME, QUEUES, SESSIONS, arrived, check_all_are_there_once, fill, left
 from tests.pipeline.programs import Program
 
@@ -59,6 +60,7 @@ def test_first_it_counts_and_then_it_drains(quick, primary, secondary, arguments
     assert "drained" in (tmp_path / "out" / "report.html").read_text()
 
 
+@pytest.mark.skipif(not KILL_DRIVERS, reason="make kill-drivers")
 def test_a_driver_killed_in_the_middle_loses_and_doubles_nothing_while_a_syphon_waits(
     quick, primary, secondary, arguments, tmp_path, capsys
 ):

@@ -9,7 +9,7 @@ from pyspark.sql import functions as f
 from taking import peek_count, take_all
 
 from protocol.client.messages import Message
-from protocol.codec import UInt
+from protocol.codec import UInt, ULong
 
 
 def write(frame, secret, **options):
@@ -87,7 +87,7 @@ def test_what_is_written_again_is_dropped_by_its_position(spark, broker, secret)
 
 
 def test_whole_messages_are_sent_as_they_are(spark, broker, secret):
-    typed = Message.of(b"one", message_id=7, application_properties={"n": UInt(5)})
+    typed = Message.of(b"one", message_id=ULong(7), application_properties={"n": UInt(5)})
     messages = [typed.encode(), Message.of(b"two", message_id="2").encode()]
     frame = spark.createDataFrame([(each,) for each in messages], "amqpMessage binary").coalesce(1)
     write(frame, secret, entity="plain", sendAmqpMessage="true")
