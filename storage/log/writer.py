@@ -25,7 +25,7 @@ from storage.log.reading import LogEnd
 from storage.log.segments import SegmentFile, prepare, segment_numbers, segment_path
 
 FREE_SEGMENTS = 2  # kept for use again; more are deleted
-FOLLOWED_FREE_SEGMENTS = 4  # while a follower is now a bit behind, and now not
+FOLLOWED_FREE_SEGMENTS = 24  # while a follower is a second behind: a segment that is made anew makes turns wait
 _TURN = Kind.TURN  # to look up a member of an enum takes as long as a call
 
 
