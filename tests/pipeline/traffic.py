@@ -114,11 +114,14 @@ class Traffic:
         self.sent = 0  # accepted and stored, as far as we heard
         self.interrupted = 0  # parts that the broker's end has cut off
         self.done = 0  # parts
+        self._runs = 0
         self._step = asyncio.Event()
 
     async def run(self, rounds: int) -> None:
         """Each part so many times."""
-        await asyncio.gather(*(self._repeat(part, rounds, at) for at, part in enumerate(self.parts())))
+        self._runs += 1
+        chances = [random.Random(f"{self._seed} {self._runs} {part.__name__}") for part in self.parts()]
+        await asyncio.gather(*map(self._repeat, self.parts(), chances, [rounds] * len(chances)))
 
     def parts(self) -> "Sequence[Part]":
         return (
@@ -129,8 +132,7 @@ class Traffic:
     async def connect(self) -> Connection:
         return await connect_to(self._target, timeout_s=10.0)
 
-    async def _repeat(self, part: "Part", rounds: int, at: int) -> None:
-        chance = random.Random(self._seed * 1000 + at)
+    async def _repeat(self, part: "Part", chance: random.Random, rounds: int) -> None:
         for _ in range(rounds):
             async with await self._connect_again() as connection:
                 try:
