@@ -222,7 +222,8 @@ class _Surveying:
         for entity, sub_queue, number in _by_queue(batch.filter(entering), "min"):
             key = cut.partition, QueueName(entity.lower(), sub_queue)
             self._first[key] = min(self._first.get(key, number), number)
-        self._residence(cut.partition, batch, comes, goes)
+        # A move also changes what has come already.
+        self._residence(cut.partition, batch, pc.or_(comes, pc.equal(op, "changed")), goes)
 
     def _mark(self, partition: int, row: dict[str, Any]) -> None:
         key = QueueName(row["originEntity"].lower(), row["originSubQueue"]), partition
