@@ -1,6 +1,6 @@
 """Stores that are rebuilt from the rows that a journal has of what happened in other stores."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -15,7 +15,7 @@ from broker.journal.properties import DECODING
 from broker.restoring.definitions import entities_of
 from storage.capture.reading import CapturedRange
 from storage.capture.rebuilding import Rebuilder, Rebuilt
-from storage.capture.survey import survey
+from storage.capture.survey import family_of, survey
 from storage.journal.rows import Mode, Modes, Queues, Rows
 from storage.memory import MemoryStore
 from storage.queue_ids import Part, entity_of, part_of
@@ -56,8 +56,7 @@ class CapturedInMemory:
                 time_ms = round(time_of(turn).timestamp() * 1000)
                 rows.add(time_ms, *msgpack.unpackb(said, use_list=False, strict_map_key=False))
             if len(rows):
-                self.rows[partition] = rows.batch(0)
-                self.rows[partition] = _in_order_of_turns(self.rows[partition])
+                self.rows[partition] = _with_paths(_in_order_of_turns(rows.batch(0)), paths_of(stores.values()))
 
     def ranges(self) -> list[CapturedRange]:
         return [CapturedRange(partition, EPOCH, 0, len(rows)) for partition, rows in self.rows.items()]
@@ -66,6 +65,27 @@ class CapturedInMemory:
         assert epoch == EPOCH
         for at in range(first, end, 7):
             yield self.rows[partition].slice(at, min(7, end - at))
+
+
+def paths_of(stores: Iterable[HintedStore]) -> dict[str, str]:
+    """By ids as texts, which the rows of these stores have instead of names: some tests have two of one name. Those of
+    subscriptions have the topic's, too, because they live where it does."""
+    entities = [each for store in stores for each in definitions(store)]
+    topics = {each.description.path.lower(): each.entity_id for each in entities if each.description.kind == "topic"}
+    paths = {}
+    for each in entities:
+        owner = topics.get(each.description.path.lower().partition("/subscriptions/")[0])
+        is_of_topic = each.description.kind == "subscription" and owner is not None
+        paths[str(each.entity_id)] = f"{owner}/subscriptions/{each.entity_id}" if is_of_topic else str(each.entity_id)
+    return paths
+
+
+def _with_paths(rows: pa.RecordBatch, paths: Mapping[str, str]) -> pa.RecordBatch:
+    for name in ("entity", "originEntity"):
+        place = rows.schema.get_field_index(name)
+        found = [None if each is None else paths.get(each, each) for each in rows.column(place).to_pylist()]
+        rows = rows.set_column(place, rows.schema.field(place), pa.array(found, pa.string()))
+    return rows
 
 
 def _in_order_of_turns(rows: pa.RecordBatch) -> pa.RecordBatch:
@@ -82,22 +102,21 @@ def rebuilt(
     stores: Mapping[int, HintedStore], until: datetime | None = None
 ) -> tuple[dict[int, MemoryStore], dict[int, Rebuilt]]:
     captured = CapturedInMemory(stores)
-    surveyed = survey(captured, until)
+    surveyed, paths = survey(captured, until), paths_of(stores.values())
     made, found = {}, {}
     for partition, store in stores.items():
         target = MemoryStore()
         entities = definitions(store)
         for key, value in store.scan(Table.ENTITIES, *ALL):
             target.put(Table.ENTITIES, key, value)
-        # The rows of these stores call entities by their ids. Some tests have two of one name.
         topics = [each for each in entities if each.description.kind == "topic"]
         by_id = {}
         for each in entities:
             made_of = entities_of([*topics, each])[each.description.path.lower()]
             if len(each.partitions) < 2:
-                home = surveyed.homes.get(str(each.entity_id), (*each.partitions, partition)[0])
+                home = surveyed.homes.get(family_of(paths[str(each.entity_id)]), (*each.partitions, partition)[0])
                 made_of = made_of._replace(partitions=(home,))
-            by_id[str(each.entity_id)] = made_of
+            by_id[paths[str(each.entity_id)]] = made_of
         rebuilder = Rebuilder(target, partition, by_id, surveyed)
         if partition in surveyed.cuts:
             for part in surveyed.cuts[partition].before():
