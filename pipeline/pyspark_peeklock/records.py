@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from protocol.client.messages import Message
-from protocol.codec import decode
+from protocol.codec import decode, skip
 from protocol.errors import ProtocolError
 from protocol.message.layout import LAYOUT
 from pyspark_peeklock.decoding import bytes_of, pairs_of, text_of
@@ -18,6 +18,8 @@ from pyspark_peeklock.errors import JournalRefused
 LAYOUT_AT: Final = 24
 CONTENT_AT: Final = LAYOUT_AT + LAYOUT.size
 COLUMNS: Final = frozenset({"body", "applicationProperties", "replyTo"})
+_LIST_0, _LIST_8, _LIST_32 = 0x45, 0xC0, 0xD0
+_REPLY_TO: Final = 4  # its place in the properties section
 _DATA: Final = b"\x00\x53\x75"
 
 
@@ -43,11 +45,27 @@ def columns_of(records: Sequence[bytes | None], wanted: frozenset[str]) -> dict[
                 section = decode(record, application_at + 3)[0] if application_bytes else {}
                 properties.append(pairs_of(section))
             if replies is not None:
-                fields = decode(record, fields_at + 3)[0] if properties_bytes else []
-                replies.append(text_of(fields[4]) if len(fields) > 4 else None)
+                replies.append(_reply_to(record, fields_at + 3) if properties_bytes else None)
     except (ProtocolError, struct.error, ValueError, IndexError, TypeError, AttributeError) as error:
         raise JournalRefused(f"a stored record cannot be read: {type(error).__name__}: {error}") from error
     return found
+
+
+def _reply_to(record: bytes, at: int) -> str | None:
+    """The fifth field of the properties section, whose list is at `at`: the others are not decoded."""
+    if record[at] == _LIST_8:
+        count, at = record[at + 2], at + 3
+    elif record[at] == _LIST_32:
+        count, at = int.from_bytes(record[at + 5 : at + 9], "big"), at + 9
+    elif record[at] == _LIST_0:
+        return None
+    else:
+        raise ValueError("its properties are no list")
+    if count <= _REPLY_TO:
+        return None
+    for _ in range(_REPLY_TO):
+        at = skip(record, at)
+    return text_of(decode(record, at)[0])
 
 
 def _body(record: bytes, at: int) -> bytes | None:

@@ -150,13 +150,14 @@ def test_records_become_bodies_and_properties():
         None,
         record_of(Message.of(b"")),
         record_of(Message.of(b"x" * 300, annotations={"a": 1}, message_id="i")),
+        record_of(Message.of(b"", subject="s" * 300, to="somewhere", reply_to="q", correlation_id="c")),
         record_of(Message(value_section("text"))),
         record_of(Message(value_section([1]))),
     ]
     found = records.columns_of(made, records.COLUMNS)
-    assert found["body"] == [b"body 1", None, b"", b"x" * 300, b"text", None]
-    assert found["applicationProperties"] == [[("n", "1")], None, [], [], [], []]
-    assert found["replyTo"] == ["r", None, None, None, None, None]
+    assert found["body"] == [b"body 1", None, b"", b"x" * 300, b"", b"text", None]
+    assert found["applicationProperties"] == [[("n", "1")], None, [], [], [], [], []]
+    assert found["replyTo"] == ["r", None, None, None, "q", None, None]
     assert list(records.columns_of(made, frozenset({"body"}))) == ["body"]
 
 
