@@ -392,6 +392,7 @@ def test_all_entities_and_rules(tmp_path):
     [[queues]]
     name = "orders"
     max_delivery_count = 4
+    authorization_rules = [{key_name = "sends", primary_key = "hidden-1", secondary_key = "hidden-2", rights = ["Send"]}]
     [[queues]]
     name = "wide"
     enable_partitioning = true
@@ -425,6 +426,7 @@ def test_all_entities_and_rules(tmp_path):
         status, body = get(("listens-all", "la"))
         connection.close()
     assert status == 200
+    assert b"hidden" not in body, "who may read everything may not send everywhere"
     told = json.loads(body)
     assert (told["namespace"], told["partitions"]) == ("peeklock", 3)
     found = {Definition.from_document(each).description.path.lower(): each for each in told["entities"]}

@@ -97,7 +97,7 @@ class Journal:
             raise ServerBusy("The journal does not answer now. Its process is starting, or has ended.") from None
 
     async def _entities(self) -> dict[str, Any]:
-        """What a capture keeps, so that partitions can be rebuilt: all definitions and rules as they are stored.
+        """What a capture keeps, so that partitions can be rebuilt: all definitions without keys, and all rules.
 
         Raises BrokerError, TimeoutError.
         """
@@ -107,12 +107,7 @@ class Journal:
         return {
             "namespace": namespace.name,
             "partitions": self._gateway.settings.partitions,
-            "entities": [
-                Definition(
-                    each.entity_id, each.description, each.created_ms, each.updated_ms, each.partitions
-                ).document()
-                for each in found
-            ],
+            "entities": [_without_keys(each) for each in found],
             "rules": rules,
         }
 
@@ -146,6 +141,16 @@ class Journal:
     async def close(self) -> None:
         if self._session is not None:
             await self._session.close()
+
+
+def _without_keys(entity: Entity) -> dict[str, Any]:
+    """Who may read everything may not do what keys of entities allow, and captures are kept in many places."""
+    definition = Definition(
+        entity.entity_id, entity.description, entity.created_ms, entity.updated_ms, entity.partitions
+    )
+    document = definition.document()
+    document.pop("authorization_rules", None)
+    return document
 
 
 def _error(status: int, text: str) -> Exception:
