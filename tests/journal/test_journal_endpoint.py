@@ -392,7 +392,7 @@ def test_all_entities_and_rules(tmp_path):
     [[queues]]
     name = "orders"
     max_delivery_count = 4
-    authorization_rules = [{key_name = "sends", primary_key = "hidden-1", secondary_key = "hidden-2", rights = ["Send"]}]
+    authorization_rules = [{key_name = "sends", primary_key = "hidden-1", rights = ["Send"]}]
     [[queues]]
     name = "wide"
     enable_partitioning = true
