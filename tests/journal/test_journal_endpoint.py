@@ -324,9 +324,9 @@ def test_a_consumer_tells_how_far_it_is(call, served):
     epoch = journals[0].epoch.hex()
     target = "/$journal/consumers/Nightly.audit-1"
 
-    def tell(document, path=target, key=(KEY_NAME, KEY), method="PUT"):
+    def tell(document, path=target, key=(KEY_NAME, KEY), method="PUT", at=""):
         content = document if isinstance(document, bytes) else json.dumps(document).encode()
-        status, _, body = call(path, key, method=method, content=content)
+        status, _, body = call(path, key, at, method, content)
         return status, html.unescape(body.decode())
 
     def position(partition=0, offset: object = 100, epoch: object = epoch):
@@ -334,6 +334,7 @@ def test_a_consumer_tells_how_far_it_is(call, served):
 
     assert tell(position(), key=("listens-all", "la"))[0] == 200
     assert tell(position(), key=("sends-all", "sa"))[0] == 401
+    assert tell(position(), path=f"{target}?entity=orders", key=("listens", "l"), at="orders")[0] == 401
     shown = consumers_of(call("/$journal")[2])["Nightly.audit-1"]
     assert shown["partitions"] == [{"partition": 0, "epoch": epoch, "offset": 100}]
     ends = {partition: journal.stable - journal.low for partition, journal in journals.items()}

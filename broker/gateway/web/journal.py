@@ -65,10 +65,12 @@ class Journal:
         methods = ["PUT", "DELETE"] if is_consumer else ["GET"]
         if request.method not in methods:
             raise web.HTTPMethodNotAllowed(request.method, methods)
-        if path.lower() == ENTITIES:
+        if is_consumer or path.lower() == ENTITIES:
             self._access.require(request, path, "", Right.LISTEN)
+        else:
+            self._require(request, path)
+        if path.lower() == ENTITIES:
             return web.json_response(await self._entities())
-        self._require(request, path)
         # Names of consumers have their case.
         target = (
             f"http://journal/{_CONSUMERS}{path[len(_CONSUMERS) :]}" if is_consumer else f"http://journal/{path.lower()}"
