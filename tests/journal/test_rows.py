@@ -1,5 +1,8 @@
 """Rows of the journal, from what frames say of a partition."""
 
+import re
+from pathlib import Path
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -361,3 +364,19 @@ def test_a_body_that_was_stored_before_its_transaction_was_committed():
         ("enqueued", "orders", 1, None, -7, None),
     ]
     assert [row["op"] for row in rows_of(stages, commits, mode=Mode.EVENTS)] == ["enqueued"]
+
+
+def test_the_page_of_rows_has_all_ops_and_columns():
+    page = (Path(__file__).parents[2] / "docs" / "journal.md").read_text()
+    ops, columns = page.split("## Columns")
+
+    def first_cells(text):
+        return [
+            name
+            for line in text.splitlines()
+            if line.startswith("| `")
+            for name in re.findall(r"`(.+?)`", line.split("|")[1])
+        ]
+
+    assert sorted(first_cells(ops)[1:]) == sorted(name_of(op) for op in Op)
+    assert sorted(first_cells(columns)) == sorted(SCHEMA.names)
