@@ -46,7 +46,8 @@ class Log:
         """As a worker that was killed: it replays the log and goes on behind its end. All other segments are free."""
         self.writer.close()
         log = LogOnDisk(self.directory, 0)
-        for _ in log.turns(log.tables.lsn):
+        # The tables know what they have, whatever the newest header says.
+        for _ in log.turns(max(log.tables.lsn, self.writer.tables.lsn)):
             pass
         assert log.end is not None
         self.writer = self._writer(TablesState(log.end.lsn, {0: log.end.lsn}), log.end)
