@@ -16,7 +16,6 @@ from protocol.engine.proton import (
     lib,
     map_of,
     scratch,
-    scratch_view,
     set_condition,
     set_value,
 )
@@ -110,11 +109,11 @@ def transaction_of(delivery: Delivery) -> bytes | None:
 
 def transactional_state(delivery: Delivery) -> tuple[bytes, Described | None]:
     """Transaction id, empty if there is none, and outcome of the peer's transactional-state (4.5.8)."""
-    size = lib.pn_data_encode(lib.pn_disposition_data(lib.pn_delivery_remote(delivery)), scratch, SCRATCH_BYTES)
+    size = lib.pn_data_encode(lib.pn_disposition_data(lib.pn_delivery_remote(delivery)), scratch.buffer, SCRATCH_BYTES)
     if size <= 0:
         return b"", None
     read = _read_state if size <= _SHORT_STATE_BYTES else _read_state.__wrapped__
-    return read(scratch_view[0:size])
+    return read(scratch.view[0:size])
 
 
 @lru_cache(maxsize=1024)

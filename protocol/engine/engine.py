@@ -23,7 +23,6 @@ from protocol.engine.proton import (
     lib,
     map_of,
     scratch,
-    scratch_view,
     set_condition,
     set_value,
     text_of,
@@ -209,16 +208,16 @@ class Engine:
 
     def _take_output(self) -> bytes:
         transport = self._transport
-        size = _peek(transport, scratch, SCRATCH_BYTES)
+        size = _peek(transport, scratch.buffer, SCRATCH_BYTES)
         if size <= 0:
             self.finished = size < 0
             return b""
-        output: bytes = scratch_view[0:size]
+        output: bytes = scratch.view[0:size]
         _pop(transport, size)
         if size >= _OUTPUT_BUFFER_BYTES or self.output.is_due:  # else there is no more, and this is not the end
             chunks = [output]
-            while (size := _peek(transport, scratch, SCRATCH_BYTES)) > 0:
-                chunks.append(scratch_view[0:size])
+            while (size := _peek(transport, scratch.buffer, SCRATCH_BYTES)) > 0:
+                chunks.append(scratch.view[0:size])
                 _pop(transport, size)
             self.finished = size < 0
             output = b"".join(chunks)
@@ -391,8 +390,8 @@ class Engine:
         pointer = _link_of(delivery)
         link = self.links.get(pointer)
         if self._walk.is_plain and link is not None and not link.is_sender:
-            size = _receive(pointer, scratch, SCRATCH_BYTES)
-            payload = scratch_view[0:size] if size > 0 else b""
+            size = _receive(pointer, scratch.buffer, SCRATCH_BYTES)
+            payload = scratch.view[0:size] if size > 0 else b""
             _advance(pointer)
             if link.known_credit is not None:
                 link.known_credit -= 1
@@ -413,8 +412,8 @@ class Engine:
         is_kept = True
         if pending <= SCRATCH_BYTES and not partial and not link.part_bytes:
             # The usual case: the whole message is here.
-            _receive(pointer, scratch, pending)
-            payload = scratch_view[0:pending]
+            _receive(pointer, scratch.buffer, pending)
+            payload = scratch.view[0:pending]
             if link.max_message_bytes and pending > link.max_message_bytes:
                 link.oversized_bytes = pending
         else:

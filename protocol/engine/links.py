@@ -11,7 +11,6 @@ from protocol.engine.proton import (
     lib,
     map_of,
     scratch,
-    scratch_view,
     set_condition,
     set_value,
     text_of,
@@ -260,7 +259,7 @@ class Link:
             unfinished.buffer(grown)
         parts = self.partial if isinstance(self.partial, bytearray) else bytearray(self.partial)
         while pending > 0:
-            count = lib.pn_link_recv(self.pointer, scratch, min(pending, SCRATCH_BYTES))
+            count = lib.pn_link_recv(self.pointer, scratch.buffer, min(pending, SCRATCH_BYTES))
             if count <= 0:
                 break
             pending -= count
@@ -273,7 +272,7 @@ class Link:
                 unfinished.give_back(len(parts))
                 parts = bytearray()
             else:
-                parts += scratch_view[0:count]
+                parts += scratch.view[0:count]
                 if self.max_message_bytes and len(parts) > self.max_message_bytes:
                     self.oversized_bytes = len(parts)
                     unfinished.give_back(len(parts))

@@ -5,6 +5,7 @@ version. Proton's Python classes cost ten times as much as the engine they wrap,
 of `lib`.
 """
 
+import threading
 from typing import Any
 
 from cproton_ffi import ffi as ffi
@@ -15,10 +16,18 @@ from protocol.errors import ProtocolError
 
 Pointer = Any  # a cffi pointer: hashes and compares by address
 
-# One thread, one loop: one scratch buffer serves all connections.
 SCRATCH_BYTES = 1 << 20
-scratch = ffi.new("char[]", SCRATCH_BYTES)
-scratch_view = ffi.buffer(scratch)
+
+
+class _Scratch(threading.local):
+    """One buffer serves all connections of a thread, which have one loop."""
+
+    def __init__(self) -> None:
+        self.buffer = ffi.new("char[]", SCRATCH_BYTES)
+        self.view = ffi.buffer(self.buffer)
+
+
+scratch = _Scratch()
 
 
 def text_of(pointer: Pointer) -> str:

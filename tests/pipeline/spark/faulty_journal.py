@@ -15,33 +15,10 @@ import pyarrow.compute as pc
 
 from protocol.client.messages import Message
 from protocol.message.intake import take_apart
+from storage.journal.rows import SCHEMA
 from storage.records import encode_message
 
 TIME = pa.timestamp("us", "UTC")
-SCHEMA = pa.schema(
-    [
-        pa.field("partition", pa.int32(), nullable=False),
-        pa.field("journalOffset", pa.int64(), nullable=False),
-        pa.field("eventTime", TIME, nullable=False),
-        pa.field("op", pa.string(), nullable=False),
-        ("entity", pa.string()),
-        ("subQueue", pa.string()),
-        ("sequenceNumber", pa.int64()),
-        *((name, pa.string()) for name in ("messageId", "sessionId", "partitionKey", "correlationId")),
-        *((name, pa.string()) for name in ("subject", "contentType")),
-        *((name, TIME) for name in ("enqueuedTime", "scheduledTime", "expiresAt")),
-        ("deliveryCount", pa.int32()),
-        ("reason", pa.string()),
-        ("description", pa.string()),
-        ("bodySize", pa.int64()),
-        ("originEntity", pa.string()),
-        ("originSubQueue", pa.string()),
-        ("originSequenceNumber", pa.int64()),
-        ("copies", pa.int32()),
-        ("record", pa.binary()),
-        ("overlay", pa.binary()),
-    ]
-)
 EPOCH = "0123456789abcdef"
 SECOND = 1_000_000
 T0 = 1_700_000_000 * SECOND  # microseconds since 1970
