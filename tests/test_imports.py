@@ -274,6 +274,7 @@ PURE = (
     "storage.records",
 )
 NOT_PURE = {
+    "protocol.engine.proton": {"threading"},  # each thread has a buffer of its own
     "protocol.client.connection": {"asyncio", "ssl", "socket"},
     "protocol.client.link_end": {"asyncio"},
     "protocol.client.links": {"asyncio"},
