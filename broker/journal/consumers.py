@@ -7,6 +7,7 @@ what was told: then files are kept for longer.
 import re
 import threading
 from collections.abc import Iterable, Mapping
+from errno import EDQUOT, ENOSPC
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -27,7 +28,7 @@ class Progress(NamedTuple):
 
 
 class TooManyConsumers(Exception):
-    pass
+    """There are MAX_CONSUMERS already."""
 
 
 class Consumers:
@@ -72,7 +73,7 @@ class Consumers:
             return any(self._progress.get(name, {}).get(partition, Progress(b"", 0)) < end for name in self._held_for)
 
     def save(self) -> None:
-        """Raises OSError."""
+        """Write what was told since; on a full disk that waits for the next call. Raises other OSErrors."""
         with self._lock:
             if not self._is_changed:
                 return
@@ -80,9 +81,11 @@ class Consumers:
             self._is_changed = False
         try:
             write_file(self._path, content)
-        except OSError:
-            self._is_changed = True
-            raise
+        except OSError as error:
+            with self._lock:
+                self._is_changed = True
+            if error.errno not in (ENOSPC, EDQUOT):
+                raise
 
 
 def _read(path: Path) -> dict[str, dict[int, Progress]]:

@@ -343,6 +343,19 @@ def test_what_is_kept_for_a_consumer_has_a_limit(worker, tmp_path, monkeypatch):
     made.close()
 
 
+def test_on_a_full_disk_what_consumers_tell_waits(tmp_path):
+    with own_disk_or_skip(tmp_path) as disk:
+        (disk.seen / "journal").mkdir()
+        consumers = Consumers(disk.seen, ["capture"])
+        disk.fill()
+        consumers.tell("capture", {0: Progress(b"12345678", 7)})
+        consumers.save()
+        assert Consumers(disk.seen, []).all() == {}
+        disk.empty()
+        consumers.save()
+        assert Consumers(disk.seen, []).all() == {"capture": {0: Progress(b"12345678", 7)}}
+
+
 def test_a_file_of_consumers_that_cannot_be_read_keeps_more(tmp_path):
     (tmp_path / "journal").mkdir()
     for content in (b"", b"\xc1", b"\x01", b"\x81\xa1a\x05", b"\x81\xa1a\x81\x00\x91\x01", os.urandom(100)):
