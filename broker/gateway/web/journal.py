@@ -101,7 +101,7 @@ class Journal:
     async def _entities(self) -> dict[str, Any]:
         """What a capture keeps, so that partitions can be rebuilt: all definitions without keys, and all rules.
 
-        Raises BrokerError, TimeoutError.
+        Raises BrokerError.
         """
         namespace = self._gateway.namespace
         found = sorted(namespace, key=lambda each: each.entity_id)
@@ -114,14 +114,17 @@ class Journal:
         }
 
     async def _rules(self, subscription: Entity) -> list[str]:
-        """Rule documents (`broker.namespace.rule_descriptions`), each as msgpack in base64."""
+        """Rule documents (`broker.namespace.rule_descriptions`), each as msgpack in base64. Raises BrokerError."""
         found: list[str] = []
         queue_id = subscription.queue(Part.MAIN)
-        async with asyncio.timeout(RULES_SECONDS):
-            while documents := await self._gateway.router.ask(
-                subscription.partition, "enumerate-rules", queue_id, (len(found), RULES_AT_ONCE)
-            ):
-                found += [b64encode(msgpack.packb(each)).decode() for each in documents]
+        try:
+            async with asyncio.timeout(RULES_SECONDS):
+                while documents := await self._gateway.router.ask(
+                    subscription.partition, "enumerate-rules", queue_id, (len(found), RULES_AT_ONCE)
+                ):
+                    found += [b64encode(msgpack.packb(each)).decode() for each in documents]
+        except TimeoutError:
+            raise ServerBusy(f"Partition {subscription.partition} does not answer now. Please try again.") from None
         return found
 
     def _require(self, request: web.BaseRequest, path: str) -> None:
