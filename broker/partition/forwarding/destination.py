@@ -140,7 +140,7 @@ def take_over(
             arrive(core, core.access(queue_id_of(destination), now_ms), messages, source, now_ms)
         mark = numbers[new + verdict.accepted - 1]
         core.store.put(Table.MARKS, key, encode_mark(mark))
-        core.journal.taken_over(source, core.terms[entity_of(source)].name, mark)
+        core.journal.taken_over(source, mark)
     refused: list[Refused] = []
     for number, error in zip(numbers[new + verdict.accepted :], verdict.refused, strict=False):
         name, text = type(error).__name__, str(error)

@@ -10,7 +10,6 @@ from typing import Any
 from broker.partition.state.locks import Held, ref_of
 from broker.partition.state.window import Ref
 from storage.journal.events import Hint, Op
-from storage.queue_ids import entity_of
 from storage.records import Place
 from storage.store import Store
 
@@ -85,10 +84,9 @@ class Journal:
             there = None if origin_numbers is None else list(origin_numbers)
             self._hint(_ENTERED, queue_id, list(numbers), reason, origin, there)
 
-    def taken_over(self, queue_id: int, path: str, up_to: int) -> None:
-        """From the queue of another partition, whose entity is called so, up to this number."""
+    def taken_over(self, queue_id: int, up_to: int) -> None:
+        """From the queue of another partition, up to this number."""
         if self.is_on:
-            self.named(entity_of(queue_id), path)
             self._hint(_TAKEN_OVER, queue_id, up_to)
 
     def staged(self, queue_id: int, message_id: int) -> None:
