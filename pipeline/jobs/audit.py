@@ -24,8 +24,9 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
 from pipeline.jobs import checksum, identities, moves, plots, running, verdicts
-from pipeline.jobs.ledger import NAMES, LedgerError, kept, names_of, newest_of, normalized, read, until
+from pipeline.jobs.ledger import NAMES, LedgerError, kept, normalized, read, until
 from pipeline.jobs.offsets import Offsets, offsets_of
+from pipeline.jobs.queues import names_of, newest_of
 from pipeline.jobs.report import Report, Section, Table
 from pipeline.jobs.verdicts import FAULTS, VERDICTS, Judged, Snapshot
 
@@ -37,10 +38,9 @@ _FAULT_COLUMNS = (
 
 
 class Audit(NamedTuple):
-    """What the audit found. Tables as in this module's docstring; `places` is what `judged` is made of."""
+    """What the audit found. Tables as in this module's docstring."""
 
     offsets: Offsets
-    places: DataFrame
     judged: Judged
     verdicts: DataFrame
     faults: DataFrame
@@ -60,8 +60,8 @@ class Audit(NamedTuple):
         }
 
     def release(self) -> None:
-        """Give back the memory of `places`."""
-        self.places.unpersist()
+        """Give back the memory."""
+        self.judged.release()
 
 
 def audit(
@@ -99,18 +99,15 @@ def audit(
         present = checksum.flagged(present, balances)
         opened = None if opened is None else checksum.flagged(opened, balances)
     queues = names_of(known, present)
-    places = verdicts.places(rows, present, opened).persist()
-    judged = verdicts.judged(places, queues, offsets, snapshot, is_whole=is_whole)
+    judged = verdicts.judged(rows, queues, offsets, present, opened, snapshot, is_whole=is_whole)
     unmatched = moves.unmatched(offsets, grace, is_whole=is_whole and opening is None)
     faults = judged.named(judged.others.filter(F.col("verdict").isin(*FAULTS))).select(*_FAULT_COLUMNS).transform(kept)
     by_queue = judged.all().groupBy("queue", "partition", "verdict").agg(F.count(F.lit(1)).alias("messages"))
     by_queue = judged.named(by_queue).select(*NAMES, "partition", "verdict", "messages")
-    is_open = (F.col("left") == 0) & (F.col("moved") <= F.col("arrived")) & ~F.col("verdict").isin("lost", "ghost")
-    still = judged.named(judged.all().filter(is_open & (F.col("generation") == 0))).select(
-        *NAMES, "sequenceNumber", F.col("maxPartition").alias("partition")
-    )
+    is_open = F.col("isOpen") & (F.col("generation") == 0) & ~F.col("verdict").isin("lost", "ghost")
+    still = judged.named(judged.all().filter(is_open)).select(*NAMES, "sequenceNumber", "partition")
     ids = identities.concerned(offsets.rows, judged, unmatched)
-    return Audit(offsets, places, judged, by_queue.transform(kept), faults, unmatched, ids, still)
+    return Audit(offsets, judged, by_queue.transform(kept), faults, unmatched, ids, still)
 
 
 class Summary(NamedTuple):

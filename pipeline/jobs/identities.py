@@ -15,6 +15,7 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
+from pipeline.jobs import ledger
 from pipeline.jobs.ledger import ENTERS, PLACE, arrives, has_place, is_restored, kept, queue
 from pipeline.jobs.moves import MOVE_FAULTS
 from pipeline.jobs.offsets import local_table
@@ -23,7 +24,6 @@ from pipeline.jobs.verdicts import FAULTS, Judged
 MAX_MOVES: Final = (
     12  # of one message that are followed: five entities, each with a transfer queue, and two dead-letter queues
 )
-_MAX_BROADCAST: Final = 100_000
 
 _ID: Final = ("namespace", "messageId")
 _IDS: Final = pa.schema(
@@ -63,8 +63,7 @@ def concerned(rows: DataFrame, judged: Judged, moves: DataFrame) -> DataFrame:
         return local_table(rows.sparkSession, [], _IDS)
 
     def small(table: DataFrame) -> DataFrame:
-        # Faults are few, as a rule. If they are not, Spark must see for itself how it joins them.
-        return F.broadcast(table) if count <= _MAX_BROADCAST else table
+        return ledger.small(table, count)
 
     entering = rows.filter(F.col("op").isin(*ENTERS) & ~is_restored() & has_place()).select(
         *PLACE,

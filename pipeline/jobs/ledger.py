@@ -71,6 +71,8 @@ _KEYS: Final[dict[str, T.DataType]] = {
 }
 _WHERE_NULL: Final[dict[str, str | int]] = {"namespace": "", "epoch": "", "entityId": 0, "originEntityId": 0}
 
+_MAX_BROADCAST: Final = 100_000
+
 
 class LedgerError(Exception):
     """The rows are not a ledger; the text names the column."""
@@ -168,32 +170,17 @@ def kept(table: DataFrame) -> DataFrame:
     return rows.select(*(F.col(name).alias(name) for name in rows.columns))
 
 
+def small(table: DataFrame, rows: int) -> DataFrame:
+    """The same table, which has so many rows, with a hint that it is small if it is.
+
+    Faults are few, as a rule. If they are not, Spark must see for itself how it joins them.
+    """
+    return F.broadcast(table) if rows <= _MAX_BROADCAST else table
+
+
 def queue(entity: str = "entity", entity_id: str = "entityId", sub_queue: str = "subQueue") -> Column:
     """A hash of NAMES. Names of entities are the same in whatever case: clients write them as they like."""
     return F.xxhash64("namespace", F.lower(entity), entity_id, sub_queue).alias("queue")
-
-
-def names_of(*tables: DataFrame | None) -> DataFrame:
-    """`queue` and NAMES of all queues in tables that have them. Raises LedgerError if two queues have one hash."""
-    found = None
-    for table in tables:
-        if table is not None:
-            own = table.filter(F.col("entity").isNotNull() & F.col("subQueue").isNotNull()).select(*NAMES).distinct()
-            found = own if found is None else found.union(own)
-    assert found is not None
-    spellings = F.countDistinct("namespace", F.lower("entity"), "entityId", "subQueue").alias("spellings")
-    names = [F.min(name).alias(name) for name in NAMES]
-    queues = found.groupBy(queue()).agg(*names, spellings).transform(kept)
-    if not queues.filter("spellings > 1").isEmpty():
-        raise LedgerError(
-            "two queues (columns entity, entityId, subQueue) have one hash, so that they cannot be told apart"
-        )
-    return queues.drop("spellings")
-
-
-def newest_of(queues: DataFrame) -> DataFrame:
-    """Of what `names_of` found, the newest entity of each name: `namespace`, `name` (in lower case), `entityId`."""
-    return queues.groupBy("namespace", F.lower("entity").alias("name")).agg(F.max("entityId").alias("entityId"))
 
 
 def enters() -> Column:

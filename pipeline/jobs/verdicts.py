@@ -45,6 +45,7 @@ from pipeline.jobs.ledger import (
     is_restored,
     kept,
     queue,
+    small,
 )
 from pipeline.jobs.offsets import Offsets, local_table, to_micros
 
@@ -70,8 +71,13 @@ class Snapshot(NamedTuple):
     began: dict[int, int] | None = None
 
 
+# What rows may say of a place, in `sketches`. A row of another kind, such as `delivered`, says no more than that it was
+# used.
+_ENTERED, _ENDED, _MOVED_ON, _ODD, _PRESENT = 1, 2, 4, 8, 16
+
+
 class _Signs(NamedTuple):
-    """What is suspicious about a place, before asking whether a gap explains it."""
+    """What is suspicious about a place, of `places`, before asking whether a gap explains it."""
 
     never_entered: Column
     left_first: Column
@@ -79,8 +85,45 @@ class _Signs(NamedTuple):
     absent: Column
 
 
+def sketches(rows: DataFrame, snapshot: DataFrame | None = None, opening: DataFrame | None = None) -> DataFrame:
+    """What the ledger says of each place, as far as it takes to see that all is fine: one row by PLACE.
+
+    `kinds`: which of the five kinds of rows there are (`_ENTERED` and so on, as bits); `marks`: how many rows. So each
+    kind was there once if there are as many rows as kinds. `span`: offsets at which it left, less those at which it
+    entered. `partition`, `maxPartition`: the lowest and highest partition that told of it. `snapshot` and `opening` are
+    as `keyed` gives them.
+
+    These are few numbers, because to sum up each costs as much as to read the rows.
+    """
+    op = F.col("op")
+    is_odd = arrives() | is_restored() | (op == MOVED) | _is_unexplained()
+    kind = F.when(is_odd, _ODD).when(enters(), _ENTERED).when(_is_end(), _ENDED).when(op.isin(*MOVES), _MOVED_ON)
+    way = F.when(F.col("kind") == _ENTERED, -F.col("journalOffset")).otherwise(F.col("journalOffset"))
+    marks = rows.filter(has_place()).select(*PLACE, kind.alias("kind"), "journalOffset", "partition")
+    marks = marks.select(*PLACE, "kind", F.when(F.col("kind").isNotNull(), way).alias("way"), "partition")
+    for more, mark in ((snapshot, _PRESENT), (opening, _ENTERED)):
+        if more is not None:
+            told = more.select(*PLACE, F.lit(mark).alias("kind"), "partition")
+            marks = marks.unionByName(told, allowMissingColumns=True)
+    return marks.groupBy(*PLACE).agg(
+        F.bit_or("kind").alias("kinds"),
+        F.count("kind").alias("marks"),
+        F.try_sum("way").alias("span"),
+        F.min("partition").alias("partition"),
+        F.max("partition").alias("maxPartition"),
+    )
+
+
+def _is_end() -> Column:
+    return F.col("op").isin(*ENDS) | ((F.col("op") == "published") & (F.coalesce("copies", F.lit(0)) == 0))
+
+
+def _is_unexplained() -> Column:
+    return (F.col("op") == "purged") & F.col("reason").eqNullSafe(UNEXPLAINED)
+
+
 def places(rows: DataFrame, snapshot: DataFrame | None = None, opening: DataFrame | None = None) -> DataFrame:
-    """What the ledger says of each place: one row by PLACE. (Sums of numbers alone: strings would cost a sort.)
+    """All that the ledger says of each place: one row by PLACE. (Sums of numbers alone: strings would cost a sort.)
 
     `entered`, `arrived` (with its entity from another partition), `left`, `ended` (left for good), `unexplained`
     (left for no known reason), `moved` (away with its entity), `present`: how often; what was taken back
@@ -89,15 +132,14 @@ def places(rows: DataFrame, snapshot: DataFrame | None = None, opening: DataFram
     the lowest and highest partition that told of it. `snapshot` and `opening` are as `keyed` gives them.
     """
     op, offset = F.col("op"), F.col("journalOffset")
-    is_end = op.isin(*ENDS) | ((op == "published") & (F.coalesce("copies", F.lit(0)) == 0))
     is_leaving = op.isin(*ENDS, *MOVES)
     events = rows.filter(has_place()).select(
         *PLACE,
         (enters() & ~arrives() & ~is_restored()).cast("int").alias("entered"),
         arrives().cast("int").alias("arrived"),
         (is_leaving.cast("int") - is_restored().cast("int")).alias("left"),
-        (is_end.cast("int") - is_restored().cast("int")).alias("ended"),
-        ((op == "purged") & F.col("reason").eqNullSafe(UNEXPLAINED)).cast("int").alias("unexplained"),
+        (_is_end().cast("int") - is_restored().cast("int")).alias("ended"),
+        _is_unexplained().cast("int").alias("unexplained"),
         (op == MOVED).cast("int").alias("moved"),
         F.lit(1).alias("seen"),
         F.lit(0).alias("present"),
@@ -129,7 +171,7 @@ def keyed(messages: DataFrame, what: str, namespace: str | None = None, newest: 
     `namespace` is that of all, if it is given: a client knows a namespace by its host, which need not be its name.
 
     A client that browses an entity sees neither its id nor, of a plain one, its partition. So with `newest`, of
-    `ledger.newest_of`, the ids are those; without it, `messages` have both.
+    `queues.newest_of`, the ids are those; without it, `messages` have both.
 
     Raises LedgerError: `what` is the name of `messages`.
     """
@@ -159,48 +201,97 @@ def keyed(messages: DataFrame, what: str, namespace: str | None = None, newest: 
 class Judged(NamedTuple):
     """All places with their `verdict`: `fine` are those that need no second look, `others` those that did.
 
-    `queues` has NAMES by `queue`.
+    `sketches` are what both were made of, kept in memory. `queues` has NAMES by `queue`.
     """
 
     fine: DataFrame
     others: DataFrame
     queues: DataFrame
+    sketches: DataFrame
 
     def all(self) -> DataFrame:
-        return self.fine.unionByName(self.others)
+        """PLACE, `partition` (the highest that told of it), `left`, `ended`, `isOpen` (nothing says that it is
+        elsewhere), `verdict`."""
+        left, is_open = F.col("left"), (F.col("left") == 0) & (F.col("moved") <= F.col("arrived"))
+        others = self.others.select(
+            *PLACE, F.col("maxPartition").alias("partition"), left, "ended", is_open.alias("isOpen"), "verdict"
+        )
+        return self.fine.unionByName(others)
 
     def named(self, places: DataFrame) -> DataFrame:
         """The same rows with NAMES."""
         return places.join(F.broadcast(self.queues.select("queue", *NAMES)), "queue")
 
+    def release(self) -> None:
+        """Give back the memory."""
+        self.sketches.unpersist()
+
 
 def judged(
-    places: DataFrame, queues: DataFrame, offsets: Offsets, snapshot: Snapshot | None = None, *, is_whole: bool = False
+    rows: DataFrame,
+    queues: DataFrame,
+    offsets: Offsets,
+    present: DataFrame | None = None,
+    opening: DataFrame | None = None,
+    snapshot: Snapshot | None = None,
+    *,
+    is_whole: bool = False,
 ) -> Judged:
-    """Judge places. `queues` are those that `names_of` finds.
+    """Judge all places that are in `rows`, `present` (the messages of `snapshot`) and `opening`, both as of `keyed`.
 
-    `is_whole`: nothing had entered before the ledger's first rows, or an opening set has told what had.
+    `queues` are those that `queues.names_of` finds. `is_whole`: nothing had entered before the ledger's first rows, or
+    an opening set has told what had.
     """
-    queues = queues.withColumn("isCovered", _is_covered(snapshot)).transform(kept)
-    signs = _signs(snapshot)
-    is_fine = ~(
-        (F.col("entered") > 1)
-        | (F.col("left") > 1)
-        | (F.col("unexplained") > 0)
-        | signs.never_entered
-        | signs.left_first
-        | signs.left_but_present
-        | signs.absent
+    queues = queues.withColumn("isCovered", _is_covered(snapshot))
+    coverage = F.broadcast(queues.select("queue", "isCovered"))
+    drawn = sketches(rows, present, opening).persist()
+    covered = drawn if snapshot is None else drawn.join(coverage, "queue")
+    is_fine = _is_surely_fine(snapshot)
+    fine = covered.filter(is_fine).select(
+        *PLACE,
+        "partition",
+        _has(_ENDED | _MOVED_ON).cast("int").alias("left"),
+        _has(_ENDED).cast("int").alias("ended"),
+        (~_has(_ENDED | _MOVED_ON)).alias("isOpen"),
+        F.lit("ok").alias("verdict"),
     )
-    covered = places
+    doubtful = covered.filter(~is_fine).select(*PLACE).transform(kept)
+    count = doubtful.count()
+
+    def looked_at(table: DataFrame | None) -> DataFrame | None:
+        return None if table is None else table.join(small(doubtful, count), list(PLACE), "left_semi")
+
+    second = places(rows.join(small(doubtful, count), list(PLACE), "left_semi"), looked_at(present), looked_at(opening))
+    if count == 0:
+        none = second.limit(0).withColumn("verdict", F.lit("ok")).transform(kept)
+        return Judged(fine, none, queues, drawn)
+    known = second.join(coverage, "queue").transform(kept)
+    others = _decided(known, queues, offsets, _signs(snapshot), snapshot, is_whole).select(*second.columns, "verdict")
+    return Judged(fine, others.transform(kept), queues, drawn)
+
+
+def _has(kinds: int) -> Column:
+    return F.col("kinds").bitwiseAND(F.lit(kinds)) != 0
+
+
+def _is_surely_fine(snapshot: Snapshot | None) -> Column:
+    """Of a sketch: each kind of row was there once, in the order of a usual life, and it is present if it has not
+    left."""
+    left = _has(_ENDED | _MOVED_ON)
+    is_usual = (
+        (F.col("marks") == F.bit_count("kinds"))
+        & _has(_ENTERED)
+        & ~_has(_ODD)
+        & ~(_has(_ENDED) & _has(_MOVED_ON))
+        & F.col("partition").eqNullSafe(F.col("maxPartition"))
+        & (~left | (F.col("span") > 0))
+    )
     if snapshot is not None:
-        covered = places.join(F.broadcast(queues.select("queue", "isCovered")), "queue")
-    fine = covered.filter(is_fine).select(*places.columns, F.lit("ok").alias("verdict"))
-    doubtful = covered.filter(~is_fine).transform(kept)
-    if doubtful.isEmpty():
-        return Judged(fine, fine.limit(0).transform(kept), queues)
-    others = _decided(doubtful, queues, offsets, signs, snapshot, is_whole).select(*places.columns, "verdict")
-    return Judged(fine, others.transform(kept), queues)
+        # Of an epoch that has ended nothing is present, and what was not browsed may be.
+        is_usual &= F.when(left, ~_has(_PRESENT)).otherwise(
+            _has(_PRESENT) | ~F.col("isCovered") | (F.col("generation") > 0)
+        )
+    return F.coalesce(is_usual, F.lit(False))
 
 
 def _is_covered(snapshot: Snapshot | None) -> Column:
@@ -266,11 +357,13 @@ def _decided(
     if snapshot is not None and snapshot.began is not None:
         began = F.create_map(*(F.lit(each) for pair in snapshot.began.items() for each in pair))
         is_stable = F.coalesce(F.col("lastOffset") < F.try_element_at(began, F.col("maxPartition")), F.lit(True))
+    is_suspicious = signs.never_entered | signs.left_first | signs.left_but_present | signs.absent
     undecided = F.lit("undecided")
     verdict = (
         F.when(F.col("entered") > 1, "entered_twice")
         .when(F.col("left") > 1, "left_twice")
         .when(F.col("unexplained") > 0, "unexplained")
+        .when(~is_suspicious, "ok")
         .when(signs.left_first | (signs.never_entered & must_have_entered), "ghost")
         .when(signs.left_but_present, F.when(is_stable, "left_but_present").otherwise(undecided))
         .when(signs.absent, F.when(is_stable & is_last, "lost").otherwise(undecided))
@@ -293,16 +386,18 @@ def _numbers(offsets: Offsets) -> tuple[DataFrame, DataFrame]:
     """
     segments = F.broadcast(offsets.logs_table().select(*LOG, "segments"))
     since = local_table(offsets.rows.sparkSession, _visible(offsets), _VISIBLE)
-    rows = offsets.rows.filter(has_place()).join(segments, list(LOG)).join(F.broadcast(since), "namespace")
+    gives_number = (F.col("op") == "enqueued") & ~arrives() & ~is_restored()
+    rows = (
+        offsets.rows.filter(has_place() & gives_number).join(segments, list(LOG)).join(F.broadcast(since), "namespace")
+    )
     is_cut = any(len(log.segments) > 1 for log in offsets.logs)
     of_row = "array_max(filter(segments, each -> each <= journalOffset))" if is_cut else "segments[0]"
-    gives_number = (F.col("op") == "enqueued") & ~arrives() & ~is_restored()
     is_new = F.unix_micros("eventTime") > F.col("sinceMicros")
     numbers = (
         rows.groupBy(*QUEUE, "partition", F.expr(of_row).alias("segment"), _high_bits().alias("highBits"))
         .agg(
-            F.min(F.when(gives_number, F.col("sequenceNumber"))).alias("least"),
-            F.min(F.when(gives_number & is_new, F.col("sequenceNumber"))).alias("leastNew"),
+            F.min("sequenceNumber").alias("least"),
+            F.min(F.when(is_new, F.col("sequenceNumber"))).alias("leastNew"),
         )
         .transform(kept)
     )

@@ -11,8 +11,9 @@ pytest.importorskip("pyspark")
 
 from pipeline.jobs import checksum, verdicts
 from pipeline.jobs.audit import audit, summary, verdict_text
-from pipeline.jobs.ledger import LedgerError, names_of, newest_of, normalized
+from pipeline.jobs.ledger import LedgerError, normalized
 from pipeline.jobs.offsets import offsets_of
+from pipeline.jobs.queues import names_of, newest_of
 from pipeline.jobs.verdicts import Snapshot
 
 DEAD = ("orders", "deadletter", 1)  # of a `busy` history
