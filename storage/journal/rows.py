@@ -12,7 +12,7 @@ from itertools import chain
 from re import IGNORECASE, Pattern
 from re import compile as compiled
 from struct import Struct
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 import msgpack
 import pyarrow as pa
@@ -74,7 +74,9 @@ _FIRST_MS: Final = -62_135_596_800_000
 _iter_queue_keys: Final = Struct(">IBQ").iter_unpack
 _times_of_record: Final = Struct(">8xqq").unpack_from
 _entry_parts: Final = Struct(">4s8sI").unpack_from  # checksum, key of the message, delivery count
+_iter_entry_parts: Final = Struct(">4s8sI").iter_unpack  # of entries without an overlay
 _SCHEDULED: Final = int(Place.SCHEDULED)
+_ALIKE: Final = 4  # entries from which on it is cheaper to take them column by column
 
 
 class Mode(StrEnum):
@@ -182,7 +184,7 @@ class Rows:
         # sub-queue.
         self._runs: list[tuple[Any, ...]] = []
         # Of each message: a tuple as `Properties`, three times, size, number at the origin, copies, record, overlay.
-        self._messages: list[tuple[Any, ...]] = []
+        self._messages: tuple[list[Any], ...] = tuple([] for _ in range(9))
         self.unfounded = 0  # hints that a message has left which did not
 
     def __len__(self) -> int:
@@ -219,14 +221,18 @@ class Rows:
         origins = _origins_of(hints)
         if (left and (entered or put)) or (put and origins):
             entered, left = _net(operations, origins)
-        if entered:
+        if entered and (origins or not self._enter_alike(time_ms, entered, records)):
             self._enter(time_ms, entered, records, origins, adopted)
         entries = dict(entered)
         changed = _overlays_of(put)
         leaving: dict[int, dict[int, None]] = {}  # numbers by queue, in the order in which they left
         if left:
-            for queue_id, _, number in _iter_queue_keys(b"".join(left)):
-                leaving.setdefault(queue_id, {})[number] = None
+            queue_ids, _, numbers = zip(*_iter_queue_keys(b"".join(left)), strict=True)
+            if queue_ids.count(queue_ids[0]) == len(queue_ids):
+                leaving[queue_ids[0]] = dict.fromkeys(numbers)
+            else:
+                for queue_id, number in zip(queue_ids, numbers, strict=True):
+                    leaving.setdefault(queue_id, {})[number] = None
         for hint in hints:
             kind = hint[0]
             if kind == Hint.DONE:
@@ -249,6 +255,15 @@ class Rows:
                 queue = self._queues.at(queue_id)
                 self._run(time_ms, _NAMES[Op.PURGED], queue, UNEXPLAINED, list(unexplained), None)
 
+    @property
+    def _brought(self) -> int:
+        """How many messages there are."""
+        return len(self._messages[0])
+
+    def _message(self, *fields: Any) -> None:
+        for column, value in zip(self._messages, fields, strict=True):
+            column.append(value)
+
     def truncate(self, time_ms: int, why: str) -> None:
         """Add the row that says that there is a gap before it."""
         self._run_of.append(len(self._runs))
@@ -265,7 +280,7 @@ class Rows:
         origins: Mapping[int, Mapping[int, _Origin]],
         adopted: Collection[bytes],
     ) -> None:
-        properties_of, append = self._properties, self._messages.append
+        properties_of = self._properties
         run: tuple[Any, ...] | None = None
         mode = Mode.OFF
         numbers: list[int] = []
@@ -306,16 +321,57 @@ class Rows:
                 number_there = -int.from_bytes(message_key, "big")
             if mode is not Mode.BODIES:
                 record = overlay = None
-            append((properties, enqueued_us, scheduled_us, expires_us, size, number_there, None, record, overlay))
+            self._message(properties, enqueued_us, scheduled_us, expires_us, size, number_there, None, record, overlay)
         if numbers:
             self._enter_run(time_ms, run, numbers, counts)
+
+    def _enter_alike(
+        self, time_ms: int, entered: Sequence[tuple[bytes, bytes]], records: Mapping[bytes, bytes]
+    ) -> bool:
+        """What `_enter` does, column by column, if the messages are new ones in one queue; else False, and nothing."""
+        keys, values = zip(*entered, strict=True)
+        queue_ids, places, numbers = zip(*_iter_queue_keys(b"".join(keys)), strict=True)
+        packed = b"".join(values)
+        if (
+            len(entered) < _ALIKE
+            or len(packed) != ENTRY_BYTES * len(values)
+            or len(set(map(len, values))) > 1
+            or len(set(queue_ids)) > 1
+            or _SCHEDULED in places
+        ):
+            return False
+        queue = self._queues.at(queue_ids[0])
+        if queue.mode is Mode.OFF:
+            return True
+        _, message_keys, counts = zip(*_iter_entry_parts(packed), strict=True)
+        found = [records.get(key) for key in message_keys]
+        if None in found:
+            return False
+        those = cast(list[bytes], found)
+        times = [_times_of_record(record) for record in those]
+        first, nothing = self._brought, [None] * len(those)
+        columns: tuple[Iterable[Any], ...] = (
+            map(self._properties, those),
+            [_us(enqueued_ms) for enqueued_ms, _ in times],
+            nothing,
+            [None if expires_ms == NEVER else _us(expires_ms) for _, expires_ms in times],
+            map(len, those),
+            nothing,
+            nothing,
+            those if queue.mode is Mode.BODIES else nothing,
+            nothing,
+        )
+        for column, more in zip(self._messages, columns, strict=True):
+            column += more
+        self._run(time_ms, _NAMES[Op.ENQUEUED], queue, None, numbers, counts, first_message=first)
+        return True
 
     def _enter_run(self, time_ms: int, run: tuple[Any, ...] | None, numbers: list[int], counts: list[int]) -> None:
         """Of messages that were just added."""
         assert run is not None
         queue_id, is_scheduled, reason, origin_id = run
         op = _NAMES[Op.SCHEDULED if is_scheduled else Op.ENQUEUED]
-        first = len(self._messages) - len(numbers)
+        first = self._brought - len(numbers)
         origin = None if origin_id is None else self._queues.at(origin_id)
         self._run(time_ms, op, self._queues.at(queue_id), reason, numbers, counts, origin=origin, first_message=first)
 
@@ -342,11 +398,14 @@ class Rows:
     ) -> None:
         if op in _LEAVING:
             there = leaving.get(queue_id, {})
-            kept = [place for place, number in enumerate(numbers) if there.pop(number, True) is None]
-            if len(kept) != len(numbers):  # a message leaves once
-                self.unfounded += len(numbers) - len(kept)
-                counts = counts and [counts[place] for place in kept]
-                numbers = [numbers[place] for place in kept]
+            if len(there) == len(numbers) and list(there) == list(numbers):
+                there.clear()
+            else:
+                kept = [place for place, number in enumerate(numbers) if there.pop(number, True) is None]
+                if len(kept) != len(numbers):  # a message leaves once
+                    self.unfounded += len(numbers) - len(kept)
+                    counts = counts and [counts[place] for place in kept]
+                    numbers = [numbers[place] for place in kept]
         if numbers:
             self._run(time_ms, _NAMES[op], self._queues.at(queue_id), reason, numbers, counts, description=description)
 
@@ -362,11 +421,11 @@ class Rows:
     ) -> None:
         """These stay, and some have another overlay since."""
         queue = self._queues.at(queue_id)
-        first = len(self._messages)
+        first = self._brought
         if queue.mode is Mode.BODIES:
             for number in numbers:
                 overlay = changed.get((queue_id, number))
-                self._messages.append((_NO_PROPERTIES, *(None,) * 7, overlay))
+                self._message(_NO_PROPERTIES, *(None,) * 7, overlay)
         self._run(
             time_ms,
             _NAMES[op],
@@ -382,8 +441,8 @@ class Rows:
         origin = self._queues.at(queue_id)
         if origin.mode is Mode.OFF:
             return
-        self._message_of.append(len(self._messages))
-        self._messages.append((_NO_PROPERTIES, None, None, None, None, number, None, None, None))
+        self._message_of.append(self._brought)
+        self._message(_NO_PROPERTIES, None, None, None, None, number, None, None, None)
         self._run_of.append(len(self._runs))
         # It is the other queue's row, so that who may not read of that does not get it.
         self._runs.append((_us(time_ms) or 0, _NAMES[Op.TAKEN_OVER], None, None, *origin[:3], *origin[:3]))
@@ -395,8 +454,8 @@ class Rows:
         queue, record = self._queues.at(queue_id), records.get(message_id.to_bytes(8, "big"))
         if queue.mode is not Mode.BODIES or record is None:
             return
-        first = len(self._messages)
-        self._messages.append((_NO_PROPERTIES, None, None, None, len(record), -message_id, None, record, None))
+        first = self._brought
+        self._message(_NO_PROPERTIES, None, None, None, len(record), -message_id, None, record, None)
         self._run(time_ms, _NAMES[Op.STAGED], queue, None, [None], None, first_message=first)
 
     def _moved(
@@ -433,13 +492,13 @@ class Rows:
         queue = self._queues.at(queue_id)
         if queue.mode is Mode.OFF:
             return
-        first = len(self._messages)
+        first = self._brought
         for place, each in enumerate(ids):
             number = copies[place] if isinstance(copies, list | tuple) else copies
             text = self._text(each) if isinstance(each, bytes) else each
             properties = (text, *_NO_PROPERTIES[1:])
             number_there = None if there is None else there[place]
-            self._messages.append((properties, None, None, None, None, number_there, number, None, None))
+            self._message(properties, None, None, None, None, number_there, number, None, None)
         if ids:
             origin = None if origin_id is None else self._queues.at(origin_id)
             self._run(time_ms, _NAMES[op], queue, None, [None] * len(ids), None, origin=origin, first_message=first)
@@ -483,9 +542,9 @@ class Rows:
             name: _taken(values, SCHEMA.field(name).type, runs)
             for name, values in zip(_RUN_COLUMNS, zip(*self._runs, strict=True), strict=True)
         }
-        if self._messages:
+        if self._brought:
             places = pa.array(self._message_of, pa.int32())
-            properties, *others = zip(*self._messages, strict=True)
+            properties, *others = self._messages
             of_messages = chain(zip(*properties, strict=True), others)
             found |= {
                 name: _taken(values, SCHEMA.field(name).type, places)
