@@ -85,6 +85,7 @@ class Follower:
         """Do what time demands, also while the journal cannot be read. Raises CaptureError, OSError."""
         if self._writer.is_due():
             self._roll()
+        self._tell()
         if time.monotonic() - self._tended >= TEND_SECONDS:
             self._tend()
         self._writer.chain.renew_when_due()
@@ -92,6 +93,7 @@ class Follower:
     def finish(self) -> None:
         """Write what waits. Raises Superseded, OSError."""
         self._roll()
+        self._tell()
 
     def _look(self) -> Extents:
         extents = self._source.extents()
@@ -128,6 +130,7 @@ class Follower:
         found = False
         for extent in extents.partitions:
             found = self._read_partition(extent) or found
+            self._tell()  # not while rows are read: that needs the connection
             if self._should_stop():
                 break
         return found
@@ -183,7 +186,6 @@ class Follower:
             self._counters.last_roll_s = time.time()
             self._counters.lag_rows = max(0, self._counters.lag_rows - rows)
             self._is_told = False
-            self._tell()
 
     def _lag(self, extents: Extents) -> None:
         lag = self._writer.waiting_rows

@@ -112,6 +112,20 @@ def test_the_journal_is_told_what_is_captured_and_not_what_waits(tmp_path):
             assert json.loads(command.out)["rows"] == 200, "it is captured, whether the journal hears of it or not"
 
 
+def test_it_rolls_while_an_answer_is_read(tmp_path):
+    journal = Journal(partitions=1, stable=6000, body_bytes=4000)
+    journal.answer_rows = 6000
+    with JournalServer(journal) as server:
+        with capture(tmp_path, server, "--once", "--json", "--file-size", "1MB") as command:
+            assert command.end() == 0, command.err
+            done = json.loads(command.out)
+        assert done["rows"] == 6000
+        assert done["files"] > 4
+        assert len([path for path in journal.requests if "from=" in path]) == 1
+        assert [document["partitions"][0]["offset"] for _, document in journal.told] == [6000]
+    assert captured_rows(tmp_path / "captured") == expected(journal)
+
+
 def test_standing_it_waits_for_a_broker_that_is_away(tmp_path):
     journal = Journal(partitions=1, stable=1200)
     journal.answers = [
