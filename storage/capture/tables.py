@@ -43,7 +43,12 @@ class Part(NamedTuple):
         row_bytes = rows.nbytes // max(1, len(rows)) + 1
         step = max(1, min(piece_rows, piece_bytes // row_bytes))
         for first in range(0, len(self.order), step):
-            yield rows.take(self.order.slice(first, step))
+            order = self.order.slice(first, step).cast(pa.int64())
+            begin = order[0].as_py()
+            if is_contiguous(pa.chunked_array([order]), begin, begin + len(order)):  # of one entity and hour: no copies
+                yield rows.slice(begin, len(order))
+            else:
+                yield rows.take(order)
 
 
 def check_rows(batch: pa.RecordBatch, partition: int, first: int) -> None:
