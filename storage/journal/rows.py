@@ -329,21 +329,18 @@ class Rows:
         self, time_ms: int, entered: Sequence[tuple[bytes, bytes]], records: Mapping[bytes, bytes]
     ) -> bool:
         """What `_enter` does, column by column, if the messages are new ones in one queue; else False, and nothing."""
+        if len(entered) < _ALIKE:
+            return False
         keys, values = zip(*entered, strict=True)
+        if set(map(len, values)) != {ENTRY_BYTES}:
+            return False
         queue_ids, places, numbers = zip(*_iter_queue_keys(b"".join(keys)), strict=True)
-        packed = b"".join(values)
-        if (
-            len(entered) < _ALIKE
-            or len(packed) != ENTRY_BYTES * len(values)
-            or len(set(map(len, values))) > 1
-            or len(set(queue_ids)) > 1
-            or _SCHEDULED in places
-        ):
+        if len(set(queue_ids)) > 1 or _SCHEDULED in places:
             return False
         queue = self._queues.at(queue_ids[0])
         if queue.mode is Mode.OFF:
             return True
-        _, message_keys, counts = zip(*_iter_entry_parts(packed), strict=True)
+        _, message_keys, counts = zip(*_iter_entry_parts(b"".join(values)), strict=True)
         found = [records.get(key) for key in message_keys]
         if None in found:
             return False
