@@ -85,7 +85,7 @@ class Follower:
         """Do what time demands, also while the journal cannot be read. Raises CaptureError, OSError."""
         if self._writer.is_due():
             self._roll()
-        self._tell()
+            self._tell()
         if time.monotonic() - self._tended >= TEND_SECONDS:
             self._tend()
         self._writer.chain.renew_when_due()
