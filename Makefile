@@ -80,6 +80,7 @@ spark: $(SPARK_INSTALLED)
 
 $(SPARK_INSTALLED): $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --editable '.[spark,jobs]'
+	-@$(BIN)/peeklock jobs prepare # jobs are slower without it, and say themselves if there is no Java
 	@touch $@
 
 pipeline-demo: $(SPARK_INSTALLED)

@@ -39,7 +39,21 @@ def run_job(
     jobs: dict[str, str] = import_module(JOBS_PACKAGE).JOBS
     if name not in jobs:
         fail(f"there is no job {name!r}; there are {', '.join(jobs)}", WRONG_USE)
+    _require_packages()
+    raise typer.Exit(import_module(jobs[name]).main(context.args))
+
+
+@jobs_app.command("prepare")
+def prepare() -> None:
+    """Make jobs on this machine start faster: write an archive of Java's classes, of 200 MB, beside this installation.
+
+    Takes half a minute. Do it again when Java or Spark is another version: jobs do not use an archive that is too old.
+    """
+    _require_packages()
+    raise typer.Exit(import_module(f"{JOBS_PACKAGE}.rehearsal").main())
+
+
+def _require_packages() -> None:
     for package in ("pyspark", "jinja2", "matplotlib"):
         if find_spec(package) is None:
             fail(f"{package} is not installed: pip install 'peeklock[spark,jobs]'", FAILED)
-    raise typer.Exit(import_module(jobs[name]).main(context.args))

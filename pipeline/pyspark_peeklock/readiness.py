@@ -12,6 +12,7 @@ MIN_JAVA: Final = 17  # of Spark 4
 JAVA_SECONDS: Final = 30.0
 _PACKAGES: Final = ("pyspark", "pyarrow", "pandas")
 _INSTALL: Final = "pip install 'peeklock[spark]'"
+_INSTALL_JAVA: Final = f"install Java {MIN_JAVA} or later (Debian: apt install openjdk-17-jre-headless)"
 
 
 class NotReady(Exception):
@@ -31,21 +32,26 @@ def versions() -> dict[str, str]:
     return found | {"java": java_version()}
 
 
-def java_version() -> str:
-    """The version of the Java that Spark would start: of JAVA_HOME, or else of PATH. Raises NotReady."""
-    install = f"install Java {MIN_JAVA} or later (Debian: apt install openjdk-17-jre-headless)"
+def java_command() -> str:
+    """The Java that Spark would start: of JAVA_HOME, or else of PATH. Raises NotReady."""
     home = os.environ.get("JAVA_HOME")
     java = shutil.which("java", path=os.path.join(home, "bin")) if home else shutil.which("java")  # noqa: PTH118
     if java is None:
         where = f"in JAVA_HOME, {home}" if home else "on PATH, and JAVA_HOME is not set"
-        raise NotReady(f"Spark needs Java, and there is none {where}: {install}")
+        raise NotReady(f"Spark needs Java, and there is none {where}: {_INSTALL_JAVA}")
+    return java
+
+
+def java_version() -> str:
+    """The version of `java_command`. Raises NotReady."""
+    java = java_command()
     try:
         said = subprocess.run([java, "-version"], capture_output=True, timeout=JAVA_SECONDS, check=True, text=True)
     except (OSError, subprocess.SubprocessError) as error:
-        raise NotReady(f"{java} -version fails ({type(error).__name__}): {install}") from None
+        raise NotReady(f"{java} -version fails ({type(error).__name__}): {_INSTALL_JAVA}") from None
     found = re.search(r'version "((?:1\.)?(\d+)[^"]*)"', said.stderr + said.stdout)
     if found is None or int(found[2]) < MIN_JAVA:
-        raise NotReady(f"Java {found[1] if found else 'of an unknown version'} at {java} is too old: {install}")
+        raise NotReady(f"Java {found[1] if found else 'of an unknown version'} at {java} is too old: {_INSTALL_JAVA}")
     return found[1]
 
 

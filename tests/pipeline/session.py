@@ -34,20 +34,24 @@ def spark() -> Iterator:
     require()
     from pyspark.sql import SparkSession
 
+    from pipeline.jobs import classes, running
+
     os.environ["PYSPARK_PYTHON"] = sys.executable  # else workers are the system's python3
-    started = (
+    builder = (
         SparkSession.builder.master("local[2]")
         .appName("tests")
         .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.host", "127.0.0.1")
-        .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.default.parallelism", "2")
         .config("spark.driver.memory", "1g")
-        .getOrCreate()
+        # Tests run thousands of small queries: what a second compiler would gain, it does not earn.
+        .config("spark.driver.extraJavaOptions", f"-XX:TieredStopAtLevel=1 -XX:+UseParallelGC {classes.reading()}")
     )
+    for name, value in running.SETTINGS.items():
+        builder = builder.config(name, value)
+    started = builder.getOrCreate()
     started.sparkContext.setLogLevel("ERROR")
     yield started
     started.stop()
