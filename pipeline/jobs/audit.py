@@ -16,6 +16,7 @@ import argparse
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -59,10 +60,6 @@ class Audit(NamedTuple):
             "open": self.open,
         }
 
-    def release(self) -> None:
-        """Give back the memory."""
-        self.judged.release()
-
 
 def audit(
     ledger: DataFrame,
@@ -80,34 +77,38 @@ def audit(
     queues were empty. `flagged_only`: judge only messages of queues whose checksum is wrong, which needs a snapshot,
     and either `opening` or `is_whole`. Raises LedgerError.
     """
-    offsets = offsets_of(until(normalized(ledger), cut), cut)
-    namespaces = {log.namespace for log in offsets.logs}
-    only = namespaces.pop() if len(namespaces) == 1 else None
-    opened = None if opening is None else verdicts.keyed(opening, "the opening set", only)
-    known = names_of(offsets.rows, opened)
-    present = None
-    if snapshot is not None:
-        present = verdicts.keyed(snapshot.messages, "the snapshot", only, newest_of(known))
-    # After a restore, the first rows of an epoch are not the first that happened.
-    is_whole = (is_whole or opening is not None) and offsets.is_of_one_epoch
-    rows = offsets.rows
-    if flagged_only:
-        if present is None or not is_whole:
-            raise LedgerError("checksums need a snapshot, and a ledger from the beginning or an opening set")
-        balances = checksum.balances(rows, present, opened).transform(kept)
-        rows = checksum.flagged(rows, balances)
-        present = checksum.flagged(present, balances)
-        opened = None if opened is None else checksum.flagged(opened, balances)
-    queues = names_of(known, present)
-    judged = verdicts.judged(rows, queues, offsets, present, opened, snapshot, is_whole=is_whole)
-    unmatched = moves.unmatched(offsets, grace, is_whole=is_whole and opening is None)
-    faults = judged.named(judged.others.filter(F.col("verdict").isin(*FAULTS))).select(*_FAULT_COLUMNS).transform(kept)
-    by_queue = judged.all().groupBy("queue", "partition", "verdict").agg(F.count(F.lit(1)).alias("messages"))
-    by_queue = judged.named(by_queue).select(*NAMES, "partition", "verdict", "messages")
-    is_open = F.col("isOpen") & (F.col("generation") == 0) & ~F.col("verdict").isin("lost", "ghost")
-    still = judged.named(judged.all().filter(is_open)).select(*NAMES, "sequenceNumber", "partition")
-    ids = identities.concerned(offsets.rows, judged, unmatched)
-    return Audit(offsets, judged, by_queue.transform(kept), faults, unmatched, ids, still)
+    ledger = until(normalized(ledger), cut)
+    # What does not wait for each other is asked at once: while one question is planned, another has the processors.
+    with ThreadPoolExecutor() as beside:
+        named = beside.submit(names_of, ledger)
+        offsets = offsets_of(ledger, cut)
+        # After a restore, the first rows of an epoch are not the first that happened.
+        is_whole = (is_whole or opening is not None) and offsets.is_of_one_epoch
+        unmatched = beside.submit(moves.unmatched, offsets, grace, is_whole=is_whole and opening is None)
+        namespaces = {log.namespace for log in offsets.logs}
+        only = namespaces.pop() if len(namespaces) == 1 else None
+        opened = None if opening is None else verdicts.keyed(opening, "the opening set", only)
+        queues = named.result() if opened is None else names_of(named.result(), opened)
+        present = None
+        if snapshot is not None:
+            present = verdicts.keyed(snapshot.messages, "the snapshot", only, newest_of(queues))
+            queues = names_of(queues, present)
+        rows = offsets.rows
+        if flagged_only:
+            if present is None or not is_whole:
+                raise LedgerError("checksums need a snapshot, and a ledger from the beginning or an opening set")
+            balances = checksum.balances(rows, present, opened).transform(kept)
+            rows = checksum.flagged(rows, balances)
+            present = checksum.flagged(present, balances)
+            opened = None if opened is None else checksum.flagged(opened, balances)
+        judged = verdicts.judged(rows, queues, offsets, present, opened, snapshot, is_whole=is_whole)
+        counts = judged.all().groupBy("queue", "partition", "verdict").agg(F.count(F.lit(1)).alias("messages"))
+        by_queue = beside.submit(kept, judged.named(counts).select(*NAMES, "partition", "verdict", "messages"))
+        faults = judged.named(judged.others.filter(F.col("verdict").isin(*FAULTS))).select(*_FAULT_COLUMNS)
+        ids = identities.concerned(offsets.rows, judged, unmatched.result())
+        is_open = F.col("isOpen") & (F.col("generation") == 0) & ~F.col("verdict").isin("lost", "ghost")
+        still = judged.named(judged.all().filter(is_open)).select(*NAMES, "sequenceNumber", "partition")
+        return Audit(offsets, judged, by_queue.result(), faults.transform(kept), unmatched.result(), ids, still)
 
 
 class Summary(NamedTuple):
@@ -366,8 +367,11 @@ def _job(arguments: Sequence[str]) -> int:
         )
         numbers = summary(found)
     with running.step(f"writing {options.output}"):
-        running.write_tables(options.output, found.tables())
-        running.write_report(options.output, report(found, numbers, snapshot is not None))
+        with ThreadPoolExecutor() as beside:
+            written = beside.submit(running.write_tables, options.output, found.tables())
+            page = report(found, numbers, snapshot is not None)
+            written.result()
+        running.write_report(options.output, page)
     print(verdict_text(numbers)[0])
     return running.FAULTS_FOUND if numbers.faults and options.fail_on_faults else 0
 

@@ -8,17 +8,13 @@ The id is in the first row of a message, and in those of its later places if the
 followed back to the first place, and from there to all others.
 """
 
-from collections.abc import Callable
 from typing import Final
 
-import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
-from pipeline.jobs import ledger
 from pipeline.jobs.ledger import ENTERS, PLACE, arrives, has_place, is_restored, kept, queue
 from pipeline.jobs.moves import MOVE_FAULTS
-from pipeline.jobs.offsets import local_table
 from pipeline.jobs.verdicts import FAULTS, Judged
 
 MAX_MOVES: Final = (
@@ -26,15 +22,6 @@ MAX_MOVES: Final = (
 )
 
 _ID: Final = ("namespace", "messageId")
-_IDS: Final = pa.schema(
-    [
-        *((name, pa.string()) for name in _ID),
-        *((name, pa.int64()) for name in ("accepted", "ended", "waiting")),
-        ("verdict", pa.string()),
-    ]
-)
-Small = Callable[[DataFrame], DataFrame]  # the same table, with a hint that it is small if it is
-
 _PARENT: Final = ("generation", "parentQueue", "parentNumber")
 
 
@@ -58,37 +45,39 @@ def concerned(rows: DataFrame, judged: Judged, moves: DataFrame) -> DataFrame:
     """
     faulty = moves.filter(F.col("verdict").isin(*MOVE_FAULTS))
     faults = judged.others.filter(F.col("verdict").isin(*FAULTS))
-    count = faults.count() + faulty.count()
-    if count == 0:
-        return local_table(rows.sparkSession, [], _IDS)
-
-    def small(table: DataFrame) -> DataFrame:
-        return ledger.small(table, count)
-
-    entering = rows.filter(F.col("op").isin(*ENTERS) & ~is_restored() & has_place()).select(
+    is_entering = F.col("op").isin(*ENTERS) & ~is_restored() & has_place()
+    moved = (
+        rows.filter(is_entering & F.col("originSequenceNumber").isNotNull())
+        .select(
+            *PLACE,
+            queue("originEntity", "originEntityId", "originSubQueue").alias("parentQueue"),
+            F.col("originSequenceNumber").alias("parentNumber"),
+        )
+        .localCheckpoint(eager=False)  # each step along the moves reads it
+    )
+    left = faulty.filter(F.col("sequenceNumber").isNotNull()).select("generation", queue(), "sequenceNumber")
+    as_parent = dict(zip(PLACE, _PARENT, strict=True))
+    arrived = moved.join(left.withColumnsRenamed(as_parent), list(_PARENT), "left_semi").select(*PLACE)
+    suspects = faults.select(*PLACE).union(left).union(arrived).distinct().transform(kept)
+    origins = _with_parents(suspects, moved)
+    named = rows.filter(F.col("messageId").isNotNull())
+    ids = named.filter(is_entering).join(origins, list(PLACE), "left_semi").select(*_ID)
+    ids = ids.union(faulty.filter(F.col("messageId").isNotNull()).select(*_ID)).distinct().transform(kept)
+    is_dropped = _is_published_at_once() & (F.col("copies") == 0)
+    told = named.filter(is_entering | is_dropped).select(
         *PLACE,
         *_ID,
+        is_dropped.alias("isDropped"),
         # Of a message that was published at once, its copies are the first that the ledger has with its id.
         (is_accepted() | F.col("originSequenceNumber").isNull()).cast("int").alias("accepted"),
-        queue("originEntity", "originEntityId", "originSubQueue").alias("parentQueue"),
-        F.col("originSequenceNumber").alias("parentNumber"),
     )
-    dropped = rows.filter(_is_published_at_once() & F.col("messageId").isNotNull() & (F.col("copies") == 0))
-    as_parent = dict(zip(PLACE, _PARENT, strict=True))
-    moved = entering.filter(F.col("parentNumber").isNotNull()).select(*PLACE, *_PARENT[1:])
-    left = faulty.filter(F.col("sequenceNumber").isNotNull()).select("generation", queue(), "sequenceNumber")
-    arrived = moved.join(small(left.withColumnsRenamed(as_parent)), list(_PARENT), "left_semi").select(*PLACE)
-    suspects = faults.select(*PLACE).union(left).union(arrived).distinct().transform(kept)
-    origins = _with_parents(suspects, moved, small)
-    named = entering.filter(F.col("messageId").isNotNull())
-    ids = named.join(small(origins), list(PLACE), "left_semi").select(*_ID)
-    ids = ids.union(faulty.filter(F.col("messageId").isNotNull()).select(*_ID)).distinct().transform(kept)
-    first = named.join(small(ids), list(_ID), "left_semi").transform(kept)
+    told = told.join(ids, list(_ID), "left_semi").transform(kept)
+    first = told.filter(~F.col("isDropped"))
     # Of each place, the id of the first one that it came from.
     owners = first.groupBy(*PLACE).agg(*(F.max(name).alias(name) for name in _ID)).transform(kept)
-    owned = _owned(owners, moved, small)
+    owned = _owned(owners, moved)
     accepted = first.groupBy(*_ID).agg(F.sum("accepted").alias("accepted"))
-    states = small(owned).join(judged.all().select(*PLACE, "left", "ended", "verdict"), list(PLACE))
+    states = owned.join(judged.all().select(*PLACE, "left", "ended", "verdict"), list(PLACE))
     waits = (F.col("left") == 0) & F.col("verdict").isin("ok", "undecided", "before", "entered_twice")
     none = F.lit(0)
     parts = [
@@ -96,7 +85,7 @@ def concerned(rows: DataFrame, judged: Judged, moves: DataFrame) -> DataFrame:
         states.select(
             *_ID, none.alias("accepted"), F.least("ended", F.lit(1)).alias("ended"), waits.cast("int").alias("waiting")
         ),
-        dropped.join(small(ids), list(_ID), "left_semi").select(
+        told.filter("isDropped").select(
             *_ID, F.lit(1).alias("accepted"), F.lit(1).alias("ended"), none.alias("waiting")
         ),
     ]
@@ -110,28 +99,28 @@ def concerned(rows: DataFrame, judged: Judged, moves: DataFrame) -> DataFrame:
     return sums.withColumn("verdict", verdict).transform(kept)
 
 
-def _with_parents(places: DataFrame, moved: DataFrame, small: Small) -> DataFrame:
+def _with_parents(places: DataFrame, moved: DataFrame) -> DataFrame:
     """These places, and all that they came from."""
     found = fresh = places
     for _ in range(MAX_MOVES):
-        parents = moved.join(small(fresh), list(PLACE), "left_semi").select(
+        parents = moved.join(fresh, list(PLACE), "left_semi").select(
             "generation", F.col("parentQueue").alias("queue"), F.col("parentNumber").alias("sequenceNumber")
         )
-        fresh = parents.join(small(found), list(PLACE), "left_anti").distinct().transform(kept)
+        fresh = parents.join(found, list(PLACE), "left_anti").distinct().transform(kept)
         if fresh.isEmpty():
             break
-        found = found.union(fresh).transform(kept)
+        found = found.union(fresh)
     return found
 
 
-def _owned(owners: DataFrame, moved: DataFrame, small: Small) -> DataFrame:
+def _owned(owners: DataFrame, moved: DataFrame) -> DataFrame:
     """PLACE with _ID: the owners, and all places that their messages went to."""
     found = fresh = owners
     for _ in range(MAX_MOVES):
         parents = fresh.withColumnsRenamed(dict(zip(PLACE, _PARENT, strict=True)))
-        children = moved.join(small(parents), list(_PARENT)).select(*PLACE, *_ID)
-        fresh = children.join(small(found.select(*PLACE)), list(PLACE), "left_anti").distinct().transform(kept)
+        children = moved.join(parents, list(_PARENT)).select(*PLACE, *_ID)
+        fresh = children.join(found.select(*PLACE), list(PLACE), "left_anti").distinct().transform(kept)
         if fresh.isEmpty():
             break
-        found = found.union(fresh).transform(kept)
+        found = found.union(fresh)
     return found

@@ -71,7 +71,7 @@ _KEYS: Final[dict[str, T.DataType]] = {
 }
 _WHERE_NULL: Final[dict[str, str | int]] = {"namespace": "", "epoch": "", "entityId": 0, "originEntityId": 0}
 
-_MAX_BROADCAST: Final = 100_000
+MAX_LOCAL = 10_000  # rows of a table that is held in Python
 
 
 class LedgerError(Exception):
@@ -163,19 +163,17 @@ def until(rows: DataFrame, cut: Mapping[tuple[int, str | None], int] | None) -> 
 def kept(table: DataFrame) -> DataFrame:
     """The same rows, computed now, once. For tables that are small, or used more than once.
 
+    A small table is held in Python and is a part of the plans that use it, so that Spark knows how small it is: it
+    broadcasts it, filters it without a job, and leaves out a join with nothing.
+
     The columns are new ones for Spark. Otherwise a join of a kept table with one that it was made of finds them
     ambiguous, with some settings.
     """
+    few = table.limit(MAX_LOCAL + 1).toArrow()
+    if few.num_rows <= MAX_LOCAL:
+        return table.sparkSession.createDataFrame(few, table.schema)
     rows = table.localCheckpoint()
     return rows.select(*(F.col(name).alias(name) for name in rows.columns))
-
-
-def small(table: DataFrame, rows: int) -> DataFrame:
-    """The same table, which has so many rows, with a hint that it is small if it is.
-
-    Faults are few, as a rule. If they are not, Spark must see for itself how it joins them.
-    """
-    return F.broadcast(table) if rows <= _MAX_BROADCAST else table
 
 
 def queue(entity: str = "entity", entity_id: str = "entityId", sub_queue: str = "subQueue") -> Column:

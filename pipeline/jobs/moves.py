@@ -113,37 +113,34 @@ def unmatched(offsets: Offsets, grace: timedelta = GRACE, *, is_whole: bool = Fa
 def _sides(rows: DataFrame) -> DataFrame:
     """Each side of each move, by _MOVE: how often it `left` and `arrived`, and how many are `expected` to arrive."""
     op, has_origin = F.col("op"), F.col("originEntity").isNotNull()
-    entered = has_origin & (op == "enqueued") & F.col("reason").isin(*MOVES, MOVED)
     # Published at once, or dropped.
-    passed = has_origin & op.isin("published", "duplicate")
+    has_passed = has_origin & op.isin("published", "duplicate")
+    has_arrived = has_passed | (has_origin & (op == "enqueued") & F.col("reason").isin(*MOVES, MOVED))
+    has_left = op.isin(*MOVES, MOVED)
     copies = F.when(op == "published", F.coalesce("copies", F.lit(0))).otherwise(1)
-    leaving = rows.filter(op.isin(*MOVES, MOVED)).select(
-        *_move("op", "entity", "entityId", "subQueue", "sequenceNumber"),
-        F.lit(1).alias("left"),
-        copies.alias("expected"),
-        F.lit(0).alias("arrived"),
-        *_MORE,
+    leaving = F.struct(
+        *_move(op, "entity", "entityId", "subQueue", "sequenceNumber"),
+        *(F.lit(1).alias("left"), copies.alias("expected"), F.lit(0).alias("arrived")),
     )
-    came = rows.filter(entered | passed).withColumn("kind", F.when(passed, "forwarded").otherwise(F.col("reason")))
-    arriving = came.select(
-        *_move("kind", "originEntity", "originEntityId", "originSubQueue", "originSequenceNumber"),
-        F.lit(0).alias("left"),
-        F.lit(0).alias("expected"),
-        F.lit(1).alias("arrived"),
-        *_MORE,
+    kind = F.when(has_passed, "forwarded").otherwise(F.col("reason"))
+    arriving = F.struct(
+        *_move(kind, "originEntity", "originEntityId", "originSubQueue", "originSequenceNumber"),
+        *(F.lit(0).alias("left"), F.lit(0).alias("expected"), F.lit(1).alias("arrived")),
     )
-    return leaving.unionByName(arriving)
+    # A row may be of two moves: of a message that was forwarded to a topic, and published there at once.
+    sides = F.array_compact(F.array(F.when(has_left, leaving), F.when(has_arrived, arriving)))
+    return rows.filter(has_left | has_arrived).select(F.explode(sides).alias("side"), *_MORE).select("side.*", *_MORE)
 
 
-def _move(kind: str, entity: str, entity_id: str, sub_queue: str, number: str) -> list[Column]:
+def _move(kind: Column, entity: str, entity_id: str, sub_queue: str, number: str) -> list[Column]:
     """_MOVE, of columns with these names."""
-    is_published = F.col(kind) == "published"
-    is_of_one_log = ~F.col(kind).isin(*_BETWEEN_PARTITIONS)
+    is_published = kind == "published"
+    is_of_one_log = ~kind.isin(*_BETWEEN_PARTITIONS)
     return [
         F.col("namespace"),
         # Partitions begin their epochs at different times, so that between them the numbers say nothing.
         F.when(is_of_one_log, F.col("generation")).otherwise(0).alias("generation"),
-        F.col(kind).alias("kind"),
+        kind.alias("kind"),
         F.lower(entity).alias("entity"),
         F.col(entity_id).alias("entityId"),
         F.when(~is_published, F.col(sub_queue)).alias("subQueue"),

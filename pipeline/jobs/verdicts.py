@@ -45,7 +45,6 @@ from pipeline.jobs.ledger import (
     is_restored,
     kept,
     queue,
-    small,
 )
 from pipeline.jobs.offsets import Offsets, local_table, to_micros
 
@@ -201,13 +200,12 @@ def keyed(messages: DataFrame, what: str, namespace: str | None = None, newest: 
 class Judged(NamedTuple):
     """All places with their `verdict`: `fine` are those that need no second look, `others` those that did.
 
-    `sketches` are what both were made of, kept in memory. `queues` has NAMES by `queue`.
+    `queues` has NAMES by `queue`.
     """
 
     fine: DataFrame
     others: DataFrame
     queues: DataFrame
-    sketches: DataFrame
 
     def all(self) -> DataFrame:
         """PLACE, `partition` (the highest that told of it), `left`, `ended`, `isOpen` (nothing says that it is
@@ -221,10 +219,6 @@ class Judged(NamedTuple):
     def named(self, places: DataFrame) -> DataFrame:
         """The same rows with NAMES."""
         return places.join(F.broadcast(self.queues.select("queue", *NAMES)), "queue")
-
-    def release(self) -> None:
-        """Give back the memory."""
-        self.sketches.unpersist()
 
 
 def judged(
@@ -244,7 +238,8 @@ def judged(
     """
     queues = queues.withColumn("isCovered", _is_covered(snapshot))
     coverage = F.broadcast(queues.select("queue", "isCovered"))
-    drawn = sketches(rows, present, opening).persist()
+    # As rows: to keep them column by column takes longer than to make them.
+    drawn = sketches(rows, present, opening).localCheckpoint(eager=False)
     covered = drawn if snapshot is None else drawn.join(coverage, "queue")
     is_fine = _is_surely_fine(snapshot)
     fine = covered.filter(is_fine).select(
@@ -256,18 +251,14 @@ def judged(
         F.lit("ok").alias("verdict"),
     )
     doubtful = covered.filter(~is_fine).select(*PLACE).transform(kept)
-    count = doubtful.count()
 
-    def looked_at(table: DataFrame | None) -> DataFrame | None:
-        return None if table is None else table.join(small(doubtful, count), list(PLACE), "left_semi")
+    def looked_at(table: DataFrame) -> DataFrame:
+        return table.join(doubtful, list(PLACE), "left_semi")
 
-    second = places(rows.join(small(doubtful, count), list(PLACE), "left_semi"), looked_at(present), looked_at(opening))
-    if count == 0:
-        none = second.limit(0).withColumn("verdict", F.lit("ok")).transform(kept)
-        return Judged(fine, none, queues, drawn)
-    known = second.join(coverage, "queue").transform(kept)
-    others = _decided(known, queues, offsets, _signs(snapshot), snapshot, is_whole).select(*second.columns, "verdict")
-    return Judged(fine, others.transform(kept), queues, drawn)
+    more = (None if table is None else looked_at(table) for table in (present, opening))
+    second = places(looked_at(rows), *more)
+    others = _decided(second.join(coverage, "queue"), queues, offsets, _signs(snapshot), snapshot, is_whole)
+    return Judged(fine, others.select(*second.columns, "verdict").transform(kept), queues)
 
 
 def _has(kinds: int) -> Column:
@@ -330,15 +321,11 @@ def _decided(
 ) -> DataFrame:
     segments = offsets.logs_table().select(*LOG, "segments")
     namespaces = F.broadcast(queues.select("queue", "namespace"))
-    known, newest = _numbers(offsets)
     visible = local_table(doubtful.sparkSession, _visible(offsets), _VISIBLE)
     facts = (
         doubtful.join(namespaces, "queue")
         .join(F.broadcast(segments), list(LOG), "left")
         .withColumn("segment", F.expr("array_max(filter(segments, each -> each <= firstOffset))"))
-        .withColumn("highBits", _high_bits())
-        .join(F.broadcast(known), [*QUEUE, "partition", "segment"], "left")
-        .join(F.broadcast(newest), [*QUEUE, "highBits"], "left")
         .join(F.broadcast(visible.select("namespace", "isUncut")), "namespace", "left")
     )
     was_seen = F.col("seen") > 0
@@ -349,10 +336,18 @@ def _decided(
     is_last = F.when(was_seen, F.col("lastOffset") >= last).otherwise(F.size("segments") == 1)
     is_last = _is_in_one_log() & (F.col("moved") == 0) & F.coalesce(is_last, F.lit(False))
     is_last |= F.lit(is_whole) & F.coalesce("isUncut", F.lit(False)) & (F.col("moved") == F.col("arrived"))
-    least = F.when(was_seen, F.col("leastEntered")).otherwise(F.col("leastOfNewest"))
-    must_have_entered = _is_in_one_log() & F.coalesce(F.col("sequenceNumber") > least, F.lit(False))
-    if is_whole:
-        must_have_entered |= is_first
+    if is_whole and not _is_cut(offsets):
+        must_have_entered = F.lit(True)  # and the ledger need not be read for what its numbers say
+    else:
+        known, newest = _numbers(offsets)
+        facts = (
+            facts.withColumn("highBits", _high_bits())
+            .join(F.broadcast(known), [*QUEUE, "partition", "segment"], "left")
+            .join(F.broadcast(newest), [*QUEUE, "highBits"], "left")
+        )
+        least = F.when(was_seen, F.col("leastEntered")).otherwise(F.col("leastOfNewest"))
+        must_have_entered = _is_in_one_log() & F.coalesce(F.col("sequenceNumber") > least, F.lit(False))
+        must_have_entered |= is_first & F.lit(is_whole)
     is_stable = F.lit(True)
     if snapshot is not None and snapshot.began is not None:
         began = F.create_map(*(F.lit(each) for pair in snapshot.began.items() for each in pair))
@@ -370,6 +365,10 @@ def _decided(
         .otherwise(F.when(is_first & F.lit(not is_whole), "before").otherwise(undecided))
     )
     return facts.withColumn("verdict", verdict)
+
+
+def _is_cut(offsets: Offsets) -> bool:
+    return any(len(log.segments) > 1 for log in offsets.logs)
 
 
 def _high_bits() -> Column:
@@ -390,8 +389,7 @@ def _numbers(offsets: Offsets) -> tuple[DataFrame, DataFrame]:
     rows = (
         offsets.rows.filter(has_place() & gives_number).join(segments, list(LOG)).join(F.broadcast(since), "namespace")
     )
-    is_cut = any(len(log.segments) > 1 for log in offsets.logs)
-    of_row = "array_max(filter(segments, each -> each <= journalOffset))" if is_cut else "segments[0]"
+    of_row = "array_max(filter(segments, each -> each <= journalOffset))" if _is_cut(offsets) else "segments[0]"
     is_new = F.unix_micros("eventTime") > F.col("sinceMicros")
     numbers = (
         rows.groupBy(*QUEUE, "partition", F.expr(of_row).alias("segment"), _high_bits().alias("highBits"))

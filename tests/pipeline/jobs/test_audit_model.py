@@ -6,6 +6,7 @@ Each run of Spark judges many histories, each a namespace of its own.
 import random
 from collections import defaultdict
 from datetime import timedelta
+from unittest import mock
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
@@ -18,6 +19,7 @@ from tests.pipeline.ledgers import START
 
 pytest.importorskip("pyspark")
 
+from pipeline.jobs import ledger
 from pipeline.jobs.audit import audit
 from pipeline.jobs.moves import MOVE_FAULTS
 from pipeline.jobs.verdicts import FAULTS, Snapshot
@@ -164,9 +166,10 @@ def test_histories_that_use_places_twice_have_no_faults(spark, cases):
     assert [tuple(row) for row in found.moves.filter(found.moves.verdict.isin(*MOVE_FAULTS)).collect()] == []
 
 
+@pytest.mark.parametrize("rows_in_python", [ledger.MAX_LOCAL, 0])
 @MODEL
 @given(CASES)
-def test_exactly_the_planted_faults_are_named(spark, cases):
+def test_exactly_the_planted_faults_are_named(spark, rows_in_python, cases):
     rows, present, expected = [], [], defaultdict(dict)
     for index, rng in enumerate(cases):
         namespace = f"n{index}"
@@ -187,7 +190,9 @@ def test_exactly_the_planted_faults_are_named(spark, cases):
         rows += renumbered(own)
         names = ("entity", "subQueue", "sequenceNumber")
         present += [{"namespace": namespace} | dict(zip(names, place, strict=True)) for place in there]
-    found = audit(ledgers.frame(spark, rows), Snapshot(ledgers.frame(spark, present, ledgers.PRESENT)), is_whole=True)
+    with mock.patch.object(ledger, "MAX_LOCAL", rows_in_python):
+        snapshot = Snapshot(ledgers.frame(spark, present, ledgers.PRESENT))
+        found = audit(ledgers.frame(spark, rows), snapshot, is_whole=True)
     named = defaultdict(dict)
     for row in found.faults.collect():
         named[row.namespace][row.entity, row.subQueue, row.sequenceNumber] = row.verdict
