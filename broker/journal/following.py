@@ -27,7 +27,8 @@ from storage.data_dir import JOURNAL
 from storage.durable import free_disk_bytes
 from storage.journal.files import ROLL_BYTES, JournalFull, Oldest, PartitionJournal
 from storage.journal.frames import Made
-from storage.journal.rows import Modes, Queues, Rows
+from storage.journal.queues import Modes, Queues
+from storage.journal.rows import Rows
 from storage.log.follower import durable_lsn, position_path, read_position, write_position
 from storage.log.frames import CorruptFrame, Frame, decode_turn
 from storage.log.recovery import logs

@@ -22,7 +22,7 @@ from broker.logging import get_logger
 from broker.metrics import process_usage
 from broker.settings.config import ConfigurationError, Settings
 from broker.unix_socket import JOURNAL_SOCKET, listen_at
-from storage.journal.rows import Mode, Modes
+from storage.journal.queues import Mode, Modes
 
 BACKLOG = 64
 

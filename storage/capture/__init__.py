@@ -4,7 +4,7 @@
     <url>/table=messages/date=2026-01-31/hour=07/<name>.parquet   the rows that have either, with all columns
     <url>/manifest/<sequence>-<term>-<writer>.json                which files count; see `storage.capture.chain`
 
-Date and hour are those of eventTime, in UTC. Each file has the columns of `storage.journal.rows.SCHEMA` and before
+Date and hour are those of eventTime, in UTC. Each file has the columns of `storage.journal.schema.SCHEMA` and before
 them `namespace` and `epoch`, and is sorted by entity, partition, epoch and journalOffset. The ledger has each captured
 offset of a partition and epoch exactly once.
 

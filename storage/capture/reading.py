@@ -19,7 +19,7 @@ from storage.capture.errors import DamagedFile, NotCaptured
 from storage.capture.manifest import DataFile, State, TableName
 from storage.capture.place import Place
 from storage.capture.tables import ONLY_IN_MESSAGES, is_contiguous
-from storage.journal.rows import SCHEMA
+from storage.journal.schema import SCHEMA
 
 _LEDGER_COLUMNS = [name for name in SCHEMA.names if name not in ONLY_IN_MESSAGES]
 BATCH_ROWS = 64 << 10

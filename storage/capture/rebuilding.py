@@ -17,7 +17,7 @@ from xxhash import xxh3_128_digest
 from storage.capture.presence import ENTERING, LEAVING
 from storage.capture.survey import MOVED, Mark, QueueName, Survey
 from storage.journal.events import ELSEWHERE
-from storage.journal.rows import SUB_QUEUES
+from storage.journal.schema import SUB_QUEUES
 from storage.queue_ids import Part, entity_of, part_of, queue_id_of
 from storage.records import (
     COPY_BYTES,

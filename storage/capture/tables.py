@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from storage.capture.errors import ForeignRows
 from storage.capture.manifest import Position, Range, TableName
-from storage.journal.rows import SCHEMA
+from storage.journal.schema import SCHEMA
 
 HOUR_US: Final = 3_600_000_000
 LATEST_US: Final = 253_402_300_800_000_000  # behind the year 9999, where Python's dates and those of paths end

@@ -13,7 +13,7 @@ from storage.journal.entities import of_entities, pattern_of
 from storage.journal.events import Op, name_of
 from storage.journal.files import JournalDamaged, Piece, Reading
 from storage.journal.frames import STREAM_END, CorruptJournal, decode, message, message_of, stream_begin
-from storage.journal.rows import BODY_COLUMNS, SCHEMA, without_bodies
+from storage.journal.schema import BODY_COLUMNS, SCHEMA, without_bodies
 
 JOINED_BYTES: Final = 1 << 20  # of small batches, or so many rows
 JOINED_ROWS: Final = 16_384

@@ -35,7 +35,7 @@ from storage.journal.frames import (
     encode,
     made_of,
 )
-from storage.journal.rows import SCHEMA
+from storage.journal.schema import SCHEMA
 
 EPOCH_BYTES: Final = 8
 ROLL_BYTES: Final = 64 << 20

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 from xxhash import xxh3_64_intdigest
 
-from storage.journal.rows import SCHEMA
+from storage.journal.schema import SCHEMA
 
 MAGIC: Final = b"PjF1"
 _fields = struct.Struct(">4sIQQQqq")

@@ -1,4 +1,4 @@
-"""Rows of the journal: their schema, and those that a frame of a worker's log stands for.
+"""The rows of the journal that a frame of a worker's log stands for.
 
 Which messages enter and leave queues is read from the changes of the tables, so that none can be forgotten; the hints
 of the frame (`events`) only say why. Each row is about one message in one queue. Rows of a batch are kept as runs with
@@ -6,11 +6,7 @@ the same values in most columns; columns that only rows with a message have are 
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from enum import StrEnum
-from fnmatch import translate
 from itertools import chain
-from re import IGNORECASE, Pattern
-from re import compile as compiled
 from struct import Struct
 from typing import Any, Final, NamedTuple, cast
 
@@ -18,53 +14,12 @@ import msgpack
 import pyarrow as pa
 
 from storage.journal.events import LEAVING, Hint, Op, name_of
+from storage.journal.queues import Mode, Queue, Queues
+from storage.journal.schema import SCHEMA, UNEXPLAINED
 from storage.log.changes import Operation
-from storage.queue_ids import Part, entity_of, part_of
 from storage.records import ENTRY_BYTES, NEVER, STAGED_PREFIX, Field, Place
 from storage.store import Table
 
-_TIME = pa.timestamp("us", tz="UTC")
-SCHEMA: Final = pa.schema(
-    [
-        pa.field("partition", pa.int32(), nullable=False),
-        pa.field("journalOffset", pa.int64(), nullable=False),
-        pa.field("eventTime", _TIME, nullable=False),
-        pa.field("op", pa.string(), nullable=False),
-        ("entity", pa.string()),
-        ("entityId", pa.int32()),  # another one when an entity was deleted and created again under its name
-        ("subQueue", pa.string()),
-        ("sequenceNumber", pa.int64()),
-        ("messageId", pa.string()),
-        ("sessionId", pa.string()),
-        ("partitionKey", pa.string()),
-        ("correlationId", pa.string()),
-        ("subject", pa.string()),
-        ("contentType", pa.string()),
-        ("enqueuedTime", _TIME),
-        ("scheduledTime", _TIME),
-        ("expiresAt", _TIME),
-        ("deliveryCount", pa.int32()),
-        ("reason", pa.string()),
-        ("description", pa.string()),
-        ("bodySize", pa.int64()),
-        ("originEntity", pa.string()),
-        ("originEntityId", pa.int32()),
-        ("originSubQueue", pa.string()),
-        ("originSequenceNumber", pa.int64()),
-        ("copies", pa.int32()),
-        ("record", pa.binary()),
-        ("overlay", pa.binary()),
-    ]
-)
-BODY_COLUMNS: Final = ("record", "overlay")
-UNEXPLAINED: Final = "unexplained"  # the reason of a row `purged` whose message left its queue without a hint
-
-SUB_QUEUES: Final = {
-    Part.MAIN: "active",
-    Part.DEAD_LETTER: "deadletter",
-    Part.TRANSFER_DEAD_LETTER: "transferdeadletter",
-    Part.TRANSFER: "transfer",
-}
 _DESCRIPTION: Final = "DeadLetterErrorDescription"
 _NAMES: Final = {int(op): name_of(op) for op in Op}
 _LEAVING: Final = frozenset(map(int, LEAVING))
@@ -77,12 +32,6 @@ _entry_parts: Final = Struct(">4s8sI").unpack_from  # checksum, key of the messa
 _iter_entry_parts: Final = Struct(">4s8sI").iter_unpack  # of entries without an overlay
 _SCHEDULED: Final = int(Place.SCHEDULED)
 _ALIKE: Final = 4  # entries from which on it is cheaper to take them column by column
-
-
-class Mode(StrEnum):
-    OFF = "off"
-    EVENTS = "events"
-    BODIES = "bodies"
 
 
 class Properties(NamedTuple):
@@ -107,59 +56,6 @@ class Decoding(NamedTuple):
 
     properties: Callable[[bytes], tuple[str | None, str | None, str | None, str | None, str | None, str | None]]
     text: Callable[[bytes], str]
-
-
-class Modes:
-    """What is journaled of which entity: by the first pattern that fits its path, whatever the case."""
-
-    def __init__(self, mode: Mode, modes: Mapping[str, Mode]) -> None:
-        """`modes` by patterns, as of a shell, in which `*` stands for slashes, too."""
-        self._mode = mode
-        self._modes: list[tuple[Pattern[str], Mode]] = [
-            (compiled(translate(pattern), IGNORECASE), each) for pattern, each in modes.items()
-        ]
-
-    def of(self, path: str) -> Mode:
-        return next((mode for pattern, mode in self._modes if pattern.match(path)), self._mode)
-
-
-class Queue(NamedTuple):
-    entity: str
-    entity_id: int
-    sub_queue: str
-    mode: Mode
-
-
-class Queues:
-    """The names of all queues that were heard of, by entity id."""
-
-    def __init__(self, modes: Modes, names: Mapping[int, str]) -> None:
-        self._modes = modes
-        self.names = dict(names)
-        self.changed = False  # since the caller has set this to False: a name that `names` did not have
-        self._known: dict[int, Queue] = {}
-
-    def hear(self, entity_id: int, path: str) -> None:
-        if self.names.get(entity_id) != path:
-            self.names[entity_id] = path
-            self.changed = True
-            self._known.clear()
-
-    def hear_all(self, hints: Iterable[Any]) -> None:
-        """Take the names among the hints of a frame."""
-        for hint in hints:
-            if hint[0] == Hint.NAMED:
-                _, entity_id, path = hint
-                self.hear(entity_id, path)
-
-    def at(self, queue_id: int) -> Queue:
-        found = self._known.get(queue_id)
-        if found is None:
-            entity_id, part = entity_of(queue_id), part_of(queue_id)
-            path = self.names.get(entity_id, f"#{entity_id}")  # no entity has such a name
-            sub_queue = SUB_QUEUES.get(part, f"part{part}")  # type: ignore[call-overload]  # an int is as good
-            found = self._known[queue_id] = Queue(path, entity_id, sub_queue, self._modes.of(path))
-        return found
 
 
 class _Origin(NamedTuple):
@@ -659,7 +555,3 @@ def _net(
         if not one.places and (enters or one.was_there):
             left.append(one.key)
     return entered, left
-
-
-def without_bodies(schema: pa.Schema) -> pa.Schema:
-    return pa.schema(field for field in schema if field.name not in BODY_COLUMNS)

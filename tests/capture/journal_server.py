@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from protocol.nodes import sas_tokens
 from protocol.nodes.sas_tokens import KeyRule, TokenError
-from storage.journal.rows import SCHEMA
+from storage.journal.schema import SCHEMA
 from tests.capture.synthetic_rows import EPOCH, batch
 
 KEY_NAME, KEY = "reader", "secret"

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
 
-from storage.journal.rows import SCHEMA
+from storage.journal.schema import SCHEMA
 
 BEGIN = datetime(2026, 1, 31, 22, 59, 0, tzinfo=UTC)
 OPS = ("enqueued", "delivered", "completed")

@@ -10,7 +10,7 @@ from storage.capture.place import Place
 from storage.capture.presence import MessageKey, PlaceName, Replay, present_at, together
 from storage.capture.reading import Captured
 from storage.capture.writing import CaptureOptions, CaptureWriter
-from storage.journal.rows import SCHEMA
+from storage.journal.schema import SCHEMA
 from tests.capture.synthetic_rows import BEGIN, EPOCH
 
 ENTITIES = {"orders": 0, "invoices": 0, "archive": 1}  # and their partitions

@@ -15,7 +15,7 @@ from storage.capture.errors import DamagedFile, ForeignRows, NotCaptured
 from storage.capture.place import Place
 from storage.capture.reading import Captured
 from storage.capture.writing import CaptureOptions, CaptureWriter
-from storage.journal.rows import SCHEMA
+from storage.journal.schema import SCHEMA
 from tests.capture.checks import captured_rows
 from tests.capture.synthetic_rows import EPOCH, batch
 

@@ -18,7 +18,9 @@ from storage.data_dir import RUN
 from storage.journal.batches import stream
 from storage.journal.events import Hint, Op
 from storage.journal.files import PartitionJournal
-from storage.journal.rows import SCHEMA, Mode, Modes, Queues, Rows
+from storage.journal.queues import Mode, Modes, Queues
+from storage.journal.rows import Rows
+from storage.journal.schema import SCHEMA
 from storage.log.commit_log import DEFAULT_LIMITS, CommitLog, LogLimits
 from storage.log.frames import decode_turn
 from storage.log.reading import LogOnDisk

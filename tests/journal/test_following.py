@@ -15,7 +15,7 @@ from turns_of_messages import STORE
 from broker.journal import following
 from broker.journal.consumers import Consumers, Progress
 from broker.journal.following import Follower, Retention
-from storage.journal.rows import Mode, Modes
+from storage.journal.queues import Mode, Modes
 from storage.log.follower import position_path, read_position
 from tests.logs import checkpoint
 from tests.own_disk import own_disk_or_skip

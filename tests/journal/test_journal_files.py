@@ -15,7 +15,7 @@ from journaled import plain_record, plain_rows, read
 from storage.journal.batches import stream
 from storage.journal.files import JournalDamaged, JournalFull, OutOfRetention, PartitionJournal
 from storage.journal.frames import HEAD_BYTES, CorruptJournal, Made, decode_head
-from storage.journal.rows import SCHEMA
+from storage.journal.schema import SCHEMA
 from tests.own_disk import own_disk_or_skip
 
 STORE, LOG = b"store-id", b"log-id----------"

@@ -13,7 +13,9 @@ from broker.journal.properties import DECODING, properties_of, text
 from protocol.codec import Symbol, encode
 from storage.journal import rows as journal_rows
 from storage.journal.events import ENTERING, LEAVING, Hint, Op, name_of
-from storage.journal.rows import SCHEMA, Mode, Modes, Queues, Rows
+from storage.journal.queues import Mode, Modes, Queues
+from storage.journal.rows import Rows
+from storage.journal.schema import SCHEMA
 from storage.log.changes import Operation
 from storage.queue_ids import Part, queue_id_of
 from storage.records import NEVER, Field, Place, staged_key

@@ -9,7 +9,9 @@ import msgpack
 
 from broker.journal.properties import DECODING
 from storage.journal.events import ENTERING, LEAVING, Hint, Op, name_of
-from storage.journal.rows import UNEXPLAINED, Mode, Modes, Queues, Rows
+from storage.journal.queues import Mode, Modes, Queues
+from storage.journal.rows import Rows
+from storage.journal.schema import UNEXPLAINED
 from storage.log.changes import Operation
 from storage.memory import MemoryStore
 from storage.queue_ids import entity_of

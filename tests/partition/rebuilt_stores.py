@@ -16,7 +16,8 @@ from broker.restoring.definitions import entities_of
 from storage.capture.reading import CapturedRange
 from storage.capture.rebuilding import Rebuilder, Rebuilt
 from storage.capture.survey import family_of, survey
-from storage.journal.rows import Mode, Modes, Queues, Rows
+from storage.journal.queues import Mode, Modes, Queues
+from storage.journal.rows import Rows
 from storage.memory import MemoryStore
 from storage.queue_ids import Part, entity_of, part_of
 from storage.records import (

@@ -13,7 +13,7 @@ from storage.capture.definitions import keep
 from storage.capture.place import Place
 from storage.capture.survey import to_ms
 from storage.capture.writing import CaptureOptions, CaptureWriter
-from storage.journal.rows import SCHEMA
+from storage.journal.schema import SCHEMA
 from tests.capture.synthetic_rows import BEGIN, EPOCH
 from tests.journal.turns_of_messages import record
 

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from protocol.client.messages import Message
 from protocol.message.intake import take_apart
-from storage.journal.rows import SCHEMA
+from storage.journal.schema import SCHEMA
 from storage.records import encode_message
 
 TIME = pa.timestamp("us", "UTC")
