@@ -37,6 +37,8 @@ class Program:
 
     def kill(self) -> None:
         """SIGKILL the driver and its JVM at once, and wait until they and all Python workers are gone."""
+        if self.process.poll() is not None:
+            return  # by an earlier call, too
         everyone = psutil.Process(self.process.pid).children(recursive=True)
         for each in [self.process.pid, *(each.pid for each in everyone if "java" in each.name())]:
             with contextlib.suppress(ProcessLookupError):

@@ -68,15 +68,15 @@ def test_a_driver_killed_in_the_middle_loses_and_doubles_nothing_while_a_syphon_
     both = ["--primary", primary.connection_string, "--secondary", secondary.connection_string]
     both += ["--primary-http", f"http://localhost:{primary.http_port}", "--primary-name", NAME, "--backlog-queues", "2"]
     both += ["--secondary-http", f"http://localhost:{secondary.http_port}"]
-    driver = Program(tmp_path / "driver", "jobs", "run", "drain", *arguments, "--apply", "--rate", "500")
+    driver = Program(tmp_path / "driver", "jobs", "run", "drain", *arguments, "--apply", "--rate", "250")
     syphon = None
     try:
         while not arrived(primary):
             assert driver.process.poll() is None, driver.log
             time.sleep(0.01)
         syphon = Program(tmp_path / "syphon", "syphon", *both)
-        driver.kill()
         assert left(secondary) > 0
+        driver.kill()
         # Now the syphon gets the leases, and another job does not.
         while len(re.findall("lease taken", syphon.log)) < len(QUEUES):
             assert syphon.process.poll() is None, syphon.log
