@@ -107,7 +107,9 @@ def must_be_whole(archive: Path) -> None:
     with archive.open("rb") as file:
         os.fsync(file.fileno())
     command = [readiness.java_command(), *classes.reading(archive).split(), "--version"]
-    if subprocess.run(command, capture_output=True, timeout=SECONDS, check=False).returncode:
+    # Java crashes, and writes a report of that where it runs.
+    ran = subprocess.run(command, cwd=archive.parent, capture_output=True, timeout=SECONDS, check=False)
+    if ran.returncode:
         raise running.NotDone(f"no archive of classes was written: Java cannot read what it wrote to {archive.parent}")
 
 
