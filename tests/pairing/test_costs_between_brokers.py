@@ -37,7 +37,9 @@ async def test_a_message_of_an_outage_is_sent_twice_and_received_twice(tmp_path)
                 *(senders[n % 5].send(Message.of(body, message_id=str(n)).encode()) for n, body in enumerate(bodies))
             )
             await asyncio.to_thread(primary.start)
-            await pairing.availability.path("orders").changed
+            path = pairing.availability.path("orders")
+            while path.health.has_failed_over:
+                await path.changed
         options = SyphonOptions(backlog_queue_count=2, once=True)
         found = await check(namespace(primary), namespace(secondary), "main", options)
         await asyncio.wait_for(Syphon(namespace(primary), namespace(secondary), found, options).run(), 60)
