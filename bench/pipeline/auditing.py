@@ -76,7 +76,7 @@ def measure(spark: Any, work: str, directory: Path) -> dict[str, float]:
 
 
 def main(work: str, directory: Path) -> int:
-    from pipeline.jobs import audit, running  # noqa: F401 - as the job's own program, which imports all before it starts
+    from pipeline.jobs import running
 
     spark = running.session("peeklock bench")
     print(json.dumps(measure(spark, work, directory)))

@@ -47,7 +47,7 @@ def run_job(
 def prepare() -> None:
     """Make jobs on this machine start faster: write an archive of Java's classes, of 200 MB, beside this installation.
 
-    Takes half a minute. Do it again when Java or Spark is another version: jobs do not use an archive that is too old.
+    Takes a minute. Do it again when Java or Spark is another version: jobs do not use an archive that is too old.
     """
     _require_packages()
     raise typer.Exit(import_module(f"{JOBS_PACKAGE}.rehearsal").main())

@@ -10,11 +10,13 @@ followed back to the first place, and from there to all others.
 
 from typing import Final
 
+import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
 from pipeline.jobs.ledger import ENTERS, PLACE, arrives, has_place, is_restored, kept, queue
 from pipeline.jobs.moves import MOVE_FAULTS
+from pipeline.jobs.offsets import local_table
 from pipeline.jobs.verdicts import FAULTS, Judged
 
 MAX_MOVES: Final = (
@@ -22,6 +24,13 @@ MAX_MOVES: Final = (
 )
 
 _ID: Final = ("namespace", "messageId")
+_IDS: Final = pa.schema(
+    [
+        *((name, pa.string()) for name in _ID),
+        *((name, pa.int64()) for name in ("accepted", "ended", "waiting")),
+        ("verdict", pa.string()),
+    ]
+)
 _PARENT: Final = ("generation", "parentQueue", "parentNumber")
 
 
@@ -45,6 +54,8 @@ def concerned(rows: DataFrame, judged: Judged, moves: DataFrame) -> DataFrame:
     """
     faulty = moves.filter(F.col("verdict").isin(*MOVE_FAULTS))
     faults = judged.others.filter(F.col("verdict").isin(*FAULTS))
+    if faults.isEmpty() and faulty.isEmpty():
+        return local_table(rows.sparkSession, [], _IDS)
     is_entering = F.col("op").isin(*ENTERS) & ~is_restored() & has_place()
     moved = (
         rows.filter(is_entering & F.col("originSequenceNumber").isNotNull())

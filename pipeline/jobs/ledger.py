@@ -164,7 +164,8 @@ def kept(table: DataFrame) -> DataFrame:
     """The same rows, computed now, once. For tables that are small, or used more than once.
 
     A small table is held in Python and is a part of the plans that use it, so that Spark knows how small it is: it
-    broadcasts it, filters it without a job, and leaves out a join with nothing.
+    broadcasts it, filters it without a job, and leaves out a join with nothing. Of a table with more than MAX_LOCAL
+    rows, the first ones are computed twice.
 
     The columns are new ones for Spark. Otherwise a join of a kept table with one that it was made of finds them
     ambiguous, with some settings.

@@ -15,28 +15,9 @@ import pyarrow.parquet as pq
 
 from pipeline.jobs import audit, classes, dead_letters, latency, running, usage
 from pyspark_peeklock import readiness
+from storage.capture.tables import LEDGER_SCHEMA
 
 SECONDS: Final = 600.0
-
-_SCHEMA: Final = pa.schema(
-    [
-        ("namespace", pa.string()),
-        ("partition", pa.int32()),
-        ("journalOffset", pa.int64()),
-        ("eventTime", pa.timestamp("us", tz="UTC")),
-        ("op", pa.string()),
-        ("entity", pa.string()),
-        ("subQueue", pa.string()),
-        ("sequenceNumber", pa.int64()),
-        ("messageId", pa.string()),
-        ("reason", pa.string()),
-        ("deliveryCount", pa.int32()),
-        ("bodySize", pa.int64()),
-        ("originEntity", pa.string()),
-        ("originSubQueue", pa.string()),
-        ("originSequenceNumber", pa.int64()),
-    ]
-)
 
 
 def _rows() -> list[dict[str, Any]]:
@@ -57,7 +38,14 @@ def _rows() -> list[dict[str, Any]]:
     ]
     return [
         {
-            **{"namespace": "rehearsal", "partition": 0, "journalOffset": offset, "op": op, "entity": "orders"},
+            **{
+                "namespace": "rehearsal",
+                "epoch": "",
+                "partition": 0,
+                "journalOffset": offset,
+                "op": op,
+                "entity": "orders",
+            },
             **{"eventTime": began + timedelta(seconds=offset), "subQueue": "active", "sequenceNumber": number},
             **{"messageId": f"m{number}", "bodySize": 100},
             **more,
@@ -71,7 +59,7 @@ def _rehearse(scratch: Path) -> int:
     ledger, present = scratch / "ledger", scratch / "present"
     for folder, rows in ((ledger, _rows()), (present, _rows()[:1])):
         folder.mkdir()
-        pq.write_table(pa.Table.from_pylist(rows, schema=_SCHEMA), folder / "rows.parquet")
+        pq.write_table(pa.Table.from_pylist(rows, schema=LEDGER_SCHEMA), folder / "rows.parquet")
     given = ["--ledger", str(ledger), "--output", str(scratch / "output")]
     compared = ["--present", str(present), "--whole"]
     jobs: tuple[tuple[ModuleType, list[str]], ...] = ((audit, compared), (dead_letters, []), (latency, []), (usage, []))
@@ -103,7 +91,7 @@ def write_archive(archive: Path = classes.ARCHIVE) -> int:
 
 
 def must_be_whole(archive: Path) -> None:
-    """Raises NotDone for an archive that was cut off, as on a full disk."""
+    """Bring the archive to the disk. Raises NotDone if it was cut off, as on a full one."""
     with archive.open("rb") as file:
         os.fsync(file.fileno())
     command = [readiness.java_command(), *classes.reading(archive).split(), "--version"]

@@ -257,6 +257,8 @@ def judged(
 
     more = (None if table is None else looked_at(table) for table in (present, opening))
     second = places(looked_at(rows), *more)
+    if doubtful.isEmpty():
+        return Judged(fine, second.withColumn("verdict", F.lit("ok")).transform(kept), queues)
     others = _decided(second.join(coverage, "queue"), queues, offsets, _signs(snapshot), snapshot, is_whole)
     return Judged(fine, others.select(*second.columns, "verdict").transform(kept), queues)
 

@@ -46,8 +46,7 @@ def spark() -> Iterator:
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.default.parallelism", "2")
         .config("spark.driver.memory", "1g")
-        # Tests run thousands of small queries: what a second compiler would gain, it does not earn.
-        .config("spark.driver.extraJavaOptions", f"-XX:TieredStopAtLevel=1 -XX:+UseParallelGC {classes.reading()}")
+        .config("spark.driver.extraJavaOptions", classes.reading())
     )
     for name, value in running.SETTINGS.items():
         builder = builder.config(name, value)

@@ -69,7 +69,7 @@ def test_a_page_of_zeros_kills_no_verification(tmp_path: Path, store_file: Path)
 def test_a_page_in_the_place_of_another_is_found(tmp_path: Path, store_file: Path) -> None:
     data = store_file.read_bytes()
     found = []
-    for one, other in list(zip(leaves(data), leaves(data)[1:], strict=False))[::4]:
+    for one, other in zip(leaves(data), leaves(data)[1:], strict=False):
         damaged = bytearray(data)
         damaged[other * PAGE : (other + 1) * PAGE] = data[one * PAGE : (one + 1) * PAGE]
         store_file.write_bytes(damaged)

@@ -67,6 +67,7 @@ def test_each_accepted_message_is_in_the_primary_or_in_the_backlog(tmp_path, sec
         try:
             wait_for(lambda: all(sender.accepted for sender in senders), "not all programs send")
             time.sleep(BEFORE_S)
+            before = {sender.name: sender.accepted[-1] for sender in senders}
             away.kill()
             time.sleep(AWAY_S)
             wait_for_progress(senders, "not all programs send without the primary")
@@ -94,3 +95,4 @@ def test_each_accepted_message_is_in_the_primary_or_in_the_backlog(tmp_path, sec
             assert len(there) == len(set(there)), sender.told("a message is there twice")
             assert set(sender.accepted) <= here | set(there), sender.told("a message is lost")
             assert here, sender.told("nothing is in the backlog")
+            assert max(there) > max(here) > before[sender.name], sender.told("it has not come back")
