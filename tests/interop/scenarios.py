@@ -114,7 +114,7 @@ QUEUE_SCENARIOS = (
         "auto-renew-many",
         "The SDK's own renewer keeps the locks of 300 messages at once, by threads and by tasks where it has both.",
         ("ST14",),
-        {"lock_duration_ms": 30_000},
+        {"lock_duration_ms": 45_000},
     ),
     Scenario(
         "send-again",

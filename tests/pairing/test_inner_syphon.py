@@ -18,7 +18,7 @@ from tests.end_to_end.health import eventually, logged
 from tests.pairing.conftest import QUEUES, fill, taken
 
 QUEUE = "main/x-servicebus-transfer/{}"
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0
 
 
 @pytest.fixture(scope="module")

@@ -265,7 +265,7 @@ const scenarios = {
     await sender.sendMessages(range(300).map((i) => ({ body: `${i}` })));
     const receiver = scene.receiver({ maxAutoLockRenewalDurationInMs: 60_000 });
     const held = await allOf(receiver, 300, { complete: false });
-    await sleep(32_000);
+    await sleep(47_000);
     await Promise.all(held.map((message) => receiver.completeMessage(message)));
     await receiver.close();
     await scene.nothingIsLeft();

@@ -309,7 +309,7 @@ def auto_renew_many(scene: Scene) -> None:
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     ways = {way: subprocess.Popen([*command, way, scene.queue], **pipes) for way in ("threads", "tasks")}
     for way, process in ways.items():
-        output, errors = process.communicate(timeout=100)
+        output, errors = process.communicate(timeout=150)
         equal((process.returncode, output), (0, "kept 300\n"), f"what came of {way} ({errors[-2000:]})")
     scene.nothing_is_left()
 

@@ -19,7 +19,7 @@ from tests.pairing.syphon.worlds import until
 QUEUE_COUNT = 2
 SESSIONS = 7
 PART = 100  # messages in one transfer
-WAIT_SECONDS = 60.0
+WAIT_SECONDS = 180.0
 # Made before, so that a syphon need not wait a minute for the locks of one that died.
 BACKLOG = "".join(
     f"""

@@ -586,7 +586,7 @@ public final class Azure {
             try (ServiceBusReceiverClient receiver = scene.receiver()) {
                 List<ServiceBusReceivedMessage> held = allOf(receiver, 300, false);
                 held.forEach(message -> receiver.renewMessageLock(message, Duration.ofSeconds(60), failure::set));
-                sleep(32_000);
+                sleep(47_000);
                 equal(failure.get(), null, "error of the renewer");
                 held.forEach(receiver::complete);
             }
