@@ -12,7 +12,7 @@ _COUNTERS: Final = {  # key of the snapshot: name, help
     "bytes": ("bytes", "Bytes of those files."),
     "compacted_files": ("compacted_files", "Files that compaction has replaced by fewer."),
     "removed_files": ("removed_files", "Files removed that the manifest does not name, or no longer."),
-    "lost_rows": ("lost_rows", "Rows that the journal had dropped before they were captured."),
+    "lost_rows": ("lost_rows", "Rows that the journal had dropped, or could not read, before they were captured."),
 }
 _GAUGES: Final = {
     "lag_rows": ("lag_rows", "Rows of the journal that are in no file yet."),

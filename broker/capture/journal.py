@@ -15,12 +15,16 @@ from typing import Any, Final
 from urllib.parse import urlencode
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from broker.administration.address import Address
 from protocol.client.connection_string import Credentials, SharedAccessKey, SharedAccessSignature
 from protocol.nodes.sas_tokens import generate
-from storage.capture.errors import OutOfRetention, SourceFailed, SourceRefused
+from storage.capture.errors import DamagedRows, OutOfRetention, SourceFailed, SourceRefused
 from storage.capture.source import Extent, Extents
+from storage.journal.batches import DAMAGED
+from storage.journal.events import Op, name_of
+from storage.journal.schema import SCHEMA
 
 PATH: Final = "/$journal"
 ENTITIES_PATH: Final = f"{PATH}/entities"
@@ -88,7 +92,10 @@ class HttpJournal:
         return document
 
     def rows(self, partition: int, epoch: str, first: int, end: int) -> Generator[pa.RecordBatch, None, None]:
-        """Rows of the offsets first <= offset < end. Raises SourceFailed, SourceRefused, OutOfRetention."""
+        """Rows of the offsets first <= offset < end.
+
+        Raises SourceFailed, SourceRefused, OutOfRetention, DamagedRows.
+        """
         while first < end:
             query = {"epoch": epoch, "from": first, "to": end, "records": 1, "maxBytes": ANSWER_BYTES}
             with self._asked(f"{PATH}/{partition}?{urlencode(query)}") as answer:
@@ -98,9 +105,15 @@ class HttpJournal:
                 if not first <= after <= end:
                     raise self._failed(f"{NEXT_OFFSET} is {after}, which is not within {first} to {end}")
                 at = first
-                for batch in self._batches(answer):
+                for whole in self._batches(answer):
+                    batch, damage = _until_damage(whole)
                     at += len(batch)
                     yield batch
+                    if damage is not None:
+                        last, what = damage["journalOffset"], damage["description"]
+                        if last is None or not at <= last < after:
+                            raise self._failed(f"partition {partition}: damaged rows end at {last}, and begin at {at}")
+                        raise DamagedRows(partition, epoch, at, last + 1, what)
             if at != after:
                 raise self._failed(f"partition {partition}: the answer ended before offset {after}, at {at}")
             if at == first:
@@ -235,3 +248,12 @@ class HttpJournal:
 
     def _failed(self, text: str) -> SourceFailed:
         return SourceFailed(f"{self._address.url}: {text}")
+
+
+def _until_damage(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, dict[str, Any] | None]:
+    """What is before the first row that stands for damaged ones, in the place of the last of them; and this row."""
+    if not batch.schema.equals(SCHEMA):
+        return batch, None
+    op, reason = batch.column("op"), batch.column("reason")
+    at = pc.index(pc.and_(pc.equal(op, name_of(Op.TRUNCATED)), pc.equal(reason, DAMAGED)), True).as_py()
+    return (batch, None) if at < 0 else (batch.slice(0, at), batch.slice(at, 1).to_pylist()[0])

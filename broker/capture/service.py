@@ -26,7 +26,8 @@ def snapshot(counters: Counters, *, is_up: bool) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """`once`: capture what the journal has now, and end. `skips_lost`: go on behind rows that it has dropped."""
+    """`once`: capture what the journal has now, and end. `skips_lost`: go on behind rows that it has dropped
+    or cannot read."""
 
     once: bool = False
     skips_lost: bool = False
@@ -91,6 +92,7 @@ class CaptureService:
             skips_lost=self._wishes.skips_lost,
             should_stop=self._stopping.is_set,
             definitions=self._definitions,
+            on_lost=lambda error: log.error("rows are lost", reason=str(error)),
         )
         self._reached()
         try:

@@ -60,12 +60,25 @@ class SourceRefused(CaptureError):
     """The journal does not let us read it, and will not until somebody changes something."""
 
 
-class OutOfRetention(CaptureError):
-    """The journal has dropped rows that were not captured."""
+class RowsLost(CaptureError):
+    """Rows of the offsets first <= offset < end were not captured, and never can be."""
+
+    def __init__(self, partition: int, epoch: str, first: int, end: int, what: str) -> None:
+        super().__init__(f"partition {partition}, epoch {epoch}: {what}")
+        self.partition, self.epoch, self.first, self.end = partition, epoch, first, end
+
+
+class OutOfRetention(RowsLost):
+    """The journal has dropped them."""
 
     def __init__(self, partition: int, epoch: str, first: int, low: int) -> None:
-        super().__init__(
-            f"partition {partition}, epoch {epoch}: the journal has dropped the offsets {first} to {low - 1} before "
-            "they were captured"
-        )
-        self.partition, self.epoch, self.first, self.low = partition, epoch, first, low
+        what = f"the journal has dropped the offsets {first} to {low - 1} before they were captured"
+        super().__init__(partition, epoch, first, low, what)
+
+
+class DamagedRows(RowsLost):
+    """The journal has them in a file that is damaged."""
+
+    def __init__(self, partition: int, epoch: str, first: int, end: int, damage: str) -> None:
+        what = f"the journal cannot read the offsets {first} to {end - 1}: {damage}"
+        super().__init__(partition, epoch, first, end, what)

@@ -8,7 +8,15 @@ from typing import Any, Final
 
 from storage.capture import definitions
 from storage.capture.compaction import clean, compact
-from storage.capture.errors import DamagedFile, ForeignRows, OutOfRetention, SourceFailed, SourceRefused
+from storage.capture.errors import (
+    DamagedFile,
+    DamagedRows,
+    ForeignRows,
+    OutOfRetention,
+    RowsLost,
+    SourceFailed,
+    SourceRefused,
+)
 from storage.capture.source import Extent, Extents, RowSource
 from storage.capture.writing import CaptureWriter
 
@@ -36,7 +44,7 @@ class Counters:
 
 
 class Follower:
-    """`skips_lost`: go on behind rows that the journal dropped before they were captured, instead of OutOfRetention."""
+    """`skips_lost`: go on behind rows that the journal has dropped or cannot read, instead of raising RowsLost."""
 
     def __init__(
         self,
@@ -47,13 +55,15 @@ class Follower:
         skips_lost: bool = False,
         should_stop: Callable[[], bool] = lambda: False,
         definitions: Callable[[], dict[str, Any] | None] | None = None,
+        on_lost: Callable[[RowsLost], object] = lambda _: None,
     ) -> None:
-        """`definitions`: what the broker says of its entities now; None if it cannot."""
+        """`definitions`: what the broker says of its entities now; None if it cannot. `on_lost`: rows are skipped."""
         self._source = source
         self._definitions = definitions
         self._writer = writer
         self._counters = counters
         self._skips_lost = skips_lost
+        self._on_lost = on_lost
         self._should_stop = should_stop
         self._tended = self._cleaned = self._defined = -CLEAN_SECONDS
         self._extents: Sequence[Extent] = ()  # at the last look
@@ -167,13 +177,17 @@ class Follower:
                 return found  # nothing of it was captured, so nothing is missing: begin with what there is next time
             self._lost(error)
             return True
+        except DamagedRows as error:
+            self._lost(error)
+            return True
         return found
 
-    def _lost(self, error: OutOfRetention) -> None:
+    def _lost(self, error: RowsLost) -> None:
         if not self._skips_lost:
             raise error
-        self._writer.skip(error.partition, error.epoch, error.low)
-        self._counters.lost_rows += error.low - error.first
+        self._writer.skip(error.partition, error.epoch, error.first, error.end)
+        self._counters.lost_rows += error.end - error.first
+        self._on_lost(error)
 
     def _roll(self) -> None:
         rows = self._writer.waiting_rows

@@ -77,7 +77,7 @@ class Next(_Model):
 
 
 class Gap(_Model):
-    """Offsets that the journal dropped before they were captured."""
+    """Offsets that were lost: the journal had dropped them before they were captured, or could not read them."""
 
     partition: Number
     epoch: str

@@ -28,7 +28,8 @@ class RowSource(Protocol):
         """Rows of the offsets first <= offset < end, in order, with the columns of SCHEMA. May end before `end`;
         is closed by the caller.
 
-        Raises SourceFailed, SourceRefused; OutOfRetention if the journal has dropped some.
+        Raises SourceFailed, SourceRefused; OutOfRetention if the journal has dropped some, DamagedRows if it cannot
+        read some, after those that come before.
         """
 
     def tell(self, captured: Sequence[Extent]) -> None:

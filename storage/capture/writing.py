@@ -95,11 +95,14 @@ class CaptureWriter:
         self._waiting_bytes[TableName.LEDGER] += batch.nbytes - bodies
         self._wait_since_now()
 
-    def skip(self, partition: int, epoch: str, to: int) -> None:
-        """The journal has dropped what comes before the offset `to`: go on there, and have it in the manifest."""
-        known = self._next[partition, epoch]
-        self._gaps.append(Gap(partition=partition, epoch=epoch, first=known.offset, last=to - 1))
-        self._next[partition, epoch] = known.model_copy(update={"offset": to})
+    def skip(self, partition: int, epoch: str, first: int, end: int) -> None:
+        """The rows first <= offset < end, which come next, are lost: go on behind them. The manifest names them."""
+        known = self._next.get((partition, epoch))
+        if known is not None and known.offset != first:
+            raise ForeignRows(f"partition {partition}: offset {known.offset} comes next, not {first}")
+        self._gaps.append(Gap(partition=partition, epoch=epoch, first=first, last=end - 1))
+        begun = first if known is None else known.first
+        self._next[partition, epoch] = Next(partition=partition, epoch=epoch, first=begun, offset=end)
         self._wait_since_now()
 
     def _wait_since_now(self) -> None:

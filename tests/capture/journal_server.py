@@ -29,6 +29,7 @@ class Journal:
         self.answer_rows = 1500  # of one answer, at most
         self.cut_after_bytes: int | None = None  # of the rows in an answer; the connection is closed then
         self.cuts_left = 0
+        self.damaged: dict[int, range] = {}  # by partition, offsets that cannot be read
         self.claims_rows = 0  # so many more than an answer has are said to be in it
         self.answers: list[tuple[int, bytes]] = []  # given instead of the next ones: status, text
         self.requests: list[str] = []
@@ -49,6 +50,18 @@ class Journal:
             found.append(part)
             first += len(part)
         return found
+
+    def readable(self, partition: int, first: int, end: int) -> list[pa.RecordBatch]:
+        """As a broker gives them: a row in place of damaged ones, in one batch with those around it."""
+        lost = range(max(self.damaged[partition].start, first), min(self.damaged[partition].stop, end))
+        if not lost:
+            return self.rows(partition, first, end)
+        instead = {
+            **{"partition": partition, "journalOffset": lost[-1], "eventTime": 0, "op": "truncated"},
+            **{"reason": "damaged", "description": "file: byte 7: the checksum"},
+        }
+        parts = [*self.rows(partition, first, lost.start), pa.RecordBatch.from_pylist([instead], SCHEMA)]
+        return [pa.concat_batches([*parts, *self.rows(partition, lost.stop, end)])]
 
 
 class _Server(ThreadingHTTPServer):
@@ -112,7 +125,8 @@ class _Handler(BaseHTTPRequestHandler):
         end = min(end, stable, first + journal.answer_rows)
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, SCHEMA) as stream:
-            for each in journal.rows(partition, first, end):
+            serve = journal.readable if partition in journal.damaged else journal.rows
+            for each in serve(partition, first, end):
                 stream.write_batch(each)
         content = sink.getvalue().to_pybytes()
         self.send_response(200)

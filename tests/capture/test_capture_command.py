@@ -6,6 +6,7 @@ import time
 import urllib.request
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
 
@@ -217,6 +218,55 @@ def test_rows_that_the_journal_has_dropped_end_it_or_are_named(tmp_path):
     with pytest.raises(NotCaptured, match="no rows of the offsets 100 to 199"):
         next(found.batches(0, EPOCH, 50, 200))
     assert sum(map(len, found.batches(0, EPOCH, 150, 400))) == 250
+
+
+@pytest.mark.parametrize("damaged", [range(700, 710), range(1400, 1600), range(5), range(1999, 2000), range(2000)])
+def test_rows_that_the_journal_cannot_read_end_it_or_are_named(tmp_path, damaged):
+    journal = Journal()
+    journal.damaged[1] = damaged
+    all_rows = expected(journal)
+    rows = all_rows[1, EPOCH]
+    with JournalServer(journal) as server:
+        arguments = ["capture", str(tmp_path), "--once", *server.options]
+        for _ in range(2):
+            result = CliRunner().invoke(app, arguments)
+            assert result.exit_code == 1
+            assert (
+                f"partition 1, epoch {EPOCH}: the journal cannot read the offsets {damaged.start} to " in result.stderr
+            )
+            assert "file: byte 7: the checksum" in result.stderr
+            found = captured_rows(tmp_path)
+            assert found.get((1, EPOCH), []) == rows[: damaged.start]
+            assert found[0, EPOCH] == all_rows[0, EPOCH], "the partition before is captured"
+        result = CliRunner().invoke(app, [*arguments, "--skip-lost", "--json"])
+        assert result.exit_code == 0, result.stderr
+        told = json.loads(result.stdout)
+        assert (told["rows"], told["lost"]) == (2000 - damaged.stop, len(damaged))
+    ranges = [
+        CapturedRange(1, EPOCH, *each) for each in ((0, damaged.start), (damaged.stop, 2000)) if each[0] < each[1]
+    ]
+    assert captured(str(tmp_path)).ranges() == [CapturedRange(0, EPOCH, 0, 2000), *ranges]
+    for each in ranges:
+        assert sum(map(len, captured(str(tmp_path)).batches(1, EPOCH, each.first, each.end))) == each.end - each.first
+
+
+def test_a_row_for_damaged_ones_that_is_not_in_their_place_is_no_answer(tmp_path):
+    journal = Journal(partitions=1)
+    journal.damaged[0] = range(700, 710)
+    readable = journal.readable
+    with JournalServer(journal) as server:
+        for wrong in (699, 2000, None):
+            journal.readable = lambda *wanted, wrong=wrong: [misplaced(each, wrong) for each in readable(*wanted)]
+            result = CliRunner().invoke(app, ["capture", str(tmp_path), "--once", *server.options, "--skip-lost"])
+            assert result.exit_code == 1
+            assert f"damaged rows end at {wrong}, and begin at 700" in result.stderr
+    assert len(captured_rows(tmp_path)[0, EPOCH]) == 700
+
+
+def misplaced(batch, offset):
+    rows = batch.to_pylist()
+    next(each for each in rows if each["op"] == "truncated")["journalOffset"] = offset
+    return pa.RecordBatch.from_pylist(rows, batch.schema)
 
 
 def test_a_journal_that_ends_before_what_was_captured_is_another_one(tmp_path):

@@ -40,7 +40,7 @@ def capture(
         bool,
         typer.Option(
             "--skip-lost",
-            help="Go on behind rows that the journal dropped before they were captured. The manifest names the gap.",
+            help="Go on behind rows that the journal has dropped or cannot read. The manifest names the gap.",
         ),
     ] = False,
     file_size: Annotated[

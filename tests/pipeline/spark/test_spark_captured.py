@@ -54,7 +54,7 @@ def capture(journal, tmp_path):
         with CaptureWriter(Place.of(str(folder)), namespace, TIDY) as writer:
             at = writer.next_offset(partition, epoch) or 0
             if first is not None:
-                writer.skip(partition, epoch, first)
+                writer.skip(partition, epoch, at, first)
                 at = first
             table = journal.partitions[partition].table
             while at < end:
