@@ -14,7 +14,6 @@ import msgpack
 import pyarrow as pa
 from xxhash import xxh3_128_digest
 
-from storage.capture.presence import ENTERING, LEAVING
 from storage.capture.survey import MOVED, Mark, QueueName, Survey
 from storage.journal.events import ELSEWHERE
 from storage.journal.schema import SUB_QUEUES
@@ -56,6 +55,11 @@ _PAGE: Final = 1000
 _NO_MESSAGE: Final = 0  # the message id of entries whose bodies the capture does not have
 _UNDEFINED: Final = 1 << 28  # entities without a definition get ids from here on, while rows are replayed
 _PARTS: Final = {name: part for part, name in SUB_QUEUES.items()}
+_ENTERING: Final = {"enqueued", "scheduled"}
+_LEAVING: Final = {
+    "completed", "deadlettered", "expired", "purged", "cancelled", "activated", "forwarded", "published", "quarantined",
+    "moved",
+}  # fmt: skip
 _UNCHANGING: Final = {"delivered", "released"}
 _COLUMNS: Final = [
     "eventTime", "op", "entity", "subQueue", "sequenceNumber", "deliveryCount", "reason", "originEntity",
@@ -128,11 +132,11 @@ class Rebuilder:
         queue_id = self._queue(path, row["subQueue"])
         if queue_id is None:
             return
-        if op in ENTERING:
+        if op in _ENTERING:
             self._enter(queue_id, number, row)
         elif (found := self._find(queue_id, number)) is None:
-            self.found.unknown += op in LEAVING
-        elif op in LEAVING:
+            self.found.unknown += op in _LEAVING
+        elif op in _LEAVING:
             self._leaving.discard((queue_id, number))
             place, entry = found
             if row["reason"] == ELSEWHERE and not self._is_taken_over(path, row["subQueue"], number, entry):
