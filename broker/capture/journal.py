@@ -15,16 +15,13 @@ from typing import Any, Final
 from urllib.parse import urlencode
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from broker.administration.address import Address
 from protocol.client.connection_string import Credentials, SharedAccessKey, SharedAccessSignature
 from protocol.nodes.sas_tokens import generate
 from storage.capture.errors import DamagedRows, OutOfRetention, SourceFailed, SourceRefused
 from storage.capture.source import Extent, Extents
-from storage.journal.batches import DAMAGED
-from storage.journal.events import Op, name_of
-from storage.journal.schema import SCHEMA
+from storage.capture.tables import until_damage
 
 PATH: Final = "/$journal"
 ENTITIES_PATH: Final = f"{PATH}/entities"
@@ -106,7 +103,7 @@ class HttpJournal:
                     raise self._failed(f"{NEXT_OFFSET} is {after}, which is not within {first} to {end}")
                 at = first
                 for whole in self._batches(answer):
-                    batch, damage = _until_damage(whole)
+                    batch, damage = until_damage(whole)
                     at += len(batch)
                     yield batch
                     if damage is not None:
@@ -248,12 +245,3 @@ class HttpJournal:
 
     def _failed(self, text: str) -> SourceFailed:
         return SourceFailed(f"{self._address.url}: {text}")
-
-
-def _until_damage(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, dict[str, Any] | None]:
-    """What is before the first row that stands for damaged ones, in the place of the last of them; and this row."""
-    if not batch.schema.equals(SCHEMA):
-        return batch, None
-    op, reason = batch.column("op"), batch.column("reason")
-    at = pc.index(pc.and_(pc.equal(op, name_of(Op.TRUNCATED)), pc.equal(reason, DAMAGED)), True).as_py()
-    return (batch, None) if at < 0 else (batch.slice(0, at), batch.slice(at, 1).to_pylist()[0])

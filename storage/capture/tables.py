@@ -4,13 +4,14 @@ All that is done for single rows is done by Arrow.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from storage.capture.errors import ForeignRows
 from storage.capture.manifest import Position, Range, TableName
+from storage.journal.events import DAMAGED, Op, name_of
 from storage.journal.schema import SCHEMA
 
 HOUR_US: Final = 3_600_000_000
@@ -73,6 +74,15 @@ def check_rows(batch: pa.RecordBatch, partition: int, first: int) -> None:
     times = pc.min_max(batch.column("eventTime").cast(pa.int64()))
     if times["min"].as_py() < 0 or times["max"].as_py() >= LATEST_US:
         raise ForeignRows(f"partition {partition}: eventTime is not within 1970 to 9999 in a row behind {first - 1}")
+
+
+def until_damage(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, dict[str, Any] | None]:
+    """What is before the first row that stands for damaged ones, in the place of the last of them; and this row."""
+    if not batch.schema.equals(SCHEMA):
+        return batch, None
+    op, reason = batch.column("op"), batch.column("reason")
+    at = pc.index(pc.and_(pc.equal(op, name_of(Op.TRUNCATED)), pc.equal(reason, DAMAGED)), True).as_py()
+    return (batch, None) if at < 0 else (batch.slice(0, at), batch.slice(at, 1).to_pylist()[0])
 
 
 def is_contiguous(offsets: pa.ChunkedArray, first: int, end: int) -> bool:

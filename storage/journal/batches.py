@@ -10,14 +10,13 @@ from typing import Final
 import pyarrow as pa
 
 from storage.journal.entities import of_entities, pattern_of
-from storage.journal.events import Op, name_of
+from storage.journal.events import DAMAGED, Op, name_of
 from storage.journal.files import JournalDamaged, Piece, Reading
 from storage.journal.frames import STREAM_END, CorruptJournal, decode, message, message_of, stream_begin
 from storage.journal.schema import BODY_COLUMNS, SCHEMA, without_bodies
 
 JOINED_BYTES: Final = 1 << 20  # of small batches, or so many rows
 JOINED_ROWS: Final = 16_384
-DAMAGED: Final = "damaged"  # the reason of a row `truncated` that stands for rows that cannot be read
 LARGE_BYTES: Final = 64 << 10  # of a payload; a smaller one is joined with others
 
 

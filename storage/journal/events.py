@@ -81,6 +81,7 @@ _NAMES = {
     Op.TAKEN_OVER: "takenOver",
 }
 ELSEWHERE = "elsewhere"  # the reason of a row `forwarded`: to another partition, which says what it has taken over
+DAMAGED = "damaged"  # the reason of a row `truncated` that stands for rows that cannot be read
 
 
 def name_of(op: Op) -> str:
