@@ -42,6 +42,7 @@ ROLL_BYTES: Final = 64 << 20
 ROLL_SECONDS: Final = 3600.0
 SUFFIX: Final = ".journal"
 KEPT_INDEXES: Final = 8  # of files that were read last
+_NO_TIME_MS: Final = -(1 << 63)  # of the last row, in a frame without rows: there was none
 
 
 class JournalFull(OSError):
@@ -205,7 +206,12 @@ class PartitionJournal:
             self.made = self._written_made = None
 
     def append(self, batch: pa.RecordBatch, min_ms: int, max_ms: int, made: Made, now_s: float) -> None:
-        """Add rows whose offsets begin with `end`; they are there after `sync`. Raises JournalFull."""
+        """Add rows whose offsets begin with `end`; they are there after `sync`. Raises JournalFull.
+
+        A frame without rows carries the time of the last row, so that `stable_ms` is the same after a restart.
+        """
+        if not batch.num_rows:
+            max_ms = _NO_TIME_MS if self._written_ms is None else self._written_ms
         head, payload = encode(batch, self.end, min_ms, max_ms, made)
         try:
             if self._descriptor is None or self._is_to_roll(now_s):
@@ -248,6 +254,8 @@ class PartitionJournal:
 
     def _is_to_roll(self, now_s: float) -> bool:
         newest = self._files[-1]
+        if newest.first_offset == self.end:  # it has no rows: another one would have its name
+            return False
         is_old = now_s - newest.first_at >= self._roll_seconds
         return newest.size > 0 and newest.size == self._written and (self._written >= self._roll_bytes or is_old)
 
@@ -313,7 +321,8 @@ class PartitionJournal:
 
     def retire(self, before_s: float, now_s: float) -> bool:
         """If even the newest file was last written before that time, begin another one, so that it can be dropped."""
-        if self.made is None or self.low == self.stable or self._files[-1].changed_s >= before_s:
+        newest = self._files[-1] if self._files else None
+        if self.made is None or newest is None or newest.first_offset == self.stable or newest.changed_s >= before_s:
             return False
         self._roll(now_s, anew=True)
         now_ms = int(now_s * 1000)
@@ -469,7 +478,7 @@ class _Scan:
                     at = place
                     continue
                 self.end_offset = head.end_offset
-                if head.rows:
+                if head.max_ms != _NO_TIME_MS:
                     self.max_ms = head.max_ms
                 at += HEAD_BYTES + head.length
                 self.end = at

@@ -102,6 +102,38 @@ def test_every_row_that_was_synced_is_read_once(steps, data):
         journal.close()
 
 
+@pytest.mark.parametrize("rows", [0, 3])
+@pytest.mark.parametrize("is_dropped", [True, False])
+def test_the_time_of_the_last_row_is_known_after_a_restart(journal, rows, is_dropped):
+    journal.add(rows)
+    journal.sync(1.0)
+    before = journal.stable_ms
+    assert before == (2 if rows else None)
+    assert journal.retire(1000.0, 1000.0) is bool(rows)
+    journal.add(0, now_s=2000.0)
+    journal.sync(2000.0)
+    while is_dropped and journal.oldest() is not None:
+        journal.drop_oldest()
+    journal.close()
+    again = Journal(journal.directory)
+    assert again.stable_ms == before
+    again.close()
+
+
+def test_files_without_rows_are_written_on_and_never_begun_twice(journal):
+    """They would have one name, and the older of two would be dropped with the rows of the newer."""
+    journal.add(3)
+    journal.sync(1.0)
+    assert journal.retire(1000.0, 1000.0)
+    assert not journal.retire(2000.0, 2000.0), "nothing in it has to go"
+    journal.add(4, now_s=3000.0)
+    journal.sync(3000.0)
+    while journal.oldest() is not None:
+        journal.drop_oldest()
+    assert offsets(journal, 3, 7) == [3, 4, 5, 6]
+    assert journal.retire(4000.0, 4000.0)
+
+
 def test_names_sizes_and_times(journal):
     for _ in range(4):
         journal.add(60, 2000)
