@@ -311,15 +311,18 @@ def decode_session(value: bytes) -> SessionRow:
 
 
 # Session state: checksum, then the bytes that a client set.
+STATE_AT = 8
+
+
 def encode_state(state: bytes) -> bytes:
     return xxh3_64_intdigest(state).to_bytes(8, "big") + state
 
 
 def decode_state(value: bytes) -> bytes:
     """Raises CorruptRecord."""
-    if len(value) < 8 or xxh3_64_intdigest(memoryview(value)[8:]) != int.from_bytes(value[:8], "big"):
+    if len(value) < STATE_AT or xxh3_64_intdigest(memoryview(value)[STATE_AT:]) != int.from_bytes(value[:8], "big"):
         raise CorruptRecord("session state: checksum mismatch")
-    return value[8:]
+    return value[STATE_AT:]
 
 
 # Bytes that each copy of a message in a subscription adds to the size of its topic: about those of an entry with its

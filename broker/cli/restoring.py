@@ -44,7 +44,7 @@ def restore_capture(url: str, settings: Settings, until: str | None, *, allow_ga
             f"under way between partitions: {found.taken_over} restored at their destination only, {found.put_back} "
             "where they came from"
         )
-    typer.echo(f"{found.duplicate_ids} ids restored for duplicate detection; states of sessions are not in a capture")
+    typer.echo(f"{found.states} states of sessions and {found.duplicate_ids} ids for duplicate detection restored")
     for text in found.missing[:MAX_LISTED]:
         typer.echo(f"not known: {text}")
     if len(found.missing) > MAX_LISTED:

@@ -64,8 +64,7 @@ def free(core: Core, entity_id: int, now_ms: int) -> None:
         elif ids:
             release(core, topic_id, ids, [None] * len(ids))
         store.delete_many(Table.QUEUE, [key for key, _ in items])
-        if (terms := core.terms.get(entity_id)) is not None:
-            core.journal.named(entity_id, terms.name)
+        _name(core, entity_id)
         op, reason = (Op.MOVED, None) if entity_id in core.terms else (Op.PURGED, "deleted")
         for key, _ in items:
             queue_id, _, number = unpack_queue_key(key)
@@ -73,8 +72,10 @@ def free(core: Core, entity_id: int, now_ms: int) -> None:
     elif items := store.scan(Table.SESSION_ENTRIES, entity_key(first), entity_key(end), step):
         store.delete_many(Table.SESSION_ENTRIES, [key for key, _ in items])
     elif items := store.scan(Table.SESSIONS, entity_key(first), entity_key(end), step):
+        _journal_states(core, entity_id)
         free_states(core, topic_id, items)
     elif items := store.scan(Table.SESSION_STATES, entity_key(first), entity_key(end), STATES):
+        _journal_states(core, entity_id)
         store.delete_many(Table.SESSION_STATES, [key for key, _ in items])  # a move was given up between the two rows
     elif items := store.scan(Table.DUE, due_key(first, 0, 0, 0), due_key(end, 0, 0, 0), step):
         store.delete_many(Table.DUE, [key for key, _ in items])
@@ -94,6 +95,16 @@ def free(core: Core, entity_id: int, now_ms: int) -> None:
         del core.deleted[entity_id]
         return
     core.timers.arm(now_ms, (first, Due.DELETION))
+
+
+def _name(core: Core, entity_id: int) -> None:
+    if (terms := core.terms.get(entity_id)) is not None:
+        core.journal.named(entity_id, terms.name)
+
+
+def _journal_states(core: Core, entity_id: int) -> None:
+    _name(core, entity_id)
+    core.journal.states(queue_id_of(entity_id), "moved" if entity_id in core.terms else "deleted")
 
 
 def _marks(store: Store, queue_ids: range) -> list[bytes]:

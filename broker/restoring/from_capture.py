@@ -67,6 +67,7 @@ class Restored:
     rows: int = 0
     messages: Counter[tuple[str, str]] = field(default_factory=Counter)  # by entity, and by sub-queue and place
     bytes: int = 0
+    states: int = 0  # of sessions
     duplicate_ids: int = 0
     taken_over: int = 0
     put_back: int = 0
@@ -191,6 +192,7 @@ def _rows_at_once(captured: Captured) -> int:
 def _tell(restored: Restored, partition: int, rebuilt: Rebuilt) -> None:
     restored.messages += rebuilt.messages
     restored.bytes += rebuilt.bytes
+    restored.states += rebuilt.states
     restored.taken_over += rebuilt.taken_over
     restored.put_back += rebuilt.put_back
     where = f"partition {partition}"
@@ -201,6 +203,10 @@ def _tell(restored: Restored, partition: int, rebuilt: Rebuilt) -> None:
     restored.missing += [
         f"{where}: {count} messages of {path} are captured without their bodies (journal.mode must be bodies)"
         for path, count in sorted(rebuilt.without_body.items())
+    ]
+    restored.missing += [
+        f"{where}: {count} states of sessions of {path} are not captured (journal.mode must be bodies)"
+        for path, count in sorted(rebuilt.without_state.items())
     ]
     restored.missing += [
         f"{where}: {count} messages of {path}, of which there is no definition"

@@ -196,7 +196,8 @@ class _Journal:
             columns[name] = pa.repeat(value, count)
         index = batch.schema.get_field_index("record")
         if wanted and index >= 0:
-            columns |= records.columns_of(batch.column(index).to_pylist(), wanted)
+            states = pc.indices_nonzero(pc.equal(batch.column("op"), "stateSet")).to_pylist()
+            columns |= records.columns_of(batch.column(index).to_pylist(), wanted, states)
         return rows.batch_of(columns, count, schema)
 
 

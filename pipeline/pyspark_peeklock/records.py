@@ -23,8 +23,15 @@ _REPLY_TO: Final = 4  # its place in the properties section
 _DATA: Final = b"\x00\x53\x75"
 
 
-def columns_of(records: Sequence[bytes | None], wanted: frozenset[str]) -> dict[str, list[Any]]:
-    """Those of COLUMNS that are wanted; null where there is no record. Raises JournalRefused for a broken record."""
+def columns_of(
+    stored: Sequence[bytes | None], wanted: frozenset[str], states: Sequence[int] = ()
+) -> dict[str, list[Any]]:
+    """Those of COLUMNS that are wanted; null where there is no record. At the places of `states` is no record of a
+    message, but the state of a session, which is a body as it is. Raises JournalRefused for a broken record.
+    """
+    records = list(stored)
+    for place in states:
+        records[place] = None
     unpack = LAYOUT.unpack_from
     found: dict[str, list[Any]] = {name: [] for name in COLUMNS & wanted}
     bodies, properties = found.get("body"), found.get("applicationProperties")
@@ -48,6 +55,9 @@ def columns_of(records: Sequence[bytes | None], wanted: frozenset[str]) -> dict[
                 replies.append(_reply_to(record, fields_at + 3) if properties_bytes else None)
     except (ProtocolError, struct.error, ValueError, IndexError, TypeError, AttributeError) as error:
         raise JournalRefused(f"a stored record cannot be read: {type(error).__name__}: {error}") from error
+    if bodies is not None:
+        for place in states:
+            bodies[place] = stored[place]
     return found
 
 

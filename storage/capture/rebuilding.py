@@ -14,7 +14,7 @@ import msgpack
 import pyarrow as pa
 from xxhash import xxh3_128_digest
 
-from storage.capture.survey import MOVED, Mark, QueueName, Survey
+from storage.capture.survey import MOVED, Mark, QueueName, Survey, to_ms
 from storage.journal.events import ELSEWHERE
 from storage.journal.schema import SUB_QUEUES
 from storage.queue_ids import Part, entity_of, part_of, queue_id_of
@@ -29,15 +29,19 @@ from storage.records import (
     Field,
     Overlay,
     Place,
+    SessionRow,
     Timer,
     check_message,
     decode_entry,
     decode_references,
+    decode_session,
     due_key,
     encode_counts,
     encode_document,
     encode_entry,
     encode_references,
+    encode_session,
+    encode_state,
     entity_key,
     forwarded_key,
     message_enqueued_ms,
@@ -45,7 +49,9 @@ from storage.records import (
     message_key,
     queue_key,
     session_entry_key,
+    session_key,
     unpack_queue_key,
+    unpack_session_key,
 )
 from storage.store import Store, Table
 
@@ -53,6 +59,7 @@ COMMIT_BYTES: Final = 64 << 20  # of records, and of what else was written, befo
 _ROW_BYTES: Final = 200  # what a change of an entry counts as
 _PAGE: Final = 1000
 _NO_MESSAGE: Final = 0  # the message id of entries whose bodies the capture does not have
+_BYTES: Final = 3  # the place of a queue's bytes in its counts
 _UNDEFINED: Final = 1 << 28  # entities without a definition get ids from here on, while rows are replayed
 _PARTS: Final = {name: part for part, name in SUB_QUEUES.items()}
 _ENTERING: Final = {"enqueued", "scheduled"}
@@ -60,10 +67,11 @@ _LEAVING: Final = {
     "completed", "deadlettered", "expired", "purged", "cancelled", "activated", "forwarded", "published", "quarantined",
     "moved",
 }  # fmt: skip
+_STATES: Final = {"stateSet", "stateCleared"}
 _UNCHANGING: Final = {"delivered", "released"}
 _COLUMNS: Final = [
     "eventTime", "op", "entity", "subQueue", "sequenceNumber", "deliveryCount", "reason", "originEntity",
-    "originSubQueue", "originSequenceNumber", "record", "overlay",
+    "originSubQueue", "originSequenceNumber", "sessionId", "record", "overlay",
 ]  # fmt: skip
 
 
@@ -87,6 +95,8 @@ class Rebuilt:
     messages: Counter[tuple[str, str]] = field(default_factory=Counter)  # by entity, and by sub-queue and place
     bytes: int = 0  # of their records
     without_body: Counter[str] = field(default_factory=Counter)  # by entity: not restored
+    states: int = 0  # of sessions
+    without_state: Counter[str] = field(default_factory=Counter)  # sessions by entity: their state is not restored
     undefined: Counter[str] = field(default_factory=Counter)  # by entity that no definition describes: not restored
     unknown: int = 0  # rows about messages that the rows before them do not have
     put_back: int = 0  # had left for another partition, which did not have them yet
@@ -110,6 +120,7 @@ class Rebuilder:
         self._staged: dict[int, int] = {}  # records of open transactions: message ids by number of origin
         self._adopted: dict[int, int] = {}  # those that entries of this turn refer to
         self._shared: dict[bytes, int] = {}  # digests of the records of this turn's copies: message ids
+        self._unknown_states: set[bytes] = set()  # by keys of SESSIONS: the capture does not have their bytes
         self._turn_at: Any = None
         self.found = Rebuilt()
 
@@ -120,7 +131,11 @@ class Rebuilder:
         for row in batch.select(_COLUMNS).to_pylist():
             if row["op"] == "staged":
                 self._stage(row)
-            elif row["entity"] is not None and row["sequenceNumber"] is not None:
+            elif row["entity"] is None:
+                continue
+            elif row["op"] in _STATES:
+                self._set_state(row)
+            elif row["sequenceNumber"] is not None:
                 self._replay(row)
         if self._pending_bytes >= COMMIT_BYTES:
             self._commit()
@@ -207,6 +222,22 @@ class Rebuilder:
             return
         self._drop_staged(number)  # its transaction was rolled back, and the id is used again
         self._staged[number] = self._append(record)
+
+    def _set_state(self, row: dict[str, Any]) -> None:
+        queue_id = self._queue(row["entity"].lower(), row["subQueue"])
+        if queue_id is None:
+            return
+        key, state = session_key(queue_id, row["sessionId"].encode()), row["record"]
+        self._unknown_states.discard(key)
+        if state is not None:
+            self._store.put(Table.SESSIONS, key, encode_session(SessionRow(to_ms(row["eventTime"]), len(state))))
+            self._store.put(Table.SESSION_STATES, key, encode_state(state))
+            self._pending_bytes += len(state) + _ROW_BYTES
+            return
+        self._store.delete(Table.SESSIONS, key)
+        self._store.delete(Table.SESSION_STATES, key)
+        if row["op"] == "stateSet":
+            self._unknown_states.add(key)
 
     def _drop_staged(self, number: int) -> None:
         if (message_id := self._staged.pop(number, None)) is not None:
@@ -312,6 +343,10 @@ class Rebuilder:
             self.found.bytes += len(record)
             derived.add(queue_id, place, number, entry, record, self._references(entry.message_id))
             self._pending_bytes += _ROW_BYTES
+        for key, value in self._items(Table.SESSIONS):
+            queue_id, _ = unpack_session_key(key)
+            derived.add_state(queue_id, decode_session(value).state_bytes)
+            self.found.states += 1
         derived.write(self._next_numbers())
         self._commit()
         return self.found
@@ -327,7 +362,18 @@ class Rebuilder:
             else:
                 continue
             self._delete(queue_id, place, number, entry)
+        for key, _ in self._items(Table.SESSIONS):
+            if not self._has_sessions(key):
+                self._store.delete(Table.SESSIONS, key)
+                self._store.delete(Table.SESSION_STATES, key)
+        for key in filter(self._has_sessions, self._unknown_states):
+            self.found.without_state[self._names[entity_of(unpack_session_key(key)[0])]] += 1
         self._commit()
+
+    def _has_sessions(self, key: bytes) -> bool:
+        """Whether the queue of a session's key may have any."""
+        entity = self._entities.get(self._names[entity_of(unpack_session_key(key)[0])])
+        return entity is not None and entity.requires_session
 
     def _by_id(self) -> dict[int, Entity]:
         return {entity.entity_id: entity for entity in self._entities.values()}
@@ -337,11 +383,14 @@ class Rebuilder:
         return 1 if value is None else decode_references(value)
 
     def _entries(self, first: bytes = b"", end: bytes = b"\xff" * 14) -> Iterator[tuple[int, Place, int, Entry]]:
+        for key, value in self._items(Table.QUEUE, first, end):
+            queue_id, place, number = unpack_queue_key(key)
+            yield queue_id, Place(place), number, decode_entry(value)
+
+    def _items(self, table: Table, first: bytes = b"", end: bytes = b"\xff" * 512) -> Iterator[tuple[bytes, bytes]]:
         """In the order of their keys; those that come may be deleted meanwhile."""
-        while items := self._store.scan(Table.QUEUE, first, end, _PAGE):
-            for key, value in items:
-                queue_id, place, number = unpack_queue_key(key)
-                yield queue_id, Place(place), number, decode_entry(value)
+        while items := self._store.scan(table, first, end, _PAGE):
+            yield from items
             first = items[-1][0] + b"\0"
             if self._pending_bytes >= COMMIT_BYTES:
                 self._commit()
@@ -400,13 +449,14 @@ class _Derived:
         self._copies: Counter[int] = Counter()  # by topic
         # By topic, and by how many entries share a record: the bytes of these, once for each entry.
         self._shared_bytes: dict[int, Counter[int]] = defaultdict(Counter)
+        self._state_bytes: Counter[int] = Counter()  # of the subscriptions, by topic
 
     def add(self, queue_id: int, place: Place, number: int, entry: Entry, record: bytes, references: int) -> None:
         entity = self._entities[entity_of(queue_id)]
         overlay = entry.overlay or {}
         counts = self._counts[queue_id]
         counts[place] += 1
-        counts[3] += len(record)
+        counts[_BYTES] += len(record)
         if entity.topic_id is not None:
             self._copies[entity.topic_id] += 1
             self._shared_bytes[entity.topic_id][references] += len(record)
@@ -420,8 +470,14 @@ class _Derived:
             kind, time_ms = timer
             self._store.put(Table.DUE, due_key(queue_id, kind, time_ms, number), message_key(entry.message_id))
 
+    def add_state(self, queue_id: int, state_bytes: int) -> None:
+        self._counts[queue_id][_BYTES] += state_bytes
+        topic_id = self._entities[entity_of(queue_id)].topic_id
+        if topic_id is not None:
+            self._state_bytes[topic_id] += state_bytes
+
     def write(self, next_numbers: Mapping[int, int]) -> None:
-        topics = {queue_id_of(topic_id) for topic_id in self._copies}
+        topics = {queue_id_of(topic_id) for topic_id in (*self._copies, *self._state_bytes)}
         for queue_id in sorted({*self._counts, *next_numbers, *topics}):
             available, deferred, scheduled, size_bytes = self._counts[queue_id]
             if queue_id in topics:
@@ -432,9 +488,9 @@ class _Derived:
             self._store.put(Table.META, forwarded_key(queue_id), encode_document(sorted(lanes)))
 
     def _copies_bytes(self, topic_id: int) -> int:
-        """Each record once, and COPY_BYTES for each entry. All entries of a record are of one topic."""
-        shared = self._shared_bytes[topic_id]
-        return self._copies[topic_id] * COPY_BYTES + sum(size // count for count, size in shared.items())
+        """Each record once, COPY_BYTES for each entry, and states. All entries of a record are of one topic."""
+        shared = sum(size // count for count, size in self._shared_bytes[topic_id].items())
+        return self._copies[topic_id] * COPY_BYTES + shared + self._state_bytes[topic_id]
 
 
 def _timer(queue_id: int, place: Place, entity: Entity, overlay: Overlay, record: bytes) -> tuple[Timer, int] | None:

@@ -216,14 +216,16 @@ class _Surveying:
             elif row["originEntity"] is not None:
                 self._mark(cut.partition, row)
         comes = pc.and_(pc.is_in(op, _ENTERING), pc.equal(reason, MOVED))
-        goes = pc.equal(op, MOVED)
+        is_moved = pc.equal(reason, MOVED)
         entering = pc.and_(pc.is_in(op, _ENTERING), pc.invert(comes))
         entering = pc.and_(entering, pc.not_equal(reason, "restored"))
         for entity, sub_queue, number in _by_queue(batch.filter(entering), "min"):
             key = cut.partition, QueueName(entity.lower(), sub_queue)
             self._first[key] = min(self._first.get(key, number), number)
         # A move also changes what has come already.
-        self._residence(cut.partition, batch, pc.or_(comes, pc.equal(op, "changed")), goes)
+        comes = pc.or_(pc.or_(comes, pc.equal(op, "changed")), pc.and_(pc.equal(op, "stateSet"), is_moved))
+        goes = pc.or_(pc.equal(op, MOVED), pc.and_(pc.equal(op, "stateCleared"), is_moved))
+        self._residence(cut.partition, batch, comes, goes)
 
     def _mark(self, partition: int, row: dict[str, Any]) -> None:
         key = QueueName(row["originEntity"].lower(), row["originSubQueue"]), partition
@@ -231,7 +233,7 @@ class _Surveying:
 
     def _residence(self, partition: int, batch: pa.RecordBatch, comes: pa.Array, goes: pa.Array) -> None:
         for what, rows in (
-            ("used", pc.invert(pc.or_(pc.or_(comes, goes), pc.equal(batch.column("op"), "takenOver")))),
+            ("used", pc.invert(pc.or_(pc.or_(comes, goes), _is_no_use(batch)))),
             ("came", comes),
             ("left", goes),
         ):
@@ -268,6 +270,12 @@ class _Surveying:
 
 _TIME: Final = pa.timestamp("us", tz="UTC")
 _ENTERING: Final = pa.array(["enqueued", "scheduled"])
+
+
+def _is_no_use(batch: pa.RecordBatch) -> pa.Array:
+    """Rows that come also of an entity that is elsewhere."""
+    op, reason = batch.column("op"), pc.fill_null(batch.column("reason"), "")
+    return pc.or_(pc.equal(op, "takenOver"), pc.and_(pc.equal(op, "stateCleared"), pc.equal(reason, "deleted")))
 
 
 def _by_queue(batch: pa.RecordBatch, what: str) -> Iterable[tuple[str, str, int]]:

@@ -10,6 +10,7 @@ turn has *hints* for the journal, of each partition a list of lists that begin w
     [BARE, op, queue id, message ids, copies or None, queue id of origin or None, numbers there or None]
     [TAKEN_OVER, queue id, number]
     [STAGED, queue id, message id]
+    [STATES, queue id, reason]
 
 - NAMED comes before the first other hint and the first change of that entity since the worker was started.
 - DONE: why these messages leave their queue, or what else happened to them. A time is given if it is not the turn's:
@@ -19,6 +20,7 @@ turn has *hints* for the journal, of each partition a list of lists that begin w
 - BARE: messages that were accepted and not stored in this queue. An id is bytes (one encoded AMQP value) or None.
 - TAKEN_OVER: the partition has the messages that this queue of another partition forwarded to it, up to this number.
 - STAGED: a record of an open transaction is stored, for an entry that this queue may get in a later turn.
+- STATES: why states of sessions of this queue are set and cleared in this turn, if it is not a client that does.
 """
 
 from enum import IntEnum
@@ -32,6 +34,7 @@ class Hint(IntEnum):
     BARE = 4
     TAKEN_OVER = 5
     STAGED = 6
+    STATES = 7
 
 
 class Op(IntEnum):
@@ -69,6 +72,9 @@ class Op(IntEnum):
     TAKEN_OVER = 61
     # No message: a body, which a message may get that enters later. Both rows have the same number of origin, below 0.
     STAGED = 62
+    # No message: the state of a session of this queue. It goes with its entity, too, when that is deleted or moved.
+    STATE_SET = 63
+    STATE_CLEARED = 64
 
 
 ENTERING = frozenset({Op.ENQUEUED, Op.SCHEDULED})
@@ -79,6 +85,8 @@ _NAMES = {
     Op.LOCK_EXPIRED: "lockExpired",
     Op.LOCK_LOST: "lockLost",
     Op.TAKEN_OVER: "takenOver",
+    Op.STATE_SET: "stateSet",
+    Op.STATE_CLEARED: "stateCleared",
 }
 ELSEWHERE = "elsewhere"  # the reason of a row `forwarded`: to another partition, which says what it has taken over
 DAMAGED = "damaged"  # the reason of a row `truncated` that stands for rows that cannot be read

@@ -1,7 +1,8 @@
 """The rows of the journal that a frame of a worker's log stands for.
 
 Which messages enter and leave queues is read from the changes of the tables, so that none can be forgotten; the hints
-of the frame (`events`) only say why. Each row is about one message in one queue. Rows of a batch are kept as runs with
+of the frame (`events`) only say why; so are the states of sessions. Each other row is about one message in one queue.
+Rows of a batch are kept as runs with
 the same values in most columns; columns that only rows with a message have are kept for these alone.
 """
 
@@ -17,7 +18,7 @@ from storage.journal.events import LEAVING, Hint, Op, name_of
 from storage.journal.queues import Mode, Queue, Queues
 from storage.journal.schema import SCHEMA, UNEXPLAINED
 from storage.log.changes import Operation
-from storage.records import ENTRY_BYTES, NEVER, STAGED_PREFIX, Field, Place
+from storage.records import ENTRY_BYTES, NEVER, STAGED_PREFIX, STATE_AT, Field, Place, unpack_session_key
 from storage.store import Table
 
 _DESCRIPTION: Final = "DeadLetterErrorDescription"
@@ -100,6 +101,7 @@ class Rows:
         left: list[bytes] = []
         put: list[tuple[bytes, bytes]] = []
         records: dict[bytes, bytes] = {}
+        states: list[tuple[bytes, bytes | None]] = []
         adopted: set[bytes] = set()  # keys of records that were staged, and belong to entries from now on
         for kind, table, items in operations:
             if table == Table.QUEUE:
@@ -111,6 +113,8 @@ class Rows:
                     put += items
             elif table == Table.MESSAGES and kind != Operation.DELETE:
                 records.update(items)
+            elif table == Table.SESSION_STATES:
+                states += [(key, None) for key in items] if kind == Operation.DELETE else items
             elif table == Table.META and kind == Operation.DELETE:
                 adopted.update([key[len(STAGED_PREFIX) :] for key in items if key.startswith(STAGED_PREFIX)])
         self._queues.hear_all(hints)
@@ -146,6 +150,10 @@ class Rows:
                 self._taken_over(time_ms, hint)
             elif kind == Hint.STAGED:
                 self._staged(time_ms, hint, records)
+        if states:
+            why = {hint[1]: hint[2] for hint in hints if hint[0] == Hint.STATES}
+            for key, state in states:
+                self._state(time_ms, key, state, why)
         for queue_id, unexplained in leaving.items():
             if unexplained:
                 queue = self._queues.at(queue_id)
@@ -350,6 +358,20 @@ class Rows:
         first = self._brought
         self._message(_NO_PROPERTIES, None, None, None, len(record), -message_id, None, record, None)
         self._run(time_ms, _NAMES[Op.STAGED], queue, None, [None], None, first_message=first)
+
+    def _state(self, time_ms: int, key: bytes, value: bytes | None, why: Mapping[int, str]) -> None:
+        """`why`: by queue."""
+        queue_id, session_id = unpack_session_key(key)
+        queue = self._queues.at(queue_id)
+        if queue.mode is Mode.OFF:
+            return
+        properties = Properties(session_id=session_id.decode())
+        size, state = (None, None) if value is None else (len(value) - STATE_AT, value[STATE_AT:])
+        first = self._brought
+        record = state if queue.mode is Mode.BODIES else None
+        self._message(properties, None, None, None, size, None, None, record, None)
+        op = Op.STATE_CLEARED if value is None else Op.STATE_SET
+        self._run(time_ms, _NAMES[op], queue, why.get(queue_id), [None], None, first_message=first)
 
     def _moved(
         self,

@@ -18,7 +18,7 @@ from storage.journal.rows import Rows
 from storage.journal.schema import SCHEMA
 from storage.log.changes import Operation
 from storage.queue_ids import Part, queue_id_of
-from storage.records import NEVER, Field, Place, staged_key
+from storage.records import NEVER, Field, Place, encode_state, session_key, staged_key
 from storage.store import Table
 
 COPY = queue_id_of(9)
@@ -368,6 +368,30 @@ def test_a_body_that_was_stored_before_its_transaction_was_committed():
         ("enqueued", "orders", 1, None, -7, None),
     ]
     assert [row["op"] for row in rows_of(stages, commits, mode=Mode.EVENTS)] == ["enqueued"]
+
+
+def state_of(session_id, *state, queue=ACTIVE):
+    key = session_key(queue, session_id.encode())
+    if not state:
+        return Operation.DELETE, Table.SESSION_STATES, (key,)
+    return Operation.PUT, Table.SESSION_STATES, ((key, encode_state(*state)),)
+
+
+def test_states_of_sessions():
+    frames = (
+        (1, [state_of("ü", b"half"), state_of("a", b"\0" * 9)], [NAMED]),
+        (2, [state_of("ü"), state_of("a", b"done")], [[Hint.STATES, ACTIVE, "moved"], [Hint.STATES, DEAD, "else"]]),
+    )
+    columns = ("op", "entity", "subQueue", "sequenceNumber", "sessionId", "bodySize", "record", "reason")
+    assert shown(rows_of(*frames), *columns) == [
+        ("stateSet", "orders", "active", None, "ü", 4, b"half", None),
+        ("stateSet", "orders", "active", None, "a", 9, b"\0" * 9, None),
+        ("stateCleared", "orders", "active", None, "ü", None, None, "moved"),
+        ("stateSet", "orders", "active", None, "a", 4, b"done", "moved"),
+    ]
+    events = rows_of(*frames, mode=Mode.EVENTS)
+    assert shown(events, "bodySize", "record") == [(4, None), (9, None), (None, None), (4, None)]
+    assert rows_of(*frames, mode=Mode.OFF) == []
 
 
 def test_the_page_of_rows_has_all_ops_and_columns():

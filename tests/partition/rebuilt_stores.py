@@ -1,6 +1,7 @@
 """Stores that are rebuilt from the rows that a journal has of what happened in other stores."""
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -26,6 +27,7 @@ from storage.records import (
     check_message,
     decode_counts,
     decode_entry,
+    decode_state,
     entity_key,
     message_key,
     unpack_queue_key,
@@ -144,6 +146,16 @@ def entries_of(store: Store) -> dict[tuple[int, int, int], tuple[int, Any, bytes
     return found
 
 
+def states_of(store: Store) -> dict[bytes, bytes]:
+    """Of sessions, by key, unless they are damaged; those of deleted entities are left out."""
+    found = {}
+    for key, value in store.scan(Table.SESSION_STATES, *ALL):
+        with suppress(CorruptRecord):
+            if is_defined(store, int.from_bytes(key[:4], "big")):
+                found[key] = decode_state(value)
+    return found
+
+
 def counts_of(store: Store) -> dict[int, Counts]:
     return {int.from_bytes(key, "big"): decode_counts(value) for key, value in store.scan(Table.COUNTS, *ALL)}
 
@@ -158,7 +170,7 @@ def timers_of(store: Store) -> set[bytes]:
 
 
 def assert_equal(original: Store, store: Store) -> None:
-    """What is there, but for the states of sessions. Numbers go on above all that were given out."""
+    """What is there. Numbers go on above all that were given out."""
     wanted = {key: each for key, each in entries_of(original).items() if is_defined(original, key[0])}
     found = entries_of(store)
     assert found.keys() == wanted.keys()
@@ -166,6 +178,7 @@ def assert_equal(original: Store, store: Store) -> None:
         assert found[key][:2] == (count, overlay), key
         if record is not None:
             assert found[key][2] == record
+    assert states_of(store) == states_of(original)
     timers = {key for key in timers_of(original) if is_defined(original, int.from_bytes(key[:4], "big"))}
     assert timers_of(store) == timers
     of_store = counts_of(store)

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant
 from moving_driver import World
-from rebuilt_stores import RecordedStore, assert_equal, entries_of, is_defined, rebuilt, time_of
+from rebuilt_stores import RecordedStore, assert_equal, entries_of, is_defined, rebuilt, states_of, time_of
 from test_forwarding_model import ForwardingModel
 from test_moving import KINDS, MANY, READING
 from test_partition_model import PartitionModel
@@ -50,7 +50,8 @@ class OnePartition:
     def what_is_there_is_remembered(self):
         self.steps += 1
         if self.steps % EVERY == 0 and hasattr(self, "driver") and not self.driver.store.dirty:
-            self.seen.append((last_turn(self.driver.store), entries_of(self.driver.store)))
+            store = self.driver.store
+            self.seen.append((last_turn(store), (entries_of(store), states_of(store))))
 
     def teardown(self):
         super().teardown()  # type: ignore[misc]
@@ -61,8 +62,9 @@ class OnePartition:
         stores, found = rebuilt({5: store})
         assert found[5].unknown == 0
         assert_equal(store, stores[5])
-        for turn, wanted in self.seen:
+        for turn, (wanted, states) in self.seen:
             stores, _ = rebuilt({5: store}, time_of(turn))
+            assert states_of(stores[5]) == {key: state for key, state in states.items() if is_of_defined(store, key)}
             there = {key: each[:2] for key, each in entries_of(stores[5]).items()}
             assert there == {key: each[:2] for key, each in wanted.items() if is_defined(store, key[0])}
 
@@ -77,6 +79,10 @@ class RebuiltTopic(OnePartition, TopicModel):
 
 class RebuiltSessions(OnePartition, SessionQueue):
     pass
+
+
+def is_of_defined(store: Any, session_key: bytes) -> bool:
+    return is_defined(store, int.from_bytes(session_key[:4], "big"))
 
 
 def bodies_of(store: Any) -> Counter[bytes]:
@@ -152,7 +158,9 @@ def test_a_message_under_way_is_where_the_cut_has_it(is_answered):
 
 
 def of_moved(world: World, store: Any) -> dict[Any, Any]:
-    return {key: each[:2] for key, each in entries_of(store).items() if entity_of(key[0]) in world.ids}
+    entries = {key: each[:2] for key, each in entries_of(store).items() if entity_of(key[0]) in world.ids}
+    states = states_of(store).items()
+    return entries | {key: each for key, each in states if entity_of(int.from_bytes(key[:4], "big")) in world.ids}
 
 
 @settings(max_examples=40, deadline=None)

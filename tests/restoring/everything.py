@@ -131,7 +131,12 @@ async def load(broker: Broker, count: int = 40) -> tuple[set[str], list[int]]:
         await receiver.reject(third, "bad", "it was so")
         accepted.discard(_name(first.message()))
         management = await client.management("talks")
+        await management.set_session_state("b", b"another state")
         await management.set_session_state("b", b"a state")
+        await receiver.close()
+        receiver = await client.accept_session("talks", "c")
+        await management.set_session_state("c", b"will be cleared")
+        await management.set_session_state("c", None)
         await receiver.close()
         # Sent by way of another entity, in a transaction: they are on their way, or have arrived.
         transactions = await client.coordinator()

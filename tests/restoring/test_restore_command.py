@@ -1,5 +1,6 @@
 """`peeklock restore --from-capture`: what it restores, and what it refuses."""
 
+import shutil
 import signal
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -24,6 +25,7 @@ from storage.records import (
     Place,
     decode_counts,
     decode_entry,
+    decode_state,
     entity_key,
     message_key,
     message_parts,
@@ -191,6 +193,40 @@ def test_what_is_not_known_is_refused_or_told(tmp_path, spoil, text, count):
     assert "not known: " in told
     assert len(restored(tmp_path)) == count
     assert verify(tmp_path / "data").ok
+
+
+def test_states_of_sessions_at_a_time_and_those_without_their_bytes(tmp_path):
+    written = Written()
+
+    def row(op, session, record=None, entity="talks"):
+        written.row(op, entity=entity, subQueue="active", sessionId=session, record=record)
+
+    row("stateSet", "a", b"first")
+    row("stateSet", "b", b"of b")
+    row("stateSet", "a", b"second")  # second 2
+    row("stateCleared", "b")
+    row("stateSet", "c")
+    row("stateSet", "d")
+    row("stateCleared", "d")
+    row("stateSet", "e", b"?", entity="orders")  # which has no sessions any more
+    url = tmp_path / "captured"
+    written.write(url)
+    define(url, QueueDescription(name="orders"), QueueDescription(name="talks", requires_session=True))
+    restore(tmp_path, "--until", at(2).isoformat())
+    assert states(tmp_path) == {"a": b"second", "b": b"of b"}
+    shutil.rmtree(tmp_path / "data")
+    told = restore(tmp_path, code=1)
+    assert "partition 0: 1 states of sessions of talks are not captured (journal.mode must be bodies)" in told
+    told = restore(tmp_path, "--allow-gaps")
+    assert "1 states of sessions" in told
+    assert states(tmp_path) == {"a": b"second"}
+
+
+def states(tmp_path: Path) -> dict[str, bytes]:
+    with LmdbStore(tmp_path / "data/partitions/0", partition_id=0, map_size_bytes=1 << 30, create=False) as store:
+        items = store.scan(Table.SESSION_STATES, *ALL)
+        assert [key for key, _ in items] == [key for key, _ in store.scan(Table.SESSIONS, *ALL)]
+        return {key[6:].decode(): decode_state(value) for key, value in items}
 
 
 def test_a_gap_behind_the_cut_does_not_matter(tmp_path):

@@ -111,6 +111,11 @@ async def use(broker, messages, scheduled) -> None:
             receiver.accept(new)
         async with await client.sender("ids") as sender:
             await sender.send(made("ids-3"))  # a duplicate of one that was accepted before
+        management = await client.management("talks")
+        for session_id, state in (("b", b"a state"), ("c", None)):
+            session = await client.accept_session("talks", session_id)
+            assert await management.session_state(session_id) == state
+            await session.close()
         session = await client.accept_session("talks", "a")
         assert len(await session.fetch(10, 20.0)) == 10
     after = await seen(broker)

@@ -63,6 +63,7 @@ def store(core: Core, token: bytes, rows: Sequence[Sequence[Any]]) -> None:
         raise QuotaExceeded(FULL)
     core.changing()
     put, gone = core.store.put, []
+    _journal_states(core, rows)
     for number, key, value, record in rows:
         if number == Table.QUEUE and value is None:
             gone.append(key)
@@ -90,6 +91,15 @@ def _journal(core: Core, key: bytes, value: bytes) -> None:
     if is_here or place == Place.DEFERRED:
         with suppress(CorruptRecord):  # it is set aside when it is read
             core.journal.changed(queue_id, number, decode_entry(value).delivery_count, Place(place))
+
+
+def _journal_states(core: Core, rows: Sequence[Sequence[Any]]) -> None:
+    """Those of SESSION_STATES are about to be written or deleted."""
+    for queue_id in sorted(
+        {int.from_bytes(key[:4], "big") for table, key, _, _ in rows if table == Table.SESSION_STATES}
+    ):
+        core.journal.named(entity_of(queue_id), core.terms[entity_of(queue_id)].name)
+        core.journal.states(queue_id, "moved")
 
 
 def _is_here(core: Core, queue_id: int, number: int) -> bool:

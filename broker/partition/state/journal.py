@@ -14,7 +14,7 @@ from storage.records import Place
 from storage.store import Store
 
 # Here, because to look up a member of an enum takes as long as a call.
-_NAMED, _DONE, _MOVED, _ENTERED, _BARE, _TAKEN_OVER, _STAGED = map(int, Hint)
+_NAMED, _DONE, _MOVED, _ENTERED, _BARE, _TAKEN_OVER, _STAGED, _STATES = map(int, Hint)
 _DELIVERED = int(Op.DELIVERED)
 
 
@@ -93,6 +93,11 @@ class Journal:
         """A record, for an entry that this queue may get in a later turn."""
         if self.is_on:
             self._hint(_STAGED, queue_id, message_id)
+
+    def states(self, queue_id: int, reason: str) -> None:
+        """States of this queue's sessions are set or cleared, and not by a client."""
+        if self.is_on:
+            self._hint(_STATES, queue_id, reason)
 
     def bare(
         self,

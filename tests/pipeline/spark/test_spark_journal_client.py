@@ -161,6 +161,14 @@ def test_records_become_bodies_and_properties():
     assert list(records.columns_of(made, frozenset({"body"}))) == ["body"]
 
 
+def test_states_of_sessions_are_bodies():
+    stored = [b"half way", message_of(1), b"", None]
+    found = records.columns_of(stored, records.COLUMNS, [0, 2])
+    assert found["body"] == [b"half way", b"body 1", b"", None]
+    assert found["applicationProperties"] == [None, [("n", "1")], None, None]
+    assert list(records.columns_of(stored, frozenset({"replyTo"}), [0, 2])["replyTo"]) == [None, "r", None, None]
+
+
 def test_a_broken_record_is_an_error_and_nothing_else():
     whole = message_of(1)
     for end in range(len(whole)):
