@@ -140,7 +140,7 @@ var sessionScenarios = map[string]func(*scene){
 	},
 
 	"session-timeout": func(s *scene) {
-		for range 8 {
+		for range 30 {
 			started := time.Now()
 			_, err := s.tryAcceptNext(2 * time.Second)
 			timedOut(err, "accepting any session")
