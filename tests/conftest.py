@@ -4,12 +4,16 @@ import asyncio
 import inspect
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests import caller
 
 __all__ = ["caller"]  # importing it is what counts
 
-TEST_SECONDS = 30
+TEST_SECONDS = 180  # many run beside each other, some with the lowest priority
+
+settings.register_profile("peeklock", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("peeklock")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -24,7 +24,6 @@ def model_settings(examples: int, steps: int) -> settings:
     return settings(
         max_examples=int(VARIABLES.get("PEEKLOCK_MODEL_EXAMPLES", examples)),
         stateful_step_count=steps,
-        deadline=None,
         print_blob=True,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
     )

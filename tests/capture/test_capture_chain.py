@@ -130,7 +130,7 @@ def capture_some(place: Place, confirmed: list[str], ends: list[str]) -> None:
         ends.append(type(error).__name__)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(choices=st.lists(st.integers(0, 2), max_size=120))
 def test_however_writers_take_turns_each_offset_is_captured_once_and_nothing_confirmed_is_lost(choices):
     place, turns = in_memory(), Turns()
@@ -251,7 +251,7 @@ def two_entries(tmp_path) -> tuple[Place, str]:
     return place, f"manifest/{chain.state.head}"
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_a_damaged_entry_is_named_and_never_believed(tmp_path_factory, data):
     place, path = two_entries(tmp_path_factory.mktemp("damaged"))

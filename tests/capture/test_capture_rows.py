@@ -62,7 +62,7 @@ def of_rows(partition: int, first: int, given: list[dict[str, object]]) -> pa.Re
     return pa.RecordBatch.from_pylist(full, SCHEMA)
 
 
-@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(steps=steps, start=st.sampled_from([0, 7, HUGE - 100]), data=st.data())
 def test_what_was_added_is_read_again(tmp_path_factory, steps, start, data):
     folder = tmp_path_factory.mktemp("capture")

@@ -269,7 +269,7 @@ def test_entities_are_there_after_a_restart(tmp_path):
 NAMES = st.sampled_from(["a", "A", "b", "c/d"])
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     st.lists(
         st.tuples(

@@ -250,7 +250,7 @@ FILTERS = st.one_of(
 ACTIONS = st.none() | st.builds(lambda values: {"expression": "SET a = 1", "parameters": values}, TABLES)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(FILTERS, ACTIONS)
 def test_a_rule_survives_its_document_and_its_way_to_a_child(filter_, action):
     rule = read({"name": "r", "filter": filter_, "action": action})

@@ -80,7 +80,7 @@ STEPS = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     STEPS,
     st.sampled_from((1, 4_000, EARLY_BYTES, 1 << 30)),
@@ -212,7 +212,7 @@ def test_a_broken_socket_is_told_to_the_transport_and_ends_nothing_else():
 ANSWERS = st.lists(st.tuples(st.integers(0, 1), st.integers(1, 4), st.booleans()), max_size=30)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(ANSWERS, st.lists(st.integers(1, 60), max_size=60), st.lists(st.integers(1, 3), min_size=1, max_size=5))
 def test_answers_go_to_their_deliveries_however_they_come(answers, cuts, per_frame):
     async def run(directory: Path) -> None:

@@ -232,7 +232,7 @@ class SharesMachine(RuleBasedStateMachine):
 
 
 TestShares = SharesMachine.TestCase
-TestShares.settings = settings(max_examples=300, stateful_step_count=60, deadline=None)
+TestShares.settings = settings(max_examples=300, stateful_step_count=60)
 
 
 def alone(count: int) -> Link:

@@ -89,7 +89,7 @@ class Killed(BaseException):
     pass
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.lists(st.tuples(st.integers(1, 12), st.integers(0, 6)), min_size=1, max_size=8), st.booleans())
 def test_a_kill_at_any_write_loses_and_doubles_nothing(rounds, is_half_written):
     with TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:

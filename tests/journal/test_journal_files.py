@@ -60,7 +60,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(STEPS, st.data())
 def test_every_row_that_was_synced_is_read_once(steps, data):
     with TemporaryDirectory() as name:

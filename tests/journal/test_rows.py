@@ -258,7 +258,7 @@ OPS = st.tuples(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(st.lists(OPS, min_size=1, max_size=8), min_size=1, max_size=12))
 def test_each_message_enters_once_and_leaves_once(frames):
     present = {ACTIVE: {}, DEAD: {}}  # number: place

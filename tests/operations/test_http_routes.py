@@ -183,7 +183,7 @@ def parsed(answer: bytes) -> Answer:
     return Answer(int(status), body)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(
     method=st.sampled_from(["GET", "PUT", "POST", "DELETE", "HEAD", "OPTIONS", "PATCH", "TRACE", "BREW"]),
     path=paths,
@@ -220,7 +220,7 @@ def test_a_delay_is_refused_where_it_would_have_no_effect(broker):
     assert b"delivery.abandon_delays" in refused.body
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.binary(max_size=300), st.lists(st.integers(1, 50), max_size=5))
 @example(b"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nhello", [])
 @example(b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n-1\r\n\r\n", [])

@@ -7,7 +7,7 @@ import asyncio
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.pairing.availability import Availability
@@ -108,7 +108,6 @@ def test_pings_in_simulated_time_are_as_many_as_the_formula_says(outage_ms, enti
     assert cost(outage_ms, entities=entities, clients=clients).pings == pings
 
 
-@settings(deadline=None)  # simulated time, of a processor that others use, too
 @given(
     st.integers(0, 5 * MINUTE),
     st.integers(0, MINUTE),

@@ -527,7 +527,7 @@ COMMANDS = (
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.data())
 def test_only_a_broker_error_comes_out_and_the_partition_goes_on(data):
     world = World()
@@ -548,7 +548,7 @@ def test_only_a_broker_error_comes_out_and_the_partition_goes_on(data):
 
 
 @pytest.mark.parametrize("operation", sorted(FIELDS_OF))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(data=st.data())
 def test_only_a_broker_error_comes_of_a_request(operation, data):
     world = World()

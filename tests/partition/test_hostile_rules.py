@@ -111,7 +111,7 @@ TARGETS = st.sampled_from(["a", "sys.Label", "sys.TimeToLive", "sys.SessionId", 
 ACTIONS = st.none() | st.builds("SET {} = {}".format, TARGETS, SUMS)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(FILTERS, ACTIONS, st.dictionaries(st.sampled_from("abc"), VALUES), VALUES, st.booleans(), st.booleans())
 @example("a < b", None, POISON, None, True, False)
 @example("@v < b", None, POISON, math.nan, True, False)

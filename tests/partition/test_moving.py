@@ -71,7 +71,7 @@ def move(worlds: tuple[World, World], reading: list[Any]) -> None:
     moving.finish()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(kind=st.sampled_from(KINDS), before=MANY, reading=READING, between=MANY, again=READING, after=MANY)
 def test_nobody_sees_a_move(kind, before, reading, between, again, after):
     worlds = World(kind), World(kind)
@@ -86,7 +86,7 @@ def test_nobody_sees_a_move(kind, before, reading, between, again, after):
     same_to_the_end(worlds, after, FIRST)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     kind=st.sampled_from(KINDS),
     before=MANY,
@@ -114,7 +114,7 @@ def test_a_move_that_is_given_up_leaves_nothing(kind, before, reading, freezes, 
     same_to_the_end(worlds, after, FIRST)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     kind=st.sampled_from(KINDS), before=MANY, dies=st.lists(st.sampled_from([FIRST, SECOND]), max_size=3), after=MANY
 )

@@ -163,7 +163,7 @@ def of_moved(world: World, store: Any) -> dict[Any, Any]:
     return entries | {key: each for key, each in states if entity_of(int.from_bytes(key[:4], "big")) in world.ids}
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     kind=st.sampled_from(KINDS),
     before=MANY,

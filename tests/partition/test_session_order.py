@@ -183,7 +183,7 @@ STEPS = ["put"] * 4 + ["lock", "lock", "lock_any", "receive", "receive", "comple
 STEPS += ["break_connection", "delete", "delete", "ask_in_vain", "ask_for_a_moment", "restart"]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(
     st.lists(st.tuples(st.sampled_from(STEPS), st.sampled_from("abcd")), max_size=25),
     st.sampled_from([1, 2, 1000]),

@@ -167,7 +167,7 @@ def test_a_delivery_goes_on_under_its_own_id_only() -> None:
         server.push(transfer(0, 1, b""))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.lists(
         st.tuples(

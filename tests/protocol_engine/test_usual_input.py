@@ -97,7 +97,6 @@ STEPS = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(STEPS, st.lists(st.one_of(st.integers(1, 99), st.integers(1, 70_000)), max_size=60))
 def test_the_handler_is_told_the_same_however_the_bytes_are_cut(steps, cuts):
     script = Script()
@@ -143,7 +142,7 @@ UINTS = st.one_of(st.sampled_from((0, 1, 255, 256, 0x7FFF_FFFF, 0x8000_0000, 0xF
 FIELDS = st.lists(st.one_of(st.none(), UINTS.map(UInt), st.booleans(), st.just({})), min_size=0, max_size=12)
 
 
-@settings(deadline=None, max_examples=500)
+@settings(max_examples=500)
 @given(FIELDS, st.lists(st.tuples(st.integers(8, 60), st.integers(0, 255)), max_size=2), st.integers(-2, 2))
 def test_a_flow_that_is_not_read_is_valid_and_asks_for_nothing(fields, flips, miscounted):
     content = b"".join(map(encode, fields))

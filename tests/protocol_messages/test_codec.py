@@ -102,7 +102,7 @@ values = st.recursive(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(values, st.binary(max_size=3), st.binary(max_size=3))
 def test_encoded_values_decode_to_the_same_value_and_type(value, before, after):
     encoded = encode(value)
@@ -115,7 +115,7 @@ def test_encoded_values_decode_to_the_same_value_and_type(value, before, after):
         assert skip(buffer, len(before)) == end
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.binary(max_size=60))
 def test_any_bytes_decode_or_raise_a_protocol_error(data):
     try:
@@ -127,7 +127,7 @@ def test_any_bytes_decode_or_raise_a_protocol_error(data):
     assert same(again, value)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(values, st.data())
 def test_any_damage_to_a_value_decodes_or_raises_a_protocol_error(value, data):
     encoded = bytearray(encode(value))
@@ -140,7 +140,7 @@ def test_any_damage_to_a_value_decodes_or_raises_a_protocol_error(value, data):
         skip(encoded, 0)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(values)
 def test_a_value_cut_short_is_malformed(value):
     encoded = encode(value)
@@ -223,7 +223,7 @@ def test_compound_values_of_proton_decode():
     assert same(decode_exactly(data.encode()), expected)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.recursive(scalars.filter(lambda value: not isinstance(value, (bytes, Float))), st.lists, max_leaves=5))
 def test_proton_reads_every_byte_of_what_is_encoded(value):
     encoded = encode([value])

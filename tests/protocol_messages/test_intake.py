@@ -598,7 +598,7 @@ def outcome(take, message):
         return type(error), str(error)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(messages())
 def test_a_message_is_taken_apart_to_what_was_put_in(generated):
     (header, notes, fields, properties_section, application_section, body), message = generated
@@ -640,7 +640,7 @@ def test_a_message_is_taken_apart_to_what_was_put_in(generated):
     assert (extra or {}) == {name: value for name, value in expected.items() if value is not None}
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(messages(), st.data())
 def test_the_usual_way_and_the_general_one_agree_even_on_damaged_messages(generated, data):
     message = bytearray(generated[1])
@@ -661,7 +661,7 @@ def test_the_usual_way_and_the_general_one_agree_even_on_damaged_messages(genera
     assert outcome(with_id[0], bytes(message)) == outcome(with_id[1], bytes(message))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.binary(max_size=80).map(lambda data: b"\x00\x53" + data))
 def test_any_bytes_are_taken_apart_or_refused_with_a_protocol_error(data):
     try:

@@ -258,7 +258,7 @@ parts = st.tuples(
 int64 = st.integers(-(2**63), 2**63 - 1)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(parts, int64, st.integers(0, 2**32 - 1), st.none() | int64, st.none() | st.integers(0, 2**40))
 def test_the_common_way_and_that_of_additions_show_the_same(
     generated, sequence_number, delivery_count, locked_until_ms, ttl_ms

@@ -155,7 +155,7 @@ def test_a_message_that_is_no_request_raises_a_typed_error(bad, error):
         request_message.parse(bad)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.binary(max_size=64), st.integers(0, len(PYTHON)), st.integers(0, 3))
 def test_hostile_bytes_raise_typed_errors_only(data, position, removed):
     hostile = PYTHON[:position] + data + PYTHON[position + removed :]

@@ -97,7 +97,7 @@ def test_actions_have_what_filters_left():
         rule.action.apply(view)
 
 
-@settings(max_examples=1_000, deadline=None)
+@settings(max_examples=1_000)
 @given(st.text("ab", max_size=12), st.text("ab%_!", max_size=12), st.none() | st.just("!"))
 def test_a_pattern_matches_what_the_table_of_all_its_ends_does(text, pattern, escape):
     try:

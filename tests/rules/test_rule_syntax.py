@@ -180,7 +180,7 @@ WORDS = st.sampled_from([
 ])  # fmt: skip
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(st.lists(WORDS, max_size=30).map(" ".join) | st.lists(WORDS, max_size=30).map("".join) | st.text(max_size=40))
 def test_any_text_is_a_rule_or_refused(text):
     for compile_ in (compile_filter, compile_action):

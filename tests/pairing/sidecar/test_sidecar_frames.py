@@ -114,7 +114,7 @@ wild_frames = st.builds(
 )
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=600)
 @given(st.lists(st.tuples(sides, wild_frames | st.binary(max_size=60)), max_size=8), st.booleans())
 def test_whatever_either_side_sends_only_a_protocol_error_comes_out(sent, attached):
     through = Through(Nobody(), "primary")

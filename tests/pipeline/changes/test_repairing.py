@@ -3,7 +3,7 @@
 from uuid import UUID
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.jobs.repairing import REPAIRABLE, Unrepairable, message_id, repaired
@@ -88,7 +88,6 @@ def test_without_repairs_only_what_the_broker_added_is_gone(message, own):
     assert again.annotations.keys() <= {"x-own"}
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow])  # the first text takes long on a busy machine
 @given(dead_letters, repairs)
 def test_any_repair_makes_a_message_or_says_why_not(message, changes):
     try:

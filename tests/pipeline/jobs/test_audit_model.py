@@ -36,7 +36,6 @@ def cases_of(seed):
 CASES = st.integers(0, 1 << 64).map(cases_of)
 MODEL = settings(
     max_examples=EXAMPLES,
-    deadline=None,
     phases=(Phase.explicit, Phase.reuse, Phase.generate),  # to shrink takes a run of Spark for each step
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
 )

@@ -297,7 +297,7 @@ hostile = st.sampled_from([b"", b"v", bytes(40_000), b"TurN" * 2000, b"PeekLog\n
     st.integers(0, 2**30),
     st.sampled_from([0, 1, 2**63 - 1]),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_any_flipped_byte_of_any_log_is_named_or_at_its_end(turns, place, time_ms):
     with pytest.MonkeyPatch.context() as monkeypatch, _folder() as folder:
         log = open_local(monkeypatch, folder, (0,), limits=LogLimits(20_000, 1 << 20))

@@ -43,7 +43,7 @@ def frame_of(codec, lsn, payload, kind=Kind.TURN):
 
 
 @given(time_ms=st.sampled_from([0, 1, LARGEST]), lsn=lsns, turn=changes)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_turn_comes_back_as_it_was(time_ms, lsn, turn):
     codec = FrameCodec(LOG_ID)
     with codec.pack_turn(time_ms, turn, []) as payload:

@@ -76,7 +76,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(STEPS, st.booleans())
 def test_every_turn_is_read_once_and_in_order(steps, frees):
     with TemporaryDirectory() as directory:
