@@ -103,9 +103,11 @@ def test_a_client_that_does_not_read_gets_all_when_it_reads_again(broker):
         sender = connection.create_sender("many")
         for _ in range(count):
             sender.send(proton.Message(body=body))
+        receiver = connection.create_receiver("many", credit=0)
         bridge.reads.clear()
-        receiver = connection.create_receiver("many", credit=count)
-        time.sleep(2)
+        receiver.link.flow(count)
+        with pytest.raises(proton.Timeout):
+            connection.wait(lambda: False, timeout=2)
         bridge.reads.set()
         for _ in range(count):
             assert receiver.receive(20).body == body
