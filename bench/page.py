@@ -63,10 +63,10 @@ line.
 def write(documents: Sequence[Document], directory: Path) -> None:
     """`directory`/performance.md, and the plots and all figures in `directory`/performance."""
     folder = directory / FOLDER
+    kept = latest(documents)
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("*.png"):
         old.unlink()
-    kept = latest(documents)
     drawn: dict[str, Any] = {}
     for made in kept:
         drawn |= plots.drawings(made)
@@ -218,9 +218,10 @@ def _table(head: Sequence[str], rows: Iterator[Sequence[str]]) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.page", description=__doc__)
     parser.add_argument("directory", type=Path)
-    parser.add_argument("files", type=Path, nargs="+")
+    parser.add_argument("files", type=Path, nargs="+", help=f"of one run each, or {RESULTS} of a page")
     options = parser.parse_args(argv)
-    write([json.loads(path.read_text()) for path in options.files], options.directory)
+    read = [json.loads(path.read_text()) for path in options.files]
+    write([made for each in read for made in (each if isinstance(each, list) else [each])], options.directory)
     return 0
 
 

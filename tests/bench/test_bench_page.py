@@ -138,3 +138,14 @@ def test_the_page_is_made_anew_of_files(tmp_path):
     source.write_text(json.dumps(a_document(samples_of_everything(), ALL)))
     assert page.main([str(tmp_path / "docs"), str(source)]) == 0
     assert (tmp_path / "docs" / "performance.md").exists()
+
+
+def test_a_run_is_added_to_what_a_page_has(tmp_path):
+    docs, more = tmp_path / "docs", tmp_path / "more.json"
+    page.write([a_document(samples_of_everything(), ALL)], docs)
+    more.write_text(json.dumps(a_document({PEEKLOCK: {"backlog-1000-drain": [77.0]}}, ["backlog"])))
+    assert page.main([str(docs), str(docs / "performance" / "results.json"), str(more)]) == 0
+    text = (docs / "performance.md").read_text()
+    assert "| 77.0 |" in text
+    assert "## Open loop" in text
+    assert len(json.loads((docs / "performance" / "results.json").read_text())) == 2
